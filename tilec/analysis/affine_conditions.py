@@ -5,7 +5,7 @@ A leaf is an index, a number from outside of the operations, or an integer in me
 
 from __future__ import annotations
 
-from tilec.analysis.expression import Expr
+from tilec.analysis.expression import Expr, constant
 from tilec.core.mlir import ir
 
 Linear = tuple[dict[Expr, int], int]  # the sum of leaves times numbers, and a number
@@ -74,9 +74,7 @@ def linear(x: Expr) -> Linear | None:
         case "arith.index_cast" | "arith.extsi":
             return linear(x.args[0])
         case "affine.apply":
-            assert x.template is not None
-            map_ = ir.AffineMapAttr(x.template.attributes["map"]).value
-            return _affine(map_.results[0], [linear(a) for a in x.args], map_.n_dims)
+            return linear(expanded(x))
     if len(x.args) != 2 or x.type not in ("i64", "index"):
         return None
     a, b = (linear(side) for side in x.args)
@@ -92,23 +90,29 @@ def linear(x: Expr) -> Linear | None:
     return None
 
 
-def _affine(expr: ir.AffineExpr, inner: list[Linear | None], dims: int) -> Linear | None:
-    match expr:
+def expanded(x: Expr) -> Expr:
+    """What an `affine.apply` computes, as sums, products, quotients and remainders of its operands."""
+    assert x.template is not None
+    map_ = ir.AffineMapAttr(x.template.attributes["map"]).value
+    return _expanded(map_.results[0], x.args, map_.n_dims)
+
+
+def _expanded(part: ir.AffineExpr, operands: tuple[Expr, ...], dims: int) -> Expr:
+    match part:
         case ir.AffineConstantExpr():
-            return {}, expr.value
+            return constant(part.value, "index")
         case ir.AffineDimExpr():
-            return inner[expr.position]
+            return operands[part.position]
         case ir.AffineSymbolExpr():
-            return inner[dims + expr.position]
-        case ir.AffineAddExpr() | ir.AffineMulExpr():
-            a, b = _affine(expr.lhs, inner, dims), _affine(expr.rhs, inner, dims)
-            if a is None or b is None:
-                return None
-            if isinstance(expr, ir.AffineAddExpr):
-                return _add(a, b)
-            if not a[0] or not b[0]:
-                return _times(b, a[1]) if not a[0] else _times(a, b[1])
-    return None
+            return operands[dims + part.position]
+    (op,) = (op for kind, op in _OPERATIONS.items() if isinstance(part, kind))
+    return Expr(op, tuple(_expanded(side, operands, dims) for side in (part.lhs, part.rhs)), type="index")
+
+
+_OPERATIONS = {
+    ir.AffineAddExpr: "arith.addi", ir.AffineMulExpr: "arith.muli", ir.AffineFloorDivExpr: "arith.floordivsi",
+    ir.AffineCeilDivExpr: "arith.ceildivsi", ir.AffineModExpr: "arith.remsi",
+}  # fmt: skip
 
 
 def _add(a: Linear, b: Linear) -> Linear:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from math import gcd
 
-from tilec.analysis.affine_conditions import linear
+from tilec.analysis.affine_conditions import expanded, linear
 from tilec.analysis.expression import Expr
-from tilec.core.mlir import ir
 
 
 def subscripts(x: Expr) -> tuple[Expr, ...]:
@@ -35,27 +34,8 @@ def step(x: Expr, d: int) -> int | None:
                     return None if other is None else other * int(number)
             return None
         case "affine.apply":
-            assert x.template is not None
-            map_ = ir.AffineMapAttr(x.template.attributes["map"]).value
-            return _affine_step(map_.results[0], steps, map_.n_dims)
+            return step(expanded(x), d)
     return None
-
-
-def _affine_step(e: ir.AffineExpr, steps: list[int | None], dims: int) -> int | None:
-    match e:
-        case ir.AffineConstantExpr():
-            return 0
-        case ir.AffineDimExpr():
-            return steps[e.position]
-        case ir.AffineSymbolExpr():
-            return steps[dims + e.position]
-    a, b = (_affine_step(side, steps, dims) for side in (e.lhs, e.rhs))
-    match e:
-        case ir.AffineAddExpr() if a is not None and b is not None:
-            return a + b
-        case ir.AffineMulExpr() if a is not None and isinstance(e.rhs, ir.AffineConstantExpr):
-            return a * e.rhs.value
-    return 0 if a == b == 0 else None
 
 
 _CASTS = ("arith.index_cast", "arith.extsi", "arith.trunci")
@@ -63,43 +43,27 @@ _QUOTIENTS = ("arith.floordivsi", "arith.divsi", "arith.divui")  # of indices, w
 
 
 def granule(d: int, *factors: Expr) -> int:
-    """The number by whose quotient alone the factors depend on dimension `d`; 0 where there is none."""
+    """A number such that the factors are the same for as many elements along dimension `d`, from each multiple of it on; 0 where
+    they depend on `d` otherwise than through quotients."""
     found = [_quotient(p, d) for x in factors for p in subscripts(x) if d in p.dims]
     return gcd(*found) if found and all(found) else 0
 
 
 def _quotient(x: Expr, d: int) -> int:
-    """n where an expression depends on `d` through (d + more) // n, and `more` is a multiple of what divides n."""
+    """What divides both n and `more`, where an expression depends on `d` through (d + more) // n."""
     while x.op in _CASTS:
         x = x.args[0]
+    x = expanded(x) if x.op == "affine.apply" else x
     if x.op in _QUOTIENTS and x.args[1].number:
-        return int(x.args[1].number) if step(x.args[0], d) == 1 else 0
-    inner = [a for a in x.args if d in a.dims]
-    if x.op != "affine.apply" or len(inner) != 1 or inner[0].op != "index":
+        leaves, number = linear(x.args[0]) or ({}, 0)
+        own = next((leaf for leaf in leaves if leaf.op == "index" and leaf.own_dims == (d,)), None)
+        more = [f for leaf, f in leaves.items() if leaf is not own]
+        alone = own is not None and leaves[own] == 1 and not any(d in leaf.dims for leaf in leaves if leaf is not own)
+        return gcd(int(x.args[1].number), number, *more) if alone else 0
+    if x.op not in ("arith.addi", "arith.muli"):
         return 0
-    assert x.template is not None
-    map_ = ir.AffineMapAttr(x.template.attributes["map"]).value
-    position = list(x.args).index(inner[0])
-    return _affine_quotient(map_.results[0], position, map_.n_dims)
-
-
-def _affine_quotient(e: ir.AffineExpr, position: int, dims: int) -> int:
-    def reads(part: ir.AffineExpr) -> bool:
-        match part:
-            case ir.AffineConstantExpr():
-                return False
-            case ir.AffineDimExpr():
-                return part.position == position
-            case ir.AffineSymbolExpr():
-                return dims + part.position == position
-        return reads(part.lhs) or reads(part.rhs)
-
-    if isinstance(e, ir.AffineFloorDivExpr) and isinstance(e.rhs, ir.AffineConstantExpr):
-        return e.rhs.value
-    if isinstance(e, (ir.AffineAddExpr, ir.AffineMulExpr)):
-        found = {_affine_quotient(side, position, dims) for side in (e.lhs, e.rhs) if reads(side)}
-        return found.pop() if len(found) == 1 else 0
-    return 0
+    found = {_quotient(a, d) for a in x.args if d in a.dims}
+    return found.pop() if len(found) == 1 else 0
 
 
 def base_multiple(subscript: Expr) -> int:

@@ -89,6 +89,13 @@ def test_heads_that_share_keys_are_rows_of_a_block(monkeypatch):
         assert result.plan.kernels[0].tile == tile
 
 
+@pytest.mark.parametrize("shared", ["(h + 1) // 4", "(2 * h + 2) // 4", "(h + 1) // 4 * 2 // 2"])
+def test_heads_share_keys_from_another_number_on(shared, monkeypatch):
+    """A block had four heads that begin with the first, of which the last has other keys."""
+    text = GROUPED.replace("h // 4", shared).replace("H // 4", "H")
+    check(text, {"B": 1, "H": 8, "S": 16, "D": 64}, (64, 32), monkeypatch)
+
+
 SCORED = {
     "linear by distance": attention("t[b, h, i, j] + slope[h] * f32(j - i)", more=", slope: f32[H]"),
     "a soft cap": attention("20 * tanh(t[b, h, i, j] / 20)"),
