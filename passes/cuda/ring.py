@@ -10,7 +10,8 @@ bytes that arrive, `empty` the consumers that are done. Both sides go through th
 all of them the phase alternates between 0 and 1, which is how a wait tells one round's completion from the next one's.
 
 A tile lies in lines of 128 bytes, swizzled, as matrix descriptors name them. It consists of slabs: each is one box that TMA copies
-from the tensor, with zeros outside it.
+from the tensor, with zeros outside it. Where no box fits, all threads of the producer's warpgroup fill the tile (`filled`): each
+arrives at `full` when its own copies are complete. Consumers do not know which it was.
 
 Where all threads copy their share and multiply (`CopyRing`), counts of copies take the place of barriers.
 
@@ -20,7 +21,7 @@ Sources: PTX ISA, "mbarrier", "cp.async.bulk.tensor" and "setmaxnreg"; CUTLASS, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,7 +31,7 @@ from tilec.core import locations, mlir, opcodes
 from tilec.core.diagnostics import InternalError
 from tilec.core.hardware import LINE, WARPGROUP
 from tilec.core.mlir import arith, ir, memref, nvgpu, nvvm, scf
-from tilec.core.opcodes import NamedBarrier, WarpgroupWait
+from tilec.core.opcodes import CopyArrive, NamedBarrier, WarpgroupWait
 from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.cuda.contraction.problem import SHARED, Thread, below, local
 from tilec.passes.cuda.memory_spaces import root
@@ -39,10 +40,23 @@ from tilec.passes.loops import loop, sum_of, when
 TICKS = 10_000_000  # ns that one wait may take before it is tried again
 
 
-class RingTiles:
-    """Tiles of a tensor in shared memory, one for each stage: `slabs` boxes, in `lines` lines. A box has every `steps[d]`-th
-    element along dimension d, each by default. `kept`: its dimensions; the tensor has one element along the others. `rounded`: the
-    type that copies round elements to, as matrix units multiply them."""
+class LineTiles:
+    """Tiles of a tensor in shared memory, one for each stage, in `lines` lines of 128 bytes."""
+
+    def __init__(self, tensor: str, element: ir.Type, lines: int, stages: int):
+        self.tensor, self.element = tensor, element
+        self.memory = memref.AllocOp(local([stages, lines, LINE * 8 // element.width], element, SHARED), [], []).result
+        locations.named(self.memory, f"{tensor}_tiles")
+
+    def lines(self, stage: ir.Value, first: ir.Value, count: int | None = None) -> ir.Value:
+        """So many lines of a tile, all from the first one on by default, as the matrix units read them."""
+        return _lines(self.memory, stage, first, count)
+
+
+class RingTiles(LineTiles):
+    """Tiles that TMA copies, each as `slabs` boxes. A box has every `steps[d]`-th element along dimension d, each by default.
+    `kept`: its dimensions; the tensor has one element along the others. `rounded`: the type that copies round elements to, as
+    matrix units multiply them."""
 
     def __init__(
         self, view: ir.Value, box: Sequence[int], slabs: int, lines: int, stages: int, steps: Sequence[int] = (),
@@ -50,11 +64,7 @@ class RingTiles:
     ):  # fmt: skip
         self.view, self.kept, self.slabs = view, list(kept or range(len(box))), slabs
         self.box, self.steps = [box[d] for d in self.kept], [steps[d] if steps else 1 for d in self.kept]
-        self.element = ir.MemRefType(view.type).element_type
-        line = LINE * 8 // self.element.width
-        self.memory = memref.AllocOp(local([stages, lines, line], self.element, SHARED), [], []).result
-        self.tensor = locations.argument(root(view)) or "factor"
-        locations.named(self.memory, f"{self.tensor}_tiles")
+        super().__init__(locations.argument(root(view)) or "factor", ir.MemRefType(view.type).element_type, lines, stages)
         self.rounded = rounded
         self.map = tensor_map(view, self.box, steps=self.steps, kept=self.kept, rounded=rounded)
 
@@ -79,10 +89,6 @@ class RingTiles:
     def target(self, stage: ir.Value, line: ir.Value) -> ir.Value:
         """Where a box that begins at a line of the tile goes."""
         return _lines(self.memory, stage, line, self.box_lines, self.box)
-
-    def lines(self, stage: ir.Value, first: ir.Value, count: int | None = None) -> ir.Value:
-        """So many lines of a tile, all from the first one on by default, as the matrix units read them."""
-        return _lines(self.memory, stage, first, count)
 
 
 def tensor_map(
@@ -123,12 +129,15 @@ def offsets_of(view: ir.Value) -> list[ir.Value]:
 
 
 class Ring:
-    """The barriers of `stages` stages, each of which holds one tile of every one of `tiles`."""
+    """The barriers of `stages` stages, each of which holds one tile of every one of `tiles`, which TMA copies, and tiles that
+    threads fill (`filled`)."""
 
-    def __init__(self, tiles: Sequence[RingTiles], stages: int, consumers: int, cluster: Cluster | None = None):
-        self.tiles, self.stages, self.consumers, self.cluster = tiles, stages, consumers, cluster
+    def __init__(
+        self, tiles: Sequence[RingTiles], stages: int, consumers: int, cluster: Cluster | None = None, filled: bool = False
+    ):
+        self.tiles, self.stages, self.consumers, self.cluster, self.filled = tiles, stages, consumers, cluster, filled
         kind = f"!nvgpu.mbarrier.group<memorySpace = #gpu.address_space<{SHARED}>, num_barriers = {stages}>"
-        of = f"{tiles[0].tensor}_" if len(tiles) == 1 else ""  # several rings are told apart by their tensors
+        of = f"{tiles[0].tensor}_" if len(tiles) == 1 and not filled else ""  # several rings are told apart by their tensors
         self.full, self.empty = (
             locations.named(nvgpu.MBarrierCreateOp(ir.Type.parse(kind)).result, f"{of}{name}")
             for name in ("full", "empty")
@@ -137,7 +146,7 @@ class Ring:
     def initialise(self) -> None:
         """By one thread of the block, which then fences."""
         with loop(self.stages, name="barrier") as stage:
-            nvgpu.MBarrierInitOp(self.full, mlir.index(1), stage)
+            nvgpu.MBarrierInitOp(self.full, mlir.index(bool(self.tiles) + self.filled * WARPGROUP), stage)
             nvgpu.MBarrierInitOp(self.empty, mlir.index(self.consumers * (self.cluster.peers if self.cluster else 1)), stage)
 
     def next(self, stage: ir.Value, phase: ir.Value) -> list[ir.Value]:
@@ -166,6 +175,13 @@ class Ring:
         """The stage is full when the copies of all its tiles have arrived."""
         nvgpu.MBarrierArriveExpectTxOp(self.full, mlir.index(sum(t.bytes for t in self.tiles)), stage)
 
+    def arrive(self, function: ir.Operation, stage: ir.Value, stored: bool) -> None:
+        """By each thread of the producer's warpgroup that fills tiles: its part of the stage is full when its copies are
+        complete. `stored`: it has also stored elements itself, which the products see after a fence."""
+        if stored:
+            show_stores()
+        opcodes.call(function, CopyArrive(), [self.full, stage])
+
     def copy(
         self, tiles: RingTiles, stage: ir.Value, target: ir.Value, coordinates: Sequence[ir.Value],
         blocks: ir.Value | None = None,
@@ -174,19 +190,29 @@ class Ring:
         kept = [coordinates[d] for d in tiles.kept]
         nvgpu.TmaAsyncLoadOp(target, self.full, tiles.map, kept[::-1], stage, multicastMask=blocks)
 
-    def fill(self, steps: int, state: list[ir.Value], copy: Callable[[ir.Value, ir.Value], None], name: str = "step") -> None:
-        """The copies of so many steps: `copy(stage, step)` starts those of a step."""
+    def fill(
+        self, steps: int, state: list[ir.Value], copy: Callable[[ir.Value, ir.Value], None], name: str = "step",
+        by_all: Callable[[ir.Value, ir.Value], None] | None = None, one: Callable[[], AbstractContextManager] = nullcontext,
+    ) -> None:  # fmt: skip
+        """The copies of so many steps: `copy(stage, step)` starts those of a step. Where tiles are `filled`, `one` has one thread
+        do that, and `by_all(stage, step)` is what all threads of the producer do."""
         with carried_loop(mlir.index(0), mlir.index(steps), state, name=name) as (step, now):
             stage, phase = now
             self.wait_empty(stage, phase)
-            self.expect(stage)
-            copy(stage, step)
+            if self.tiles:
+                with one():
+                    self.expect(stage)
+                    copy(stage, step)
+            if by_all:
+                by_all(stage, step)
             now[:] = self.next(stage, phase)
 
     # ---- the consumers' ----------------------------------------------------------------------------------------------
 
     def wait_full(self, stage: ir.Value, phase: ir.Value) -> None:
         _wait(self.full, stage, phase, 0)
+        if self.filled:
+            show_stores()
 
     def multiply(
         self, steps: int, state: list[ir.Value], thread: Thread, product: Callable[[ir.Value, ir.Value], None],
@@ -222,6 +248,11 @@ class Ring:
         first = arith.cmpi(arith.CmpIPredicate.eq, lane, mlir.index(0))
         with when(locations.named(first, "is_first_of_group")):
             nvgpu.MBarrierArriveOp(self.empty, stage)
+
+
+def show_stores() -> None:
+    """Shows what threads have stored in shared memory to what reads it otherwise than by loads: products of warpgroups, and TMA."""
+    nvvm.FenceProxyOp(ir.Attribute.parse("#nvvm.proxy_kind<async.shared>"), space=ir.Attribute.parse("#nvvm.shared_space<cta>"))
 
 
 def _wait(barriers: ir.Value, stage: ir.Value, phase: ir.Value, of: int) -> None:
@@ -301,10 +332,11 @@ class Registers:
 
 
 class Roles:
-    """Warpgroup 0 is the producer, of which one thread works; those from 1 on are the consumers."""
+    """Warpgroup 0 is the producer, of which one thread works, or all where they fill tiles (`filled`); those from 1 on are the
+    consumers."""
 
-    def __init__(self, thread: Thread, consumers: int):
-        self.thread, self.consumers = thread, consumers
+    def __init__(self, thread: Thread, consumers: int, filled: bool = False):
+        self.thread, self.consumers, self.filled = thread, consumers, filled
         self.warpgroup = arith.shrui(thread.number, mlir.index(WARPGROUP.bit_length() - 1))
 
     @property
@@ -313,18 +345,22 @@ class Roles:
         return mlir.index(0) if self.consumers == 1 else sum_of([(self.warpgroup, 1)], -1)
 
     def divide(self, registers: Registers, produce: Callable[[], None], consume: Callable[[], None]) -> None:
-        """Builds both sides: `produce` for one thread, `consume` for all of the consumers."""
+        """Builds both sides: `produce` for the producer, `consume` for all of the consumers."""
         producer = arith.cmpi(arith.CmpIPredicate.eq, self.warpgroup, mlir.index(0))
         choice = scf.IfOp(locations.named(producer, "is_producer"), has_else=True)
         with ir.InsertionPoint(choice.then_block):
             self._move(registers.producer, "decrease")
-            with when(arith.cmpi(arith.CmpIPredicate.eq, self.thread.number, mlir.index(0))):
+            with nullcontext() if self.filled else self.one():
                 produce()
             scf.YieldOp([])
         with ir.InsertionPoint(choice.else_block):
             self._move(registers.consumer, "increase")
             consume()
             scf.YieldOp([])
+
+    def one(self) -> AbstractContextManager[object]:
+        """What the producer's first thread alone does."""
+        return when(arith.cmpi(arith.CmpIPredicate.eq, self.thread.number, mlir.index(0)))
 
     def _move(self, count: int, action: str) -> None:
         if self.consumers > 1:

@@ -12,7 +12,7 @@ from tilec.analysis.traffic import element_bytes
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir
-from tilec.core.opcodes import NamedBarrier, RemoteArrive, WarpgroupProduct, WarpgroupWait, opcode_of
+from tilec.core.opcodes import CopyArrive, NamedBarrier, RemoteArrive, WarpgroupProduct, WarpgroupWait, opcode_of
 from tilec.runtime.emit.cuda_memory import MemoryPrinter
 from tilec.runtime.emit.index import Memory
 from tilec.runtime.program import TensorMap
@@ -134,6 +134,8 @@ def _call(printer: MemoryPrinter, op: ir.Operation) -> None:
             own, block_number = _barrier(printer, barriers, number), f"{printer.use('i32')}({printer.expr(block)})"
             remote = f"{printer.use('map_shared')}({own}, {block_number})"
             printer.line(f"{printer.use('mbarrier_arrive_remote')}({remote})")
+        case CopyArrive():
+            printer.line(f"{printer.use('cp_async_arrive')}({_barrier(printer, *op.operands)})")
         case WarpgroupProduct() as product:
             _product(printer, op, product)
         case None:

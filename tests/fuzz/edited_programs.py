@@ -178,6 +178,18 @@ PROGRAMS = {
         "{ y[h, v, o] = sum[r, s, c](x[2 * h + r, 2 * v + s, c] * w[r, s, c, o]) }",
         {"H": 14, "W": 18, "C": 40, "O": 48}, {"x": ("bf16", (14, 18, 40)), "w": ("bf16", (2, 2, 40, 48))},
     ),
+    "product of rows and weights of experts by wgmma": Program(
+        "h200", "warpgroup_contraction",
+        "op f(x: bf16[S, K], p: i32[B, I], e: i32[B], w: bf16[3, K, N]) -> (y: bf16[B, I, N]) { "
+        "y[b, i, n] = bf16(sum[k](x[abs(p[b, i]) % S, k] * w[abs(e[b]) % 3, k, n])) }",
+        {"S": 90, "B": 2, "I": 80, "K": 72, "N": 48},
+        {"x": ("bf16", (90, 72)), "p": ("i32", (2, 80)), "e": ("i32", (2,)), "w": ("bf16", (3, 72, 48))},
+    ),
+    "product of rows that begin anywhere by wgmma": Program(
+        "h200", "warpgroup_contraction",
+        PRODUCT.format(t="f16"),
+        {"M": 70, "K": 66, "N": 36}, {"a": ("f16", (70, 66)), "b": ("f16", (66, 36))},
+    ),
     "product of many tiles by wgmma": Program(
         "h200", "warpgroup_contraction",
         "op f(a: bf16[M, K], b: bf16[N, K], s: f32[N]) -> (y: bf16[M, N]) { y[i, j] = s[j] * sum[k](a[i, k] * b[j, k]) }",

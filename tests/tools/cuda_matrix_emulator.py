@@ -79,12 +79,16 @@ class MatrixIntrinsics(Intrinsics):
     def _land(self, count: int) -> None:
         groups = self._mine("groups")
         while len(groups) > count:
-            for width, target, source, size in groups.pop(0):
-                assert (target % width == 0 and source % width == 0) or size == 0
-                cells = self.state.block.bytes_at(target, width)
-                cells[:] = 0
-                if size:
-                    cells[:size] = self.state.block.bytes_at(source, size)
+            self._land_all(self.state.block, groups.pop(0))
+
+    @staticmethod
+    def _land_all(block, copies: list) -> None:
+        for width, target, source, size in copies:
+            assert (target % width == 0 and source % width == 0) or size == 0
+            cells = block.bytes_at(target, width)
+            cells[:] = 0
+            if size:
+                cells[:size] = block.bytes_at(source, size)
 
     # ---- warps ---------------------------------------------------------------------------------------------
 
@@ -145,6 +149,12 @@ class MatrixIntrinsics(Intrinsics):
 
     def mbarrier_arrive(self, address) -> None:
         self._barrier(address).change(1, 0, self.state.turns)
+
+    def cp_async_arrive(self, address) -> None:
+        """The copies land when the barrier is waited for, so that one that nothing waits for shows."""
+        barrier, copies = self._barrier(address), self._take("copies")
+        barrier.landing.append(partial(self._land_all, self.state.block, copies))
+        barrier.change(1, 0, self.state.turns)
 
     def mbarrier_wait(self, address, parity) -> None:
         self._barrier(address).wait(int(parity), self.state.turns)
@@ -259,11 +269,15 @@ class _Barrier:
     def __init__(self) -> None:
         self.expected = self.left = self.bytes = self.phase = 0
         self.others: list = []
+        self.landing: list = []  # copies of the phase, which land at its end
 
     def change(self, arrivals: int, size: int, turns: Turns) -> None:
         self.left -= arrivals
         self.bytes += size
         if self.left == 0 and self.bytes == 0:
+            for land in self.landing:
+                land()
+            self.landing.clear()
             self.phase += 1
             self.left = self.expected
             turns.wake(self.others)

@@ -5,15 +5,23 @@
 
 A tile of such a factor is a box of the tensor, shifted by the indices that do not vary within the tile. Hardware that fills what is
 outside with zeros copies it as it copies a plain tensor.
+
+A subscript may also have a part that is no affine form, such as what memory holds, or a quotient (`Opaque`):
+
+    w[e[b], k, n]                                    subscripts e[b], k and n
+    keys[table[b, j // 16], j % 16, d]               subscripts table[b, j // 16], j % 16 and d
+
+Where that part is the same in all of a tile, the tile is a box at a place that is known when the kernel runs. Else the lines of the
+tile lie anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import copysign
 
-from tilec.analysis.products import index_dim, narrow, stored
+from tilec.analysis.products import dims_of, index_dim, narrow, stored
 from tilec.core import mlir
 from tilec.core.mlir import ir
 
@@ -23,16 +31,34 @@ _CASTS = ("arith.index_cast", "arith.extsi")
 
 
 @dataclass(frozen=True)
-class Linear:
-    """A sum of dimensions of an operation, and of values that are the same in all of a block, times numbers; and a number."""
+class Opaque:
+    """A value of an operation's body that is no affine form of its dimensions, of which it depends on `dims`."""
 
-    terms: frozenset[tuple[int | ir.Value, int]]
+    value: ir.Value
+    dims: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A sum of dimensions of an operation, of values that are the same in all of a block, and of opaque ones, times numbers; and a
+    number."""
+
+    terms: frozenset[tuple[int | ir.Value | Opaque, int]]
     constant: int
 
     @property
     def factors(self) -> dict[int, int]:
         """By dimension."""
         return {leaf: factor for leaf, factor in self.terms if isinstance(leaf, int)}
+
+    @property
+    def opaque(self) -> frozenset[int]:
+        """The dimensions that its opaque parts depend on."""
+        return frozenset(d for leaf, _ in self.terms if isinstance(leaf, Opaque) for d in leaf.dims)
+
+    @property
+    def is_affine(self) -> bool:
+        return not any(isinstance(leaf, Opaque) for leaf, _ in self.terms)
 
     def plus(self, other: Linear, times: int = 1) -> Linear:
         found = dict(self.terms)
@@ -64,6 +90,10 @@ class Subscript:
         return self.linear.constant
 
     @property
+    def is_affine(self) -> bool:
+        return self.linear.is_affine
+
+    @property
     def bare(self) -> int | None:
         """The dimension that it is."""
         factors = [*self.factors.items()]
@@ -86,6 +116,10 @@ class Access:
     @property
     def shape(self) -> list[int]:
         return list(ir.ShapedType(self.tensor.type).shape)
+
+    @property
+    def is_affine(self) -> bool:
+        return all(s.is_affine for s in self.subscripts)
 
     @property
     def element(self) -> ir.Type:
@@ -112,11 +146,11 @@ def access_of(op: ir.Operation, factor: ir.Value) -> Access | None:
     bounds = [_bound(op, c) for c in comparisons]
     known = {b for b in bounds if b is not None}
     values = [_unclamped(op, i, extent, known) for i, extent in zip(indices, shape)]
-    forms = [_linear(op, v) for v in values]
-    subscripts = tuple(Subscript(form, v) for form, v in zip(forms, values) if form is not None)
-    if None in bounds or len(subscripts) < len(shape) or mlir.DYNAMIC in shape:
+    subscripts = tuple(Subscript(_form(op, v), v) for v in values)
+    if None in bounds or mlir.DYNAMIC in shape:
         return None
-    inside = [set(_inside(s.linear, extent)) for s, extent in zip(subscripts, shape)]
+    # what is not affine was brought inside by the program's text, or found to be inside
+    inside = [set(_inside(s.linear, extent)) if s.is_affine else set() for s, extent in zip(subscripts, shape)]
     exact = known <= set().union(*inside) and all(b.is_positive(extents) for b in set().union(*inside) - known)
     guarded = frozenset(p for p, asked in enumerate(inside) if asked & known)
     return Access(tensor, subscripts, None, tuple(comparisons), exact, guarded)
@@ -144,8 +178,9 @@ def _unclamped(op: ir.Operation, index: ir.Value, extent: int, known: set[Linear
         raw = owner.operands[0]
         sides.add(0 if below else 1)
     form = _linear(op, raw)
-    asked = [b for n, b in enumerate(_inside(form, extent)) if n in sides] if form is not None else []
-    return raw if all(b in known for b in asked) else index
+    if form is None:
+        return index
+    return raw if all(b in known for n, b in enumerate(_inside(form, extent)) if n in sides) else index
 
 
 def _conjunction(condition: ir.Value) -> Iterator[ir.Value]:
@@ -170,17 +205,33 @@ def _bound(op: ir.Operation, comparison: ir.Value) -> Linear | None:
     return Linear(frozenset(), number).plus(sides[0], times).plus(sides[1], -times)
 
 
-def _linear(op: ir.Operation, value: ir.Value) -> Linear | None:
-    """What a value of the body is of its dimensions, where it is affine. What comes from outside is the same in all of a block."""
+def _form(op: ir.Operation, value: ir.Value) -> Linear:
+    """What a subscript is of the operation's dimensions, and of parts that are not affine."""
+    found = _linear(op, value, _opaque)
+    assert found is not None
+    return found
+
+
+def _opaque(op: ir.Operation, value: ir.Value) -> Linear:
+    dims = dims_of(mlir.body_of(op), value, [mlir.map_dims(m) for m in mlir.maps_of(op)])
+    return Linear(frozenset({(Opaque(value, dims), 1)}), 0)
+
+
+def _linear(
+    op: ir.Operation, value: ir.Value, otherwise: Callable[[ir.Operation, ir.Value], Linear | None] = lambda *_: None
+) -> Linear | None:  # fmt: skip
+    """What a value of the body is of its dimensions, where it is affine, or `otherwise`. What comes from outside is the same in all
+    of a block."""
     owner, known = mlir.definition(value), mlir.constant_value(value)
     if known is not None:
         return Linear(frozenset(), int(known))
     if owner is None or owner.block != mlir.body_of(op):
-        return None if owner is None and value.owner == mlir.body_of(op) else Linear(frozenset({(value, 1)}), 0)
+        mine = owner is None and value.owner == mlir.body_of(op)
+        return otherwise(op, value) if mine else Linear(frozenset({(value, 1)}), 0)
     if owner.name == "linalg.index":
         return Linear(frozenset({(index_dim(owner), 1)}), 0)
     if owner.name in _CASTS:
-        return _linear(op, owner.operands[0])
+        return _linear(op, owner.operands[0], otherwise)
     weights: list[int] | None = None
     match owner.name:
         case "affine.apply":
@@ -189,9 +240,9 @@ def _linear(op: ir.Operation, value: ir.Value) -> Linear | None:
             weights = [1, 1 if owner.name == "arith.addi" else -1, 0]
         case "arith.muli" if (times := mlir.constant_value(owner.operands[1])) is not None:
             weights = [int(times), 0, 0]
-    parts = [_linear(op, v) for v in owner.operands]
     if weights is None:
-        return None
+        return otherwise(op, value)
+    parts = [_linear(op, v, otherwise) for v in owner.operands]
     total = Linear(frozenset(), weights[-1])
     for part, weight in zip(parts, weights):
         if weight:

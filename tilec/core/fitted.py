@@ -195,6 +195,8 @@ class WarpgroupTimes(Group, name="warpgroup_contraction", kind="cuda"):
     tile_us: float = number("time between a tile's last product and the next tile's first, for 128 x 256 elements of 16 bits")
     alone: float = number("that time of a block with a single warpgroup that multiplies, over that of one with two, by elements")
     mma_sync: float = number("time of a contraction by `mma.sync` over the predicted one, where warpgroups can compute it, too")
+    piece_operations: float = number("integer operations of a piece that the threads of the producer copy (cp.async)")
+    filled: float = number("operations of an element that these threads alone compute, over those where all threads do")
 
 
 @dataclass(frozen=True)

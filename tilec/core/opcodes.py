@@ -63,9 +63,16 @@ class RemoteArrive:
     """`(barriers, number, block)`: this thread arrives at the barrier of this number that a block of its cluster has."""
 
 
-Opcode = WarpgroupProduct | WarpgroupWait | NamedBarrier | RemoteArrive
+@dataclass(frozen=True)
+class CopyArrive:
+    """`(barriers, number)`: arrives at the barrier of this number as soon as all copies that this thread has started (cp.async) are
+    complete. The thread goes on."""
+
+
+Opcode = WarpgroupProduct | WarpgroupWait | NamedBarrier | RemoteArrive | CopyArrive
 OPCODES: dict[str, type[Opcode]] = {
     "wgmma": WarpgroupProduct, "wgmma_wait": WarpgroupWait, "named_barrier": NamedBarrier, "remote_arrive": RemoteArrive,
+    "copy_arrive": CopyArrive,
 }  # fmt: skip
 _NAMES = {record: name for name, record in OPCODES.items()}
 

@@ -23,10 +23,10 @@ class Contraction:
     registers (0: none before the end); `parts`: numbers of type `dtype` whose sum an element is, of which so many `products`
     are computed; `unaligned`: rows of A and of B begin within lines of L2; `together`: rows of A and of B of which a copy
     brings all or none; `staged`: integer operations for an element of A and of B that threads bring to shared memory themselves
-    (0 where the hardware copies); `reads` and `epilogue` are further bytes and operations per element of C that are fused
-    behind (a bias, an activation). `sources`: bytes of the tensors that A and B are read from, 0 where they have no fewer than
-    A and B: windows of a convolution share elements. `stored`: elements that are written for each of C, of which several may make
-    one.
+    (0 where the hardware copies), `filled` those for tiles that warpgroups multiply; `reads` and `epilogue` are further bytes
+    and operations per element of C that are fused behind (a bias, an activation). `sources`: bytes of the tensors that A and B
+    are read from, 0 where they have no fewer than A and B: windows of a convolution share elements. `stored`: elements that are
+    written for each of C, of which several may make one.
     """
 
     m: int
@@ -43,6 +43,7 @@ class Contraction:
     together: tuple[int, int] = (1, 1)
     reads: float = 0
     staged: tuple[float, float] = (0, 0)
+    filled: tuple[float, float] = (0, 0)
     epilogue: Mapping[str, float] = field(default_factory=dict, hash=False)
     sources: tuple[int, int] = (0, 0)
     overhang: float = 1.0

@@ -32,8 +32,9 @@ class Contraction(StoredContraction, name="contraction"):
         "warps along the block's rows, and along its columns", shown="{} (along rows x columns)"
     )
     left_copy: str = option(
-        "how the left factor reaches shared memory: `async` (cp.async), or through `registers`", fixed=True
-    )
+        "how the left factor reaches shared memory: `async` (cp.async, of 16 bytes; `async8`, `async4` of fewer), or through "
+        "`registers`", fixed=True,
+    )  # fmt: skip
     right_copy: str = option("how the right factor reaches shared memory", fixed=True)
     left_stored: str = option(
         "the type of the left factor in shared memory, if threads convert it to the multiplicand where they load it from there",
@@ -107,9 +108,14 @@ class Contraction(StoredContraction, name="contraction"):
 
 @dataclass(frozen=True)
 class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
-    """A contraction by `wgmma` (Hopper): persistent blocks, in which one warpgroup loads by TMA and up to three multiply."""
+    """A contraction by `wgmma` (Hopper): persistent blocks, in which one warpgroup loads and up to three multiply."""
 
     persistent_blocks: int = option("blocks that are launched, each of which computes tile after tile")
+    left_copy: str = option(
+        "how the left factor reaches shared memory: `tma` (boxes), by threads that start copies (`async`, `async8`, `async4`: "
+        "cp.async of 16, 8, 4 bytes), or through their `registers`", default="tma", fixed=True,
+    )  # fmt: skip
+    right_copy: str = option("how the right factor reaches shared memory", default="tma", fixed=True)
     inner_box: tuple[int, ...] = option(
         "elements of a step along each of `inner`, of which TMA copies a box; else a step is along the last one", default=(),
         fixed=True, off=(), shown="{} of inner in a step",
@@ -163,7 +169,12 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
 
     @property
     def copies(self) -> tuple[str, str]:
-        return "tma", "tma"
+        return self.left_copy, self.right_copy
+
+    @property
+    def filled(self) -> bool:
+        """Whether threads bring a factor to shared memory."""
+        return self.copies != ("tma", "tma")
 
     @property
     def warps(self) -> tuple[int, int]:
@@ -229,6 +240,9 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
             return Refusal("result_boxes", f"`result_boxes` must be from 1 to 8, not {self.result_boxes}")
         if self.partials not in ((1, 2) if self.promoted == self.block[2] else (1,)):
             return Refusal("partials", "`partials` must be 1, or 2 where the sums of one step leave the matrix units")
+        if self.filled and (prod(self.cluster) > 1 or self.kept_steps or self.parts > 1 or self.together):
+            why = "blocks share factors, and keep them, only where TMA copies both"
+            return Refusal("cluster" if prod(self.cluster) > 1 else "kept_steps" if self.kept_steps else "left_copy", why)
         if self.alternate_tiles and self.promoted:
             return Refusal("alternate_tiles", "warpgroups have tiles of their own only where sums stay in the matrix units")
         multiply = WARPGROUP if self.alternate_tiles else 32 * prod(self.warps)
@@ -270,6 +284,8 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
 
     def steps(self, extents: Mapping[int, int]) -> int:
         """Steps along k: boxes of `inner_box`."""
+        if "tma" not in self.copies:
+            return -(-prod(extents[d] for d in self.inner) // self.block[2])
         box = self.inner_box or (*(1 for _ in self.inner[1:]), self.block[2])
         return prod(-(-extents[d] // size) for d, size in zip(self.inner, box))
 

@@ -22,8 +22,11 @@ ELEMENTS = {"u8": "i8", "bf16x3": "bf16", "f8e4m3": "f8E4M3FN", "f8e5m2": "f8E5M
 BARRIERS = 256  # bytes
 DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}
 """Stages; more hide no more latency."""
+ASYNC = {"async": 16, "async8": 8, "async4": 4}
+"""Ways to copy past the registers of threads, by the bytes of a piece (cp.async)."""
 BY = {
-    "tma": "loaded by TMA", "async": "loaded by cp.async", "registers": "loaded through registers"
+    "tma": "loaded by TMA", "async": "loaded by cp.async", "async8": "loaded by cp.async in pieces of 8 bytes",
+    "async4": "loaded by cp.async in pieces of 4 bytes", "registers": "loaded through registers",
 }  # fmt: skip
 _SHOWN_TOGETHER = (
     "multiplicand", "rows", "columns", "between", "inner", "left_k_major", "right_k_major", "left_copy", "right_copy"
@@ -105,8 +108,8 @@ class MatrixKernel(Family, backend="cuda"):
 
     @property
     def copies(self) -> tuple[str, str]:
-        """How each factor reaches shared memory: "tma" (a box at a time, by the hardware), "async" (16 bytes a thread, past the
-        registers), "registers" (computed by threads)."""
+        """How each factor reaches shared memory: "tma" (a box at a time, by the hardware), a key of `ASYNC` (a piece a thread, past
+        the registers), "registers" (computed by threads)."""
         raise NotImplementedError
 
 
@@ -154,7 +157,7 @@ class StoredContraction(MatrixKernel, backend="cuda"):
         """Of shared memory that one step of each factor takes."""
         *sides, bk = self.block
         pads = [padding(self.instruction, size, major) for size, major in zip(self.side_bytes, self.k_major)]
-        sizes = (-(-n // self.piece(side)) * self.piece(side) for side, n in enumerate(sides))
+        sizes = (-(-n // self.slab(side)) * self.slab(side) for side, n in enumerate(sides))
         lines = [(n, bk + p) if major else (bk, n + p) for n, p, major in zip(sizes, pads, self.k_major)]
         left, right = (self.parts * size * a * b for size, (a, b) in zip(self.side_bytes, lines))
         return left, right
@@ -188,13 +191,19 @@ class StoredContraction(MatrixKernel, backend="cuda"):
     @property
     def deepest(self) -> int:
         """Stages that have a use. Two where nothing arrives on its own: threads then fetch the next step while they compute."""
-        return 2 if all(copy == "registers" for copy in self.copies) else DEEPEST[self.instruction]
+        alone = all(copy == "registers" for copy in self.copies) and self.instruction != "wgmma"
+        return 2 if alone else DEEPEST[self.instruction]
 
     def piece(self, side: int) -> int:
         """Elements of a factor that are copied at once, which must lie inside one run of a block's box."""
         if self.k_major[side] or self.copies[side] == "registers":
             return 1
-        return max(1, (LINE if self.instruction == "wgmma" else WIDE) // self.side_bytes[side])
+        return max(1, ASYNC.get(self.copies[side], LINE) // self.side_bytes[side])
+
+    def slab(self, side: int) -> int:
+        """Rows or columns whose lines are as long as those of one: `wgmma` reads lines of 128 bytes."""
+        by_lines = self.instruction == "wgmma" and not self.k_major[side]
+        return LINE // self.side_bytes[side] if by_lines else self.piece(side)
 
     # ---- checks ----------------------------------------------------------------------------------------------------------
 
@@ -230,7 +239,7 @@ class StoredContraction(MatrixKernel, backend="cuda"):
             if box[-1] % self.piece(side) and box[-1] < kernel.extents[dims[-1]] and self.copies[side] != "tma":
                 why = f"copies move {self.piece(side)} {name} at once, and tiles of {box[-1]} begin within them"
                 return Refusal("tile", why)
-            if prod(box) == 1 and self.instruction == "wgmma":
+            if prod(box) == 1 and self.copies[side] == "tma":
                 return Refusal("tile", f"a tile must have at least 2 {name} where TMA copies boxes")
         return None
 

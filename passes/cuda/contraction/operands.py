@@ -16,31 +16,46 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 
 from tilec.core import locations, mlir
-from tilec.core.hardware import WIDE
+from tilec.core.hardware import LINE, WARPGROUP, WIDE
 from tilec.core.mlir import arith, ir, memref, nvgpu, scf, vector
-from tilec.kernels.matrix import padding
+from tilec.kernels.matrix import ASYNC, padding
 from tilec.passes.cuda.contraction.problem import PRIVATE, SHARED, Problem, Side, Thread, all_of, local
 from tilec.passes.cuda.memory_spaces import is_local, root
+from tilec.passes.cuda.ring import LineTiles
 from tilec.passes.loops import loop, sum_of, when
+
+GROUP = 4
+"""Vectors of a thread that are loaded before the first is stored, where one warpgroup fills tiles."""
+ALONE = 8
+"""Elements, where each is loaded alone."""
 
 
 class Stage:
-    """One factor's tiles in shared memory. `move(slot, number, ...)` brings tile `number` of k to a slot."""
+    """One factor's tiles in shared memory. Tile `number` of k gets to a slot by `copy`, or by `fetch` and `put`.
 
-    def __init__(self, problem: Problem, side: Side, thread: Thread, slots: int):
-        self.problem, self.side, self.thread = problem, side, thread
+    `tiles`: lines of 128 bytes for products of warpgroups, which the producer's warpgroup fills (`fill`); else the block's threads
+    fill lines as long as a tile is.
+    """
+
+    def __init__(self, problem: Problem, side: Side, thread: Thread, slots: int, tiles: LineTiles | None = None):
+        self.problem, self.side, self.thread, self.tiles = problem, side, thread, tiles
         self.bytes = side.element.width // 8
         self.lines, self.width = (side.size, problem.depth) if side.major else (problem.depth, side.size)
-        matrices = problem.options.instruction != "fma"
-        pad = padding(problem.options.instruction, self.bytes, side.major)
-        self.swizzled = matrices and not pad
-        self.tile = memref.AllocOp(local([slots, self.lines, self.width + pad], side.element, SHARED), [], []).result
-        locations.named(self.tile, f"{problem.tensor(side)}_tiles")
-        self.asynchronous = side.copy == "async"
+        self.threads = WARPGROUP if tiles else problem.options.block_threads
+        self.line = LINE // self.bytes if tiles else self.width
+        if tiles:
+            self.tile, self.swizzled = tiles.memory, True
+        else:
+            pad = padding(problem.options.instruction, self.bytes, side.major)
+            self.swizzled = problem.options.instruction != "fma" and not pad
+            self.tile = memref.AllocOp(local([slots, self.lines, self.width + pad], side.element, SHARED), [], []).result
+            locations.named(self.tile, f"{problem.tensor(side)}_tiles")
+        self.asynchronous = side.copy in ASYNC
         self.unsigned = problem.is_unsigned(side)
-        self.vector = WIDE // self.bytes if self.asynchronous else self._fetched_vector()
+        self.vector = ASYNC[side.copy] // self.bytes if self.asynchronous else self._fetched_vector()
         self.one_by_one = self.vector == 1
         if self.one_by_one and not self.asynchronous:
             self.vector = self._run()
@@ -52,24 +67,33 @@ class Stage:
         """Where an element (or a piece of 16 bytes) of a line lies in it."""
         if not self.swizzled:
             return column
-        per_line = self.width * self.bytes // WIDE
-        pieces = min(8, per_line)
+        pieces = min(8, self.line * self.bytes // WIDE)
         mixed = line
         if pieces < 8:  # shorter lines: several share 128 bytes, and differ by where they are in them
             mixed = arith.shrui(line, mlir.index((8 // pieces).bit_length() - 1))
         which = arith.andi(mixed, mlir.index(pieces - 1))
         return arith.xori(column, arith.muli(which, mlir.index(WIDE // self.bytes)))
 
+    def _location(self, slot: ir.Value, line: ir.Value, column: ir.Value) -> list[ir.Value]:
+        """Where an element of a tile lies in shared memory."""
+        per_line, at = self.width // self.vector, line
+        if self.threads % (8 * per_line) == 0:  # a thread's lines are multiples of 8 apart, by which swizzles repeat
+            line = arith.divui(self.thread.number, mlir.index(per_line))
+        if self.line < self.width:  # slabs, one after another
+            at = sum_of([(arith.divui(column, mlir.index(self.line)), self.lines), (at, 1)])
+            column = arith.remui(column, mlir.index(self.line))
+        return [slot, at, self.column(line, column)]
+
     @property
     def _share(self) -> tuple[int, int]:
         """Vectors in all, and of one thread."""
         total = self.lines * self.width // self.vector
-        return total, -(-total // self.problem.options.block_threads)
+        return total, -(-total // self.threads)
 
     def _coordinates(self, i: ir.Value, number: ir.Value) -> tuple[ir.Value, ir.Value, dict[int, ir.Value], ir.Value]:
-        """Line and column of this thread's vector `i`, its coordinates in tile `number`, and its index along k."""
+        """Line and column of this thread's vector `i`, its coordinates in tile `number`, and its number along k."""
         per_line = self.width // self.vector
-        threads = self.problem.options.block_threads
+        threads = self.threads
         if threads % per_line == 0:  # what differs between a thread's vectors is added to what they have in common
             line = sum_of([(i, threads // per_line), (arith.divui(self.thread.number, mlir.index(per_line)), 1)])
             number_in_line = arith.remui(self.thread.number, mlir.index(per_line))
@@ -78,25 +102,24 @@ class Stage:
             line, number_in_line = arith.divui(index, mlir.index(per_line)), arith.remui(index, mlir.index(per_line))
         column = arith.muli(number_in_line, mlir.index(self.vector))
         row, k = (line, column) if self.side.major else (column, line)
-        k = sum_of([(number, self.problem.depth), (k, 1)])
-        at = self.problem.coordinates((self.side, row), (None, k))
-        return line, column, at, k
+        at, k = self.problem.position_in_k(number, k)
+        return line, column, self.problem.coordinates((self.side, row)) | at, k
 
     def _inside(self, at: dict[int, ir.Value], k: ir.Value) -> ir.Value | None:
         """When an element exists; None where all do."""
-        return all_of(self.problem.inside(self.side, at) + self.problem.inside_k(k))
+        return all_of(self.problem.inside(self.side, at) + self.problem.inside_k(at, k))
 
     def _exists(self, at: dict[int, ir.Value], k: ir.Value) -> ir.Value | None:
         """When an element of a tensor exists, and is not 0 by the program's own bounds; None where all are."""
         return all_of(
-            self.problem.inside(self.side, at) + self.problem.inside_k(k) + self.problem.bounds(self.side, at)
+            self.problem.inside(self.side, at) + self.problem.inside_k(at, k) + self.problem.bounds(self.side, at)
         )
 
     def _mine(self, stack: ExitStack, i: ir.Value) -> None:
         """Threads beyond the last vector do nothing."""
         total, _ = self._share
-        if total % self.problem.options.block_threads:
-            index = sum_of([(i, self.problem.options.block_threads), (self.thread.number, 1)])
+        if total % self.threads:
+            index = sum_of([(i, self.threads), (self.thread.number, 1)])
             stack.enter_context(when(arith.cmpi(arith.CmpIPredicate.slt, index, mlir.index(total))))
 
     # ---- asynchronous copies -------------------------------------------------------------------------------
@@ -105,7 +128,7 @@ class Stage:
         """Starts the copy of a tile; what is outside becomes zeros."""
         _, count = self._share
         with ExitStack() as stack:
-            i = stack.enter_context(loop(count, name="piece"))
+            i = self._pieces(stack, count)
             self._mine(stack, i)
             line, column, at, k = self._coordinates(i, number)
             source, subscripts = self.problem.source(self.side, at)
@@ -114,35 +137,70 @@ class Stage:
             if condition is not None:
                 elements = arith.select(condition, mlir.index(self.vector), mlir.index(0))
             nvgpu.DeviceAsyncCopyOp(
-                self.tile, [slot, line, self.column(line, column)], source, subscripts, self.vector,
-                srcElements=elements, bypassL1=True,
+                self.tile, self._location(slot, line, column), source, subscripts, self.vector,
+                srcElements=elements, bypassL1=self.vector * self.bytes == WIDE,
             )  # fmt: skip
+
+    def _pieces(self, stack: ExitStack, count: int) -> ir.Value:
+        """Over so many pieces. Those of a group lie constants apart. What is known of rows of several dimensions before the loop
+        over k is kept, as long as registers have room for it."""
+        group = next(n for n in (8, 7, 6, 5, 4, 3, 2, 1) if count % n == 0)
+        few = self.side.major and len(self.side.dims) > 1 and count <= 8
+        if self.tiles is None or few or count < 2 * group or group < 4:
+            return stack.enter_context(loop(count, unroll=self.tiles is not None and few, name="piece"))
+        first = stack.enter_context(loop(count // group, rolled=True, name="group"))
+        i = stack.enter_context(loop(group, unroll=True, name="piece"))
+        return sum_of([(first, group), (i, 1)])
+
+    def fill(self, slot: ir.Value, number: ir.Value) -> bool:
+        """Brings a tile to a slot, or starts the copies that do. Returns whether threads store elements themselves."""
+        if self.asynchronous:
+            self.copy(slot, number)
+            return False
+        _, count = self._share
+        most = max(1, ALONE // self.vector) if self.one_by_one else GROUP
+        group = next(n for n in range(most, 0, -1) if count % n == 0)
+        with loop(count // group, rolled=True, name="group") as first:
+            for action in (self._fetch, partial(self._put, slot)):
+                with ExitStack() as stack:
+                    i = stack.enter_context(loop(group, name="piece"))
+                    action(sum_of([(first, group), (i, 1)]), number, self._registers(group), i, stack)
+        return True
 
     # ---- through registers ---------------------------------------------------------------------------------
 
     def fetch(self, number: ir.Value) -> None:
         """Computes this thread's part of a tile into registers."""
         _, count = self._share
+        held = self._registers(count)
+        with ExitStack() as stack:
+            i = stack.enter_context(loop(count, name="piece"))
+            self._fetch(i, number, held, i, stack)
+
+    def _registers(self, count: int) -> ir.Value:
+        """For so many vectors."""
         if self.held is None:
             with ir.InsertionPoint.at_block_begin(self.thread.block):
                 self.held = memref.AllocaOp(local([count, self.vector], self.problem.element, PRIVATE), [], []).result
                 locations.named(self.held, f"{self.side.name}_fetched")
-        with ExitStack() as stack:
-            i = stack.enter_context(loop(count, name="piece"))
-            self._mine(stack, i)
-            _, _, at, k = self._coordinates(i, number)
-            if self.one_by_one:
-                lane = stack.enter_context(loop(self.vector, name="element"))
-                at = {**at, self._along: sum_of([(at[self._along], 1), (lane, 1)])}
-                k = sum_of([(k, 1), (lane, 1)]) if self.side.major else k
-                if self.problem.is_loaded(self.side):
-                    self._load(i, lane, at, k)
-                else:
-                    with self._or_zero(self._inside(at, k), i, [lane]):
-                        memref.StoreOp(self.problem.evaluate(self.problem.factor(self.side), at), self.held, [i, lane])
-            else:
-                with self._or_zero(self._inside(at, k), i, []):
-                    self._evaluate(i, at)
+        return self.held
+
+    def _fetch(self, i: ir.Value, number: ir.Value, held: ir.Value, to: ir.Value, stack: ExitStack) -> None:
+        """This thread's vector `i` of a tile into the registers `to`."""
+        self._mine(stack, i)
+        _, _, at, k = self._coordinates(i, number)
+        if not self.one_by_one:
+            with self._or_zero(self._inside(at, k), to, []):
+                self._evaluate(to, at)
+            return
+        lane = stack.enter_context(loop(self.vector, name="element"))
+        at = {**at, self._along: sum_of([(at[self._along], 1), (lane, 1)])}
+        k = sum_of([(k, 1), (lane, 1)]) if self.side.major else k
+        if self.problem.is_loaded(self.side):
+            self._load(to, lane, at, k)
+        else:
+            with self._or_zero(self._inside(at, k), to, [lane]):
+                memref.StoreOp(self.problem.evaluate(self.problem.factor(self.side), at), held, [to, lane])
 
     def _load(self, i: ir.Value, lane: ir.Value, at: dict[int, ir.Value], k: ir.Value) -> None:
         """One element, or 0. Nothing but a load is under the condition, so that loads do not wait for one another."""
@@ -209,6 +267,7 @@ class Stage:
             return 1
         width = WIDE // self.bytes
         lengths = [extent] if side.major or len(side.dims) == 1 else [extent, side.size]
+        lengths += [problem.inner_box[-1]] if side.major and problem.is_boxed else []
         for n in problem.arguments(factor):
             dims = [problem.dims[d] for d in problem.operand_dims[n]]
             value = problem.operands[n]
@@ -217,16 +276,17 @@ class Stage:
                     return 1
                 lengths.append(ir.MemRefType(root(value).type).shape[-1])
         total = self.lines * self.width
-        fits = total % (width * problem.options.block_threads) == 0
+        fits = total % (width * self.threads) == 0
         return width if fits and all(e % width == 0 for e in lengths) else 1
 
     def _run(self) -> int:
         """Neighbours that a thread takes one by one, but that share what is computed for their line."""
-        extents = (self.problem.inner[-1], self.problem.depth) if self.side.major else (self.side.box[-1],)
+        inner = self.problem.inner_box[-1] if self.problem.is_boxed else self.problem.depth
+        extents = (self.problem.inner[-1], inner) if self.side.major else (self.side.box[-1],)
         if any(o.name == "linalg.index" for o in mlir.slice_of(self.problem.body, self.problem.factor(self.side))):
             total = self.lines * self.width
             most = min(4, WIDE // self.bytes)
-            fits = (w for w in (4, 2) if w <= most and total % (w * self.problem.options.block_threads) == 0)
+            fits = (w for w in (4, 2) if w <= most and total % (w * self.threads) == 0)
             return next((w for w in fits if all(e % w == 0 for e in extents)), 1)
         return 1
 
@@ -235,11 +295,15 @@ class Stage:
         _, count = self._share
         with ExitStack() as stack:
             i = stack.enter_context(loop(count, name="piece"))
-            self._mine(stack, i)
-            line, column, _, _ = self._coordinates(i, number)
-            subscripts = [slot, line, self.column(line, column)]
-            if self.vector == 1:
-                memref.StoreOp(memref.LoadOp(self.held, [i, mlir.index(0)]).result, self.tile, subscripts)
-            else:
-                type_ = ir.VectorType.get([self.vector], self.problem.element)
-                vector.StoreOp(vector.LoadOp(type_, self.held, [i, mlir.index(0)]).result, self.tile, subscripts)
+            self._put(slot, i, number, self._registers(count), i, stack)
+
+    def _put(self, slot: ir.Value, i: ir.Value, number: ir.Value, held: ir.Value, of: ir.Value, stack: ExitStack) -> None:
+        """This thread's vector `i` of a tile from the registers `of`."""
+        self._mine(stack, i)
+        line, column, _, _ = self._coordinates(i, number)
+        subscripts = self._location(slot, line, column)
+        if self.vector == 1:
+            memref.StoreOp(memref.LoadOp(held, [of, mlir.index(0)]).result, self.tile, subscripts)
+        else:
+            type_ = ir.VectorType.get([self.vector], self.problem.element)
+            vector.StoreOp(vector.LoadOp(type_, held, [of, mlir.index(0)]).result, self.tile, subscripts)

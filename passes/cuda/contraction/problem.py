@@ -106,7 +106,7 @@ class Problem:
         )
         names = locations.index_names(op)
         self.inner_name = locations.joined(names.get(d, "k") for d in options.inner)
-        if options.instruction != "wgmma":  # a box is of the tensor as it is
+        if not self.is_boxed:  # a box is of the tensor as it is
             for n in range(len(mlir.inputs_of(op))):
                 self._flatten(n)
         self.length = prod(self.inner)
@@ -148,7 +148,12 @@ class Problem:
     @property
     def steps(self) -> int:
         """Tiles of k."""
-        return prod(self._inner_boxes) if self.options.instruction == "wgmma" else -(-self.length // self.depth)
+        return prod(self._inner_boxes) if self.is_boxed else -(-self.length // self.depth)
+
+    @property
+    def is_boxed(self) -> bool:
+        """Whether a step along k is a box of its dimensions, as TMA copies one factor at least; else places of k in a row."""
+        return "tma" in self.options.copies
 
     @property
     def inner_box(self) -> tuple[int, ...]:
@@ -170,6 +175,22 @@ class Problem:
         """Where the boxes of a step begin in k."""
         digits = delinearise(step, self._inner_boxes)
         return {d: sum_of([(n, size)]) for d, n, size in zip(self.options.inner, digits, self.inner_box)}
+
+    def position_in_k(self, step: ir.Value, number: ir.Value) -> tuple[dict[int, ir.Value], ir.Value]:
+        """The coordinates of a place of a step along k, and its number among all where steps are in a row."""
+        if not self.is_boxed:
+            number = sum_of([(step, self.depth), (number, 1)])
+            return self.coordinates((None, number)), number
+        at = self.inner_start(step)
+        digits = delinearise(number, list(self.inner_box))
+        return {d: sum_of([(at[d], 1), (n, 1)]) for d, n in zip(at, digits)}, number
+
+    def inside_k(self, at: dict[int, ir.Value], number: ir.Value) -> list[ir.Value]:
+        """Conditions under which such a place exists."""
+        if not self.is_boxed:
+            return [below(number, self.length)] if self.length % self.depth else []
+        ends = zip(self.options.inner, self.inner, self.inner_box)
+        return [below(at[d], extent) for d, extent, size in ends if extent % size]
 
     @cached_property
     def element(self) -> ir.Type:
@@ -218,9 +239,6 @@ class Problem:
             last = arith.subi(size, mlir.index(1)) if isinstance(size, ir.Value) else mlir.index(size - 1)
             found[d] = arith.minsi(at[d], last)
         return found
-
-    def inside_k(self, number: ir.Value) -> list[ir.Value]:
-        return [below(number, self.length)] if self.length % self.depth else []
 
     # ---- factors -------------------------------------------------------------------------------------------
 
@@ -285,15 +303,20 @@ class Problem:
         access = self.access(side, part)
         if access.operand is not None:
             return self.operands[access.operand], self.subscripts(access.operand, at)
-        return access.tensor, self._copied([s.value for s in access.subscripts if s.value is not None], at)
+        if not access.is_affine:  # memory is read for subscripts, also for those of rows that do not exist
+            at = self.existing(side, at)
+            at |= {d: arith.minsi(at[d], mlir.index(e - 1)) for d, e in zip(self.options.inner, self.inner)}
+        return access.tensor, self.copied([s.value for s in access.subscripts if s.value is not None], at)
 
     def bounds(self, side: Side, at: dict[int, ir.Value]) -> list[ir.Value]:
         """Conditions under which a factor that is copied is not 0."""
-        return self._copied(self.access(side).bounds, at)
+        return self.copied(self.access(side).bounds, at)
 
-    def _copied(self, values: Sequence[ir.Value], at: dict[int, ir.Value]) -> list[ir.Value]:
-        """Values that the body computes of its indices, at coordinates."""
+    def copied(self, values: Sequence[ir.Value], at: dict[int, ir.Value]) -> list[ir.Value]:
+        """Values that the body computes of its indices, and of what its operands have, at coordinates."""
         mapping: dict[ir.Value, ir.Value] = {}
+        for n in dict.fromkeys(n for value in values for n in self.arguments(value)):
+            mapping[self.body.arguments[n]] = memref.LoadOp(self.operands[n], self.subscripts(n, at)).result
         for op in [o for value in values for o in mlir.slice_of(self.body, value)]:
             if op.name == "linalg.index":
                 mapping[op.results[0]] = at[self.dims[index_dim(op)]]

@@ -20,7 +20,7 @@ from tilec.kernels import WarpgroupContraction
 from tilec.kernels.contraction import boxes_of
 from tilec.passes.cuda.contraction.problem import SHARED, Problem, Side, Thread, local
 from tilec.passes.cuda.memory_spaces import is_local, root
-from tilec.passes.cuda.ring import as_box, offsets_of, tensor_map
+from tilec.passes.cuda.ring import as_box, offsets_of, show_stores, tensor_map
 from tilec.passes.loops import sum_of, when
 
 HEIGHT = 16  # rows of a box: those of a warp
@@ -122,7 +122,7 @@ class ResultBoxes:
 
     def end(self, view: ir.Value, warp: ir.Value, thread: Thread, chunk: ir.Value, at: dict[int, ir.Value]) -> None:
         """Starts the copy of a chunk that a warp has put there, whose first element is at these coordinates of a block's tile."""
-        nvvm.FenceProxyOp(ir.Attribute.parse("#nvvm.proxy_kind<async.shared>"), space=ir.Attribute.parse("#nvvm.shared_space<cta>"))
+        show_stores()
         synchronise()
         source = self._box(warp, chunk)
         coordinates = [sum_of([(at[d], 1), (o, 1)]) for d, o in zip(self.dims, offsets_of(view))]

@@ -5,7 +5,8 @@
                       c's epilogue } }
 
 The producer runs ahead by the number of stages (`passes/cuda/ring.py`), over the edge from one tile to the next, so that the
-epilogue of one is under the loads of the other.
+epilogue of one is under the loads of the other. One of its threads has TMA copy boxes; factors of which tiles are no boxes are
+brought by all of its threads (`operands.py`), by cp.async in pieces or through registers.
 
 Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (fragments; matrix descriptors, in units
 of 16 bytes); CUTLASS and fast.cu for the division of work.
@@ -22,21 +23,24 @@ from math import prod
 
 from tilec.analysis.parts import PRODUCTS
 from tilec.core import locations, mlir, opcodes
-from tilec.core.hardware import LINE, ROWS
+from tilec.core.hardware import LINE, ROWS, WARPGROUP
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.core.opcodes import WarpgroupProduct
 from tilec.kernels import WarpgroupContraction
 from tilec.kernels.contraction import widest
 from tilec.kernels.matrix import ELEMENTS
+from tilec.passes.cuda.contraction.checks import check_subscripts
 from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
 from tilec.passes.cuda.contraction.fragments import Chunks, Sums, fragment_coordinates
 from tilec.passes.cuda.contraction.grid import Blocks, of_its_grid
+from tilec.passes.cuda.contraction.operands import Stage
 from tilec.passes.cuda.contraction.partial_sums import PartialSums
 from tilec.passes.cuda.contraction.problem import PRIVATE, Block, Problem, Side, Thread, local
 from tilec.passes.cuda.contraction.result_boxes import result_boxes
 from tilec.passes.cuda.memory_spaces import root
 from tilec.passes.cuda.ring import (
+    LineTiles,
     Registers,
     Ring,
     RingTiles,
@@ -54,6 +58,8 @@ EQUAL = arith.CmpIPredicate.eq
 REGISTERS = Registers(producer=40, consumer=232)  # of 168 at launch
 MOST_REGISTERS = Registers(producer=24, consumer=240)
 THREE = Registers(producer=32, consumer=160)  # of 128 at launch, where three warpgroups multiply
+FILLING = Registers(producer=104, consumer=200)  # where the producer's threads compute where elements lie
+THREE_FILLING = Registers(producer=80, consumer=144)
 
 
 def map_wgmma(
@@ -108,6 +114,7 @@ def map_wgmma(
                 operations = grids[which].enter(own, cluster, named=len(grids) == 1)
                 block = Block(operations)
                 problems = _problems(block, grids[which], tiles)
+                shape.check(problems)
                 if len(grids) == 1:
                     with ir.Location.name(mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location):
                         loads.multiply(problems[0], state)
@@ -124,6 +131,8 @@ def map_wgmma(
             loads.boxes[0].wait(thread)
 
     registers = THREE if shape.roles.consumers > 2 else MOST_REGISTERS if options.partials > 1 else REGISTERS
+    if options.filled:
+        registers = THREE_FILLING if shape.roles.consumers > 2 else FILLING
     shape.roles.divide(registers, produce, consume)
     if cluster:
         cluster.meet()
@@ -150,7 +159,14 @@ class _Shape:
         self.alternate, self.parts = options.alternate_tiles, options.block[0] // ROWS if options.alternate_tiles else 1
         self.thread, self.wide, self.columns = thread, options.block[1] // 8, options.block[1]
         self.products, self.own = options.products, options.own_columns // 8  # fragments of a product's columns
-        self.roles = Roles(thread, options.warps[0] * options.warps[1] // 4)
+        self.roles = Roles(thread, options.warps[0] * options.warps[1] // 4, filled=options.filled)
+
+    def check(self, problems: list[Problem]) -> None:
+        """The program's run-time checks of a tile, by the threads that multiply it."""
+        count = WARPGROUP * (1 if self.alternate else self.roles.consumers)
+        own = arith.andi(self.thread.number, mlir.index(WARPGROUP - 1))
+        for problem in problems:
+            check_subscripts(problem, own if self.alternate else sum_of([(self.thread.number, 1)], -WARPGROUP), count)
 
     def chunks(self, sums: ir.Value, most: int) -> Chunks:
         """A warp has 16 of every 64 of its warpgroup's rows and all columns, of which at most so many are in a chunk."""
@@ -189,14 +205,14 @@ class _Loads:
         self.problem = problem = problems[0][0]
         self.shape, self.function, self.cluster = shape, function, cluster
         self.sides = [[self._tiles(problem, side, part) for part in range(problem.parts)] for side in (problem.left, problem.right)]
-        (right, *_) = self.sides[1]
-        self.rights = [[self._tiles(p, p.right, 0, right) if p is not problem else right for p in each] for each in problems]
+        self.boxed = [[tiles for tiles in side if isinstance(tiles, RingTiles)] for side in self.sides]
+        self.rights = [[self._further(p.right, p) for p in each] for each in problems] if self.boxed[1] else []
         warps = 4 * shape.roles.consumers
         self.boxes = result_boxes(problems, [b.after for b in blocks], warps)  # where tiles end, at a multiple of 1024 bytes
         count, kept = 1 if shape.alternate else shape.roles.consumers, problem.kept_steps
-        copied = [tiles for side in self.sides for tiles in side]
-        self.ring = Ring(self.sides[0] if kept else copied, problem.options.stages, count, cluster)
-        self.kept = Ring(self.sides[1], kept, count) if kept else None  # filled once, by a block's first tile
+        copied = self.boxed[0] if kept else [tiles for side in self.boxed for tiles in side]
+        self.ring = Ring(copied, problem.options.stages, count, cluster, shape.roles.filled)
+        self.kept = Ring(self.boxed[1], kept, count) if kept else None  # filled once, by a block's first tile
         self.sums = memref.AllocaOp(local([shape.parts * shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
         locations.named(self.sums, "sums")
         self.partial, wait = None, partial(wait_for_products, function)
@@ -210,9 +226,20 @@ class _Loads:
         else:
             gpu.BarrierOp()
 
-    def _tiles(self, problem: Problem, side: Side, part: int, first: RingTiles | None = None) -> RingTiles:
-        """A tile of a factor is one box of the tensor, or several of 64 columns where it lies in lines of rows. Those of further
-        right factors lie where the `first` does, or behind it."""
+    def _tiles(self, problem: Problem, side: Side, part: int) -> LineTiles:
+        """A tile of a factor is one box of the tensor, or several of 64 columns where it lies in lines of rows; or lines that
+        threads fill."""
+        if side.copy != "tma":
+            lines = side.size if side.major else self._slabs(side) * problem.depth
+            return LineTiles(problem.tensor(side), problem.element, lines, problem.options.stages)
+        return self._boxes(problem, side, part)
+
+    def _further(self, side: Side, problem: Problem) -> RingTiles:
+        """Tiles of a further right factor lie where those of the first do, or behind them."""
+        (first, *_) = self.boxed[1]
+        return first if problem is self.problem else self._boxes(problem, side, 0, first)
+
+    def _boxes(self, problem: Problem, side: Side, part: int, first: RingTiles | None = None) -> RingTiles:
         line = LINE * 8 // problem.element.width
         sizes: dict[int, int] = dict(zip(side.dims, side.box)) if side.major else {side.dims[-1]: line}
         sizes |= dict(zip(problem.options.inner, problem.inner_box))
@@ -261,19 +288,30 @@ class _Loads:
     def load(self, problems: list[Problem], which: int, state: list[ir.Value], is_first: ir.Value) -> None:
         """All copies of one tile of a result, the first of a block or another."""
         problem = problems[0]
+        sides = zip((problem.left, problem.right), self.sides)
+        filled = [Stage(problem, side, self.shape.thread, 0, tiles[0]) for side, tiles in sides if side.copy != "tma"]
 
         def copy(stage: ir.Value, step: ir.Value) -> None:
-            self._copy_tiles(self.ring, problem, problem.left, step, stage, self.sides[0])
+            if self.boxed[0]:
+                self._copy_tiles(self.ring, problem, problem.left, step, stage, self.boxed[0])
             if not self.kept:
-                for n, (own, tiles) in enumerate(zip(problems, self.rights[which])):
-                    several = self.sides[1] if problem.parts > 1 else [tiles]
+                for n, (own, tiles) in enumerate(zip(problems, self.rights[which] if self.rights else ())):
+                    several = self.boxed[1] if problem.parts > 1 else [tiles]
                     self._copy_tiles(self.ring, own, own.right, step, stage, several, n)
                 return
             with when(locations.named(is_first, "is_first_tile")):
                 self.kept.expect(step)
-                self._copy_tiles(self.kept, problem, problem.right, step, step, self.sides[1])
+                self._copy_tiles(self.kept, problem, problem.right, step, step, self.boxed[1])
 
-        self.ring.fill(problem.steps, state, copy, f"{problem.inner_name}_step")
+        def by_all(stage: ir.Value, step: ir.Value) -> None:
+            stored = [tiles.fill(stage, step) for tiles in filled]
+            self.ring.arrive(self.function, stage, any(stored))
+
+        name = f"{problem.inner_name}_step"
+        if filled:
+            self.ring.fill(problem.steps, state, copy, name, by_all, self.shape.roles.one)
+        else:
+            self.ring.fill(problem.steps, state, copy, name)
 
     def _copy_tiles(
         self, ring: Ring, problem: Problem, side: Side, step: ir.Value, stage: ir.Value, several: list[RingTiles], product: int = 0

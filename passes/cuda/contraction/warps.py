@@ -19,6 +19,7 @@ from typing import Any
 from tilec.core import locations, mlir
 from tilec.core.mlir import gpu, ir
 from tilec.kernels import Contraction
+from tilec.passes.cuda.contraction.checks import check_subscripts
 from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
 from tilec.passes.cuda.contraction.fragments import FmaTile, MmaTile
 from tilec.passes.cuda.contraction.grid import Blocks
@@ -36,6 +37,7 @@ def map_warps(function: ir.Operation, options: Contraction, blocks: Blocks, tile
     problem = Problem(options, tiles, block.contraction)
     tile = (FmaTile if options.unit == "fma" else MmaTile)(problem, thread)
     stages = [Stage(problem, side, thread, options.stages) for side in (problem.left, problem.right)]
+    check_subscripts(problem, thread.number, options.block_threads)
     tile.clear(block.initial)
     with ir.Location.name(mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location):
         _pipeline(problem, tile, stages)

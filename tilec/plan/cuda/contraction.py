@@ -34,8 +34,8 @@ from tilec.cost import contraction
 from tilec.cost.contraction import BlockTile
 from tilec.cost.model import Choice
 from tilec.kernels.contraction import Contraction, WarpgroupContraction
-from tilec.kernels.matrix import BYTES, StoredContraction, whole_pieces
-from tilec.plan.cuda.operands import FactorAccess, Operand, Roles, arrange, factor_access
+from tilec.kernels.matrix import ASYNC, BYTES, StoredContraction, whole_pieces
+from tilec.plan.cuda.operands import FactorAccess, Operand, Roles, arrange, factor_access, warpgroup_copies
 from tilec.plan.groups import Group
 
 Sizes = dict[int, int]  # by kernel dimension
@@ -103,11 +103,12 @@ def fed_problem(
 ) -> contraction.Contraction:
     """With the way of its factors into shared memory."""
     problem = _problem(node, roles, kind, g, graph)
-    sides, depth = (operands["left"], operands["right"]), LINE // BYTES[kind]
+    sides, depth, copies = (operands["left"], operands["right"]), LINE // BYTES[kind], warpgroup_copies(operands)
     steps = prod(ceil(g.space.extents[d] / size) for d, size in roles.boxes(depth).items())
     return replace(
         problem, promoted=promoted_of(kind, node), staged=tuple(_staging(f, target) for f in sides),
-        unaligned=tuple(f.unaligned for f in sides), overhang=steps / ceil(problem.k / depth),
+        filled=tuple(_filling(copy, f, BYTES[kind], target) for copy, f in zip(copies, sides)),
+        unaligned=tuple(f.unaligned for f in sides), overhang=steps / ceil(problem.k / depth) if "tma" in copies else 1.0,
         together=tuple(1 if f.major or f.copy != "tma" else LINE // BYTES[kind] for f in sides),
     )  # fmt: skip
 
@@ -169,12 +170,14 @@ def _built(
     if tile.instruction == "wgmma":  # a block a multiprocessor, which goes through the tiles
         size = prod(tile.cluster)
         blocks = target.units if size == 1 else target.sm.clusters(size, 1) * size
-        own = {"inner_box": roles.inner_box, "promoted": promoted, "cluster": tile.cluster}
+        by = warpgroup_copies(operands)
+        own = {"inner_box": roles.inner_box if "tma" in by else (), "promoted": promoted, "cluster": tile.cluster}
+        own |= zip(("left_copy", "right_copy"), by)
         own["longest_box"] = (left.longest, right.longest)
         own["alternate_tiles"] = tile.alternate
         built = WarpgroupContraction(**common, persistent_blocks=blocks, **own, **together)
         return replace(built, kept_steps=built.steps(extents)) if tile.kept else built
-    copies = {f"{side}_copy": "async" if f.pieces else "registers" for side, f in operands.items()}
+    copies = {f"{side}_copy": f.pieces or "registers" for side, f in operands.items()}
     copies |= {f"{side}_stored": f.stored for side, f in operands.items()}
     gathers = any(f.gathers and not f.pieces for f in operands.values())
     return Contraction(**common, **copies, unit=tile.instruction, warps=(tile.warp_m, tile.warp_n), gathers=gathers)
@@ -238,6 +241,16 @@ def _staging(operand: Operand, target: Target) -> float:
     return 0 if operand.pieces else fit.gather_operations if operand.gathers else fit.convert_operations
 
 
+def _filling(copy: str, operand: Operand, size: int, target: Target) -> float:
+    """The same for tiles that warpgroups multiply."""
+    if copy == "tma":
+        return 0
+    fit = target.fit(WarpgroupTimes)
+    if copy in ASYNC:
+        return fit.piece_operations * size / ASYNC[copy]
+    return fit.filled * _staging(replace(operand, pieces="", stored=""), target)
+
+
 def _choices(target: Target, problem: contraction.Contraction, instructions: list[str] | None) -> list[Choice]:
     if instructions is None:
         return []
@@ -249,8 +262,8 @@ def _choices(target: Target, problem: contraction.Contraction, instructions: lis
 
 
 def fed(problem: contraction.Contraction, instruction: str) -> contraction.Contraction:
-    """As the instruction's kernels are fed: TMA brings all that warpgroups multiply."""
-    return replace(problem, staged=(0, 0)) if instruction == "wgmma" else problem
+    """As the instruction's kernels are fed."""
+    return replace(problem, staged=problem.filled) if instruction == "wgmma" else problem
 
 
 def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> list[str] | None:
@@ -258,9 +271,10 @@ def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> li
     do not take the factors as they are."""
     if kind in ("i32", "f32", "f64"):
         return []
-    boxes = all(f.copy == "tma" for f in operands.values())
+    by_tma = {f.copy for f in operands.values()} == {"tma"}
     found = ["mma.sync"] if kind in ("i8", "bf16", "f16", "tf32") else []
-    found += ["wgmma"] if boxes and "wgmma" in target.instructions(contraction.unit_type(kind)) else []
+    able = by_tma or (kind not in ("tf32", parts.KIND) and (BYTES[kind] == 2 or all(f.major for f in operands.values())))
+    found += ["wgmma"] if able and target.has("tma") and "wgmma" in target.instructions(contraction.unit_type(kind)) else []
     return found or None
 
 

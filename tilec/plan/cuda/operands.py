@@ -25,7 +25,7 @@ from tilec.core import mlir
 from tilec.core.hardware import BOX, LINE, RANK, ROWS, WIDE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
-from tilec.kernels.matrix import BYTES, ELEMENTS
+from tilec.kernels.matrix import ASYNC, BYTES, ELEMENTS
 from tilec.plan.groups import Group
 
 BLOCK = 2 * ROWS  # rows of a block that a box must be able to have, all of which may lie along one dimension
@@ -35,16 +35,17 @@ BLOCK = 2 * ROWS  # rows of a block that a box must be able to have, all of whic
 class Operand:
     """How a factor reaches shared memory.
 
-    `copy`: "tma" (a box at a time, by the hardware), "async" (16 bytes a thread, past the registers) or
-    "registers", where threads compute it: a prologue, a gather, a conversion. `major`: 1 where it lies in
-    shared memory with k contiguous, 0 with rows (or columns) contiguous; the direction in which it is
-    contiguous in global memory. `unaligned`: its rows there begin within lines of L2.
+    `copy`: "tma" (a box at a time, by the hardware), a key of `ASYNC` (a piece a thread, past the registers) or "registers",
+    where threads compute it: a prologue, a conversion. `major`: 1 where it lies in shared memory with k contiguous, 0 with rows
+    (or columns) contiguous; the direction in which it is contiguous in global memory. `unaligned`: its rows there begin within
+    lines of L2.
     """
 
     copy: str
     major: int
     gathers: bool = False  # reads at computed subscripts
-    pieces: bool = False  # cp.async can copy it
+    pieces: str = ""  # the key of `ASYNC` by which cp.async can copy it
+    boxed_pieces: str = ""  # the same where a step along k is a box
     unaligned: bool = False
     stored: str = ""  # its type in shared memory, if threads convert it where they load it from there
     longest: int = BOX  # rows (or columns) of a box along one dimension
@@ -75,7 +76,7 @@ def arrange(node: Node, kind: str, g: Group, graph: Graph, target: Target) -> tu
     Any order of the reduced dimensions is right; the one in which most factors can be copied is taken.
     """
     found = []
-    ease = {"tma": 2, "async": 1, "registers": 0}
+    ease = {"tma": 2, "registers": 0} | dict.fromkeys(ASYNC, 1)
 
     def add(roles: Roles) -> dict[str, Operand]:
         operands = {s: _operand(node, f, s, roles, kind, g, graph, target) for s, f in roles.factors.items()}
@@ -90,6 +91,18 @@ def arrange(node: Node, kind: str, g: Group, graph: Graph, target: Target) -> tu
                 add(replace(roles, inner_box=box))
     _, roles, operands = max(found, key=itemgetter(0))
     return roles, operands
+
+
+def warpgroup_copies(operands: dict[str, Operand]) -> tuple[str, str]:
+    """How factors reach tiles that warpgroups multiply, whose steps along k are boxes if TMA copies one of them."""
+    left, right = operands["left"], operands["right"]
+    boxed = "tma" in (left.copy, right.copy)
+
+    def copy(f: Operand) -> str:
+        pieces = "" if f.stored else f.boxed_pieces if boxed else f.pieces
+        return "tma" if f.copy == "tma" else pieces or "registers"
+
+    return copy(left), copy(right)
 
 
 def _inner_boxes(extents: list[int], depth: int) -> list[tuple[int, ...]]:
@@ -142,37 +155,43 @@ def _operand(
     if found is None or not found.access.exact or (made is not None and made.inlined):
         return _computed(factor, node, kind)
     along, size = found.along, BYTES[kind]
-    major = int(along in roles.inner)
+    major, gathers = int(along in roles.inner), not found.access.is_affine
     if size == 1 and not major:  # of which matrix units take lines of k only
-        return Operand("registers", 1)
+        return Operand("registers", 1, gathers)
     if major and kind in ("bf16", "f16") and (narrow := held_by(node, factor)) in ("i8", "u8") and target.has("cp_async"):
-        pieces = found.is_pieces(roles.inner[-1], roles.inner, WIDE)
-        return Operand("async" if pieces else "registers", major, pieces=pieces, stored=narrow if pieces else "")
+        pieces = "async" if found.is_pieces(roles.inner[-1], roles.inner, WIDE) else ""
+        return Operand(pieces or "registers", major, gathers, pieces=pieces, stored=narrow if pieces else "")
     if str(found.access.element) != ELEMENTS.get(kind, kind) or along is None or not target.has("cp_async"):
-        return Operand("registers", major)
+        return Operand("registers", major, gathers)
     own = roles.order(side)
     line, varying = (roles.inner[-1], own) if major else (own[-1], own[-1:])
     steps = {d: size for d, size in roles.boxes(LINE // size).items() if size > 1}
     lines = size == 2 or (major and kind not in ("f32", "i32", "f64"))  # as matrix units read them
-    pieces = found.is_pieces(line, roles.inner, WIDE // size)
+    widths = {key: wide // size for key, wide in ASYNC.items() if wide >= 2 * size}
+    pieces = next((key for key, wide in widths.items() if found.is_pieces(line, roles.inner, wide)), "")
+    last = roles.boxes(LINE // size)[roles.inner[-1]]
+    boxed = next((key for key, wide in widths.items() if found.is_pieces(line, None, wide) and (not major or last % wide == 0)), "")
     unaligned = found.shape[-1] * size % LINE != 0
     k = roles.inner
     in_order = not scales_of(node) or len(k) == 1 or found.extents[k[-1]] % (LINE // size) == 0  # steps number k
+    others: dict[str, Any] = {"gathers": gathers, "pieces": pieces, "boxed_pieces": boxed, "unaligned": unaligned}
     if target.has("tma") and lines and in_order and found.is_box(varying, steps, line, WIDE // size):
         longest = BOX // max((at.get(d, 1) for at in found.factors for d in varying), default=1)
-        return Operand("tma", major, pieces=pieces, unaligned=unaligned, longest=longest)
-    return Operand("async" if pieces else "registers", major, pieces=pieces, unaligned=unaligned)
+        return Operand("tma", major, longest=longest, **others)
+    return Operand(pieces or "registers", major, **others)
 
 
 @dataclass(frozen=True)
 class FactorAccess:
     """A factor that is an element of a tensor, by kernel dimensions: the tensor's extents, and the factors and the constants of its
-    subscripts; without an operand's dimensions of one element. `trails`: such dimensions follow the others."""
+    subscripts, and what their opaque parts depend on; without an operand's dimensions of one element. `trails`: such dimensions
+    follow the others."""
 
     access: Access
     shape: tuple[int, ...]
     factors: tuple[dict[int, int], ...]
     constants: tuple[int, ...]
+    opaque: tuple[frozenset[int], ...]
     trails: bool
     extents: dict[int, int]
 
@@ -189,6 +208,8 @@ class FactorAccess:
         found = [[p for p, at in enumerate(self.factors) if d in at] for d in order]
         if self.shape[-1] % wide or len(self.shape) > RANK or any(len(at) != 1 for at in found):
             return False
+        if any(dims & {*order} for dims in self.opaque):
+            return False  # lines lie anywhere
         positions = [p for (p,) in found]
         steps = {d: self.factors[p][d] for p, d in zip(positions, order)}
         if positions != sorted(set(positions)) or positions[-1] != len(self.shape) - 1 or order[-1] != line:
@@ -202,13 +223,16 @@ class FactorAccess:
         """Whether a dimension of k ends where the tensor does: beyond, all factors are 0, and nothing that is no number is met."""
         return self.factors[p] == {d: 1} and not self.constants[p] and self.shape[p] == self.extents[d]
 
-    def is_pieces(self, line: int, inner: tuple[int, ...], wide: int) -> bool:
-        """Whether aligned pieces of `wide` elements along lines are of one kind: all inside, or all outside."""
+    def is_pieces(self, line: int, inner: tuple[int, ...] | None, wide: int) -> bool:
+        """Whether aligned pieces of `wide` elements along lines are of one kind: all inside, or all outside. Where `inner` is
+        given, a piece may go on from one line of k to the next."""
         whole = len(self.shape) == len(self.access.shape)
         dims = [d for at in self.factors for d in at] if whole and self.access.operand is not None else []
-        if line == inner[-1] and self.along in inner and _is_flat(dims, inner):
+        if inner and line == inner[-1] and self.along in inner and _is_flat(dims, inner):
             return prod(self.extents[d] for d in inner) % wide == 0
         if self.trails or self.along != line or len(self.shape) - 1 in self.access.guarded:
+            return False
+        if not self.access.subscripts[-1].is_affine or any(line in dims for dims in self.opaque):
             return False
         others = [factor for d, factor in self.factors[-1].items() if d != line]
         return not any(n % wide for n in (self.extents[line], self.shape[-1], self.constants[-1], *others))
@@ -222,7 +246,9 @@ def factor_access(node: Node, factor: ir.Value, g: Group) -> FactorAccess | None
     wide = [p for p, extent in enumerate(access.shape) if extent > 1 or access.operand is None]
     return FactorAccess(
         access, tuple(access.shape[p] for p in wide), tuple(factors[p] for p in wide),
-        tuple(access.subscripts[p].constant for p in wide), bool(wide) and wide[-1] < len(access.shape) - 1,
+        tuple(access.subscripts[p].constant for p in wide),
+        tuple(frozenset(own[d] for d in access.subscripts[p].linear.opaque if node.extents[d] > 1) for p in wide),
+        bool(wide) and wide[-1] < len(access.shape) - 1,
         {own[d]: e for d, e in enumerate(node.extents)},
     )  # fmt: skip
 

@@ -281,3 +281,23 @@ def remote_arrive(code: Code, op: ir.Operation) -> Step:
             barrier.change(op, context, 1, 0, handed)
 
     return step
+
+
+def copy_arrive(code: Code, op: ir.Operation) -> Step:
+    """An arrival when the copies that a thread has started are complete: it hands on what the thread knows, and these copies. They
+    are a group of their own, so that later ones are told from them."""
+    group, number = code.operands(op)
+
+    def step(values: Values, mask: Mask) -> None:
+        context: Threads = values[0]
+        clocks = context.clocks
+        for lane, n in each_lane(values, mask, number):
+            barrier = _barrier(op, values, group, n, lane)
+            row, thread = int(context.row_of[lane]), context.thread_of[[lane]]
+            handed = clocks.release(row, thread)
+            context.commits[lane] += 1
+            if context.kernel.copies:
+                handed[clocks.own[row, thread[0]] + context.threads] = context.commits[lane]
+            barrier.change(op, context, 1, 0, handed)
+
+    return step

@@ -14,8 +14,8 @@ import numpy as np
 
 from tilec.core.hardware import LINE, ROWS
 from tilec.core.mlir import ir
-from tilec.core.opcodes import NamedBarrier, Opcode, RemoteArrive, WarpgroupProduct, WarpgroupWait
-from tilec.semantics.interpreter.asynchronous import remote_arrive
+from tilec.core.opcodes import CopyArrive, NamedBarrier, Opcode, RemoteArrive, WarpgroupProduct, WarpgroupWait
+from tilec.semantics.interpreter.asynchronous import copy_arrive, remote_arrive
 from tilec.semantics.interpreter.boxes import boxed_elements
 from tilec.semantics.interpreter.code import Code, Mask, Step, Values, Waiting, dtype_of
 from tilec.semantics.interpreter.faults import Fault, Unsupported, first
@@ -34,6 +34,8 @@ def device_function(code: Code, op: ir.Operation, opcode: Opcode | None) -> Step
             return named_barrier(code, op, waits)
         case RemoteArrive():
             return remote_arrive(code, op)
+        case CopyArrive():
+            return copy_arrive(code, op)
         case WarpgroupProduct():
             return _Product(code, op, opcode).step
         case WarpgroupWait(running):

@@ -1,0 +1,136 @@
+"""Products of warpgroups of factors that TMA cannot copy: threads fill the tiles, by cp.async in pieces or through registers. Rows
+that begin anywhere, rows found through an index, weights of experts, windows of few channels; run by the emulator and the
+interpreter, and compiled at sizes that matter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import assert_within
+from tools import contractions as T
+from tools.contractions import arrays, emulated, lowered
+from tools.lowering import lowered as lower_text
+
+from tilec.core.diagnostics import CallError, Source
+from tilec.kernels import matrix
+from tilec.semantics.interpreted import interpret_stage
+
+WGMMA = {64: ("wgmma", 64, 64, 64, (4, 1)), 128: ("wgmma", 128, 96, 64, (8, 1))}  # two slabs of 64 columns, one of them half full
+NT = "op mm(a: {t}[M, K], b: {t}[N, K]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[m, k] * b[n, k])\n}}\n"
+TN = "op mm(a: {t}[K, M], b: {t}[K, N]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[k, m] * b[k, n])\n}}\n"
+PRODUCTS = {
+    "nn": (T.MATMUL, lambda a, b: a @ b), "nt": (NT, lambda a, b: a @ b.T), "tn": (TN, lambda a, b: a.T @ b),
+    "tt": (T.TURNED, lambda a, b: a.T @ b.T), "computed": (T.PROLOGUE, lambda a, s, b: (a * s[:, None]) @ b),
+}  # fmt: skip
+ROWS = """op g(x: {t}[S, K], p: i32[T], w: {t}[K, N]) -> (y: {o}[T, N]) {{
+ y[t, n] = sum[k](x[p[t], k] * w[k, n])
+}}
+"""
+EXPERTS = """op g(x: {t}[S, K], p: i32[B, I], e: i32[B], w: {t}[E, K, N]) -> (y: {o}[B, I, N]) {{
+ y[b, i, n] = sum[k](x[p[b, i], k] * w[e[b], k, n])
+}}
+"""
+BY_COLUMNS = """op g(x: {t}[M, S], p: i32[K], w: {t}[K, N]) -> (y: {o}[M, N]) {{
+ y[m, n] = sum[k](x[m, p[k]] * w[k, n])
+}}
+"""
+GATHERED = """op g(x: {t}[M, K], p: i32[K], w: {t}[S, N]) -> (y: {o}[M, N]) {{
+ y[m, n] = sum[k](x[m, k] * w[p[k], n])
+}}
+"""
+PAGES = """op g(q: {t}[M, D], k: {t}[G, P, D], table: i32[U]) -> (s: {o}[M, U * P]) {{
+ s[m, j] = sum[d](q[m, d] * k[table[j // P], j % P, d])
+}}
+"""
+CHANNELS = """op conv(x: {t}[N, H, W, C], f: {t}[R, S, C, K]) -> (y: {o}[N, H, W, K]) {{
+ y[n, h, w, k] = sum[r, s, c](pad(x[n, h + r - 1, w + s - 1, c], 0) * f[r, s, c, k])
+}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def few_stages(monkeypatch):
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 3)
+
+
+def both(text, inputs, sizes, tile, expected, monkeypatch):
+    """By the printed kernel, where data comes late, and by the interpreter, where races are faults."""
+    specialised, result = lowered(text, sizes, "h200", tile, monkeypatch)
+    (kernel,) = result.plan.kernels
+    assert kernel.options.instruction == "wgmma" and kernel.options.filled
+    names = [t.name for t in specialised.inputs]
+    assert_within(text, inputs, emulated(specialised, result, inputs), kind="cuda", expected=expected)
+    found = interpret_stage(specialised, result.texts, "map", dict(zip(names, inputs)))
+    assert_within(text, inputs, list(found.values()), kind="cuda", expected=expected)
+    return kernel.options
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("m, n, k", [(67, 51, 131), (68, 60, 68), (70, 62, 66)])
+def test_rows_that_begin_anywhere(name, m, n, k, monkeypatch):
+    """Rows of multiples of 2, 4 and 8 bytes, and edges along every dimension."""
+    text, expected = PRODUCTS[name]
+    text = text.format(t="bf16", o="bf16")
+    inputs = arrays(lower_text(Source("t.tile", text), None, {"M": m, "N": n, "K": k})[0])
+    exact = expected(*(a.astype(np.float64) for a in inputs))
+    built = both(text, inputs, {"M": m, "N": n, "K": k}, WGMMA[64], exact, monkeypatch)
+    if name != "computed":
+        assert built.left_copy == {67: "registers", 68: "async8", 70: "async4"}[m]
+
+
+def paged(k, table):
+    return k[table].reshape(-1, k.shape[-1])
+
+
+FOUND = {
+    "rows": (ROWS, {"S": 90, "T": 70, "K": 72, "N": 64}, lambda x, p, w: x[p] @ w, ("async", "tma")),
+    "rows, odd": (ROWS, {"S": 20, "T": 129, "K": 13, "N": 33}, lambda x, p, w: x[p] @ w, ("registers", "registers")),
+    "experts": (
+        EXPERTS, {"S": 50, "B": 3, "I": 40, "E": 4, "K": 72, "N": 64}, lambda x, p, e, w: x[p] @ w[e], ("async", "tma"),
+    ),
+    "columns": (BY_COLUMNS, {"M": 66, "S": 90, "K": 70, "N": 64}, lambda x, p, w: x[:, p] @ w, ("registers", "tma")),
+    "rows of k": (GATHERED, {"M": 66, "S": 90, "K": 72, "N": 64}, lambda x, p, w: x @ w[p], ("tma", "async")),
+    "pages": (PAGES, {"M": 66, "G": 9, "P": 4, "U": 18, "D": 72}, lambda q, k, t: q @ paged(k, t).T, ("tma", "async")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", WGMMA)
+@pytest.mark.parametrize("name", FOUND)
+def test_places_that_data_tell(name, rows, monkeypatch):
+    text, sizes, expected, copies = FOUND[name]
+    text = text.format(t="bf16", o="f32")
+    specialised = lower_text(Source("t.tile", text), None, sizes)[0]
+    inputs = [a if a.dtype.kind != "i" else indices(a, sizes) for a in arrays(specialised)]
+    exact = expected(*(a.astype(np.float64) if a.dtype.kind != "i" else a for a in inputs))
+    assert both(text, inputs, sizes, WGMMA[rows], exact, monkeypatch).copies == copies
+
+
+def indices(a, sizes):
+    """Numbers that are less than all tables are long."""
+    return np.abs(a) % min(sizes[s] for s in ("S", "E", "G") if s in sizes)
+
+
+@pytest.mark.parametrize("tile", [WGMMA[64], ("mma.sync", 64, 64, 64, (2, 2))])
+@pytest.mark.parametrize("wrong", [-1, 90])
+def test_places_outside_are_refused(wrong, tile, monkeypatch):
+    """The last row's index is checked as all others are."""
+    text, sizes, *_ = FOUND["rows"]
+    text = text.format(t="bf16", o="f32")
+    specialised, result = lowered(text, sizes, "h200", tile, monkeypatch)
+    x, p, w = arrays(specialised)
+    p = indices(p, sizes)
+    p[-1] = wrong
+    assert len(result.emitted.kernels[0].sites) == 1
+    with pytest.raises(CallError, match="reads outside"):
+        interpret_stage(specialised, result.texts, "map", {"x": x, "p": p, "w": w})
+
+
+@pytest.mark.parametrize("channels", [20, 21, 22])
+def test_windows_of_few_channels(channels, monkeypatch):
+    sizes = {"N": 2, "H": 5, "W": 7, "C": channels, "K": channels, "R": 3, "S": 3}
+    text = CHANNELS.format(t="bf16", o="bf16")
+    specialised = lower_text(Source("t.tile", text), None, sizes)[0]
+    x, f = inputs = arrays(specialised)
+    padded = np.pad(x.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    exact = sum(padded[:, r : r + 5, s : s + 7] @ f[r, s].astype(np.float64) for r in range(3) for s in range(3))
+    both(text, inputs, sizes, WGMMA[64], exact, monkeypatch)
