@@ -241,7 +241,7 @@ class Threads:
             for d in dims:
                 mine = part if d == layout.lane_dim else None
                 cut = sizes is not None and isinstance(sizes[d], ir.Value) and (mine is None or kind != INNER)
-                guarded = d == layout.dense and sizes is not None and any(self._partial(e, sizes[e]) for e in dims)
+                guarded = d in layout.dense and sizes is not None and any(self._partial(e, sizes[e]) for e in dims)
                 unroll = cut or guarded or (mine is not None and (kind == EDGE or where is not None))
                 low, high = (mine.low, mine.high) if mine else (0, layout.steps[d])
                 step = position.steps[d] = stack.enter_context(

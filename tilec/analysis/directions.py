@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tilec.analysis.graph import Node, dims_of
 from tilec.core import mlir
 from tilec.core.mlir import ir
@@ -36,11 +38,20 @@ def scattered_extracts(node: Node, d: int, lanes: int) -> int:
     return count
 
 
-def windows_of(node: Node) -> dict[int, set[int]]:
-    """Dimensions along which computed accesses of neighbouring elements meet, each with the reduced dimensions along which windows
-    lie: sums with another dimension, as in a convolution, or several accesses of one tensor, as in a stencil. The last
-    subscript, along which vectors lie, does not count."""
-    found: dict[int, set[int]] = {}
+@dataclass(frozen=True)
+class Window:
+    """Elements `dilation` places apart along the reduced dimension `along`; those of neighbours begin `stride` places apart."""
+
+    along: int
+    stride: int
+    dilation: int
+
+
+def windows_of(node: Node) -> dict[int, set[Window]]:
+    """Dimensions along which computed accesses of neighbouring elements meet, each with its windows: sums with another dimension,
+    as in a convolution; none for several accesses of one tensor, as in a stencil. The last subscript, along which vectors lie,
+    does not count."""
+    found: dict[int, set[Window]] = {}
     seen: dict[ir.Value, int] = {}
     loads = [o.operation for o in mlir.body_of(node.op).operations if o.operation.name == "tensor.extract"]
     for op in loads:
@@ -50,8 +61,33 @@ def windows_of(node: Node) -> dict[int, set[int]]:
             dims = _index_dims(subscript)
             if dims and (len(dims) > 1 or seen[op.operands[0]] > 1) and dims_of(subscript, node) == dims:
                 for d in dims - node.reduced:
-                    found.setdefault(d, set()).update(dims & node.reduced)
+                    steps = {p: _step_inside(subscript, p) for p in dims & node.reduced}
+                    mine = found.setdefault(d, set())
+                    mine |= {Window(p, _step_inside(subscript, d), n) for p, n in steps.items()}
     return found
+
+
+def _step_inside(value: ir.Value, d: int) -> int:
+    """By how much a subscript grows from one number of dimension `d` to the next, inside the bounds to which it is clamped; 0 where
+    that varies, or is 0."""
+    owner = mlir.definition(value)
+    if owner is None:
+        return 0
+    steps = [_step_inside(v, d) for v in owner.operands]
+    match owner.name:
+        case "linalg.index":
+            return int(ir.IntegerAttr(owner.attributes["dim"]).value == d)
+        case "arith.addi" | "arith.maxsi" | "arith.minsi" | "arith.index_cast":
+            return sum(steps)
+        case "arith.subi":
+            return steps[0] - steps[1]
+        case "arith.muli":
+            numbers = [mlir.constant_value(v) for v in owner.operands]
+            return sum(n * s for n, s in zip(numbers, reversed(steps)) if n is not None)
+        case "affine.apply":
+            weights = mlir.linear(ir.AffineMapAttr(owner.attributes["map"]).value)
+            return 0 if weights is None else sum(w * s for w, s in zip(weights, steps))
+    return 0
 
 
 def _index_dims(value: ir.Value) -> set[int]:

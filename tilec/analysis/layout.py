@@ -29,7 +29,7 @@ class Layout:
     share them along the dimension of the fastest threads. `unaligned`: positions along that dimension begin where a vector
     does, before a row's first element by up to a vector less one; extents count positions
     (`passes/cuda/threaded/unaligned.py`). Along
-    `dense` a thread's steps lie side by side.
+    the dimensions `dense` a thread's steps lie side by side.
     """
 
     extents: tuple[int, ...]
@@ -39,7 +39,7 @@ class Layout:
     steps: tuple[int, ...]
     blocks_per_row: int = 1
     unaligned: bool = False
-    dense: int | None = None
+    dense: tuple[int, ...] = ()
 
     @property
     def block(self) -> int:
@@ -60,7 +60,7 @@ class Layout:
 
     def strides(self, d: int) -> tuple[int, int]:
         """The differences of a coordinate between neighbouring threads, and between steps."""
-        if d == self.dense:
+        if d in self.dense:
             return -(-self.extents[d] // self.threads[d]), self.vectors[d]
         return self.vectors[d], self.span(d)
 
@@ -123,7 +123,7 @@ def transposed(layout: Layout, d: int, dense: bool = False) -> Layout:
     order = (d, *(e for e in layout.order if e not in (d, fast)), fast)
     order = tuple(e for e in order if threads[e] > 1)
     made = make(layout.extents, order, threads, vectors, layout.extents)
-    return replace(made, dense=fast) if dense else made
+    return replace(made, dense=(fast,)) if dense else made
 
 
 def tile_extents(ops: Iterable[Any], tiles: dict[int, int], spread: Any = None) -> dict[int, int]:

@@ -189,17 +189,17 @@ class Threaded(Family, backend="cuda"):
 class Windowed(Threaded, backend="cuda"):
     """Kernels that are contiguous along a grid dimension, and may read windows along others."""
 
-    adjacent_steps: int | None = option(
-        "the dimension along which a thread's steps are neighbours, whose windows overlap: elements that several windows "
+    adjacent_steps: tuple[int, ...] | None = option(
+        "the dimensions along which a thread's steps are neighbours, whose windows overlap: elements that several windows "
         "have are loaded once",
         dims=True, default=None, shown="along {}: their windows share elements",
     )  # fmt: skip
 
     def layout(self, extents: dict[int, int]) -> Layout:
-        return replace(super().layout(extents), dense=self.adjacent_steps)
+        return replace(super().layout(extents), dense=self.adjacent_steps or ())
 
     def refuse_rows(self, kernel: KernelPlan, target: Target) -> Refusal | None:
-        if (d := self.adjacent_steps) is not None:
+        for d in self.adjacent_steps or ():
             tile = dict(zip(kernel.grid, kernel.tile)).get(d)
             if tile is None or self.vectors[d] > 1 or tile % self.thread_counts[d]:
                 why = "must be a grid dimension without vectors, whose tile is a multiple of its threads"
@@ -243,4 +243,4 @@ def laid_out(layout: Layout) -> dict[str, Any]:
     options: dict[str, Any] = {
         "thread_order": layout.order, "thread_counts": layout.threads, "vectors": layout.vectors, "steps": layout.steps
     }  # fmt: skip
-    return options if layout.dense is None else options | {"adjacent_steps": layout.dense}
+    return options | {"adjacent_steps": layout.dense} if layout.dense else options

@@ -124,6 +124,7 @@ class OperationContext:
         along = mlir.get_integer(op, "tilec.scan")
         self.scanned = None if along is None else self.dims[along]
         self.tiles: dict[int, ir.Value] = {}
+        self.kept: dict[ir.Operation, ir.Value] = {}  # tiles of wide loads, to which rounds of a loop along windows add elements
         self.chunk: dict[int, ir.Value] = {}
         self.sizes = sizes_of(self.operands, self.operand_dims)
 

@@ -27,7 +27,7 @@ from tilec.passes.cuda.threaded.trig_fallback import (
     is_trigonometric,
     mark_approximate,
 )
-from tilec.passes.cuda.threaded.vector_gather import Gathered, fetch, is_index, wide_loads
+from tilec.passes.cuda.threaded.vector_gather import Gathered, fetch, is_index, slides, wide_loads
 from tilec.passes.loops import EDGE, TOUCHED, WHOLE, Position, Threads, loop
 
 
@@ -115,6 +115,8 @@ class GenericMapper(OperationContext):
             compute_with_fallback(self)
         else:
             wide = wide_loads(self) if self.threads.misalignment is None else []
+            if not any(slides(self, d) for d in self.reduced_loops):
+                self.kept = {}
             self.gathered = {op: tile for load in wide for op, tile in fetch(self, load).items()}
             self.compute_all()
         for n in stores:
@@ -127,10 +129,12 @@ class GenericMapper(OperationContext):
         if not loops:
             return body()
         d, *rest = loops
+        if slides(self, d):
+            return self._slide(d, rest, body)
         unroll = self.layout is not self.kernel.layout and isinstance(self.sizes[d], ir.Value)
         # rows that every operation reads: unrolled, their loads would be moved up for as long as there are registers
         rolled = self.layout is self.kernel.layout and (
-            self.kernel.online or self.layout.dense is not None or (self.kernel.reduces and d == self.layout.lane)
+            self.kernel.online or self.layout.dense or (self.kernel.reduces and d == self.layout.lane)
         )
         in_registers = {
             n for v in self.operands for n in self.kernel.register_chunks.get(root(v), ()) if d == self.layout.lane
@@ -150,6 +154,16 @@ class GenericMapper(OperationContext):
                 self.tiles = tiles
             del self.chunk[d]
         self.threads.inner = False
+
+    def _slide(self, d: int, rest: list[int], body: Any) -> None:
+        """A loop along windows, written out: its first round loads all that they begin with."""
+        self.kept = {}
+        for low, high in ((0, 1), (1, self.layout.chunks(d))):
+            with loop(high - low, always=low > 0, unroll=True, start=low, name=self.threads.name(d, "chunk")) as self.chunk[d]:
+                tiles = dict(self.tiles)
+                self._enter(rest, body)
+                self.tiles = tiles
+            del self.chunk[d]
 
     # ---- states ------------------------------------------------------------------------------------------------------
 

@@ -8,19 +8,25 @@ vector is loaded under that condition, at subscripts that need no clamp:
 
     for lane { y[lane] = select(0 <= i < 9, x[min(max(i, 0), 8), lane], 0) }   ->   t = 0; if 0 <= i < 9 { t = vector.load x[i, 0] }
 
-If a thread has neighbours (`Layout.dense`), and a load depends on their index i and on a window's index s by their sum alone, the
-elements of all their windows are loaded once: `x[i + s]` of 4 neighbours and windows of 3 are 6 elements, and not 12.
+If a thread has neighbours (`Layout.dense`), and a load depends on their index i and on a window's index s by a sum of both alone,
+the elements of all their windows are loaded once: `x[i + s]` of 4 neighbours and windows of 3 are 6 elements, and not 12. The same
+along two dimensions: 2 x 4 neighbours and windows of 3 x 3 are 4 x 6 elements, and not 72. Where a loop goes along the windows, it is
+written out, and each of its rounds loads the elements that no round before it had:
+
+    for r { for i in 0..2 { y[i] += x[i + r] } }   ->   t[0..2] = x[0..2]; for r { t[r + 1] = x[r + 1]; ...  y[i] += t[i + r] }
 """
 
 # mypy: no-strict-optional
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tilec.analysis.layout import Layout
 from tilec.core import mlir
 from tilec.core.mlir import ir, memref, vector
 from tilec.passes.cuda.memory_spaces import is_local, root
@@ -99,14 +105,19 @@ def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, G
     if guard is not None:
         known = bounds_of(guard.operands[0])
         subscripts = [unclamped(index, known) for index in subscripts]
-    window = _window_of(generic, [*subscripts, *(guard.operands[:1] if guard else ())])
-    threads, sizes = (generic.threads, generic.sizes) if window is None else window.unique(generic)
+    windows = _windows_of(generic, [*subscripts, *(guard.operands[:1] if guard else ())])
+    threads, sizes = _unique(generic, windows)
     element = ir.MemRefType(value.type).element_type
     kernel, dims, lanes = generic.kernel, generic.dims, generic.layout.vectors[generic.layout.lane_dim]
-    tile = kernel.private(dims, element, kernel.name_of(value), threads.layout)
+    tile = generic.kept.get(load)
+    if tile is None:
+        whole = _layout(generic.layout, windows, [w.elements(generic.layout, w.length) for w in windows])
+        tile = generic.kept[load] = kernel.private(dims, element, kernel.name_of(value), whole)
     width = min(lanes, 128 // max(8, element.width))
     type_ = ir.VectorType.get([width], element)
     with threads.slots(dims, generic.chunk, sizes, lanes=False) as position:
+        for window in windows:
+            window.move(generic, position)
         for begin in range(0, lanes, width):
             mapping: dict[ir.Value, ir.Value] = {}
             slot, condition = position.slot(dims, begin), None
@@ -117,64 +128,149 @@ def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, G
             with nullcontext() if condition is None else when(condition):
                 at = [evaluate(generic, v, position, begin, mapping) for v in subscripts]
                 vector.StoreOp(vector.LoadOp(type_, value, at).result, tile, slot)
-    return {guard or load: Gathered(tile, window)}
+    return {guard or load: Gathered(tile, windows, dict(generic.chunk))}
 
 
 @dataclass(frozen=True)
 class Window:
-    """A thread's neighbours along dimension `neighbour`, whose windows lie along the reduced dimension `along`."""
+    """A thread's neighbours along dimension `neighbour`, whose elements are `stride` places apart, and their windows of `length`
+    elements along the reduced dimension `along`, `dilation` places apart. `slides`: a loop goes along the windows."""
 
     neighbour: int
     along: int
+    stride: int
+    dilation: int
+    length: int
+    slides: bool
 
-    def unique(self, generic: OperationContext) -> tuple[Threads, dict[int, Any]]:
-        """Threads that have each element of the windows once, as steps along `neighbour`; and sizes that guard none of them."""
-        threads, steps = copy(generic.threads), list(generic.layout.steps)
-        steps[self.neighbour], steps[self.along] = steps[self.neighbour] + steps[self.along] - 1, 1
-        threads.layout = replace(generic.layout, steps=tuple(steps))
-        whole = {self.neighbour: threads.layout.chunk(self.neighbour), self.along: 1}
-        return threads, {**generic.sizes, **whole}
+    def elements(self, layout: Layout, length: int) -> int:
+        """The places that the windows of all neighbours cover, or `length` elements of each window."""
+        return self.stride * (layout.steps[self.neighbour] - 1) + self.dilation * (length - 1) + 1
+
+    def begins(self, generic: OperationContext) -> int:
+        """The first element of this round's windows that no round before it had."""
+        first = not self.slides or mlir.constant_value(generic.chunk[self.along]) == 0
+        return 0 if first else self.elements(generic.layout, 1) - self.dilation
+
+    def move(self, generic: OperationContext, position: Position) -> None:
+        """From a step along the neighbours to the place of an element: by steps of one place, along whichever of both has them."""
+        d, along, begin = self.neighbour, self.along, self.begins(generic)
+        step = position.steps[d]
+        if self.stride > 1:
+            position.bases[d] = sum_of([(position.bases[d], 1), (step, -1)])
+            position.bases[along] = sum_of([(position.bases[along], 1), (step, 1)])
+        position.bases[d] = sum_of([(position.bases[d], 1)], begin)
+        position.steps[d] = sum_of([(step, 1), *self.round(generic.chunk)], begin)
+
+    def round(self, chunk: dict[int, ir.Value]) -> list[tuple[ir.Value, int]]:
+        """Where in the tile this round's windows begin."""
+        return [(chunk[self.along], self.dilation)] if self.slides else []
+
+
+def _layout(layout: Layout, windows: Sequence[Window], counts: Sequence[int]) -> Layout:
+    """A layout in which steps along neighbours are elements of their windows, so many."""
+    steps = list(layout.steps)
+    for window, count in zip(windows, counts):
+        steps[window.neighbour], steps[window.along] = count, 1
+    return replace(layout, steps=tuple(steps))
+
+
+def _unique(generic: OperationContext, windows: Sequence[Window]) -> tuple[Threads, dict[int, Any]]:
+    """Threads that have each element of the windows once, of those that were not loaded in earlier rounds; and sizes that leave out
+    none of them which a window inside the tile has."""
+    if not windows:
+        return generic.threads, generic.sizes
+    layout, threads, sizes = generic.layout, copy(generic.threads), dict(generic.sizes)
+    lengths = [1 if w.slides else w.length for w in windows]
+    counts = [w.elements(layout, n) - w.begins(generic) for w, n in zip(windows, lengths)]
+    threads.layout = _layout(layout, windows, counts)
+    for window, length, count in zip(windows, lengths, counts):
+        d, size = window.neighbour, generic.sizes[window.neighbour]
+        begin = window.begins(generic)
+        if isinstance(size, int) and size % layout.chunk(d) == 0:
+            sizes[d] = threads.layout.chunk(d)
+        else:  # neighbours outside the tile need none
+            more = window.dilation * (length - 1) - begin
+            sizes[d] = sum_of([(size, 1)], more) if isinstance(size, ir.Value) else mlir.index(size + more)
+        sizes[window.along] = 1
+    return threads, sizes
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """The tile of a wide load; with a `window`, of the elements of a thread's windows."""
+    """The tile of a wide load; with `windows`, of the elements of a thread's windows. `chunk`: the round of each loop."""
 
     tile: ir.Value
-    window: Window | None
+    windows: Sequence[Window]
+    chunk: dict[int, ir.Value]
 
     def element(self, position: Position, dims: tuple[int, ...]) -> ir.Value:
         at = position.slot(dims)
-        if self.window is not None:
-            here, along = (dims.index(d) for d in (self.window.neighbour, self.window.along))
-            at[here], at[along] = sum_of([(at[here], 1), (at[along], 1)]), mlir.index(0)
+        for window in self.windows:
+            here, along = (dims.index(d) for d in (window.neighbour, window.along))
+            terms = [(at[here], window.stride), (at[along], window.dilation), *window.round(self.chunk)]
+            at[here], at[along] = sum_of(terms), mlir.index(0)
         return memref.LoadOp(self.tile, at).result
 
 
-def _window_of(generic: OperationContext, values: list[ir.Value]) -> Window | None:
-    """The neighbours and the window of a load: the values that it is made by have their indices in sums alone."""
-    near, layout = generic.layout.dense, generic.layout
-    if near is None or layout.vectors[near] > 1 or near not in generic.dims:
-        return None
+def slides(generic: OperationContext, d: int) -> bool:
+    """Whether a loop along windows is written out, as its rounds share elements."""
+    if not generic.layout.dense or d not in generic.reduced:
+        return False
+    loads = wide_loads(generic)
+    return any(w.slides and w.along == d for load in loads for w in _windows_of(generic, _places(generic, load)))
+
+
+def _places(generic: OperationContext, load: ir.Operation) -> list[ir.Value]:
+    """The values that decide which element a load reads, and whether."""
+    guard = _guard_of(generic, load)
+    return [*list(load.operands)[1:], *(guard.operands[:1] if guard else ())]
+
+
+def _windows_of(generic: OperationContext, values: list[ir.Value]) -> list[Window]:
+    """The neighbours and the windows of a load: the values that it is made by have their indices in sums alone."""
+    found: list[Window] = []
     needed = {o for v in values for o in mlir.slice_of(generic.block, v)}
+    for near in generic.layout.dense:
+        window = _window_of(generic, needed, near, {w.along for w in found})
+        found += [window] if window else []
+    return found
+
+
+def _window_of(generic: OperationContext, needed: set[ir.Operation], near: int, taken: set[int]) -> Window | None:
+    layout = generic.layout
+    if layout.vectors[near] > 1 or near not in generic.dims or layout.steps[near] == 1:
+        return None
     users = [o for o in needed if any(is_index(generic, v, near) for v in o.operands)]
     for along in generic.reduced:
-        if layout.chunks(along) > 1 or layout.threads[along] > 1 or layout.vectors[along] > 1:
+        if along in taken or layout.threads[along] > 1 or layout.vectors[along] > 1:
             continue
         others = [o for o in needed if any(is_index(generic, v, along) for v in o.operands)]
-        if users and {*users} == {*others} and all(_is_sum(generic, o, (near, along)) for o in users):
-            return Window(near, along)
+        weights = {_weights(generic, o, (near, along)) for o in users}
+        if not users or {*users} != {*others} or len(weights) > 1 or None in weights:
+            continue
+        ((stride, dilation),) = weights
+        length, loops = layout.extents[along], layout.chunks(along) > 1
+        if stride < 1 or dilation < 1 or (loops and (layout.steps[along] > 1 or stride > 1)):
+            continue
+        size = generic.sizes[near]
+        if stride > 1 and not (isinstance(size, int) and size % layout.chunk(near) == 0):
+            continue  # a guard would count neighbours
+        # every place that the windows cover is an element of one of them
+        if (stride == 1 and dilation <= layout.steps[near]) or (dilation == 1 and stride <= length):
+            return Window(near, along, stride, dilation, length, loops)
     return None
 
 
-def _is_sum(generic: OperationContext, op: ir.Operation, dims: tuple[int, int]) -> bool:
-    """Whether an operation adds the indices of both dimensions, each once."""
+def _weights(generic: OperationContext, op: ir.Operation, dims: tuple[int, int]) -> tuple[int, int] | None:
+    """The factors of the indices of both dimensions in a sum."""
     if op.name != "affine.apply":
-        return False
+        return None
     weights = mlir.linear(ir.AffineMapAttr(op.attributes["map"]).value)
-    return weights is not None and all(
-        sum(w for w, v in zip(weights, op.operands) if is_index(generic, v, d)) == 1 for d in dims
-    )
+    if weights is None:
+        return None
+    first, second = (sum(w for w, v in zip(weights, op.operands) if is_index(generic, v, d)) for d in dims)
+    return first, second
 
 
 def _guard_of(generic: OperationContext, load: ir.Operation) -> ir.Operation | None:
@@ -209,4 +305,4 @@ def evaluate(
     return mapping[value]
 
 
-__all__ = ["evaluate", "fetch", "is_index", "wide_loads"]
+__all__ = ["evaluate", "fetch", "is_index", "slides", "wide_loads"]

@@ -164,9 +164,9 @@ def _load_words_asm(address: str, count: int, word: int, hint: str, where: bool)
     text += (f"{{{targets}}}" if count > 1 else targets) + f", [${count}]" + (", policy;" if policy else ";")
     setup = f".reg .b64 policy;\nmov.b64 policy, {policy};\n" if policy else ""
     lines, sources = [], [("l", f"%{address}")]
-    if where:  # zeros come behind the load, so that it may use their registers for its address
-        moves = "".join(f"\n@!p mov.b{max(16, word)} ${j}, 0;" for j in range(count))
-        text, setup = f"@p {text}{moves}", f"{setup}.reg .pred p;\nsetp.ne.b32 p, ${count + 1}, 0;\n"
+    if where:  # zeros come before the load: behind it they would wait for it, in the order of instructions
+        moves = "".join(f"mov.b{max(16, word)} ${j}, 0;\n" for j in range(count))
+        text, setup = f"{moves}@p {text}", f"{setup}.reg .pred p;\nsetp.ne.b32 p, ${count + 1}, 0;\n"
         lines, sources = ["%wanted = arith.extui %condition : i1 to i32"], [*sources, ("r", "%wanted")]
     text = f"{{\n{setup}{text}\n}}" if setup else text
     loaded = asm(text, letter * count, sources, pure=hint.startswith("nc"))

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -13,15 +14,21 @@ from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import DTYPES
 from tilec.core.targets import load
 from tilec.plan.cuda import columns
+from tilec.semantics.interpreter import interpret
 
 ONE = replace(load("h200"), units=1)  # small programs fill it
 PAD, PAD_ONE = "pad(x[n, h + r - 1, w + s - 1, c], 0)", "pad(x[n, h + r - 1, w + s - 1, c], 1)"
-WINDOWS = {  # the sum's term; R; the dimensions of windows
-    "depthwise": (f"{PAD} * f[r, s, c]", 3, (2, 1)),
-    "five wide": (f"{PAD} * f[r, s, c]", 5, (2, 1)),
-    "padded by 1": (f"{PAD_ONE} * f[r, s, c]", 3, (2, 1)),
-    "without padding": ("x[n, min(h + r, H - 1), min(w + s, W - 1), c] * f[r, s, c]", 3, (2, 1)),
+WINDOWS = {  # the sum's term; R; the dimensions along which windows share elements
+    "depthwise": (f"{PAD} * f[r, s, c]", 3, (1, 2)),
+    "five wide": (f"{PAD} * f[r, s, c]", 5, (1, 2)),
+    "seven wide": (f"{PAD} * f[r, s, c]", 7, (1, 2)),
+    "padded by 1": (f"{PAD_ONE} * f[r, s, c]", 3, (1, 2)),
+    "without padding": ("x[n, min(h + r, H - 1), min(w + s, W - 1), c] * f[r, s, c]", 3, (1, 2)),
     "along h": ("pad(x[n, h + r - 1, w, c], 0) * f[r, s, c]", 3, (1,)),
+    "a sum": (PAD, 3, (1, 2)),
+    "dilated": ("pad(x[n, h + 2 * r - 2, w + 2 * s - 2, c], 0) * f[r, s, c]", 3, (1, 2)),
+    "apart": ("pad(x[n, 2 * h + r - 1, 2 * w + s - 1, c], 0) * f[r, s, c]", 3, (1, 2)),
+    "apart along w": ("pad(x[n, h + r - 1, 2 * w + s - 1, c], 0) * f[r, s, c]", 3, (1, 2)),
 }
 
 
@@ -32,7 +39,7 @@ def small_blocks(monkeypatch):
 
 def program(kind: str, term: str, window: int) -> str:
     return f"""op dw(x: {kind}[N, H, W, C], f: {kind}[{window}, {window}, C]) -> (y: {kind}[N, H, W, C]) {{
-        y[n, h, w, c] = sum[r, s]({term})
+        y[n, h, w, c] = sum[r in 0:{window}, s in 0:{window}]({term})
     }}"""
 
 
@@ -41,7 +48,10 @@ def drawn(kind: str, window: int, height: int, width: int, rng) -> dict[str, np.
     return {name: rng.standard_normal(shape).astype(DTYPES[kind].numpy) for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize("name", WINDOWS)
+SLOW = ("seven wide", "five wide")  # emulated
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in WINDOWS])
 @pytest.mark.parametrize("kind", ["bf16", "f32"])
 @pytest.mark.parametrize("height, width", [(4, 8), (3, 7)])
 def test_neighbours_share_windows(name, kind, height, width, rng):
@@ -49,10 +59,41 @@ def test_neighbours_share_windows(name, kind, height, width, rng):
     text, inputs = program(kind, term, window), drawn(kind, window, height, width, rng)
     special, result = lowered(text, None, inputs, target=ONE)
     (kernel,) = result.plan.kernels
-    assert kernel.options.adjacent_steps in along
+    divided = {d for d in along if any((height, width)[d - 1] % n == 0 for n in range(2, 8))}
+    assert set(kernel.options.adjacent_steps) <= divided and kernel.options.adjacent_steps
     (out,), failed = run_printed(special, result, inputs)
     assert not any(failed)
     assert_within(text, inputs, out, kind="cuda")
+    if kind == "f32" and height == 3:
+        assert_within(text, inputs, list(interpret(result.texts["map"], inputs).values()), kind="cuda")
+
+
+@pytest.mark.parametrize("window", [3, 7])
+@pytest.mark.parametrize("kind", ["bf16", "f32"])
+def test_shared_elements_are_loaded_once(kind, window, rng):
+    """The registers of x have (neighbours + window - 1) elements along each dimension, times a vector; and so many vectors are loaded."""
+    inputs = drawn(kind, window, 4, 8, rng)
+    _, result = lowered(program(kind, f"{PAD} * f[r, s, c]", window), None, inputs, target=ONE)
+    (kernel,) = result.plan.kernels
+    near, vector, text = kernel.options.adjacent_steps, kernel.options.vectors[3], result.emitted.module
+    assert near == (1, 2)
+    places = [kernel.options.steps[d] + window - 1 for d in near]
+    (held,) = re.findall(r"x_1 = cuda.local.array\((\d+),", text)
+    assert int(held) == prod(places) * vector
+    loaded = counted(text, rf"load_{kind}x{vector}_nc_where\(x_1")
+    assert loaded == prod(places)
+
+
+def counted(text: str, line: str) -> int:
+    """How many times the lines that match are run, by the loops with constant bounds around them."""
+    total, loops = 0, []
+    for row in text.splitlines():
+        depth = len(row) - len(row.lstrip())
+        loops = [(d, n) for d, n in loops if d < depth]
+        if found := re.match(r"\s*for \w+ in \w+\((?:(\d+), )?(\d+)\):", row):
+            loops.append((depth, int(found[2]) - int(found[1] or 0)))
+        total += prod(n for _, n in loops) if re.search(line, row) else 0
+    return total
 
 
 def test_zero_padding_is_loaded_under_its_condition(rng):
@@ -73,7 +114,7 @@ def test_schedules_that_cut_neighbours_are_refused(tmp_path, rng):
     schedule = write_schedule(result.plan, special)
     path = tmp_path / "program.sched.toml"
     for edited in (
-        re.sub(r"(?m)^adjacent_steps = \d+", "adjacent_steps = 3", schedule),
+        re.sub(r"(?m)^adjacent_steps = .*$", "adjacent_steps = [3]", schedule),
         re.sub(r"(?m)^steps = .*$", "steps = [1, 1, 1, 1, 1, 1]", schedule),
     ):
         assert edited != schedule
