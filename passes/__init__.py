@@ -19,6 +19,7 @@ from tilec.passes.tensor.forward import forward
 from tilec.passes.tensor.fuse import fuse
 from tilec.passes.tensor.integer_compare import compare_whole
 from tilec.passes.tensor.regroup import regroup
+from tilec.passes.tensor.share import share_equal
 from tilec.passes.tensor.simplify import settle, simplify
 from tilec.passes.tensor.tile import tile
 
@@ -36,7 +37,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "simplify", "canonical forms, common subexpressions, algebra",
         ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize", regroup,
-         settle),
+         settle, "cse", share_equal),
     ),
     Stage("plan", "decides kernels, tiles, memory: attributes only", ()),
     Stage(
