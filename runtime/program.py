@@ -55,7 +55,8 @@ class KernelSource:
     """A kernel as Python text. `grid` blocks; `scratch` bytes of private memory a block needs (CPU); `shared` bytes of
     dynamic SRAM and `threads` a block has (CUDA); `sites` are the messages of its run-time checks, by number from 1; `maps`
     are further parameters, behind the pointers; `cluster` blocks of the grid reach each other's SRAM; of a
-    `persistent` kernel only as many blocks are launched as run at a time, since each goes on to further tiles; those of an
+    `persistent` kernel only as many blocks, or clusters, are launched as run at a time, since each goes on to further tiles, and a
+    multiple of that number; those of an
     `overlap` kernel are placed while the kernel before it ends, and wait for that (CUDA)."""
 
     name: str
@@ -68,7 +69,7 @@ class KernelSource:
     sites: tuple[str, ...] = ()
     maps: tuple[TensorMap, ...] = ()
     cluster: int = 1
-    persistent: bool = False
+    persistent: int = 0
     overlap: bool = False
 
 

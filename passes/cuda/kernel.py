@@ -164,7 +164,7 @@ class KernelMapper(KernelContext):
                 pipeline = Pipeline(self, forall.operation, self.persistent_blocks, self._realign)
                 self.body = pipeline.build()
                 forall.operation.erase()
-                self.function.attributes["tilec.persistent"] = ir.UnitAttr.get()
+                self.function.attributes["tilec.persistent"] = mlir.integer(pipeline.period)
                 return pipeline.most
             number = self.row
             if number is None:

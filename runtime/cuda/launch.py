@@ -102,7 +102,8 @@ class Launcher:
     """A kernel with everything fixed but its arguments and the stream.
 
     `launch(stream, *arguments)` takes integers, floats and tensor maps as the kernel's parameters say. It is
-    safe in many threads at once. Of a `persistent` kernel at most as many blocks are launched as run at a time. Blocks of an
+    safe in many threads at once. Of a `persistent` kernel at most as many blocks, or clusters, are launched as run at a time, and a
+    multiple of that number if so many do. Blocks of an
     `overlap` kernel may be placed before the kernel ahead of them on the stream has ended.
     """
 
@@ -114,7 +115,7 @@ class Launcher:
         shared: int = 0,
         cluster: Sequence[int] = (1, 1, 1),
         device: int = 0,
-        persistent: bool = False,
+        persistent: int = 0,
         overlap: bool = False,
     ):
         self.kernel, self.device = kernel, device
@@ -130,7 +131,8 @@ class Launcher:
             self._config.attributes = ctypes.addressof(self._attributes)
             self._config.attribute_count = len(attributes)
         if persistent:
-            self._config.grid[0] = min(grid[0], blocks * self._blocks_at_a_time(blocks))
+            most = min(grid[0] // blocks, self._blocks_at_a_time(blocks))
+            self._config.grid[0] = blocks * (most // persistent * persistent or most)
         self.offsets = kernel.offsets()
         self._parameters = struct.Struct(parameter_format(kernel.parameters, self.offsets))
 

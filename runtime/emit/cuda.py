@@ -101,7 +101,7 @@ class _CudaPrinter(MemoryPrinter):
         maps = tuple(self.maps.values())
         return KernelSource(
             name, text, blocks, count, threads, shared=self.shared.bytes, sites=tuple(self.sites), maps=maps, cluster=cluster,
-            persistent="tilec.persistent" in function.attributes, overlap=overlap.waits,
+            persistent=mlir.get_integer(function, "tilec.persistent") or 0, overlap=overlap.waits,
         )  # fmt: skip
 
     def arguments(self, function: ir.Operation, block: ir.Block) -> list[str]:

@@ -101,6 +101,7 @@ def _layouts(own: KernelPlan, g: Group, graph: Graph, target: Target) -> Iterato
                 layout = make(
                     inside, [d for d in order if threads[d] > 1], [threads.get(d, 1) for d in dims],
                     [vector if d == lane else 1 for d in dims], [steps.get(d, 1) for d in dims])  # fmt: skip
+                layout = replace(layout, dense=getattr(o, "adjacent_steps", None) or ())
                 held = [layout, *(transposed(layout, d) for d in o.transposed_dims)]
                 if max((x.slots(a.dims) for x in held for a in view.accesses), default=1) > MOST_HELD:
                     continue

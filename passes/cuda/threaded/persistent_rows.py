@@ -154,6 +154,7 @@ class Pipeline:
         self.copies = [op for op in self.ops if STAGES in op.attributes]
         self.ring = CopyRing(max((mlir.get_integer(op, STAGES) for op in self.copies), default=1) or 1, self.total)
         self.buffers: dict[ir.Operation, ir.Value] = {}
+        self.period = 1  # a number of blocks that has the rows of each begin at one place, where operands are realigned
 
     def build(self) -> ir.Block:
         """Builds the loop at the insertion point; returns its body, with the operations of one tile in it.
@@ -181,7 +182,9 @@ class Pipeline:
         for stage in range(self.ring.stages):
             self._start_prefetches(self._tile_ahead(number, stage), mlir.index(stage))
         self.kernel.wait_for_cluster()
-        aligned = [mlir.index(-1)] if any(map(self._is_realigned, self.copies)) else []  # where in a vector the last row began
+        aligned = []  # where in a vector the last row began
+        if self.kernel.alignment and any(map(self._is_realigned, self.copies)):
+            aligned, self.period = [mlir.index(-1)], self.kernel.alignment.period
         loop = scf.ForOp(number, mlir.index(self.total), self.step, [*aligned, zero, zero])
         names = ("aligned", "parity", "stage")[not aligned :]
         locations.named(loop, _only(self.counts, self.names) or "tile", *names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import prod
+from math import gcd, prod
 
 from tilec.analysis.layout import Layout
 from tilec.core import mlir
@@ -43,6 +43,11 @@ class RowAlignment:
         if strides[-1] != 1 or any(s == ir.ShapedType.get_dynamic_stride_or_offset() for s in strides):
             return None
         return tuple(sorted((d, s % self.width) for d, s in zip(dims[:-1], strides) if s % self.width))
+
+    @property
+    def period(self) -> int:
+        """After so many rows one begins at the same place in a vector again."""
+        return self.width // gcd(self.width, *(move for _, move in self.moves))
 
     def follows(self, value: ir.Value, dims: Sequence[int]) -> bool:
         """Whether the rows of an operand in global memory begin so."""

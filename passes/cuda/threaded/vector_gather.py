@@ -10,8 +10,8 @@ vector is loaded under that condition, at subscripts that need no clamp:
 
 If a thread has neighbours (`Layout.dense`), and a load depends on their index i and on a window's index s by a sum of both alone,
 the elements of all their windows are loaded once: `x[i + s]` of 4 neighbours and windows of 3 are 6 elements, and not 12. The same
-along two dimensions: 2 x 4 neighbours and windows of 3 x 3 are 4 x 6 elements, and not 72. Where a loop goes along the windows, it is
-written out, and each of its rounds loads the elements that no round before it had:
+along two dimensions: 2 x 4 neighbours and windows of 3 x 3 are 4 x 6 elements, and not 72. Where a loop goes along the windows, it
+is written out, and each of its rounds loads the elements that no round before it had:
 
     for r { for i in 0..2 { y[i] += x[i + r] } }   ->   t[0..2] = x[0..2]; for r { t[r + 1] = x[r + 1]; ...  y[i] += t[i + r] }
 """
@@ -184,7 +184,7 @@ def _unique(generic: OperationContext, windows: Sequence[Window]) -> tuple[Threa
     lengths = [1 if w.slides else w.length for w in windows]
     counts = [w.elements(layout, n) - w.begins(generic) for w, n in zip(windows, lengths)]
     threads.layout = _layout(layout, windows, counts)
-    for window, length, count in zip(windows, lengths, counts):
+    for window, length in zip(windows, lengths):
         d, size = window.neighbour, generic.sizes[window.neighbour]
         begin = window.begins(generic)
         if isinstance(size, int) and size % layout.chunk(d) == 0:

@@ -71,7 +71,7 @@ def test_neighbours_share_windows(name, kind, height, width, rng):
 @pytest.mark.parametrize("window", [3, 7])
 @pytest.mark.parametrize("kind", ["bf16", "f32"])
 def test_shared_elements_are_loaded_once(kind, window, rng):
-    """The registers of x have (neighbours + window - 1) elements along each dimension, times a vector; and so many vectors are loaded."""
+    """The registers of x have (neighbours + window - 1) elements along each dimension, times a vector, and each is loaded once."""
     inputs = drawn(kind, window, 4, 8, rng)
     _, result = lowered(program(kind, f"{PAD} * f[r, s, c]", window), None, inputs, target=ONE)
     (kernel,) = result.plan.kernels

@@ -42,6 +42,7 @@ from tilec.plan.cuda.rows import SHOWN, RowPlan, alone, choose_rows, describe, r
 from tilec.plan.cuda.scan import ScanPlan, refuse_look_back, ruled_out_scan, scan_intermediate_bytes, scan_tiles
 from tilec.plan.cuda.shared_memory import fit, layout_of, on_chip, too_much
 from tilec.plan.cuda.view import THREADS, View, accesses, lane_dim, lay_out, power, unrolled, vector_of
+from tilec.plan.cuda.windows import work_of_windows
 from tilec.plan.groups import Group, Remark
 
 TRANSPOSE_SIDE = (
@@ -306,11 +307,12 @@ def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     gathered = sum(min(n.iterations * 4, _value_bytes(v)) for n in view.group.nodes for v in set(n.extracts))
     read = sum(a.bytes for a in view.accesses if not a.written) + gathered
     registers = 40 + held if view.reduced else min(32, 16 + held)
-    return replace(
+    work = replace(
         kernel.work, blocks=max(1, kernel.blocks), threads=layout.block, shared_per_block=0, dram_read=read + reread,
         registers=min(168, view.target.sm.registers // layout.block, registers),
         bytes_in_flight=max(16, flight * max(1, max(layout.steps, default=1))),
     )  # fmt: skip
+    return work_of_windows(view, layout, dict(zip(kernel.grid, kernel.tile)), work) if layout.dense else work
 
 
 def _value_bytes(value: ir.Value) -> int:

@@ -1,0 +1,174 @@
+"""Windows along grid dimensions: how many neighbours a thread computes, so that it loads what their windows share once.
+
+`passes/cuda/threaded/vector_gather.py` has the code. This module chooses the neighbours, by the instructions that an element takes,
+and predicts the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+
+from tilec.analysis.directions import Window, windows_of
+from tilec.analysis.graph import Node, instructions_of
+from tilec.analysis.layout import Layout
+from tilec.analysis.traffic import OVERHEAD, bytes_of, element_bytes
+from tilec.core import mlir
+from tilec.core.hardware import WORD
+from tilec.core.mlir import ir
+from tilec.cost.model import Work
+from tilec.plan.cuda.view import THREADS, UNROLLED, Numbers, View
+
+MOST_SUMS = 32  # of neighbours that a thread holds at a time
+HELD_WORDS = 100  # of a thread's sums, windows and factors: with addresses, 128 registers
+WRITTEN_OUT = 2048  # products of a thread that are written out
+CONVERSIONS = ("arith.extf", "arith.truncf", "arith.select", "arith.constant", "tensor.extract")  # or parts of a load
+LOAD = 4  # instructions that a load takes, with its address and condition
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """A thread's neighbours, so many along each dimension of `counts`, with `vector` elements in an access. `unrolled`: the reduced
+    dimensions along which windows lie, all of whose steps are unrolled. `rounds`: of loops, each of which waits for its loads.
+    `instructions`: for an element, besides the sum's own."""
+
+    counts: Numbers
+    vector: int
+    unrolled: tuple[int, ...]
+    rounds: int
+    instructions: float
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """The windows of a kernel, by the grid dimensions along which neighbours share them. `element`: bytes of what they read;
+    `factors`: whether each place of a window has a factor."""
+
+    by_dim: dict[int, tuple[Window, ...]]
+    element: int
+    factors: bool
+
+
+def _windows(view: View, lane: int) -> _Windows | None:
+    found: dict[int, set[Window]] = {}
+    nodes = view.group.nodes
+    for node in nodes:
+        dims = view.group.space.dims[node]
+        for d, windows in windows_of(node).items():
+            if dims[d] in view.kernel.grid and dims[d] != lane:
+                found.setdefault(dims[d], set()).update(replace(w, along=dims[w.along]) for w in windows)
+    if not found:
+        return None
+    element = max(element_bytes(ir.ShapedType(v.type).element_type) for n in nodes for v in n.extracts)
+    alongs = {w.along for windows in found.values() for w in windows}
+    factors = any(alongs & set(a.dims) for a in view.accesses if not a.written)
+    by_dim = {d: tuple(sorted(w, key=lambda w: w.along)) for d, w in found.items()}
+    return _Windows(by_dim, element, factors)
+
+
+def neighbours(view: View, lane: int, widest: int) -> Neighbours | None:
+    """The neighbours with the fewest instructions an element, among those that fit registers and leave blocks for all SMs. Tiles
+    divide the dimensions: guards would cost more than the neighbours save."""
+    windows = _windows(view, lane) if widest > 1 else None
+    if windows is None:
+        return None
+    points, found = prod(view.extents[d] for d in view.kernel.grid), []
+    along = sorted(d for d in windows.by_dim if windows.by_dim[d])
+    for vector in (v for v in (8, 4, 2) if v <= widest and v * windows.element >= WORD):
+        most = MOST_SUMS // vector
+        options = {d: [(d, n) for n in range(1, most + 1) if view.extents[d] % n == 0] for d in windows.by_dim}
+        choices = product(*(options[d] for d in along[-2:])) if along else ((o,) for d in options for o in options[d])
+        for counts in map(dict, choices):
+            sums = vector * prod(counts.values())
+            if 1 < prod(counts.values()) <= most and points >= 2 * view.target.units * THREADS * sums:
+                found += list(_shared(view, windows, {d: n for d, n in counts.items() if n > 1}, vector))
+    return min(found, key=lambda n: (n.rounds > 1, round(n.instructions, 6), sorted(n.counts, reverse=True)), default=None)
+
+
+def _shared(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iterator[Neighbours]:
+    """The neighbours with the elements of all their windows in registers; or, along two dimensions, with those of a line of
+    windows, while a loop goes along the first dimension."""
+    short = {d: [w for w in windows.by_dim[d] if view.extents[w.along] <= UNROLLED][:1] for d in counts}
+    lengths = {d: prod(view.extents[w.along] for w in short[d]) for d in counts}
+    places = {d: _places(n, lengths[d], short[d]) for d, n in counts.items()}
+    sums, written = vector * prod(counts.values()), prod(lengths.values())
+    rounds = prod(view.extents[p] for p in view.reduced) // max(1, written)  # of the loops that are not written out
+    instructions = _instructions(rounds * (prod(places.values()) + written * windows.factors), windows, vector) / sums
+    if sums * written > WRITTEN_OUT:
+        return
+    first, words = min(counts), vector * windows.element / WORD
+    for lines in (False, True)[: len(counts)]:
+        if lines and not (short[first] and short[first][0].stride == 1 and 0 < short[first][0].dilation <= counts[first]):
+            return
+        held = prod((counts if lines and d == first else places)[d] for d in counts)
+        factors = written / (lengths[first] if lines else 1) * windows.factors
+        if sums + (held + factors) * words <= HELD_WORDS:
+            unrolled_dims = tuple(w.along for d in counts for w in short[d] if not (lines and d == first))
+            yield Neighbours(counts, vector, unrolled_dims, rounds, instructions)
+
+
+def _places(neighbours: int, length: int, windows: Sequence[Window]) -> int:
+    """Elements of neighbours' windows, each once if every place between the first and the last is one of them."""
+    for w in windows:
+        if (w.dilation == 1 and 0 < w.stride <= length) or (w.stride == 1 and 0 < w.dilation <= neighbours):
+            return w.stride * (neighbours - 1) + w.dilation * (length - 1) + 1
+    return neighbours * length if windows else neighbours + 1  # of a stencil the compiler finds the accesses that are the same
+
+
+def deal_neighbours(
+    view: View, near: Neighbours, others: Sequence[int], counts: dict[int, int], tile: dict[int, int], steps: dict[int, int]
+) -> None:
+    """Gives each thread its neighbours. Threads lie along neighbours first, so that blocks share few elements of their windows, and
+    what is left of them along other dimensions."""
+    spare = prod(counts.get(d, 1) for d in others)
+    for p in view.reduced:
+        steps[p] = view.extents[p] if p in near.unrolled else 1
+    for d in others:
+        counts[d], steps[d] = 1, near.counts.get(d, 1)
+        tile[d] = steps[d]
+    while spare > 1:
+        found = [d for d in others if view.extents[d] % (2 * tile[d]) == 0]
+        d = min(found, key=lambda d: (d not in near.counts, tile[d]), default=None)
+        if d is None:
+            return
+        counts[d], tile[d], spare = 2 * counts[d], 2 * tile[d], spare // 2
+
+
+def _instructions(accesses: float, windows: _Windows, vector: int) -> float:
+    """Of so many accesses of vectors, with conversions."""
+    return accesses * (LOAD + vector * (windows.element < WORD))
+
+
+def _arithmetic(node: Node) -> float:
+    """Instructions of one element of a window, besides its load; a product and its sum are one."""
+    body = [o.operation for o in mlir.body_of(node.op).operations]
+    floats = [o for o in body if any(isinstance(r.type, ir.FloatType) for r in o.results) and o.name not in CONVERSIONS]
+    products = [o for o in floats if o.name == "arith.mulf"]
+    fused = sum(all(u.name in ("arith.addf", "arith.subf") for u in mlir.uses(o.results[0])) for o in products)
+    return max(1.0, sum(instructions_of(o, {}) for o in floats) - fused)
+
+
+def work_of_windows(view: View, layout: Layout, tile: Mapping[int, int], work: Work) -> Work:
+    """The work of a kernel whose threads have neighbours: a product of windows is one instruction, besides loads of what the
+    windows of a thread share. Blocks read the edges of their windows again, from L2."""
+    windows = _windows(view, layout.order[0])
+    if windows is None or not windows.by_dim.keys() >= {*layout.dense}:
+        return work
+    vector, elements = max(layout.vectors), prod(view.extents[d] for d in view.kernel.grid)
+    near = {d: layout.steps[d] for d in layout.dense}
+    rounds, again = prod(view.extents[p] for p in view.reduced), 1.0
+    accesses = held = 1
+    for d, number in near.items():
+        window = windows.by_dim[d][:1]
+        length = prod(view.extents[w.along] for w in window)
+        accesses, held, rounds = accesses * _places(number, length, window), held * length, rounds // max(1, length)
+        for w in window:
+            span = w.stride * tile[d]
+            again *= max(1.0, (span + w.dilation * (length - 1) - w.stride + 1) / max(1, span))
+    shared = _instructions(rounds * (accesses + held * windows.factors), windows, vector) / (vector * prod(near.values()))
+    own = sum(n.iterations * (_arithmetic(n) if windows_of(n) else n.instructions) for n in view.group.nodes)
+    issued = 2 * (own + elements * (shared + OVERHEAD))
+    read = (again - 1) * sum(bytes_of(v) for n in view.group.nodes for v in set(n.extracts))
+    return replace(work, flops={**work.flops, "fma.f32": issued}, l2_bytes=work.dram_read + work.dram_write + read)
