@@ -114,8 +114,10 @@ def test_a_gain_is_moved_to_where_rows_begin(name, length, stages, kind, rng):
 @pytest.mark.parametrize(("kind", "length", "places"), [("bf16", 50257, 8), ("f32", 50257, 4)])
 def test_rows_of_a_persistent_block_begin_at_one_place(kind, length, places):
     inputs = {"x": np.zeros((4096, length), KINDS[kind]), "g": np.zeros(length, KINDS[kind])}
-    (kernel,) = lowered(PROGRAMS["gain"].format(t=kind), None, inputs)[1].plan.kernels
+    result = lowered(PROGRAMS["gain"].format(t=kind), None, inputs)[1]
+    (kernel,) = result.plan.kernels
     assert kernel.options.unaligned and kernel.options.persistent_blocks % places == 0 < kernel.options.persistent_blocks
+    assert result.emitted.kernels[0].persistent == places  # and so is the number that is launched, where fewer run at a time
 
 
 def test_what_the_planner_takes(rng):
