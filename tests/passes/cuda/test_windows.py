@@ -13,7 +13,7 @@ from tools.lowering import lowered
 from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import DTYPES
 from tilec.core.targets import load
-from tilec.plan.cuda import columns
+from tilec.plan.cuda import columns, windows
 from tilec.semantics.interpreter import interpret
 
 ONE = replace(load("h200"), units=1)  # small programs fill it
@@ -35,6 +35,7 @@ WINDOWS = {  # the sum's term; R; the dimensions along which windows share eleme
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(columns, "THREADS", 16)
+    monkeypatch.setattr(windows, "THREADS", 16)
 
 
 def program(kind: str, term: str, window: int) -> str:
