@@ -134,7 +134,7 @@ class GenericMapper(OperationContext):
         unroll = self.layout is not self.kernel.layout and isinstance(self.sizes[d], ir.Value)
         # rows that every operation reads: unrolled, their loads would be moved up for as long as there are registers
         rolled = self.layout is self.kernel.layout and (
-            self.kernel.online or self.layout.dense or (self.kernel.reduces and d == self.layout.lane)
+            self.kernel.online or bool(self.layout.dense) or (self.kernel.reduces and d == self.layout.lane)
         )
         in_registers = {
             n for v in self.operands for n in self.kernel.register_chunks.get(root(v), ()) if d == self.layout.lane

@@ -129,10 +129,10 @@ def deal_neighbours(
         counts[d], steps[d] = 1, near.counts.get(d, 1)
         tile[d] = steps[d]
     while spare > 1:
-        found = [d for d in others if view.extents[d] % (2 * tile[d]) == 0]
-        d = min(found, key=lambda d: (d not in near.counts, tile[d]), default=None)
-        if d is None:
+        free = [d for d in others if view.extents[d] % (2 * tile[d]) == 0]
+        if not free:
             return
+        d = min(free, key=lambda d: (d not in near.counts, tile[d]))
         counts[d], tile[d], spare = 2 * counts[d], 2 * tile[d], spare // 2
 
 
