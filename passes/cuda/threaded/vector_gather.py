@@ -218,10 +218,10 @@ def slides(generic: OperationContext, d: int) -> bool:
     if not generic.layout.dense or d not in generic.reduced:
         return False
     loads = wide_loads(generic)
-    return any(w.slides and w.along == d for load in loads for w in _windows_of(generic, _places(generic, load)))
+    return any(w.slides and w.along == d for load in loads for w in _windows_of(generic, _conditions(generic, load)))
 
 
-def _places(generic: OperationContext, load: ir.Operation) -> list[ir.Value]:
+def _conditions(generic: OperationContext, load: ir.Operation) -> list[ir.Value]:
     """The values that decide which element a load reads, and whether."""
     guard = _guard_of(generic, load)
     return [*list(load.operands)[1:], *(guard.operands[:1] if guard else ())]

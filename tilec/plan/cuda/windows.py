@@ -92,24 +92,24 @@ def _shared(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iter
     windows, while a loop goes along the first dimension."""
     short = {d: [w for w in windows.by_dim[d] if view.extents[w.along] <= UNROLLED][:1] for d in counts}
     lengths = {d: prod(view.extents[w.along] for w in short[d]) for d in counts}
-    places = {d: _places(n, lengths[d], short[d]) for d, n in counts.items()}
+    covered = {d: _covered(n, lengths[d], short[d]) for d, n in counts.items()}
     sums, written = vector * prod(counts.values()), prod(lengths.values())
     rounds = prod(view.extents[p] for p in view.reduced) // max(1, written)  # of the loops that are not written out
-    instructions = _instructions(rounds * (prod(places.values()) + written * windows.factors), windows, vector) / sums
+    instructions = _instructions(rounds * (prod(covered.values()) + written * windows.factors), windows, vector) / sums
     if sums * written > WRITTEN_OUT:
         return
     first, words = min(counts), vector * windows.element / WORD
     for lines in (False, True)[: len(counts)]:
         if lines and not (short[first] and short[first][0].stride == 1 and 0 < short[first][0].dilation <= counts[first]):
             return
-        held = prod((counts if lines and d == first else places)[d] for d in counts)
+        held = prod((counts if lines and d == first else covered)[d] for d in counts)
         factors = written / (lengths[first] if lines else 1) * windows.factors
         if sums + (held + factors) * words <= HELD_WORDS:
             unrolled_dims = tuple(w.along for d in counts for w in short[d] if not (lines and d == first))
             yield Neighbours(counts, vector, unrolled_dims, rounds, instructions)
 
 
-def _places(neighbours: int, length: int, windows: Sequence[Window]) -> int:
+def _covered(neighbours: int, length: int, windows: Sequence[Window]) -> int:
     """Elements of neighbours' windows, each once if every place between the first and the last is one of them."""
     for w in windows:
         if (w.dilation == 1 and 0 < w.stride <= length) or (w.stride == 1 and 0 < w.dilation <= neighbours):
@@ -152,23 +152,23 @@ def _arithmetic(node: Node) -> float:
 
 def work_of_windows(view: View, layout: Layout, tile: Mapping[int, int], work: Work) -> Work:
     """The work of a kernel whose threads have neighbours: a product of windows is one instruction, besides loads of what the
-    windows of a thread share. Blocks read the edges of their windows again, from L2."""
+    windows of a thread share. Blocks read the edges of their windows halo, from L2."""
     windows = _windows(view, layout.order[0])
     if windows is None or not windows.by_dim.keys() >= {*layout.dense}:
         return work
     vector, elements = max(layout.vectors), prod(view.extents[d] for d in view.kernel.grid)
     near = {d: layout.steps[d] for d in layout.dense}
-    rounds, again = prod(view.extents[p] for p in view.reduced), 1.0
+    rounds, halo = prod(view.extents[p] for p in view.reduced), 1.0
     accesses = held = 1
     for d, number in near.items():
         window = windows.by_dim[d][:1]
         length = prod(view.extents[w.along] for w in window)
-        accesses, held, rounds = accesses * _places(number, length, window), held * length, rounds // max(1, length)
+        accesses, held, rounds = accesses * _covered(number, length, window), held * length, rounds // max(1, length)
         for w in window:
             span = w.stride * tile[d]
-            again *= max(1.0, (span + w.dilation * (length - 1) - w.stride + 1) / max(1, span))
+            halo *= max(1.0, (span + w.dilation * (length - 1) - w.stride + 1) / max(1, span))
     shared = _instructions(rounds * (accesses + held * windows.factors), windows, vector) / (vector * prod(near.values()))
     own = sum(n.iterations * (_arithmetic(n) if windows_of(n) else n.instructions) for n in view.group.nodes)
     issued = 2 * (own + elements * (shared + OVERHEAD))
-    read = (again - 1) * sum(bytes_of(v) for n in view.group.nodes for v in set(n.extracts))
+    read = (halo - 1) * sum(bytes_of(v) for n in view.group.nodes for v in set(n.extracts))
     return replace(work, flops={**work.flops, "fma.f32": issued}, l2_bytes=work.dram_read + work.dram_write + read)
