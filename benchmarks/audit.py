@@ -143,7 +143,9 @@ def run(load: Load, target: str) -> dict:
         "program": load.program, "kind": load.kind, "shape": list(load.shape), "dtype": load.dtype,
         "own_us": own_us, "best_us": best_us, "best": told[best]["what"], "share": best_us / own_us,
         "predicted_us": told[0]["predicted_us"], "terms_us": told[0]["terms_us"],
-        "candidates": [[told[n]["what"], round(told[n]["predicted_us"], 2), round(quick[n].median, 2)] for n in ranked],
+        "candidates": [
+            [told[n]["what"], round(told[n]["predicted_us"], 2), round((final.get(n) or quick[n]).median, 2)] for n in ranked
+        ],
         "options": [told[n]["options"] for n in ranked],
         "refused": listed["refused"], "wrong": wrong, "right": not wrong,
     }  # fmt: skip
