@@ -181,6 +181,17 @@ def test_matrix_programs_have_names_and_forms():
     assert len({x.name for x in points}) == len(points) >= MATRIX_POINTS
 
 
+def test_a_row_of_a_form_has_its_facts(monkeypatch):
+    from benchmarks import matrix_forms
+    from benchmarks.measure import on_cpu
+
+    monkeypatch.setattr(matrix_forms, "on_gpu", on_cpu)
+    name = "depthwise convolution 3x3 1x8x8x8 bf16"
+    row = {"name": name} | matrix_forms.run(MATRIX[name], False, "cpu")
+    assert row["right"] and row["form"] == MATRIX[name].form and {"tilec", "torch", "tilec again"} <= row["times_us"].keys()
+    assert row["copy_us"] > 0 and matrix_forms.reached(row) > 0 and name in matrix_forms.tables([row])
+
+
 def test_forms_have_targets():
     """By their measures; rows of no form do not count, whatever their names."""
     from benchmarks import matrix_forms, report
