@@ -1,5 +1,6 @@
 """The amount that explains a measured time: mispricings are planted, and what is right stands for the measured time."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -75,6 +76,18 @@ def test_a_tanh_that_was_priced_as_one_operation(monkeypatch):
     monkeypatch.setitem(plan_chain._SPECIAL, "math.tanh", 1)
     verdict, _ = told(CAPPED, SIZES, H200, right)
     assert verdict.startswith("special functions:")
+
+
+def test_the_compiled_kernel_tells_arithmetic_from_waits():
+    """The same measured time: where the compiled kernel has the operations that were assumed, units waited."""
+    specialised, plan = planned(CAPPED, SIZES, H200)
+    (kernel,) = plan.kernels
+    assumed = {"fma": kernel.work.flops["fma.f32"], "special": kernel.work.flops["special"]}
+    late = 4 * kernel.prediction.time_us
+    as_many, more_of = (causes(kernel.work, H200, late, {u: f * n for u, n in assumed.items()})[0] for f in (1, 5))
+    assert as_many.name == "waits" and more_of.name == "arithmetic"
+    report = explain(plan, specialised, {kernel.name: late}, {kernel.name: {u: 5 * n for u, n in assumed.items()}})
+    assert re.search(r"special functions: .*; the compiled kernel has 5 times as many", report)
 
 
 @pytest.mark.parametrize("text, sizes, unit, factor, name", [

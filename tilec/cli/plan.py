@@ -54,8 +54,8 @@ def _existing(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _measured(loaded: Any) -> dict[str, float]:
-    """Microseconds of every kernel on this machine, and of the op as a whole, on random inputs."""
+def _measured(loaded: Any) -> tuple[dict[str, float], Any]:
+    """Microseconds of every kernel on this machine, and of the op as a whole, on random inputs; and its executable."""
     from tilec.cli.run import build, need_gpu
     from tilec.driver.devices import open_device
     from tilec.driver.measure import kernel_times
@@ -67,14 +67,24 @@ def _measured(loaded: Any) -> dict[str, float]:
     inputs = random_inputs(loaded.specialised, 0, {})
     with open_device(loaded.target.kind, inputs, executable.outputs) as device, common.working("timing"):
         found = kernel_times(device, executable)
-    return found | {loaded.specialised.name: sum(found.values())}
+    return found | {loaded.specialised.name: sum(found.values())}, executable
+
+
+def _counted(plan: Any, executable: Any) -> dict[str, dict[str, float]]:
+    """By kernel name, the operations of kernels as they were compiled, where their code tells."""
+    from tilec.plan.report.compiled import arithmetic
+
+    if plan.target.kind != "cuda":
+        return {}
+    found = {k.name: arithmetic(k, executable.cubins[k.name].ptx) for k in plan.kernels if k.name in executable.cubins}
+    return {name: operations for name, operations in found.items() if operations}
 
 
 def explain(args: argparse.Namespace) -> int:
     from tilec.plan.report.explain import explain as report
 
     loaded = prepare(args)
-    measured = _measured(loaded) if args.measure else None
+    measured, executable = _measured(loaded) if args.measure else (None, None)
     lowered = common.lower(loaded, emit=False, end="plan", expect=False)
     rules = [
         (r"^kernel \S+|^decisions|^\S.* on .*$", "bold"),
@@ -84,5 +94,6 @@ def explain(args: argparse.Namespace) -> int:
         (r"#{2,}$|#$", "green"),
         (r"^  \S+\.tile:\d+", "bold"),
     ]
-    say(report(lowered.plan, loaded.specialised, measured), rules)
+    counted = _counted(lowered.plan, executable) if executable else None
+    say(report(lowered.plan, loaded.specialised, measured, counted), rules)
     return 0

@@ -7,9 +7,10 @@ factor is the most likely: the least |log(factor)| by the amount's own scale.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import exp, log
+from types import MappingProxyType
 
 from tilec.core.target import Target
 from tilec.cost.model import Work, predict
@@ -17,6 +18,7 @@ from tilec.cost.model import Work, predict
 ARITHMETIC = ("fma", "special", "int")  # units of which a function takes several
 UNSURE = {"dram": 0.25, "l2": 0.25, "shared": 0.2, "tensor": 0.2, "arithmetic": 0.6, "waits": 0.5, "launch": 0.5}
 """By amount: the usual |log(factor)| by which it is off."""
+COUNTED = 0.3  # the same of arithmetic over what the compiled kernel has
 MOST = 1e4  # a factor, or one over it
 STEPS = 50  # of halving between them
 
@@ -24,21 +26,38 @@ STEPS = 50  # of halving between them
 @dataclass(frozen=True)
 class Cause:
     """An amount, and the factor by which it was off. `name` is that of a term of the cost model, "arithmetic" for those of
-    `ARITHMETIC`, or "waits"."""
+    `ARITHMETIC`, or "waits". `counted`: by which the compiled kernel has more of it, where that is known."""
 
     name: str
     factor: float
+    counted: float | None = None
 
     @property
     def doubt(self) -> float:
         """How unlikely it is that the amount was so far off."""
+        if self.counted is not None:
+            return abs(log(self.factor / self.counted)) / COUNTED
         return abs(log(self.factor)) / UNSURE[self.name]
 
 
-def causes(work: Work, target: Target, measured_us: float) -> list[Cause]:
-    """The amounts that alone explain a measured time, the likeliest first."""
-    found = (Cause(name, f) for name in UNSURE if (f := _factor(name, work, target, measured_us)) is not None)
-    return sorted(found, key=lambda c: c.doubt)
+def causes(
+    work: Work, target: Target, measured_us: float, counted: Mapping[str, float] = MappingProxyType({})
+) -> list[Cause]:
+    """The amounts that alone explain a measured time, the likeliest first. `counted`: operations of the compiled kernel, by unit,
+    where they are known: the factor of arithmetic should be theirs."""
+    known = {"arithmetic": times(counted, target) / own} if (own := times(_units(work), target)) and counted else {}
+    found = [(name, _factor(name, work, target, measured_us)) for name in UNSURE]
+    return sorted((Cause(name, f, known.get(name)) for name, f in found if f is not None), key=lambda c: c.doubt)
+
+
+def _units(work: Work) -> dict[str, float]:
+    """Operations by unit of `ARITHMETIC`, of all types."""
+    return {u: sum(n for unit, n in work.flops.items() if unit.partition(".")[0] == u) for u in ARITHMETIC}
+
+
+def times(operations: Mapping[str, float], target: Target) -> float:
+    """The time of the unit that takes longest."""
+    return max(n / target.peak("fma.f32" if u == "fma" else u) for u, n in operations.items())
 
 
 def _factor(name: str, work: Work, target: Target, measured_us: float) -> float | None:

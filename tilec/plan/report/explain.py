@@ -34,11 +34,15 @@ RESOURCES = {
 """The names of the cost model's terms in the report."""
 
 
-def explain(plan: Plan, specialised: Specialised, measured: Mapping[str, float] | None = None) -> str:
-    """The whole report. `measured`: microseconds by kernel name, and those of the whole program under the op's name."""
-    where = Provenance(specialised, plan)
+def explain(
+    plan: Plan, specialised: Specialised, measured: Mapping[str, float] | None = None,
+    counted: Mapping[str, Mapping[str, float]] | None = None,
+) -> str:  # fmt: skip
+    """The whole report. `measured`: microseconds by kernel name, and those of the whole program under the op's name. `counted`: by
+    kernel name, operations of the compiled kernel by unit."""
+    where, found = Provenance(specialised, plan), counted or {}
     parts = [_summary(plan, specialised, measured or {})]
-    parts += [_kernel(kernel, plan, where, (measured or {}).get(kernel.name)) for kernel in plan.kernels]
+    parts += [_kernel(k, plan, where, (measured or {}).get(k.name), found.get(k.name, {})) for k in plan.kernels]
     parts += [_copy(copy, (measured or {}).get("copies") if len(plan.copies) == 1 else None) for copy in plan.copies]
     parts.append(_decisions(plan, where))
     return "\n\n".join("\n".join(part) for part in map(list, parts) if part) + "\n"
@@ -69,7 +73,9 @@ def _summary(plan: Plan, specialised: Specialised, measured: Mapping[str, float]
 # ---- a kernel --------------------------------------------------------------------------------------------
 
 
-def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance, measured: float | None) -> Iterator[str]:
+def _kernel(
+    kernel: KernelPlan, plan: Plan, where: Provenance, measured: float | None, counted: Mapping[str, float]
+) -> Iterator[str]:
     p, work = kernel.prediction, kernel.work
     told = _compared(p.time_us, measured)
     yield f"kernel {kernel.name}: {duration(p.time_us)}{told}, bound by {_bound(p)}"
@@ -89,7 +95,7 @@ def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance, measured: float |
         yield _row("occupancy", _occupancy(kernel, plan.target))
     yield from _terms(p)
     if measured:
-        yield _row("model", _verdict(kernel, plan.target, measured))
+        yield _row("model", _verdict(kernel, plan.target, measured, counted))
 
 
 def _copy(copy: Copy, measured: float | None) -> Iterator[str]:
@@ -108,13 +114,13 @@ def _compared(predicted: float, measured: float | None) -> str:
 NEAR = 0.2  # a prediction may differ by this share of the measured time
 
 
-def _verdict(kernel: KernelPlan, target: Target, measured: float) -> str:
+def _verdict(kernel: KernelPlan, target: Target, measured: float, counted: Mapping[str, float]) -> str:
     """The amount of the cost model that explains a wrong prediction the best (`tilec.cost.blame`), and the next one if it does so
     nearly as well: the rate or the time that was assumed, and that which was reached."""
     p = kernel.prediction
     if abs(p.time_us / measured - 1) <= NEAR:
         return f"within {NEAR:.0%} of the measured time"
-    found = causes(kernel.work, target, measured)
+    found = causes(kernel.work, target, measured, counted)
     if not found:
         return f"no amount alone explains it; {_resource(p.limiter)} takes longest"
     told = [_cause(c, kernel, target) for c in found if c.doubt <= LIKELY * found[0].doubt]
@@ -141,7 +147,8 @@ def _cause(cause: Cause, kernel: KernelPlan, target: Target) -> str:
     moved = work.shared_bytes if cause.name == "shared" else max(work.l2_bytes, bytes_) if cause.name == "l2" else bytes_
     done = moved if name in MEMORY else sum(n for unit, n in work.flops.items() if unit.partition(".")[0] == name)
     rates = [f"{amount(1e6 * done / p.terms[name] / f)}{'B' if name in MEMORY else 'op'}/s" for f in (1, cause.factor)]
-    return f"{_resource(name)}: {rates[0]} assumed, {rates[1]} reached"
+    times = f"; the compiled kernel has {cause.counted:.2g} times as many" if cause.counted else ""
+    return f"{_resource(name)}: {rates[0]} assumed, {rates[1]} reached{times}"
 
 
 def _bound(p: Prediction) -> str:
