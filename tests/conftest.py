@@ -71,22 +71,31 @@ def rng(request) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
 
 
+NOT_NUMPY = {"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}
+"""Types that NumPy lacks, with PyTorch's names."""
+
+
 def from_torch(tensor) -> np.ndarray:
     """A tensor's array, of types that NumPy has not, too."""
     import torch
 
     from tilec.core.dtypes import DTYPES
 
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).cpu().numpy().view(DTYPES["bf16"].numpy)
+    for name, own in NOT_NUMPY.items():
+        if tensor.dtype == getattr(torch, own):
+            dtype = DTYPES[name].numpy
+            return tensor.view(torch.int16 if dtype.itemsize == 2 else torch.int8).cpu().numpy().view(dtype)
     return tensor.cpu().numpy()
 
 
 def to_gpu(array: np.ndarray):
     """The array as PyTorch's, on the GPU."""
     torch = pytest.importorskip("torch")
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).cuda()
+    from tilec.core.dtypes import from_numpy
+
+    if (own := NOT_NUMPY.get(from_numpy(array.dtype).name)) is not None:
+        words = array.view(np.int16 if array.dtype.itemsize == 2 else np.int8)
+        return torch.from_numpy(words).view(getattr(torch, own)).cuda()
     return torch.from_numpy(array).cuda()
 
 

@@ -11,9 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import as_list, from_torch, to_gpu
-from tools import TESTS
+from tools import TESTS, matrix_programs
 
 import tilec
+from tilec.core.diagnostics import Source
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
+from tilec.semantics.inputs import random_inputs
 
 PRODUCT = "op f(a: f32[M, K], b: f32[K, N]) -> (c: f32[M, N]) { c[i, j] = sum[k](a[i, k] * b[k, j]) }"
 PROGRAMS = {  # program, shapes of its f32 inputs; many blocks each
@@ -87,5 +91,23 @@ def test_on_a_gpu(name):
     found = set()
     for _ in range(2):
         op = tilec.compile(PROGRAMS[name][0])
+        found |= {digest([from_torch(r) for r in as_list(op(*arrays))]) for _ in range(3)}
+    assert len(found) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", matrix_programs.PROGRAMS)
+def test_on_matrix_units(name, tmp_path):
+    """From call to call, and from compile to compile."""
+    pytest.importorskip("torch")
+    text, sizes = matrix_programs.PROGRAMS[name]
+    given = random_inputs(specialise(parse(Source("t.tile", text)), "f", None, sizes), 0, {})
+    arrays, found = [to_gpu(a) for a in given.values()], set()
+    schedule = None
+    if name in matrix_programs.SCHEDULES:
+        schedule = tmp_path / "clusters.sched.toml"
+        schedule.write_text(matrix_programs.SCHEDULES[name])
+    for _ in range(2):
+        op = tilec.compile(text, sizes=sizes, schedule=schedule)
         found |= {digest([from_torch(r) for r in as_list(op(*arrays))]) for _ in range(3)}
     assert len(found) == 1

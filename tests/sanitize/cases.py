@@ -1,5 +1,5 @@
 """What is run under the tools: every example at small odd sizes and just past its tiles, programs whose kernels use what
-no example does at such sizes, and drawn programs with drawn schedules.
+no example does at such sizes, one for each kind of kernel for matrix units, and drawn programs with drawn schedules.
 
 A case is prepared without any tool: compiled into the disk cache, its inputs written to a folder.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from expectations import EXAMPLES
+from tools import matrix_programs
 
 from sanitize.child import executable
 from tilec.core.dtypes import from_numpy
@@ -64,13 +65,9 @@ SIDE = {"M": 129, "N": 136, "K": 72}
 PROGRAMS = {
     "f32 product": (MATMUL.format(t="f32", c="f32", using=""), SIDE),
     "f64 product": (MATMUL.format(t="f64", c="f64", using=""), SIDE),
-    "tf32 product": (MATMUL.format(t="f32", c="f32", using=" using tf32"), SIDE),
+    "tf32 product of rows": (MATMUL.format(t="f32", c="f32", using=" using tf32"), SIDE),
     "f32 product of bf16": (MATMUL.format(t="f32", c="f32", using=" using bf16"), SIDE),
-    "i8 product": (
-        "op f(a: i8[M, K], b: i8[N, K]) -> (c: i32[M, N]) { c[i, j] = sum[k](i32(a[i, k]) * i32(b[j, k])) }",
-        {"M": 129, "N": 136, "K": 272}),
     "persistent product": (MATMUL.format(t="bf16", c="bf16", using=""), {"M": 2056, "N": 2056, "K": 72}),
-    "split product": (MATMUL.format(t="bf16", c="bf16", using=""), {"M": 256, "N": 256, "K": 8192}),
     "product with a vector": (
         "op f(a: bf16[M, K], b: bf16[K]) -> (c: bf16[M]) { c[i] = sum[k](a[i, k] * b[k]) }", {"M": 65, "K": 8200}),
     "sum of everything": ("op f(x: f32[M, N]) -> (y: f32) { y = sum[i, j](x[i, j]) }", {"M": 257, "N": 1032}),
@@ -92,7 +89,10 @@ def cases() -> list[Case]:
     for name, many in PAST.items():
         e = EXAMPLES[name]
         made += [Case(_named(name, sizes), e.path, e.op, sizes, e.inputs(_rng(), sizes)) for sizes in many]
-    return made + [Case(_named(name, sizes), text, "f", sizes) for name, (text, sizes) in PROGRAMS.items()]
+    made += [Case(_named(name, sizes), text, "f", sizes) for name, (text, sizes) in PROGRAMS.items()]
+    for name, (text, sizes) in matrix_programs.PROGRAMS.items():
+        made.append(Case(_named(name, sizes), text, "f", sizes, schedule=matrix_programs.SCHEDULES.get(name)))
+    return made
 
 
 def drawn_cases(seed: int, count: int) -> list[Case]:
