@@ -89,6 +89,11 @@ class Chain:
         return self.online.dim
 
     @property
+    def row_states(self) -> list[Carried]:
+        """What is carried for each row: all but the product."""
+        return [c for c in self.online.carried if c is not self.product]
+
+    @property
     def factors(self) -> tuple[Factor, ...]:
         """Those that are stored."""
         return (self.left, self.right, *(() if self.values is None else (self.values,)))

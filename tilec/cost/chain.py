@@ -20,7 +20,6 @@ from tilec.cost.model import Choice, Prediction, Work, predict, ranked, round_up
 
 LINE = 64  # 16-bit elements of a swizzled line
 ROWS = 64  # rows that a warpgroup multiplies
-TOGETHER = 4  # parts whose states are under way at a time
 MOST_PARTS = 256  # blocks that share rows
 PARTS_WAVES = 8  # rounds of such blocks
 DEEPEST = 8  # steps in shared memory; more hide no more latency
@@ -334,8 +333,8 @@ def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         registers=tile.registers,
         shared_per_block=tile.shared,
         bytes_in_flight=tile.stages * stage_bytes(p, tile) / tile.threads,
-        serial_us=2e-3 * target.dram.latency_ns * (1 + (1 + ceil(tile.parts / TOGETHER) if tile.parts > 1 else 0)),
-        launches=2 if tile.parts > 1 else 1,  # words are cleared
+        serial_us=2e-3 * target.dram.latency_ns + (fit.part_us * blocks if tile.parts > 1 else 0.0),
+        launches=2 if tile.parts > 1 else 1,
     )
     found = predict(work, target)
     terms, together = found.terms, tile.ping_pong

@@ -9,11 +9,9 @@ from typing import ClassVar
 
 from tilec.core.hardware import LINE, ROWS, WARP, WARPGROUP
 from tilec.core.target import Target
-from tilec.cost.chain import CHAIN_ROWS, WARP_ROWS, fits_granule
+from tilec.cost.chain import CHAIN_ROWS, MOST_PARTS, WARP_ROWS, fits_granule
 from tilec.kernels.base import KernelPlan, Refusal, option
 from tilec.kernels.matrix import BYTES, MatrixKernel
-
-MOST_PARTS = 256  # that one block combines
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,8 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
         off=False, shown="{}: a block's rows of the left factor stay in shared memory",
     )  # fmt: skip
     blocks_per_row: int | None = option(
-        "blocks that share their rows: each takes a part of the elements along `between`; the last one combines their states, or "
-        "where a second contraction follows another kernel does", default=None, off=1,
+        "blocks that share their rows: each takes a part of the elements along `between`, and another kernel combines their states",
+        default=None, off=1,
     )  # fmt: skip
     overlap_combination: bool | None = option(
         "the kernel that combines the parts of rows is launched while the parts are computed (programmatic dependent launch)",

@@ -29,7 +29,7 @@ def map_chain(function: ir.Operation, planned: Planned) -> None:
     options = planned.options
     assert isinstance(options, ContractionChain)
     view = next(o for o in mlir.entry(function).operations if o.operation.name == "scf.forall")
-    parts = split(function, planned) if options.blocks_per_tile > 1 and options.has_product else None
+    parts = split(function, planned) if options.blocks_per_tile > 1 else None
     with ir.InsertionPoint(view), function.location:
         thread = Thread()
         block = ChainBlock(function, planned, view.operation)

@@ -16,7 +16,6 @@ from tilec.core.hardware import LINE, ROWS
 from tilec.core.mlir import arith, ir
 from tilec.core.opcodes import WarpgroupProduct
 from tilec.passes.cuda.chain.block import ChainBlock
-from tilec.passes.cuda.chain.parts import SharedRows
 from tilec.passes.cuda.chain.values import statements
 from tilec.passes.cuda.chain.warpgroups import REGISTERS, Engine, FactorTiles
 from tilec.passes.cuda.contraction.problem import Thread
@@ -26,8 +25,6 @@ from tilec.passes.loops import sum_of
 
 class ReducedWarpgroups(Engine):
     """With no second contraction. Tiles of both factors come in steps, or of the right one alone."""
-
-    partial_states = SharedRows
 
     def __init__(self, block: ChainBlock, thread: Thread):
         super().__init__(block, thread)
@@ -79,7 +76,8 @@ class ReducedWarpgroups(Engine):
                 with carried_loop(first, end, state) as (number, now):
                     self.ring.multiply(self.steps, now, self.thread, self._product, self._wait, alternate=self.alternate)
                     self.fragments.weigh(number, masked)
-            self.parts.complete(self.fragments.store)
+            self.fragments.states.complete()
+        self.parts.store()
 
     def _wait(self, running: int) -> None:
         self.wait(running, self.fragments.scores)

@@ -16,7 +16,7 @@ from tilec.cost.chain import reduction_depth
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.copied_tiles import CopiedTiles
 from tilec.passes.cuda.chain.fragments import clear
-from tilec.passes.cuda.chain.parts import SharedRows
+from tilec.passes.cuda.chain.split import PartialStates
 from tilec.passes.cuda.chain.values import statements
 from tilec.passes.cuda.chain.warps import WarpProducts
 from tilec.passes.cuda.contraction.problem import Thread
@@ -38,7 +38,7 @@ class ReducedWarps(WarpProducts):
         self.left_tiles = CopiedTiles(block, thread, chain.left, block.box | {chain.inner: held}, copies, block.limits() | end)
         step = {chain.between: block.bn, chain.inner: self.depth}
         self.right_tiles = CopiedTiles(block, thread, chain.right, step, self.stages, self.ends | end)
-        self.shared = SharedRows(self.fragments)
+        self.parts = PartialStates(self.fragments)
         self.begin, last = (sum_of([(n, self.steps)]) for n in (self.fragments.tiles.begin, self.fragments.tiles.end))
         self.ring = CopyRing(self.stages, last)
 
@@ -54,7 +54,8 @@ class ReducedWarps(WarpProducts):
                 with carried_loop(first, end, []) as (number, _):
                     self._multiply(number)
                     self.fragments.weigh(number, masked)
-            self.shared.complete(self.fragments.store)
+            self.fragments.states.complete()
+        self.parts.store()
 
     def _start(self, position: ir.Value) -> None:
         """Starts the copies of a step, numbered through all tiles, if there is one."""

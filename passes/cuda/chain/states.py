@@ -56,7 +56,7 @@ class Positions:
             half = mlir.index(n)
             here, before = (memref.LoadOp(a, [half]).result for a in self._extremes(extreme))
             now = combine(extreme.total.combine, before, here)
-            kept = arith.select(same(before, now), memref.LoadOp(state, [half]).result, _none(c))
+            kept = arith.select(same(before, now), memref.LoadOp(state, [half]).result, none_of(c))
             memref.StoreOp(kept, state, [half])
             hits.append(same(here, now))
         with when(reduce(arith.ori, hits)):
@@ -64,7 +64,7 @@ class Positions:
             for n, hit in enumerate(hits):
                 half = mlir.index(n)
                 old, offset = (memref.LoadOp(a, [half]).result for a in (state, self.found))
-                hit = arith.andi(hit, arith.cmpi(arith.CmpIPredicate.ne, offset, _none(c)))
+                hit = arith.andi(hit, arith.cmpi(arith.CmpIPredicate.ne, offset, none_of(c)))
                 new = arith.select(hit, arith.minsi(old, arith.addi(offset, first)), old)
                 memref.StoreOp(new, state, [half])
 
@@ -94,17 +94,6 @@ class Positions:
             here, before = (memref.LoadOp(a, [half]).result for a in self._extremes(extreme))
             memref.StoreOp(combine(extreme.total.combine, before, here), self.values.states[extreme.total.number], [half])
 
-    def merge(self, others: dict[int, ir.Value], kinds: dict[int, str]) -> None:
-        """Before the extremes are combined with those of `others`."""
-        for c in self.carried:
-            assert c.locates is not None
-            with halves(self.count) as half:
-                states = [s[n] for s in (self.values.states, others) for n in (c.locates, c.total.number)]
-                mine, at, other, other_at = (memref.LoadOp(s, [half]).result for s in states)
-                now = combine(kinds[c.locates], mine, other)
-                found = (arith.select(same(x, now), p, _none(c)) for x, p in ((mine, at), (other, other_at)))
-                memref.StoreOp(arith.minsi(*found), self.values.states[c.total.number], [half])
-
     def complete(self) -> None:
         for c in self.carried:
             with halves(self.count) as half:
@@ -120,7 +109,8 @@ def same(a: ir.Value, b: ir.Value) -> ir.Value:
     return arith.ori(arith.cmpf(arith.CmpFPredicate.OEQ, a, b), unordered)
 
 
-def _none(c: Carried) -> ir.Value:
+def none_of(c: Carried) -> ir.Value:
+    """The position of nothing."""
     return mlir.constant(int(c.identity), ir.IntegerType.get_signless(32))
 
 
@@ -202,9 +192,9 @@ class States:
             row = self.online.reference(s)
             with halves(self.count) as half:
                 here = [half]
-                new = self._reference(row, half)
+                new = reference_of(self.values, row, At({}, half))
                 old = memref.LoadOp(self.values.references[s.number], here).result
-                memref.StoreOp(self._moved(new, old, half), self.factors[s.number], here)
+                memref.StoreOp(moved(self.values, new, old, half), self.factors[s.number], here)
                 memref.StoreOp(new, self.values.references[s.number], here)
         for c in self.rows:
             if c.rescale is not None:
@@ -212,48 +202,6 @@ class States:
                     state, at = self.values.states[c.total.number], [half, lane]
                     scaled = arith.mulf(memref.LoadOp(state, at).result, self.factor(c, half))
                     memref.StoreOp(scaled, state, at)
-
-    def _reference(self, row: Expr, half: ir.Value) -> ir.Value:
-        """What sums are relative to: 0 where it would be infinite."""
-        now = self.values.build(row, At({}, half))
-        infinite = arith.cmpf(arith.CmpFPredicate.OEQ, math.absf(now), mlir.constant(inf, now.type))
-        return arith.select(infinite, mlir.constant(0.0, now.type), now)
-
-    def merge(self, others: dict[int, ir.Value], references: dict[int, ir.Value], adds: ir.Value) -> None:
-        """Combines the states of a row's other elements, by number, whose references go into `references`. Of a row's threads,
-        the one that `adds` takes the sums."""
-        mine, self.values.states = self.values.states, others
-        for s in self.online.rescales:
-            row = self.online.reference(s)
-            with halves(self.count) as half:
-                memref.StoreOp(self._reference(row, half), references[s.number], [half])
-        self.values.states = mine
-        self.positions.merge(others, {c.total.number: c.total.combine for c in self.rows})
-        for c in self.rows:
-            with halves(self.count) as half:
-                other = memref.LoadOp(others[c.total.number], [half]).result
-                if self.whole(c):
-                    state = memref.LoadOp(mine[c.total.number], [half]).result
-                    memref.StoreOp(combine(c.total.combine, state, other), mine[c.total.number], [half])
-                elif c.rescale is None:
-                    self._add_own(c, half, other, adds)
-        self.rescale()
-        for c in self.rows:
-            if c.rescale is not None:
-                with halves(self.count) as half:
-                    new = memref.LoadOp(self.values.references[c.rescale.number], [half]).result
-                    old = memref.LoadOp(references[c.rescale.number], [half]).result
-                    other = memref.LoadOp(others[c.total.number], [half]).result
-                    self._add_own(c, half, arith.mulf(other, self._moved(new, old, half)), adds)
-
-    def _add_own(self, c: Carried, half: ir.Value, value: ir.Value, adds: ir.Value) -> None:
-        self.add_one(c, half, mlir.index(0), arith.select(adds, value, mlir.constant(c.identity, value.type)))
-
-    def _moved(self, new: ir.Value, old: ir.Value, half: ir.Value) -> ir.Value:
-        """What a sum is multiplied by when its reference moves. A reference falls, but from the 0 that it is before anything: then
-        the sum is 0."""
-        fall = arith.minimumf(arith.subf(new, old), mlir.constant(0.0, new.type))
-        return self.values.build(Expr("math.exp2", (_MOVED,)), At({}, half, known={_MOVED: fall}))
 
     def factor(self, c: Carried, half: ir.Value) -> ir.Value:
         assert c.rescale is not None
@@ -274,6 +222,20 @@ class States:
                 self._reduce_threads(c, state, whole)
                 self.values.states[c.total.number] = whole
         self.positions.complete()
+
+
+def reference_of(values: Values, row: Expr, at: At) -> ir.Value:
+    """What sums are relative to: 0 where it would be infinite."""
+    now = values.build(row, at)
+    infinite = arith.cmpf(arith.CmpFPredicate.OEQ, math.absf(now), mlir.constant(inf, now.type))
+    return arith.select(infinite, mlir.constant(0.0, now.type), now)
+
+
+def moved(values: Values, new: ir.Value, old: ir.Value, half: ir.Value) -> ir.Value:
+    """What a sum is multiplied by when its reference moves. A reference falls, but from the 0 that it is before anything: then
+    the sum is 0."""
+    fall = arith.minimumf(arith.subf(new, old), mlir.constant(0.0, new.type))
+    return values.build(Expr("math.exp2", (_MOVED,)), At({}, half, known={_MOVED: fall}))
 
 
 def _kind(c: Carried) -> str:

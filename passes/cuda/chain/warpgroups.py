@@ -80,8 +80,6 @@ class FactorTiles(RingTiles):
 class Engine:
     """Warpgroup 0 loads; the others multiply, each 64 of the block's rows."""
 
-    partial_states: type = PartialStates
-
     def __init__(self, block: ChainBlock, thread: Thread):
         self.block, self.chain, self.thread = block, block.chain, thread
         self.groups = block.options.warpgroups
@@ -92,7 +90,7 @@ class Engine:
         """Registers, states and barriers, behind all tiles, which begin at multiples of 1024 bytes."""
         self.half = arith.muli(self.roles.consumer, mlir.index(ROWS)) if self.groups > 1 else mlir.index(0)
         self.fragments = Fragments(self.block, self.thread, self._warp_row)
-        self.parts = self.partial_states(self.fragments)
+        self.parts = PartialStates(self.fragments)
         make_ready(rings, self.thread)
         gpu.BarrierOp()
 

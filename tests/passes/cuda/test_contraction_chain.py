@@ -163,6 +163,18 @@ def test_parts_of_other_results(monkeypatch):
     check(text, sizes, warps(16, 16, parts=3), monkeypatch, inputs)
 
 
+@pytest.mark.parametrize("tile", [warps(16, 16), warps(16, 16, parts=3)])
+def test_positions_beside_a_product(tile, monkeypatch):
+    """The key that each query weighs most."""
+    text = """op f(q: bf16[S, D], k: bf16[T, D], v: bf16[T, D]) -> (o: f32[S, D], n: i32[S]) {
+    s[i, j] = sum[d](q[i, d] * k[j, d]) / 8
+    p[i, j] = softmax[j](s[i, j])
+    o[i, d] = sum[j](p[i, j] * v[j, d]) using bf16
+    n[i] = i32(argmax[j](s[i, j]))
+}"""
+    check(text, {"S": 20, "T": 70, "D": 20}, tile, monkeypatch)
+
+
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_two_fragments_of_rows(stages, monkeypatch):
     """A warp of 32 rows, with as many tiles under way as there is memory for."""

@@ -66,7 +66,9 @@ def lowered(text: str, sizes: dict[str, int], tile: ChainTile | None, monkeypatc
 def check(text, sizes, tile, monkeypatch, inputs=None, printed=False):
     """Runs the mapped IR, thread by thread, where races are faults; or with `printed` the Python text."""
     specialised, result = lowered(text, sizes, tile, monkeypatch)
-    assert len(result.emitted.kernels) == 1 and isinstance(result.plan.kernels[0].options, ContractionChain)
+    (kernel,) = result.plan.kernels
+    assert isinstance(kernel.options, ContractionChain)
+    assert len(result.emitted.kernels) == (2 if kernel.options.blocks_per_row > 1 else 1)
     inputs = arrays(specialised) if inputs is None else inputs
     outputs = emulated(specialised, result, inputs) if printed else interpret(result.texts["map"], inputs)
     assert_within(text, inputs, outputs, kind="cuda")
@@ -98,7 +100,7 @@ def test_any_number_of_tiles(name, length, monkeypatch):
 @pytest.mark.parametrize("parts", [2, 3, 7])
 @pytest.mark.parametrize("one", [KEPT, replace(TALL_WARPS, bn=32)])
 def test_blocks_share_rows(one, name, parts, monkeypatch):
-    """Parts of different lengths, of which some may be empty, are combined by the last block of a row."""
+    """Parts of different lengths, of which some may be empty, are combined by a second kernel."""
     tile = replace(one, parts=parts)
     result = check(PROGRAMS[name], {"M": 66, "N": 136, "D": 72}, tile, monkeypatch)
     assert result.emitted.kernels[0].grid == 2 * parts
@@ -147,12 +149,14 @@ def test_rows_without_anything(monkeypatch):
     check(late, SIZES, KEPT, monkeypatch)
 
 
-def test_infinities_and_nans(monkeypatch):
+@pytest.mark.parametrize("parts", [1, 3])
+def test_infinities_and_nans(parts, monkeypatch):
+    tile = replace(KEPT, parts=parts)
     for name in ("maximum", "log of sums", "least distance"):
-        specialised, _ = lowered(PROGRAMS[name], SIZES, KEPT, monkeypatch)
+        specialised, _ = lowered(PROGRAMS[name], SIZES, tile, monkeypatch)
         x, y, *others = arrays(specialised)
         x[3, 5], x[7], y[11, 2], y[50, 3] = np.inf, np.nan, -np.inf, np.inf
-        check(PROGRAMS[name], SIZES, KEPT, monkeypatch, [x, y, *others])
+        check(PROGRAMS[name], SIZES, tile, monkeypatch, [x, y, *others])
 
 
 @pytest.mark.parametrize(
@@ -289,6 +293,7 @@ def test_a_schedule_is_obeyed_or_refused(tmp_path):
         (LARGE, None),
         ({"M": 16384, "N": 50257, "D": 4096}, ChainTile(128, 256, 4, 168, 196608, False, False)),
         (LARGE, ChainTile(128, 256, 5, 168, 200000, True, False)),
+        ({"M": 128, "N": 50256, "D": 128}, ChainTile(128, 256, 5, 168, 200000, True, True, 8)),
     ],
 )
 def test_compiled(sizes, tile, monkeypatch):
@@ -298,9 +303,12 @@ def test_compiled(sizes, tile, monkeypatch):
     from tilec.runtime.cuda.cubins import parameters
 
     _, result = lowered(PROGRAMS["log of sums"], sizes, tile, monkeypatch)
-    (kernel,) = result.emitted.kernels
-    cubin = compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))
+    kernel, *combining = result.emitted.kernels
+    cubin, *_ = (
+        compile_kernel(result.emitted.module, k.name, "sm_90a", k.threads, parameters=parameters(k)) for k in (kernel, *combining)
+    )
     assert "wgmma.mma_async" in cubin.ptx and kernel.shared <= load("h200").sm.shared_per_block
+    assert len(combining) == (tile is not None and tile.parts > 1)
 
 
 @pytest.mark.slow

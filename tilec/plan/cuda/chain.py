@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from tilec.analysis.graph import Graph
 from tilec.core.quantities import count
@@ -28,14 +27,13 @@ def choose_chain(
     tile, weight_terms = pick(choices, nth), weight_terms_of(chain)
     assert weight_terms is not None
     left, right = problem.k_major
-    overlaps = bool(target.launch.overlap_us) or None
-    own: dict[str, Any] = {"overlap_combination": overlaps} if chain.product else {"kept_left": tile.kept_left}
     granules, later = problem.granules if chain.granules else (0,), growing(chain, kernel.extents)
     built = ContractionChain(
         unit=tile.unit, multiplicand=chain.left.type, between=chain.between, rows=chain.rows, granules=granules,
         weight_terms=weight_terms, block=(tile.bm, tile.bn), warps=tile.warps, stages=tile.stages, ping_pong=tile.ping_pong,
         longest_first=bool(later), growing=later, group_batch=_group(problem, target) if later else 1,
-        blocks_per_row=tile.parts, inner=(chain.inner,), left_k_major=left, right_k_major=right, **own,
+        blocks_per_row=tile.parts, inner=(chain.inner,), left_k_major=left, right_k_major=right,
+        kept_left=None if chain.product else tile.kept_left, overlap_combination=bool(target.launch.overlap_us) or None,
     )  # fmt: skip
     reasons = {"wgmma": refuse_tma(chain), "mma.sync": refuse_warps(chain)}
     ruled_out = {unit: why for unit, why in reasons.items() if why is not None}
