@@ -91,7 +91,7 @@ def cases() -> list[Case]:
         made += [Case(_named(name, sizes), e.path, e.op, sizes, e.inputs(_rng(), sizes)) for sizes in many]
     made += [Case(_named(name, sizes), text, "f", sizes) for name, (text, sizes) in PROGRAMS.items()]
     for name, (text, sizes) in matrix_programs.PROGRAMS.items():
-        made.append(Case(_named(name, sizes), text, "f", sizes, schedule=matrix_programs.SCHEDULES.get(name)))
+        made.append(Case(_named(f"matrix {name}", sizes), text, "f", sizes, schedule=matrix_programs.SCHEDULES.get(name)))
     return made
 
 
