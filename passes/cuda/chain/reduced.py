@@ -19,7 +19,8 @@ from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.values import statements
 from tilec.passes.cuda.chain.warpgroups import REGISTERS, Engine, FactorTiles
 from tilec.passes.cuda.contraction.problem import Thread
-from tilec.passes.cuda.ring import Ring, begin_ping_pong, carried_loop
+from tilec.passes.cuda.ring import Ring, carried_loop
+from tilec.passes.cuda.roles import begin_ping_pong
 from tilec.passes.loops import sum_of
 
 

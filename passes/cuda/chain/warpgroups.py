@@ -29,18 +29,8 @@ from tilec.passes.cuda.chain.fragments import Fragments, Terms
 from tilec.passes.cuda.chain.split import PartialStates
 from tilec.passes.cuda.chain.values import At, Values, statements
 from tilec.passes.cuda.contraction.problem import Thread
-from tilec.passes.cuda.ring import (
-    Registers,
-    Ring,
-    RingTiles,
-    Roles,
-    begin_ping_pong,
-    carried_loop,
-    make_ready,
-    offsets_of,
-    ping_pong,
-    wait_for_products,
-)
+from tilec.passes.cuda.ring import Ring, RingTiles, carried_loop, make_ready, offsets_of
+from tilec.passes.cuda.roles import Registers, Roles, begin_ping_pong, ping_pong, wait_for_products
 from tilec.passes.loops import sum_of
 
 REGISTERS = Registers(producer=24, consumer=240)  # of 168 at launch

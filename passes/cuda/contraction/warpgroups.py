@@ -39,19 +39,8 @@ from tilec.passes.cuda.contraction.partial_sums import PartialSums
 from tilec.passes.cuda.contraction.problem import PRIVATE, Block, Problem, Side, Thread, local
 from tilec.passes.cuda.contraction.result_boxes import result_boxes
 from tilec.passes.cuda.memory_spaces import root
-from tilec.passes.cuda.ring import (
-    LineTiles,
-    Registers,
-    Ring,
-    RingTiles,
-    Roles,
-    begin_ping_pong,
-    carried_loop,
-    make_ready,
-    offsets_of,
-    ping_pong,
-    wait_for_products,
-)
+from tilec.passes.cuda.ring import LineTiles, Ring, RingTiles, carried_loop, make_ready, offsets_of
+from tilec.passes.cuda.roles import Registers, Roles, begin_ping_pong, ping_pong, wait_for_products
 from tilec.passes.loops import delinearise, loop, sum_of, when
 
 EQUAL = arith.CmpIPredicate.eq

@@ -6,15 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import assert_within, from_torch
+from tools.attention_programs import PROGRAMS, SIZES, program, two_results
 from tools.chains import check, lowered, reasons, warps
 from tools.contractions import arrays
-from tools.lowering import lowered as lower_text
 
 from tilec.core import mlir
 from tilec.core.diagnostics import CallError, Source
 from tilec.core.mlir import ir
 from tilec.core.targets import load
-from tilec.cost.chain import ChainTile
 from tilec.driver.lowering import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
@@ -22,45 +21,6 @@ from tilec.dsl.specialise import specialise
 from tilec.kernels import ContractionChain
 from tilec.plan import chain_fusion
 from tilec.semantics.interpreter import Fault, interpret
-
-HEAD = "op f(q: bf16[B, H, S, D], k: bf16[B, H, T, D], v: bf16[B, H, T, E]) -> (o: bf16[B, H, S, E]) {\n"
-SCORES = " s[b, h, i, j] = sum[d](q[b, h, i, d] * k[b, h, j, d])"
-PRODUCT = " o[b, h, i, e] = sum[j](p[b, h, i, j] * v[b, h, j, e])"
-
-
-def program(scores: str = "", weights: str = "softmax[j](s[b, h, i, j])", using: str = " using bf16") -> str:
-    """Attention with something behind the scores, and other weights."""
-    lines = [HEAD, SCORES, scores, "\n p[b, h, i, j] = ", weights, "\n", PRODUCT, using, "\n}"]
-    return "".join(lines)
-
-
-def two_results(scores: str, inputs: str = "") -> str:
-    """Attention with something of its own for each row, and the logarithm of a row's sum as a second result."""
-    return f"""op f(q: bf16[H, S, D], k: bf16[H, T, D], v: bf16[H, T, D], {inputs}z: f32[H, S, D]) -> (
-    o: f32[H, S, D], l: f32[H, S]
-) {{
-    s[h, i, j] = sum[d](q[h, i, d] * k[h, j, d]) {scores}
-    m[h, i] = max[j](s[h, i, j])
-    e[h, i, j] = exp(s[h, i, j] - m[h, i])
-    n[h, i] = sum[j](e[h, i, j])
-    r[h, i, d] = sum[j](e[h, i, j] * v[h, j, d]) using bf16
-    o[h, i, d] = r[h, i, d] / n[h, i] + z[h, i, d]
-    l[h, i] = m[h, i] + log(n[h, i])
-}}"""
-
-
-PROGRAMS = {
-    "softmax": program(" / sqrt(f32(D))"),
-    "in three parts": program(" / sqrt(f32(D))", using=""),
-    "causal": program(" / 8 if j <= i else -inf"),
-    "a window": program(" / 8 if j <= i and j > i - 40 else -inf"),
-    "later ones only": program(" / 8 if j >= i + 3 else -inf"),
-    "a mask without form": program(" / 8 if (i * j) % 3 < 2 else -inf"),
-    "no maximum": program(" / 8", "exp(s[b, h, i, j])", using=""),
-    "exp2": program(" / 8", "exp2(s[b, h, i, j] - max[t](s[b, h, i, t]))"),
-    "no reduction": program(" / 8", "max(s[b, h, i, j], 0)"),
-}
-SIZES = {"B": 1, "H": 1, "S": 40, "T": 72, "D": 64, "E": 64}
 
 
 @pytest.mark.parametrize("tile", [(64, 32), warps(16, 32), warps(64, 32, 1)], ids=["wgmma", "a warp", "warps"])
@@ -73,106 +33,6 @@ def test_programs(name, tile, monkeypatch):
 @pytest.mark.parametrize("name", ["causal", "in three parts"])
 def test_printed(name, tile, monkeypatch):
     check(PROGRAMS[name], SIZES | {"D": 72}, tile, monkeypatch, printed=True)
-
-
-PARTS = [
-    warps(16, 16, parts=3), warps(16, 32, parts=4), ChainTile(64, 32, 2, 168, 0, ping_pong=False, parts=5),
-    warps(128, 16, 1, 32, parts=2), ChainTile(64, 16, 2, 168, 0, ping_pong=False, parts=3), ChainTile(128, 32, 2, 168, 0, parts=2),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("tile", PARTS, ids=["a warp", "empty", "empty, wgmma", "tall warps", "wgmma", "ping-pong"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_blocks_that_share_rows(name, tile, monkeypatch):
-    """Each has a part of the elements; a kernel combines their states, of which some have seen nothing."""
-    check(PROGRAMS[name], SIZES, tile, monkeypatch)
-
-
-def test_printed_parts(monkeypatch):
-    check(PROGRAMS["causal"], SIZES | {"B": 2, "S": 18, "E": 72}, warps(16, 16, parts=3), monkeypatch, printed=True)
-
-
-def test_parts_of_grouped_heads(monkeypatch):
-    """Two dimensions of rows, of which a block has a box."""
-    text = """op f(q: bf16[H, S, G, D], k: bf16[H, T, D], v: bf16[H, T, D]) -> (o: bf16[H, S, G, D]) {
-    s[h, i, g, j] = sum[d](q[h, i, g, d] * k[h, j, d]) / 8
-    p[h, i, g, j] = softmax[j](s[h, i, g, j])
-    o[h, i, g, d] = sum[j](p[h, i, g, j] * v[h, j, d]) using bf16
-}"""
-    for tile in (warps(16, 16, parts=2), warps(32, 16, parts=3)):
-        check(text, {"H": 2, "S": 5, "G": 3, "T": 50, "D": 20}, tile, monkeypatch)
-
-
-VECTORS = {
-    "heads": ("q: bf16[B, H, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D]", "b, h", "b, h"),
-    "heads that share keys": ("q: bf16[B, H, D], k: bf16[B, G, T, D], v: bf16[B, G, T, D]", "b, h", "b, h // (H // G)"),
-    "a dimension of one": ("q: bf16[B, H, 1, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D]", "b, h, i", "b, h"),
-}
-
-
-def of_one_query(name: str) -> str:
-    """Attention of a single query: products of vectors."""
-    inputs, row, key = VECTORS[name]
-    return f"""op f({inputs}) -> (o: bf16[B, H{", 1" if "i" in row else ""}, D]) {{
-    s[{row}, j] = sum[d](q[{row}, d] * k[{key}, j, d]) / 4
-    p[{row}, j] = softmax[j](s[{row}, j])
-    o[{row}, d] = sum[j](p[{row}, j] * v[{key}, j, d]) using bf16
-}}"""
-
-
-@pytest.mark.parametrize("tile", [warps(16, 16, parts=3), ChainTile(64, 32, 2, 168, 0, ping_pong=False, parts=2)])
-@pytest.mark.parametrize("name", VECTORS)
-def test_one_query(name, tile, monkeypatch):
-    """Products of a vector are contractions in a chain, for which they are rarely enough on their own."""
-    inputs, text = VECTORS[name][0], of_one_query(name)
-    check(text, {"B": 2, "H": 6, "T": 50, "D": 24} | ({"G": 2} if "G" in inputs else {}), tile, monkeypatch)
-
-
-def test_decoding_is_one_chain():
-    """Of few rows over many keys: blocks share them, by whatever is written of the query; the schedule says so and is read."""
-    for name, (inputs, *_) in VECTORS.items():
-        text = of_one_query(name)
-        sizes = {"B": 4, "H": 8, "T": 8192, "D": 128} | ({"G": 2} if "G" in inputs else {})
-        _, result = lower_text(Source("t.tile", text), None, sizes, target="h200")
-        (kernel,) = result.plan.kernels
-        assert isinstance(kernel.options, ContractionChain) and kernel.options.blocks_per_row > 1, name
-
-
-def test_parts_of_lengths_that_are_data(monkeypatch):
-    """Sequences of other lengths have other numbers of tiles, of which each part has its share, or none."""
-    text = """op f(q: bf16[B, H, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D], n: i32[B]) -> (o: bf16[B, H, D]) {
-    s[b, h, j] = sum[d](q[b, h, d] * k[b, h, j, d]) / 4 if j < n[b] else -inf
-    p[b, h, j] = softmax[j](s[b, h, j])
-    o[b, h, d] = sum[j](p[b, h, j] * v[b, h, j, d]) using bf16
-}"""
-    sizes = {"B": 3, "H": 2, "T": 80, "D": 24}
-    tile = warps(16, 16, parts=3)
-    specialised, _ = lowered(text, sizes, tile, monkeypatch)
-    *factors, _ = arrays(specialised)
-    check(text, sizes, tile, monkeypatch, [*factors, np.array([80, 7, 33], np.int32)])
-
-
-def test_parts_of_other_results(monkeypatch):
-    """Results for each row, of rows without anything, and infinities."""
-    text = two_results("/ 8 if j < i - 3 else -inf")
-    sizes = {"H": 2, "S": 40, "T": 50, "D": 20}
-    specialised, _ = lowered(text, sizes, warps(16, 16, parts=3), monkeypatch)
-    inputs = arrays(specialised)
-    check(text, sizes, warps(16, 16, parts=3), monkeypatch, inputs)
-    inputs[0][0, 20, 5], inputs[1][0, 30], inputs[2][1, 3, 3] = np.inf, np.nan, np.inf
-    check(text, sizes, warps(16, 16, parts=3), monkeypatch, inputs)
-
-
-@pytest.mark.parametrize("tile", [warps(16, 16), warps(16, 16, parts=3)])
-def test_positions_beside_a_product(tile, monkeypatch):
-    """The key that each query weighs most."""
-    text = """op f(q: bf16[S, D], k: bf16[T, D], v: bf16[T, D]) -> (o: f32[S, D], n: i32[S]) {
-    s[i, j] = sum[d](q[i, d] * k[j, d]) / 8
-    p[i, j] = softmax[j](s[i, j])
-    o[i, d] = sum[j](p[i, j] * v[j, d]) using bf16
-    n[i] = i32(argmax[j](s[i, j]))
-}"""
-    check(text, {"S": 20, "T": 70, "D": 20}, tile, monkeypatch)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])

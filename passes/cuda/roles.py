@@ -1,0 +1,89 @@
+"""Who does what where warps divide the work (Hopper): a warpgroup copies, others multiply, together or by turns (ping-pong)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from tilec.core import locations, mlir, opcodes
+from tilec.core.hardware import WARPGROUP
+from tilec.core.mlir import arith, ir, nvvm, scf
+from tilec.core.opcodes import NamedBarrier, WarpgroupWait
+from tilec.passes.cuda.contraction.problem import Thread
+from tilec.passes.loops import sum_of, when
+
+
+@dataclass(frozen=True)
+class Registers:
+    """Of a thread, once the kernel runs: they are moved from the warpgroup that loads to those that multiply. One alone that
+    multiplies has enough."""
+
+    producer: int
+    consumer: int
+
+
+class Roles:
+    """Warpgroup 0 is the producer, of which one thread works, or all where they fill tiles (`filled`); those from 1 on are the
+    consumers."""
+
+    def __init__(self, thread: Thread, consumers: int, filled: bool = False):
+        self.thread, self.consumers, self.filled = thread, consumers, filled
+        self.warpgroup = arith.shrui(thread.number, mlir.index(WARPGROUP.bit_length() - 1))
+
+    @property
+    def consumer(self) -> ir.Value:
+        """The number of this warpgroup among the consumers."""
+        return mlir.index(0) if self.consumers == 1 else sum_of([(self.warpgroup, 1)], -1)
+
+    def divide(self, registers: Registers, produce: Callable[[], None], consume: Callable[[], None]) -> None:
+        """Builds both sides: `produce` for the producer, `consume` for all of the consumers."""
+        producer = arith.cmpi(arith.CmpIPredicate.eq, self.warpgroup, mlir.index(0))
+        choice = scf.IfOp(locations.named(producer, "is_producer"), has_else=True)
+        with ir.InsertionPoint(choice.then_block):
+            self._move(registers.producer, "decrease")
+            with nullcontext() if self.filled else self.one():
+                produce()
+            scf.YieldOp([])
+        with ir.InsertionPoint(choice.else_block):
+            self._move(registers.consumer, "increase")
+            consume()
+            scf.YieldOp([])
+
+    def one(self) -> AbstractContextManager[object]:
+        """What the producer's first thread alone does."""
+        return when(arith.cmpi(arith.CmpIPredicate.eq, self.thread.number, mlir.index(0)))
+
+    def _move(self, count: int, action: str) -> None:
+        if self.consumers > 1:
+            nvvm.SetMaxRegisterOp(count, ir.Attribute.parse(f"#nvvm<action {action}>"))
+
+
+def wait_for_products(function: ir.Operation, running: int, *registers: ir.Value) -> None:
+    """Until at most so many asynchronous products run. `registers`: those that the others write, and read."""
+    opcodes.call(function, WarpgroupWait(running), list(registers))
+
+
+def ping_pong(function: ir.Operation, roles: Roles, action: str) -> None:
+    """Ping-pong: waits until this warpgroup may multiply, or lets the next one: barriers 1 and up, one for each.
+
+    A call, since upstream's `nvvm.barrier` with a number does not parse again with locations.
+    """
+    i32 = ir.IntegerType.get_signless(32)
+    both = mlir.constant(2 * 128, i32)
+    number = roles.warpgroup
+    if action == "arrive":
+        number = sum_of([(number, -1)], 3) if roles.consumers == 2 else _following(number, roles.consumers)
+    number = arith.index_cast(i32, number)
+    opcodes.call(function, NamedBarrier(waits=action == "sync"), [number, both])
+
+
+def begin_ping_pong(function: ir.Operation, roles: Roles) -> None:
+    """Ping-pong: once, before all others. The first warpgroup multiplies first."""
+    with when(arith.cmpi(arith.CmpIPredicate.eq, roles.warpgroup, mlir.index(roles.consumers))):
+        ping_pong(function, roles, "arrive")
+
+
+def _following(number: ir.Value, count: int) -> ir.Value:
+    """Of numbers from 1 to `count`, the one after this, in turn."""
+    return sum_of([(arith.remui(number, mlir.index(count)), 1)], 1)

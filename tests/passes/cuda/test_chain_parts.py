@@ -1,0 +1,112 @@
+"""Contraction chains for CUDA whose rows several blocks share, each with a part of the elements. Results are within the program's
+error bounds."""
+
+import numpy as np
+import pytest
+from tools.attention_programs import PROGRAMS, SIZES, two_results
+from tools.chains import check, lowered, warps
+from tools.contractions import arrays
+from tools.lowering import lowered as lower_text
+
+from tilec.core.diagnostics import Source
+from tilec.cost.chain import ChainTile
+from tilec.kernels import ContractionChain
+
+PARTS = [
+    warps(16, 16, parts=3), warps(16, 32, parts=4), ChainTile(64, 32, 2, 168, 0, ping_pong=False, parts=5),
+    warps(128, 16, 1, 32, parts=2), ChainTile(64, 16, 2, 168, 0, ping_pong=False, parts=3), ChainTile(128, 32, 2, 168, 0, parts=2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tile", PARTS, ids=["a warp", "empty", "empty, wgmma", "tall warps", "wgmma", "ping-pong"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_blocks_that_share_rows(name, tile, monkeypatch):
+    """Each has a part of the elements; a kernel combines their states, of which some have seen nothing."""
+    check(PROGRAMS[name], SIZES, tile, monkeypatch)
+
+
+def test_printed_parts(monkeypatch):
+    check(PROGRAMS["causal"], SIZES | {"B": 2, "S": 18, "E": 72}, warps(16, 16, parts=3), monkeypatch, printed=True)
+
+
+def test_parts_of_grouped_heads(monkeypatch):
+    """Two dimensions of rows, of which a block has a box."""
+    text = """op f(q: bf16[H, S, G, D], k: bf16[H, T, D], v: bf16[H, T, D]) -> (o: bf16[H, S, G, D]) {
+    s[h, i, g, j] = sum[d](q[h, i, g, d] * k[h, j, d]) / 8
+    p[h, i, g, j] = softmax[j](s[h, i, g, j])
+    o[h, i, g, d] = sum[j](p[h, i, g, j] * v[h, j, d]) using bf16
+}"""
+    for tile in (warps(16, 16, parts=2), warps(32, 16, parts=3)):
+        check(text, {"H": 2, "S": 5, "G": 3, "T": 50, "D": 20}, tile, monkeypatch)
+
+
+VECTORS = {
+    "heads": ("q: bf16[B, H, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D]", "b, h", "b, h"),
+    "heads that share keys": ("q: bf16[B, H, D], k: bf16[B, G, T, D], v: bf16[B, G, T, D]", "b, h", "b, h // (H // G)"),
+    "a dimension of one": ("q: bf16[B, H, 1, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D]", "b, h, i", "b, h"),
+}
+
+
+def of_one_query(name: str) -> str:
+    """Attention of a single query: products of vectors."""
+    inputs, row, key = VECTORS[name]
+    return f"""op f({inputs}) -> (o: bf16[B, H{", 1" if "i" in row else ""}, D]) {{
+    s[{row}, j] = sum[d](q[{row}, d] * k[{key}, j, d]) / 4
+    p[{row}, j] = softmax[j](s[{row}, j])
+    o[{row}, d] = sum[j](p[{row}, j] * v[{key}, j, d]) using bf16
+}}"""
+
+
+@pytest.mark.parametrize("tile", [warps(16, 16, parts=3), ChainTile(64, 32, 2, 168, 0, ping_pong=False, parts=2)])
+@pytest.mark.parametrize("name", VECTORS)
+def test_one_query(name, tile, monkeypatch):
+    """Products of a vector are contractions in a chain, for which they are rarely enough on their own."""
+    inputs, text = VECTORS[name][0], of_one_query(name)
+    check(text, {"B": 2, "H": 6, "T": 50, "D": 24} | ({"G": 2} if "G" in inputs else {}), tile, monkeypatch)
+
+
+def test_decoding_is_one_chain():
+    """Of few rows over many keys: blocks share them, by whatever is written of the query; the schedule says so and is read."""
+    for name, (inputs, *_) in VECTORS.items():
+        text = of_one_query(name)
+        sizes = {"B": 4, "H": 8, "T": 8192, "D": 128} | ({"G": 2} if "G" in inputs else {})
+        _, result = lower_text(Source("t.tile", text), None, sizes, target="h200")
+        (kernel,) = result.plan.kernels
+        assert isinstance(kernel.options, ContractionChain) and kernel.options.blocks_per_row > 1, name
+
+
+def test_parts_of_lengths_that_are_data(monkeypatch):
+    """Sequences of other lengths have other numbers of tiles, of which each part has its share, or none."""
+    text = """op f(q: bf16[B, H, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D], n: i32[B]) -> (o: bf16[B, H, D]) {
+    s[b, h, j] = sum[d](q[b, h, d] * k[b, h, j, d]) / 4 if j < n[b] else -inf
+    p[b, h, j] = softmax[j](s[b, h, j])
+    o[b, h, d] = sum[j](p[b, h, j] * v[b, h, j, d]) using bf16
+}"""
+    sizes = {"B": 3, "H": 2, "T": 80, "D": 24}
+    tile = warps(16, 16, parts=3)
+    specialised, _ = lowered(text, sizes, tile, monkeypatch)
+    *factors, _ = arrays(specialised)
+    check(text, sizes, tile, monkeypatch, [*factors, np.array([80, 7, 33], np.int32)])
+
+
+def test_parts_of_other_results(monkeypatch):
+    """Results for each row, of rows without anything, and infinities."""
+    text = two_results("/ 8 if j < i - 3 else -inf")
+    sizes = {"H": 2, "S": 40, "T": 50, "D": 20}
+    specialised, _ = lowered(text, sizes, warps(16, 16, parts=3), monkeypatch)
+    inputs = arrays(specialised)
+    check(text, sizes, warps(16, 16, parts=3), monkeypatch, inputs)
+    inputs[0][0, 20, 5], inputs[1][0, 30], inputs[2][1, 3, 3] = np.inf, np.nan, np.inf
+    check(text, sizes, warps(16, 16, parts=3), monkeypatch, inputs)
+
+
+@pytest.mark.parametrize("tile", [warps(16, 16), warps(16, 16, parts=3)])
+def test_positions_beside_a_product(tile, monkeypatch):
+    """The key that each query weighs most."""
+    text = """op f(q: bf16[S, D], k: bf16[T, D], v: bf16[T, D]) -> (o: f32[S, D], n: i32[S]) {
+    s[i, j] = sum[d](q[i, d] * k[j, d]) / 8
+    p[i, j] = softmax[j](s[i, j])
+    o[i, d] = sum[j](p[i, j] * v[j, d]) using bf16
+    n[i] = i32(argmax[j](s[i, j]))
+}"""
+    check(text, {"S": 20, "T": 70, "D": 20}, tile, monkeypatch)
