@@ -15,17 +15,21 @@ from tilec.analysis.products import factors_of
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import affine, arith, ir, memref
-from tilec.kernels import PanelChain, Panels
+from tilec.kernels import PanelChain
+from tilec.passes.cpu.panels import Contraction
+from tilec.passes.cpu.weights import allocation, inline_factors, pad_output, stored_left, users
 from tilec.passes.loops import sum_of
+from tilec.passes.predicate_loads import guard_loads
 
-Contract = Callable[[ir.Operation, dict[int, int], Panels, bool], None]
+Contract = Callable[[Contraction, ir.Value | None], None]
 
 
 def stage_chain(function: ir.Operation, tiles: dict[int, int], options: PanelChain, contract: Contract) -> None:
     ops = [o for o in mlir.traverse(function) if mlir.is_generic(o)]
     extents = {d: n for o in ops for d, n in _extents(o).items()}
-    _share_memory(ops)
     contractions = [_contraction(ops, options, n) for n in range(len(options.rows))]
+    inline_factors(ops, contractions)
+    _share_memory(ops, [c for n, c in enumerate(contractions) if options.matrix[n] and options.parts[2 * n] == 1])
     ends: dict[int, ir.Value] = {}
     for between, row, *factors in options.masks():
         (loop,) = [o for o in mlir.traverse(function) if o.name == "scf.forall"]
@@ -36,8 +40,17 @@ def stage_chain(function: ir.Operation, tiles: dict[int, int], options: PanelCha
             ends[between] = end if between not in ends else arith.minsi(ends[between], end)
     for between, end in ends.items():
         _cut(ops, between, locations.named(end, "end"))
+    made = []
     for n, op in enumerate(contractions):
-        contract(op, extents | tiles, options.contraction(n), True)
+        guard_loads(mlir.body_of(op))
+        with ir.InsertionPoint(op), op.location:
+            c = Contraction(op, extents | tiles, options.contraction(n), True)
+        pad_output(c)
+        made.append((c, stored_left(c, ops)))
+    for c, weights in made:
+        with ir.InsertionPoint(c.op), c.op.location:
+            contract(c, weights)
+        c.op.erase()
 
 
 def _extents(op: ir.Operation) -> dict[int, int]:
@@ -50,36 +63,23 @@ def _extents(op: ir.Operation) -> dict[int, int]:
     return found
 
 
-def _share_memory(ops: list[ir.Operation]) -> None:
-    """Results take the place of what is read for the last time, element by element."""
+def _share_memory(ops: list[ir.Operation], by_unit: list[ir.Operation]) -> None:
+    """Results take the place of what is read for the last time, element by element; but for factors of a matrix unit's products."""
+    factors = {own for op in by_unit for v in mlir.inputs_of(op) if (own := allocation(v)) is not None}
     for n, op in enumerate(ops):
         maps, count = mlir.maps_of(op), len(mlir.inputs_of(op))
-        operands = [_allocation(v) for v in op.operands]
-        before, later = ({_allocation(v) for o in part for v in o.operands} for part in (ops[:n], ops[n + 1 :]))
+        operands = [allocation(v) for v in op.operands]
+        before, later = ({allocation(v) for o in part for v in o.operands} for part in (ops[:n], ops[n + 1 :]))
         free = {k: v for k, v in enumerate(operands[:count]) if v is not None and v not in later}
         for k in range(count, len(operands)):
             out = operands[k]
-            if out is None or out in before or any(u.name == "linalg.fill" for u in _users(out)):
+            if out is None or out in before or out in factors or any(u.name == "linalg.fill" for u in users(out)):
                 continue
             alike = [f for f, v in free.items() if v.type == out.type and maps[f] == maps[k]]
             if alike and sum(v is not None and v == free[alike[0]] for v in operands) == 1:
                 made = mlir.definition(out)
                 out.replace_all_uses_with(free.pop(alike[0]))
                 made.erase()
-
-
-def _users(memory: ir.Value) -> list[ir.Operation]:
-    """The operations on memory and on views of it."""
-    found = mlir.uses(memory)
-    return [*found, *(u for view in found if view.name == "memref.subview" for u in _users(view.results[0]))]
-
-
-def _allocation(value: ir.Value) -> ir.Value | None:
-    """The block's memory that a value shows; None of other memory."""
-    made = mlir.definition(value)
-    if made is not None and made.name == "memref.subview":
-        return _allocation(made.operands[0])
-    return value if made is not None and made.name == "memref.alloc" else None
 
 
 def _contraction(ops: list[ir.Operation], options: PanelChain, n: int) -> ir.Operation:

@@ -1,8 +1,13 @@
 """stage, for the CPU: sums of products by a matrix unit (AMX), where it computes them as IEEE 754 says.
 
-AMX takes pairs of bf16 along k, and adds to f32. It takes subnormal numbers for 0, inputs and results, so that tiny numbers
-are noticed: where the smallest number of a panel of each factor could make a product below 2^-110, plain loops compute the
-tile. No sum of larger products is subnormal, since each product is a multiple of 2^-125.
+AMX takes pairs of bf16 along k, and adds to f32. A factor with more bits is a sum of several bf16 (`split`): three have all
+bits of an f32. Of the products of two numbers' parts those are computed whose numbers add up to less than three, the smallest
+first. The others are at most 2^-22 of the whole product together.
+
+AMX takes subnormal numbers for 0, factors and results, so that tiny numbers are noticed: where the smallest number of a panel of
+each factor could make a product of which a bit is below 2^-126, vectors multiply the tile (`exact_products`). No sum of larger
+products is subnormal, as each product is a multiple of 2^-125. Infinities in parts are noticed in the same way: a part
+of the other factor may be 0.
 
 Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS.
 """
@@ -12,44 +17,128 @@ from __future__ import annotations
 from math import prod
 
 from tilec.core import locations, mlir
-from tilec.core.mlir import arith, ir, math, memref, scf, vector
-from tilec.passes.cpu.panels import STEP, Contraction, Size, loop, quotient, round_up
+from tilec.core.mlir import arith, ir, memref, scf, vector
+from tilec.passes.cpu.panels import STEP, Contraction, Size, loop, part_of, quotient, round_up
+from tilec.passes.loops import sum_of
 
 LEAST = 254 - 110 + 1  # of the sum of two biased exponents, each perhaps one too low
+LEAST_IN_PARTS = LEAST + 16  # the last bits of the products of parts are as many places further down
+LEAST_EXPONENT = 24 + 1  # of a number whose last part is not subnormal
+INFINITE = 0x7F80
+ROWS = 8  # of a tile that vectors multiply at a time
 
 
-def smallest(panel: ir.Value) -> ir.Value:
-    """The bits of the smallest number in a panel of bf16 that is not 0, less 1, as i16 without sign."""
-    shape = ir.MemRefType(panel.type).shape
-    flat = memref.CollapseShapeOp(_flat(panel), panel, [list(range(len(shape)))]).result
-    word = ir.IntegerType.get_signless(16)
-    made = scf.ForOp(mlir.index(0), mlir.index(prod(shape)), mlir.index(1), [mlir.constant(0xFFFF, word)])
-    locations.named(made, "element", "smallest")
-    with ir.InsertionPoint(made.body):
-        bits = arith.bitcast(word, memref.LoadOp(flat, [made.induction_variable]).result)
-        magnitude = arith.andi(bits, mlir.constant(0x7FFF, word))
-        less = arith.subi(magnitude, mlir.constant(1, word))  # of 0 the largest number
-        scf.YieldOp([arith.minui(made.inner_iter_args[0], less)])
-    return made.results[0]
-
-
-def _flat(panel: ir.Value) -> ir.Type:
-    type_ = ir.MemRefType(panel.type)
-    _, offset = type_.get_strides_and_offset()
-    layout = ir.StridedLayoutAttr.get(offset, [1])
-    return ir.MemRefType.get([prod(type_.shape)], type_.element_type, layout)
-
-
-def is_plain(left: ir.Value, right: ir.Value) -> ir.Value:
-    """Whether no product of two panels is tiny, by the smallest number of each."""
+def split(x: ir.Value, count: int) -> list[ir.Value]:
+    """An f32 as the sum of 2 or 3 bf16, each an i32 whose lower half is 0. With 2 it must have no more than 16 bits. Each part but
+    the last has the next 8 bits of what is left, the last all others. Of an infinity the others are 0."""
     word = ir.IntegerType.get_signless(32)
+
+    def upper(value: ir.Value, added: int) -> ir.Value:
+        bits = arith.bitcast(word, value)
+        bits = arith.addi(bits, mlir.constant(added, word)) if added else bits
+        return arith.andi(bits, mlir.constant(-0x10000, word))
+
+    parts, zero = [upper(x, 0)], mlir.constant(0.0, x.type)
+    first = arith.bitcast(x.type, parts[0])
+    left = arith.select(arith.cmpf(arith.CmpFPredicate.OEQ, x, first), zero, arith.subf(x, first))
+    if count == 3:
+        parts.append(upper(left, 0x8000))
+        left = arith.subf(left, arith.bitcast(x.type, parts[-1]))
+    return [*parts, upper(left, 0xFFFF)]  # exact, but for a subnormal number, of which something must remain
+
+
+def narrow(part: ir.Value) -> ir.Value:
+    """A part as bf16."""
+    return arith.truncf(ir.BF16Type.get(), arith.bitcast(ir.F32Type.get(), part))
+
+
+def word_of(low: ir.Value, high: ir.Value) -> ir.Value:
+    """Two parts in one word of 32 bits, the first in the lower half."""
+    return arith.ori(arith.shrui(low, mlir.constant(16, low.type)), high)
+
+
+def code(panel: ir.Value, parts: bool, count: Size) -> ir.Value:
+    """The bits of the smallest number in a panel of bf16 that is not 0, less 1, as i16 without sign; 0 where the matrix unit must
+    not multiply it. `parts`: one of the two factors is in parts; `count`: how many products the panel has."""
+    short, pieces = ir.IntegerType.get_signless(16), [panel]
+    if _rank(panel) > 3:
+        pieces = [part_of(panel, n) for n in (0, ir.MemRefType(panel.type).shape[0] - 1)]
+    lines = [_in_lines(p) for p in pieces]
+    element = ir.MemRefType(lines[0].type).element_type
+    word = element if isinstance(element, ir.IntegerType) else short  # a pair is looked at in its upper half, twice
+    one, ones = mlir.constant(1 if word == short else 1 << 16, word), -1 if word != short else 0xFFFF
+    names = ["smallest", *["last"] * (len(lines) - 1), *["largest"] * parts]
+
+    def over(at: list[ir.Value], states: list[ir.Value]) -> list[ir.Value]:
+        """The states after all elements behind the subscripts `at`."""
+        if len(at) < _rank(lines[0]):
+            last = len(at) == _rank(lines[0]) - 1
+            size = round_up(count, STEP) if at else ir.MemRefType(lines[0].type).shape[0]
+            bound = mlir.index(size) if isinstance(size, int) else size
+            made = locations.named(scf.ForOp(mlir.index(0), bound, mlir.index(1), states), "element" if last else "row", *names)
+            with ir.InsertionPoint(made.body):
+                scf.YieldOp(over([*at, made.induction_variable], list(made.inner_iter_args)))
+            return list(made.results)
+        for n, memory in enumerate(lines):
+            for size in _magnitudes(memref.LoadOp(memory, at).result, word):
+                states[n] = arith.minui(states[n], arith.subi(size, one))  # of 0 the largest number
+                if parts and n == 0:
+                    states[-1] = arith.maxui(states[-1], size)
+        return states
+
+    found = over([], [mlir.constant(n, word) for n in [ones] * len(lines) + [0] * parts])
+    if word != short:
+        found = [arith.trunci(short, arith.shrui(v, mlir.constant(16, word))) for v in found]
+    smallest, *others = found
+    if not parts:
+        return smallest
+    good = arith.cmpi(arith.CmpIPredicate.ult, others[-1], mlir.constant(INFINITE, short))
+    if len(lines) > 1:  # the last part shows what the first one has no bits of
+        above = arith.cmpi(arith.CmpIPredicate.uge, others[0], mlir.constant(1 << 7, short))
+        good = arith.andi(good, above)
+    return arith.select(good, smallest, mlir.constant(0, short))
+
+
+def _rank(value: ir.Value) -> int:
+    return ir.MemRefType(value.type).rank
+
+
+def _magnitudes(x: ir.Value, word: ir.Type) -> list[ir.Value]:
+    """Of a bf16 as i16; of both numbers of a pair as i32 whose lower half is 0."""
+    if x.type != word:
+        return [arith.andi(arith.bitcast(word, x), mlir.constant(0x7FFF, word))]
+    upper = mlir.constant(0x7FFF0000, word)
+    return [arith.andi(v, upper) for v in (x, arith.shli(x, mlir.constant(16, word)))]
+
+
+def _in_lines(panel: ir.Value) -> ir.Value:
+    """A panel as one line, or as several that do not lie next to each other."""
+    type_ = ir.MemRefType(panel.type)
+    (step, *_), offset = type_.get_strides_and_offset()
+    count, length = type_.shape[0], prod(type_.shape[1:])
+    if step == length:
+        shape, strides, groups = [count * length], [1], [[0, 1, 2]]
+    else:
+        shape, strides, groups = [count, length], [step, 1], [[0], [1, 2]]
+    lines = ir.MemRefType.get(shape, type_.element_type, ir.StridedLayoutAttr.get(offset, strides))
+    return memref.CollapseShapeOp(lines, panel, groups).result
+
+
+def is_plain(c: Contraction, left: ir.Value, right: ir.Value) -> ir.Value:
+    """Whether a matrix unit may multiply two panels, by the `code` of each."""
+    word, plain = ir.IntegerType.get_signless(32), None
     exponents = [arith.shrui(arith.extui(word, v), mlir.constant(7, word)) for v in (left, right)]
-    return arith.cmpi(arith.CmpIPredicate.sge, arith.addi(*exponents), mlir.constant(LEAST, word))
+    least = LEAST_IN_PARTS if c.in_parts else LEAST
+    floors = [LEAST_EXPONENT if side.parts > 1 else 1 for side in (c.left, c.right)]
+    for number, floor in zip([arith.addi(*exponents), *exponents], [least, *floors]):
+        own = arith.cmpi(arith.CmpIPredicate.sge, number, mlir.constant(floor, word))
+        plain = own if plain is None else arith.andi(plain, own)
+    return plain
 
 
-def products(c: Contraction, start: ir.Value, left: ir.Value, right: ir.Value, count: Size, out: ir.Value) -> None:
-    """out = start + left * right over `count` products, by the matrix unit."""
-    pairs = STEP // 2
+def products(c: Contraction, start: ir.Value | None, left: ir.Value, right: ir.Value, count: Size, out: ir.Value) -> None:
+    """out = start + left * right over `count` products, by the matrix unit; without a `start`, out += left * right."""
+    pairs, zero = STEP // 2, mlir.index(0)
     tile, a_type, b_type = (
         ir.VectorType.get(shape, element)
         for shape, element in (
@@ -58,13 +147,10 @@ def products(c: Contraction, start: ir.Value, left: ir.Value, right: ir.Value, c
             ([pairs, c.right.width, 2], c.multiplicand),
         )
     )
-    zero, bound = mlir.index(0), quotient(round_up(count, STEP), 2)
-    k_loop = scf.ForOp(
-        zero,
-        mlir.index(bound) if isinstance(bound, int) else bound,
-        mlir.index(pairs),
-        [vector.BroadcastOp(tile, start).result],
-    )
+    words = ir.VectorType.get([pairs, c.right.width, 1], ir.IntegerType.get_signless(32))
+    bound = quotient(round_up(count, STEP), 2)
+    initial = vector.LoadOp(tile, out, [zero, zero]) if start is None else vector.BroadcastOp(tile, start)
+    k_loop = scf.ForOp(zero, mlir.index(bound) if isinstance(bound, int) else bound, mlir.index(pairs), [initial.result])
     locations.named(k_loop, f"{locations.joined(c.names.get(d, 'k') for d in c.inner)}_pair", "sums")
     maps = [mlir.projection(4, dims) for dims in ([0, 2, 3], [2, 1, 3], [0, 1])]
     kinds = [
@@ -74,27 +160,92 @@ def products(c: Contraction, start: ir.Value, left: ir.Value, right: ir.Value, c
     attributes = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]), ir.ArrayAttr.get(kinds)
     with ir.InsertionPoint(k_loop.body):
         p, sums = k_loop.induction_variable, k_loop.inner_iter_args[0]
-        a = vector.LoadOp(a_type, left, [zero, p, zero]).result
-        b = vector.LoadOp(b_type, right, [p, zero, zero]).result
-        scf.YieldOp([vector.ContractionOp(tile, a, b, sums, *attributes).result])
+        a: dict[int, ir.Value] = {}
+        b: dict[int, ir.Value] = {}
+        for i, j in c.products:
+            if i not in a:
+                a[i] = vector.LoadOp(a_type, piece(left, i), [zero, p, zero]).result
+            if j not in b and c.right.parts > 1:
+                b[j] = vector.BitCastOp(b_type, vector.LoadOp(words, piece(right, j), [p, zero, zero]).result).result
+            elif j not in b:
+                b[j] = vector.LoadOp(b_type, right, [p, zero, zero]).result
+            sums = vector.ContractionOp(tile, a[i], b[j], sums, *attributes).result
+        scf.YieldOp([sums])
     vector.StoreOp(k_loop.results[0], out, [zero, zero])
 
 
+def piece(panel: ir.Value, number: int) -> ir.Value:
+    """One part of a panel's numbers."""
+    return part_of(panel, number) if _rank(panel) > 3 else panel
+
+
+class Widened:
+    """Memory for the panels of one tile as numbers of the sums' type, in the order in which vectors multiply."""
+
+    def __init__(self, c: Contraction):
+        self.left, self.right = (
+            memref.AllocOp(ir.MemRefType.get(shape, c.element), [], [], alignment=64)
+            for shape in ([c.left.width, c.depth], [c.depth, c.right.width])
+        )
+        for name, alloc in (("left", self.left), ("right", self.right)):
+            alloc.attributes["tilec.name"] = mlir.string(f"wide_{name}")
+
+
 def exact_products(
-    c: Contraction, start: ir.Value, left: ir.Value, right: ir.Value, count: Size, out: ir.Value
+    c: Contraction, start: ir.Value | None, left: ir.Value, right: ir.Value, count: Size, out: ir.Value, wide: Widened
 ) -> None:
-    """The same in plain loops."""
-    with loop(0, c.left.width, name="row") as r:
-        with loop(0, c.right.width, name="column") as j:
-            memref.StoreOp(start, out, [r, j])
-        with loop(0, quotient(count, 2), name="pair") as p:
-            for half in range(2):
-                h = mlir.index(half)
-                a = arith.extf(c.element, memref.LoadOp(left, [r, p, h]).result)
-                with loop(0, c.right.width, name="column") as j:
-                    b = arith.extf(c.element, memref.LoadOp(right, [p, j, h]).result)
-                    total = math.fma(a, b, memref.LoadOp(out, [r, j]).result)
-                    memref.StoreOp(total, out, [r, j])
+    """The same by vectors, of the panels' numbers in f32."""
+    pairs, zero = quotient(count, 2), mlir.index(0)
+    for half in range(2):
+        h = mlir.index(half)
+        with loop(0, c.left.width, name="row") as r, loop(0, pairs, name="pair") as p:
+            values = [memref.LoadOp(piece(left, n), [r, p, h]).result for n in range(c.left.parts)]
+            whole = _joined([arith.extf(c.element, v) for v in values])
+            memref.StoreOp(whole, wide.left, [r, sum_of([(p, 2)], half)])
+        with loop(0, pairs, name="pair") as p, loop(0, c.right.width, name="column") as j:
+            place = [p, j, zero if c.right.parts > 1 else h]
+            values = [memref.LoadOp(piece(right, n), place).result for n in range(c.right.parts)]
+            whole = _joined([_half(v, half, c.element) if c.right.parts > 1 else arith.extf(c.element, v) for v in values])
+            memref.StoreOp(whole, wide.right, [sum_of([(p, 2)], half), j])
+    tile, column, row = (
+        ir.VectorType.get(shape, c.element) for shape in ([ROWS, c.right.width], [ROWS, 1], [1, c.right.width])
+    )
+    with loop(0, c.left.width, ROWS, "row") as r:
+        bound = mlir.index(count) if isinstance(count, int) else count
+        initial = vector.LoadOp(tile, out, [r, zero]) if start is None else vector.BroadcastOp(tile, start)
+        k_loop = scf.ForOp(zero, bound, mlir.index(1), [initial.result])
+        locations.named(k_loop, "k_inner", "sums")
+        with ir.InsertionPoint(k_loop.body):
+            p = k_loop.induction_variable
+            a = vector.LoadOp(column, wide.left, [r, p]).result
+            b = vector.LoadOp(row, wide.right, [p, zero]).result
+            scf.YieldOp([product_of_vectors(a, b, k_loop.inner_iter_args[0])])
+        vector.StoreOp(k_loop.results[0], out, [r, zero])
 
 
-__all__ = ["exact_products", "is_plain", "products", "smallest"]
+def _joined(parts: list[ir.Value]) -> ir.Value:
+    """Their sum, which is exact from the smallest part on."""
+    *others, total = parts
+    for part in reversed(others):
+        total = arith.addf(part, total)
+    return total
+
+
+def _half(word: ir.Value, number: int, type_: ir.Type) -> ir.Value:
+    """One of the two numbers of a pair."""
+    shifted = arith.andi(word, mlir.constant(-0x10000, word.type)) if number else arith.shli(word, mlir.constant(16, word.type))
+    return arith.bitcast(type_, shifted)
+
+
+def product_of_vectors(a: ir.Value, b: ir.Value, sums: ir.Value) -> ir.Value:
+    """sums[i, j] + the sum over k of a[i, k] * b[k, j]."""
+    maps = [mlir.projection(3, dims) for dims in ([0, 2], [2, 1], [0, 1])]
+    kinds = [ir.Attribute.parse(f"#vector.iterator_type<{kind}>") for kind in ("parallel", "parallel", "reduction")]
+    attributes = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]), ir.ArrayAttr.get(kinds)
+    return vector.ContractionOp(sums.type, a, b, sums, *attributes).result
+
+
+__all__ = [
+    "Widened", "code", "exact_products", "is_plain", "narrow", "product_of_vectors", "products", "split",
+    "word_of",
+]  # fmt: skip

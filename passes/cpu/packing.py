@@ -8,6 +8,7 @@ from math import prod
 
 from tilec.core import mlir
 from tilec.core.mlir import affine, arith, ir, memref, scf, vector
+from tilec.passes.cpu.matrix import narrow, split, word_of
 from tilec.passes.cpu.panels import (
     STEP,
     Contraction,
@@ -74,8 +75,14 @@ class Packing:
         self.pairs = c.matrix and not side.by_element
         if c.matrix and side.by_element:  # pairs are what lies next to each other along k
             type_ = ir.MemRefType(panels.type)
-            flat = ir.MemRefType.get([type_.shape[0], side.width, c.depth], type_.element_type)
-            self.panels = memref.CollapseShapeOp(flat, panels, [[0], [1], [2, 3]]).result
+            kept, outer = type_.shape[:-2], [[d] for d in range(type_.rank - 2)]
+            flat = ir.MemRefType.get([*kept, c.depth], type_.element_type)
+            self.panels = memref.CollapseShapeOp(flat, panels, [*outer, [type_.rank - 2, type_.rank - 1]]).result
+        self.wide: ir.Value | None = None  # a panel before its numbers are split
+        if self.pairs and side.parts > 1 and self._operand_along_k() is not None:
+            alloc = memref.AllocOp(ir.MemRefType.get([1, c.depth, side.width], side.factor.type), [], [], alignment=64)
+            alloc.attributes["tilec.name"] = mlir.string("wide")
+            self.wide = alloc.result
         self.steps: dict[int, ir.Value] = {}
         self.window: tuple[Size, Size] | None = None  # of the last dimension of k
 
@@ -117,7 +124,10 @@ class Packing:
     def _fill(self, at: dict[int, ir.Value], lanes: Size) -> None:
         c, last = self.c, self.c.inner[-1]
         if not c.matrix and (number := self._operand_along_k()) is not None:
-            self._transpose(c.operands[number], c.operand_dims[number], at, lanes)
+            self._transpose(c.operands[number], c.operand_dims[number], at, lanes, self.panels, self.number)
+            return
+        if self.wide is not None:
+            self._split_transposed(at, lanes)
             return
         values = [Evaluation(c, self.side.factor, at) for _ in range(2 if self.pairs else 1)]
         if not self.pairs:
@@ -126,7 +136,7 @@ class Packing:
         else:
             extent = self.block.extents[last]
             half, up = _half(extent), quotient(extent, 2)
-            full = lanes == self.side.width
+            full = lanes == self.side.width and self.side.parts == 1
             if full and (operand := self._operand_along_lanes()) is not None:
                 self._interleave(c.operands[operand], c.operand_dims[operand], at, half)
             elif full and (operand := self._operand_along_k()) is not None:
@@ -139,36 +149,50 @@ class Packing:
             if half != up:  # the last of an odd number
                 values = [Evaluation(c, self.side.factor, at)]
                 with self._loops(self.order, (0, lanes), values, (half, up)):
-                    self._store([values[0].value, mlir.constant(0, c.multiplicand)])
+                    self._store([values[0].value, mlir.constant(0, self.side.factor.type)])
         if c.matrix and self.block.count != c.depth:
             self._zeros(0, lanes, self.block.count)
 
     def _operand_along_k(self) -> int | None:
-        """The operand that is a factor as it is, and lies along k, where vectors of the panel lie along the lanes."""
+        """The operand that is a factor as it is, and lies along the last dimension of k, where vectors of the panel lie along the
+        lanes."""
         c, side = self.c, self.side
         body = c.body.arguments
-        if side.by_element or len(c.inner) > 1 or side.factor not in body:
+        if side.by_element or side.factor not in body:
             return None
         number = list(body).index(side.factor)
         strides, _ = ir.MemRefType(c.operands[number].type).get_strides_and_offset()
-        lies_along_k = c.operand_dims[number][-1] == c.inner[0] and strides[-1] == 1
+        lies_along_k = c.operand_dims[number][-1] == c.inner[-1] and strides[-1] == 1
         return number if lies_along_k and self.lane in c.operand_dims[number] else None
+
+    @contextmanager
+    def _outer_steps(self, at: dict[int, ir.Value]) -> Iterator[tuple[dict[int, ir.Value], Size]]:
+        """Loops over all of k but its last dimension: where they are, and the number of the first product there."""
+        c = self.c
+        with ExitStack() as stack:
+            for d in c.inner[:-1]:
+                name = f"{c.names.get(d, 'k')}_inner"
+                self.steps[d] = stack.enter_context(loop(0, self.block.extents[d], name=name))
+            outer = {d: sum_of([(self.block.start[d], 1), (self.steps[d], 1)]) for d in c.inner[:-1]}
+            first = sum_of([(self.steps[d], self.block.strides[d]) for d in c.inner[:-1]])
+            yield at | outer | {self.lane: self.first, c.inner[-1]: self.block.start[c.inner[-1]]}, first
 
     def _transpose_pairs(self, value: ir.Value, dims: list[int], at: dict[int, ir.Value], half: Size) -> Size:
         """Squares of pairs, each a word of 32 bits, as long as they are whole; returns the number of pairs that are done."""
-        k, (_, depth, width, _), square = self.c.inner[0], ir.MemRefType(self.panels.type).shape, STEP // 2
+        k, (_, depth, width, _), square = self.c.inner[-1], ir.MemRefType(self.panels.type).shape, STEP // 2
         done = whole(half, square)
-        offsets = at | {self.lane: self.first, k: self.block.start[k]}
         sizes = {self.lane: width, k: self.block.extents[k]}
-        source = _plane(value, [offsets[d] for d in dims], [sizes.get(d, 1) for d in dims])
         flat = ir.MemRefType.get([ir.MemRefType(self.panels.type).shape[0], depth, 2 * width], self.c.multiplicand)
         panels = memref.CollapseShapeOp(flat, self.panels, [[0], [1], [2, 3]]).result
         words = ir.VectorType.get([square, square], ir.IntegerType.get_signless(32))
         pairs = ir.VectorType.get([square, 2 * square], self.c.multiplicand)
-        with loop(0, done, square, "pair") as p, loop(0, width, square, "lane") as lane:
-            rows = vector.LoadOp(pairs, source, [lane, sum_of([(p, 2)])]).result
-            transposed = vector.TransposeOp(words, vector.BitCastOp(words, rows).result, [1, 0]).result
-            vector.StoreOp(vector.BitCastOp(pairs, transposed).result, panels, [self.number, p, sum_of([(lane, 2)])])
+        with self._outer_steps(at) as (offsets, first):
+            source = _plane(value, [offsets[d] for d in dims], [sizes.get(d, 1) for d in dims])
+            with loop(0, done, square, "pair") as p, loop(0, width, square, "lane") as lane:
+                rows = vector.LoadOp(pairs, source, [lane, sum_of([(p, 2)])]).result
+                transposed = vector.TransposeOp(words, vector.BitCastOp(words, rows).result, [1, 0]).result
+                place = [self.number, sum_of([(p, 1), (quotient(first, 2), 1)]), sum_of([(lane, 2)])]
+                vector.StoreOp(vector.BitCastOp(pairs, transposed).result, panels, place)
         return done
 
     def _operand_along_lanes(self) -> int | None:
@@ -201,22 +225,43 @@ class Packing:
             strides = [(self.steps[d], 1 if d == last else n // 2) for d, n in self.block.strides.items()]
             vector.StoreOp(vector.InterleaveOp(*rows, results=[pair]).result, panels, [self.number, sum_of(strides), zero])
 
-    def _transpose(self, value: ir.Value, dims: list[int], at: dict[int, ir.Value], lanes: Size) -> None:
-        k, panel = self.c.inner[0], ir.MemRefType(self.panels.type).shape
-        offsets = at | {self.lane: self.first, k: self.block.start[k]}
+    def _split_transposed(self, at: dict[int, ir.Value], lanes: Size) -> None:
+        """By way of a panel of whole numbers."""
+        number, count = self._operand_along_k(), self.block.count
+        assert number is not None and self.wide is not None
+        self._transpose(self.c.operands[number], self.c.operand_dims[number], at, lanes, self.wide, mlir.index(0))
+        half, up = _half(count), quotient(count, 2)
+        for low, high, pair in ((0, half, (0, 1)), (half, up, (0,))):
+            if low == high:
+                continue
+            with loop(low, high, name="pair") as p, loop(0, lanes, name="lane") as lane:
+                places = [[mlir.index(0), sum_of([(p, 2)], n), lane] for n in pair]
+                values = [memref.LoadOp(self.wide, place).result for place in places]
+                zero = mlir.constant(0, self.side.factor.type)
+                self._store_at(lane, p, values if len(values) > 1 else [*values, zero])
+        if count != self.c.depth:
+            self._zeros(0, lanes, count)
+
+    def _transpose(
+        self, value: ir.Value, dims: list[int], at: dict[int, ir.Value], lanes: Size, panels: ir.Value, number: ir.Value
+    ) -> None:
+        k, panel = self.c.inner[-1], ir.MemRefType(panels.type).shape
         sizes = {self.lane: lanes, k: self.block.extents[k]}
-        source = _plane(value, [offsets[d] for d in dims], [sizes.get(d, 1) for d in dims])
-        target = _plane(self.panels, [self.number, mlir.index(0), mlir.index(0)], [1, *panel[1:]])
-        transpose_plane(source, target, lanes, self.block.extents[k], min(16, self.c.lanes))
+        with self._outer_steps(at) as (offsets, first):
+            source = _plane(value, [offsets[d] for d in dims], [sizes.get(d, 1) for d in dims])
+            target = _plane(panels, [number, first, mlir.index(0)], [1, self.block.extents[k], panel[2]])
+            transpose_plane(source, target, lanes, self.block.extents[k], min(16, self.c.lanes))
 
     def _zeros(self, low: Size, high: Size, count: Size) -> None:
         """Zeros in the lanes from `low` to before `high`, behind the first `count` products."""
         end = round_up(self.block.count, STEP) if self.c.matrix else self.block.count
         if self.pairs:
             count, end = quotient(count, 2), quotient(end, 2)
-        zero, window = mlir.constant(0, self.c.multiplicand), self.window or (count, end)
+        window = self.window or (count, end)
+        zero = mlir.constant(0, ir.MemRefType(self.panels.type).element_type)
         with loop(low, high, name="lane") as lane, loop(*window, name="k_inner") as p:
-            self._store_at(lane, p, [zero, zero] if self.pairs else [zero])
+            for place in self._places(lane, p):
+                memref.StoreOp(zero, self.panels, place)
 
     @contextmanager
     def _loops(
@@ -244,12 +289,22 @@ class Packing:
         self._store_at(self.steps[self.lane], sum_of(strides), values)
 
     def _store_at(self, lane: ir.Value, p: ir.Value, values: list[ir.Value]) -> None:
-        for n, value in enumerate(values):
-            if self.pairs:
-                subscripts = [p, lane, mlir.index(n)]
-            else:
-                subscripts = [lane, p] if self.c.matrix else panel_subscripts(self.side, lane, p)
-            memref.StoreOp(value, self.panels, [self.number, *subscripts])
+        stored = values
+        if self.side.parts > 1:
+            numbers = [split(v, self.side.parts) for v in values]
+            stored = [word_of(*both) for both in zip(*numbers)] if self.pairs else [narrow(v) for v in numbers[0]]
+        for value, place in zip(stored, self._places(lane, p)):
+            memref.StoreOp(value, self.panels, place)
+
+    def _places(self, lane: ir.Value, p: ir.Value) -> list[list[ir.Value]]:
+        """The subscripts of an element: of each of its parts, or of each of a pair."""
+        parts, zero = self.side.parts, mlir.index(0)
+        if not self.c.matrix:
+            return [[self.number, *panel_subscripts(self.side, lane, p)]]
+        own = [p, lane] if self.pairs else [lane, p]
+        if parts > 1:
+            return [[self.number, mlir.index(n), *own, *[zero] * self.pairs] for n in range(parts)]
+        return [[self.number, *own, mlir.index(n)] for n in range(2)] if self.pairs else [[self.number, *own]]
 
 
 def _plane(value: ir.Value, offsets: list[ir.Value], sizes: list[Size]) -> ir.Value:

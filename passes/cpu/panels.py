@@ -28,6 +28,7 @@ from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import affine, arith, ir, memref, scf
 from tilec.kernels import Panels
+from tilec.kernels.cpu import part_products
 from tilec.passes.cuda.memory_spaces import sizes_of
 from tilec.passes.loops import sum_of
 
@@ -53,6 +54,8 @@ class Side:
     along: int
     by_element: bool
     along_inner: bool
+    parts: int = 1
+    """For a matrix unit: of how many numbers of its type each number is the sum."""
 
     @property
     def row(self) -> int:
@@ -84,8 +87,8 @@ class Contraction:
         if apart and (divided := self._divided(factors[0], {*inner, *columns})):
             numerator, self.divisor = divided
             factors = numerator, factors[1]
-        if self.matrix:
-            factors = self._narrow(factors[0]), self._narrow(factors[1])
+        parts = options.parts if self.matrix else (1, 1)
+        factors = tuple(self._narrow(f) if self.matrix and n == 1 else f for f, n in zip(factors, parts))
         self.left, self.right = (
             Side(
                 f,
@@ -96,13 +99,15 @@ class Contraction:
                 a,
                 side == "left",
                 side == "left" and a in inner,
+                n,
             )
-            for side, f, dims, w, a in zip(("left", "right"), factors, (rows, columns), width, along)
+            for side, f, dims, w, a, n in zip(("left", "right"), factors, (rows, columns), width, along, parts)
         )
         self.inner, self.depths = inner, [max(1, d) for d in options.depths]
         self.k = [sizes[d] for d in inner]
         self.batch = {d: sizes[d] for d in self.operand_dims[-1] if d not in (*rows, *columns)}
         self.lanes = options.lanes
+        self.padded = False  # whether the output's memory has room for whole tiles, and is aligned
 
     @property
     def element(self) -> ir.Type:
@@ -111,7 +116,17 @@ class Contraction:
 
     @property
     def multiplicand(self) -> ir.Type:
-        return self.left.factor.type
+        """Of what is in panels."""
+        return ir.BF16Type.get() if self.matrix else self.left.factor.type
+
+    @property
+    def in_parts(self) -> bool:
+        return max(self.left.parts, self.right.parts) > 1
+
+    @property
+    def products(self) -> list[tuple[int, int]]:
+        """The parts that are multiplied, the smallest products first."""
+        return part_products(self.left.parts, self.right.parts)
 
     @property
     def depth(self) -> int:
@@ -266,12 +281,37 @@ def panels_of(side: Side, names: dict[int, str]) -> Iterator[tuple[dict[int, ir.
 
 
 def panel_shape(c: Contraction, side: Side) -> list[int]:
-    """A matrix unit takes both factors in pairs along k."""
+    """A matrix unit takes both factors in pairs along k, one part after another. Pairs of a right factor in parts are words of
+    32 bits."""
     if c.matrix:
-        return [side.width, c.depth // 2, 2] if side.by_element else [c.depth // 2, side.width, 2]
+        pairs = [side.width, c.depth // 2, 2] if side.by_element else [c.depth // 2, side.width, 2 if side.parts == 1 else 1]
+        return [side.parts, *pairs] if side.parts > 1 else pairs
     if side.along_inner:
         return [side.width, c.depth]
     return [c.depth, side.width, 1] if side.by_element else [c.depth, side.width]
+
+
+def panel_element(c: Contraction, side: Side) -> ir.Type:
+    return ir.IntegerType.get_signless(32) if side.parts > 1 and not side.by_element else c.multiplicand
+
+
+def part_of(source: ir.Value, number: ir.Value | int) -> ir.Value:
+    """The memory at one place of the first dimension."""
+    shape = ir.MemRefType(source.type).shape
+    return box_of(source, [number, *[0] * (len(shape) - 1)], [1, *shape[1:]], list(range(1, len(shape))))
+
+
+def box_of(source: ir.Value, offsets: list[ir.Value | int], sizes: list[int], kept: list[int]) -> ir.Value:
+    """A memref.subview of static sizes, all of stride 1, with the dimensions `kept`; the others have size 1."""
+    type_ = ir.MemRefType(source.type)
+    strides, start = type_.get_strides_and_offset()
+    known = all(isinstance(o, int) for o in offsets) and start != mlir.DYNAMIC
+    offset = start + sum(o * s for o, s in zip(offsets, strides)) if known else mlir.DYNAMIC
+    layout = ir.StridedLayoutAttr.get(offset, [strides[d] for d in kept])
+    part = ir.MemRefType.get([sizes[d] for d in kept], type_.element_type, layout)
+    static = [o if isinstance(o, int) else mlir.DYNAMIC for o in offsets]
+    dynamic = [o for o in offsets if not isinstance(o, int)]
+    return memref.SubViewOp(part, source, dynamic, [], [], static, sizes, [1] * len(sizes)).result
 
 
 def panel_subscripts(side: Side, lane: ir.Value, p: ir.Value) -> list[ir.Value]:
@@ -287,11 +327,14 @@ __all__ = [
     "Evaluation",
     "Side",
     "Size",
+    "box_of",
     "loop",
     "loops",
+    "panel_element",
     "panel_shape",
     "panel_subscripts",
     "panels_of",
+    "part_of",
     "quotient",
     "rest",
     "round_up",

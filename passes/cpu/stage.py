@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
-from tilec.core.mlir import arith, ir, memref, scf, vector
+from tilec.core.mlir import arith, ir, linalg, memref, scf, vector
 from tilec.kernels import PanelChain, Panels, RegisterTranspose, planned_kernels
 from tilec.passes.cpu import matrix
 from tilec.passes.cpu.chain import stage_chain
@@ -35,14 +35,19 @@ from tilec.passes.cpu.panels import (
     Evaluation,
     Side,
     Size,
+    box_of,
     loop,
     loops,
+    panel_element,
     panel_shape,
     panel_subscripts,
     panels_of,
+    part_of,
+    quotient,
     rest,
 )
 from tilec.passes.cpu.transpose import stage_transposes
+from tilec.passes.cpu.weights import users
 from tilec.passes.loops import sum_of
 from tilec.passes.predicate_loads import guard_loads
 
@@ -53,44 +58,79 @@ def stage_cpu(module: ir.Operation) -> None:
             (op,) = [o for o in mlir.traverse(function) if mlir.is_generic(o) and "reduction" in mlir.iterators_of(o)]
             contract(op, planned.tiles, planned.options)
         elif isinstance(planned.options, PanelChain):
-            stage_chain(function, planned.tiles, planned.options, contract)
+            stage_chain(function, planned.tiles, planned.options, contract_panels)
         elif isinstance(planned.options, RegisterTranspose):
             for op in [o for o in mlir.traverse(function) if mlir.is_generic(o)]:
                 stage_transposes(op, planned.tiles, planned.options)
 
 
-def contract(op: ir.Operation, tiles: dict[int, int], options: Panels, apart: bool = False) -> None:
+def contract(op: ir.Operation, tiles: dict[int, int], options: Panels) -> None:
     """Replaces a contraction of a block by loops over panels; `tiles` are the block's sizes by kernel dimension."""
     guard_loads(mlir.body_of(op))
     with ir.InsertionPoint(op), op.location:
-        _contract(Contraction(op, tiles, options, apart))
+        contract_panels(Contraction(op, tiles, options))
     op.erase()
 
 
-def _contract(c: Contraction) -> None:
+def contract_panels(c: Contraction, weights: ir.Value | None = None) -> None:
+    """Loops over panels, at the current place. `weights`: the panels of the left factor, where they are stored already."""
     start = _take_fill(c)
     outer, inner = (c.right, c.left) if c.columns_outer else (c.left, c.right)
-    counts = {outer: 1, inner: inner.panels}
-    left, right = _panels(c, c.left, counts[c.left], "left"), _panels(c, c.right, counts[c.right], "right")
-    buffer, at, memory = _Buffer(c), dict[int, ir.Value](), {c.left: left, c.right: right}
+    memory: dict[Side, ir.Value] = {}
+    for side, name in ((c.left, "left"), (c.right, "right")):
+        if side is c.right or weights is None:
+            memory[side] = _panels(c, side, 1 if side is outer else side.panels, name)
+    buffer, at = _Buffer(c), dict[int, ir.Value]()
+    if c.matrix and c.padded and _is_long(c):
+        linalg.fill(start, outs=[c.operands[-1]])
     with loops(c.batch, at, c.names), _steps(c) as block:
-        packing = {side: Packing(block, side, memory[side]) for side in (c.left, c.right)}
+        packing = {side: Packing(block, side, panels) for side, panels in memory.items()}
         tiny = _Tiny(c)
-        packing[inner].fill_all(at)
+
+        def panel(side: Side, first: ir.Value, number: ir.Value) -> ir.Value:
+            if side in memory:
+                return part_of(memory[side], number)
+            (k,) = c.inner
+            return box_of(weights, [0, first, quotient(block.start[k], 2), 0], [1, *panel_shape(c, side)], [1, 2, 3])
+
+        if inner in packing:
+            packing[inner].fill_all(at)
         if c.matrix:
-            with panels_of(inner, c.names) as (_, _, number):
-                tiny.note(_panel(memory[inner], number))
+            with panels_of(inner, c.names) as (_, first_inner, number):
+                tiny.note(panel(inner, first_inner, number), block.count)
         with panels_of(outer, c.names) as (outside, first_outer, _):
-            packing[outer].fill(at | outside, first_outer, mlir.index(0))
-            mine = _panel(memory[outer], mlir.index(0))
-            tiny.compare(mine)
+            if outer in packing:
+                packing[outer].fill(at | outside, first_outer, mlir.index(0))
+            mine = panel(outer, first_outer, mlir.index(0))
+            tiny.compare(c, mine, block.count)
             with panels_of(inner, c.names) as (other, first_inner, number):
-                panels = {outer: mine, inner: _panel(memory[inner], number)}
-                sums = _sums(c, start, panels[c.left], panels[c.right], block.count, buffer, tiny)
+                panels = {outer: mine, inner: panel(inner, first_inner, number)}
                 coordinates = at | outside | other | {outer.dims[-1]: first_outer, inner.dims[-1]: first_inner}
-                _store_sums(c, sums, [coordinates[d] for d in c.operand_dims[-1]], block.first, buffer)
+                place = _Place(c, [coordinates[d] for d in c.operand_dims[-1]])
+                _tile(c, start, panels[c.left], panels[c.right], block, place, buffer, tiny)
     if c.divisor is not None:
         _divide(c)
+
+
+def _is_long(c: Contraction) -> bool:
+    """Whether there may be several steps along k."""
+    return any(not isinstance(n, int) or n > depth for n, depth in zip(c.k, c.depths))
+
+
+def _tile(
+    c: Contraction, start: ir.Value, left: ir.Value, right: ir.Value, block: Block, place: _Place, buffer: _Buffer, tiny: _Tiny
+) -> None:  # fmt: skip
+    """One tile of sums, and where they go."""
+    numbers, sums = (c, start, left, right, block.count), None
+    if c.matrix and c.padded:  # which begins with zeros where it is several steps
+        begin = start if block.first is None else None
+        _multiply_by_unit(c, begin, left, right, block.count, place.corner, tiny)
+        return
+    if c.matrix:
+        _multiply_by_unit(*numbers, buffer.memory, tiny)
+    else:
+        sums = _sums(*numbers)
+    _store_sums(c, sums, place, block.first, buffer)
 
 
 def _divide(c: Contraction) -> None:
@@ -115,68 +155,43 @@ def _steps(c: Contraction) -> Iterator[Block]:
 
 
 class _Tiny:
-    """Whether factors have numbers that are too small for a matrix unit: of the inner loop's in memory, which its panels share."""
+    """Whether factors have numbers that a matrix unit must not multiply (`matrix.code`): of the inner loop's in memory, which its
+    panels share."""
 
     def __init__(self, c: Contraction):
-        self.matrix = c.matrix
+        self.matrix, self.parts = c.matrix, c.in_parts
         if self.matrix:
             word = ir.IntegerType.get_signless(16)
             self.memory = memref.AllocOp(ir.MemRefType.get([1], word), [], [], alignment=64).result
             mlir.definition(self.memory).attributes["tilec.name"] = mlir.string("smallest")
             memref.StoreOp(mlir.constant(0xFFFF, word), self.memory, [mlir.index(0)])
+            self.wide = matrix.Widened(c)
 
-    def note(self, panel: ir.Value) -> None:
+    def note(self, panel: ir.Value, count: Size) -> None:
         if self.matrix:
-            least = arith.minui(memref.LoadOp(self.memory, [mlir.index(0)]).result, matrix.smallest(panel))
-            memref.StoreOp(least, self.memory, [mlir.index(0)])
+            own = matrix.code(panel, self.parts, count)
+            memref.StoreOp(arith.minui(memref.LoadOp(self.memory, [mlir.index(0)]).result, own), self.memory, [mlir.index(0)])
 
-    def compare(self, panel: ir.Value) -> None:
+    def compare(self, c: Contraction, panel: ir.Value, count: Size) -> None:
+        """With the panel of the outer loop."""
         if self.matrix:
-            others = memref.LoadOp(self.memory, [mlir.index(0)]).result
-            self.plain = matrix.is_plain(matrix.smallest(panel), others)
+            others, own = memref.LoadOp(self.memory, [mlir.index(0)]).result, matrix.code(panel, self.parts, count)
+            self.plain = matrix.is_plain(c, *((others, own) if c.columns_outer else (own, others)))
 
 
 def _panels(c: Contraction, side: Side, count: int, name: str) -> ir.Value:
-    type_ = ir.MemRefType.get([count, *panel_shape(c, side)], c.multiplicand)
+    type_ = ir.MemRefType.get([count, *panel_shape(c, side)], panel_element(c, side))
     panels = memref.AllocOp(type_, [], [], alignment=64)
     panels.attributes["tilec.name"] = mlir.string(name)
     locations.named(panels, f"{name}_panels")
     return panels.result
 
 
-def _panel(panels: ir.Value, number: ir.Value) -> ir.Value:
-    _, *shape = ir.MemRefType(panels.type).shape
-    return _part(panels, [number, *[0] * len(shape)], [1, *shape], list(range(1, 1 + len(shape))))
-
-
-def _part(source: ir.Value, offsets: list[ir.Value | int], sizes: list[int], kept: list[int]) -> ir.Value:
-    """A memref.subview of static sizes, all of stride 1, with the dimensions `kept`; the others have size 1."""
-    type_ = ir.MemRefType(source.type)
-    strides, start = type_.get_strides_and_offset()
-    layout = ir.StridedLayoutAttr.get(
-        mlir.DYNAMIC if any(o != 0 for o in offsets) else start, [strides[d] for d in kept]
-    )
-    part = ir.MemRefType.get([sizes[d] for d in kept], type_.element_type, layout)
-    known = [o if isinstance(o, int) else mlir.DYNAMIC for o in offsets]
-    dynamic = [o for o in offsets if not isinstance(o, int)]
-    return memref.SubViewOp(part, source, dynamic, [], [], known, sizes, [1] * len(sizes)).result
-
-
 # ---- the register kernel -----------------------------------------------------------------------------------
 
 
-def _sums(
-    c: Contraction, start: ir.Value, left: ir.Value, right: ir.Value, count: Size, buffer: _Buffer, tiny: _Tiny
-) -> ir.Value | None:
-    """`start` + left * right over `count` products, a tile of rows and columns: columns of `left` times rows of `right`. None:
-    those of a matrix unit are in the buffer."""
-    if c.matrix:
-        branch = scf.IfOp(tiny.plain, has_else=True)
-        for block, compute in ((branch.then_block, matrix.products), (branch.else_block, matrix.exact_products)):
-            with ir.InsertionPoint(block):
-                compute(c, start, left, right, count, buffer.memory)
-                scf.YieldOp([])
-        return None
+def _sums(c: Contraction, start: ir.Value, left: ir.Value, right: ir.Value, count: Size) -> ir.Value:
+    """`start` + left * right over `count` products, a tile of rows and columns: columns of `left` times rows of `right`."""
     tile, column, row = (
         ir.VectorType.get(list(shape), c.element)
         for shape in ((c.left.width, c.right.width), (c.left.width, 1), (1, c.right.width))
@@ -191,16 +206,8 @@ def _sums(
         p = k_loop.induction_variable
         a = vector.LoadOp(column, left, panel_subscripts(c.left, zero, p)).result
         b = vector.LoadOp(row, right, panel_subscripts(c.right, zero, p)).result
-        scf.YieldOp([_product(a, b, k_loop.inner_iter_args[0])])
+        scf.YieldOp([matrix.product_of_vectors(a, b, k_loop.inner_iter_args[0])])
     return k_loop.results[0]
-
-
-def _product(a: ir.Value, b: ir.Value, sums: ir.Value) -> ir.Value:
-    """sums[i, j] + the sum over k of a[i, k] * b[k, j]."""
-    maps = [mlir.projection(3, dims) for dims in ([0, 2], [2, 1], [0, 1])]
-    kinds = [ir.Attribute.parse(f"#vector.iterator_type<{kind}>") for kind in ("parallel", "parallel", "reduction")]
-    attributes = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]), ir.ArrayAttr.get(kinds)
-    return vector.ContractionOp(sums.type, a, b, sums, *attributes).result
 
 
 # ---- where the sums go -------------------------------------------------------------------------------------
@@ -211,7 +218,7 @@ class _Buffer:
     unit, whose sums are in no vectors."""
 
     def __init__(self, c: Contraction):
-        self.sides = [s for s in (c.left, c.right) if not _is_whole(s)]
+        self.sides = [] if c.padded else [s for s in (c.left, c.right) if not _is_whole(s)]
         self.memory: ir.Value | None = None
         if self.sides or c.matrix:
             alloc = memref.AllocOp(ir.MemRefType.get([c.left.width, c.right.width], c.element), [], [], alignment=64)
@@ -223,19 +230,55 @@ def _is_whole(side: Side) -> bool:
     return isinstance(side.sizes[-1], int) and side.sizes[-1] % side.width == 0
 
 
-def _store_sums(
-    c: Contraction, sums: ir.Value | None, at: list[ir.Value], first: ir.Value | None, buffer: _Buffer
-) -> None:
-    """Stores the sums, or adds them to those of earlier steps along k."""
-    out, dims = c.operands[-1], c.operand_dims[-1]
-    row, column = (dims.index(side.dims[-1]) for side in (c.left, c.right))
-    sizes = [1] * len(dims)
-    sizes[row], sizes[column] = c.left.width, c.right.width
+class _Place:
+    """The tile of the output at `at`."""
+
+    def __init__(self, c: Contraction, at: list[ir.Value]):
+        self.c, self.at, self.out, dims = c, at, c.operands[-1], c.operand_dims[-1]
+        self.row, self.column = (dims.index(side.dims[-1]) for side in (c.left, c.right))
+
+    @property
+    def corner(self) -> ir.Value:
+        """The whole tile in memory."""
+        sizes = [1] * len(self.at)
+        sizes[self.row], sizes[self.column] = self.c.left.width, self.c.right.width
+        return box_of(self.out, list(self.at), sizes, [self.row, self.column])
+
+    @property
+    def inside(self) -> list[Size]:
+        """The rows and columns of it that the output has."""
+        sides = ((self.c.left, self.row), (self.c.right, self.column))
+        return [rest(side.sizes[-1], self.at[d], side.width) for side, d in sides]
+
+    def is_full(self, sides: list[Side]) -> ir.Value | None:
+        """Whether the output has all of it; None where it always does. `sides`: those along which it may not."""
+        full = None
+        for side, size in zip((self.c.left, self.c.right), self.inside):
+            if side in sides:
+                width = mlir.index(side.width)
+                own = arith.cmpi(arith.CmpIPredicate.eq, mlir.index(size) if isinstance(size, int) else size, width)
+                full = own if full is None else arith.andi(full, own)
+        return full
+
+    def store_part(self, buffer: ir.Value, add: bool) -> None:
+        """Stores, or adds, what the output has of the tile in the buffer."""
+        rows, columns = self.inside
+        with loop(0, rows, name="row") as r, loop(0, columns, name="column") as k:
+            position = list(self.at)
+            position[self.row] = sum_of([(self.at[self.row], 1), (r, 1)])
+            position[self.column] = sum_of([(self.at[self.column], 1), (k, 1)])
+            value = memref.LoadOp(buffer, [r, k]).result
+            if add:
+                value = arith.AddFOp(memref.LoadOp(self.out, position).result, value).result
+            memref.StoreOp(value, self.out, position)
+
+
+def _store_sums(c: Contraction, sums: ir.Value | None, place: _Place, first: ir.Value | None, buffer: _Buffer) -> None:
+    """Stores the sums, or adds them to those of earlier steps along k. None: those of a matrix unit are in the buffer."""
     zero = mlir.index(0)
 
     def whole(add: bool) -> None:
-        corner = _part(out, list(at), sizes, [row, column])
-        rows, type_ = 1, ir.VectorType.get([c.left.width, c.right.width], c.element)
+        corner, rows, type_ = place.corner, 1, ir.VectorType.get([c.left.width, c.right.width], c.element)
         if sums is None:  # row by row: all would be too many vectors
             rows, type_ = c.left.width, ir.VectorType.get([1, c.right.width], c.element)
         with loop(0, rows, name="row") as r:
@@ -244,33 +287,30 @@ def _store_sums(
                 value = arith.AddFOp(vector.LoadOp(type_, corner, [r, zero]).result, value).result
             vector.StoreOp(value, corner, [r, zero])
 
-    def part(add: bool) -> None:
-        with loop(0, inside[0], name="row") as r, loop(0, inside[1], name="column") as k:
-            position = list(at)
-            position[row], position[column] = sum_of([(at[row], 1), (r, 1)]), sum_of([(at[column], 1), (k, 1)])
-            value = memref.LoadOp(buffer.memory, [r, k]).result
-            if add:
-                value = arith.AddFOp(memref.LoadOp(out, position).result, value).result
-            memref.StoreOp(value, out, position)
-
     if not buffer.sides:
         _either(first, whole)
         return
-    inside = [rest(side.sizes[-1], at[d], side.width) for side, d in ((c.left, row), (c.right, column))]
-    full = None
-    for side, size in zip((c.left, c.right), inside):
-        if side in buffer.sides:
-            width = mlir.index(side.width)
-            own = arith.cmpi(arith.CmpIPredicate.eq, mlir.index(size) if isinstance(size, int) else size, width)
-            full = own if full is None else arith.andi(full, own)
-    branch = scf.IfOp(full, has_else=True)
+    branch = scf.IfOp(place.is_full(buffer.sides), has_else=True)
     with ir.InsertionPoint(branch.then_block):
         _either(first, whole)
         scf.YieldOp([])
     with ir.InsertionPoint(branch.else_block):
         if sums is not None:
             vector.StoreOp(sums, buffer.memory, [zero, zero])
-        _either(first, part)
+        _either(first, lambda add: place.store_part(buffer.memory, add))
+        scf.YieldOp([])
+
+
+def _multiply_by_unit(
+    c: Contraction, start: ir.Value | None, left: ir.Value, right: ir.Value, count: Size, out: ir.Value, tiny: _Tiny
+) -> None:
+    """Puts a tile's sums into aligned memory: a matrix unit takes thrice as long for lines that it has to put together."""
+    branch = scf.IfOp(tiny.plain, has_else=True)
+    with ir.InsertionPoint(branch.then_block):
+        matrix.products(c, start, left, right, count, out)
+        scf.YieldOp([])
+    with ir.InsertionPoint(branch.else_block):
+        matrix.exact_products(c, start, left, right, count, out, tiny.wide)
         scf.YieldOp([])
 
 
@@ -288,7 +328,7 @@ def _either(first: ir.Value | None, build: Callable[[bool], None]) -> None:
 
 def _take_fill(c: Contraction) -> ir.Value:
     """The value that the output was filled with, from which the sums start instead: 0, so that each step may start from it."""
-    fills = [u for u in mlir.uses(c.operands[-1]) if u.name == "linalg.fill"]
+    fills = [u for u in users(c.operands[-1]) if u.name == "linalg.fill"]
     if len(fills) != 1:
         raise InternalError(f"{mlir.get_string(c.op, 'tilec.name')} adds to sums that it does not start", "stage")
     (fill,) = fills

@@ -218,6 +218,13 @@ def _bits(element: types.Type, word: types.Type) -> Callable:
     return typed(bits, lambda x: word if x == element else None)
 
 
+
+
+def _f32_from_bits(x: Value) -> Value:
+    return from_bits(x, F32)
+
+
+f32_from_bits = typed(_f32_from_bits, lambda x: types.float32 if x == types.int32 else None)
 bits_f32, bits_f64 = _bits(types.float32, types.int32), _bits(types.float64, types.int64)
 
 
@@ -358,6 +365,6 @@ __all__ = [
     *(f"{name}_pointer" for name in _POINTED),
     *(f"f32_from_{t}" for t in ("bf16", "f16", "f8e4m3", "f8e5m2")),
     *(f"{t}_from_f32" for t in ("bf16", "f16", "f8e4m3", "f8e5m2")),
-    "bf16_from_exact", "bits_f32", "bits_f64", "f32_odd",
+    "bf16_from_exact", "f32_from_bits", "bits_f32", "bits_f64", "f32_odd",
     "floor_divide", "floor_modulo", "fma", "fmod", "ipow", "maximum", "minimum", "opaque", "reassoc_add", "reassoc_mul", "select",
 ]  # fmt: skip

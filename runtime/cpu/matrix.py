@@ -2,7 +2,7 @@
 
     configure_tiles()                       # once in a call of a kernel
     sums = zero_sums(32, 32)
-    sums = contract_pairs(left, at, 1024, right, to, 64, sums)    # 16 pairs along k
+    sums = contract_pairs(left, at, 1024, right, to, 64, sums, 0) # 16 pairs along k
     store_tile(edge, 0, 32, sums)
     release_tiles()
 
@@ -100,35 +100,55 @@ def zero_sums(typingctx, rows, lanes):
 
 
 @intrinsic
-def contract_pairs(typingctx, left, at, stride, right, to, step, sums):
-    """sums + left * right over 16 pairs of bf16 along k: rows of `left` are `stride` elements apart, and hold their pairs one
-    after another; rows of `right` are `step` apart, and hold a pair of each column."""
+def load_sums(typingctx, pointer, at, stride, like):
+    """Sums from memory; `like` are others of as many rows and columns."""
 
     def generate(context, builder, signature, arguments):
-        left_, at_, stride_, right_, to_, step_, _ = arguments
+        pointer_, at_, stride_, _ = arguments
+        for register, address in _places(builder, like, pointer_, at_, stride_):
+            _call(builder, "tileloadd64", _BYTE(register), address, builder.mul(stride_, _I64(4)))
+        return _BYTE(0)
+
+    return like(pointer, types.intp, types.intp, like), generate
+
+
+@intrinsic(prefer_literal=True)
+def contract_pairs(typingctx, left, at, stride, right, to, step, sums, kept):
+    """sums + left * right over 16 pairs of bf16 along k: rows of `left` are `stride` elements apart, and hold their pairs one
+    after another; rows of `right` are `step` apart, and hold a pair of each column. The `kept` factor, 1 for the left and 2 for
+    the right one, is that of the product before."""
+
+    def generate(context, builder, signature, arguments):
+        left_, at_, stride_, right_, to_, step_, *_ = arguments
         strides = _stride(builder, stride_, left.dtype), _stride(builder, step_, right.dtype)
         first = len(sums.tiles)
         rows, columns = sums.rows // SIDE, sums.lanes // SIDE
         a, b = [_BYTE(first + r) for r in range(rows)], [_BYTE(first + rows + c) for c in range(columns)]
-        for c in range(columns):
-            start = builder.add(to_, _I64(c * 2 * SIDE))
+        for c in range(columns if kept.literal_value != 2 else 0):
+            start = builder.add(to_, _I64(c * 8 * ROW // right.dtype.bitwidth))
             _call(builder, "tileloadd64", b[c], _bytes_at(builder, right_, start), strides[1])
         for r in range(rows):
-            start = builder.add(at_, builder.mul(stride_, _I64(r * SIDE)))
-            _call(builder, "tileloadd64", a[r], _bytes_at(builder, left_, start), strides[0])
+            if kept.literal_value != 1:
+                start = builder.add(at_, builder.mul(stride_, _I64(r * SIDE)))
+                _call(builder, "tileloadd64", a[r], _bytes_at(builder, left_, start), strides[0])
             for c in range(columns):
                 _call(builder, "tdpbf16ps", _BYTE(r * columns + c), a[r], b[c])
         return _BYTE(0)
 
-    return sums(left, types.intp, types.intp, right, types.intp, types.intp, sums), generate
+    return sums(left, types.intp, types.intp, right, types.intp, types.intp, sums, kept), generate
+
+
+def _places(builder, sums: MatrixSums, pointer, at, stride):
+    """The register and the address of each tile."""
+    for register, r, c in sums.tiles:
+        start = builder.add(at, builder.add(builder.mul(stride, _I64(r * SIDE)), _I64(c * SIDE)))
+        yield register, _bytes_at(builder, pointer, start)
 
 
 def store_sums(builder, sums: MatrixSums, pointer, at, stride) -> None:
     """For `store_tile` of `runtime/cpu/tile.py`."""
-    bytes_ = builder.mul(stride, _I64(4))
-    for register, r, c in sums.tiles:
-        start = builder.add(at, builder.add(builder.mul(stride, _I64(r * SIDE)), _I64(c * SIDE)))
-        _call(builder, "tilestored64", _BYTE(register), _bytes_at(builder, pointer, start), bytes_)
+    for register, address in _places(builder, sums, pointer, at, stride):
+        _call(builder, "tilestored64", _BYTE(register), address, builder.mul(stride, _I64(4)))
 
 
-__all__ = ["configure_tiles", "contract_pairs", "release_tiles", "zero_sums"]
+__all__ = ["configure_tiles", "contract_pairs", "load_sums", "release_tiles", "zero_sums"]

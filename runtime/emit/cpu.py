@@ -158,6 +158,11 @@ class _CpuPrinter(Printer):
             case "vector.load" if ir.VectorType(op.results[0].type).rank == 3:  # a matrix unit's, which loads by itself
                 memory, offset = self.address(op.operands[0], list(op.operands)[1:])
                 self.text[op.results[0]] = f"{memory.base}, {offset}, {memory.strides[-3]}"
+            case "vector.load" if _is_state(op.results[0]):
+                memory, offset = self.address(op.operands[0], list(op.operands)[1:])
+                zeros = f"{self.use('zero_sums')}({_shape(op.results[0])})"
+                text = f"{self.use('load_sums')}({memory.base}, {offset}, {_apart(memory, op.results[0])}, {zeros})"
+                self.bind(op.results[0], text, self.variable(op, 0, "sums"))
             case "vector.load":
                 memory, offset = self.address(op.operands[0], list(op.operands)[1:])
                 where = f"{memory.base}, {offset}, {_apart(memory, op.results[0])}"
@@ -173,6 +178,8 @@ class _CpuPrinter(Printer):
                 self.bind(op.results[0], self.splat(texts[0], op.results[0]), self.variable(op, 0, "all"))
             case "vector.transpose":
                 self.bind(op.results[0], f"{self.use('transpose')}({texts[0]})", self.variable(op, 0, "transposed"))
+            case "vector.bitcast" if ir.VectorType(op.results[0].type).rank == 3:  # of a matrix unit's load
+                self.text[op.results[0]] = texts[0]
             case "vector.bitcast":
                 wide = ir.VectorType(op.results[0].type).element_type.width
                 self.bind(op.results[0], f"{self.use(f'words_of_{wide}')}({texts[0]})", self.variable(op, 0, "words"))
@@ -180,6 +187,8 @@ class _CpuPrinter(Printer):
                 self.bind(op.results[0], f"{self.use('interleave')}({', '.join(texts)})", self.variable(op, 0, "pairs"))
             case "vector.contract":
                 name = texts[2] if _continues(op) else self.variable(op)
+                if _is_by_pairs(op):
+                    texts.append(str(_kept(op)))
                 function = "contract_pairs" if _is_by_pairs(op) else "contract"
                 self.bind(op.results[0], f"{self.use(function)}({', '.join(texts)})", name)
             case _:
@@ -194,7 +203,7 @@ class _CpuPrinter(Printer):
         type_ = op.results[0].type
         if not isinstance(type_, ir.VectorType):
             return super().constant(op)
-        if any(_is_by_pairs(user) for use in op.results[0].uses for user in mlir.uses(_state(use))):
+        if _is_state(op.results[0]):
             return f"{self.use('zero_sums')}({_shape(op.results[0])})"
         number = ir.FloatAttr(ir.DenseElementsAttr(op.attributes["value"]).get_splat_value()).value
         return self.splat(self.float_constant(number, str(type_.element_type)), op.results[0])
@@ -223,7 +232,9 @@ class _CpuPrinter(Printer):
         if op.name == "arith.bitcast" and str(op.operands[0].type) in NARROW:  # which is its bits
             return f"{self.use(str(op.results[0].type))}({self.expr(op.operands[0])})"
         if op.name == "arith.bitcast":
-            return f"{self.use(f'bits_{op.operands[0].type}')}({self.expr(op.operands[0])})"
+            kinds = op.operands[0].type, op.results[0].type
+            function = f"{kinds[1]}_from_bits" if isinstance(kinds[0], ir.IntegerType) else f"bits_{kinds[0]}"
+            return f"{self.use(function)}({self.expr(op.operands[0])})"
         if op.name == "arith.truncf" and str(op.results[0].type) == "bf16" and _is_bf16(op.operands[0]):
             return f"{self.use('bf16_from_exact')}({self.expr(op.operands[0])})"
         return super().expression(op)
@@ -265,6 +276,9 @@ def _is_bf16(value: ir.Value) -> bool:
             return all(_is_bf16(v) for v in op.operands)
         case "arith.select":
             return all(_is_bf16(v) for v in list(op.operands)[1:])
+        case "arith.bitcast":
+            bits = mlir.definition(op.operands[0])
+            return bits is not None and bits.name == "arith.andi" and mlir.constant_value(bits.operands[1]) == -0x10000
     return False
 
 
@@ -286,6 +300,19 @@ def _is_square(op: ir.Operation) -> bool:
 def _is_by_pairs(op: ir.Operation) -> bool:
     """Whether a product is a matrix unit's."""
     return op.name == "vector.contract" and ir.VectorType(op.operands[0].type).rank == 3
+
+
+def _is_state(value: ir.Value) -> bool:
+    """Whether a matrix unit adds to it."""
+    return any(_is_by_pairs(user) for use in value.uses for user in mlir.uses(_state(use)))
+
+
+def _kept(op: ir.Operation) -> int:
+    """The factor that the product before has had: 1 for the left one, 2 for the right one, 0 for none."""
+    before = mlir.definition(op.operands[2])
+    if before is None or before.name != op.name or before.block != op.block:
+        return 0
+    return next((n for n in (1, 2) if before.operands[n - 1] == op.operands[n - 1]), 0)
 
 
 def _state(use: Any) -> ir.Value:

@@ -13,6 +13,7 @@ LANES = (2, 4, 8, 16)  # of a tile that is transposed in registers: `runtime/cpu
 VECTORS = (16, 32, 64)  # bytes of a vector
 BYTES = {"f32": 4, "f64": 8}
 AMX_SIDE = 16  # rows of a tile of AMX, and f32 sums of a row
+MOST_PARTS = 3  # bf16 of which a number is the sum: all bits of an f32
 MOST_SUMS = 64  # vectors of sums: each is written out in a kernel
 
 
@@ -62,6 +63,9 @@ class Panels(Family, name="panels", backend="cpu"):
     instruction: str = option(
         '"fma": the sums are vectors; "amx": tiles of a matrix unit, to which it adds products of bf16', off="fma"
     )
+    parts: tuple[int, ...] = option(
+        "of how many bf16 a matrix unit takes each number of the left and of the right factor as the sum", (0, 0), fixed=True
+    )
     register_tile: tuple[int, ...] = option("rows and columns of the tile whose sums stay in registers")
     lanes: int = option("columns of one vector")
     depths: tuple[int, ...] = option("elements along each of the `inner` dimensions that are packed at a time")
@@ -72,7 +76,8 @@ class Panels(Family, name="panels", backend="cpu"):
         yield "product", f"C[{rows}; {columns}] += left[{rows}; {inner}] * right[{inner}; {columns}]"
         yield "contiguous", " and ".join(f"{f} along {names[d]}" for f, d in zip(("left", "right"), self.along))
         if self.instruction != "fma":
-            yield "instruction", self.instruction
+            parts = "" if max(self.parts) == 1 else f", factors as sums of {self.parts[0]} and {self.parts[1]} bf16"
+            yield "instruction", self.instruction + parts
         yield "register_tile", f"{by_sizes(self.register_tile)} (rows x columns), in vectors of {self.lanes}"
         yield "depths", ", ".join(f"{n} of {names[d]}" for n, d in zip(self.depths, self.inner)) + " packed at a time"
         if self.columns_outer:
@@ -89,7 +94,7 @@ class Panels(Family, name="panels", backend="cpu"):
             return Refusal("register_tile", why)
         if tile[0] * tile[1] // lanes > MOST_SUMS:
             return Refusal("register_tile", f"`register_tile` must have at most {MOST_SUMS} vectors of sums")
-        instructions = ("fma", *matrix_instructions(self.element, self.multiplicand, target))
+        instructions = ("fma", *matrix_instructions(self.parts, target))
         if self.instruction not in instructions:
             known = " or ".join(f'"{i}"' for i in instructions)
             return Refusal("instruction", f"`instruction` must be {known}, not {self.instruction}")
@@ -133,7 +138,10 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
     register_tiles: tuple[int, ...] = option("rows and columns of the tile whose sums stay in registers, of each contraction")
     lanes: int = option("columns of one vector")
     depths: tuple[int, ...] = option("elements along each contraction's inner dimension that are packed at a time")
-    matrix: tuple[int, ...] = option("for each contraction, 1 where AMX makes its products, of bf16", fixed=True)
+    matrix: tuple[int, ...] = option("for each contraction, 1 where AMX makes its products, of bf16, 0 where vectors do")
+    parts: tuple[int, ...] = option(
+        "of how many bf16 AMX takes each number of the left and of the right factor of each contraction as the sum", fixed=True
+    )
     columns_outer: tuple[int, ...] = option("for each contraction, 1 for the option `columns_outer` of `panels`, 0 without it")
 
     def contraction(self, n: int) -> Panels:
@@ -141,7 +149,7 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
         pair = slice(2 * n, 2 * n + 2)
         return Panels(
             rows=self.rows[n : n + 1], columns=self.columns[n : n + 1], inner=self.inner[n : n + 1], along=self.along[pair],
-            element=self.element, multiplicand="bf16" if self.matrix[n] else self.element,
+            element=self.element, multiplicand=self.element, parts=self.parts[pair],
             instruction="amx" if self.matrix[n] else "fma", register_tile=self.register_tiles[pair],
             lanes=self.lanes, depths=self.depths[n : n + 1], columns_outer=bool(self.columns_outer[n]),
         )  # fmt: skip
@@ -164,20 +172,28 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
 
     def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
         count = len(self.rows)
-        for name, each in (("register_tiles", 2), ("depths", 1), ("columns_outer", 1)):
+        for name, each in (("register_tiles", 2), ("depths", 1), ("columns_outer", 1), ("matrix", 1)):
             if len(getattr(self, name)) != each * count:
                 return Refusal(name, f"`{name}` must have {each * count} numbers")
-        if not set(self.columns_outer) <= {0, 1}:
-            return Refusal("columns_outer", "`columns_outer` must have 0 or 1 for each contraction")
+        for name in ("columns_outer", "matrix"):
+            if not set(getattr(self, name)) <= {0, 1}:
+                return Refusal(name, f"`{name}` must have 0 or 1 for each contraction")
         for n in range(count):
             if found := self.contraction(n).refuse(kernel, planned, target):
-                return replace(found, option="register_tiles") if found.option == "register_tile" else found
+                own = {"register_tile": "register_tiles", "instruction": "matrix"}
+                return replace(found, option=own.get(found.option, found.option))
         return None
 
 
-def matrix_instructions(element: str, multiplicand: str, target: Target) -> tuple[str, ...]:
-    """The matrix units that add products of a type to sums of the type `element`."""
-    return tuple(i for i in target.instructions(multiplicand) if i == "amx" and (element, multiplicand) == ("f32", "bf16"))
+def matrix_instructions(parts: tuple[int, ...], target: Target) -> tuple[str, ...]:
+    """The matrix units that multiply factors of so many bf16, none where there are no such numbers, and add up f32."""
+    return tuple(i for i in target.instructions("bf16") if i == "amx" and min(parts))
+
+
+def part_products(left: int, right: int) -> list[tuple[int, int]]:
+    """The parts of two factors that are multiplied, the largest product last; most have a factor of the product before."""
+    pairs = [(i, j) for i in range(left) for j in reversed(range(right)) if i + j < MOST_PARTS]
+    return [*(p for p in pairs if p != (0, 0)), (0, 0)]
 
 
 def _listed(numbers: tuple[int, ...]) -> str:

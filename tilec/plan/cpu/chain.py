@@ -19,10 +19,11 @@ from tilec.core.target import Target
 from tilec.cost.model import predict
 from tilec.kernels import KernelPlan, PanelChain
 from tilec.plan.chain import chain_of
-from tilec.plan.cpu.panels import contiguous_along, predicted_us, register_tile
+from tilec.plan.cpu.panels import contiguous_along, parts_of, predicted_us, register_tile
 from tilec.plan.groups import Group, Remark
 
 MOST_ROWS = 512
+TILE = 32  # rows of a matrix unit's sums
 SIZE = {"f32": 4, "f64": 8}
 
 
@@ -117,11 +118,31 @@ def _rows(nodes: list[Node], space: Space, graph: Graph, target: Target) -> int:
     """A block's rows: no more than L2 has room for, and such that the contractions take the least time."""
     contractions = [n for n in nodes if n.contraction is not None]
     row, *_ = _dims(contractions[0], space)
-    extent, room = space.extents[row], target.l2.bytes // 2 // max(1, _held(nodes, graph, space))
+    extent = space.extents[row]
+    room = target.l2.bytes // 2 // max(1, _held(nodes, graph, space) + _weights(nodes, graph, space, target))
     most = max(1, min(MOST_ROWS, room, extent))
     parts = {max(ceil(extent / most), n) for n in (1, 2, 3, 4, 8, 16, 32)}
-    candidates = sorted({ceil(extent / n) for n in parts}, reverse=True)
-    return min(candidates, key=lambda rows: sum(predicted_us(n, target, rows) or 0 for n in contractions))
+    candidates = {ceil(extent / n) for n in parts}
+    tiles = {rows // TILE * TILE for rows in (most, *candidates)}  # a matrix unit computes whole tiles
+    by_unit = any(register_tile(n, most, target).instruction != "fma" for n in contractions)
+    found = sorted(tiles - {0} if by_unit and max(tiles) else candidates, reverse=True)
+    between = space.extents[_dims(contractions[-1], space)[2]] if _bounds(nodes, space, graph) else 0
+
+    def time(rows: int) -> float:
+        """Of the contractions, with what a mask that cuts each row leaves of a block."""
+        share = 1 if not between else 0.5 + min(0.5, rows / between / 2)
+        return share * sum(predicted_us(n, target, rows) or 0 for n in contractions)
+
+    return min(found, key=time)
+
+
+def _weights(nodes: list[Node], graph: Graph, space: Space, target: Target) -> int:
+    """Bytes of a row of factors that the chain computes, as a matrix unit takes them."""
+    if "amx" not in target.instructions("bf16"):
+        return 0
+    made = {r.value for n in nodes for r in n.results if not graph.is_returned(n)}
+    inside = [n for n in nodes if n.contraction is not None and any(r.value in made for r in n.reads)]
+    return sum(2 * space.extents[_dims(n, space)[2]] for n in inside if parts_of(n)[0] == 1)
 
 
 def choose_chain(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]]:
@@ -133,13 +154,14 @@ def choose_chain(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> 
     lanes = target.core.simd_bytes // size
     found = [_dims(n, space) for n in contractions]
     rows = _rows(g.nodes, space, graph, target)
-    tiles, depths, outer, along, matrix = [], [], [], [], []
-    for node, (row, column, inner) in zip(contractions, found):
-        instruction, mr, nr, depth = register_tile(node, rows, space.extents[column], space.extents[inner], target)
-        tiles += [mr, nr]
-        depths.append(depth)
-        matrix.append(int(instruction != "fma"))
-        packed = depth * space.extents[column] * (size if instruction == "fma" else 2)
+    tiles, depths, outer, along, matrix, parts = [], [], [], [], [], []
+    for node, (row, column, _) in zip(contractions, found):
+        panels, numbers = register_tile(node, rows, target), parts_of(node)
+        tiles += [panels.mr, panels.nr]
+        depths.append(panels.depth)
+        matrix.append(int(panels.instruction != "fma"))
+        parts += numbers
+        packed = panels.depth * space.extents[column] * (2 * numbers[1] if matrix[-1] else size)
         outer.append(int(packed > target.l2.bytes // 8))
         own = {k: d for d, k in enumerate(space.dims[node])}
         along += [
@@ -147,8 +169,8 @@ def choose_chain(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> 
         ]
     options = PanelChain(
         rows=tuple(r for r, _, _ in found), columns=tuple(c for _, c, _ in found), inner=tuple(k for _, _, k in found),
-        along=tuple(along), element=element, bounds=_bounds(g, graph), register_tiles=tuple(tiles), lanes=lanes,
-        depths=tuple(depths), columns_outer=tuple(outer), matrix=tuple(matrix),
+        along=tuple(along), element=element, bounds=_bounds(g.nodes, space, graph), register_tiles=tuple(tiles), lanes=lanes,
+        depths=tuple(depths), columns_outer=tuple(outer), matrix=tuple(matrix), parts=tuple(parts),
     )  # fmt: skip
     sizes = tuple(rows if d == found[0][0] else 1 for d in kernel.grid)
     kernel = replace(kernel, tile=sizes, options=options)
@@ -158,9 +180,9 @@ def choose_chain(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> 
     return kernel, [Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
 
 
-def _bounds(g: Group, graph: Graph) -> tuple[int, ...]:
+def _bounds(nodes: list[Node], space: Space, graph: Graph) -> tuple[int, ...]:
     """Masks that exclude the last elements of a row, by its number."""
-    chain = chain_of(g.nodes, g.space, graph)
+    chain = chain_of(nodes, space, graph)
     if not isinstance(chain, Chain) or len(chain.rows) != 1:
         return ()
     (row,), found = chain.rows, list[int]()

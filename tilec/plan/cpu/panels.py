@@ -20,21 +20,26 @@ from itertools import product
 from math import ceil, prod
 
 from tilec.analysis.chain import multiplicand_allowed
-from tilec.analysis.directions import extract_directions
-from tilec.analysis.graph import Graph, Node
-from tilec.analysis.products import stored
+from tilec.analysis.graph import Graph, Node, dims_of
+from tilec.analysis.products import narrow, stored
+from tilec.core import mlir
 from tilec.core.fitted import PanelTimes
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost import contraction
 from tilec.cost.model import NoFurtherChoice
 from tilec.kernels import KernelPlan, Panels
-from tilec.kernels.cpu import AMX_SIDE, matrix_instructions
+from tilec.kernels.cpu import AMX_SIDE, MOST_PARTS, matrix_instructions, part_products
 from tilec.plan.groups import Group, Remark
 
-LOADS = 1.6  # of vectors or of elements a clock, of two at most
-EXPOSED = 0.15  # of the time that the right panel takes from L2 is not hidden by arithmetic
+AMX_STEP = 32  # products along k of an instruction
+AMX_LATENCY, AMX_LOAD = 52, 8  # clocks from one sum of a tile to the next one, and of a tile's load: Intel's optimization manual
 GAIN_US = 2  # the least gain of panels: kernels that pack take longer to compile
+BF16_PARTS = {"bf16": 1, "f8E4M3FN": 1, "f8E5M2": 1, "i8": 1, "f16": 2, "f32": 3}
+"""Of how many bf16 a number of a type is the sum."""
+ROUNDED_PARTS = {"bf16": 1, "tf32": 2}  # of an f32 that `using` allows to be rounded
+NO_PARTS = (0, 0)
+LEAST_INNER = 32  # reduced elements from which a sum's own bound has room for the products of small parts that are left out
 WEIGHED = "times of arithmetic and packing alone; the time of the kernel above counts caches, too"
 
 
@@ -111,27 +116,36 @@ def predicted_us(node: Node, target: Target, rows: int | None = None) -> float |
     if rows is None:
         candidates = (_time_us(b, node, roles, size, target) for b in dict.fromkeys(_candidates(node, roles, size, target)))
         return min((_plain_us(node, size, target), *candidates))
-    instruction, mr, nr, depth = register_tile(
-        node, rows, node.extents[roles.columns[-1]], prod(node.extents[d] for d in roles.inner), target
-    )
-    columns = tuple(node.extents[d] for d in roles.columns)
-    outer = tuple(1 for _ in roles.rows[1:])
-    return _time_us(Blocking(instruction, mr, nr, (*outer, rows), columns, depth), node, roles, size, target)
+    return min(time for time, _ in _panel_tiles(node, roles, rows, target))
 
 
-def register_tile(node: Node, rows: int, columns: int, inner: int, target: Target) -> tuple[str, int, int, int]:
-    """Instruction, rows and columns of a tile of sums for so many in a block, and the depth of panels: two vectors wide, and as
-    high as registers allow."""
+def register_tile(node: Node, rows: int, target: Target) -> Blocking:
+    """The panels of a chain's contraction, for so many rows in a block and all columns."""
+    roles = _roles(node)
+    assert isinstance(roles, Roles)
+    return min(_panel_tiles(node, roles, rows, target), key=lambda t: t[0])[1]
+
+
+def _panel_tiles(node: Node, roles: Roles, rows: int, target: Target) -> list[tuple[float, Blocking]]:
+    """Times of vectors and of a matrix unit: tiles two vectors wide, and as high as registers allow."""
     element = str(ir.ShapedType(node.results[0].value.type).element_type)
     size = 8 if element == "f64" else 4
-    if "amx" in matrix_instructions(element, multiplicand(node), target):
-        mr, nr = (AMX_SIDE * min(2, ceil(n / AMX_SIDE)) for n in (rows, columns))
-        return "amx", mr, nr, _depths([inner], target.l1.bytes // (3 * mr))[0]
+    extents = [node.extents[d] for d in roles.inner]
+    columns = tuple(node.extents[d] for d in roles.columns)
+    box = (*(1 for _ in roles.rows[1:]), rows)
+    found = []
+    if matrix_instructions(parts := _parts(node, roles), target):
+        mr, nr = (AMX_SIDE * min(2, ceil(n / AMX_SIDE)) for n in (rows, columns[-1]))
+        share = 3 if max(parts) == 1 else 5  # of L1, by the left factor's panel
+        depth = _even(_depths([prod(extents)], target.l1.bytes // (share * mr * max(parts))), [prod(extents)])[0]
+        found.append(Blocking("amx", mr, nr, box, columns, depth))
     lanes = _lanes(target, size)
-    vectors = min(2, ceil(columns / lanes))
+    vectors = min(2, ceil(columns[-1] / lanes))
     highest = (target.core.vector_registers - 1 - vectors) // vectors
     mr = ceil(rows / ceil(rows / highest))
-    return "fma", mr, vectors * lanes, _depths([inner], target.l1.bytes // (3 * mr * size))[0]
+    depth = _depths([prod(extents)], target.l1.bytes // (3 * mr * size))[0]
+    found.append(Blocking("fma", mr, vectors * lanes, box, columns, depth))
+    return [(_time_us(b, node, roles, size, target), b) for b in found]
 
 
 def _planned(
@@ -142,10 +156,13 @@ def _planned(
     named = {
         name: tuple(kernel_dims[d] for d in getattr(roles, name)) for name in ("rows", "columns", "inner", "along")
     }
+    inner = [node.extents[d] for d in roles.inner]
+    depths = _depths(inner, best.depth)
     built = Panels(
-        **named, element=element, multiplicand=multiplicand(node), instruction=best.instruction, register_tile=(best.mr, best.nr),
+        **named, element=element, multiplicand=multiplicand(node), instruction=best.instruction, parts=_parts(node, roles),
+        register_tile=(best.mr, best.nr),
         lanes=_lanes(target, 8 if element == "f64" else 4),
-        depths=_depths([node.extents[d] for d in roles.inner], best.depth),
+        depths=depths if best.instruction == "fma" else _even(depths, inner),
     )  # fmt: skip
     sizes = (prod(node.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner, roles.batch))
     problem = contraction.Contraction(*sizes, dtype=element)
@@ -169,7 +186,8 @@ def _roles(node: Node) -> Roles | str:
     lane = max(m, key=lambda d: (e[d], d))
     rows = (*(d for d in order if d in m and d != lane), lane)
     columns = (*(d for d in order if d in n and d != last), last)
-    return Roles(rows, columns, c.k, c.batch, (contiguous_along(node, rows, columns), contiguous_along(node, columns, rows)))
+    inner = tuple(sorted(c.k, key=lambda d: e[d]))  # pairs lie along the last one
+    return Roles(rows, columns, inner, c.batch, (contiguous_along(node, rows, columns), contiguous_along(node, columns, rows)))
 
 
 def contiguous_along(node: Node, mine: tuple[int, ...], other: tuple[int, ...]) -> int:
@@ -179,9 +197,12 @@ def contiguous_along(node: Node, mine: tuple[int, ...], other: tuple[int, ...]) 
         wide = [d for d in read.dims if node.extents[d] > 1]
         if wide and not set(read.dims) & set(other) and wide[-1] in score:
             score[wide[-1]] += len(wide)  # an operand that is read once for many places matters little
-    for d, weight in extract_directions(node).items():
-        if d in score and set(extract_directions(node)) & set(mine):
-            score[d] += weight
+    c, body = node.contraction, mlir.body_of(node.op)
+    factor = c.left if mine[-1] in c.m else c.right
+    for op in mlir.slice_of(body, factor):
+        if op.name == "tensor.extract" and len(op.operands) > 1:
+            for d in dims_of(list(op.operands)[-1], node) & set(score):
+                score[d] += node.extents[d] > 1
     return max(score, key=lambda d: score[d])
 
 
@@ -207,15 +228,37 @@ def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator
             for a, b in product(_boxes(rows, mr), _boxes(columns, v * lanes)):
                 if depth * prod(b) * size <= target.l2.bytes // 2:
                     yield Blocking("fma", mr, v * lanes, a, b, depth)
-    element = str(ir.ShapedType(node.results[0].value.type).element_type)
-    if "amx" in matrix_instructions(element, multiplicand(node), target):
-        for mr, nr, parts in product((AMX_SIDE, 2 * AMX_SIDE), (AMX_SIDE, 2 * AMX_SIDE), (2, 4)):
-            deep = _depths(inner, target.l1.bytes * 2 // (3 * mr * parts))
+    if matrix_instructions(parts := _parts(node, roles), target):
+        for mr, nr, share in product((AMX_SIDE, 2 * AMX_SIDE), (AMX_SIDE, 2 * AMX_SIDE), (2, 4)):
+            deep = _even(_depths(inner, target.l1.bytes // (2 * mr * share * parts[0])), inner)
             if deep[-1] % 2 and any(d > 1 for d in deep[:-1]):
                 continue  # pairs lie along the last dimension
             for a, b in product(_boxes(rows, mr), _boxes(columns, nr)):
-                if prod(deep) * prod(b) * 2 <= target.l2.bytes // 2:
+                if prod(deep) * prod(b) * 2 * parts[1] <= target.l2.bytes // 2:
                     yield Blocking("amx", mr, nr, a, b, prod(deep))
+
+
+def _parts(node: Node, roles: Roles) -> tuple[int, int]:
+    """Of how many bf16 each number of the left and the right factor is the sum; 0 where no such numbers are its factors, or where
+    it adds up too few of them."""
+    c = node.contraction
+    element = str(ir.ShapedType(node.results[0].value.type).element_type)
+    left, right = (c.left, c.right) if roles.rows[-1] in c.m else (c.right, c.left)
+    using = multiplicand_allowed(node.op)
+    found = _parts_of(left, using), _parts_of(right, using)
+    enough = max(found) == 1 or prod(node.extents[d] for d in roles.inner) >= LEAST_INNER
+    return found if element == "f32" and min(found) and enough else NO_PARTS
+
+
+def parts_of(node: Node) -> tuple[int, int]:
+    """`_parts` of a contraction that panels can compute."""
+    roles = _roles(node)
+    return NO_PARTS if isinstance(roles, str) else _parts(node, roles)
+
+
+def _parts_of(factor: ir.Value, using: str | None) -> int:
+    own = BF16_PARTS.get(str(stored(factor).type), 0)
+    return min(BF16_PARTS.get(str(narrow(factor).type), own) or own, ROUNDED_PARTS.get(using, MOST_PARTS))
 
 
 def multiplicand(node: Node) -> str:
@@ -252,6 +295,11 @@ def _depths(extents: list[int], budget: int) -> tuple[int, ...]:
     return tuple(depths)
 
 
+def _even(depths: tuple[int, ...], extents: list[int]) -> tuple[int, ...]:
+    """Depths of which the last is a multiple of the products that a matrix unit adds up at a time, or all there are."""
+    return (*depths[:-1], min(extents[-1], -(-depths[-1] // AMX_STEP) * AMX_STEP))
+
+
 def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -> float:
     """Of the core with most blocks: register passes, packing, the tile of C for every part of k."""
     extents = [[node.extents[d] for d in dims] for dims in (roles.rows, roles.columns)]
@@ -260,11 +308,14 @@ def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -
         blocks *= prod(ceil(e / t) for e, t in zip(own, box))
     k = prod(node.extents[d] for d in roles.inner)
     m, n = (prod(box[:-1]) * -(-box[-1] // width) * width for box, width in ((b.rows, b.mr), (b.columns, b.nr)))
-    passes = (m // b.mr) * (n // b.nr) * k * _step_ns(b, size, target)
+    parts = _parts(node, roles)
+    passes = (m // b.mr) * (n // b.nr) * k * _step_ns(b, size, parts, target)
     fit = target.fit(PanelTimes)
     contiguous = {roles.rows[-1], *roles.inner}, {roles.columns[-1]}  # dimensions along which a side's panels may lie
     sides = zip((m, n), contiguous, roles.along)
     packing = k * sum(size * _pack_ns(node, dims, along, fit) for size, dims, along in sides)
+    if b.instruction != "fma":
+        packing += k * fit.split_ns * sum(length * count for length, count in zip((m, n), parts) if count > 1)
     sums = 2 * m * n * size * ceil(k / b.depth) / (target.l2.unit_gbs or 32)
     rounds = ceil(blocks / target.units)
     start = target.launch.overhead_us if blocks > 1 else 0
@@ -276,21 +327,25 @@ def _plain_us(node: Node, size: int, target: Target) -> float:
     return min(alone, target.launch.overhead_us + alone / target.units)
 
 
-def _step_ns(b: Blocking, size: int, target: Target) -> float:
+def _step_ns(b: Blocking, size: int, parts: tuple[int, ...], target: Target) -> float:
     """One product of a registers' tile: its FMAs, its loads, the latency of a sum, or a row of the right panel."""
     from_l2 = target.l2.unit_gbs * target.l2.achievable or 32
     if b.instruction != "fma":
-        return max(2e9 * b.mr * b.nr / (target.peak(f"tensor.bf16@{b.instruction}") / target.units), 2 * b.nr / from_l2)
-    core, vectors = target.core, b.nr // _lanes(target, size)
+        sums, tiles = b.mr * b.nr // AMX_SIDE**2, (b.mr + b.nr) // AMX_SIDE
+        busy = 2e9 * AMX_SIDE**2 / (target.peak(f"tensor.bf16@{b.instruction}") / target.units)
+        clocks = max(AMX_LATENCY, AMX_LOAD * tiles) / AMX_STEP
+        products = len(part_products(*parts)) * max(busy * sums, clocks / target.clock_ghz)
+        return max(products, 2 * parts[1] * b.nr / from_l2)
+    core, vectors, fit = target.core, b.nr // _lanes(target, size), target.fit(PanelTimes)
     lanes = _lanes(target, size)
     peak = target.peak("fma.f64" if size == 8 else "fma.f32") / target.units
     fma = 1e9 * 2 * lanes * b.mr * vectors / peak
-    clocks = max((b.mr + vectors) / LOADS, core.fma_latency)
-    return max(fma, clocks / target.clock_ghz) + EXPOSED * size * b.nr / from_l2
+    clocks = max((b.mr + vectors) / fit.loads_per_clock, core.fma_latency)
+    return max(fma, clocks / target.clock_ghz) + fit.exposed_l2 * size * b.nr / from_l2
 
 
 def _pack_ns(node: Node, contiguous: set[int], along: int, fit: PanelTimes) -> float:
     return fit.gather_ns if node.extracts else fit.pack_along_ns if along in contiguous else fit.pack_across_ns
 
 
-__all__ = ["choose_contraction", "contiguous_along", "multiplicand", "predicted_us", "register_tile"]
+__all__ = ["choose_contraction", "contiguous_along", "multiplicand", "parts_of", "predicted_us", "register_tile"]
