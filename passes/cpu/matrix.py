@@ -183,30 +183,26 @@ class Widened:
     """Memory for the panels of one tile as numbers of the sums' type, in the order in which vectors multiply."""
 
     def __init__(self, c: Contraction):
-        self.left, self.right = (
-            memref.AllocOp(ir.MemRefType.get(shape, c.element), [], [], alignment=64)
-            for shape in ([c.left.width, c.depth], [c.depth, c.right.width])
-        )
-        for name, alloc in (("left", self.left), ("right", self.right)):
+        shapes = [1, c.left.width, c.depth], [1, c.depth, c.right.width]
+        made = [memref.AllocOp(ir.MemRefType.get(shape, c.element), [], [], alignment=64) for shape in shapes]
+        for name, alloc in zip(("left", "right"), made):
             alloc.attributes["tilec.name"] = mlir.string(f"wide_{name}")
+        self.left, self.right = (alloc.result for alloc in made)
 
 
-def exact_products(
-    c: Contraction, start: ir.Value | None, left: ir.Value, right: ir.Value, count: Size, out: ir.Value, wide: Widened
-) -> None:
-    """The same by vectors, of the panels' numbers in f32."""
-    pairs, zero = quotient(count, 2), mlir.index(0)
-    for half in range(2):
-        h = mlir.index(half)
-        with loop(0, c.left.width, name="row") as r, loop(0, pairs, name="pair") as p:
-            values = [memref.LoadOp(piece(left, n), [r, p, h]).result for n in range(c.left.parts)]
-            whole = _joined([arith.extf(c.element, v) for v in values])
-            memref.StoreOp(whole, wide.left, [r, sum_of([(p, 2)], half)])
-        with loop(0, pairs, name="pair") as p, loop(0, c.right.width, name="column") as j:
-            place = [p, j, zero if c.right.parts > 1 else h]
-            values = [memref.LoadOp(piece(right, n), place).result for n in range(c.right.parts)]
-            whole = _joined([_half(v, half, c.element) if c.right.parts > 1 else arith.extf(c.element, v) for v in values])
-            memref.StoreOp(whole, wide.right, [sum_of([(p, 2)], half), j])
+def widen(c: Contraction, panel: ir.Value, count: Size, out: ir.Value, is_left: bool) -> None:
+    """A panel's bf16 as numbers of the sums' type."""
+    width = c.left.width if is_left else c.right.width
+    with loop(0, width, name="lane") as lane, loop(0, quotient(count, 2), name="pair") as p:
+        for half in range(2):
+            place = [lane, p, mlir.index(half)] if is_left else [p, lane, mlir.index(half)]
+            number, at = arith.extf(c.element, memref.LoadOp(panel, place).result), sum_of([(p, 2)], half)
+            memref.StoreOp(number, out, [lane, at] if is_left else [at, lane])
+
+
+def exact_products(c: Contraction, start: ir.Value | None, count: Size, out: ir.Value, wide: Widened) -> None:
+    """The same by vectors, of widened panels."""
+    zero, left, right = mlir.index(0), part_of(wide.left, 0), part_of(wide.right, 0)
     tile, column, row = (
         ir.VectorType.get(shape, c.element) for shape in ([ROWS, c.right.width], [ROWS, 1], [1, c.right.width])
     )
@@ -217,24 +213,10 @@ def exact_products(
         locations.named(k_loop, "k_inner", "sums")
         with ir.InsertionPoint(k_loop.body):
             p = k_loop.induction_variable
-            a = vector.LoadOp(column, wide.left, [r, p]).result
-            b = vector.LoadOp(row, wide.right, [p, zero]).result
+            a = vector.LoadOp(column, left, [r, p]).result
+            b = vector.LoadOp(row, right, [p, zero]).result
             scf.YieldOp([product_of_vectors(a, b, k_loop.inner_iter_args[0])])
         vector.StoreOp(k_loop.results[0], out, [r, zero])
-
-
-def _joined(parts: list[ir.Value]) -> ir.Value:
-    """Their sum, which is exact from the smallest part on."""
-    *others, total = parts
-    for part in reversed(others):
-        total = arith.addf(part, total)
-    return total
-
-
-def _half(word: ir.Value, number: int, type_: ir.Type) -> ir.Value:
-    """One of the two numbers of a pair."""
-    shifted = arith.andi(word, mlir.constant(-0x10000, word.type)) if number else arith.shli(word, mlir.constant(16, word.type))
-    return arith.bitcast(type_, shifted)
 
 
 def product_of_vectors(a: ir.Value, b: ir.Value, sums: ir.Value) -> ir.Value:
@@ -247,5 +229,5 @@ def product_of_vectors(a: ir.Value, b: ir.Value, sums: ir.Value) -> ir.Value:
 
 __all__ = [
     "Widened", "code", "exact_products", "is_plain", "narrow", "product_of_vectors", "products", "split",
-    "word_of",
+    "widen", "word_of",
 ]  # fmt: skip

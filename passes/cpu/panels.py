@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
@@ -108,6 +109,13 @@ class Contraction:
         self.batch = {d: sizes[d] for d in self.operand_dims[-1] if d not in (*rows, *columns)}
         self.lanes = options.lanes
         self.padded = False  # whether the output's memory has room for whole tiles, and is aligned
+
+    def of_vectors(self) -> Contraction:
+        """The same from panels of whole numbers, the left one's in rows along k."""
+        found = copy(self)
+        found.matrix = False
+        found.left, found.right = replace(self.left, parts=1, along_inner=True), replace(self.right, parts=1)
+        return found
 
     @property
     def element(self) -> ir.Type:

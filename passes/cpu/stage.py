@@ -107,6 +107,7 @@ def contract_panels(c: Contraction, weights: ir.Value | None = None) -> None:
                 panels = {outer: mine, inner: panel(inner, first_inner, number)}
                 coordinates = at | outside | other | {outer.dims[-1]: first_outer, inner.dims[-1]: first_inner}
                 place = _Place(c, [coordinates[d] for d in c.operand_dims[-1]])
+                tiny.at = {outer: (at | outside, first_outer), inner: (at | other, first_inner)}
                 _tile(c, start, panels[c.left], panels[c.right], block, place, buffer, tiny)
     if c.divisor is not None:
         _divide(c)
@@ -124,10 +125,10 @@ def _tile(
     numbers, sums = (c, start, left, right, block.count), None
     if c.matrix and c.padded:  # which begins with zeros where it is several steps
         begin = start if block.first is None else None
-        _multiply_by_unit(c, begin, left, right, block.count, place.corner, tiny)
+        _multiply_by_unit(c, begin, left, right, block, place.corner, tiny)
         return
     if c.matrix:
-        _multiply_by_unit(*numbers, buffer.memory, tiny)
+        _multiply_by_unit(c, start, left, right, block, buffer.memory, tiny)
     else:
         sums = _sums(*numbers)
     _store_sums(c, sums, place, block.first, buffer)
@@ -166,6 +167,19 @@ class _Tiny:
             mlir.definition(self.memory).attributes["tilec.name"] = mlir.string("smallest")
             memref.StoreOp(mlir.constant(0xFFFF, word), self.memory, [mlir.index(0)])
             self.wide = matrix.Widened(c)
+            self.at: dict[Side, tuple[dict[int, ir.Value], ir.Value]] = {}
+
+    def widen(self, c: Contraction, block: Block, left: ir.Value, right: ir.Value) -> None:
+        """Fills panels of f32 with what two panels have. Parts have not all bits of a tiny number: it is computed again."""
+        plain = c.of_vectors()
+        again = Block(plain, block.start)
+        for side, own, panel, wide in (
+            (c.left, plain.left, left, self.wide.left), (c.right, plain.right, right, self.wide.right)
+        ):  # fmt: skip
+            if side.parts > 1:
+                Packing(again, own, wide).fill(*self.at[side], mlir.index(0))
+            else:
+                matrix.widen(c, panel, block.count, part_of(wide, 0), side is c.left)
 
     def note(self, panel: ir.Value, count: Size) -> None:
         if self.matrix:
@@ -302,15 +316,16 @@ def _store_sums(c: Contraction, sums: ir.Value | None, place: _Place, first: ir.
 
 
 def _multiply_by_unit(
-    c: Contraction, start: ir.Value | None, left: ir.Value, right: ir.Value, count: Size, out: ir.Value, tiny: _Tiny
+    c: Contraction, start: ir.Value | None, left: ir.Value, right: ir.Value, block: Block, out: ir.Value, tiny: _Tiny
 ) -> None:
     """Puts a tile's sums into aligned memory: a matrix unit takes thrice as long for lines that it has to put together."""
     branch = scf.IfOp(tiny.plain, has_else=True)
     with ir.InsertionPoint(branch.then_block):
-        matrix.products(c, start, left, right, count, out)
+        matrix.products(c, start, left, right, block.count, out)
         scf.YieldOp([])
     with ir.InsertionPoint(branch.else_block):
-        matrix.exact_products(c, start, left, right, count, out, tiny.wide)
+        tiny.widen(c, block, left, right)
+        matrix.exact_products(c, start, block.count, out, tiny.wide)
         scf.YieldOp([])
 
 

@@ -159,6 +159,8 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
             yield from list(self.contraction(n).described(names))[:2]
         yield "register_tiles", " and ".join(by_sizes(self.contraction(n).register_tile) for n in range(len(self.rows)))
         yield "depths", " and ".join(f"{n} of {names[d]}" for n, d in zip(self.depths, self.inner)) + " packed at a time"
+        units = (f"amx, of {x} and {y} bf16" if n else "fma" for n, x, y in zip(self.matrix, self.parts[::2], self.parts[1::2]))
+        yield "matrix", " and ".join(units)
         yield "columns_outer", " and ".join("true" if n else "false" for n in self.columns_outer)
         for between, row, a, b, number in self.masks():
             yield "mask", f"{names[between]} only where {a} * {names[row]} + {b} * {names[between]} + {number} >= 0"

@@ -316,6 +316,7 @@ def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -
     packing = k * sum(size * _pack_ns(node, dims, along, fit) for size, dims, along in sides)
     if b.instruction != "fma":
         packing += k * fit.split_ns * sum(length * count for length, count in zip((m, n), parts) if count > 1)
+        packing += fit.unit_tile_ns * (m // b.mr) * (n // b.nr) * ceil(k / b.depth)
     sums = 2 * m * n * size * ceil(k / b.depth) / (target.l2.unit_gbs or 32)
     rounds = ceil(blocks / target.units)
     start = target.launch.overhead_us if blocks > 1 else 0
