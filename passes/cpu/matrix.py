@@ -195,8 +195,8 @@ def widen(c: Contraction, panel: ir.Value, count: Size, out: ir.Value, is_left: 
     width = c.left.width if is_left else c.right.width
     with loop(0, width, name="lane") as lane, loop(0, quotient(count, 2), name="pair") as p:
         for half in range(2):
-            place = [lane, p, mlir.index(half)] if is_left else [p, lane, mlir.index(half)]
-            number, at = arith.extf(c.element, memref.LoadOp(panel, place).result), sum_of([(p, 2)], half)
+            position = [lane, p, mlir.index(half)] if is_left else [p, lane, mlir.index(half)]
+            number, at = arith.extf(c.element, memref.LoadOp(panel, position).result), sum_of([(p, 2)], half)
             memref.StoreOp(number, out, [lane, at] if is_left else [at, lane])
 
 

@@ -191,8 +191,8 @@ class Packing:
             with loop(0, done, square, "pair") as p, loop(0, width, square, "lane") as lane:
                 rows = vector.LoadOp(pairs, source, [lane, sum_of([(p, 2)])]).result
                 transposed = vector.TransposeOp(words, vector.BitCastOp(words, rows).result, [1, 0]).result
-                place = [self.number, sum_of([(p, 1), (quotient(first, 2), 1)]), sum_of([(lane, 2)])]
-                vector.StoreOp(vector.BitCastOp(pairs, transposed).result, panels, place)
+                position = [self.number, sum_of([(p, 1), (quotient(first, 2), 1)]), sum_of([(lane, 2)])]
+                vector.StoreOp(vector.BitCastOp(pairs, transposed).result, panels, position)
         return done
 
     def _operand_along_lanes(self) -> int | None:
@@ -235,8 +235,8 @@ class Packing:
             if low == high:
                 continue
             with loop(low, high, name="pair") as p, loop(0, lanes, name="lane") as lane:
-                places = [[mlir.index(0), sum_of([(p, 2)], n), lane] for n in pair]
-                values = [memref.LoadOp(self.wide, place).result for place in places]
+                positions = [[mlir.index(0), sum_of([(p, 2)], n), lane] for n in pair]
+                values = [memref.LoadOp(self.wide, position).result for position in positions]
                 zero = mlir.constant(0, self.side.factor.type)
                 self._store_at(lane, p, values if len(values) > 1 else [*values, zero])
         if count != self.c.depth:
@@ -260,8 +260,8 @@ class Packing:
         window = self.window or (count, end)
         zero = mlir.constant(0, ir.MemRefType(self.panels.type).element_type)
         with loop(low, high, name="lane") as lane, loop(*window, name="k_inner") as p:
-            for place in self._places(lane, p):
-                memref.StoreOp(zero, self.panels, place)
+            for position in self._positions(lane, p):
+                memref.StoreOp(zero, self.panels, position)
 
     @contextmanager
     def _loops(
@@ -293,10 +293,10 @@ class Packing:
         if self.side.parts > 1:
             numbers = [split(v, self.side.parts) for v in values]
             stored = [word_of(*both) for both in zip(*numbers)] if self.pairs else [narrow(v) for v in numbers[0]]
-        for value, place in zip(stored, self._places(lane, p)):
-            memref.StoreOp(value, self.panels, place)
+        for value, position in zip(stored, self._positions(lane, p)):
+            memref.StoreOp(value, self.panels, position)
 
-    def _places(self, lane: ir.Value, p: ir.Value) -> list[list[ir.Value]]:
+    def _positions(self, lane: ir.Value, p: ir.Value) -> list[list[ir.Value]]:
         """The subscripts of an element: of each of its parts, or of each of a pair."""
         parts, zero = self.side.parts, mlir.index(0)
         if not self.c.matrix:

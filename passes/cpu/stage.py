@@ -73,7 +73,7 @@ def contract(op: ir.Operation, tiles: dict[int, int], options: Panels) -> None:
 
 
 def contract_panels(c: Contraction, weights: ir.Value | None = None) -> None:
-    """Loops over panels, at the current place. `weights`: the panels of the left factor, where they are stored already."""
+    """Loops over panels, at the current output. `weights`: the panels of the left factor, where they are stored already."""
     start = _take_fill(c)
     outer, inner = (c.right, c.left) if c.columns_outer else (c.left, c.right)
     memory: dict[Side, ir.Value] = {}
@@ -106,9 +106,9 @@ def contract_panels(c: Contraction, weights: ir.Value | None = None) -> None:
             with panels_of(inner, c.names) as (other, first_inner, number):
                 panels = {outer: mine, inner: panel(inner, first_inner, number)}
                 coordinates = at | outside | other | {outer.dims[-1]: first_outer, inner.dims[-1]: first_inner}
-                place = _Place(c, [coordinates[d] for d in c.operand_dims[-1]])
+                output = _OutputTile(c, [coordinates[d] for d in c.operand_dims[-1]])
                 tiny.at = {outer: (at | outside, first_outer), inner: (at | other, first_inner)}
-                _tile(c, start, panels[c.left], panels[c.right], block, place, buffer, tiny)
+                _tile(c, start, panels[c.left], panels[c.right], block, output, buffer, tiny)
     if c.divisor is not None:
         _divide(c)
 
@@ -119,19 +119,20 @@ def _is_long(c: Contraction) -> bool:
 
 
 def _tile(
-    c: Contraction, start: ir.Value, left: ir.Value, right: ir.Value, block: Block, place: _Place, buffer: _Buffer, tiny: _Tiny
+    c: Contraction, start: ir.Value, left: ir.Value, right: ir.Value, block: Block, output: _OutputTile, buffer: _Buffer,
+    tiny: _Tiny,
 ) -> None:  # fmt: skip
     """One tile of sums, and where they go."""
     numbers, sums = (c, start, left, right, block.count), None
     if c.matrix and c.padded:  # which begins with zeros where it is several steps
         begin = start if block.first is None else None
-        _multiply_by_unit(c, begin, left, right, block, place.corner, tiny)
+        _multiply_by_unit(c, begin, left, right, block, output.corner, tiny)
         return
     if c.matrix:
         _multiply_by_unit(c, start, left, right, block, buffer.memory, tiny)
     else:
         sums = _sums(*numbers)
-    _store_sums(c, sums, place, block.first, buffer)
+    _store_sums(c, sums, output, block.first, buffer)
 
 
 def _divide(c: Contraction) -> None:
@@ -172,12 +173,12 @@ class _Tiny:
     def widen(self, c: Contraction, block: Block, left: ir.Value, right: ir.Value) -> None:
         """Fills panels of f32 with what two panels have. Parts have not all bits of a tiny number: it is computed again."""
         plain = c.of_vectors()
-        again = Block(plain, block.start)
+        repeated = Block(plain, block.start)
         for side, own, panel, wide in (
             (c.left, plain.left, left, self.wide.left), (c.right, plain.right, right, self.wide.right)
         ):  # fmt: skip
             if side.parts > 1:
-                Packing(again, own, wide).fill(*self.at[side], mlir.index(0))
+                Packing(repeated, own, wide).fill(*self.at[side], mlir.index(0))
             else:
                 matrix.widen(c, panel, block.count, part_of(wide, 0), side is c.left)
 
@@ -244,7 +245,7 @@ def _is_whole(side: Side) -> bool:
     return isinstance(side.sizes[-1], int) and side.sizes[-1] % side.width == 0
 
 
-class _Place:
+class _OutputTile:
     """The tile of the output at `at`."""
 
     def __init__(self, c: Contraction, at: list[ir.Value]):
@@ -287,12 +288,12 @@ class _Place:
             memref.StoreOp(value, self.out, position)
 
 
-def _store_sums(c: Contraction, sums: ir.Value | None, place: _Place, first: ir.Value | None, buffer: _Buffer) -> None:
+def _store_sums(c: Contraction, sums: ir.Value | None, output: _OutputTile, first: ir.Value | None, buffer: _Buffer) -> None:
     """Stores the sums, or adds them to those of earlier steps along k. None: those of a matrix unit are in the buffer."""
     zero = mlir.index(0)
 
     def whole(add: bool) -> None:
-        corner, rows, type_ = place.corner, 1, ir.VectorType.get([c.left.width, c.right.width], c.element)
+        corner, rows, type_ = output.corner, 1, ir.VectorType.get([c.left.width, c.right.width], c.element)
         if sums is None:  # row by row: all would be too many vectors
             rows, type_ = c.left.width, ir.VectorType.get([1, c.right.width], c.element)
         with loop(0, rows, name="row") as r:
@@ -304,14 +305,14 @@ def _store_sums(c: Contraction, sums: ir.Value | None, place: _Place, first: ir.
     if not buffer.sides:
         _either(first, whole)
         return
-    branch = scf.IfOp(place.is_full(buffer.sides), has_else=True)
+    branch = scf.IfOp(output.is_full(buffer.sides), has_else=True)
     with ir.InsertionPoint(branch.then_block):
         _either(first, whole)
         scf.YieldOp([])
     with ir.InsertionPoint(branch.else_block):
         if sums is not None:
             vector.StoreOp(sums, buffer.memory, [zero, zero])
-        _either(first, lambda add: place.store_part(buffer.memory, add))
+        _either(first, lambda add: output.store_part(buffer.memory, add))
         scf.YieldOp([])
 
 

@@ -130,10 +130,11 @@ def stored_left(c: Contraction, ops: list[ir.Operation]) -> ir.Value | None:
     number = list(body.arguments).index(factor)
     value, dims = c.operands[number], c.operand_dims[number]
     maker, shape = _maker(value, ops), ir.MemRefType(value.type).shape
-    if maker is None or _readers(value, ops) != [c.op] or len(c.inner) > 1 or len(c.left.dims) > 1:
+    own = allocation(value)
+    if own is None or maker is None or _readers(value, ops) != [c.op] or len(c.inner) > 1 or len(c.left.dims) > 1:
         return None
     row, inner = (dims.index(d) for d in (c.left.dims[0], c.inner[0]))
-    own, first = allocation(value), len(mlir.inputs_of(maker))
+    first = len(mlir.inputs_of(maker))
     out = next(n for n, v in enumerate(maker.operands) if n >= first and _is_in(v, own))
     its = mlir.map_dims(mlir.maps_of(maker)[out])
     if any(n != 1 for d, n in enumerate(shape) if d not in (row, inner)) or len(its) != mlir.maps_of(maker)[out].n_dims:

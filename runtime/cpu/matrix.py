@@ -105,7 +105,7 @@ def load_sums(typingctx, pointer, at, stride, like):
 
     def generate(context, builder, signature, arguments):
         pointer_, at_, stride_, _ = arguments
-        for register, address in _places(builder, like, pointer_, at_, stride_):
+        for register, address in _addresses(builder, like, pointer_, at_, stride_):
             _call(builder, "tileloadd64", _BYTE(register), address, builder.mul(stride_, _I64(4)))
         return _BYTE(0)
 
@@ -138,7 +138,7 @@ def contract_pairs(typingctx, left, at, stride, right, to, step, sums, kept):
     return sums(left, types.intp, types.intp, right, types.intp, types.intp, sums, kept), generate
 
 
-def _places(builder, sums: MatrixSums, pointer, at, stride):
+def _addresses(builder, sums: MatrixSums, pointer, at, stride):
     """The register and the address of each tile."""
     for register, r, c in sums.tiles:
         start = builder.add(at, builder.add(builder.mul(stride, _I64(r * SIDE)), _I64(c * SIDE)))
@@ -147,7 +147,7 @@ def _places(builder, sums: MatrixSums, pointer, at, stride):
 
 def store_sums(builder, sums: MatrixSums, pointer, at, stride) -> None:
     """For `store_tile` of `runtime/cpu/tile.py`."""
-    for register, address in _places(builder, sums, pointer, at, stride):
+    for register, address in _addresses(builder, sums, pointer, at, stride):
         _call(builder, "tilestored64", _BYTE(register), address, builder.mul(stride, _I64(4)))
 
 

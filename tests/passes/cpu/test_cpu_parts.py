@@ -173,7 +173,7 @@ def test_convolutions(name, kind, rng, always):
     assert op.plan.kernels[0].options.instruction == ("fma" if name == "odd" else "amx")  # pairs lie along one dimension
 
 
-def test_a_window_lies_along_its_last_subscript():
+def test_a_window_lies_along_its_last_subscript(always):
     """The left factor of an image with channels last is contiguous along the channels, which are reduced."""
     parameters, result, body, _ = CONVOLUTIONS["nhwc"]
     text = f"op f({parameters.format(t='f32')}) -> ({result}) {{ {body} }}"

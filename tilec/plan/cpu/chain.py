@@ -154,7 +154,8 @@ def choose_chain(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> 
     lanes = target.core.simd_bytes // size
     found = [_dims(n, space) for n in contractions]
     rows = _rows(g.nodes, space, graph, target)
-    tiles, depths, outer, along, matrix, parts = [], [], [], [], [], []
+    tiles, depths, outer, along, matrix = [], [], [], [], []
+    parts: list[int] = []
     for node, (row, column, _) in zip(contractions, found):
         panels, numbers = register_tile(node, rows, target), parts_of(node)
         tiles += [panels.mr, panels.nr]
