@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec.core.quantities import by_sizes
 from tilec.core.target import Target
@@ -183,7 +183,7 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
         for n in range(count):
             if found := self.contraction(n).refuse(kernel, planned, target):
                 own = {"register_tile": "register_tiles", "instruction": "matrix"}
-                return Refusal(own.get(found.option or "", found.option), found.why)
+                return replace(found, option=own.get(found.option, found.option)) if found.option else found
         return None
 
 
