@@ -73,10 +73,11 @@ class Tiles:
     choices: list[Choice]
     build: Callable[[BlockTile], StoredContraction]
     fit: Callable[[BlockTile], Fit | None]
+    instructions: list[str] | None
 
     def variant(self, target: Target, **changes) -> list[Choice]:
         """Tiles for the same factors and another problem, the fastest first."""
-        tiles = _choices(target, replace(self.problem, **changes), _instructions(self.kind, self.operands, target))
+        tiles = _choices(target, replace(self.problem, **changes), self.instructions)
         return sorted((c for c in tiles if self.fit(c.tile)), key=lambda c: c.rank)
 
     def operand(self, factor: ir.Value) -> Operand:
@@ -153,7 +154,7 @@ def ranked_tiles(
             times = KEPT if choice.tile.kept else 1 if by_warpgroups else slower
             ranked.append((times * found.rank(choice, problem, target), choice))
     choices = [choice for _, choice in sorted(ranked, key=itemgetter(0))]
-    return Tiles(kind, roles, operands, problem, choices, build, fit)
+    return Tiles(kind, roles, operands, problem, choices, build, fit, instructions)
 
 
 def _built(
@@ -238,7 +239,8 @@ def _staging(operand: Operand, target: Target) -> float:
     fit = target.fit(ContractionTimes)
     if operand.stored:
         return BYTE_OPERATIONS
-    return 0 if operand.pieces else fit.gather_operations if operand.gathers else fit.convert_operations
+    alone = operand.gathers or operand.one_by_one
+    return 0 if operand.pieces else fit.gather_operations if alone else fit.convert_operations
 
 
 def _filling(copy: str, operand: Operand, size: int, target: Target) -> float:
