@@ -163,25 +163,25 @@ def _built(
 ) -> StoredContraction:  # fmt: skip
     """The kernel of this tile, with the stages that the model has given it."""
     left, right = operands["left"], operands["right"]
+    by_warpgroups = tile.instruction == "wgmma"
+    by = warpgroup_copies(operands) if by_warpgroups else [f.pieces or "registers" for f in (left, right)]
     common = {
         "multiplicand": kind, "rows": roles.rows, "columns": roles.columns, "inner": roles.inner,
         "left_k_major": bool(left.major), "right_k_major": bool(right.major),
         "block": (tile.bm, tile.bn, tile.bk), "stages": tile.stages, "group_rows": tile.group,
+        "left_copy": by[0], "right_copy": by[1],
     }  # fmt: skip
-    if tile.instruction == "wgmma":  # a block a multiprocessor, which goes through the tiles
+    if by_warpgroups:  # a block a multiprocessor, which goes through the tiles
         size = prod(tile.cluster)
         blocks = target.units if size == 1 else target.sm.clusters(size, 1) * size
-        by = warpgroup_copies(operands)
         own = {"inner_box": roles.inner_box if "tma" in by else (), "promoted": promoted, "cluster": tile.cluster}
-        own |= zip(("left_copy", "right_copy"), by)
         own["longest_box"] = (left.longest, right.longest)
         own["alternate_tiles"] = tile.alternate
         built = WarpgroupContraction(**common, persistent_blocks=blocks, **own, **together)
         return replace(built, kept_steps=built.steps(extents)) if tile.kept else built
-    copies = {f"{side}_copy": f.pieces or "registers" for side, f in operands.items()}
-    copies |= {f"{side}_stored": f.stored for side, f in operands.items()}
+    stored = {f"{side}_stored": f.stored for side, f in operands.items()}
     gathers = any(f.gathers and not f.pieces for f in operands.values())
-    return Contraction(**common, **copies, unit=tile.instruction, warps=(tile.warp_m, tile.warp_n), gathers=gathers)
+    return Contraction(**common, **stored, unit=tile.instruction, warps=(tile.warp_m, tile.warp_n), gathers=gathers)
 
 
 def promoted_of(kind: str, node: Node) -> int:
