@@ -7,8 +7,9 @@ from math import prod
 import numpy as np
 import pytest
 from conftest import assert_within
+from tools.cuda_kernels import compiled
 from tools.emulation import run_printed
-from tools.lowering import lowered
+from tools.lowering import emitted, lowered
 
 from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import DTYPES
@@ -83,6 +84,19 @@ def test_shared_elements_are_loaded_once(kind, window, rng):
     assert int(held) == prod(places) * vector
     loaded = counted(text, rf"load_{kind}x{vector}_nc_where\(x_1")
     assert loaded == prod(places)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip, target", [("sm_80", "a100"), ("sm_90a", "h200")])
+@pytest.mark.parametrize("name", ["depthwise", "seven wide", "apart"])
+@pytest.mark.parametrize("kind", ["bf16", "f32"])
+def test_windows_compile_without_spills(kind, name, chip, target, monkeypatch):
+    monkeypatch.undo()  # blocks as they are
+    pytest.importorskip("numba_cuda_mlir.cuda")
+    term, window, _ = WINDOWS[name]
+    made = emitted(program(kind, term, window), None, {"N": 32, "H": 56, "W": 56, "C": 96}, target)
+    for _, cubin in compiled(made, chip):
+        assert cubin.spills == cubin.stack == 0
 
 
 def counted(text: str, line: str) -> int:

@@ -152,7 +152,7 @@ def _arithmetic(node: Node) -> float:
 
 def work_of_windows(view: View, layout: Layout, tile: Mapping[int, int], work: Work) -> Work:
     """The work of a kernel whose threads have neighbours: a product of windows is one instruction, besides loads of what the
-    windows of a thread share. Blocks read the edges of their windows halo, from L2."""
+    windows of a thread share. Blocks read the edges of their windows again, from L2."""
     windows = _windows(view, layout.order[0])
     if windows is None or not windows.by_dim.keys() >= {*layout.dense}:
         return work
