@@ -60,7 +60,7 @@ def _weighed_us(g: Group, others: float, graph: Graph, target: Target) -> float:
     found = sibling_tiles(g, graph, target) if several else tiles_of(contractions[0], g, graph, target)
     if isinstance(found, str) or not found.choices:
         return time_us(g, graph, target)
-    return (found.variant(target, neighbours=others) if others else found.choices)[0].rank
+    return found.rank(found.choices[0].tile, target, neighbours=others)
 
 
 def _operations(g: Group) -> float:

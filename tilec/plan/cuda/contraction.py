@@ -80,6 +80,12 @@ class Tiles:
         tiles = _choices(target, replace(self.problem, **changes), self.instructions)
         return sorted((c for c in tiles if self.fit(c.tile)), key=lambda c: c.rank)
 
+    def rank(self, tile: BlockTile, target: Target, **changes) -> float:
+        """Of a tile, for the same factors and another problem."""
+        problem = fed(replace(self.problem, **changes), tile.instruction)
+        choice = Choice(tile, contraction.contraction_cost(target, problem, tile))
+        return self.fit(tile).rank(choice, problem, target)
+
     def operand(self, factor: ir.Value) -> Operand:
         return next(self.operands[s] for s, f in self.roles.factors.items() if f == factor)
 
