@@ -57,8 +57,8 @@ def edited(name: str, **values: Any) -> str:
     ("products of a batch, cpu", {"lanes": 16}, "`lanes` must be 2, 4 or 8, not 16"),
     ("product, cpu", {"along": [9, 9]}, "`along` follows from the program"),
     ("product, cpu", {"inner": [0]}, "`inner` follows from the program"),
-    ("convolution, cpu", {"depths": [4, 5]}, "`depths` has 5 for a dimension of 3 elements"),
-    ("convolution, cpu", {"depths": [2, 2]}, "`depths` has 2, which does not divide a dimension of 3"),
+    ("convolution, cpu", {"depths": [5, 4]}, "`depths` has 5 for a dimension of 3 elements"),
+    ("convolution, cpu", {"depths": [2, 3]}, "`depths` has 3, which does not divide a dimension of 4"),
     ("products by mma.sync", {"stages": 0}, "`stages` must be from 2 to 6 here, not 0"),
     ("products by mma.sync", {"warps": [3, 1]}, "mma.sync has no kernel for"),
     ("products by mma.sync", {"left_k_major": False}, "`left_k_major` follows from the program"),
@@ -89,8 +89,8 @@ def test_edits_that_were_wrong_or_crashed_are_refused(name, values, message):
     ("products by mma.sync", {"tile": [1, 8, 8]}),
     ("products by mma.sync", {"tile": [1, 1, 8]}),
     ("product by wgmma", {"tile": [7, 3]}),
-    ("convolution, cpu", {"depths": [1, 2]}),
-    ("convolution, cpu", {"depths": [3, 3]}),
+    ("convolution, cpu", {"depths": [1, 3]}),
+    ("convolution, cpu", {"depths": [3, 2]}),
     ("product, cpu", {"register_tile": [5, 8], "lanes": 4}),
 ])  # fmt: skip
 def test_edits_that_can_be_are_right(name, values):
