@@ -16,6 +16,7 @@ from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import affine, arith, ir, memref
 from tilec.kernels import PanelChain
+from tilec.passes.cpu.operands import boxes_as_operands
 from tilec.passes.cpu.panels import Contraction
 from tilec.passes.cpu.weights import allocation, inline_factors, pad_output, stored_left, users
 from tilec.passes.loops import sum_of
@@ -41,7 +42,9 @@ def stage_chain(function: ir.Operation, tiles: dict[int, int], options: PanelCha
     for between, end in ends.items():
         _cut(ops, between, locations.named(end, "end"))
     made = []
-    for n, op in enumerate(contractions):
+    for n, before in enumerate(contractions):
+        op = boxes_as_operands(before)
+        ops = [op if o is before else o for o in ops]
         guard_loads(mlir.body_of(op))
         with ir.InsertionPoint(op), op.location:
             c = Contraction(op, extents | tiles, options.contraction(n), True)

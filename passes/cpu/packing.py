@@ -91,11 +91,13 @@ class Packing:
         foresee what is read along rows. `at` are the indices of the batch."""
         c, d = self.c, self.c.inner[-1]
         extent = self.block.extents[d]
-        if c.matrix or len(c.inner) > 1 or self.side.along != self.lane:
+        whole_pairs = self.pairs and isinstance(extent, int) and extent % 2 == 0 and self.block.count == c.depth
+        if (c.matrix and not whole_pairs) or len(c.inner) > 1 or self.side.along != self.lane:
             self._panels(at)
             return
-        with loop(0, extent, ROWS, c.names.get(d)) as low:
-            self.window = low, _end(low, extent)
+        steps, rows = (extent // 2, ROWS // 2) if self.pairs else (extent, ROWS)
+        with loop(0, steps, rows, c.names.get(d)) as low:
+            self.window = low, _end(low, steps, rows)
             self._panels(at)
         self.window = None
 
@@ -138,13 +140,13 @@ class Packing:
             half, up = _half(extent), quotient(extent, 2)
             full = lanes == self.side.width and self.side.parts == 1
             if full and (operand := self._operand_along_lanes()) is not None:
-                self._interleave(c.operands[operand], c.operand_dims[operand], at, half)
+                self._interleave(c.operands[operand], c.operand_dims[operand], at, self.window or (0, half))
             elif full and (operand := self._operand_along_k()) is not None:
                 done = self._transpose_pairs(c.operands[operand], c.operand_dims[operand], at, half)
                 with self._loops(self.order, (0, lanes), values, (done, half)):
                     self._store([v.value for v in values])
             else:
-                with self._loops(self.order, (0, lanes), values, (0, half)):
+                with self._loops(self.order, (0, lanes), values, self.window or (0, half)):
                     self._store([v.value for v in values])
             if half != up:  # the last of an odd number
                 values = [Evaluation(c, self.side.factor, at)]
@@ -204,7 +206,7 @@ class Packing:
         strides, _ = ir.MemRefType(self.c.operands[number].type).get_strides_and_offset()
         return number if self.c.operand_dims[number][-1] == self.lane and strides[-1] == 1 else None
 
-    def _interleave(self, value: ir.Value, dims: list[int], at: dict[int, ir.Value], half: Size) -> None:
+    def _interleave(self, value: ir.Value, dims: list[int], at: dict[int, ir.Value], bounds: tuple[Size, Size]) -> None:
         """Pairs of two rows of memory, a vector of lanes at a time."""
         c, width, shape = self.c, self.side.width, ir.MemRefType(self.panels.type).shape
         flat = ir.MemRefType.get([*shape[:2], 2 * width], c.multiplicand)
@@ -213,8 +215,8 @@ class Packing:
         last, zero = c.inner[-1], mlir.index(0)
         with ExitStack() as stack:
             for d in c.inner:
-                bounds = (0, half) if d == last else (0, self.block.extents[d])
-                self.steps[d] = stack.enter_context(loop(*bounds, name=f"{c.names.get(d, 'k')}_inner"))
+                own = bounds if d == last else (0, self.block.extents[d])
+                self.steps[d] = stack.enter_context(loop(*own, name=f"{c.names.get(d, 'k')}_inner"))
             rows = []
             for h in range(2):
                 index = at | {self.lane: self.first}
@@ -321,15 +323,15 @@ def _plane(value: ir.Value, offsets: list[ir.Value], sizes: list[Size]) -> ir.Va
     return memref.SubViewOp(part, value, offsets, dynamic, [], unknown, static, [1] * len(sizes)).result
 
 
-def _end(low: ir.Value, extent: Size) -> Size:
-    """min(extent, low + ROWS)."""
+def _end(low: ir.Value, extent: Size, rows: int) -> Size:
+    """min(extent, low + rows)."""
     known = mlir.constant_value(low)
     if isinstance(extent, int) and known is not None:
-        return min(extent, int(known) + ROWS)
-    if isinstance(extent, int) and extent % ROWS == 0:
-        return sum_of([(low, 1)], ROWS)
+        return min(extent, int(known) + rows)
+    if isinstance(extent, int) and extent % rows == 0:
+        return sum_of([(low, 1)], rows)
     d0, d1 = ir.AffineDimExpr.get(0), ir.AffineDimExpr.get(1)
-    least = ir.AffineMap.get(2, 0, [d0 + ROWS, d1])
+    least = ir.AffineMap.get(2, 0, [d0 + rows, d1])
     return affine.AffineMinOp(least, [low, value_of(extent)]).result
 
 

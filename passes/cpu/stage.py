@@ -29,6 +29,7 @@ from tilec.core.mlir import arith, ir, linalg, memref, scf, vector
 from tilec.kernels import PanelChain, Panels, RegisterTranspose, planned_kernels
 from tilec.passes.cpu import matrix
 from tilec.passes.cpu.chain import stage_chain
+from tilec.passes.cpu.operands import boxes_as_operands
 from tilec.passes.cpu.packing import Block, Packing
 from tilec.passes.cpu.panels import (
     Contraction,
@@ -66,6 +67,7 @@ def stage_cpu(module: ir.Operation) -> None:
 
 def contract(op: ir.Operation, tiles: dict[int, int], options: Panels) -> None:
     """Replaces a contraction of a block by loops over panels; `tiles` are the block's sizes by kernel dimension."""
+    op = boxes_as_operands(op)
     guard_loads(mlir.body_of(op))
     with ir.InsertionPoint(op), op.location:
         contract_panels(Contraction(op, tiles, options))

@@ -177,7 +177,7 @@ def _unclamped(op: ir.Operation, index: ir.Value, extent: int, known: set[Linear
             return index
         raw = owner.operands[0]
         sides.add(0 if below else 1)
-    form = _linear(op, raw)
+    form = linear_of(op, raw)
     if form is None:
         return index
     return raw if all(b in known for n, b in enumerate(_inside(form, extent)) if n in sides) else index
@@ -197,7 +197,7 @@ def _bound(op: ir.Operation, comparison: ir.Value) -> Linear | None:
     owner = mlir.definition(comparison)
     if owner is None or owner.name != "arith.cmpi":
         return None
-    sides = [_linear(op, v) for v in owner.operands]
+    sides = [linear_of(op, v) for v in owner.operands]
     sign = _SIGNS.get(ir.IntegerAttr(owner.attributes["predicate"]).value)
     if sign is None or sides[0] is None or sides[1] is None:
         return None
@@ -207,7 +207,7 @@ def _bound(op: ir.Operation, comparison: ir.Value) -> Linear | None:
 
 def _form(op: ir.Operation, value: ir.Value) -> Linear:
     """What a subscript is of the operation's dimensions, and of parts that are not affine."""
-    found = _linear(op, value, _opaque)
+    found = linear_of(op, value, _opaque)
     assert found is not None
     return found
 
@@ -217,7 +217,7 @@ def _opaque(op: ir.Operation, value: ir.Value) -> Linear:
     return Linear(frozenset({(Opaque(value, dims), 1)}), 0)
 
 
-def _linear(
+def linear_of(
     op: ir.Operation, value: ir.Value, otherwise: Callable[[ir.Operation, ir.Value], Linear | None] = lambda *_: None
 ) -> Linear | None:  # fmt: skip
     """What a value of the body is of its dimensions, where it is affine, or `otherwise`. What comes from outside is the same in all
@@ -231,7 +231,7 @@ def _linear(
     if owner.name == "linalg.index":
         return Linear(frozenset({(index_dim(owner), 1)}), 0)
     if owner.name in _CASTS:
-        return _linear(op, owner.operands[0], otherwise)
+        return linear_of(op, owner.operands[0], otherwise)
     weights: list[int] | None = None
     match owner.name:
         case "affine.apply":
@@ -242,7 +242,7 @@ def _linear(
             weights = [int(times), 0, 0]
     if weights is None:
         return otherwise(op, value)
-    parts = [_linear(op, v, otherwise) for v in owner.operands]
+    parts = [linear_of(op, v, otherwise) for v in owner.operands]
     total = Linear(frozenset(), weights[-1])
     for part, weight in zip(parts, weights):
         if weight:

@@ -95,7 +95,5 @@ def explain(args: argparse.Namespace) -> int:
         (r"^  \S+\.tile:\d+", "bold"),
     ]
     counted = _counted(lowered.plan, executable) if executable else None
-    cubins = executable.cubins if executable and loaded.target.kind == "cuda" else {}
-    registers = {name: cubin.registers for name, cubin in cubins.items()}
-    say(report(lowered.plan, loaded.specialised, measured, counted, registers), rules)
+    say(report(lowered.plan, loaded.specialised, measured, counted), rules)
     return 0

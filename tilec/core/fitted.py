@@ -224,9 +224,9 @@ class ChainTimes(Group, name="contraction_chain", kind="cuda"):
 class PanelTimes(Group, name="panels", kind="cpu"):
     """Times of the family `panels`, on one core."""
 
-    pack_along_ns: float = number("time to pack an element of a factor that is contiguous along its lanes")
-    pack_across_ns: float = number("time to pack an element of a factor that is contiguous along another dimension")
-    gather_ns: float = number("time to pack an element at computed subscripts")
+    pack_along_ns: float = number("time to pack a byte of a factor that is contiguous along its lanes")
+    pack_across_ns: float = number("time to pack a byte of a factor that is contiguous along another dimension")
+    gather_ns: float = number("time to pack a byte at computed subscripts")
     split_ns: float = number("time to split a packed number of 32 bits into one more part of 16 bits")
     unit_tile_ns: float = number("time of a tile of sums of a matrix unit beside its products")
     plain_ns: float = number("time of an f32 product in plain loops that become SIMD code")

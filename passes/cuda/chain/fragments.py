@@ -28,6 +28,7 @@ from tilec.passes.cuda.chain.values import (
     At,
     Values,
     halves,
+    leaves_of,
     pairs,
     registers,
     rows_of,
@@ -155,7 +156,7 @@ class Fragments:
     def _pairs_in_memory(self) -> dict[Expr, ir.Value]:
         """The elements of a score that adjacent columns have side by side, and registers for two of each."""
         found: dict[Expr, ir.Value] = {}
-        for x in self.chain.score.leaves:
+        for x in leaves_of(self.chain.score):
             if x.op != "element" or x.args or x.own_dims[-1:] != (self.chain.between,) or x in found:
                 continue
             strides, _ = ir.MemRefType(root(x.key).type).get_strides_and_offset()

@@ -14,6 +14,7 @@ from tilec.core.target import BUILT_IN
 from tilec.core.targets import load
 from tilec.kernels import PanelChain
 from tilec.plan import chain_fusion
+from tilec.plan.cpu import panels
 from tilec.semantics.interpreted import interpret_stage
 
 ATTENTION = """op attention(q: f32[H, S, D], k: f32[H, T, D], v: f32[H, T, E]) -> (o: f32[H, S, E]) {{
@@ -72,14 +73,16 @@ def test_attention(name, sizes, rng, always):
 @pytest.mark.skipif("amx_bf16" not in host.estimate().features, reason="this CPU has no AMX")
 @pytest.mark.parametrize("sizes", [(1, 40, 40, 5, 3), (2, 70, 45, 16, 16), (1, 33, 600, 9, 40)])
 @pytest.mark.parametrize("rounds", ["", " using bf16"])
-def test_attention_by_amx(sizes, rounds, rng, always):
+def test_attention_by_amx(sizes, rounds, rng, always, monkeypatch):
     h, s, t, d, e = sizes
     program = ATTENTION.format(scores=SCORES["causal"][0]).replace("f32", "bf16").replace("v[h, j, d])", f"v[h, j, d]){rounds}")
     q, k, v = (rng.standard_normal(x).astype(ml_dtypes.bfloat16) for x in ((h, s, d), (h, t, d), (h, t, e)))
+    time_us = panels._time_us
+    monkeypatch.setattr(panels, "_time_us", lambda b, *rest: time_us(b, *rest) * (1e3 if b.instruction == "fma" else 1))
     op = tilec.compile(program, target="cpu")
     assert_within(program, [q, k, v], op(q, k, v), kind="cpu")
     assert is_chain(op) and op.plan.kernels[0].options.parts == (1, 1, 1 if rounds else 3, 1)
-    assert op.plan.kernels[0].options.matrix[0]
+    assert op.plan.kernels[0].options.matrix == (1, 1)
 
 
 def test_masked_elements_are_skipped(always):
@@ -123,6 +126,37 @@ def test_relatives(name, rng, always):
     want = None if expected is None else expected(*wide)
     assert_within(text, inputs, op(*inputs), kind="cpu", expected=want)
     assert is_chain(op)
+
+
+LAYOUTS = {  # parameters and factors of attention whose heads lie apart in memory; shapes of the inputs
+    "grouped heads": (
+        "q: {t}[H, S, D], k: {t}[G, S, D], v: {t}[G, S, D]", ("q[h, i, d]", "k[h // (H // G), j, d]", "v[h // (H // G), j, d]"),
+        [(4, 45, 32), (2, 45, 32), (2, 45, 32)],
+    ),
+    "packed": ("x: {t}[S, 3, H, D]", ("x[i, 0, h, d]", "x[j, 1, h, d]", "x[j, 2, h, d]"), [(45, 3, 2, 32)]),
+    "packed with later heads": (
+        "x: {t}[S, E]", ("x[i, h * 32 + d]", "x[j, 64 + h * 32 + d]", "x[j, 128 + h * 32 + d]"), [(45, 192)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_factors_in_boxes_of_their_tensors(name, kind, rng, always):
+    """Elements at computed subscripts are operands where they lie in a box, so that vectors read them."""
+    parameters, (q, k, v), shapes = LAYOUTS[name]
+    heads = "[H=2, D=32]" if name == "packed with later heads" else ""
+    text = f"""op f({parameters.format(t=kind)}) -> (o: {kind}[{"2" if heads else "H"}, S, {"32" if heads else "D"}]) {{
+        s[h, i, j] = sum[d in 0:{"32" if heads else "D"}]({q} * {k}) / 6{" where h in 0:2" if heads else ""}
+        t[h, i, j] = s[h, i, j] if j <= i else -inf
+        m[h, i] = max[j](t[h, i, j])
+        e[h, i, j] = exp(t[h, i, j] - m[h, i])
+        l[h, i] = sum[j](e[h, i, j])
+        o[h, i, d] = sum[j](e[h, i, j] / l[h, i] * {v}){" where d in 0:32" if heads else ""} }}"""
+    inputs = [rng.standard_normal(s).astype(np.float32 if kind == "f32" else ml_dtypes.bfloat16) for s in shapes]
+    op = tilec.compile(text, target="cpu")
+    assert_within(text, inputs, op(*inputs), kind="cpu")
+    assert is_chain(op) and op.plan.kernels[0].options.bounds
 
 
 @pytest.mark.parametrize("name", ["causal", "rows without elements"])

@@ -184,9 +184,10 @@ def choose_chain(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> 
 def _bounds(nodes: list[Node], space: Space, graph: Graph) -> tuple[int, ...]:
     """Masks that exclude the last elements of a row, by its number."""
     chain = chain_of(nodes, space, graph)
-    if not isinstance(chain, Chain) or len(chain.rows) != 1:
+    if not isinstance(chain, Chain):
         return ()
-    (row,), found = chain.rows, list[int]()
+    row, *_ = _dims(next(n for n in nodes if n.contraction is not None), space)
+    found = list[int]()
     for leaves, number in (b for mask in chain.masks for b in mask.bounds):
         factors = {row: 0, chain.between: 0}
         for leaf, factor in leaves.items():

@@ -34,6 +34,7 @@ from tilec.plan.groups import Group, Remark
 
 AMX_STEP = 32  # products along k of an instruction
 AMX_LATENCY, AMX_LOAD = 52, 8  # clocks from one sum of a tile to the next one, and of a tile's load: Intel's optimization manual
+FEW = (16, 32)  # inner elements that are packed at a time, of products with few rows
 GAIN_US = 2  # the least gain of panels: kernels that pack take longer to compile
 BF16_PARTS = {"bf16": 1, "f8E4M3FN": 1, "f8E5M2": 1, "i8": 1, "f16": 2, "f32": 3}
 """Of how many bf16 a number of a type is the sum."""
@@ -136,7 +137,7 @@ def _panel_tiles(node: Node, roles: Roles, rows: int, target: Target) -> list[tu
     found = []
     if matrix_instructions(parts := _parts(node, roles), target):
         mr, nr = (AMX_SIDE * min(2, ceil(n / AMX_SIDE)) for n in (rows, columns[-1]))
-        share = 3 if max(parts) == 1 else 5  # of L1, by the left factor's panel
+        share = 3 if max(parts) == 1 else 8  # of L1, by the left factor's panel
         depth = _even(_depths([prod(extents)], target.l1.bytes // (share * mr * max(parts))), [prod(extents)])[0]
         found.append(Blocking("amx", mr, nr, box, columns, depth))
     lanes = _lanes(target, size)
@@ -224,8 +225,10 @@ def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator
         ) // v  # others: a row of the right factor, an element of the left
         shares = (ceil(rows[-1] / parts) for parts in (1, target.units))
         for mr in {highest, *(ceil(share / ceil(share / highest)) for share in shares)}:
-            depth = prod(_depths(inner, 2 * target.l1.bytes // (5 * mr * size)))
-            for a, b in product(_boxes(rows, mr), _boxes(columns, v * lanes)):
+            depths = {prod(_depths(inner, 2 * target.l1.bytes // (5 * mr * size)))}
+            if prod(rows) <= highest:  # packed once, used once: a few rows of memory at a time, which stay in L1
+                depths |= {prod(_depths(inner, n)) for n in FEW}
+            for depth, a, b in product(depths, _boxes(rows, mr), _boxes(columns, v * lanes)):
                 if depth * prod(b) * size <= target.l2.bytes // 2:
                     yield Blocking("fma", mr, v * lanes, a, b, depth)
     if matrix_instructions(parts := _parts(node, roles), target):
@@ -309,7 +312,7 @@ def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -
     k = prod(node.extents[d] for d in roles.inner)
     m, n = (prod(box[:-1]) * -(-box[-1] // width) * width for box, width in ((b.rows, b.mr), (b.columns, b.nr)))
     parts = _parts(node, roles)
-    passes = (m // b.mr) * (n // b.nr) * k * _step_ns(b, size, parts, target)
+    passes = (m // b.mr) * (n // b.nr) * k * _step_ns(b, size, parts, target, b.depth * n * size > target.l1.bytes)
     fit = target.fit(PanelTimes)
     contiguous = {roles.rows[-1], *roles.inner}, {roles.columns[-1]}  # dimensions along which a side's panels may lie
     sides = zip((m, n), contiguous, roles.along)
@@ -324,12 +327,16 @@ def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -
 
 
 def _plain_us(node: Node, size: int, target: Target) -> float:
+    """Every row of the result loads the other factor again; a large one comes from memory."""
     alone = 1e-3 * target.fit(PanelTimes).plain_ns * size / 4 * node.iterations
-    return min(alone, target.launch.overhead_us + alone / target.units)
+    large = max(prod(node.extents[d] for d in read.dims) * size for read in node.reads) if node.reads else 0
+    loads = node.iterations * size if large > target.l2.bytes else 0
+    every = max(alone / target.units, 1e6 * loads / target.dram.rate(target.units))
+    return min(max(alone, 1e6 * loads / target.dram.rate(1)), target.launch.overhead_us + every)
 
 
-def _step_ns(b: Blocking, size: int, parts: tuple[int, ...], target: Target) -> float:
-    """One product of a registers' tile: its FMAs, its loads, the latency of a sum, or a row of the right panel."""
+def _step_ns(b: Blocking, size: int, parts: tuple[int, ...], target: Target, beyond_l1: bool) -> float:
+    """One product of a registers' tile: its FMAs, its loads, the latency of a sum, or a row of the right panel, perhaps in L2."""
     from_l2 = target.l2.unit_gbs * target.l2.achievable or 32
     if b.instruction != "fma":
         sums, tiles = b.mr * b.nr // AMX_SIDE**2, (b.mr + b.nr) // AMX_SIDE
@@ -342,7 +349,7 @@ def _step_ns(b: Blocking, size: int, parts: tuple[int, ...], target: Target) -> 
     peak = target.peak("fma.f64" if size == 8 else "fma.f32") / target.units
     fma = 1e9 * 2 * lanes * b.mr * vectors / peak
     clocks = max((b.mr + vectors) / fit.loads_per_clock, core.fma_latency)
-    return max(fma, clocks / target.clock_ghz) + fit.exposed_l2 * size * b.nr / from_l2
+    return max(fma, clocks / target.clock_ghz) + beyond_l1 * fit.exposed_l2 * size * b.nr / from_l2
 
 
 def _pack_ns(node: Node, contiguous: set[int], along: int, fit: PanelTimes) -> float:

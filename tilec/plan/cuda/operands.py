@@ -48,7 +48,6 @@ class Operand:
     boxed_pieces: str = ""  # the same where a step along k is a box
     unaligned: bool = False
     stored: str = ""  # its type in shared memory, if threads convert it where they load it from there
-    one_by_one: bool = False  # threads load its narrow elements one at a time, since its rows begin anywhere
     longest: int = BOX  # rows (or columns) of a box along one dimension
 
 
@@ -179,7 +178,7 @@ def _operand(
     if target.has("tma") and lines and in_order and found.is_box(varying, steps, line, WIDE // size):
         longest = BOX // max((at.get(d, 1) for at in found.factors for d in varying), default=1)
         return Operand("tma", major, longest=longest, **others)
-    return Operand(pieces or "registers", major, one_by_one=not pieces and size < 4, **others)
+    return Operand(pieces or "registers", major, **others)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,99 @@
+"""stage, for the CPU: elements that an operation's body loads at computed subscripts become operands, where they lie in a box.
+
+    generic [h, i, j, d] { k[h // 4, j, d] }   ->   box = k[h // 4, 0:T, 0:D]
+                                                    generic [h, i, j, d] ins(box[j, d])
+
+Each subscript must be an index of the operation and a number that is the same in the whole block, or such a number alone. Packing
+reads operands along memory, by vectors.
+"""
+
+from __future__ import annotations
+
+from tilec.analysis.access import linear_of
+from tilec.analysis.products import index_dim
+from tilec.core import mlir
+from tilec.core.mlir import ir, linalg, memref
+from tilec.kernels.attributes import carry_over
+from tilec.passes.cuda.memory_spaces import sizes_of
+
+
+def boxes_as_operands(op: ir.Operation) -> ir.Operation:
+    """The operation itself, or another one in its place."""
+    body, maps = mlir.body_of(op), mlir.maps_of(op)
+    if not any(o.operation.name == "memref.load" for o in body.operations):
+        return op
+    with ir.InsertionPoint(op), op.location:
+        sizes = sizes_of(list(op.operands), [mlir.map_dims(m) for m in maps])
+    found: list[tuple[ir.Operation, list[int | None]]] = []
+    for view in body.operations:
+        load = view.operation
+        if load.name == "memref.load" and (dims := _box(op, load, sizes)) is not None:
+            found.append((load, dims))
+    if not found:
+        return op
+    rank, count = maps[0].n_dims, len(mlir.inputs_of(op))
+    with ir.InsertionPoint(op), op.location:
+        boxes = [_view(body, load, dims, sizes) for load, dims in found]
+        own = [mlir.projection(rank, [d for d in dims if d is not None]) for _, dims in found]
+        new, block = mlir.generic(
+            [], [*mlir.inputs_of(op), *boxes], mlir.outputs_of(op), [*maps[:count], *own, *maps[count:]], mlir.iterators_of(op)
+        )
+        carry_over(op, new)
+        arguments, before = list(block.arguments), list(body.arguments)
+        with ir.InsertionPoint(block):
+            mapping = dict(zip(before[:count], arguments))
+            mapping |= zip(before[count:], arguments[count + len(boxes) :])
+            mapping |= {load.results[0]: a for (load, _), a in zip(found, arguments[count:])}
+            *others, end = [o.operation for o in body.operations]
+            for inner in others:
+                if not set(inner.results) & set(mapping):
+                    mlir.clone_op(inner, mapping)
+            linalg.YieldOp([mapping.get(v, v) for v in end.operands])
+    op.erase()
+    return new.operation
+
+
+def _box(op: ir.Operation, load: ir.Operation, sizes: dict[int, ir.Value | int]) -> list[int | None] | None:
+    """The dimension of the operation along each of the memory's, None for a single place there; None where it is no box."""
+    body, found = mlir.body_of(op), list[int | None]()
+    wide = {d for d, n in sizes.items() if n != 1}
+    for index in list(load.operands)[1:]:
+        inside = mlir.slice_of(body, index)
+        if any(o.name == "memref.load" or set(mlir.operands_of(o)) & set(body.arguments) for o in inside):
+            return None
+        dims = {index_dim(o) for o in inside if o.name == "linalg.index"} & wide
+        if not dims:
+            found.append(None)
+            continue
+        form = linear_of(op, index)
+        if form is None or len(dims) > 1 or [f for d, f in form.factors.items() if d in wide] != [1]:
+            return None
+        found.append(dims.pop())
+    own = [d for d in found if d is not None]
+    return found if len(set(own)) == len(own) and own else None
+
+
+def _view(body: ir.Block, load: ir.Operation, dims: list[int | None], sizes: dict[int, ir.Value | int]) -> ir.Value:
+    """The box, whose first element is that at index 0 of all dimensions."""
+    source, *indices = load.operands
+    offsets = []
+    for index in indices:
+        mapping: dict[ir.Value, ir.Value] = {}
+        for inner in mlir.slice_of(body, index):
+            if inner.name == "linalg.index":
+                mapping[inner.results[0]] = mlir.index(0)
+            else:
+                mlir.clone_op(inner, mapping)
+        offsets.append(mapping.get(index, index))
+    strides, _ = ir.MemRefType(source.type).get_strides_and_offset()
+    kept = [p for p, d in enumerate(dims) if d is not None]
+    counts = [1 if d is None else sizes[d] for d in dims]
+    static = [n if isinstance(n, int) else mlir.DYNAMIC for n in counts]
+    layout = ir.StridedLayoutAttr.get(mlir.DYNAMIC, [strides[p] for p in kept])
+    type_ = ir.MemRefType.get([static[p] for p in kept], ir.MemRefType(source.type).element_type, layout)
+    dynamic = [n for n in counts if isinstance(n, ir.Value)]
+    rank = len(dims)
+    return memref.SubViewOp(type_, source, offsets, dynamic, [], [mlir.DYNAMIC] * rank, static, [1] * rank).result
+
+
+__all__ = ["boxes_as_operands"]
