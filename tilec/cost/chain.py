@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import ceil, prod
 
@@ -365,6 +366,7 @@ def chain_cost(target: Target, p: ChainProblem, tile: ChainTile) -> Prediction:
     return predict(chain_work(target, p, tile), target)
 
 
+@lru_cache(maxsize=64)  # a program asks for one several times, and for each of its tiles
 def choose_chain_tile(target: Target, p: ChainProblem) -> list[Choice[ChainTile]]:
     """All tiles, cheapest first; of equals, that with fewer and larger steps."""
     tiles = (Choice(t, chain_cost(target, p, t)) for t in chain_tiles(target, p))
