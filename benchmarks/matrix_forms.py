@@ -109,17 +109,20 @@ def _figure(value: float | None, form: Form) -> str:
 
 
 def _rows(rows: list[dict], form: Form) -> str:
-    """Times of all candidates, TFLOP/s, the measure, and the noise."""
+    """Times of all candidates, the speed, the measure where it is another, and the noise."""
     names = list(dict.fromkeys(k for r in rows for k in times(r) if k != AGAIN))
     lines = []
     for row in rows:
         t = times(row)
         us = t.get("tilec")
-        cells = [f"{row['flops'] / us / 1e6:.0f}" if us and row["flops"] else "", _figure(reached(row), form)]
+        speed = (row["bytes"] if form.measure == COPY else row["flops"]) / us / 1e6 if us else 0.0
+        cells = [f"{speed:.2f}" if form.measure == COPY else f"{speed:.0f}"] if speed else [""]
+        cells += [_figure(reached(row), form)] if form.measure != TERA else []
         right = {True: "yes", False: "NO"}.get(row.get("right"), "failed")
         noise = f"{100 * row['noise']:.1f}%" if "noise" in row else ""
         lines.append([row["name"], *(time_text(t.get(n)) for n in names), *cells, noise, right])
-    headings = ["", *names, "TFLOP/s", form.measure if form.measure != TERA else "TFLOP/s reached", "noise", "right"]
+    measures = {COPY: ["TB/s", COPY], TERA: [TERA], PEERS: [TERA, PEERS]}[form.measure]
+    headings = ["", *names, *measures, "noise", "right"]
     return table(headings, lines, range(1, len(headings)))
 
 

@@ -238,7 +238,8 @@ class Threads:
         with ExitStack() as stack:
             if owner is not None:
                 stack.enter_context(when(owner))
-            for d in dims:
+            # of neighbours, guards that all steps share stand around them
+            for d in sorted(dims, key=lambda d: layout.steps[d] > 1) if layout.dense else dims:
                 mine = part if d == layout.lane_dim else None
                 cut = sizes is not None and isinstance(sizes[d], ir.Value) and (mine is None or kind != INNER)
                 guarded = d in layout.dense and sizes is not None and any(self._partial(e, sizes[e]) for e in dims)

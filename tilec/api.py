@@ -263,11 +263,13 @@ class Op:
         return self._lowered[1].plan
 
     def explain(self) -> str:
-        """Every kernel's predicted time and bound, and every decision with its reason."""
+        """Every kernel's predicted time and bound, and every decision with its reason; of kernels that are compiled for a GPU, too,
+        where they take more registers than planned."""
         from tilec.plan.report.explain import explain
 
         specialised, lowered = self._lowered
-        return explain(lowered.plan, specialised)
+        cubins = vars(self._latest).get("cubins", {}) if self._latest is not None else {}
+        return explain(lowered.plan, specialised, registers={name: cubin.registers for name, cubin in cubins.items()})
 
 
 def _restored(

@@ -72,7 +72,7 @@ def _pack_all(function: ir.Operation) -> None:
                 continue
             factor = records.from_attribute(StoredFactor, op.attributes[key])
             del op.attributes[key]
-            stored, op = pack(op, side, factor.factor_dims, factor.kind)
+            stored, op = pack(op, side, factor.factor_dims, factor.kind, factor.stored_extents)
             factor.write(stored)
 
 

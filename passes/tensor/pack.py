@@ -4,11 +4,16 @@
                                            c.right[n, k] = b[k, n]            // k last
                                            c[m, n] += c.left[m, k] * c.right[n, k]
 
+Where lines are no multiple of what TMA can copy, factors are stored with zeros at the end of each line. If these are lines of k,
+then k is as long in both factors, and the further products are 0.
+
 Every tile of columns needs the factor of M x K elements. If threads compute it again for each tile (a conversion, a
 prologue, another order in memory), that takes longer than the products. TMA can copy a factor that is stored once.
 """
 
 from __future__ import annotations
+
+from functools import reduce
 
 from tilec.analysis import parts
 from tilec.analysis.products import factors_of, product_of, scaled, stored
@@ -20,18 +25,21 @@ from tilec.kernels.matrix import ELEMENTS
 SIDES = ("left", "right")  # the factors of a product in the order in which the body has them
 
 
-def pack(op: ir.Operation, side: int, dims: tuple[int, ...], kind: str) -> tuple[ir.Operation, ir.Operation]:
-    """Stores factor `side` of a sum of products as `kind`, over the operation's `dims` in that order.
+def pack(
+    op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, extents: tuple[int, ...] = ()
+) -> tuple[ir.Operation, ir.Operation]:  # fmt: skip
+    """Stores factor `side` of a sum of products as `kind`, over the operation's `dims` in that order. `extents`: along
+    them, with the zeros that follow, or none; those of k must be the same for both factors.
 
     Returns the operation that computes it and the contraction that reads it instead.
     """
     with ir.InsertionPoint(op), op.location:
-        made = _store(op, factor(op, side, kind), dims, kind)
+        made = _store(op, factor(op, side, kind), dims, kind, extents or tuple(mlir.extents_of(op)[d] for d in dims))
         made.attributes["tilec.name"] = mlir.string(f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}")
         if kind == parts.KIND:
             _read_parts(op, side, made.results[0], dims)
             return made, op
-        return made, _read(op, factor(op, side, kind), made.results[0], dims)
+        return made, _read(op, factor(op, side, kind), made.results[0], dims, extents)
 
 
 def factor(op: ir.Operation, side: int, kind: str) -> ir.Value:
@@ -45,7 +53,7 @@ def factor(op: ir.Operation, side: int, kind: str) -> ir.Value:
     return scaled(mlir.body_of(op), factors[side], [mlir.map_dims(m) for m in mlir.maps_of(op)], inner).core
 
 
-def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str) -> ir.Operation:
+def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str, whole: tuple[int, ...]) -> ir.Operation:
     element = mlir.type_of(ELEMENTS.get(kind, kind))
     value = stored(value) if stored(value).type == element else value
     own = {d: n for n, d in enumerate(dims)}
@@ -55,8 +63,10 @@ def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str) 
     operands = [
         (v, m, a) for v, m, a in zip(mlir.inputs_of(op), mlir.maps_of(op), body.arguments) if a in read
     ]  # fmt: skip
-    extents = mlir.extents_of(op)
-    shape, in_parts = [extents[d] for d in dims], kind == parts.KIND
+    shape, in_parts, lengths = list(whole), kind == parts.KIND, _lengths(op, operands)
+    ends = {d: lengths[d] for d, extent in zip(dims, whole) if lengths.get(d, extent) < extent}
+    beyond = [each for each in operands if not ends.keys().isdisjoint(mlir.map_dims(each[1]))]  # read where they exist
+    operands = [each for each in operands if each not in beyond]
     if in_parts:  # one after another for each line
         shape.insert(-1, parts.COUNT)
         own[dims[-1]] += 1
@@ -68,19 +78,29 @@ def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str) 
     )
     with ir.InsertionPoint(block):
         mapping: dict[ir.Value, ir.Value] = {a: b for (_, _, a), b in zip(operands, block.arguments)}
+        at = {d: linalg.IndexOp(n).result for d, n in own.items()} if ends else {}
+        exists = [arith.cmpi(arith.CmpIPredicate.slt, at[d], mlir.index(end)) for d, end in ends.items()]
+        at |= {d: arith.minsi(at[d], mlir.index(end - 1)) for d, end in ends.items()}
+        mapping |= {a: tensor.extract(v, [at[d] for d in mlir.map_dims(m)]) for v, m, a in beyond}
         for inner in operations:
             if inner.name == "linalg.index":
                 d = ir.IntegerAttr(inner.attributes["dim"]).value
-                mapping[inner.results[0]] = linalg.IndexOp(own[d]).result
+                mapping[inner.results[0]] = at[d] if ends else linalg.IndexOp(own[d]).result
             else:
                 mlir.clone_op(inner, mapping)
         result = mapping.get(value, value)
         number = linalg.IndexOp(rank - 2).result if in_parts else None
-        linalg.YieldOp([parts.part_of(result, number) if in_parts else _rounded(result, element, kind)])
+        result = parts.part_of(result, number) if in_parts else _rounded(result, element, kind)
+        linalg.YieldOp([arith.select(reduce(arith.andi, exists), result, mlir.constant(0, element)) if exists else result])
     if names := locations.indices(op):
         own_names = [names[d] for d in dims]
         locations.set_indices(new.operation, [*own_names[:-1], "part", own_names[-1]] if in_parts else own_names)
     return new.operation
+
+
+def _lengths(op: ir.Operation, operands: list) -> dict[int, int]:
+    """Of the dimensions that these operands have."""
+    return {d: n for v, m, _ in operands for d, n in zip(mlir.map_dims(m), ir.ShapedType(v.type).shape)}
 
 
 def _rounded(value: ir.Value, element: ir.Type, kind: str) -> ir.Value:
@@ -90,8 +110,11 @@ def _rounded(value: ir.Value, element: ir.Type, kind: str) -> ir.Value:
     return value if value.type == element else arith.truncf(element, value)
 
 
-def _read(op: ir.Operation, old: ir.Value, packed: ir.Value, dims: tuple[int, ...]) -> ir.Operation:
-    """The contraction made anew, with the stored value as its last input and without what only that value read."""
+def _read(
+    op: ir.Operation, old: ir.Value, packed: ir.Value, dims: tuple[int, ...], extents: tuple[int, ...]
+) -> ir.Operation:  # fmt: skip
+    """The contraction made anew, with the stored value as its last input and without what only that value read. A value that is
+    longer than the result along the result's own dimensions is read at subscripts; an empty tensor tells how long k is."""
     body = mlir.body_of(op)
     inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
     rank, count = maps[0].n_dims, len(inputs)
@@ -99,16 +122,23 @@ def _read(op: ir.Operation, old: ir.Value, packed: ir.Value, dims: tuple[int, ..
     live = {o for v in end.operands for o in mlir.slice_of(body, v, (old,))}
     kept = {v for o in live for v in mlir.operands_of(o)} - {old}
     operands = [(v, m, a) for v, m, a in zip(inputs, maps, body.arguments) if a in kept]
+    own, iterators = mlir.extents_of(op), mlir.iterators_of(op)
+    within = any(iterators[d] == "parallel" and n > own[d] for d, n in zip(dims, extents))
+    inner = {d: n for d, n in zip(dims, extents) if iterators[d] == "reduction"}
+    trips = tensor.empty([*inner.values()], ir.ShapedType(packed.type).element_type) if within else packed
+    added = [(trips, mlir.projection(rank, [*inner] if within else dims))]
     new, block = mlir.generic(
-        [r.type for r in op.results], [*(v for v, _, _ in operands), packed], mlir.outputs_of(op),
-        [*(m for _, m, _ in operands), mlir.projection(rank, dims), *maps[count:]], mlir.iterators_of(op),
+        [r.type for r in op.results], [*(v for v, _, _ in operands), *(v for v, _ in added)], mlir.outputs_of(op),
+        [*(m for _, m, _ in operands), *(m for _, m in added), *maps[count:]], iterators,
     )  # fmt: skip
     carry_over(op, new)
     arguments = list(block.arguments)
     with ir.InsertionPoint(block):
         mapping = {a: b for (_, _, a), b in zip(operands, arguments)}
-        mapping |= zip(list(body.arguments)[count:], arguments[len(operands) + 1 :])
+        mapping |= zip(list(body.arguments)[count:], arguments[len(operands) + len(added) :])
         element = arguments[len(operands)]
+        if within:
+            element = tensor.extract(packed, [linalg.IndexOp(d).result for d in dims])
         mapping[old] = element if element.type == old.type else _widened(element, old)
         for view in body.operations:
             inner = view.operation

@@ -305,9 +305,8 @@ def _call(module: ir.Module, fits: ir.Function) -> ir.Function:
                     f.call("Py_IncRef", out)
                     put(I64(0), out)
                 with several:
-                    demand(
-                        b.or_(f.is_("==", kind, f.field(call, Call.tuple)), f.is_("==", kind, f.field(call, Call.list)))
-                    )
+                    tuples = f.narrow(f.call("PyType_IsSubtype", kind, f.field(call, Call.tuple)))  # a call's results, too
+                    demand(b.or_(f.is_("!=", tuples, 0), f.is_("==", kind, f.field(call, Call.list))))
                     demand(f.is_("==", f.call("PySequence_Size", out), outputs))
                     with f.times(outputs) as n:
                         put(n, f.call("PySequence_GetItem", out, n))

@@ -91,7 +91,7 @@ def test_streams_are_for_gpus(op, rng):
 def test_an_output_that_is_given_is_checked_and_written(op, rng):
     x, w = arrays(rng)
     y, s = np.empty_like(x), np.empty(3, np.float32)
-    assert taken(op, x, w, out=(y, s)) and taken(op, x, w, out=[y, s])
+    assert taken(op, x, w, out=(y, s)) and taken(op, x, w, out=[y, s]) and taken(op, x, w, out=op(x, w))
     y[...], s[...] = 0, 0
     results = op(x, w, out=(y, s))
     assert results.y is y and results.s is s

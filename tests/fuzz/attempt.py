@@ -16,6 +16,7 @@ from fuzz.counts import Counts
 from fuzz.edited_programs import PROGRAMS
 from fuzz.edits import check_edit, drawn_edit, own
 from fuzz.files import AGAIN, SORTS
+from fuzz.matrix import MACHINES, check_matrix, drawn_matrix_case, machine
 from fuzz.programs import Case, drawn_case
 from fuzz.schedules import TARGETS, drawn_schedule
 from fuzz.text import limited
@@ -26,11 +27,13 @@ from tilec.semantics.inputs import npz
 
 SMALL = [2, 3, 1, 4, 5, 0, 8]
 """Sizes for what runs in Python alone."""
-EVERY = (*WAYS, "edits", *SORTS)
+EVERY = (*WAYS, "edits", "matrix", *SORTS)
 SPOILING = (KernelFault,)
 """Errors after which a process's GPU does nothing more."""
 SCHEDULED = 15
 """Percent of programs that have a schedule."""
+MULTIPLIED = {"cpu": 10, "gpu": 30, "matrix": 100}
+"""Percent of programs that matrix units multiply."""
 
 
 @dataclass
@@ -45,6 +48,8 @@ class Drawn:
     """The program, where drawing a schedule took it."""
     edited: str = ""
     """The name of the program in `fuzz.edits` whose schedule was edited."""
+    unit: str = ""
+    """The matrix instruction that the program is compiled for, where its kernels are interpreted."""
 
 
 def draw(way: str, choices: Choices, counts: Counts) -> Drawn:
@@ -56,11 +61,13 @@ def draw(way: str, choices: Choices, counts: Counts) -> Drawn:
         name, schedule = drawn_edit(choices)
         counts.scheduled += 1
         return Drawn(way, own(name).case, schedule, edited=name)
-    sizes = {} if way in ("cpu", "gpu") else {"sizes": SMALL}
-    case = drawn_case(choices, **sizes)
+    if choices.chance(MULTIPLIED.get(way, 0)):
+        case = drawn_matrix_case(choices, large=way == "gpu")
+    else:
+        case = drawn_case(choices, **({} if way in ("cpu", "gpu") else {"sizes": SMALL}))
     counts.statements += case.text.count(" = ")
     counts.constructs.update(constructs(case.text))
-    made = Drawn(way, case)
+    made = Drawn(way, case, unit=choices.pick(*MACHINES) if way == "matrix" else "")
     if way in TARGETS and choices.chance(SCHEDULED):
         with suppress(CallError):
             made.special = specialised(case)
@@ -80,6 +87,9 @@ def run(drawn: Drawn, counts: Counts) -> None:
         verdict = check_edit(drawn.edited, drawn.schedule or "")
         counts.refused += verdict is None
         judged(verdict or Verdict(), counts)
+        return
+    if drawn.unit:
+        judged(check_matrix(drawn.case, drawn.unit), counts)
         return
     judged(check(drawn.case, drawn.way, drawn.schedule), counts)
 
@@ -134,8 +144,9 @@ def write(drawn: Drawn, folder: Path) -> str:
     if drawn.schedule:
         (folder / "program.sched.toml").write_text(drawn.schedule)
     given = f" --input {folder / 'inputs.npz'}" if case.inputs else ""
-    if drawn.edited:
-        (folder / "target.toml").write_text(tomlkit.dumps(PROGRAMS[drawn.edited].machine.to_dict()))
+    if drawn.edited or drawn.unit:
+        target = PROGRAMS[drawn.edited].machine if drawn.edited else machine(drawn.unit)
+        (folder / "target.toml").write_text(tomlkit.dumps(target.to_dict()))
         sizes = " ".join(f"-D {name}={value}" for name, value in case.sizes.items())
         return f"tilec verify {path} {sizes} --target {folder / 'target.toml'}"
     sizes = "".join(f" -D {name}={value}" for name, value in case.sizes.items())

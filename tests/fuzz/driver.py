@@ -1,6 +1,7 @@
 """`make fuzz`: draws programs, schedules and texts for as long, or as many, as asked, and writes what fails.
 
-    python -m fuzz [--minutes 60 | --cases N] [--seed 0] [--target cpu|stages|emulator|gpu|edits|text|all] [--jobs 1] [--out FOLDER]
+    python -m fuzz [--minutes 60 | --cases N] [--seed 0] [--target cpu|stages|emulator|gpu|edits|matrix|text|all] [--jobs 1]
+                   [--out FOLDER]
 
 `all` are all ways that the machine has: `gpu` where there is one; `--cases` are of each way. A case is told by its way, the seed
 and its number: `--first N --cases 1` draws it again. Each kind of failure becomes a folder with the program, its inputs, its
@@ -18,7 +19,7 @@ from fuzz.hunt import Found, Hunt
 from fuzz.result import facts, summary
 
 TEXTS = ("programs", "schedules", "ir")
-WAYS = ("cpu", "stages", "emulator", "gpu", "edits")
+WAYS = ("cpu", "stages", "emulator", "gpu", "edits", "matrix")
 
 
 def main(arguments: list[str] | None = None) -> int:

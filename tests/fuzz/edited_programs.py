@@ -195,6 +195,18 @@ PROGRAMS = {
         "op f(a: bf16[M, K], b: bf16[N, K], s: f32[N]) -> (y: bf16[M, N]) { y[i, j] = s[j] * sum[k](a[i, k] * b[j, k]) }",
         {"M": 240, "K": 72, "N": 120}, {"a": ("bf16", (240, 72)), "b": ("bf16", (120, 72)), "s": ("f32", (120,))},
     ),
+    "products that meet by wgmma": Program(
+        "h200", "warpgroup_contraction",
+        "op f(x: bf16[M, K], g: bf16[K, N], u: bf16[K, N]) -> (y: bf16[M, N]) "
+        "{ y[i, j] = max(sum[k](x[i, k] * g[k, j]), 0) * sum[k](x[i, k] * u[k, j]) }",
+        {"M": 80, "K": 96, "N": 72}, {"x": ("bf16", (80, 96)), "g": ("bf16", (96, 72)), "u": ("bf16", (96, 72))},
+    ),
+    "products apart by wgmma": Program(
+        "h200", "warpgroup_contraction",
+        "op f(x: bf16[M, K], g: bf16[N, K], u: bf16[P, K]) -> (y: bf16[M, N], z: f32[M, P]) "
+        "{ y[i, j] = sum[k](x[i, k] * g[j, k]) z[i, j] = sum[k](x[i, k] * u[j, k]) }",
+        {"M": 80, "K": 96, "N": 72, "P": 40}, {"x": ("bf16", (80, 96)), "g": ("bf16", (72, 96)), "u": ("bf16", (40, 96))},
+    ),
     "attention": Program(
         "h200", "contraction_chain",
         "op f(q: bf16[S, D], k: bf16[T, D], v: bf16[T, E]) -> (o: bf16[S, E]) { "

@@ -19,6 +19,7 @@ from fuzz.files import SORTS
 from fuzz.guards import in_a_child, run_checked
 from fuzz.hunt import Hunt
 from fuzz.indices import check_polynomial, check_proof, subscript_case, trees
+from fuzz.matrix import machine
 from fuzz.programs import Case, drawn_case
 from fuzz.reduce import reductions
 from fuzz.result import summary
@@ -26,6 +27,10 @@ from fuzz.worker import seeded
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tilec.core import mlir
+from tilec.core.mlir import ir
+from tilec.driver.lowering import lower
+from tilec.dsl.build import build
 from tilec.semantics.reference import evaluate
 
 
@@ -51,6 +56,25 @@ def test_programs_on_the_cpu(first):
     named = [(str(n), seeded("cpu", 0, str(n))) for n in range(first, first + 6)]
     facts = in_a_child(lambda: [f for f in together(named, 0, lambda **_: None)])
     assert [f.get("error", "") for f in facts] == [""] * 6
+
+
+@pytest.mark.parametrize("name", [*map(str, range(8))])
+def test_programs_on_matrix_units(name):
+    run("matrix", 0, name)
+
+
+@pytest.mark.slow
+def test_programs_on_matrix_units_vary():
+    """Every kind of kernel that multiplies is drawn."""
+    found = set()
+    for n in range(60):
+        drawn = attempt.draw("matrix", seeded("matrix", 1, str(n)), Counts())
+        with mlir.context(), ir.Location.unknown():
+            plan = lower(build(specialised(drawn.case)), machine(drawn.unit), end="plan", texts=False).plan
+        found |= {(k.options.name, getattr(k.options, "unit", "")) for k in plan.kernels}
+    chains = {("contraction_chain", "wgmma"), ("contraction_chain", "mma.sync")}
+    assert found >= chains | {("contraction", "mma.sync"), ("contraction", "fma")}
+    assert any(name == "warpgroup_contraction" for name, _ in found)
 
 
 @pytest.mark.parametrize("name", [*map(str, range(12))])

@@ -10,7 +10,7 @@ Results that `tilec.analysis.online_reduction` derives from them hold for tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -56,6 +56,14 @@ class Expr:
         args = tuple(a.replace(swap) for a in self.args)
         same = all(a is b for a, b in zip(args, self.args))
         return self if same else Expr(self.op, args, self.key, self.own_dims, self.type, self.template)
+
+    @property
+    def leaves(self) -> Iterator[Expr]:
+        """The parts that have no operands."""
+        if not self.args:
+            yield self
+        for a in self.args:
+            yield from a.leaves
 
     @property
     def number(self) -> float | None:

@@ -95,5 +95,7 @@ def explain(args: argparse.Namespace) -> int:
         (r"^  \S+\.tile:\d+", "bold"),
     ]
     counted = _counted(lowered.plan, executable) if executable else None
-    say(report(lowered.plan, loaded.specialised, measured, counted), rules)
+    cubins = executable.cubins if executable and loaded.target.kind == "cuda" else {}
+    registers = {name: cubin.registers for name, cubin in cubins.items()}
+    say(report(lowered.plan, loaded.specialised, measured, counted, registers), rules)
     return 0

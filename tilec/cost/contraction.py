@@ -26,7 +26,8 @@ class Contraction:
     (0 where the hardware copies), `filled` those for tiles that warpgroups multiply; `reads` and `epilogue` are further bytes
     and operations per element of C that are fused behind (a bias, an activation). `sources`: bytes of the tensors that A and B
     are read from, 0 where they have no fewer than A and B: windows of a convolution share elements. `stored`: elements that are
-    written for each of C, of which several may make one.
+    written for each of C, of which several may make one. `neighbours`: operations on matrix units of kernels before or after it,
+    which heat the chip, too.
     """
 
     m: int
@@ -48,6 +49,7 @@ class Contraction:
     sources: tuple[int, int] = (0, 0)
     overhang: float = 1.0
     stored: float = 1.0
+    neighbours: float = 0.0
 
     @property
     def shared(self) -> tuple[float, float]:
@@ -271,7 +273,7 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     if warpgroups:
         slower = _rounds(target, tile, blocks) * (1 + fit.cluster * (prod(tile.cluster) > 1))
         loaded, shared = slower * loaded / fit.l2, slower * shared / fit.smem
-        flops *= slower * boosted(target, unit, flops)
+        flops *= slower * boosted(target, unit, flops + p.neighbours)
         even = balance(blocks, target.units)
         busy = 1e6 * max(flops / target.peak(unit), shared / target.shared_rate) / even
         idle = _between_tiles(target, p, tile, blocks, busy)

@@ -57,10 +57,11 @@ class Parts(Placement):
 @dataclass(frozen=True, kw_only=True)
 class StoredFactor(Placement):
     """A factor of a contraction that is stored before, over some of its dimensions, in the type that is multiplied; the operation
-    that stores it is placed."""
+    that stores it is placed. `stored_extents`: along them, with the zeros that follow; empty where none do."""
 
     factor_dims: tuple[int, ...]
     kind: str
+    stored_extents: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,6 @@ class Contraction(StoredContraction, name="contraction"):
     warps: tuple[int, ...] = option(
         "warps along the block's rows, and along its columns", shown="{} (along rows x columns)"
     )
-    left_copy: str = option(
-        "how the left factor reaches shared memory: `async` (cp.async, of 16 bytes; `async8`, `async4` of fewer), or through "
-        "`registers`", fixed=True,
-    )  # fmt: skip
-    right_copy: str = option("how the right factor reaches shared memory", fixed=True)
     left_stored: str = option(
         "the type of the left factor in shared memory, if threads convert it to the multiplicand where they load it from there",
         default="", fixed=True, shown="{}, converted on the way from there",
@@ -55,10 +50,6 @@ class Contraction(StoredContraction, name="contraction"):
     @property
     def untold(self) -> tuple[str, ...]:
         return ("unit",)
-
-    @property
-    def copies(self) -> tuple[str, str]:
-        return self.left_copy, self.right_copy
 
     @property
     def stored(self) -> tuple[str, str]:
@@ -111,11 +102,6 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
     """A contraction by `wgmma` (Hopper): persistent blocks, in which one warpgroup loads and up to three multiply."""
 
     persistent_blocks: int = option("blocks that are launched, each of which computes tile after tile")
-    left_copy: str = option(
-        "how the left factor reaches shared memory: `tma` (boxes), by threads that start copies (`async`, `async8`, `async4`: "
-        "cp.async of 16, 8, 4 bytes), or through their `registers`", default="tma", fixed=True,
-    )  # fmt: skip
-    right_copy: str = option("how the right factor reaches shared memory", default="tma", fixed=True)
     inner_box: tuple[int, ...] = option(
         "elements of a step along each of `inner`, of which TMA copies a box; else a step is along the last one", default=(),
         fixed=True, off=(), shown="{} of inner in a step",
@@ -166,10 +152,6 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
     @property
     def instruction(self) -> str:
         return "wgmma"
-
-    @property
-    def copies(self) -> tuple[str, str]:
-        return self.left_copy, self.right_copy
 
     @property
     def filled(self) -> bool:

@@ -120,6 +120,11 @@ class StoredContraction(MatrixKernel, backend="cuda"):
     columns: tuple[int, ...] = option(
         "the dimensions of the result's columns; the result is contiguous along the last", dims=True, fixed=True
     )
+    left_copy: str = option(
+        "how the left factor reaches shared memory: `tma` (boxes), by threads that start copies (`async`, `async8`, `async4`: "
+        "cp.async of 16, 8, 4 bytes), or through their `registers`", fixed=True,
+    )  # fmt: skip
+    right_copy: str = option("how the right factor reaches shared memory", fixed=True)
     block: tuple[int, ...] = option(
         "rows and columns of a block's tile of the result, and elements along `inner` of one pipeline stage",
         shown="{} (rows x columns x inner)",
@@ -133,6 +138,10 @@ class StoredContraction(MatrixKernel, backend="cuda"):
     @property
     def sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self.rows, self.columns
+
+    @property
+    def copies(self) -> tuple[str, str]:
+        return self.left_copy, self.right_copy
 
     def of_sibling(self, number: int) -> StoredContraction:
         """The options of the tiles of one result."""

@@ -26,12 +26,14 @@ class Split:
 
 @dataclass(frozen=True)
 class Pack:
-    """Factor `side` of operation `name` is stored over its dimensions `dims`, as `kind`."""
+    """Factor `side` of operation `name` is stored over its dimensions `dims`, as `kind`. `extents`: along them, with the zeros that
+    follow; empty where none do."""
 
     name: str
     side: int
     dims: tuple[int, ...]
     kind: str
+    extents: tuple[int, ...] = ()
 
     @property
     def stored(self) -> str:

@@ -239,7 +239,7 @@ def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
                 by_name[plan.recomputed[name]].attributes["tilec.recompute"] = anew
             elif name in stored:
                 p = stored[name]
-                factor = StoredFactor(factor_dims=p.dims, kind=p.kind, **placement)
+                factor = StoredFactor(factor_dims=p.dims, kind=p.kind, stored_extents=p.extents, **placement)
                 by_name[p.name].attributes[f"tilec.pack_{SIDES[p.side]}"] = records.to_attribute(factor)
             elif name in parts:
                 cut = Parts(dim=parts[name].dim, parts=parts[name].parts, **placement)

@@ -19,7 +19,7 @@ from tilec.core.quantities import duration
 from tilec.core.target import Target
 from tilec.cost import contraction
 from tilec.cost.contraction import unit_type
-from tilec.cost.model import Work, predict
+from tilec.cost.model import Work, predict, round_up
 from tilec.kernels.matrix import BYTES
 from tilec.passes.tensor.pack import factor, pack
 from tilec.plan.chain import is_contraction_chain
@@ -65,8 +65,12 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
         return None
     majors = [size != 2 or bool(now.operand(f).major) for f in (c.left, c.right)]
     packs = [Pack(node.name, s, _dims(node, s, majors[s]), kind) for s in wanted]
-    if not packs or any(node.extents[p.dims[-1]] % (WIDE // size) for p in packs):
+    if not packs:
         return None
+    if any(node.extents[p.dims[-1]] % (WIDE // size) for p in packs):
+        if kind == parts.KIND or node.extracts:
+            return None
+        packs = _padded(node, kind, majors, packs)
     choices = (now if now.choices else tiles_of(node, g, graph, target)).choices
     before = choices[0].prediction.time_us if choices else inf
     after = best.prediction.time_us
@@ -79,6 +83,20 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
         if prod(node.extents[d] for d in p.dims) > UNFOLDED * sum(map(elements, read_by(node, p.side, p.kind))):
             return f"{p.stored} would have more than {UNFOLDED} times as many elements as its sources"
     return packs, f"{as_they_are}, {duration(after)} with copies that TMA can load"
+
+
+def _padded(node: Node, kind: str, majors: list[bool], packs: list[Pack]) -> list[Pack]:
+    """With zeros at the end of lines, since TMA wants them at multiples of 16 bytes. Lines of k are as long in both factors: the
+    further products are 0."""
+    k, wide, step = node.contraction.k[-1], WIDE // BYTES[kind], LINE // BYTES[kind]
+    longer = any(p.dims[-1] == k and node.extents[k] % wide for p in packs)
+    found = []
+    for side in (0, 1) if longer else [p.side for p in packs]:
+        dims = _dims(node, side, majors[side])
+        padded = {d for d in {k, dims[-1]} if (longer if d == k else node.extents[d] % wide)}
+        extents = tuple(round_up(node.extents[d], step) if d in padded else node.extents[d] for d in dims)
+        found.append(Pack(node.name, side, dims, kind, extents if padded else ()))
+    return found
 
 
 def is_plain(tile: contraction.BlockTile) -> bool:
@@ -129,5 +147,5 @@ def apply_packs(function: ir.Operation, packs: list[Pack]) -> None:
     """Carries the choices out in a function, as `fuse` will."""
     for p in packs:
         by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}
-        stored, _ = pack(by_name[p.name], p.side, p.dims, p.kind)
+        stored, _ = pack(by_name[p.name], p.side, p.dims, p.kind, p.extents)
         stored.attributes["tilec.stored"] = ir.UnitAttr.get()

@@ -7,6 +7,7 @@ from tilec.analysis.siblings import are_siblings
 from tilec.core.quantities import count, duration
 from tilec.core.target import Target
 from tilec.plan.chain_fusion import time_us
+from tilec.plan.cuda.contraction import tiles_of
 from tilec.plan.cuda.siblings import sibling_tiles
 from tilec.plan.groups import Group, Remark
 from tilec.plan.legality import refuse
@@ -32,28 +33,39 @@ def join_siblings(graph: Graph, member: dict[Node, Group], target: Target, remar
                     remarks.append(Remark("refused", subject, outcome, node.line))
                     continue
                 joined = Group(nodes, outcome)
-                together, separate = _time_us(joined, graph, target), _time_us(theirs, graph, target)
-                separate += _time_us(mine, graph, target) - _overlapped(target)
+                together = _weighed_us(joined, 0, graph, target)
+                separate = _weighed_us(theirs, _operations(mine), graph, target) - _overlapped(target)
+                separate += _weighed_us(mine, _operations(theirs), graph, target)
                 alternatives = (("one kernel", together), ("two kernels", separate))
                 if together > separate:
                     reason = f"one kernel would take {duration(together)}, two take {duration(separate)}"
-                    remarks.append(Remark("refused", subject, reason, node.line, alternatives))
+                    remarks.append(Remark("refused", subject, reason, node.line, alternatives, WEIGHED))
                     continue
                 products = count(sum(n.contraction is not None for n in nodes), "product")
                 reason = f"{duration(together)} as one kernel of {products} of one factor, {duration(separate)} as two"
-                remarks.append(Remark("fused", subject, reason, node.line, alternatives))
+                remarks.append(Remark("fused", subject, reason, node.line, alternatives, WEIGHED))
                 for n in nodes:
                     member[n] = joined
             readers[value].append(node)
 
 
-def _time_us(g: Group, graph: Graph, target: Target) -> float:
-    """Predicted, with the best tile."""
-    if are_siblings(g.nodes):
-        found = sibling_tiles(g, graph, target)
-        assert not isinstance(found, str)
-        return found.choices[0].prediction.time_us
-    return time_us(g, graph, target)
+WEIGHED = "with a tenth of the time of resources that wait for another, as tiles are ranked"
+
+
+def _weighed_us(g: Group, others: float, graph: Graph, target: Target) -> float:
+    """Predicted, with the best tile: a result in memory between two kernels takes time even where products take more. `others`:
+    operations of the other kernel."""
+    contractions = [n for n in g.nodes if n.contraction is not None]
+    several = len(contractions) > 1
+    found = sibling_tiles(g, graph, target) if several else tiles_of(contractions[0], g, graph, target)
+    if isinstance(found, str) or not found.choices:
+        return time_us(g, graph, target)
+    return found.rank(found.choices[0].tile, target, neighbours=others)
+
+
+def _operations(g: Group) -> float:
+    """Of its contractions."""
+    return sum(2.0 * n.iterations for n in g.nodes if n.contraction is not None)
 
 
 def _overlapped(target: Target) -> float:

@@ -12,7 +12,7 @@ from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.kernels import ContractionChain, Planned
 from tilec.passes.cuda.chain.values import Values
-from tilec.passes.cuda.contraction.grid import in_groups
+from tilec.passes.cuda.contraction.grid import enter, in_groups
 from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.loops import delinearise, sum_of
 
@@ -42,11 +42,6 @@ class ChainBlock:
         self.operations = self._enter(number)
         self._read()
         self.subscripts = Values(self.chain.scores.number, None, {})
-
-    def erase(self) -> None:
-        for op in reversed(self.operations):
-            if op.name.startswith("linalg."):
-                op.erase()
 
     @property
     def length(self) -> int:
@@ -99,16 +94,13 @@ class ChainBlock:
         self.parts, self.count = self.options.blocks_per_tile, prod(counts)
         self.function.attributes["tilec.blocks"] = mlir.integer(self.parts * prod(counts))
         self.function.attributes["tilec.threads"] = mlir.integer(self.options.block_threads)
-        block = self.forall.regions[0].blocks[0]
         self.part, given = mlir.index(0), number is not None
         number = number if given else gpu.BlockIdOp(gpu.Dimension.x).result
         if self.parts > 1 and not given:
             self.part = locations.named(arith.remui(number, mlir.index(self.parts)), "part")
             number = arith.divui(number, mlir.index(self.parts))
         self.number = number
-        mapping = dict(zip(block.arguments, self._ordered(number, counts)))
-        inner = [o.operation for o in block.operations if o.operation.name != "scf.forall.in_parallel"]
-        return [mlir.clone_op(op, mapping) for op in inner]
+        return enter(self.forall, self._ordered(number, counts))
 
     def _read(self) -> None:
         generics = [o for o in self.operations if mlir.is_generic(o)]

@@ -28,7 +28,6 @@ from tilec.passes.cuda.chain.values import (
     At,
     Values,
     halves,
-    leaves_of,
     pairs,
     registers,
     rows_of,
@@ -156,7 +155,7 @@ class Fragments:
     def _pairs_in_memory(self) -> dict[Expr, ir.Value]:
         """The elements of a score that adjacent columns have side by side, and registers for two of each."""
         found: dict[Expr, ir.Value] = {}
-        for x in leaves_of(self.chain.score):
+        for x in self.chain.score.leaves:
             if x.op != "element" or x.args or x.own_dims[-1:] != (self.chain.between,) or x in found:
                 continue
             strides, _ = ir.MemRefType(root(x.key).type).get_strides_and_offset()

@@ -7,7 +7,6 @@ loops of their own; those that it excludes are left out.
 
 from __future__ import annotations
 
-from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.kernels import ContractionChain, Planned
 from tilec.passes.cuda.chain.block import ChainBlock
@@ -16,6 +15,7 @@ from tilec.passes.cuda.chain.reduced_warps import ReducedWarps
 from tilec.passes.cuda.chain.split import split
 from tilec.passes.cuda.chain.warpgroups import Warpgroups
 from tilec.passes.cuda.chain.warps import Warps
+from tilec.passes.cuda.contraction.grid import erase, tiles_of
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.memory_spaces import erase_unused
 
@@ -28,14 +28,14 @@ ENGINES: dict[tuple[str, bool], type[Warpgroups | ReducedWarpgroups | Warps | Re
 def map_chain(function: ir.Operation, planned: Planned) -> None:
     options = planned.options
     assert isinstance(options, ContractionChain)
-    view = next(o for o in mlir.entry(function).operations if o.operation.name == "scf.forall")
+    (forall,) = tiles_of(function)
     parts = split(function, planned) if options.blocks_per_tile > 1 else None
-    with ir.InsertionPoint(view), function.location:
+    with ir.InsertionPoint(forall), function.location:
         thread = Thread()
-        block = ChainBlock(function, planned, view.operation)
+        block = ChainBlock(function, planned, forall)
         if parts:
             parts(block)
         ENGINES[options.unit, block.chain.product is not None](block, thread).run()
-        block.erase()
-    view.operation.erase()
+        erase(block.operations)
+    forall.erase()
     erase_unused(function)

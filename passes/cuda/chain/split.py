@@ -24,6 +24,7 @@ from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.fragments import Fragments
 from tilec.passes.cuda.chain.states import moved, none_of, reference_of, same
 from tilec.passes.cuda.chain.values import At, Values, combine, halves
+from tilec.passes.cuda.contraction.grid import erase, tiles_of
 from tilec.passes.cuda.contraction.problem import below
 from tilec.passes.cuda.memory_spaces import erase_unused
 from tilec.passes.loops import delinearise, loop, states, sum_of, when
@@ -116,12 +117,12 @@ class _Combined:
 
     def __init__(self, function: ir.Operation, planned: Planned):
         self.function, self.planned = function, planned
-        self.view = next(o for o in mlir.entry(function).operations if o.operation.name == "scf.forall")
+        (self.forall,) = tiles_of(function)
 
     def build(self) -> None:
-        with ir.InsertionPoint(self.view), self.function.location:
+        with ir.InsertionPoint(self.forall), self.function.location:
             self._build()
-        self.view.operation.erase()
+        self.forall.erase()
         erase_unused(self.function)
 
     def _build(self) -> None:
@@ -134,7 +135,7 @@ class _Combined:
         extents += [] if self.sums is None else ir.MemRefType(self.sums.type).shape[-1:]
         blocks = -(-prod(extents) // THREADS)  # of one tile
         tile, piece = arith.divui(number, mlir.index(blocks)), arith.remui(number, mlir.index(blocks))
-        self.block = block = ChainBlock(self.function, self.planned, self.view.operation, tile)
+        self.block = block = ChainBlock(self.function, self.planned, self.forall, tile)
         self.function.attributes["tilec.blocks"] = mlir.integer(length * blocks)
         self.function.attributes["tilec.threads"] = mlir.integer(THREADS)
         element = sum_of([(piece, THREADS), (thread, 1)])
@@ -146,7 +147,7 @@ class _Combined:
         conditions = conditions if prod(extents) % THREADS == 0 else [below(element, prod(extents)), *conditions]
         with when(reduce(arith.andi, conditions)):
             self._combine(At(at, mlir.index(0)))
-        block.erase()
+        erase(block.operations)
 
     def _combine(self, at: At) -> None:
         chain = self.block.chain

@@ -115,13 +115,6 @@ class Values:
         return arith.minsi(coordinate, self.limits[d]) if d in self.limits else coordinate
 
 
-def leaves_of(x: Expr) -> Iterator[Expr]:
-    if not x.args:
-        yield x
-    for a in x.args:
-        yield from leaves_of(a)
-
-
 def is_of_one_index(value: ir.Value) -> bool:
     """Whether a number from before the operations is an index, or where a block begins along it."""
     owner = mlir.definition(value)

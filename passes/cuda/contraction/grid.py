@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 from tilec.core import locations, mlir
@@ -26,12 +26,10 @@ class Blocks:
     def enter(self, number: ir.Value, cluster: Cluster | None = None, named: bool = True) -> list[ir.Operation]:
         """Copies what a block computes to the insertion point, at the tile of this number; with a cluster, at its tile among those
         of this number."""
-        block = self.forall.regions[0].blocks[0]
-        mapping = dict(zip(block.arguments, self._grouped_order(number, cluster)))
-        for value, name in zip(mapping.values(), locations.variables(self.forall) if named else ()):
+        coordinates = self._grouped_order(number, cluster)
+        for value, name in zip(coordinates, locations.variables(self.forall) if named else ()):
             locations.named(value, name)
-        operations = [o.operation for o in block.operations if o.operation.name != "scf.forall.in_parallel"]
-        return [mlir.clone_op(op, mapping) for op in operations]
+        return enter(self.forall, coordinates)
 
     def _grouped_order(self, number: ir.Value, cluster: Cluster | None) -> list[ir.Value]:
         """Batches one after another; in each, `group_rows` rows of tiles go column by column.
@@ -55,6 +53,27 @@ class Blocks:
         return [found[d] for d in grid]
 
 
+def tiles_of(function: ir.Operation) -> list[ir.Operation]:
+    """A kernel's loops over the tiles of its results."""
+    return [o.operation for o in mlir.entry(function).operations if o.operation.name == "scf.forall"]
+
+
+def enter(forall: ir.Operation, coordinates: Sequence[ir.Value]) -> list[ir.Operation]:
+    """Copies what is done with one tile to the insertion point."""
+    block = forall.regions[0].blocks[0]
+    mapping = dict(zip(block.arguments, coordinates))
+    operations = [o.operation for o in block.operations if o.operation.name != "scf.forall.in_parallel"]
+    return [mlir.clone_op(op, mapping) for op in operations]
+
+
+def erase(operations: list[ir.Operation]) -> None:
+    """Removes operations on a tile that have been carried out, and memory that nothing uses any more."""
+    for op in reversed(operations):
+        memory = op.name in ("memref.alloc", "memref.subview")
+        if op.name.startswith("linalg.") or (memory and not any(mlir.uses(op.results[0]))):
+            op.erase()
+
+
 def in_groups(number: ir.Value, high: int, wide: int, group: int) -> tuple[ir.Value, ir.Value]:
     """Row and column of a place in a grid of `high` rows and `wide` columns: `group` rows together, column by column."""
     band, within = _divide(number, group * wide, -(-high // group))
@@ -66,7 +85,7 @@ def in_groups(number: ir.Value, high: int, wide: int, group: int) -> tuple[ir.Va
 
 def grids_of(function: ir.Operation, options: StoredContraction, grid: list[int]) -> list[Blocks]:
     """That of each result, where tiles of several follow one another."""
-    foralls = [o.operation for o in mlir.entry(function).operations if o.operation.name == "scf.forall"]
+    foralls = tiles_of(function)
     others = [{*options.columns} - {*own} for own in options.column_sets]
     each = [options.of_sibling(n) for n in range(len(foralls))]
     return [Blocks(*found) for found in zip(foralls, each, ([d for d in grid if d not in o] for o in others), strict=True)]

@@ -74,11 +74,6 @@ class Block:
             o.operands[0] for o in operations if o.name == "linalg.fill" and root(o.operands[1]) == result
         )
 
-    def erase(self) -> None:
-        for op in reversed(self.operations):
-            if op.name.startswith("linalg."):
-                op.erase()
-
 
 class Problem:
     """The contraction of one block, after its grid coordinates are known."""

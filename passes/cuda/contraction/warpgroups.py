@@ -33,7 +33,7 @@ from tilec.passes.cuda.contraction.checks import check_subscripts
 from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
 from tilec.passes.cuda.contraction.fragments import Chunks, Sums, fragment_coordinates
-from tilec.passes.cuda.contraction.grid import Blocks, of_its_grid
+from tilec.passes.cuda.contraction.grid import Blocks, erase, of_its_grid
 from tilec.passes.cuda.contraction.operands import Stage
 from tilec.passes.cuda.contraction.partial_sums import PartialSums
 from tilec.passes.cuda.contraction.problem import PRIVATE, Block, Problem, Side, Thread, local
@@ -70,7 +70,7 @@ def map_wgmma(
     loads = _Loads([_problems(b, blocks, tiles) for b, blocks in zip(found, grids)], shape, function, found, cluster)
     steps = loads.problem.steps  # of every tile
     for sample in samples:
-        _erase(sample)
+        erase(sample)
     start = [mlir.index(0), mlir.index(0)]  # the first stage, in phase 0
     end = mlir.index(total // size)
 
@@ -82,7 +82,7 @@ def map_wgmma(
                 problems = _problems(Block(operations), grids[which], tiles)
                 now = state if len(grids) == 1 else list(state)  # of one branch of several
                 loads.load(problems, which, now, arith.cmpi(EQUAL, number, first))
-                _erase(operations)
+                erase(operations)
 
             of_its_grid(number, grids, load)
             if len(grids) > 1:
@@ -111,7 +111,7 @@ def map_wgmma(
                     warp = sum_of([(shape.thread.warp, 1)], -4)  # among those that multiply
                     to = loads.boxes[which] if loads.boxes else loads.buffer
                     Epilogue(problems, block.after, shape.thread, to, warp).store(loads.chunks)
-                _erase(operations)
+                erase(operations)
 
             of_its_grid(number, grids, complete)
             if options.alternate_tiles:
@@ -130,14 +130,6 @@ def map_wgmma(
 def _problems(block: Block, blocks: Blocks, tiles: dict[int, int]) -> list[Problem]:
     """Of each product of a tile."""
     return [Problem(blocks.options, tiles, op) for op in block.contractions]
-
-
-def _erase(operations: list[ir.Operation]) -> None:
-    for op in reversed(operations):
-        if op.name.startswith("linalg.") or (
-            op.name in ("memref.alloc", "memref.subview") and not any(mlir.uses(op.results[0]))
-        ):
-            op.erase()
 
 
 class _Shape:

@@ -22,7 +22,7 @@ from tilec.kernels import Contraction
 from tilec.passes.cuda.contraction.checks import check_subscripts
 from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
 from tilec.passes.cuda.contraction.fragments import FmaTile, MmaTile
-from tilec.passes.cuda.contraction.grid import Blocks
+from tilec.passes.cuda.contraction.grid import Blocks, erase
 from tilec.passes.cuda.contraction.operands import Stage
 from tilec.passes.cuda.contraction.problem import Block, Problem, Thread, below
 from tilec.passes.cuda.ring import CopyRing
@@ -46,7 +46,7 @@ def map_warps(function: ir.Operation, options: Contraction, blocks: Blocks, tile
         chunks = tile.chunks()
         shared = buffer(chunks, options.block_threads // 32, problem.accumulator, overlay=True)
         Epilogue([problem], block.after, thread, shared, thread.warp).store(chunks)
-    block.erase()
+    erase(block.operations)
 
 
 def _pipeline(problem: Problem, tile: Any, stages: list[Stage]) -> None:

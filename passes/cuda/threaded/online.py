@@ -15,7 +15,7 @@ blocks, in a fixed order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -80,7 +80,7 @@ class OnlineMapper:
 
     def _load(self, mapper: GenericMapper, wanted: Callable[[GenericMapper, int], bool]) -> None:
         """Loads the operands of the reductions, except the states that they pass to each other."""
-        leaves = {(x.key, x.own_dims) for c in self.carried.values() for x in _leaves(c.term) if x.op == "element"}
+        leaves = {(x.key, x.own_dims) for c in self.carried.values() for x in c.term.leaves if x.op == "element"}
         for n, key in enumerate(zip(mapper.operands[: mapper.count], mapper.operand_dims)):
             if key in leaves and key not in self.elements and wanted(mapper, n):
                 mapper._load([n])
@@ -159,7 +159,7 @@ class OnlineMapper:
 
     def _rows(self, part: Values, wave: list[Carried], counted: Values) -> dict[Expr, ir.Value]:
         """The values of earlier waves that the terms of a wave read, for this chunk: means, and references of exponents."""
-        leaves = {x for c in wave for x in _leaves(c.term) if x.op in ("mean", "reference")}
+        leaves = {x for c in wave for x in c.term.leaves if x.op in ("mean", "reference")}
         tiles = {x: self._array(f"%{x.op}") for x in sorted(leaves, key=lambda x: (x.op, x.key))}
         if tiles:
             with self.threads.slots(self.state_dims, {}, None, lanes=True) as position:
@@ -309,10 +309,3 @@ def _inverse(count: ir.Value) -> ir.Value:
 
 def _number(counter: ir.Value) -> ir.Value:
     return memref.LoadOp(counter, [mlir.index(0)]).result
-
-
-def _leaves(x: Expr) -> Iterator[Expr]:
-    if not x.args:
-        yield x
-    for a in x.args:
-        yield from _leaves(a)

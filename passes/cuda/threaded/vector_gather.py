@@ -36,18 +36,19 @@ from tilec.passes.predicate_loads import bounds_of, unclamped
 
 
 def wide_loads(generic: OperationContext) -> list[ir.Operation]:
-    """The loads of a body that can move all lanes of a step at a time."""
-    lanes = generic.layout.vectors[generic.layout.lane_dim] if generic.layout.lane_dim in generic.dims else 1
+    """The loads of a body that can move all lanes of a step at a time, or whose elements a thread's neighbours share."""
+    lanes = _lanes(generic)
+    loads = [o.operation for o in generic.block.operations if o.operation.name == "memref.load"]
     if lanes == 1:
-        return []
-    return [
-        o.operation
-        for o in generic.block.operations
-        if o.operation.name == "memref.load" and _is_wide(generic, o, lanes)
-    ]
+        return [o for o in loads if not is_local(o.operands[0]) and _windows_of(generic, _conditions(generic, o))]
+    return [o for o in loads if _is_wide(generic, o, lanes)]
 
 
-def _is_wide(generic: OperationContext, load: ir.OpView, lanes: int) -> bool:
+def _lanes(generic: OperationContext) -> int:
+    return generic.layout.vectors[generic.layout.lane_dim] if generic.layout.lane_dim in generic.dims else 1
+
+
+def _is_wide(generic: OperationContext, load: ir.Operation, lanes: int) -> bool:
     value, *subscripts = load.operands
     if not subscripts or is_local(value) or ir.MemRefType(root(value).type).shape[-1] % lanes:
         return False
@@ -108,7 +109,7 @@ def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, G
     windows = _windows_of(generic, [*subscripts, *(guard.operands[:1] if guard else ())])
     threads, sizes = _unique(generic, windows)
     element = ir.MemRefType(value.type).element_type
-    kernel, dims, lanes = generic.kernel, generic.dims, generic.layout.vectors[generic.layout.lane_dim]
+    kernel, dims, lanes = generic.kernel, generic.dims, _lanes(generic)
     tile = generic.kept.get(load)
     if tile is None:
         whole = _layout(generic.layout, windows, [w.elements(generic.layout, w.length) for w in windows])
@@ -123,11 +124,15 @@ def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, G
             slot, condition = position.slot(dims, begin), None
             if guard is not None:
                 with loop(width, name="lane") as lane:
-                    memref.StoreOp(mlir.constant(0, element), tile, [*slot[:-1], sum_of([(lane, 1)], begin)])
+                    at = [*slot[:-1], sum_of([(lane, 1)], begin)] if lanes > 1 else slot
+                    memref.StoreOp(mlir.constant(0, element), tile, at)
                 condition = evaluate(generic, guard.operands[0], position, begin, mapping)
             with nullcontext() if condition is None else when(condition):
                 at = [evaluate(generic, v, position, begin, mapping) for v in subscripts]
-                vector.StoreOp(vector.LoadOp(type_, value, at).result, tile, slot)
+                if lanes > 1:
+                    vector.StoreOp(vector.LoadOp(type_, value, at).result, tile, slot)
+                else:
+                    memref.StoreOp(memref.LoadOp(value, at).result, tile, slot)
     return {guard or load: Gathered(tile, windows, dict(generic.chunk))}
 
 
@@ -228,32 +233,31 @@ def _conditions(generic: OperationContext, load: ir.Operation) -> list[ir.Value]
 
 
 def _windows_of(generic: OperationContext, values: list[ir.Value]) -> list[Window]:
-    """The neighbours and the windows of a load: the values that it is made by have their indices in sums alone."""
+    """The neighbours and the windows of a load: the values that it is made by have their indices in one sum alone."""
     found: list[Window] = []
-    needed = {o for v in values for o in mlir.slice_of(generic.block, v)}
     for near in generic.layout.dense:
-        window = _window_of(generic, needed, near, {w.along for w in found})
+        window = _window_of(generic, values, near, {w.along for w in found})
         found += [window] if window else []
     return found
 
 
-def _window_of(generic: OperationContext, needed: set[ir.Operation], near: int, taken: set[int]) -> Window | None:
+def _window_of(generic: OperationContext, values: list[ir.Value], near: int, taken: set[int]) -> Window | None:
     layout = generic.layout
     if layout.vectors[near] > 1 or near not in generic.dims or layout.steps[near] == 1:
         return None
-    users = [o for o in needed if any(is_index(generic, v, near) for v in o.operands)]
+    size = generic.sizes[near]
     for along in generic.reduced:
         if along in taken or layout.threads[along] > 1 or layout.vectors[along] > 1:
             continue
-        others = [o for o in needed if any(is_index(generic, v, along) for v in o.operands)]
-        weights = {_weights(generic, o, (near, along)) for o in users}
-        if not users or {*users} != {*others} or len(weights) > 1 or None in weights:
+        sums = _Sums(generic, (near, along))
+        for value in values:
+            sums.read(value)
+        if len(sums.found) != 1:
             continue
-        ((stride, dilation),) = weights
+        ((stride, dilation),) = sums.found
         length, loops = layout.extents[along], layout.chunks(along) > 1
         if stride < 1 or dilation < 1 or (loops and (layout.steps[along] > 1 or stride > 1)):
             continue
-        size = generic.sizes[near]
         if stride > 1 and not (isinstance(size, int) and size % layout.chunk(near) == 0):
             continue  # a guard would count neighbours
         # every place that the windows cover is an element of one of them
@@ -262,15 +266,53 @@ def _window_of(generic: OperationContext, needed: set[ir.Operation], near: int, 
     return None
 
 
-def _weights(generic: OperationContext, op: ir.Operation, dims: tuple[int, int]) -> tuple[int, int] | None:
-    """The factors of the indices of both dimensions in a sum."""
-    if op.name != "affine.apply":
-        return None
-    weights = mlir.linear(ir.AffineMapAttr(op.attributes["map"]).value)
-    if weights is None:
-        return None
-    first, second = (sum(w for w, v in zip(weights, op.operands) if is_index(generic, v, d)) for d in dims)
-    return first, second
+class _Sums:
+    """The factors of the indices of two dimensions in the sums by which values depend on them."""
+
+    def __init__(self, generic: OperationContext, dims: tuple[int, int]):
+        self.generic, self.dims = generic, dims
+        self.found: set[tuple[int, int]] = set()
+        self.known: dict[ir.Value, tuple[int, int] | None] = {}
+
+    def read(self, value: ir.Value) -> bool:
+        """Notes the sum that a value is; false if it is none, of whose operands sums are noted instead."""
+        factors = self._factors(value)
+        if factors is not None and factors != (0, 0):
+            self.found.add(factors)
+        return factors is not None
+
+    def _factors(self, value: ir.Value) -> tuple[int, int] | None:
+        if value not in self.known:
+            self.known[value] = self._factors_of(value)
+        return self.known[value]
+
+    def _factors_of(self, value: ir.Value) -> tuple[int, int] | None:
+        owner = mlir.definition(value)
+        if owner is None or owner.block != self.generic.block:
+            return 0, 0
+        if owner.name == "linalg.index":
+            first, second = (int(is_index(self.generic, value, d)) for d in self.dims)
+            return first, second
+        operands = list(dict.fromkeys(v for o in (owner, *mlir.traverse(owner)) for v in o.operands))
+        factors, weights = [self._factors(v) for v in operands], _weights(owner, operands)
+        if weights is None or None in factors:
+            sums = [self.read(v) for v in operands]
+            return (0, 0) if all(sums) and not any(f != (0, 0) for f in factors) else None
+        first, second = (sum(w * f[n] for w, f in zip(weights, factors) if f is not None) for n in (0, 1))
+        return first, second
+
+
+def _weights(op: ir.Operation, operands: list[ir.Value]) -> list[int] | None:
+    """The factors of an operation's operands, if it is a sum of them."""
+    match op.name:
+        case "affine.apply":
+            found = mlir.linear(ir.AffineMapAttr(op.attributes["map"]).value)
+            return None if found is None else [sum(w for w, v in zip(found, op.operands) if v == o) for o in operands]
+        case "arith.addi":
+            return [sum(v == o for v in op.operands) for o in operands]
+        case "arith.index_cast" | "arith.extsi":
+            return [1]
+    return None
 
 
 def _guard_of(generic: OperationContext, load: ir.Operation) -> ir.Operation | None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import assert_within
 from tools import contractions as T
 from tools.contractions import PROJECTION, TO_HEADS, check, fma, mma, projected
 
@@ -80,6 +81,38 @@ def test_factors_are_stored_before(name, monkeypatch):
     result = check(text, kinds, sizes, tile, expected, monkeypatch)
     assert tuple(p.stored for p in result.plan.packs) == stored
     assert result.emitted.module.count("= wgmma(") == 1
+
+
+NT = T.MATMUL.replace("b: {t}[K, N]", "b: {t}[N, K]").replace("b[k, n]", "b[n, k]")
+TN = T.MATMUL.replace("a: {t}[M, K]", "a: {t}[K, M]").replace("a[m, k]", "a[k, m]")
+UNALIGNED = {  # text, sizes, what is stored: its extents
+    "lines of k and of columns": (T.MATMUL, {}, ((35, 128), (128, 64))),
+    "lines of k": (NT, {}, ((35, 128), (37, 128))),
+    "lines of rows and columns": (TN, {}, ((69, 64), (69, 64))),
+    "a factor that is aligned": (T.MATMUL, {"N": 40}, ((35, 128), (128, 40))),
+    "one factor": (T.MATMUL, {"K": 72}, ((72, 64),)),
+    "an expression": (T.PROLOGUE, {}, ((35, 128), (128, 64))),
+    "batches": (T.BATCHED, {"B": 2}, ((2, 35, 128), (2, 37, 128))),
+}
+
+
+@pytest.mark.parametrize("name", UNALIGNED)
+def test_factors_in_lines_that_tma_cannot_copy_are_stored_in_longer_ones(name, monkeypatch):
+    """With zeros at the end of lines; what is no number elsewhere stays there."""
+    text, sizes, extents = UNALIGNED[name]
+    monkeypatch.setattr(prepack, "GAIN", 1e-6)
+    text = text.format(t="bf16", o="bf16")
+    specialised, result = T.lowered(text, {"M": 35, "N": 37, "K": 69} | sizes, "h200")
+    assert tuple(p.extents for p in result.plan.packs) == extents
+    assert result.emitted.module.count("= wgmma(") == 1
+    inputs = T.arrays(specialised)
+    inputs[0].reshape(-1)[-1] = np.inf
+    assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
+
+
+def test_lines_that_tma_cannot_copy_are_stored_at_large_sizes():
+    _, result = T.lowered(T.MATMUL.format(t="bf16", o="bf16"), {"M": 2047, "N": 1999, "K": 2001}, "h200")
+    assert [getattr(k.options, "instruction", None) for k in result.plan.kernels] == [None, None, "wgmma"]
 
 
 @pytest.mark.parametrize("kind, stored", [("tf32", 1), ("bf16", 2)])

@@ -56,6 +56,21 @@ PAIRS = """op pairs(x: {t}[M, K], g: {t}[K, N], u: {t}[K, N], e: {t}[K, P], f: {
  i[m, p] = c[m, p] - d[m, p]
 }}
 """
+EXPERTS = """op experts(x: {t}[B, M, K], g: {t}[B, K, N], u: {t}[B, K, N]) -> (h: {o}[B, M, N]) {{
+ h[b, m, n] = silu(sum[k](x[b, m, k] * g[b, k, n])) * sum[k](x[b, m, k] * u[b, k, n])
+}}
+"""
+BATCHES = """op batches(x: {t}[B, M, K], g: {t}[B, K, N], u: {t}[B, K, P]) -> (h: {o}[B, M, N], i: {o}[B, M, P]) {{
+ h[b, m, n] = sum[k](x[b, m, k] * g[b, k, n])
+ i[b, m, p] = sum[k](x[b, m, k] * u[b, k, p])
+}}
+"""
+ONE_TENSOR = """op heads(x: {t}[M, E], w: {t}[3, H, D, E]) -> (q: {o}[H, M, D], k: {o}[H, M, D], v: {o}[H, M, D]) {{
+ q[h, m, d] = sum[e](x[m, e] * w[0, h, d, e])
+ k[h, m, d] = sum[e](x[m, e] * w[1, h, d, e])
+ v[h, m, d] = sum[e](x[m, e] * w[2, h, d, e])
+}}
+"""
 SMALL = {"M": 40, "K": 72, "N": 72}
 APART = SMALL | {"P": 40}
 BATCH = {"B": 2, "S": 24, "E": 72, "H": 3, "D": 32, "G": 2}
@@ -99,18 +114,20 @@ def test_results_apart():
 @pytest.mark.slow
 @pytest.mark.parametrize("text, products, kinds", [
     *((text, 2, kinds) for text in (GATED, TURNED, PACKED, RESIDUAL) for kinds in (("bf16", "bf16"), ("f16", "f32"))),
-    (BOTH, 2, ("bf16", "bf16")), (THREE, 3, ("bf16", "f32")),
+    (BOTH, 2, ("bf16", "bf16")), (EXPERTS, 2, ("bf16", "bf16")), (THREE, 3, ("bf16", "f32")),
 ])  # fmt: skip
 def test_forms_of_results_that_meet(text, products, kinds):
     """A block goes through several tiles, with edges along every dimension."""
-    options = check(text, kinds, {"M": 136, "K": 136, "N": 136}, persistent_blocks=2, stages=3)
+    sizes = {"M": 136, "K": 136, "N": 136} | ({"B": 2} if text == EXPERTS else {})
+    options = check(text, kinds, sizes, persistent_blocks=2, stages=3)
     assert options.products == products
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text, sizes, siblings", [
     (QKV, {"M": 136, "K": 200, "N": 136, "P": 72}, (1, 1, 1)), (BIASED, {"M": 72, "K": 136, "N": 136, "P": 72}, (1, 1, 1)),
-    (HEADS, BATCH, (2, 2)), (PAIRS, {"M": 72, "K": 136, "N": 136, "P": 72}, (1, 1)),
+    (HEADS, BATCH, (2, 2)), (BATCHES, SMALL | {"B": 2, "P": 40}, (1, 1)),
+    (ONE_TENSOR, {"M": 72, "E": 72, "H": 2, "D": 32}, (2, 2, 2)), (PAIRS, {"M": 72, "K": 136, "N": 136, "P": 72}, (1, 1)),
 ])  # fmt: skip
 def test_forms_of_results_apart(text, sizes, siblings):
     """Blocks go from the tiles of one result to those of the next; stages go on over the edge between them."""

@@ -7,8 +7,9 @@ from math import prod
 import numpy as np
 import pytest
 from conftest import assert_within
+from tools.cuda_kernels import compiled
 from tools.emulation import run_printed
-from tools.lowering import lowered
+from tools.lowering import emitted, lowered
 
 from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import DTYPES
@@ -69,6 +70,26 @@ def test_neighbours_share_windows(name, kind, height, width, rng):
         assert_within(text, inputs, list(interpret(result.texts["map"], inputs).values()), kind="cuda")
 
 
+@pytest.mark.parametrize("height, width", [(4, 8), (6, 7)])
+@pytest.mark.parametrize("kind", ["bf16", "f32"])
+@pytest.mark.parametrize("term", ["pad(x[n, c, h + r - 1, w + s - 1], 0)", "x[n, c, min(h + r, H - 1), min(w + s, W - 1)]"])
+def test_neighbours_share_windows_channels_first(term, kind, height, width, rng):
+    """Vectors would lie along a window: single elements, which neighbours along the height share."""
+    text = f"""op dw(x: {kind}[N, C, H, W], f: {kind}[C, 3, 3]) -> (y: {kind}[N, C, H, W]) {{
+        y[n, c, h, w] = sum[r, s]({term} * f[c, r, s])
+    }}"""
+    shapes = {"x": (8, 16, height, width), "f": (16, 3, 3)}
+    inputs = {name: rng.standard_normal(shape).astype(DTYPES[kind].numpy) for name, shape in shapes.items()}
+    special, result = lowered(text, None, inputs, target=ONE)
+    (kernel,) = result.plan.kernels
+    assert kernel.options.adjacent_steps == (2,)
+    (out,), failed = run_printed(special, result, inputs)
+    assert not any(failed)
+    assert_within(text, inputs, out, kind="cuda")
+    loaded = counted(result.emitted.module, rf"load_{kind}x1_nc_where\(x_1|= load_{kind}\(x ")
+    assert loaded == (kernel.options.steps[2] + 2) * 3
+
+
 @pytest.mark.parametrize("window", [3, 7])
 @pytest.mark.parametrize("kind", ["bf16", "f32"])
 def test_shared_elements_are_loaded_once(kind, window, rng):
@@ -83,6 +104,19 @@ def test_shared_elements_are_loaded_once(kind, window, rng):
     assert int(held) == prod(places) * vector
     loaded = counted(text, rf"load_{kind}x{vector}_nc_where\(x_1")
     assert loaded == prod(places)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip, target", [("sm_80", "a100"), ("sm_90a", "h200")])
+@pytest.mark.parametrize("name", ["depthwise", "seven wide", "apart"])
+@pytest.mark.parametrize("kind", ["bf16", "f32"])
+def test_windows_compile_without_spills(kind, name, chip, target, monkeypatch):
+    monkeypatch.undo()  # blocks as they are
+    pytest.importorskip("numba_cuda_mlir.cuda")
+    term, window, _ = WINDOWS[name]
+    made = emitted(program(kind, term, window), None, {"N": 32, "H": 56, "W": 56, "C": 96}, target)
+    for _, cubin in compiled(made, chip):
+        assert cubin.spills == cubin.stack == 0
 
 
 def counted(text: str, line: str) -> int:

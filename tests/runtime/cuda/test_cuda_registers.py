@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import tilec
@@ -49,3 +51,15 @@ def test_a_kernel_that_spills_gives_up_as_few_blocks_as_it_can(registers, thread
     assert tried == sorted(set(tried)) and blocks[1:] == sorted(set(blocks[1:]), reverse=True) and all(blocks)
     for n, fit in zip(tried[1:], blocks[1:]):  # 8 more registers would cost a block
         assert n + 8 > cuda_compile.MOST or cuda_compile.REGISTERS // (threads * (n + 8)) < fit
+
+
+def test_explain_tells_of_registers_that_the_plan_did_not_allow():
+    """Where a kernel would spill, it gets more of them, and fewer blocks fit an SM."""
+    text = "op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = softmax[j](x[i, j]) }"
+    op = tilec.compile(text, target="sm_90a").build(M=4096, N=4096)
+    assert "would spill" not in op.explain()
+    ((name, most),) = op._latest.compiled.registers.items()
+    cubin = op._latest.cubins[name]
+    assert cubin.registers <= most and "would spill" not in op.explain()
+    op._latest.cubins[name] = replace(cubin, registers=2 * most)
+    assert f"compiled with {2 * most} of a thread, as {most} would spill: " in op.explain()

@@ -29,7 +29,7 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     splits = [d for d in view.reduced if d not in view.scanned and extents[d] > UNROLLED]
     points = prod(extents[d] for d in kernel.grid)
     counts: dict[int, int] = {}
-    budget = THREADS if view.reduced else fit.point_threads
+    budget = THREADS // (2 if near else 1) if view.reduced else fit.point_threads  # neighbours take registers
     joined = bool(splits and online_reductions(view)) and _split(view, points) > 1
     if joined:  # the states of several reductions take registers: one word an access, and more of them
         vector = min(vector, max(1, WORD // min((a.element for a in view.accesses if not a.written), default=WORD)))
@@ -39,10 +39,9 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
         8 if blocks < fit.few_blocks else 16 if blocks < (fit.online_line_blocks if joined else fit.line_blocks) else 32
     )
     counts[lane] = min(max(line, budget // narrow) if narrow > 1 else budget, power(extents[lane] / vector))
-    if near is not None:  # whole threads: a guard would keep neighbours apart
+    if near is not None and vector > 1:  # whole threads: a guard would keep neighbours apart
         written = max(a.element for a in view.accesses if a.written)
         counts[lane] = min((lanes := extents[lane] // vector) & -lanes, power(LINE / (vector * written)))
-        budget //= 2  # of blocks with fewer threads, more registers of an SM are in use
     budget //= counts[lane]
     if narrow > 1:
         longest = max(splits, key=lambda d: extents[d])
@@ -59,7 +58,9 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     computed = [v for n in view.group.nodes for v in n.extracts]
     if near is not None:
         deal_neighbours(view, near, others, counts, tile, steps)
-    if vector == 1 and not view.reduced and len(computed) > len(set(computed)):
+    if near is not None and vector == 1:
+        pass
+    elif vector == 1 and not view.reduced and len(computed) > len(set(computed)):
         _more_steps(view, (*others, lane), tile, steps, UNROLLED)  # what rows read alike stays in L1
     elif vector == 1 and not splits:
         _more_steps(view, (lane, *others), tile, steps, fit.loads)  # single elements: several of them in flight

@@ -73,11 +73,18 @@ class Tiles:
     choices: list[Choice]
     build: Callable[[BlockTile], StoredContraction]
     fit: Callable[[BlockTile], Fit | None]
+    instructions: list[str] | None
 
     def variant(self, target: Target, **changes) -> list[Choice]:
         """Tiles for the same factors and another problem, the fastest first."""
-        tiles = _choices(target, replace(self.problem, **changes), _instructions(self.kind, self.operands, target))
+        tiles = _choices(target, replace(self.problem, **changes), self.instructions)
         return sorted((c for c in tiles if self.fit(c.tile)), key=lambda c: c.rank)
+
+    def rank(self, tile: BlockTile, target: Target, **changes) -> float:
+        """Of a tile, for the same factors and another problem."""
+        problem = fed(replace(self.problem, **changes), tile.instruction)
+        choice = Choice(tile, contraction.contraction_cost(target, problem, tile))
+        return self.fit(tile).rank(choice, problem, target)
 
     def operand(self, factor: ir.Value) -> Operand:
         return next(self.operands[s] for s, f in self.roles.factors.items() if f == factor)
@@ -153,7 +160,7 @@ def ranked_tiles(
             times = KEPT if choice.tile.kept else 1 if by_warpgroups else slower
             ranked.append((times * found.rank(choice, problem, target), choice))
     choices = [choice for _, choice in sorted(ranked, key=itemgetter(0))]
-    return Tiles(kind, roles, operands, problem, choices, build, fit)
+    return Tiles(kind, roles, operands, problem, choices, build, fit, instructions)
 
 
 def _built(
@@ -162,25 +169,25 @@ def _built(
 ) -> StoredContraction:  # fmt: skip
     """The kernel of this tile, with the stages that the model has given it."""
     left, right = operands["left"], operands["right"]
+    by_warpgroups = tile.instruction == "wgmma"
+    by = warpgroup_copies(operands) if by_warpgroups else [f.pieces or "registers" for f in (left, right)]
     common = {
         "multiplicand": kind, "rows": roles.rows, "columns": roles.columns, "inner": roles.inner,
         "left_k_major": bool(left.major), "right_k_major": bool(right.major),
         "block": (tile.bm, tile.bn, tile.bk), "stages": tile.stages, "group_rows": tile.group,
+        "left_copy": by[0], "right_copy": by[1],
     }  # fmt: skip
-    if tile.instruction == "wgmma":  # a block a multiprocessor, which goes through the tiles
+    if by_warpgroups:  # a block a multiprocessor, which goes through the tiles
         size = prod(tile.cluster)
         blocks = target.units if size == 1 else target.sm.clusters(size, 1) * size
-        by = warpgroup_copies(operands)
         own = {"inner_box": roles.inner_box if "tma" in by else (), "promoted": promoted, "cluster": tile.cluster}
-        own |= zip(("left_copy", "right_copy"), by)
         own["longest_box"] = (left.longest, right.longest)
         own["alternate_tiles"] = tile.alternate
         built = WarpgroupContraction(**common, persistent_blocks=blocks, **own, **together)
         return replace(built, kept_steps=built.steps(extents)) if tile.kept else built
-    copies = {f"{side}_copy": f.pieces or "registers" for side, f in operands.items()}
-    copies |= {f"{side}_stored": f.stored for side, f in operands.items()}
+    stored = {f"{side}_stored": f.stored for side, f in operands.items()}
     gathers = any(f.gathers and not f.pieces for f in operands.values())
-    return Contraction(**common, **copies, unit=tile.instruction, warps=(tile.warp_m, tile.warp_n), gathers=gathers)
+    return Contraction(**common, **stored, unit=tile.instruction, warps=(tile.warp_m, tile.warp_n), gathers=gathers)
 
 
 def promoted_of(kind: str, node: Node) -> int:
@@ -238,7 +245,8 @@ def _staging(operand: Operand, target: Target) -> float:
     fit = target.fit(ContractionTimes)
     if operand.stored:
         return BYTE_OPERATIONS
-    return 0 if operand.pieces else fit.gather_operations if operand.gathers else fit.convert_operations
+    alone = operand.gathers or operand.one_by_one
+    return 0 if operand.pieces else fit.gather_operations if alone else fit.convert_operations
 
 
 def _filling(copy: str, operand: Operand, size: int, target: Target) -> float:

@@ -48,6 +48,7 @@ class Operand:
     boxed_pieces: str = ""  # the same where a step along k is a box
     unaligned: bool = False
     stored: str = ""  # its type in shared memory, if threads convert it where they load it from there
+    one_by_one: bool = False  # threads load its narrow elements one at a time, since its rows begin anywhere
     longest: int = BOX  # rows (or columns) of a box along one dimension
 
 
@@ -178,7 +179,7 @@ def _operand(
     if target.has("tma") and lines and in_order and found.is_box(varying, steps, line, WIDE // size):
         longest = BOX // max((at.get(d, 1) for at in found.factors for d in varying), default=1)
         return Operand("tma", major, longest=longest, **others)
-    return Operand(pieces or "registers", major, **others)
+    return Operand(pieces or "registers", major, one_by_one=not pieces and size < 4, **others)
 
 
 @dataclass(frozen=True)

@@ -71,12 +71,12 @@ def _windows(view: View, lane: int) -> _Windows | None:
 def neighbours(view: View, lane: int, widest: int) -> Neighbours | None:
     """The neighbours with the fewest instructions an element, among those that fit registers and leave blocks for all SMs. Tiles
     divide the dimensions: guards would cost more than the neighbours save."""
-    windows = _windows(view, lane) if widest > 1 else None
-    if windows is None:
+    windows = _windows(view, lane)
+    if windows is None or (widest == 1 and not any(windows.by_dim.values())):
         return None
     points, found = prod(view.extents[d] for d in view.kernel.grid), []
     along = sorted(d for d in windows.by_dim if windows.by_dim[d])
-    for vector in (v for v in (8, 4, 2) if v <= widest and v * windows.element >= WORD):
+    for vector in (v for v in (8, 4, 2) if v <= widest and v * windows.element >= WORD) if widest > 1 else (1,):
         most = MOST_SUMS // vector
         options = {d: [(d, n) for n in range(1, most + 1) if view.extents[d] % n == 0] for d in windows.by_dim}
         choices = product(*(options[d] for d in along[-2:])) if along else ((o,) for d in options for o in options[d])
@@ -89,24 +89,25 @@ def neighbours(view: View, lane: int, widest: int) -> Neighbours | None:
 
 def _shared(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iterator[Neighbours]:
     """The neighbours with the elements of all their windows in registers; or, along two dimensions, with those of a line of
-    windows, while a loop goes along the first dimension."""
+    windows, while a loop goes along the first dimension. Short dimensions of windows that are not shared are written out or not."""
     short = {d: [w for w in windows.by_dim[d] if view.extents[w.along] <= UNROLLED][:1] for d in counts}
     lengths = {d: prod(view.extents[w.along] for w in short[d]) for d in counts}
     covered = {d: _covered(n, lengths[d], short[d]) for d, n in counts.items()}
-    sums, written = vector * prod(counts.values()), prod(lengths.values())
-    rounds = prod(view.extents[p] for p in view.reduced) // max(1, written)  # of the loops that are not written out
-    instructions = _instructions(rounds * (prod(covered.values()) + written * windows.factors), windows, vector) / sums
-    if sums * written > WRITTEN_OUT:
-        return
-    first, words = min(counts), vector * windows.element / WORD
-    for lines in (False, True)[: len(counts)]:
+    first, words = min(counts), max(1.0, vector * windows.element / WORD)
+    along = [w.along for d in counts for w in short[d]]
+    others = [p for p in view.reduced if p not in along and 1 < view.extents[p] <= UNROLLED]
+    for apart, lines in product((others, []) if others else ([],), (False, True)[: len(counts)]):
         if lines and not (short[first] and short[first][0].stride == 1 and 0 < short[first][0].dilation <= counts[first]):
-            return
-        held = prod((counts if lines and d == first else covered)[d] for d in counts)
+            continue
+        inner = prod(view.extents[p] for p in apart)
+        sums, written = vector * prod(counts.values()), inner * prod(lengths.values())
+        rounds = prod(view.extents[p] for p in view.reduced) // max(1, written)  # of the loops that are not written out
+        accesses = rounds * (inner * prod(covered.values()) + written * windows.factors)
+        held = inner * prod((counts if lines and d == first else covered)[d] for d in counts)
         factors = written / (lengths[first] if lines else 1) * windows.factors
-        if sums + (held + factors) * words <= HELD_WORDS:
-            unrolled_dims = tuple(w.along for d in counts for w in short[d] if not (lines and d == first))
-            yield Neighbours(counts, vector, unrolled_dims, rounds, instructions)
+        if sums * written <= WRITTEN_OUT and sums + (held + factors) * words <= HELD_WORDS:
+            unrolled_dims = (*apart, *(w.along for d in counts for w in short[d] if not (lines and d == first)))
+            yield Neighbours(counts, vector, unrolled_dims, rounds, _instructions(accesses, windows, vector) / sums)
 
 
 def _covered(neighbours: int, length: int, windows: Sequence[Window]) -> int:
@@ -152,7 +153,7 @@ def _arithmetic(node: Node) -> float:
 
 def work_of_windows(view: View, layout: Layout, tile: Mapping[int, int], work: Work) -> Work:
     """The work of a kernel whose threads have neighbours: a product of windows is one instruction, besides loads of what the
-    windows of a thread share. Blocks read the edges of their windows halo, from L2."""
+    windows of a thread share. Blocks read the edges of their windows again, from L2."""
     windows = _windows(view, layout.order[0])
     if windows is None or not windows.by_dim.keys() >= {*layout.dense}:
         return work

@@ -15,7 +15,7 @@ from tilec.analysis.copied_results import Copy
 from tilec.core.quantities import amount, count, duration
 from tilec.core.target import Target
 from tilec.cost.blame import ARITHMETIC, Cause, causes
-from tilec.cost.model import MEMORY, Prediction, home_level
+from tilec.cost.model import MEMORY, Prediction, home_level, occupancy
 from tilec.dsl.specialise import Specialised
 from tilec.kernels import KernelPlan
 from tilec.plan.groups import Remark
@@ -36,13 +36,16 @@ RESOURCES = {
 
 def explain(
     plan: Plan, specialised: Specialised, measured: Mapping[str, float] | None = None,
-    counted: Mapping[str, Mapping[str, float]] | None = None,
+    counted: Mapping[str, Mapping[str, float]] | None = None, registers: Mapping[str, int] | None = None,
 ) -> str:  # fmt: skip
     """The whole report. `measured`: microseconds by kernel name, and those of the whole program under the op's name. `counted`: by
-    kernel name, operations of the compiled kernel by unit."""
+    kernel name, operations of the compiled kernel by unit; `registers`: those of a thread of the compiled kernel."""
     where, found = Provenance(specialised, plan), counted or {}
     parts = [_summary(plan, specialised, measured or {})]
-    parts += [_kernel(k, plan, where, (measured or {}).get(k.name), found.get(k.name, {})) for k in plan.kernels]
+    taken = registers or {}
+    parts += [
+        _kernel(k, plan, where, (measured or {}).get(k.name), found.get(k.name, {}), taken.get(k.name)) for k in plan.kernels
+    ]
     parts += [_copy(copy, (measured or {}).get("copies") if len(plan.copies) == 1 else None) for copy in plan.copies]
     parts.append(_decisions(plan, where))
     return "\n\n".join("\n".join(part) for part in map(list, parts) if part) + "\n"
@@ -74,7 +77,7 @@ def _summary(plan: Plan, specialised: Specialised, measured: Mapping[str, float]
 
 
 def _kernel(
-    kernel: KernelPlan, plan: Plan, where: Provenance, measured: float | None, counted: Mapping[str, float]
+    kernel: KernelPlan, plan: Plan, where: Provenance, measured: float | None, counted: Mapping[str, float], registers: int | None
 ) -> Iterator[str]:
     p, work = kernel.prediction, kernel.work
     told = _compared(p.time_us, measured)
@@ -93,9 +96,19 @@ def _kernel(
     yield _row("roofline", f"{p.roofline_share:.0%} of the speed that the roofline allows")
     if plan.target.kind == "cuda":
         yield _row("occupancy", _occupancy(kernel, plan.target))
+        if registers and registers > (most := plan.registers.get(kernel.name, registers)):
+            yield _row("registers", _given_up(kernel, plan.target, most, registers))
     yield from _terms(p)
     if measured:
         yield _row("model", _verdict(kernel, plan.target, measured, counted))
+
+
+def _given_up(kernel: KernelPlan, target: Target, planned: int, taken: int) -> str:
+    """Of a kernel that spills within the registers that it was planned with, and was compiled with more."""
+    work = kernel.work
+    blocks = [occupancy(target, work.threads, n, work.shared_per_block).blocks for n in (planned, taken)]
+    fit = f"{count(blocks[1], 'block')} on an SM" + (f" instead of {blocks[0]}" if blocks[1] < blocks[0] else ", as planned")
+    return f"compiled with {taken} of a thread, as {planned} would spill: {fit}"
 
 
 def _copy(copy: Copy, measured: float | None) -> Iterator[str]:
