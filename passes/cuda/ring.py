@@ -129,13 +129,15 @@ def offsets_of(view: ir.Value) -> list[ir.Value]:
 
 class Ring:
     """The barriers of `stages` stages, each of which holds one tile of every one of `tiles`, which TMA copies, and tiles that
-    threads fill (`filled`)."""
+    threads fill (`filled`). `spare`: with a further barrier, at which nobody waits (`wait_full_if`)."""
 
     def __init__(
-        self, tiles: Sequence[RingTiles], stages: int, consumers: int, cluster: Cluster | None = None, filled: bool = False
-    ):
+        self, tiles: Sequence[RingTiles], stages: int, consumers: int, cluster: Cluster | None = None, filled: bool = False,
+        spare: bool = False,
+    ):  # fmt: skip
         self.tiles, self.stages, self.consumers, self.cluster, self.filled = tiles, stages, consumers, cluster, filled
-        kind = f"!nvgpu.mbarrier.group<memorySpace = #gpu.address_space<{SHARED}>, num_barriers = {stages}>"
+        self.spare = spare
+        kind = f"!nvgpu.mbarrier.group<memorySpace = #gpu.address_space<{SHARED}>, num_barriers = {stages + spare}>"
         of = f"{tiles[0].tensor}_" if len(tiles) == 1 and not filled else ""  # several rings are told apart by their tensors
         self.full, self.empty = (
             locations.named(nvgpu.MBarrierCreateOp(ir.Type.parse(kind)).result, f"{of}{name}")
@@ -147,6 +149,8 @@ class Ring:
         with loop(self.stages, name="barrier") as stage:
             nvgpu.MBarrierInitOp(self.full, mlir.index(bool(self.tiles) + self.filled * WARPGROUP), stage)
             nvgpu.MBarrierInitOp(self.empty, mlir.index(self.consumers * (self.cluster.peers if self.cluster else 1)), stage)
+        if self.spare:
+            nvgpu.MBarrierInitOp(self.full, mlir.index(1), mlir.index(self.stages))
 
     def next(self, stage: ir.Value, phase: ir.Value) -> list[ir.Value]:
         """The stage after this one, and its phase."""
@@ -210,6 +214,12 @@ class Ring:
 
     def wait_full(self, stage: ir.Value, phase: ir.Value) -> None:
         _wait(self.full, stage, phase, 0)
+
+    def wait_full_if(self, condition: ir.Value, stage: ir.Value, phase: ir.Value) -> None:
+        """The same without a branch, past which the assembler would move nothing: else the wait is at the spare barrier, for the
+        phase before its first one, which is over."""
+        at, of = mlir.index(self.stages), mlir.index(1)
+        _wait(self.full, arith.select(condition, stage, at), arith.select(condition, phase, of), 0)
         if self.filled:
             show_stores()
 

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from tilec.core import locations, mlir, opcodes
-from tilec.core.hardware import WARPGROUP
-from tilec.core.mlir import arith, ir, nvvm, scf
+from tilec.core.hardware import WARP, WARPGROUP
+from tilec.core.mlir import arith, gpu, ir, nvvm, scf
 from tilec.core.opcodes import NamedBarrier, WarpgroupWait
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.loops import sum_of, when
@@ -29,7 +29,11 @@ class Roles:
 
     def __init__(self, thread: Thread, consumers: int, filled: bool = False):
         self.thread, self.consumers, self.filled = thread, consumers, filled
-        self.warpgroup = arith.shrui(thread.number, mlir.index(WARPGROUP.bit_length() - 1))
+        i32 = ir.IntegerType.get_signless(32)
+        number = arith.index_cast(i32, arith.shrui(thread.number, mlir.index(WARPGROUP.bit_length() - 1)))
+        # of one lane, so that ptxas sees that it is the same for a warp, and computes addresses of tiles once for all lanes
+        uniform = gpu.ShuffleOp(number, mlir.constant(0, i32), mlir.constant(WARP, i32), gpu.ShuffleMode.IDX).results[0]
+        self.warpgroup = arith.index_cast(ir.IndexType.get(), uniform)
 
     @property
     def consumer(self) -> ir.Value:

@@ -30,7 +30,7 @@ from tilec.core.coefficients import NAMED
 from tilec.runtime.cuda.device.asynchronous import ASYNC, bulk_wait, cp_async_wait, set_registers, tma_load, tma_store
 from tilec.runtime.cuda.device.contraction import contract
 from tilec.runtime.cuda.device.define import NUMBA, define, ptx
-from tilec.runtime.cuda.device.matrix import MATRIX, matrix_descriptor, wgmma, wgmma_wait
+from tilec.runtime.cuda.device.matrix import MATRIX, matrix_descriptor, shared_words, wgmma, wgmma_wait, widen
 from tilec.runtime.cuda.device.memory import WIDTH, load, load_vector, store, store_vector
 from tilec.runtime.cuda.device.packed import PACKED
 from tilec.runtime.cuda.device.scalar import SCALAR
@@ -44,11 +44,13 @@ __all__ = [
     "matrix_descriptor",
     "ptx",
     "set_registers",
+    "shared_words",
     "tma_load",
     "tma_store",
     "unrolled",
     "wgmma",
     "wgmma_wait",
+    "widen",
 ]
 
 _TABLE: dict[str, Callable[[], Any]] = {**SCALAR, **ASYNC, **MATRIX, **PACKED}

@@ -256,6 +256,11 @@ class _CudaPrinter(MemoryPrinter):
                     return f"{self.use(f'not_equal_{element}')}({a}, {b})"
                 if predicate == 14:
                     return " | ".join(f"{self.use(f'is_nan_{element}')}({t})" for t in dict.fromkeys((a, b)))
+            case "arith.sitofp" | "arith.uitofp" if str(op.operands[0].type) in ("i8", "i16"):
+                source = f"{'iu'[op.name == 'arith.uitofp']}{str(op.operands[0].type)[1:]}"
+                text = f"{self.use(f'f32_from_{source}')}({self.operand(op, op.operands[0])})"
+                target = str(op.results[0].type)
+                return text if target == "f32" else self.narrow(text, "f32", target)
             case "arith.extui" | "arith.uitofp" if str(op.operands[0].type) not in ("i1", "index"):
                 source = str(op.operands[0].type)
                 text = f"{self.use(f'unsigned_u{source[1:]}')}({self.operand(op, op.operands[0])})"

@@ -17,7 +17,8 @@ from tilec.runtime.emit.cuda_memory import MemoryPrinter
 from tilec.runtime.emit.index import Memory, plus, times
 
 MAKERS = (
-    "nvgpu.ldmatrix", "nvgpu.mma.sync", "vector.contract", "arith.extf", "arith.truncf", "arith.sitofp", "arith.uitofp"
+    "nvgpu.ldmatrix", "nvgpu.mma.sync", "vector.contract", "arith.extf", "arith.truncf", "arith.sitofp", "arith.uitofp",
+    "vector.shape_cast",
 )  # fmt: skip
 
 
@@ -80,16 +81,27 @@ def store_made(printer: MemoryPrinter, op: ir.Operation) -> bool:
             name = printer.use(f"pack_{ir.VectorType(maker.results[0].type).element_type}")
             second = printer.load(source, plus(offset, 1))
             printer.line(f"{target.base}[{at}] = {name}({printer.load(source, offset)}, {second})")
-        case "arith.sitofp" | "arith.uitofp":  # two bytes of shared memory in one word of a fragment
-            source, offset = printer.vectors[maker.operands[0]]
-            kind = "i8" if maker.name == "arith.sitofp" else "u8"
-            name = printer.use(f"widen_{kind}_{ir.VectorType(maker.results[0].type).element_type}")
-            printer.line(f"{name}({target.base}, {at}, {printer.bytes(source, offset)})")
+        case "vector.shape_cast":
+            _store_line(printer, maker, target, at)
         case "vector.contract":
             a, b, c = (printer.vectors[v] for v in maker.operands)
             _same(c, (target, at), op)
             printer.line(f"{_contract(printer, maker)}({c[0].base}, {a[0].base}, {b[0].base})")
     return True
+
+
+def _store_line(printer: MemoryPrinter, op: ir.Operation, target: Memory, at: Any) -> None:
+    """16 bytes of shared memory in words of a fragment: as they are, or numbers of 8 bits converted."""
+    made = mlir.definition(op.operands[0])
+    kind = {"arith.sitofp": "i8", "arith.uitofp": "u8", "vector.load": None}.get(made.name, "")
+    source, offset = printer.vectors[made.results[0] if kind is None else made.operands[0]]
+    step, address = target.strides[0], printer.bytes(source, offset)
+    if kind is None:
+        name = printer.define(f"shared_words_{step}", "shared_words", f"({step})")
+    else:
+        kind, element = kind or printer.dtype(source.element), ir.VectorType(made.results[0].type).element_type
+        name = printer.define(f"widen_{kind}_{element}_{step}", "widen", f'("{kind}", "{element}", {step})')
+    printer.line(f"{name}({target.base}, {at}, {address})")
 
 
 def _same(c: Any, target: Any, op: ir.Operation) -> None:

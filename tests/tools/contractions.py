@@ -78,7 +78,8 @@ def lowered(text: str, sizes: dict[str, int], target: str, tile: tuple | None = 
 
         def only(built: StoredContraction) -> bool:
             same = (built.instruction, *built.block, built.warps) == (instruction, *block, warps)
-            return same and getattr(built, "cluster", (1, 1)) == (1, 1)
+            allowed = getattr(built, "inner_warps", 1) == 1 or built.refuse_shape() is None
+            return same and allowed and getattr(built, "cluster", (1, 1)) == (1, 1)
 
         monkeypatch.setattr(contraction, "_is_buildable", only)
     specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, target=target, locations=True)

@@ -139,6 +139,10 @@ class Intrinsics(ModuleType):
         stem, _, kind = name.rpartition("_")
         if kind in ("f32", "f64", "bf16", "f16", "f8e4m3", "f8e5m2") and stem in SCALAR:
             return _typed(SCALAR[stem], kind)
+        if stem == "f32_from":
+            bits = int(kind[1:])
+            integer = getattr(np, f"{'u' * (kind[0] == 'u')}int{bits}")
+            return lambda value: np.float32(np.array([int(value) & (1 << bits) - 1]).astype(f"uint{bits}").view(integer)[0])
         if stem in ("max", "min"):  # of unsigned integers
             return lambda a, b: CONVERT[f"uint{kind[1:]}"]({"max": max, "min": min}[stem](a, b))
         if stem == "unsigned":

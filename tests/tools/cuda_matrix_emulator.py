@@ -40,6 +40,10 @@ class MatrixIntrinsics(Intrinsics):
         self.wgmma = lambda dtype, n, **options: (
             lambda sums, at, *operands: self._wgmma(dtype, n, options, sums, at, *operands)
         )
+        self.shared_words = lambda step: lambda *line: self._line(*line, step, DTYPES["bf16"].numpy, DTYPES["bf16"].numpy)
+        self.widen = lambda source, target, step: (
+            lambda *line: self._line(*line, step, DTYPES[source].numpy, DTYPES[target].numpy)
+        )
         self.wgmma_wait = lambda *_: lambda *registers: None
         self.named_barrier = lambda number, threads: self._meet(self._named(number, threads))
         self.named_barrier_arrive = lambda number, threads: self._named(number, threads).arrive(self.state.turns)
@@ -53,9 +57,6 @@ class MatrixIntrinsics(Intrinsics):
         if name in ("pack_bf16", "pack_f16"):
             dtype = DTYPES[name[5:]].numpy
             return lambda low, high: np.array([low, high], np.float32).astype(dtype).view(np.int32)[0]
-        if name.startswith("widen_"):
-            source, target = (DTYPES[t].numpy for t in name.split("_")[1:])
-            return lambda array, at, address: self._widen(array, at, address, source, target)
         if name in WORDS:
             return lambda *operands: self._mma(WORDS[name], *operands)
         return super().__getattr__(name)
@@ -103,9 +104,12 @@ class MatrixIntrinsics(Intrinsics):
             pair = matrices[j, lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2]
             array[at + j] = np.ascontiguousarray(pair).view(array.dtype)[0]
 
-    def _widen(self, array, at, address, source, target) -> None:
-        numbers = self.state.block.bytes_at(int(address), 2).view(source).astype(np.float32).astype(target)
-        array[at] = numbers.view(array.dtype)[0]
+    def _line(self, array, at, address, step, source, target) -> None:
+        """16 bytes into words of a fragment."""
+        assert int(address) % 16 == 0
+        numbers = self.state.block.bytes_at(int(address), 16).copy().view(source).astype(np.float32).astype(target)
+        words = numbers.view(array.dtype)
+        array[at : at + step * len(words) : step] = words
 
     def round_tf32_x4(self, array, at) -> None:
         """To 10 bits of mantissa, ties away from zero."""

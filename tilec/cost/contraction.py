@@ -22,12 +22,13 @@ class Contraction:
     `tf32` allows f32 operands on the matrix units; `promoted`: elements of k whose sums leave the matrix units, to be added in
     registers (0: none before the end); `parts`: numbers of type `dtype` whose sum an element is, of which so many `products`
     are computed; `unaligned`: rows of A and of B begin within lines of L2; `together`: rows of A and of B of which a copy
-    brings all or none; `staged`: integer operations for an element of A and of B that threads bring to shared memory themselves
-    (0 where the hardware copies), `filled` those for tiles that warpgroups multiply; `reads` and `epilogue` are further bytes
-    and operations per element of C that are fused behind (a bias, an activation). `sources`: bytes of the tensors that A and B
-    are read from, 0 where they have no fewer than A and B: windows of a convolution share elements. `stored`: elements that are
-    written for each of C, of which several may make one. `neighbours`: operations on matrix units of kernels before or after it,
-    which heat the chip, too.
+    brings all or none; `widths`: bytes of an element of A and of B in shared memory over those of `dtype` (less where threads
+    convert on the way from there); `staged`: integer operations for an element of A and of B that threads bring to shared
+    memory themselves (0 where the hardware copies), `filled` those for tiles that warpgroups multiply; `reads` and `epilogue`
+    are further bytes and operations per element of C that are fused behind (a bias, an activation). `sources`: bytes of the
+    tensors that A and B are read from, 0 where they have no fewer than A and B: windows of a convolution share elements.
+    `stored`: elements that are written for each of C, of which several may make one. `neighbours`: operations on
+    matrix units of kernels before or after it, which heat the chip, too.
     """
 
     m: int
@@ -42,6 +43,7 @@ class Contraction:
     products: int = 1
     unaligned: tuple[bool, bool] = (False, False)
     together: tuple[int, int] = (1, 1)
+    widths: tuple[float, float] = (1, 1)
     reads: float = 0
     staged: tuple[float, float] = (0, 0)
     filled: tuple[float, float] = (0, 0)
@@ -88,8 +90,8 @@ class BlockTile:
     `warp_m` x `warp_n`: the warps that compute, over the block. `producers`: further warps that only load. `cluster`:
     blocks along m, which share their B tile by multicast, and along n, which share their A tile. `split_k`: blocks that
     share one tile of C. `group`: rows of tiles that blocks compute together, for L2. `registers`: of a thread, as launched.
-    `alternate`: two warpgroups multiply tiles of their own. `kept`: all of B stays in shared memory, where each of the persistent
-    blocks loads it once.
+    `inner_warps`: warps that share rows and columns, and divide k. `alternate`: two warpgroups multiply tiles of their own.
+    `kept`: all of B stays in shared memory, where each of the persistent blocks loads it once.
     """
 
     bm: int
@@ -107,10 +109,11 @@ class BlockTile:
     shared: int = 0
     alternate: bool = False
     kept: bool = False
+    inner_warps: int = 1
 
     @property
     def warps(self) -> int:
-        return self.warp_m * self.warp_n
+        return self.warp_m * self.warp_n * self.inner_warps
 
     @property
     def threads(self) -> int:
@@ -141,6 +144,8 @@ def contraction_candidates(
     for instruction in matrix or ("fma",):
         for shape in block_shapes(instruction, element_bytes(problem.dtype)):
             yield from _staged(target, problem, instruction, *shape)
+            for inner in INNER_WARPS if instruction == "mma.sync" else ():
+                yield from _staged(target, problem, instruction, *shape, inner)
 
 
 def _wgmma_shapes(size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
@@ -183,12 +188,15 @@ def _staged(
     wm: int,
     wn: int,
     producers: int,
+    inner: int = 1,
 ) -> Iterator[BlockTile]:
     """Pipeline depth, clusters and split reductions of one block shape, as far as they fit."""
     if (bm >= 4 * p.m and bm > 64) or (bn >= 4 * p.n and bn > 32):
         return
-    sm = target.sm
+    sm, bk, tiles = target.sm, bk * inner, ceil(p.m / bm) * ceil(p.n / bn) * p.batch
     assert sm is not None
+    if inner > 1 and (wm * wn * inner > 8 or bk > p.k or tiles > 2 * target.units):
+        return
     accumulators = bm * bn * max(4, p.bytes if instruction == "fma" else 4) // 4 // (32 * wm * wn)
     own = accumulators + (accumulators // 8 + 32 if producers or instruction == "fma" else accumulators // 4 + 48)
     if instruction == "tcgen05":
@@ -196,9 +204,9 @@ def _staged(
     own += accumulators if p.promoted else 0  # partial sums
     registers = round_up(-(-(own * wm * wn + 40 * producers) // (wm * wn + producers)), 8)
     registers = min(registers, sm.registers // (32 * (wm * wn + producers)) // 8 * 8) if p.promoted else registers
-    stage, spare = (bm + bn) * bk * p.bytes, bm * 64 * 4 if producers else 0  # sums leave 64 columns at a time
+    stage = round((p.widths[0] * bm + p.widths[1] * bn) * bk * p.bytes)
+    spare = bm * 64 * 4 if producers else 0  # sums leave 64 columns at a time
     deepest = min(8, max(0, sm.shared_per_block - spare - 1024) // stage, max(2, ceil(p.k / bk)))
-    tiles = ceil(p.m / bm) * ceil(p.n / bn) * p.batch
     least = min(3, max(2, ceil(p.k / bk))) if producers and p.parts == 1 else 2  # as in DeepGEMM; steps of parts are long
     if (
         own > sm.registers_per_thread - 7
@@ -212,10 +220,11 @@ def _staged(
     depths = {deepest} if producers else {2, min(3, deepest), min(4, deepest), deepest} & set(range(2, deepest + 1))
     for stages, cluster, split in product(sorted(depths), clusters, splits):
         shared = stages * stage + spare
-        if occupancy(target, 32 * (wm * wn + producers), registers, shared).blocks:
+        if occupancy(target, 32 * (wm * wn * inner + producers), registers, shared).blocks:
             group = _group(target, bm, bn, p)
             tile = BlockTile(
-                bm, bn, bk, stages, instruction, wm, wn, producers, cluster, split, group, registers, shared
+                bm, bn, bk, stages, instruction, wm, wn, producers, cluster, split, group, registers, shared,
+                inner_warps=inner,
             )
             yield tile
             if instruction == "wgmma" and bm == 128 and bn in ALTERNATE and tiles > 2 * target.units and not p.promoted:
@@ -235,6 +244,7 @@ def _kept(target: Target, p: Contraction, tile: BlockTile) -> Iterator[BlockTile
 
 
 ALTERNATE: tuple[int, ...] = ()  # columns of tiles that a warpgroup multiplies alone
+INNER_WARPS = (2, 4)  # that divide a step of k, where there are few tiles
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))  # blocks along m and n
 
 
@@ -255,10 +265,10 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     k = round(round_up(p.k, tile.bk * tile.split_k) * (p.overhang if warpgroups else 1))
     lines = [1 + fit.unaligned * (warpgroups and u) for u in p.unaligned]
     high, wide = (round_up(n, step) for n, step in zip((tile.bm, tile.bn), p.together))
-    of_each = lines[0] * high / tile.cluster[1], lines[1] * wide / tile.cluster[0]
+    of_each = lines[0] * p.widths[0] * high / tile.cluster[1], lines[1] * p.widths[1] * wide / tile.cluster[0]
     times = [tiles, min(tiles, target.units) if tile.kept else tiles]
     loaded = sum(n * k * p.bytes * size for n, size in zip(times, of_each))  # L2 to SRAM
-    staged = sum(n * k * p.bytes * size for n, size in zip(times, (high, wide)))
+    staged = sum(n * k * p.bytes * size for n, size in zip(times, (p.widths[0] * high, p.widths[1] * wide)))
     result = p.batch * p.m * p.n * p.out_bytes * p.stored
     partial = 2 * 4 * tile.split_k * p.batch * p.m * p.n if tile.split_k > 1 else 0  # written and read again, in f32
     flops = 2.0 * tiles * tile.bm * tile.bn * k * p.products
@@ -290,7 +300,7 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
         threads=tile.threads,
         registers=tile.registers,
         shared_per_block=tile.shared,
-        bytes_in_flight=(tile.stages - 1) * (tile.bm + tile.bn) * tile.bk * p.bytes / tile.threads,
+        bytes_in_flight=(tile.stages - 1) * (p.widths[0] * tile.bm + p.widths[1] * tile.bn) * tile.bk * p.bytes / tile.threads,
         lanes=target.fit(ContractionTimes).warp_wait ** log2(tile.warps) if tile.instruction == "fma" else 1.0,
         serial_us=serial,
         idle_us=idle,

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from math import prod
 
-from tilec.core.hardware import BOX, LINE, ROWS, WARPGROUP
+from tilec.core.hardware import BOX, LINE, ROWS, WARP, WARPGROUP
 from tilec.cost.contraction import block_shapes
 from tilec.kernels.base import KernelPlan, Refusal, option
 from tilec.kernels.matrix import BARRIERS, StoredContraction
@@ -21,6 +21,11 @@ what is known of a place before the loop over k is kept."""
 PARTIAL = {1: 176, 2: 192}
 """By the sets of partial sums: registers of a thread for sums, and for partial sums that leave the matrix units, beside those for
 scales and addresses, of up to two warpgroups; of three, whose threads have fewer, no more than of sums alone."""
+SPAN = 8  # partial sums whose scales warps keep in shared memory: 32 bytes that are adjacent along k
+EACH = WARP // SPAN  # lines of scales that a warp fetches at a time
+SCALES = 8  # registers of a thread for scales that have room beside most partial sums
+CONVERTED = 64  # elements of k that a warp converts at once
+MOST_WARPS = 16  # that multiply
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,10 @@ class Contraction(StoredContraction, name="contraction"):
     warps: tuple[int, ...] = option(
         "warps along the block's rows, and along its columns", shown="{} (along rows x columns)"
     )
+    inner_warps: int = option(
+        "as many warps for the same rows and columns: each multiplies its part of every step, and their sums are added at the end",
+        default=1, shown="{} warps share a step along inner",
+    )  # fmt: skip
     left_stored: str = option(
         "the type of the left factor in shared memory, if threads convert it to the multiplicand where they load it from there",
         default="", fixed=True, shown="{}, converted on the way from there",
@@ -57,15 +66,20 @@ class Contraction(StoredContraction, name="contraction"):
 
     @property
     def block_threads(self) -> int:
-        return 32 * prod(self.warps)
+        return 32 * prod(self.warps) * self.inner_warps
 
     def refuse_shape(self) -> Refusal | None:
         if len(self.block) != 3 or len(self.warps) != 2:
             return Refusal("block", "`block` must be rows, columns and inner elements; `warps` must be two numbers")
-        shapes = _shapes(self.unit, self.element_bytes)
-        if (*self.block, *self.warps) not in shapes:
+        shapes, (bm, bn, bk) = _shapes(self.unit, self.element_bytes), self.block
+        if not 1 <= self.inner_warps <= MOST_WARPS // max(1, prod(self.warps)) or (self.unit == "fma" and self.inner_warps > 1):
+            why = f"`inner_warps` must be from 1 to {MOST_WARPS} warps in all, and 1 without matrix units"
+            return Refusal("inner_warps", f"{why}, not {self.inner_warps}")
+        if bk % self.inner_warps or (bm, bn, bk // self.inner_warps, *self.warps) not in shapes:
             return _nearest(self, shapes)
-        bm, bn, bk = self.block
+        if self.stored != (self.multiplicand, self.multiplicand) and bk // self.inner_warps % CONVERTED:
+            why = f"a factor that is converted on the way takes multiples of {CONVERTED} along `inner` for a warp"
+            return Refusal("block", f"{why}, not {bk // self.inner_warps}")
         if self.unit == "fma" and bk < 16 and (bm, bn) != (32, 32):
             return Refusal("block", f"{bk} inner elements a step are too few for a block of {bm} x {bn}")
         if self.unit == "mma.sync" and (
@@ -91,7 +105,8 @@ class Contraction(StoredContraction, name="contraction"):
         sums = bm * bn // threads
         fetched = sum(size * bk // threads for copy, size in zip(self.copies, (bm, bn)) if copy == "registers")
         if self.unit == "mma.sync":
-            return sums + fetched + 2 * (bm // self.warps[0] // 4 + bn // self.warps[1] // 4)
+            lines = 1 if self.stored == (self.multiplicand, self.multiplicand) else CONVERTED // 16
+            return sums * self.inner_warps + fetched + 2 * lines * (bm // self.warps[0] // 4 + bn // self.warps[1] // 4)
         high, wide = bm // (4 * self.warps[0]), bn // (8 * self.warps[1])
         products = 32 if self.multiplicand == "i32" else 0  # before they are added
         return products + words * (sums + fetched + 2 * fma_group(high, wide, 32 * words) * (high + wide))
@@ -121,6 +136,9 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
     promoted: int = option(
         "elements along `inner` whose sums the matrix units keep: after so many, they are added in registers, as the units have "
         "fewer bits, or the sum is scaled", default=0, fixed=True, shown="sums of {} elements are added in registers",
+    )  # fmt: skip
+    scale_rows: int = option(
+        "whether rows have scales of such a sum: 1, or 0", default=0, fixed=True, shown="{}: each row has a scale",
     )  # fmt: skip
     scale_columns: int = option(
         "adjacent columns of a tile that share the scales of such a sum", default=0, fixed=True,
@@ -164,6 +182,19 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         return 8 if self.alternate_tiles else self.block[0] // 16, 1
 
     @property
+    def _scales(self) -> int:
+        """Registers of a thread for scales of partial sums: of two rows, and of columns."""
+        shared = self.block[1] // max(1, self.scale_columns)  # columns of one scale
+        columns = {0: 0, 1: self.block[1] // 4}.get(self.scale_columns, shared)
+        return 2 * self.scale_rows + columns
+
+    @property
+    def scale_lines(self) -> int:
+        """Of `SPAN` scales each, which a warp keeps in shared memory: its rows', and those that several columns share."""
+        columns = self.block[1] // self.scale_columns if self.scale_columns > 1 else 0
+        return -(-(ROWS // 4 * self.scale_rows + columns) // EACH) * EACH
+
+    @property
     def column_sets(self) -> tuple[tuple[int, ...], ...]:
         ends = [*accumulate(self.siblings, initial=0)]
         return tuple(self.columns[a:b] for a, b in pairwise(ends)) or (self.columns,)
@@ -189,7 +220,8 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         """Of the epilogue: sums of 64 columns that threads exchange, or boxes of the result that TMA copies."""
         kept = self.kept_steps * (self.step_bytes[1] + 2 * BARRIER)
         exchanged = 4 * self.products * widest(self.own_columns, 64 // self.products)
-        return BARRIERS + 16 * self.warps[0] * max(exchanged, LINE * self.result_boxes) + kept
+        scales = 4 * SPAN * self.scale_lines * self.warps[0]
+        return BARRIERS + 16 * self.warps[0] * max(exchanged, LINE * self.result_boxes) + kept + scales
 
     @property
     def stage_bytes(self) -> int:
@@ -230,8 +262,8 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         multiply = WARPGROUP if self.alternate_tiles else 32 * prod(self.warps)
         held = self.block[0] * self.block[1] // multiply * (1 + self.partials if self.promoted else 1)
         most = PARTIAL[self.partials] if self.promoted and self.warps[0] <= 8 else 65536 // self.block_threads - OTHER
-        if held > most:
-            return Refusal("block", f"a thread would hold {held} sums, which is more than its registers")
+        if held > most or held + self._scales > most + SCALES:
+            return Refusal("block", f"a thread would hold {held + self._scales} sums and scales, which is more than its registers")
         return None
 
     def _refuse_tile(self, kernel: KernelPlan) -> Refusal | None:

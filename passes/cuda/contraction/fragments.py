@@ -1,11 +1,10 @@
-"""The product of two staged tiles, by thread: on the vector units, or by `mma.sync` on the matrix units.
+"""The product of two staged tiles by `mma.sync` on the matrix units; `fma.py` has that on the vector units.
 
 `multiply` adds the product of one staged tile of k to a thread's sums. `chunks` yields the sums in pieces: a piece is
 a few rows and columns of C that one warp holds. The warp writes it to shared memory in one order, and reads it in
 another.
 
-    fma:       a[8 x 2] = 8 loads of 2 k  b[2 x 16] = 8 loads of 4 columns  c[8 x 16] += a b  (vector.contract)
-    mma.sync:  a = ldmatrix of 16x16      b = ldmatrix of 16x16            c[16 x 8] += a b  (nvgpu.mma.sync)
+    a = ldmatrix of 16x16      b = ldmatrix of 16x16            c[16 x 8] += a b  (nvgpu.mma.sync)
 
 Fragments of mma.sync: PTX ISA, "Matrix Fragments for mma.m16n8k16", and "ldmatrix" for which lane names which
 row.
@@ -15,19 +14,22 @@ row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 from tilec.core import locations, mlir
-from tilec.core.hardware import WIDE
-from tilec.core.mlir import arith, ir, memref, nvgpu, vector
-from tilec.kernels.contraction import fma_group, widest
+from tilec.core.hardware import WARP, WIDE
+from tilec.core.mlir import arith, gpu, ir, memref, nvgpu, vector
+from tilec.kernels.contraction import widest
 from tilec.passes.cuda.contraction.operands import Stage
-from tilec.passes.cuda.contraction.problem import PRIVATE, Problem, Side, Thread, local
-from tilec.passes.loops import delinearise, loop, sum_of
+from tilec.passes.cuda.contraction.problem import PRIVATE, SHARED, Problem, Side, Thread, local
+from tilec.passes.loops import delinearise, loop, sum_of, when
 
+LINES = 4  # instructions for 16 numbers of a thread
 PARTS = ("now", "next")
 """Of the two parts of registers that a factor has: what is multiplied, and what is loaded meanwhile, by turns."""
 
@@ -85,119 +87,32 @@ def overlapped(count: int, parts: list, fetch: Callable, multiply: Callable) -> 
         multiply(following)
 
 
-class FmaTile:
-    """A thread holds `high` x `wide` elements; 4 x 8 threads are a warp's, so that few of them share a bank.
-
-    Where a factor is staged in lines of rows, a thread has pieces of 4 adjacent ones, else every so manieth
-    row. What it multiplies comes in groups of k: the next group is loaded while one is multiplied.
-    """
-
-    def __init__(self, problem: Problem, thread: Thread):
-        self.problem, self.thread = problem, thread
-        warps_m, warps_n = problem.options.warps
-        self.tall, self.broad = 4 * warps_m, 8 * warps_n  # threads along rows and columns
-        self.high, self.wide = problem.left.size // self.tall, problem.right.size // self.broad
-        self.piece = min(4, 16 // (problem.element.width // 8))  # elements of a shared load
-        self.group = fma_group(self.high, self.wide, problem.element.width)
-        self.warp_row = arith.divui(thread.warp, mlir.index(warps_n))
-        self.warp_column = arith.remui(thread.warp, mlir.index(warps_n))
-        self.row = sum_of([(self.warp_row, 4), (arith.divui(thread.lane, mlir.index(8)), 1)])
-        self.column = sum_of([(self.warp_column, 8), (arith.remui(thread.lane, mlir.index(8)), 1)])
-        self.sums = memref.AllocaOp(local([self.high, self.wide], problem.accumulator, PRIVATE), [], []).result
-        locations.named(self.sums, "sums")
-        self.parts = [
-            (self._part(problem.left, self.high, which), self._part(problem.right, self.wide, which)) for which in PARTS
-        ]
-        self.vector = 1 if problem.right.major else self.piece
-
-    def _part(self, side: Side, count: int, which: str) -> ir.Value:
-        shape = [count, self.group] if side.major else [self.group, count]
-        made = memref.AllocaOp(local(shape, self.problem.element, PRIVATE), [], []).result
-        return locations.named(made, f"{self.problem.tensor(side)}_{which}")
-
-    def clear(self, value: ir.Value) -> None:
-        with loop(self.high, name="row") as i, loop(self.wide, name="column") as j:
-            memref.StoreOp(value, self.sums, [i, j])
-
-    def multiply(self, left: Stage, right: Stage, slot: ir.Value) -> None:
-        def fetch(parts: Any, number: ir.Value) -> None:
-            self._fetch(parts, left, right, slot, arith.muli(number, mlir.index(self.group)))
-
-        overlapped(self.problem.depth // self.group, self.parts, fetch, self._contract)
-
-    def _fetch(self, parts: tuple[ir.Value, ir.Value], left: Stage, right: Stage, slot: ir.Value, k: ir.Value) -> None:
-        self._load(parts[0], left, self.row, self.tall, self.high, slot, k)
-        self._load(parts[1], right, self.column, self.broad, self.wide, slot, k)
-
-    def _load(
-        self, part: ir.Value, stage: Stage, mine: ir.Value, threads: int, count: int, slot: ir.Value, k: ir.Value
-    ) -> None:
-        zero = mlir.index(0)
-        if stage.side.major:
-            type_ = ir.VectorType.get([self.group], self.problem.element)
-            with loop(count, name="element") as i:
-                line = sum_of([(i, threads), (mine, 1)])
-                vector.StoreOp(vector.LoadOp(type_, stage.tile, [slot, line, k]).result, part, [i, zero])
-            return
-        type_ = ir.VectorType.get([self.piece], self.problem.element)
-        with (
-            loop(self.group, name=f"{self.problem.inner_name}_inner") as i,
-            loop(count // self.piece, name="piece") as j,
-        ):
-            at = sum_of([(j, threads * self.piece), (mine, self.piece)])
-            loaded = vector.LoadOp(type_, stage.tile, [slot, sum_of([(k, 1), (i, 1)]), at]).result
-            vector.StoreOp(loaded, part, [i, arith.muli(j, mlir.index(self.piece))])
-
-    def _contract(self, parts: tuple[ir.Value, ir.Value]) -> None:
-        """sums[i, j] += sum of left[i, k] * right[j, k] over the group's k."""
-        i, j, k = (ir.AffineDimExpr.get(n) for n in range(3))
-        left = (i, k) if self.problem.left.major else (k, i)
-        right = (j, k) if self.problem.right.major else (k, j)
-        maps = [ir.AffineMapAttr.get(ir.AffineMap.get(3, 0, list(e))) for e in (left, right, (i, j))]
-        kinds = [ir.Attribute.parse(f"#vector.iterator_type<{t}>") for t in ("parallel", "parallel", "reduction")]
-        a, b, c = (whole(v) for v in (*parts, self.sums))
-        total = vector.ContractionOp(c.type, a, b, c, ir.ArrayAttr.get(maps), ir.ArrayAttr.get(kinds)).result
-        vector.StoreOp(total, self.sums, [mlir.index(0)] * 2)
-
-    def chunks(self) -> Chunks:
-        """One for each of a thread's rows: a warp's 4 threads along rows, all of its columns."""
-        return Chunks(self.high, 4, 8 * self.wide, self._spill, self._coordinates)
-
-    def _spill(self, i: ir.Value, put: Callable[..., None]) -> None:
-        row = arith.divui(self.thread.lane, mlir.index(8))
-        mine = arith.remui(self.thread.lane, mlir.index(8))
-        with loop(self.wide // self.vector, name="piece") as j:
-            at = [i, arith.muli(j, mlir.index(self.vector))]
-            put(Sums(self.sums, at, self.vector), row, sum_of([(j, 8 * self.vector), (mine, self.vector)]))
-
-    def _coordinates(self, i: ir.Value, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
-        group = 1 if self.problem.left.major else self.piece
-        first, rest = (i, mlir.index(0)) if group == 1 else delinearise(i, [self.high // group, group])
-        mine = sum_of([(rest, 1), (first, group * self.tall), (self.warp_row, 4 * group), (row, group)])
-        width = 8 * self.vector
-        j, rest = arith.divui(column, mlir.index(width)), arith.remui(column, mlir.index(width))
-        return mine, sum_of([(j, self.broad * self.vector), (self.warp_column, width), (rest, 1)])
-
-
 class MmaTile:
     """A warp holds `high` x `wide` fragments of 16 x 8; a thread two columns of each, in two rows.
 
-    One instruction multiplies 32 bytes of k: 16 numbers of 16 bits, 8 of tf32, 32 of 8 bits.
+    One instruction multiplies 32 bytes of k: 16 numbers of 16 bits, 8 of tf32, 32 of 8 bits. Numbers of 8 bits that are converted
+    on the way come 16 at a time for a thread, those of a row that follow one another, and four instructions multiply them with
+    as many of the other factor: any order of k is right that both factors have.
     """
 
     def __init__(self, problem: Problem, thread: Thread):
         self.half = 16 * 8 // problem.element.width  # elements in 16 bytes
         self.problem, self.thread = problem, thread
-        warps_m, warps_n = problem.options.warps
+        (warps_m, warps_n), self.shares = problem.options.warps, problem.options.inner_warps
         self.rows, self.columns = problem.left.size // warps_m, problem.right.size // warps_n
         self.high, self.wide = self.rows // 16, self.columns // 8
-        self.row = arith.muli(arith.divui(thread.warp, mlir.index(warps_n)), mlir.index(self.rows))
-        self.column = arith.muli(arith.remui(thread.warp, mlir.index(warps_n)), mlir.index(self.columns))
+        warp, self.share = thread.warp, mlir.index(0)
+        if self.shares > 1:
+            warp, self.share = (op(warp, mlir.index(warps_m * warps_n)) for op in (arith.remui, arith.divui))
+        self.row = arith.muli(arith.divui(warp, mlir.index(warps_n)), mlir.index(self.rows))
+        self.column = arith.muli(arith.remui(warp, mlir.index(warps_n)), mlir.index(self.columns))
         self.sums = memref.AllocaOp(local([self.high, self.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
         locations.named(self.sums, "sums")
+        self.by_lines = problem.left.narrow or problem.right.narrow
+        self.together = LINES if self.by_lines else 1
+        words = 4 * self.high * self.together, 2 * self.wide * self.together
         self.parts = [
-            (self._part(problem.left, 4 * self.high, which), self._part(problem.right, 2 * self.wide, which))
-            for which in PARTS
+            (self._part(problem.left, words[0], which), self._part(problem.right, words[1], which)) for which in PARTS
         ]
 
     def _words(self, count: int) -> ir.VectorType:
@@ -211,23 +126,106 @@ class MmaTile:
         return locations.named(part.result, f"{self.problem.tensor(side)}_{which}")
 
     def clear(self, value: ir.Value) -> None:
+        with self._each_sum() as (at, _):
+            memref.StoreOp(value, self.sums, at)
+
+    def multiply(self, left: Stage, right: Stage, slot: ir.Value) -> None:
+        depth, share = 2 * self.half * self.together, self.problem.depth // self.shares
+
+        def fetch(parts: Any, number: ir.Value) -> None:
+            k = sum_of([(self.share, share), (number, depth)])
+            for part, stage, start, count in zip(parts, (left, right), (self.row, self.column), (self.high, self.wide // 2)):
+                load = self._load_lines if self.by_lines else self._load
+                load(part, stage, start, count, slot, k, rows_first=stage is left)
+
+        def multiply(parts: Any) -> None:
+            with loop(self.together, name="line") as q, loop(self.high, name="row") as i, loop(self.wide, name="column") as j:
+                self._multiply(parts, sum_of([(i, self.together), (q, 1)]), sum_of([(j, self.together), (q, 1)]), i, j)
+
+        overlapped(share // depth, self.parts, fetch, multiply)
+
+    def add_shares(self) -> None:
+        """Where several warps have the same rows and columns: the first one gets the sums of all, in their order. All threads of
+        the block take part, and have read the staged tiles for the last time, whose memory this is."""
+        if self.shares == 1:
+            return
+        warps = prod(self.problem.options.warps)
+        type_ = local([(self.shares - 1) * warps, self.high * self.wide * 4, WARP], self.problem.accumulator, SHARED)
+        made = memref.AllocOp(type_, [], [])
+        made.operation.attributes["tilec.overlay"] = ir.UnitAttr.get()
+        memory = locations.named(made.result, "shares")
+
+        def each(row: ir.Value, act: Callable[[list[ir.Value], list[ir.Value]], None]) -> None:
+            with self._each_sum() as (at, number):
+                act(at, [row, number, self.thread.lane])
+
+        def store(at: list[ir.Value], at_share: list[ir.Value]) -> None:
+            memref.StoreOp(memref.LoadOp(self.sums, at).result, memory, at_share)
+
+        def add(at: list[ir.Value], at_share: list[ir.Value]) -> None:
+            plus = arith.addi if isinstance(self.problem.accumulator, ir.IntegerType) else arith.addf
+            total = plus(memref.LoadOp(self.sums, at).result, memref.LoadOp(memory, at_share).result)
+            memref.StoreOp(total, self.sums, at)
+
+        with when(arith.cmpi(arith.CmpIPredicate.ne, self.share, mlir.index(0))):
+            each(sum_of([(self.thread.warp, 1)], -warps), store)
+        gpu.BarrierOp()
+        with self.once():
+            for share in range(self.shares - 1):
+                each(sum_of([(self.thread.warp, 1)], share * warps), add)
+        gpu.BarrierOp()  # the epilogue's memory is the same
+
+    @contextmanager
+    def once(self) -> Iterator[None]:
+        """For the warps that have complete sums."""
+        with nullcontext() if self.shares == 1 else when(arith.cmpi(arith.CmpIPredicate.eq, self.share, mlir.index(0))):
+            yield
+
+    @contextmanager
+    def _each_sum(self) -> Iterator[tuple[list[ir.Value], ir.Value]]:
+        """Its subscripts, and its number."""
         with (
             loop(self.high, name="row") as i, loop(self.wide, name="column") as j,
             loop(2, name="half") as half, loop(2, name="pair") as lane,
         ):  # fmt: skip
-            memref.StoreOp(value, self.sums, [i, j, half, lane])
+            yield [i, j, half, lane], sum_of([(i, 4 * self.wide), (j, 4), (half, 2), (lane, 1)])
 
-    def multiply(self, left: Stage, right: Stage, slot: ir.Value) -> None:
-        def fetch(parts: Any, number: ir.Value) -> None:
-            k = arith.muli(number, mlir.index(2 * self.half))
-            self._load(parts[0], left, self.row, self.high, slot, k, rows_first=True)
-            self._load(parts[1], right, self.column, self.wide // 2, slot, k, rows_first=False)
+    def _load_lines(
+        self, part: ir.Value, stage: Stage, start: ir.Value, count: int, slot: ir.Value, k: ir.Value, rows_first: bool
+    ) -> None:
+        """Lane l has row l / 4 of 8, and 16 adjacent numbers from 16 (l % 4) of k on: two words for an instruction. The left factor
+        has words of two rows by turns."""
+        group, member = arith.shrui(self.thread.lane, mlir.index(2)), arith.andi(self.thread.lane, mlir.index(3))
+        words, step = 2 * LINES, 2 if rows_first else 1
+        numbers = 16 if stage.side.narrow else self.half  # of 16 bytes
+        with loop(count, name="fragment") as i, loop(2, name="half") as half:
+            row = sum_of([(start, 1), (i, 16), (half, 8), (group, 1)])
+            for piece in range(16 // numbers):
+                first = sum_of([(i, 2 * words), (half, 1 if rows_first else words)], piece * step * numbers // 2)
+                at = [slot, row, stage.column(row, sum_of([(k, 1), (member, 16)], piece * numbers))]
+                value = vector.LoadOp(ir.VectorType.get([numbers], stage.side.element), stage.tile, at).result
+                value = self._converted(value, stage)
+                shaped = ir.VectorType.get([numbers // 2, 2], self.problem.element)
+                self._store_words(vector.ShapeCastOp(shaped, value).result, part, first, numbers // 2, step)
 
-        def multiply(parts: Any) -> None:
-            with loop(self.high, name="row") as i, loop(self.wide, name="column") as j:
-                self._multiply(parts, i, j)
+    def _converted(self, value: ir.Value, stage: Stage) -> ir.Value:
+        if not stage.side.narrow:
+            return value
+        type_ = ir.VectorType.get(ir.VectorType(value.type).shape, self.problem.element)
+        if not isinstance(stage.side.element, ir.IntegerType):
+            return arith.extf(type_, value)
+        return arith.uitofp(type_, value) if stage.unsigned else arith.sitofp(type_, value)
 
-        overlapped(self.problem.depth // (2 * self.half), self.parts, fetch, multiply)
+    @staticmethod
+    def _store_words(value: ir.Value, part: ir.Value, first: ir.Value, count: int, step: int) -> None:
+        """Words of a fragment, `step` apart."""
+        zero, type_ = mlir.index(0), ir.MemRefType(part.type)
+        layout = ir.StridedLayoutAttr.get(mlir.DYNAMIC, [2 * step, 1])
+        view = ir.MemRefType.get([count, 2], type_.element_type, layout, type_.memory_space)
+        known = mlir.constant_value(first)
+        offsets = [mlir.DYNAMIC if known is None else int(known), 0]
+        where = memref.SubViewOp(view, part, [first] if known is None else [], [], [], offsets, [count, 2], [step, 1]).result
+        vector.StoreOp(value, where, [zero, zero])
 
     def _load(
         self, part: ir.Value, stage: Stage, start: ir.Value, count: int, slot: ir.Value, k: ir.Value, rows_first: bool
@@ -237,9 +235,7 @@ class MmaTile:
         """
         with loop(count, name="fragment") as i:
             first = sum_of([(start, 1), (i, 16)])
-            if stage.side.narrow:
-                self._load_narrow(part, stage, first, slot, k, i, rows_first)
-            elif stage.side.major or self.problem.element.width == 16:
+            if stage.side.major or self.problem.element.width == 16:
                 self._load_matrices(part, stage, first, slot, k, i, rows_first)
             else:
                 self._load_words(part, stage, first, slot, k, i, rows_first)
@@ -248,19 +244,6 @@ class MmaTile:
 
     def _load_matrices(self, part: Any, stage: Stage, first: Any, slot: Any, k: int, i: int, rows_first: bool) -> None:
         load_matrices(stage, slot, first, k, part, arith.muli(i, mlir.index(4)), self.thread, stage.side.major, rows_first)
-
-    def _load_narrow(self, part: Any, stage: Stage, first: Any, slot: Any, k: int, i: int, rows_first: bool) -> None:
-        """8-bit integers, converted: lane l has row l / 4 of the two numbers from 2 (l % 4) of k on."""
-        pair = ir.VectorType.get([2], stage.side.element)
-        convert = arith.uitofp if stage.unsigned else arith.sitofp
-        group, member = arith.shrui(self.thread.lane, mlir.index(2)), arith.andi(self.thread.lane, mlir.index(3))
-        with loop(2, name="high") as high, loop(2, name="low") as low:
-            row_half, k_half = (low, high) if rows_first else (high, low)
-            row = sum_of([(first, 1), (row_half, 8), (group, 1)])
-            at = [slot, row, stage.column(row, sum_of([(k, 1), (k_half, self.half), (member, 2)]))]
-            loaded = vector.LoadOp(pair, stage.tile, at).result
-            made = convert(ir.VectorType.get([2], self.problem.element), loaded)
-            vector.StoreOp(made, part, [sum_of([(i, 4), (high, 2), (low, 1)]), mlir.index(0)])
 
     def _load_words(self, part: Any, stage: Stage, first: Any, slot: Any, k: int, i: int, rows_first: bool) -> None:
         """32-bit elements in lines of rows, one by one: lane l has row l / 4 of the place l % 4 of k."""
@@ -280,8 +263,9 @@ class MmaTile:
         cut = arith.TruncFOp(narrow, vector.LoadOp(self._words(4), part, subscripts).result, roundingmode=away)
         vector.StoreOp(arith.extf(self._words(4), cut.result), part, subscripts)
 
-    def _multiply(self, parts: Any, i: ir.Value, j: ir.Value) -> None:
-        left, right = ((part, arith.muli(n, mlir.index(words))) for part, n, words in zip(parts, (i, j), (4, 2)))
+    def _multiply(self, parts: Any, row: ir.Value, column: ir.Value, i: ir.Value, j: ir.Value) -> None:
+        """Adds the product of two fragments, by their numbers, to the sums `i`, `j`."""
+        left, right = ((part, arith.muli(n, mlir.index(words))) for part, n, words in zip(parts, (row, column), (4, 2)))
         at = [i, j, mlir.index(0), mlir.index(0)]
         multiply_fragments(self.sums, at, left, right, tf32=self.problem.options.multiplicand == "tf32")
 

@@ -10,27 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, memref
 from tilec.kernels import WarpgroupContraction
+from tilec.kernels.contraction import SPAN
 from tilec.passes.cuda.contraction.fragments import fragment_coordinates
-from tilec.passes.cuda.contraction.problem import PRIVATE, Problem, Side, local
+from tilec.passes.cuda.contraction.problem import PRIVATE, Problem, Side, below, local
 from tilec.passes.cuda.contraction.scales import Scales
 from tilec.passes.cuda.ring import Ring, carried_loop
 from tilec.passes.loops import loop, sum_of, when
 
 _State = list[ir.Value]
-
-
-@dataclass(frozen=True)
-class _Set:
-    """Registers of a part's sums, and of its scales."""
-
-    sums: ir.Value
-    scales: Scales
 
 
 class PartialSums:
@@ -44,82 +36,80 @@ class PartialSums:
         assert isinstance(problem.options, WarpgroupContraction)
         self.problem, self.function, self.shape, self.ring, self.sums = problem, function, shape, ring, sums
         self.product, self.wait, self.options = product, wait, problem.options
-        self.sets: list[_Set] = []
+        self.steps, self.partial, self.scales = self.options.promoted // problem.depth, [], Scales(problem, shape)
         for number in range(self.options.partials):
             with ir.InsertionPoint.at_block_begin(shape.thread.block):
                 made = memref.AllocaOp(ir.MemRefType(sums.type), [], []).result
-            self.sets.append(_Set(locations.named(made, f"partial_sums{f'_{number + 1}' * (number > 0)}"), Scales(problem, shape)))
+            self.partial.append(locations.named(made, f"partial_sums{f'_{number + 1}' * (number > 0)}"))
 
     def multiply(self, problem: Problem, state: _State) -> None:
         self.problem = problem
         with self._each_sum() as at:
             memref.StoreOp(mlir.constant(0.0, problem.accumulator), self.sums, at)
-        if len(self.sets) == 1:
-            self._one_set(state)
-        else:
-            self._two_sets(state)
+        parts, zero = -(-problem.steps // self.steps), mlir.index(0)
+        whole = parts // SPAN if self.scales.lines else 0
+        self.scales.fetch(problem, zero, parts)
+        if self.steps == 1:
+            self.ring.wait_full(*state)
+        if whole:
+            with carried_loop(zero, mlir.index(whole), state, name=f"{problem.inner_name}_span") as (number, now):
+                self._span(number, SPAN, parts, now)
+        if rest := parts - SPAN * whole:
+            self._span(mlir.index(whole), rest, parts, state)
         if problem.parts > 1:
             self._recompute()
 
-    # ---- one set of registers ------------------------------------------------------------------------------
+    def _span(self, number: ir.Value, count: int, parts: int, state: _State) -> None:
+        """So many parts, whose scales are in shared memory together."""
+        self.scales.store(self.problem, number, parts)
+        sets, first = len(self.partial), sum_of([(number, SPAN)])
+        whole = count // sets * sets
+        if whole:
+            name = f"{self.problem.inner_name}_part"
+            with carried_loop(mlir.index(0), mlir.index(whole), state, sets, name=name) as (position, now):
+                positions = [sum_of([(position, 1)], n) for n in range(sets)]
+                (self._stages if self.steps == 1 else self._steps)(positions, first, parts, now)
+        for position in range(whole, count):
+            (self._stages if self.steps == 1 else self._steps)([mlir.index(position)], first, parts, state)
 
-    def _one_set(self, state: _State) -> None:
-        zero, (part,), steps = mlir.index(0), self.sets, self.options.promoted // self.problem.depth
-        self._load_scales(part, zero)
-        with self._parts(zero, self.problem.steps, steps, state) as (first, now):
-            part.scales.advance()
-            ahead = sum_of([(first, 1)], steps)
-            if steps == 1:
-                stage = self._start(part, zero, now)
-                self._load_scales(part, ahead)
-                self._complete(part, 0, stage)
-                return
-            count = mlir.index(steps)
-            if self.problem.steps % steps:
-                count = arith.minsi(count, arith.subi(mlir.index(self.problem.steps), first))
-            self._load_scales(part, ahead)
-            with carried_loop(zero, count, now, name=f"{self.problem.inner_name}_step") as (step, inner):
-                stage = self._start(part, step, inner)
-                self.wait(0, part.sums)
-                self.ring.release(stage, self.shape.thread)
-            self._add(part)
+    def _steps(self, positions: list[ir.Value], first: ir.Value, parts: int, state: _State) -> None:
+        """A part of several stages."""
+        (partial,), (position,) = self.partial, positions
+        number, count = sum_of([(first, 1), (position, 1)]), mlir.index(self.steps)
+        self.scales.load(self.problem, number, position)
+        if self.problem.steps % self.steps:
+            count = arith.minsi(count, arith.subi(mlir.index(self.problem.steps), sum_of([(number, self.steps)])))
+        with carried_loop(mlir.index(0), count, state, name=f"{self.problem.inner_name}_step") as (step, now):
+            self.ring.wait_full(*now)
+            self._complete(partial, 0, self._start(partial, step, now))
+        self._add(partial)
 
-    # ---- two sets of registers, of one stage each ----------------------------------------------------------
+    def _stages(self, positions: list[ir.Value], first: ir.Value, parts: int, state: _State) -> None:
+        """A part of one stage for each set of registers. The first stage is full; whether the next is, a warpgroup asks while it
+        adds. No products run from one turn of the loop to the next, as the assembler would wait for these."""
+        stages = []
+        for number, partial in enumerate(self.partial[: len(positions)]):
+            if number:
+                self.ring.wait_full(*state)
+            stages.append(self._start(partial, mlir.index(0), state))
+        for left, partial, stage, position in zip(range(len(positions))[::-1], self.partial, stages, positions):
+            number = sum_of([(first, 1), (position, 1)])
+            self.scales.load(self.problem, number, position)
+            self._complete(partial, left, stage)
+            self._add(partial)
+        self.ring.wait_full_if(below(sum_of([(number, 1)], 1), parts), *state)
 
-    def _two_sets(self, state: _State) -> None:
-        """Pairs of stages: no products run from one turn of the loop to the next, as the assembler would wait for these."""
-        zero, (first, second) = mlir.index(0), self.sets
-        for ahead, part in enumerate(self.sets):
-            self._load_scales(part, mlir.index(ahead))
-        pairs = self.problem.steps // 2
-        if pairs:
-            with self._parts(zero, 2 * pairs, 2, state) as (number, now):
-                for part in self.sets:
-                    part.scales.advance()
-                old = [self._start(part, zero, now) for part in self.sets]
-                for ahead, part in enumerate(self.sets):
-                    self._load_scales(part, sum_of([(number, 1)], 2 + ahead))
-                for running, part, stage in ((1, first, old[0]), (0, second, old[1])):
-                    self._complete(part, running, stage)
-        if self.problem.steps % 2:
-            first.scales.advance()
-            self._complete(first, 0, self._start(first, zero, state))
-
-    # ---- either --------------------------------------------------------------------------------------------
-
-    def _start(self, part: _Set, step: ir.Value, state: _State) -> ir.Value:
-        """Starts the products of a stage, from zero where `step` is 0."""
+    def _start(self, partial: ir.Value, step: ir.Value, state: _State) -> ir.Value:
+        """Starts the products of the next stage, which is full, from zero where `step` is 0."""
         stage, phase = state
-        self.ring.wait_full(stage, phase)
-        self.product(part.sums, stage, step)
+        self.product(partial, stage, step)
         state[:] = self.ring.next(stage, phase)
         return stage
 
-    def _complete(self, part: _Set, running: int, stage: ir.Value) -> None:
-        """Adds them, while those of so many other stages run."""
-        self.wait(running, part.sums)
+    def _complete(self, partial: ir.Value, running: int, stage: ir.Value) -> None:
+        """Waits for them, while those of so many other stages run; the stage may be filled again."""
+        self.wait(running, partial)
         self.ring.release(stage, self.shape.thread)
-        self._add(part)
 
     # ---- numbers without parts -----------------------------------------------------------------------------
 
@@ -155,20 +145,9 @@ class PartialSums:
         where = self.problem.existing(side, self.problem.coordinates((side, number), (None, k)))
         return self.problem.evaluate(value, where, element=ir.F32Type.get())
 
-    @contextmanager
-    def _parts(self, first: ir.Value, end: int, step: int, state: _State) -> Iterator[tuple[ir.Value, _State]]:
-        with carried_loop(first, mlir.index(end), state, step, name=f"{self.problem.inner_name}_part") as found:
-            yield found
-
-    def _load_scales(self, part: _Set, number: ir.Value) -> None:
-        """Of the part that begins at a stage, or of the last one: under the products, which nothing should delay."""
-        last = (self.problem.steps - 1) * self.problem.depth // self.options.promoted * self.options.promoted
-        k = arith.minsi(sum_of([(number, self.problem.depth)]), mlir.index(last))
-        part.scales.load(self.problem, k)
-
-    def _add(self, part: _Set) -> None:
+    def _add(self, partial: ir.Value) -> None:
         with self._each_sum() as at:
-            added = part.scales.apply(memref.LoadOp(part.sums, at).result, at)
+            added = self.scales.apply(memref.LoadOp(partial, at).result, at)
             memref.StoreOp(arith.addf(memref.LoadOp(self.sums, at).result, added), self.sums, at)
 
     @contextmanager

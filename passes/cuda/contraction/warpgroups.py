@@ -192,7 +192,7 @@ class _Loads:
         self.boxes = result_boxes(problems, [b.after for b in blocks], warps)  # where tiles end, at a multiple of 1024 bytes
         count, kept = 1 if shape.alternate else shape.roles.consumers, problem.kept_steps
         copied = self.boxed[0] if kept else [tiles for side in self.boxed for tiles in side]
-        self.ring = Ring(copied, problem.options.stages, count, cluster, shape.roles.filled)
+        self.ring = Ring(copied, problem.options.stages, count, cluster, shape.roles.filled, spare=problem.is_promoted)
         self.kept = Ring(self.boxed[1], kept, count) if kept else None  # filled once, by a block's first tile
         self.sums = memref.AllocaOp(local([shape.parts * shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
         locations.named(self.sums, "sums")

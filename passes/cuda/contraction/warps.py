@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import Any
 
 from tilec.core import locations, mlir
@@ -21,7 +22,8 @@ from tilec.core.mlir import gpu, ir
 from tilec.kernels import Contraction
 from tilec.passes.cuda.contraction.checks import check_subscripts
 from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
-from tilec.passes.cuda.contraction.fragments import FmaTile, MmaTile
+from tilec.passes.cuda.contraction.fma import FmaTile
+from tilec.passes.cuda.contraction.fragments import MmaTile
 from tilec.passes.cuda.contraction.grid import Blocks, erase
 from tilec.passes.cuda.contraction.operands import Stage
 from tilec.passes.cuda.contraction.problem import Block, Problem, Thread, below
@@ -43,9 +45,11 @@ def map_warps(function: ir.Operation, options: Contraction, blocks: Blocks, tile
         _pipeline(problem, tile, stages)
     with (block.after or [block.contraction])[-1].location:
         gpu.BarrierOp()  # the staged tiles are read for the last time: their memory serves the epilogue
+        tile.add_shares()
         chunks = tile.chunks()
-        shared = buffer(chunks, options.block_threads // 32, problem.accumulator, overlay=True)
-        Epilogue([problem], block.after, thread, shared, thread.warp).store(chunks)
+        shared = buffer(chunks, prod(options.warps), problem.accumulator, overlay=True)
+        with tile.once():
+            Epilogue([problem], block.after, thread, shared, thread.warp).store(chunks)
     erase(block.operations)
 
 

@@ -137,11 +137,11 @@ def ptx(name: str, text: str, ins: str = "", outs: str = "", *, pure: bool = Fal
     return define(name, parameters, _LETTER[outs] if outs else None, ("%result = " if outs else "") + operation)
 
 
-def indices(array: str, at: str, count: int) -> str:
-    """MLIR constants `%array_0`, `%array_1`, ...: the indices `at + j` of a local array."""
+def indices(array: str, at: str, count: int, step: int = 1) -> str:
+    """MLIR constants `%array_0`, `%array_1`, ...: the indices `at + step * j` of a local array."""
     lines = [f"%{array}_first = arith.index_cast %{at} : i64 to index"]
     for j in range(count):
-        lines.append(f"%{array}_c{j} = arith.constant {j} : index")
+        lines.append(f"%{array}_c{j} = arith.constant {step * j} : index")
         lines.append(f"%{array}_{j} = arith.addi %{array}_first, %{array}_c{j} : index")
     return "\n".join(lines)
 

@@ -229,24 +229,54 @@ def round_tf32(count: int) -> Any:
     return define(f"round_tf32_x{count}", {"array": Array("f32"), "at": "i64"}, None, "\n".join(body))
 
 
-_WIDEN = {  # a byte in the last bits of a number whose unit is 1; 128 more than a signed byte, which is taken off again
-    "bf16": "prmt.b32 lo, v, 0x4B000000, 0x7440;\nprmt.b32 hi, v, 0x4B000000, 0x7441;\n"
-            "sub.f32 lo, lo, {f32};\nsub.f32 hi, hi, {f32};\nprmt.b32 $0, lo, hi, 0x7632;",
-    "f16": "prmt.b32 lo, v, 0x64646464, 0x4140;\nmov.b32 hi, {f16};\nsub.f16x2 $0, lo, hi;",
-}  # fmt: skip
-_OFFSETS = {"i8": {"f32": "0f4B000080", "f16": "0x64806480"}, "u8": {"f32": "0f4B000000", "f16": "0x64006400"}}
-
-
-def widen(source: str, dtype: str) -> Any:
-    """`widen_i8_bf16(array, at, shared)`: two neighbouring bytes of shared memory into a word of a fragment."""
-    text = "{\n.reg .b32 v, lo, hi;\n.reg .b16 h;\nld.shared.u16 h, [$1];\ncvt.u32.u16 v, h;\n"
-    text += "xor.b32 v, v, 0x8080;\n" if source == "i8" else ""
-    text += _WIDEN[dtype].format(**_OFFSETS[source]) + "\n}"
-    body = f"""{indices("array", "at", 1)}
+def shared_words(step: int) -> Any:
+    """`f(array, at, address)`: 16 bytes of shared memory into four words, `step` apart."""
+    text = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
+    body = f"""{indices("array", "at", 4, step)}
       %narrow = arith.trunci %address : i64 to i32
-      %word = {asm(text, "r", [("r", "%narrow")])}
-      {write("array", "i32", ["%word"])}"""
-    return define(f"widen_{source}_{dtype}", {"array": Array("i32"), "at": "i64", "address": "i64"}, None, body)
+      %loaded = {asm(text, "rrrr", [("r", "%narrow")])}
+      {extract("%loaded", "rrrr", "word")}
+      {write("array", "i32", [f"%word{j}" for j in range(4)])}"""
+    return define(f"shared_words_{step}", {"array": Array("i32"), "at": "i64", "address": "i64"}, None, body)
+
+
+# Four bytes, the word w, to the pairs $0 and $1. The last bits of an f16, an f32 or a bf16 count from 1024, 2^23 or 128 on, where
+# they are 10, 23 or 7. A signed byte with its sign turned is 128 more; for a bf16 the bit of the sign is taken off as a number.
+_SPREAD = "prmt.b32 $0, {0}, {1}, 0x4140;\nprmt.b32 $1, {0}, {1}, 0x4342;\n"  # bytes, each below the same one
+_BY_F32 = (
+    "prmt.b32 a, w, 0x4B000000, 0x744{0};\nprmt.b32 b, w, 0x4B000000, 0x744{1};\nadd.f32 a, a, 0fCB000000;\n"
+    "add.f32 b, b, 0fCB000000;\nprmt.b32 ${2}, a, b, 0x7632;\n"
+)
+_F8 = "mov.b32 {{l, h}}, w;\ncvt.rn.f16x2.{0}x2 a, l;\ncvt.rn.f16x2.{0}x2 b, h;\n"
+_ROUND = (
+    "mov.b32 {{l, h}}, {0};\ncvt.f32.f16 c, l;\ncvt.f32.f16 d, h;\ncvt.rn.bf16x2.f32 ${1}, d, c;\n"
+)
+_WIDEN = {
+    ("i8", "bf16"): "and.b32 a, w, 0x7F7F7F7F;\nand.b32 b, w, 0x80808080;\n" + _SPREAD.format("a", "0x43434343")
+    + "prmt.b32 a, b, 0x43434343, 0x4140;\nprmt.b32 b, b, 0x43434343, 0x4342;\n"
+    + "fma.rn.bf16x2 $0, a, m, $0;\nfma.rn.bf16x2 $1, b, m, $1;\n",
+    ("u8", "bf16"): _BY_F32.format(0, 1, 0) + _BY_F32.format(2, 3, 1),
+    ("i8", "f16"): "xor.b32 a, w, 0x80808080;\n" + _SPREAD.format("a", "0x64646464")
+    + "mov.b32 b, 0x64806480;\nsub.f16x2 $0, $0, b;\nsub.f16x2 $1, $1, b;\n",
+    ("u8", "f16"): _SPREAD.format("w", "0x64646464") + "mov.b32 b, 0x64006400;\nsub.f16x2 $0, $0, b;\nsub.f16x2 $1, $1, b;\n",
+    **{(f"f8{t}", "bf16"): _F8.format(t) + _ROUND.format("a", 0) + _ROUND.format("b", 1) for t in ("e4m3", "e5m2")},
+    **{(f"f8{t}", "f16"): _F8.format(t) + "mov.b32 $0, a;\nmov.b32 $1, b;\n" for t in ("e4m3", "e5m2")},
+}  # fmt: skip
+
+
+def widen(source: str, dtype: str, step: int) -> Any:
+    """`f(array, at, address)`: 16 numbers of 8 bits of shared memory into 8 words of a fragment, `step` apart."""
+    text = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
+    lines = [indices("array", "at", 8, step), "%narrow = arith.trunci %address : i64 to i32"]
+    lines += [f"%loaded = {asm(text, 'rrrr', [('r', '%narrow')])}", extract("%loaded", "rrrr", "word")]
+    registers = ".reg .b32 w, a, b, m;\n.reg .b16 l, h;\n.reg .f32 c, d;\nmov.b32 m, 0xBF80BF80;\nmov.b32 w, $2;\n"
+    whole = "{\n" + registers + _WIDEN[source, dtype] + "}"
+    for j in range(4):
+        made = asm(whole, "rr", [("r", f"%word{j}")], pure=True)
+        lines += [f"%pairs{j} = {made}", extract(f"%pairs{j}", "rr", f"pair{j}_")]
+    lines.append(write("array", "i32", [f"%pair{j}_{half}" for j in range(4) for half in range(2)]))
+    parameters: dict[str, Parameter] = {"array": Array("i32"), "at": "i64", "address": "i64"}
+    return define(f"widen_{source}_{dtype}_{step}", parameters, None, "\n".join(lines))
 
 
 MATRIX: dict[str, Callable[[], Any]] = {
@@ -254,7 +284,6 @@ MATRIX: dict[str, Callable[[], Any]] = {
     **{f"stmatrix_x{c}{s}": partial(stmatrix, c, bool(s)) for c in (1, 2, 4) for s in ("", "_trans")},
     **{f"mma_{dtype}": partial(mma, dtype) for dtype in _MMA},
     **{f"pack_{dtype}": partial(pack, dtype) for dtype in ("bf16", "f16")},
-    **{f"widen_{s}_{t}": partial(widen, s, t) for s in ("i8", "u8") for t in _WIDEN},
     "ldmatrix_x4_f32": partial(ldmatrix, 4, element="f32"),
     "round_tf32_x4": partial(round_tf32, 4),
 }

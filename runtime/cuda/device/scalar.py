@@ -242,6 +242,20 @@ def _shuffle(mode: str, dtype: str) -> Any:
     return define(f"shuffle_{mode}_{dtype}", {"value": dtype, "lane": "i32"}, dtype, "\n".join(lines))
 
 
+def _from_integer(dtype: str) -> Any:
+    """`f32_from_i8(value)`: the integer in the last bits of a number whose unit is 1, which is taken off again. The instruction
+    that converts integers is one of the special functions' slow unit."""
+    bits, sign = int(dtype[1:]), dtype[0] == "i"
+    magic = 0x4B000000 + (1 << (bits - 1)) * sign  # 2^23, and what a turned sign adds
+    body = f"""%word = arith.extui %value : i{bits} to i32
+      %bits = arith.constant {magic} : i32
+      %both = arith.xori %word, %bits : i32
+      %shifted = arith.bitcast %both : i32 to f32
+      %unit = arith.bitcast %bits : i32 to f32
+      %result = arith.subf %shifted, %unit : f32"""
+    return define(f"f32_from_{dtype}", {"value": dtype}, "f32", body)
+
+
 def _shared_address() -> Any:
     """The address in shared memory of `cuda.shared.array(0, int8)`: where dynamic shared memory begins.
 
@@ -291,6 +305,7 @@ def _build() -> dict[str, Callable[[], Any]]:
     table |= {n: partial(ptx, n, f"mov.u32 $0, {r};", "", "r", pure=True) for n, r in _REGISTERS.items()}
     table |= {f"{n}_u{b}": partial(_extremum_unsigned, n, f"u{b}") for n in ("max", "min") for b in (8, 16, 32, 64)}
     table |= {f"unsigned_u{b}": partial(_unsigned, b) for b in (8, 16, 32, 64)}
+    table |= {f"f32_from_{t}": partial(_from_integer, t) for t in ("i8", "u8", "i16", "u16")}
     table["round_tf32"], table["f32_odd"] = _round_tf32, _f32_odd
     table |= {f"round_{t}": partial(_round, t) for t in ("bf16", "f16", "f8e4m3", "f8e5m2")}
     for mode in _SHUFFLES:

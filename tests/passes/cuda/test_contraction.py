@@ -246,6 +246,18 @@ def test_bytes_are_converted_on_the_way_to_the_units(left, right, kind, monkeypa
     """Where they are contiguous along k: shared memory holds bytes, and all of both types are right."""
     text = MATMUL_TURNED.replace("a: {t}", f"a: {left}").replace("b: {t}", f"b: {right}")
     monkeypatch.setattr(prepack, "GAIN", 1e6)
-    result = check(text, (left, "f32"), {"M": 40, "N": 256, "K": 80}, mma(32, 32, 32), lambda a, b: a @ b.T, monkeypatch)
+    result = check(text, (left, "f32"), {"M": 40, "N": 256, "K": 80}, mma(32, 32, 64), lambda a, b: a @ b.T, monkeypatch)
     options = result.plan.kernels[-1].options
     assert options.multiplicand == kind and {left, right} == set(options.stored)
+
+
+@pytest.mark.parametrize("left, right", [("bf16", "bf16"), ("bf16", "i8"), ("f8e4m3", "f16"), ("f8e5m2", "bf16")])
+@pytest.mark.parametrize("warps, k", [((1, 1), 272), ((1, 2), 144)])
+def test_warps_share_a_step(left, right, warps, k, monkeypatch):
+    """Each multiplies its part of a step along k, of which the last one may end early; their sums are added in order."""
+    text = MATMUL_TURNED.replace("a: {t}", f"a: {left}").replace("b: {t}", f"b: {right}")
+    monkeypatch.setattr(prepack, "GAIN", 1e6)
+    tile = mma(16, 32, 128, warps)
+    result = check(text, (left, "f32"), {"M": 24, "N": 72, "K": k}, tile, lambda a, b: a @ b.T, monkeypatch, "h200")
+    options = result.plan.kernels[-1].options
+    assert options.inner_warps > 1 and set(options.stored) == {left, right}

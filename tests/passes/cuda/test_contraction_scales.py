@@ -6,7 +6,7 @@ from tools import contractions as T
 from tools.explained import planned
 
 from tilec.kernels import matrix
-from tilec.plan.cuda import contraction as cuda_contraction
+from tilec.plan.cuda import choose_contraction
 from tilec.runtime.cuda.compile import compile_kernel
 from tilec.runtime.cuda.cubins import parameters
 
@@ -73,7 +73,7 @@ def test_elsewhere_scales_are_multiplied_in(target):
 def test_sums_are_added_under_products(partials, k, monkeypatch):
     """A schedule asks for it; with every count of steps from one to four."""
     monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
-    monkeypatch.setattr(cuda_contraction, "_partials", lambda *_: partials)
+    monkeypatch.setattr(choose_contraction, "_partials", lambda *_: partials)
     text = PROGRAM.format(t="f8e4m3", b="N, K", bi="n, k", s="M, (K + 127) // 128", si="m, k // 128", u="N", ui="n")
     text = text.replace("{", "{{").replace("}", "}}")
     tile = ("wgmma", 128, 32, 128, (8, 1))

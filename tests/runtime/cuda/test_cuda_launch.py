@@ -219,6 +219,23 @@ def test_gpu_rounding_is_that_of_ml_dtypes(torch, dtype, chip, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("target", ["bf16", "f16"])
+@pytest.mark.parametrize("source", ["i8", "u8", "f8e4m3", "f8e5m2"])
+def test_gpu_bytes_are_widened(torch, source, target):
+    """Every number of 8 bits, 16 of them a thread."""
+    body = "a = cuda.local.array(8, int32)\nload_i32x4(a, 0, x + tid * 16)\nshared_store_i32x4(a, 0, base + tid * 16)\n"
+    body += "wide(a, 0, base + tid * 16)\nstore_i32x4(a, 0, y + tid * 32)\nstore_i32x4(a, 4, y + tid * 32 + 16)"
+    names = ("widen", "load_i32x4", "shared_store_i32x4", "store_i32x4")
+    values = np.arange(256, dtype=np.uint8)
+    x, y = torch.from_numpy(values).cuda(), torch.zeros(128, dtype=torch.int32, device="cuda")
+    text = kernel(SHARED + body, *names, parameters="x, y", before=f"wide = widen('{source}', '{target}', 1)")
+    run(text, x.data_ptr(), y.data_ptr(), threads=16, shared=256)
+    with np.errstate(all="ignore"):
+        expected = values.view(DTYPES[source].numpy).astype(np.float32)
+    np.testing.assert_array_equal(y.cpu().numpy().view(DTYPES[target].numpy).astype(np.float32), expected)
+
+
+@pytest.mark.gpu
 def test_gpu_dynamic_shared_memory_is_aligned(torch):
     from tilec.runtime.cuda.driver import shared_limit
 

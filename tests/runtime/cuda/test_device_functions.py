@@ -202,15 +202,28 @@ stmatrix_x4_trans(a, 0, base + 4096 + tid * 16)
     check(kernel(SHARED + body, *names.split()), ("sm_90a",))
 
 
-@pytest.mark.parametrize("source", ["i8", "u8"])
+@pytest.mark.parametrize("source", ["i8", "u8", "f8e4m3", "f8e5m2"])
 def test_bytes_are_widened(source):
-    body = f"""
-a = cuda.local.array(2, int32)
-widen_{source}_bf16(a, 0, base + tid * 2)
-widen_{source}_f16(a, 1, base + tid * 2)
-store_i32x2(a, 0, y + tid * 8)
+    body = """
+a = cuda.local.array(32, int32)
+to_bf16(a, 0, base + tid * 16)
+to_f16(a, 1, base + tid * 16)
+words(a, 16, base + 4096 + tid * 16)
+words(a, 17, base + 8192 + tid * 16)
+for i in range(6):
+    store_i32x4(a, 4 * i, y + tid * 96 + i * 16)
 """
-    check(kernel(SHARED + body, f"widen_{source}_bf16", f"widen_{source}_f16", "store_i32x2"), ("sm_80", "sm_90a"))
+    before = f"to_bf16, to_f16, words = widen('{source}', 'bf16', 2), widen('{source}', 'f16', 2), shared_words(2)"
+    chips = ("sm_80", "sm_90a") if source[0] != "f" else ("sm_89", "sm_90a")
+    check(kernel(SHARED + body, "widen", "shared_words", "store_i32x4", before=before), chips)
+
+
+@pytest.mark.parametrize("source", ["i8", "u8", "i16", "u16"])
+def test_short_integers_become_floats_by_their_bits(source):
+    """Without the conversion's own instruction, which is slow."""
+    body = f"store_f32(y + tid * 4, f32_from_{source}(load_{source}(x + tid * {int(source[1:]) // 8})))"
+    cubin = check(kernel(body, f"f32_from_{source}", f"load_{source}", "store_f32"))
+    assert "cvt.rn.f32" not in cubin.ptx
 
 
 WGMMA = """

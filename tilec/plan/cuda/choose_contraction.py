@@ -55,10 +55,13 @@ def choose_contraction(
         known[key] = found
     if isinstance(found, str) or not found.choices:
         return None
-    tile = pick(found.choices, nth)
-    sizes, built = found.fit(tile).sizes, _staged(found.build(tile), tile, found.problem.out_bytes, target)
+    if not (choices := _with_scales(found, node, g)):
+        return None
+    tile = pick(choices, nth)
+    sizes, built = found.fit(tile).sizes, found.build(tile)
     if isinstance(built, WarpgroupContraction) and built.promoted:
-        built = replace(built, scale_columns=_scale_columns(node, found.roles, g, sizes), partials=_partials(built, node, tile))
+        built = replace(_scaled(built, node, found.roles, g, sizes), partials=_partials(built, node, tile))
+    built = _staged(built, tile, found.problem.out_bytes, target)
     tile = replace(tile, stages=built.stages, shared=built.stages * built.stage_bytes)
     if others:  # each result has columns of its own, and each contraction a loop of its own
         kernel = replace(kernel, grid=tuple(dict.fromkeys((*kernel.grid, *built.columns))), loop_groups=_apart(g.nodes))
@@ -73,11 +76,29 @@ def _shared_bytes(kernel: KernelPlan) -> int:
     return kernel.options.shared_bytes
 
 
+def _with_scales(found: Tiles, node: Node, g: Group) -> list[Choice]:
+    """The choices with registers for the scales of partial sums."""
+    if not scales_of(node):
+        return found.choices
+    fits: dict[tuple[int, int], bool] = {}
+    for tile in (c.tile for c in found.choices):
+        built = found.build(tile)
+        if (tile.bm, tile.bn) not in fits and isinstance(built, WarpgroupContraction):
+            fits[tile.bm, tile.bn] = _scaled(built, node, found.roles, g, found.fit(tile).sizes).refuse_shape() is None
+    return [c for c in found.choices if fits.get((c.tile.bm, c.tile.bn), True)]
+
+
 def _partials(built: WarpgroupContraction, node: Node, tile: BlockTile) -> int:
-    """Sets of registers for partial sums: two where scales, or the code for numbers without parts, leave room."""
+    """Sets of registers for partial sums: two where scales, the code for numbers without parts, or for clusters, leave room."""
     held = 3 * tile.bm * tile.bn // (32 * tile.warps)
-    alone = built.promoted == tile.bk and built.parts == 1 and not scales_of(node)
+    alone = built.promoted == tile.bk and built.parts == 1 and not scales_of(node) and prod(tile.cluster) == 1
     return 2 if alone and held <= PARTIAL[2] else 1
+
+
+def _scaled(built: WarpgroupContraction, node: Node, roles: Roles, g: Group, sizes: Sizes) -> WarpgroupContraction:
+    """With the scales of its partial sums."""
+    rows = int(bool(scaled_factor(node, roles.factors["left"]).scales))
+    return replace(built, scale_rows=rows, scale_columns=_scale_columns(node, roles, g, sizes))
 
 
 def _scale_columns(node: Node, roles: Roles, g: Group, sizes: Sizes) -> int:
@@ -128,7 +149,8 @@ def _remarks(kernel: KernelPlan, built: StoredContraction, tile: BlockTile, choi
 
 def _describe(tile: BlockTile) -> str:
     """A tile in words: rows x columns x inner of a block, and all that tiles of one shape differ in."""
-    warps = "" if tile.instruction == "wgmma" else f", {tile.warp_m}x{tile.warp_n} warps"
+    inner = f"x{tile.inner_warps}" if tile.inner_warps > 1 else ""
+    warps = "" if tile.instruction == "wgmma" else f", {tile.warp_m}x{tile.warp_n}{inner} warps"
     grouped = f", {tile.group} rows of tiles at a time" if tile.group > 1 else ""
     clusters = f", clusters of {tile.cluster[0]}x{tile.cluster[1]}" if prod(tile.cluster) > 1 else ""
     alternate = ", two tiles at a time" if tile.alternate else ""

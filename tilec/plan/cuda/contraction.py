@@ -116,6 +116,7 @@ def fed_problem(
         problem, promoted=promoted_of(kind, node), staged=tuple(_staging(f, target) for f in sides),
         filled=tuple(_filling(copy, f, BYTES[kind], target) for copy, f in zip(copies, sides)),
         unaligned=tuple(f.unaligned for f in sides), overhang=steps / ceil(problem.k / depth) if "tma" in copies else 1.0,
+        widths=tuple(BYTES[f.stored or kind] / BYTES[kind] for f in sides),
         together=tuple(1 if f.major or f.copy != "tma" else LINE // BYTES[kind] for f in sides),
     )  # fmt: skip
 
@@ -138,7 +139,8 @@ def ranked_tiles(
         """None where the passes have no code for the tile, or a factor's pieces would not lie inside its box."""
         if tile.split_k > 1:
             return None
-        shape = tile.instruction, tile.bm, tile.bn, tile.bk, tile.warp_m, tile.warp_n, tile.cluster, tile.alternate, tile.kept
+        warps = tile.warp_m, tile.warp_n, tile.inner_warps
+        shape = tile.instruction, tile.bm, tile.bn, tile.bk, warps, tile.cluster, tile.alternate, tile.kept
         if shape not in known:
             built = build(tile)
             sizes = _boxes_of(built, g.space.extents) if _is_buildable(built) else None
@@ -187,7 +189,8 @@ def _built(
         return replace(built, kept_steps=built.steps(extents)) if tile.kept else built
     stored = {f"{side}_stored": f.stored for side, f in operands.items()}
     gathers = any(f.gathers and not f.pieces for f in operands.values())
-    return Contraction(**common, **stored, unit=tile.instruction, warps=(tile.warp_m, tile.warp_n), gathers=gathers)
+    warps = {"warps": (tile.warp_m, tile.warp_n), "inner_warps": tile.inner_warps}
+    return Contraction(**common, **stored, **warps, unit=tile.instruction, gathers=gathers)
 
 
 def promoted_of(kind: str, node: Node) -> int:

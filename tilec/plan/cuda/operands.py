@@ -19,7 +19,7 @@ from tilec.analysis import parts
 from tilec.analysis.access import Access, access_of
 from tilec.analysis.directions import extract_directions
 from tilec.analysis.graph import Graph, Node, dims_of
-from tilec.analysis.multiplicands import held_by, scaled_factor, scales_of
+from tilec.analysis.multiplicands import EIGHT_BIT_FLOATS, held_by, scaled_factor, scales_of
 from tilec.analysis.traffic import outputs_of
 from tilec.core import mlir
 from tilec.core.hardware import BOX, LINE, RANK, ROWS, WIDE
@@ -117,7 +117,7 @@ def _roles(node: Node, g: Group, graph: Graph) -> list[Roles]:
     """Columns are the factor's dimensions along which the result is contiguous. One for each order of k that may help:
     the program's, and those that end in a dimension along which a factor is contiguous."""
     dims, c = g.space.dims[node], node.contraction
-    order = _result_dims(node, g, graph)
+    order = [d for d in _result_dims(node, g, graph) if g.space.extents[d] > 1]
 
     def kernel_dims(own: Any) -> tuple[int, ...]:
         wide = [dims[d] for d in own if node.extents[d] > 1]
@@ -159,7 +159,7 @@ def _operand(
     major, gathers = int(along in roles.inner), not found.access.is_affine
     if size == 1 and not major:  # of which matrix units take lines of k only
         return Operand("registers", 1, gathers)
-    if major and kind in ("bf16", "f16") and (narrow := held_by(node, factor)) in ("i8", "u8") and target.has("cp_async"):
+    if major and kind in ("bf16", "f16") and (narrow := _converted(node, factor, target)) and target.has("cp_async"):
         pieces = "async" if found.is_pieces(roles.inner[-1], roles.inner, WIDE) else ""
         return Operand(pieces or "registers", major, gathers, pieces=pieces, stored=narrow if pieces else "")
     if str(found.access.element) != ELEMENTS.get(kind, kind) or along is None or not target.has("cp_async"):
@@ -180,6 +180,14 @@ def _operand(
         longest = BOX // max((at.get(d, 1) for at in found.factors for d in varying), default=1)
         return Operand("tma", major, longest=longest, **others)
     return Operand(pieces or "registers", major, one_by_one=not pieces and size < 4, **others)
+
+
+def _converted(node: Node, factor: ir.Value, target: Target) -> str:
+    """The 8-bit type that threads convert to 16 bits where they load a factor from shared memory; "" for other factors."""
+    held = held_by(node, factor)
+    if held in EIGHT_BIT_FLOATS:
+        return EIGHT_BIT_FLOATS[held] if target.instructions("f8") else ""  # an instruction of the same chips
+    return held if held in ("i8", "u8") else ""
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,18 @@ def _broadcast(code: Code, op: ir.Operation) -> Step:
     return step
 
 
+@operation("vector.shape_cast")
+def _reshape(code: Code, op: ir.Operation) -> Step:
+    (source,), (r,) = code.operands(op), code.results(op)
+    old, new = (tuple(ir.VectorType(v.type).shape) for v in (op.operands[0], op.results[0]))
+
+    def step(values: Values, mask: Mask) -> None:
+        value = values[source]
+        values[r] = value.reshape(*value.shape[: value.ndim - len(old)], *new)
+
+    return step
+
+
 @operation("vector.transpose")
 def _transpose(code: Code, op: ir.Operation) -> Step:
     (source,), (r,) = code.operands(op), code.results(op)
