@@ -195,19 +195,17 @@ class Ring:
 
     def fill(
         self, steps: int, state: list[ir.Value], copy: Callable[[ir.Value, ir.Value], None], name: str = "step",
-        by_all: Callable[[ir.Value, ir.Value], None] | None = None, one: Callable[[], AbstractContextManager] = nullcontext,
+        one: Callable[[], AbstractContextManager] = nullcontext,
     ) -> None:  # fmt: skip
-        """The copies of so many steps: `copy(stage, step)` starts those of a step. Where tiles are `filled`, `one` has one thread
-        do that, and `by_all(stage, step)` is what all threads of the producer do."""
+        """The copies of so many steps: `copy(stage, step)` starts those of a step, for which `one` has one thread of several say
+        what is expected."""
         with carried_loop(mlir.index(0), mlir.index(steps), state, name=name) as (step, now):
             stage, phase = now
             self.wait_empty(stage, phase)
             if self.tiles:
                 with one():
                     self.expect(stage)
-                    copy(stage, step)
-            if by_all:
-                by_all(stage, step)
+            copy(stage, step)
             now[:] = self.next(stage, phase)
 
     # ---- the consumers' ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from tilec.core import locations, mlir, opcodes
 from tilec.core.hardware import WARP, WARPGROUP
 from tilec.core.mlir import arith, gpu, ir, nvvm, scf
 from tilec.core.opcodes import NamedBarrier, WarpgroupWait
-from tilec.passes.cuda.contraction.problem import Thread
+from tilec.passes.cuda.contraction.problem import Thread, below
 from tilec.passes.loops import sum_of, when
 
 
@@ -24,11 +24,10 @@ class Registers:
 
 
 class Roles:
-    """Warpgroup 0 is the producer, of which one thread works, or all where they fill tiles (`filled`); those from 1 on are the
-    consumers."""
+    """Warpgroup 0 is the producer, of which the first `loaders` threads work; those from 1 on are the consumers."""
 
-    def __init__(self, thread: Thread, consumers: int, filled: bool = False):
-        self.thread, self.consumers, self.filled = thread, consumers, filled
+    def __init__(self, thread: Thread, consumers: int, loaders: int = 1):
+        self.thread, self.consumers, self.loaders = thread, consumers, loaders
         i32 = ir.IntegerType.get_signless(32)
         number = arith.index_cast(i32, arith.shrui(thread.number, mlir.index(WARPGROUP.bit_length() - 1)))
         # of one lane, so that ptxas sees that it is the same for a warp, and computes addresses of tiles once for all lanes
@@ -46,7 +45,7 @@ class Roles:
         choice = scf.IfOp(locations.named(producer, "is_producer"), has_else=True)
         with ir.InsertionPoint(choice.then_block):
             self._move(registers.producer, "decrease")
-            with nullcontext() if self.filled else self.one():
+            with nullcontext() if self.loaders == WARPGROUP else when(below(self.thread.number, self.loaders)):
                 produce()
             scf.YieldOp([])
         with ir.InsertionPoint(choice.else_block):
@@ -55,7 +54,9 @@ class Roles:
             scf.YieldOp([])
 
     def one(self) -> AbstractContextManager[object]:
-        """What the producer's first thread alone does."""
+        """What one of the threads that load does alone."""
+        if self.loaders == 1:
+            return nullcontext()
         return when(arith.cmpi(arith.CmpIPredicate.eq, self.thread.number, mlir.index(0)))
 
     def _move(self, count: int, action: str) -> None:

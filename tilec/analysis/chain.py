@@ -26,7 +26,7 @@ from tilec.analysis.expression import Expr, Reader, Total, Unreadable, constant
 from tilec.analysis.linear_factor import linear_factor
 from tilec.analysis.online_reduction import derive
 from tilec.analysis.products import stored_term
-from tilec.analysis.subscripts import granule, step, subscripts
+from tilec.analysis.subscripts import granule, page, period, step, subscripts
 from tilec.analysis.weights import largest, narrow_type, without_rounding
 from tilec.core import mlir
 from tilec.core.mlir import ir
@@ -35,10 +35,13 @@ from tilec.core.mlir import ir
 @dataclass(frozen=True)
 class Factor:
     """A stored factor. `along` has for each dimension of its tensor the kernel dimension of which a block reads a tile there, in
-    steps of 1; None where a block reads one place."""
+    steps of 1; None where a block reads one place. `page`: elements along `paged` lie in pages of so many, each at a place of its
+    own, as in `k[table[b, j // 16], j % 16, d]`; 0: they do not."""
 
     element: Expr
     along: tuple[int | None, ...]
+    page: int = 0
+    paged: int = -1
 
     @property
     def type(self) -> str:
@@ -52,7 +55,10 @@ class Factor:
     def is_part(self, d: int, extent: int) -> bool:
         """Whether the tensor goes on beyond the last element of a kernel dimension."""
         p = self.along.index(d)
-        return bool(self.element.args) and ir.ShapedType(self.element.key.type).shape[p] != extent
+        length = ir.ShapedType(self.element.key.type).shape[p]
+        if self.page and d == self.paged:
+            return self.page > 1 and (length != self.page or extent % self.page > 0)
+        return bool(self.element.args) and length != extent
 
 
 @dataclass(frozen=True)
@@ -116,15 +122,16 @@ class Chain:
         return Expr("constant", key=number) if x.op == "total" and x.key == self.scores.number else None
 
 
-def read_chain(reader: Reader, outputs: Iterable[Expr]) -> Chain | str:
-    """The contraction chain that computes `outputs`, as read by `reader`; or the reason why there is none."""
+def read_chain(reader: Reader, outputs: Iterable[Expr], rows: Iterable[int] | None = None) -> Chain | str:
+    """The contraction chain that computes `outputs`, as read by `reader`; or the reason why there is none. `rows`: the dimensions
+    of rows, where these are known: of a dimension of the batch, a block has one element, which a factor may be read without."""
     try:
-        return _chain(reader, list(outputs))
+        return _chain(reader, list(outputs), rows if rows is None else {*rows})
     except Unreadable as error:
         return str(error)
 
 
-def _chain(reader: Reader, outputs: list[Expr]) -> Chain:
+def _chain(reader: Reader, outputs: list[Expr], known: Set[int] | None) -> Chain:
     shared = {d: t for t in reader.totals for d in t.dims if any(d in other.reduced for other in reader.totals)}
     if len(shared) != 1:
         raise Unreadable("there is no single index that one contraction makes and the other sums over")
@@ -145,6 +152,7 @@ def _chain(reader: Reader, outputs: list[Expr]) -> Chain:
     shared_by = [x for x in (right, values) if x is not None]
     granules = {d: n for d in scores.dims if d in left.dims and (n := granule(d, *shared_by))}
     rows = {d for d in scores.dims if d in left.dims and (d not in right.dims or d in granules)} - {between}
+    rows = rows if known is None else {d for d in rows if d in known}
     if not rows:  # of one of the dimensions that all factors have, a block has one
         single = [d for d in scores.dims if d in left.dims and d != between][-1:]
         rows, granules = set(single), dict.fromkeys(single, 1)
@@ -165,8 +173,8 @@ def _chain(reader: Reader, outputs: list[Expr]) -> Chain:
     (inner,), column = scores.reduced, next(iter(columns), None)
     tiled = {*rows, between, inner, *columns}
     left_factor = _factor(left, {*rows, inner}, tiled)
-    right_factor = _factor(right, {between, inner}, tiled - {*granules})
-    values_factor = None if values is None else _factor(values, {between, *columns}, tiled - {*granules})
+    right_factor = _factor(right, {between, inner}, tiled - {*granules}, between)
+    values_factor = None if values is None else _factor(values, {between, *columns}, tiled - {*granules}, between)
     order = tuple(d for d in left_factor.along if d in rows)
     weight_type = "f32" if weights is None else narrow_type(weights)
     weights = weights and without_rounding(weights, values.type)
@@ -205,11 +213,34 @@ def _product(product: Carried) -> tuple[Expr, Expr]:
     return weights, values
 
 
-def _factor(x: Expr, own: Set[int], tiled: Set[int]) -> Factor:
-    factor = Factor(x, tuple(_along(p, tiled) for p in subscripts(x)))
+def _factor(x: Expr, own: Set[int], tiled: Set[int], paged: int | None = None) -> Factor:
+    """`paged`: the dimension along which its elements may lie in pages."""
+    positions = subscripts(x)
+    size = 0 if paged is None else _page(positions, paged)
+    if size and paged in positions[-1].dims:
+        raise Unreadable("a factor is contiguous along an index whose elements lie at places that data tell")
+    along: list[int | None] = []
+    for p in positions:
+        if not size or paged not in p.dims or p.dims & (tiled - {paged}):
+            along.append(_along(p, tiled))
+        else:  # within a page; of pages of one element, the first subscript that tells one
+            mine = paged not in along and (size == 1 or page(p, paged) > 0)
+            along.append(paged if mine else None)
+    factor = Factor(x, tuple(along), size, paged) if size and paged is not None else Factor(x, tuple(along))
     if sorted(d for d in factor.along if d is not None) != sorted(own):
         raise Unreadable("a factor is read twice along an index, or not along every index of its tiles")
     return factor
+
+
+def _page(positions: Iterable[Expr], d: int) -> int:
+    """How many neighbours along a dimension lie side by side, and each next so many at a place of their own; 0 where all do."""
+    moving = [p for p in positions if d in p.dims]
+    sizes = {page(p, d) for p in moving} - {0}
+    if not moving or any(step(p, d) == 1 for p in moving):
+        return 0
+    (size, *more) = sizes or {1}
+    alike = not more and all(period(p, d) % size == 0 for p in moving if not page(p, d))
+    return size if alike else 1
 
 
 def _along(subscript: Expr, tiled: Set[int]) -> int | None:

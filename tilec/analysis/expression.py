@@ -153,6 +153,12 @@ class Reader:
             self._known[operation, number] = self._read(operation, number, own)
         return self._known[operation, number]
 
+    def checks(self, operation: ir.Operation) -> Iterator[tuple[Expr, str]]:
+        """Conditions of an operation's run-time checks, with the message of each."""
+        body = _Body(self, operation, self.dims[operation])
+        for op in [o.operation for o in body.block.operations if o.operation.name == "cf.assert"]:
+            yield body.expression(op.operands[0]), ir.StringAttr(op.attributes["msg"]).value
+
     def _read(self, operation: ir.Operation, number: int, own: Dims) -> Expr:
         block, inputs = mlir.body_of(operation), mlir.inputs_of(operation)
         out = mlir.map_dims(mlir.maps_of(operation)[len(inputs) + number])
@@ -269,13 +275,13 @@ class _Body:
         value, *subscripts = made.operands
         args = tuple(self.expression(v) for v in subscripts)
         if self.reader.maker(value) is not None or any(not _is_known(a) for a in args):
-            raise Unreadable(f"{_name(self.operation)} reads at subscripts that depend on data, or what its kernel computes")
+            raise Unreadable(f"{_name(self.operation)} reads what its kernel computes, or at subscripts that depend on that")
         return Expr("element", args, value, type=str(made.results[0].type))
 
 
 def _is_known(x: Expr) -> bool:
     """Whether indices and what is known before the operations decide it."""
-    return x.op not in ("element", "total") and all(map(_is_known, x.args))
+    return x.op != "total" and all(map(_is_known, x.args))
 
 
 def _attributes(op: ir.Operation) -> str:

@@ -39,6 +39,7 @@ def step(x: Expr, d: int) -> int | None:
 
 
 _CASTS = ("arith.index_cast", "arith.extsi", "arith.trunci")
+_REMAINDERS = ("arith.remsi", "arith.remui")
 _QUOTIENTS = ("arith.floordivsi", "arith.divsi", "arith.divui")  # of indices, which are not negative
 
 
@@ -64,6 +65,25 @@ def _quotient(x: Expr, d: int) -> int:
         return 0
     found = {_quotient(a, d) for a in x.args if d in a.dims}
     return found.pop() if len(found) == 1 else 0
+
+
+def page(subscript: Expr, d: int) -> int:
+    """n where a subscript is the remainder of an index by n; 0 where it is not."""
+    x = subscript
+    while x.op in _CASTS:
+        x = x.args[0]
+    x = expanded(x) if x.op == "affine.apply" else x
+    if x.op not in _REMAINDERS or not x.args[1].number:
+        return 0
+    return int(x.args[1].number) if linear(x.args[0]) == ({Expr("index", own_dims=(d,), type="index"): 1}, 0) else 0
+
+
+def period(x: Expr, d: int) -> int:
+    """The number by whose quotient alone an expression depends on dimension `d`: 1 where it is another one for every element, 0
+    where it does not depend on it."""
+    if d not in x.dims:
+        return 0
+    return _quotient(x, d) or (gcd(*(period(a, d) for a in x.args)) if x.args else 1)
 
 
 def base_multiple(subscript: Expr) -> int:

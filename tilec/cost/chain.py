@@ -50,6 +50,7 @@ class ChainProblem:
     `granules`: for each of them the number that a block's part has to divide; 0 where any will do. `score_bytes`: what is read for
     each score, from operands of `operand_bytes`. `factor_bytes`: of the factors, of which several heads may share some.
     `line_steps`: steps are whole lines, since a factor lies along them. `listed`: a block lists the steps that data leave it.
+    `pages`: elements of the length that lie side by side, by factor, where memory tells the place of each page.
     """
 
     rows: int
@@ -72,6 +73,7 @@ class ChainProblem:
     factor_bytes: int | None = None
     line_steps: bool = False
     listed: bool = False
+    pages: tuple[int, ...] = ()
 
     def box(self, rows: int) -> tuple[int, ...]:
         """The part of every dimension of rows that a block of so many has: powers of two with this product, such that the fewest
@@ -88,6 +90,11 @@ class ChainProblem:
         extents = self.row_extents or (self.rows,)
         granules = self.granules or (0,) * len(extents)
         return prod(ceil(e / min(t, g or t)) for e, t, g in zip(extents, box, granules))
+
+
+def fits_pages(step: int, pages: tuple[int, ...]) -> bool:
+    """Whether a step of so many elements has whole pages, or is a part of one, as boxes are."""
+    return all(step % page == 0 or page % step == 0 for page in pages)
 
 
 def fits_granule(size: int, granule: int) -> bool:
@@ -369,5 +376,6 @@ def chain_cost(target: Target, p: ChainProblem, tile: ChainTile) -> Prediction:
 @lru_cache(maxsize=64)  # a program asks for one several times, and for each of its tiles
 def choose_chain_tile(target: Target, p: ChainProblem) -> list[Choice[ChainTile]]:
     """All tiles, cheapest first; of equals, that with fewer and larger steps."""
-    tiles = (Choice(t, chain_cost(target, p, t)) for t in chain_tiles(target, p))
+    fitting = (t for t in chain_tiles(target, p) if t.unit != "wgmma" or fits_pages(t.bn, p.pages))
+    tiles = (Choice(t, chain_cost(target, p, t)) for t in fitting)
     return ranked(tiles, lambda t: (-t.bm, -t.bn))

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from tilec.core.hardware import LINE, ROWS, WARP, WARPGROUP
 from tilec.core.target import Target
-from tilec.cost.chain import CHAIN_ROWS, MOST_PARTS, WARP_ROWS, fits_granule
+from tilec.cost.chain import CHAIN_ROWS, MOST_PARTS, WARP_ROWS, fits_granule, fits_pages
 from tilec.kernels.base import KernelPlan, Refusal, option
 from tilec.kernels.matrix import BYTES, MatrixKernel
 
@@ -31,6 +31,10 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
     granules: tuple[int, ...] = option(
         "for each dimension of rows, how many of its elements share what the other factors have (grouped heads); 0: all",
         default=(0,), fixed=True, shown="{} rows of each dimension share the other factors (0: all)",
+    )  # fmt: skip
+    pages: tuple[int, ...] = option(
+        "elements along `between` that lie side by side, by factor, where memory tells the place of each page", default=(),
+        fixed=True, shown="{} elements side by side, at places that memory tells",
     )  # fmt: skip
     weight_terms: int = option(
         "numbers of the factors' type whose sum is one f32 weight of the second contraction; 0 without one", fixed=True,
@@ -113,6 +117,9 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
         if len(self.block) != 2 or self.block[0] not in rows or not 0 < self.block[1] <= 256 or self.block[1] % 16:
             of = ", ".join(map(str, rows[:-1])) + f" or {rows[-1]}"
             why = f"`block` must be {of} rows and a step of a multiple of 16 up to 256, not {list(self.block)}"
+            return Refusal("block", why)
+        if self.unit == "wgmma" and not fits_pages(self.block[1], self.pages):
+            why = f"a step of {self.block[1]} elements has no whole pages of {max(self.pages)}, and is no part of one"
             return Refusal("block", why)
         heights = (16,) if self.unit == "wgmma" else WARP_ROWS
         if self.warps < 1 or self.block[0] % self.warps or self.block[0] // self.warps not in heights:

@@ -15,9 +15,11 @@ from tilec.analysis.space import Space
 from tilec.analysis.traffic import element_bytes, outputs_of
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import ir
+from tilec.core.quantities import count
 from tilec.core.target import Target
 from tilec.cost.chain import CHAIN_ROWS, ChainProblem, choose_chain_tile
 
+LINES = 8  # of 128 bytes, by which swizzled tiles are exchanged
 WIDEST = 256  # columns of the product, and reduced elements of the scores: what registers and shared memory hold
 WEIGHT_TERMS = {
     ("bf16", None): 3, ("bf16", "tf32"): 2, ("bf16", "bf16"): 1, ("f16", None): 2, ("f16", "tf32"): 1, ("f16", "bf16"): 1
@@ -96,6 +98,8 @@ def refuse_tma(chain: Chain) -> str | None:
         shape = ir.ShapedType(x.element.key.type).shape
         if len(shape) > 5:
             return f"a factor has {len(shape)} dimensions, and TMA takes 5"
+        if x.page % LINES:
+            return f"{count(x.page, 'element')} of a factor lie side by side, and TMA copies a multiple of {LINES}"
         if shape[-1] * 2 % WIDE:
             return f"rows of {shape[-1]} elements do not all begin at a multiple of {WIDE} bytes, as TMA demands"
     return None
@@ -151,8 +155,11 @@ def chain_of(nodes: list[Node], space: Space, graph: Graph) -> Chain | str:
     reader = Reader(dims, made.get, computed=True)
     try:
         outputs = [reader.result(*made[v]) for v in outputs_of(nodes, graph)]
+        checks = [condition for n in nodes for condition, _ in reader.checks(n.op)]
     except Unreadable as error:
         return str(error)
+    if any(condition.totals for condition in checks):
+        return "whether a subscript is inside its tensor depends on what the kernel computes"
     return read_chain(reader, outputs)
 
 
@@ -169,23 +176,25 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     fma = sum(_instructions(p, graph) for p in parts) - special
     fma += sum(chain.columns not in c.total.dims for c in chain.online.carried)
     factors = {x.element for x in chain.factors}
-    read = [p for p in parts - factors if p.op == "element" and chain.between in p.dims]
-    per_score = [p for p in read if p.dims & {*chain.rows}]
+    stored = {x.key for x in factors}
+    read = lambda x: prod(-(-extents[d] // (chain.granules.get(d, 1) or 1)) for d in x.dims)  # noqa: E731
+    loaded = [p for p in parts - factors if p.op == "element" and chain.between in p.dims]
+    per_score = [p for p in loaded if p.dims & {*chain.rows}]
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in outputs_of(nodes, graph))
     terms = weight_terms_of(chain)
     return ChainProblem(
         prod(extents[d] for d in chain.rows), extents[chain.between], extents[chain.inner],
         0 if chain.columns is None else extents[chain.columns],
         prod(extents[d] for d in chain.batch), chain.left.type, 3 if terms is None else terms,
-        _share(chain, extents), fma + LOAD * len(read), special, out,
+        _share(chain, extents), fma + LOAD * len(loaded), special, out,
         k_major=(chain.left.contiguous == chain.inner, chain.right.contiguous == chain.inner),
         units=chain_units(chain, target),
         row_extents=tuple(extents[d] for d in chain.rows),
         granules=tuple(chain.granules.get(d, 0) for d in chain.rows),
         score_bytes=sum(element_bytes(p.key.type.element_type) for p in per_score),
         operand_bytes=sum(_bytes(p.key) for p in per_score),
-        factor_bytes=sum(_bytes(v) for v in {x.key for x in factors}),
-        listed=bool(chain.matches),
+        factor_bytes=sum(min(_bytes(v), 2 * sum(read(x) for x in factors if x.key == v)) for v in stored),
+        listed=bool(chain.matches), pages=tuple(sorted({x.page for x in chain.factors if x.page})),
         line_steps=chain.values is not None and chain.between in (chain.right.contiguous, chain.values.contiguous),
     )  # fmt: skip
 

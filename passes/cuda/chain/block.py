@@ -27,9 +27,9 @@ class Output:
 
 
 class ChainBlock:
-    """`chain`, the `outputs` that leave the kernel, and `sizes`, how many elements a block has of each kernel dimension: fewer
-    rows at the edge of the grid. `box` has the rows that a block multiplies, along each dimension of rows. `subscripts` builds
-    subscripts."""
+    """`chain`, the `outputs` that leave the kernel, the program's run-time `checks`, and `sizes`, how many elements a block has of
+    each kernel dimension: fewer rows at the edge of the grid. `box` has the rows that a block multiplies, along each dimension of
+    rows. `subscripts` builds subscripts."""
 
     def __init__(self, function: ir.Operation, planned: Planned, forall: ir.Operation, number: ir.Value | None = None):
         """`number`: that of the tile, where it is not the block's."""
@@ -112,10 +112,11 @@ class ChainBlock:
             if not is_local(value):
                 output_dims = tuple(dims[op][d] for d in mlir.map_dims(mlir.maps_of(op)[len(mlir.inputs_of(op)) + n]))
                 self.outputs.append(Output(reader.result(op, n), mlir.outputs_of(op)[n], output_dims))
-        chain = read_chain(reader, [o.value for o in self.outputs])
+        chain = read_chain(reader, [o.value for o in self.outputs], self.options.rows)
         if not isinstance(chain, Chain):
             raise InternalError(f"the kernel is no chain of two contractions: {chain}", "map", str(self.function))
         self.chain = chain
+        self.checks = list(dict.fromkeys(check for op in generics for check in reader.checks(op)))
         self.sizes: dict[int, int] = {}
         for op in generics:
             self.sizes |= zip(dims[op], mlir.extents_of(op))

@@ -64,6 +64,8 @@ class CopiedTiles:
             at_most = arith.CmpIPredicate.sle
             conditions = [arith.cmpi(at_most, position[d], last) for d, last in self.limits.items()]
             conditions += [below(column, self.columns)] if self.used > self.columns else []
+            if self.factor.page:  # memory tells the place, also of what does not exist
+                position |= {d: arith.minsi(position[d], last) for d, last in self.limits.items()}
             at = At(position, mlir.index(0))
             source = [self.block.subscripts.build(p, at) for p in subscripts(self.factor.element)]
             self._copy([slot, line, self.column(line, column)], source, all_of(conditions))

@@ -20,6 +20,7 @@ from tilec.analysis.expression import Expr
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, memref, vector
 from tilec.passes.cuda.chain.block import ChainBlock
+from tilec.passes.cuda.chain.checks import check_subscripts
 from tilec.passes.cuda.chain.masks import Tiles
 from tilec.passes.cuda.chain.matches import Span, TileList
 from tilec.passes.cuda.chain.results import Results
@@ -97,7 +98,8 @@ class Fragments:
         return arith.muli(self.tiles.tile(number), mlir.index(self.bn))
 
     def clear(self) -> None:
-        """States and sums of nothing."""
+        """States and sums of nothing, while the first tiles arrive."""
+        check_subscripts(self.block, self.thread)
         self.states.clear()
         if self.chain.product is not None:
             clear(self.sums)

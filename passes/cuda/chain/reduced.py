@@ -34,9 +34,9 @@ class ReducedWarpgroups(Engine):
         self.steps = -(-block.sizes[chain.inner] // self.depth)
         self.majors = [x.contiguous == chain.inner for x in (chain.left, chain.right)]
         held = (self.steps * self.depth, 1) if self.kept_left else (self.depth, options.stages)
-        self.left = FactorTiles(chain.left, block.box | {chain.inner: held[0]}, block.subscripts, held[1])
+        self.left = FactorTiles(chain.left, block.box | {chain.inner: held[0]}, block.subscripts, held[1], self.roles, block.length)
         right = {chain.between: block.bn, chain.inner: self.depth}
-        self.right = FactorTiles(chain.right, right, block.subscripts, options.stages)
+        self.right = FactorTiles(chain.right, right, block.subscripts, options.stages, self.roles, block.length)
         self.ring = Ring([self.right] if self.kept_left else [self.left, self.right], options.stages, self.groups)
         self.rows = Ring([self.left], 1, 1) if self.kept_left else None
         self.begin([self.ring, *([self.rows] if self.rows else [])])
@@ -60,7 +60,7 @@ class ReducedWarpgroups(Engine):
                     self.left.copy(self.ring, stage, {self.chain.inner: k})
                 self.right.copy(self.ring, stage, {self.chain.between: first, self.chain.inner: k})
 
-            self.ring.fill(self.steps, state, copy)
+            self.ring.fill(self.steps, state, copy, one=self.roles.one)
 
     # ---- multiplying ---------------------------------------------------------------------------------------
 

@@ -21,17 +21,17 @@ from math import prod
 from tilec.analysis.chain import Factor
 from tilec.analysis.subscripts import subscripts
 from tilec.core import locations, mlir, opcodes
-from tilec.core.hardware import LINE, ROWS
+from tilec.core.hardware import LINE, ROWS, WARP
 from tilec.core.mlir import arith, gpu, ir
 from tilec.core.opcodes import WarpgroupProduct
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.fragments import Fragments, Terms
 from tilec.passes.cuda.chain.split import PartialStates
 from tilec.passes.cuda.chain.values import At, Values, statements
-from tilec.passes.cuda.contraction.problem import Thread
+from tilec.passes.cuda.contraction.problem import Thread, below
 from tilec.passes.cuda.ring import Ring, RingTiles, carried_loop, make_ready, offsets_of
 from tilec.passes.cuda.roles import Registers, Roles, begin_ping_pong, ping_pong, wait_for_products
-from tilec.passes.loops import sum_of
+from tilec.passes.loops import sum_of, when
 
 REGISTERS = Registers(producer=24, consumer=240)  # of 168 at launch
 THREE = Registers(producer=32, consumer=160)  # of 128 at launch, where three warpgroups multiply
@@ -40,31 +40,56 @@ THREE = Registers(producer=32, consumer=160)  # of 128 at launch, where three wa
 class FactorTiles(RingTiles):
     """Tiles of a factor, in lines of 64 along its contiguous dimension: a slab has the lines of a box of `sizes` along the others,
     and there are slabs for all of the `sizes` along that one. Each factor has a ring of its own; the rings of j's two factors are
-    in step, so one stage and one phase serve for both."""
+    in step, so one stage and one phase serve for both. Where elements lie in pages, a slab has a box for each of its pages, and a
+    lane of the first warp copies each."""
 
-    def __init__(self, factor: Factor, sizes: dict[int, int], values: Values, stages: int):
+    def __init__(self, factor: Factor, sizes: dict[int, int], values: Values, stages: int, roles: Roles, length: int):
+        """`length`: elements along `between`."""
         assert factor.contiguous is not None
+        self.roles, self.length = roles, length
         self.factor, self.values, self.lines_along, view = factor, values, factor.contiguous, factor.element.key
         self.line = LINE * 8 // ir.MemRefType(view.type).element_type.width
-        slabs = -(-sizes[self.lines_along] // self.line)
+        self.columns = -(-sizes[self.lines_along] // self.line)  # slabs
         self.slab = prod(n for d, n in sizes.items() if d != factor.contiguous)
-        box = [self.line if d == factor.contiguous else 1 if d is None else sizes.get(d, 1) for d in factor.along]
-        super().__init__(view, box, slabs, slabs * self.slab, stages)
+        length = sizes.get(factor.paged, 1) if factor.page else 1
+        self.pages, part = (max(1, length // factor.page), min(length, factor.page)) if factor.page else (1, 1)
+        own = sizes | ({factor.paged: part} if factor.page else {})
+        box = [self.line if d == factor.contiguous else 1 if d is None else own.get(d, 1) for d in factor.along]
+        super().__init__(view, box, self.columns * self.pages, self.columns * self.slab, stages)
 
     def load(self, ring: Ring, stage: ir.Value, first: dict[int, ir.Value]) -> None:
         """Starts the copies of the tile that begins at these subscripts of the block's part."""
-        ring.expect(stage)
+        with self.roles.one():
+            ring.expect(stage)
         self.copy(ring, stage, first)
 
     def copy(self, ring: Ring, stage: ir.Value, first: dict[int, ir.Value]) -> None:
         """Starts the copies of a tile of which the ring knows."""
         offsets = offsets_of(self.view) if not self.factor.element.args else []
-        for slab in range(self.slabs):
-            target = self.target(stage, mlir.index(slab * self.box_lines))
-            d = self.lines_along
-            at = first | {d: sum_of([(first[d], 1)] if d in first else [], slab * self.line)}
-            corner = [self.values.build(p, At(at, mlir.index(0))) for p in subscripts(self.factor.element)]
-            ring.copy(self, stage, target, [sum_of([(a, 1), (b, 1)]) for a, b in zip(corner, offsets)] if offsets else corner)
+        lane = self.roles.thread.number
+        with when(below(lane, self.pages)) if self.pages > 1 else self.roles.one():
+            if self.factor.page:
+                first = first | {self.factor.paged: sum_of([(first[self.factor.paged], 1), (lane, self.factor.page)])}
+            for slab in range(self.columns):
+                lines = [(lane, self.box_lines)] if self.pages > 1 else []
+                target = self.target(stage, sum_of(lines, slab * self.slab))
+                d = self.lines_along
+                at = first | {d: sum_of([(first[d], 1)] if d in first else [], slab * self.line)}
+                corner = self._in_page(at) if self.factor.page else self._corner(at)
+                ring.copy(self, stage, target, [sum_of([(a, 1), (b, 1)]) for a, b in zip(corner, offsets)] if offsets else corner)
+
+    def _corner(self, at: dict[int, ir.Value]) -> list[ir.Value]:
+        return [self.values.build(p, At(at, mlir.index(0))) for p in subscripts(self.factor.element)]
+
+    def _in_page(self, at: dict[int, ir.Value]) -> list[ir.Value]:
+        """The same where memory tells the page; of a page that does not exist, a place outside the tensor."""
+        d, shape = self.factor.paged, ir.ShapedType(self.view.type).shape
+        last = mlir.index(self.length - 1)
+        exists = arith.cmpi(arith.CmpIPredicate.sle, at[d], last)
+        found = self._corner(at | {d: arith.minsi(at[d], last)})
+        p = self.factor.along.index(d)
+        found[p] = arith.select(exists, found[p], mlir.index(shape[p]))
+        return found
 
 
 class Engine:
@@ -73,7 +98,8 @@ class Engine:
     def __init__(self, block: ChainBlock, thread: Thread):
         self.block, self.chain, self.thread = block, block.chain, thread
         self.groups = block.options.warpgroups
-        self.roles = Roles(thread, self.groups)
+        paged = any(0 < x.page < block.bn for x in block.chain.factors)
+        self.roles = Roles(thread, self.groups, WARP if paged else 1)
         self.alternate = partial(ping_pong, block.function, self.roles) if block.options.ping_pong else None
 
     def begin(self, rings: list[Ring]) -> None:
@@ -107,9 +133,9 @@ class Warpgroups(Engine):
             inner = -(-inner // 16) * 16
         if not self.values_by_columns:
             columns = -(-columns // 16) * 16
-        self.q_tiles = FactorTiles(chain.left, block.box | {chain.inner: inner}, values, 1)
-        self.k_tiles = FactorTiles(chain.right, step | {chain.inner: inner}, values, stages)
-        self.v_tiles = FactorTiles(chain.values, step | {chain.columns: columns}, values, stages)
+        self.q_tiles = FactorTiles(chain.left, block.box | {chain.inner: inner}, values, 1, self.roles, block.length)
+        self.k_tiles = FactorTiles(chain.right, step | {chain.inner: inner}, values, stages, self.roles, block.length)
+        self.v_tiles = FactorTiles(chain.values, step | {chain.columns: columns}, values, stages, self.roles, block.length)
         self.q = Ring([self.q_tiles], 1, 1)
         self.k, self.v = (Ring([tiles], stages, self.groups) for tiles in (self.k_tiles, self.v_tiles))
         self.begin([self.q, self.k, self.v])

@@ -140,7 +140,7 @@ class _Shape:
         self.alternate, self.parts = options.alternate_tiles, options.block[0] // ROWS if options.alternate_tiles else 1
         self.thread, self.wide, self.columns = thread, options.block[1] // 8, options.block[1]
         self.products, self.own = options.products, options.own_columns // 8  # fragments of a product's columns
-        self.roles = Roles(thread, options.warps[0] * options.warps[1] // 4, filled=options.filled)
+        self.roles = Roles(thread, options.warps[0] * options.warps[1] // 4, WARPGROUP if options.filled else 1)
 
     def check(self, problems: list[Problem]) -> None:
         """The program's run-time checks of a tile, by the threads that multiply it."""
@@ -192,7 +192,7 @@ class _Loads:
         self.boxes = result_boxes(problems, [b.after for b in blocks], warps)  # where tiles end, at a multiple of 1024 bytes
         count, kept = 1 if shape.alternate else shape.roles.consumers, problem.kept_steps
         copied = self.boxed[0] if kept else [tiles for side in self.boxed for tiles in side]
-        self.ring = Ring(copied, problem.options.stages, count, cluster, shape.roles.filled, spare=problem.is_promoted)
+        self.ring = Ring(copied, problem.options.stages, count, cluster, shape.roles.loaders > 1, spare=problem.is_promoted)
         self.kept = Ring(self.boxed[1], kept, count) if kept else None  # filled once, by a block's first tile
         self.sums = memref.AllocaOp(local([shape.parts * shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
         locations.named(self.sums, "sums")
@@ -272,7 +272,7 @@ class _Loads:
         sides = zip((problem.left, problem.right), self.sides)
         filled = [Stage(problem, side, self.shape.thread, 0, tiles[0]) for side, tiles in sides if side.copy != "tma"]
 
-        def copy(stage: ir.Value, step: ir.Value) -> None:
+        def boxes(stage: ir.Value, step: ir.Value) -> None:
             if self.boxed[0]:
                 self._copy_tiles(self.ring, problem, problem.left, step, stage, self.boxed[0])
             if not self.kept:
@@ -284,15 +284,15 @@ class _Loads:
                 self.kept.expect(step)
                 self._copy_tiles(self.kept, problem, problem.right, step, step, self.boxed[1])
 
-        def by_all(stage: ir.Value, step: ir.Value) -> None:
-            stored = [tiles.fill(stage, step) for tiles in filled]
-            self.ring.arrive(self.function, stage, any(stored))
+        def copy(stage: ir.Value, step: ir.Value) -> None:
+            if self.ring.tiles:
+                with self.shape.roles.one():
+                    boxes(stage, step)
+            if filled:
+                stored = [tiles.fill(stage, step) for tiles in filled]
+                self.ring.arrive(self.function, stage, any(stored))
 
-        name = f"{problem.inner_name}_step"
-        if filled:
-            self.ring.fill(problem.steps, state, copy, name, by_all, self.shape.roles.one)
-        else:
-            self.ring.fill(problem.steps, state, copy, name)
+        self.ring.fill(problem.steps, state, copy, f"{problem.inner_name}_step", self.shape.roles.one)
 
     def _copy_tiles(
         self, ring: Ring, problem: Problem, side: Side, step: ir.Value, stage: ir.Value, several: list[RingTiles], product: int = 0

@@ -30,6 +30,7 @@ def choose_chain(
     granules, later = problem.granules if chain.granules else (0,), growing(chain, kernel.extents)
     built = ContractionChain(
         unit=tile.unit, multiplicand=chain.left.type, between=chain.between, rows=chain.rows, granules=granules,
+        pages=problem.pages,
         weight_terms=weight_terms, block=(tile.bm, tile.bn), warps=tile.warps, stages=tile.stages, ping_pong=tile.ping_pong,
         longest_first=bool(later), growing=later, group_batch=_group(problem, target) if later else 1,
         blocks_per_row=tile.parts, inner=(chain.inner,), left_k_major=left, right_k_major=right,
