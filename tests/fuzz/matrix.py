@@ -131,8 +131,7 @@ def _scored(m: _Maker, part) -> str:
         case 2:
             score += f" - {m.tensor('c', 'f32', part('h'))} * abs(f32(i - j)) / 8"
     conditions = []
-    for _ in range(draw.pick(0, 1, 1, 2)):
-        which = draw.below(7)
+    for which in draw.ordered(range(7))[: draw.pick(0, 1, 1, 2)]:
         conditions.append((
             "j <= i", "j <= i + 3", "j > i - 20", "(i + j) % 3 != 0",
             f"j < {m.tensor('z', 'i32', part('b'))}" if which == 4 else "",

@@ -16,7 +16,7 @@ are allowed: a value that the documented errors leave undetermined has no bound.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce as fold
 from typing import Literal, assert_never
@@ -43,7 +43,7 @@ from tilec.semantics.interval_reductions import (
 )
 from tilec.semantics.intervals import Enclosure, point
 from tilec.semantics.reference import OutOfRangeError, Space, blocks, extents_of, is_inside, outside_error, stored, take
-from tilec.semantics.rounded_weights import Weights, rounded_elsewhere
+from tilec.semantics.rounded_weights import Weights, in_two_parts, rounded_elsewhere
 
 SMALLEST_NORMAL = {F32: 2.0**-126, F64: 2.0**-1022}
 """Smaller products lose digits."""
@@ -179,7 +179,10 @@ class _Space(Space):
     def enclose(self, expr: ast.Expr, mask: np.ndarray) -> Enclosure:
         found = self.enclose_part(expr, mask)
         rounds = self.summed and self.weights and isinstance(expr, (ast.Access, ast.Cast))
-        return rounded_elsewhere(found, expr.dtype) if rounds and self.weights.is_weight(expr, self.summed) else found
+        if not rounds or not self.weights.is_weight(expr, self.summed):
+            return found
+        source = self.weights.unrounded(expr)
+        return rounded_elsewhere(found, expr.dtype, source and self.enclose_part(source, mask))
 
     def enclose_part(self, expr: ast.Expr, mask: np.ndarray) -> Enclosure:
         match expr:
@@ -297,10 +300,10 @@ class _Space(Space):
         """The parts of a sum (`sum_parts`), by halves where the space is large, without the products of factors."""
         axes = [self.axes[r.index] for r in expr.ranges]
         if product := self.product(expr):
-            left, right = (self.enclose(f, mask) for f in (product.left, product.right))
+            left, right = self.enclosed_factors([product.left, product.right], expr, mask)
             most = float(np.prod([max(np.abs(end).max(initial=0) for end in x) for x in (left, right)]))
             if leaves := regrouped(product):
-                return self.regrouped([self.enclose(leaf, mask) for leaf in leaves], axes, product, expr)
+                return self.regrouped(self.enclosed_factors(leaves, expr, mask), axes, product, expr)
             fits = bool(np.isfinite(most)) and (product.dtype is expr.dtype or most <= largest(product.dtype))
             if fits and self.volume({r.index for r in expr.ranges}) > 1:
                 return self.contraction(left, right, axes, product, expr)
@@ -314,6 +317,15 @@ class _Space(Space):
             body = on.multiply(left, right, product.dtype, product.left == product.right)
         body = body.map(lambda end: self.spread(end, axes))
         return sum_parts(body, Total.reduction(body.low.shape, tuple(axes)))
+
+    def enclosed_factors(self, factors: Sequence[ast.Expr], expr: ast.Reduce, mask: np.ndarray) -> list[Enclosure]:
+        """Of a sum's products; weights with what a GPU's matrix units do not hold of them."""
+        found = [self.enclose(f, mask) for f in factors]
+        if self.weights is None:
+            return found
+        parts = self.weights.in_two_parts(factors, [r.index for r in expr.ranges])
+        axes = [self.axes[r.index] for r in expr.ranges]
+        return [in_two_parts(x.map(lambda end: self.spread(end, axes)), tuple(axes)) if two else x for x, two in zip(found, parts)]
 
     def regrouped(self, leaves: list[Enclosure], axes: list[int], product: ast.Binary, expr: ast.Reduce) -> list[np.ndarray]:
         """The parts of a sum of products of three factors or more, which a kernel may multiply in any order, and of which it may
