@@ -211,6 +211,7 @@ class ChainTimes(Group, name="contraction_chain", kind="cuda"):
     registers: int = number("most registers of a thread for scores, weights and results", least=1)
     third_registers: int = number("the same where three warpgroups multiply, with fewer registers each", least=1)
     warp_step_us: float = number("idle time of one step between its products, by `mma.sync`")
+    reduced_warp_step_us: float = number("the same without a second contraction, of 64 elements of the inner dimension")
     warp_latency_us: float = number("time of a step of 64 elements of a block by `mma.sync` that is alone")
     warp_copies: float = number("share of a memory's rate at which warps copy tiles that `mma.sync` multiplies", least=0.01)
     part_us: float = number("time that each of the blocks that share rows adds")

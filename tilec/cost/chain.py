@@ -333,7 +333,7 @@ def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     work = Work(
         dram_read=_reads(target, p, tile, waves, steps),
         dram_write=result,
-        l2_bytes=loaded / target.fit(WarpgroupTimes).l2 + result,
+        l2_bytes=loaded / (target.fit(WarpgroupTimes).l2 if tile.unit == "wgmma" else 1) + result,
         shared_bytes=loaded + 2 * scores * inner * (1 / own + 1 / tile.bn),
         flops={unit: flops * boosted(target, unit, flops), **arithmetic},
         blocks=blocks,
@@ -349,7 +349,7 @@ def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     idle = fit.reduced_step_us * steps * waves
     if tile.unit == "mma.sync":
         together = found.occupancy.blocks > 1 and blocks > target.units
-        idle = fit.warp_step_us * steps * ceil(inner / LINE) * ceil(found.waves)
+        idle = fit.reduced_warp_step_us * steps * ceil(inner / LINE) * ceil(found.waves)
     computed = {u: terms[u] for u in ("fma", "special") if terms.get(u)}
     exposed = total = sum(computed.values())
     if together:
