@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 
+from benchmarks import gathered_loads
 from benchmarks.attention_loads import SCORES, attention, compiled, cross_entropy, decoding
 from benchmarks.workloads import Bound, Input, Workload, functional, limit, torch
 
@@ -26,6 +27,7 @@ CONVOLUTIONS = (  # N, H, C, K, window, stride; the first of each net its stem
     (32, 7, 512, 2048, 1, 1), (32, 56, 96, 384, 1, 1), (32, 14, 384, 1536, 1, 1), (4, 256, 64, 64, 3, 1),
     (4, 128, 128, 128, 3, 1), (4, 32, 512, 512, 3, 1), (32, 56, 256, 256, 3, 1),
 )  # fmt: skip
+ODD_CHANNELS = ((32, 28, 100, 100, 3, 1), (32, 56, 36, 36, 3, 1), (32, 28, 99, 99, 3, 1), (32, 28, 180, 99, 1, 1))
 TOKENS = (64, 512, 4096, 8192)  # rows of what several weights multiply
 DEPTHWISE = ((32, 56, 256, 3), (32, 112, 32, 3), (32, 56, 96, 7), (32, 28, 192, 7), (32, 14, 384, 7))
 
@@ -36,6 +38,7 @@ def loads() -> Iterator[Workload]:
             yield matmul(dtype, n, n, n)
     for shape in (*OBLONG, *LONG_SUMS):
         yield matmul("bf16", *shape)
+    yield from (matmul("bf16", *shape, right="n, k") for shape in ((2052, 2004, 1996), (2046, 2002, 1998)))
     yield from (few_rows(*shape) for shape in ROWS)
     for left, right in (("m, k", "n, k"), ("k, m", "k, n"), ("k, m", "n, k")):
         yield matmul("bf16", 4096, 4096, 4096, left=left, right=right)
@@ -52,6 +55,7 @@ def loads() -> Iterator[Workload]:
     yield from (block_scaled(n, n, n) for n in (4096, 8192))
     yield from (byte_weights(m, 8192, 8192) for m in (1, 4, 16))
     yield from (convolution(*shape) for shape in CONVOLUTIONS)
+    yield from (replace(convolution(*shape), form="convolutions of odd channels") for shape in ODD_CHANNELS)
     yield from (depthwise(*shape) for shape in DEPTHWISE)
     for d, s, causal in product((64, 128), (512, 2048, 8192, 16384), (False, True)):
         yield attention("causal" if causal else "full", d, s)
@@ -61,6 +65,7 @@ def loads() -> Iterator[Workload]:
     yield attention("causal", 128, 4096, packed=True)
     yield from (decoding(keys) for keys in (8192, 65536))
     yield from (cross_entropy(v) for v in (32768, 128256))
+    yield from gathered_loads.loads()
 
 
 # ---- products --------------------------------------------------------------------------------------------------------

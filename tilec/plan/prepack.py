@@ -55,7 +55,7 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
 
     kind, c = multiplicand_of(node, target), node.contraction
     size = BYTES.get(kind, 0)
-    if "wgmma" not in target.instructions(unit_type(kind)) or not _boxes(node, LINE // size):
+    if "wgmma" not in target.instructions(unit_type(kind)) or not _boxes(node, LINE // size) or _has_checks(node):
         return None
     now = tiles_by(kind, node, g, graph, target)
     wanted = [s for s, f in enumerate((c.left, c.right)) if now.operand(f).copy != "tma"]
@@ -83,6 +83,11 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
         if prod(node.extents[d] for d in p.dims) > UNFOLDED * sum(map(elements, read_by(node, p.side, p.kind))):
             return f"{p.stored} would have more than {UNFOLDED} times as many elements as its sources"
     return packs, f"{as_they_are}, {duration(after)} with copies that TMA can load"
+
+
+def _has_checks(node: Node) -> bool:
+    """Whether the operation has run-time checks, which its own kernel carries out, beside what it multiplies."""
+    return any(o.name == "cf.assert" for o in mlir.traverse(node.op))
 
 
 def _padded(node: Node, kind: str, majors: list[bool], packs: list[Pack]) -> list[Pack]:

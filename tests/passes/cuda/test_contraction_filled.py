@@ -13,6 +13,7 @@ from tools.lowering import lowered as lower_text
 
 from tilec.core.diagnostics import CallError, Source
 from tilec.kernels import matrix
+from tilec.plan import prepack
 from tilec.semantics.interpreted import interpret_stage
 
 WGMMA = {64: ("wgmma", 64, 64, 64, (4, 1)), 128: ("wgmma", 128, 96, 64, (8, 1))}  # two slabs of 64 columns, one of them half full
@@ -50,7 +51,9 @@ CHANNELS = """op conv(x: {t}[N, H, W, C], f: {t}[R, S, C, K]) -> (y: {o}[N, H, W
 
 @pytest.fixture(autouse=True)
 def few_stages(monkeypatch):
+    """And no factor that is stored in longer rows, which would pay at these sizes."""
     monkeypatch.setitem(matrix.DEEPEST, "wgmma", 3)
+    monkeypatch.setattr(prepack, "GAIN", 1e6)
 
 
 def both(text, inputs, sizes, tile, expected, monkeypatch):
@@ -123,6 +126,14 @@ def test_places_outside_are_refused(wrong, tile, monkeypatch):
     assert len(result.emitted.kernels[0].sites) == 1
     with pytest.raises(CallError, match="reads outside"):
         interpret_stage(specialised, result.texts, "map", {"x": x, "p": p, "w": w})
+
+
+def test_a_factor_with_a_check_is_not_stored_before(monkeypatch):
+    """The check belongs to the product's kernel."""
+    monkeypatch.setattr(prepack, "GAIN", 1e-6)
+    text, sizes, *_ = FOUND["columns"]
+    _, result = lower_text(Source("t.tile", text.format(t="bf16", o="f32")), None, sizes)
+    assert not result.plan.packs and sum(len(k.sites) for k in result.emitted.kernels) == 1
 
 
 @pytest.mark.parametrize("channels", [20, 21, 22])
