@@ -86,6 +86,9 @@ class Contraction(StoredContraction, name="contraction"):
             bm // self.warps[0] % 16 or bn // self.warps[1] % 16 or bk * self.element_bytes < 64
         ):
             return Refusal("block", "a warp needs multiples of 16 rows and columns, and a step 64 bytes along `inner`")
+        if self.products > 1 and (self.unit != "mma.sync" or bn % (16 * self.warps[1] * self.products) or self.element_bytes != 2):
+            why = f"a warp needs multiples of 16 columns of each of {self.products} products, by mma.sync of 16-bit elements"
+            return Refusal("block", why)
         most = min(HELD[self._hardest], 65536 // self.block_threads - OTHER)
         if (held := self._held) > most:
             return Refusal(
@@ -120,10 +123,6 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
     inner_box: tuple[int, ...] = option(
         "elements of a step along each of `inner`, of which TMA copies a box; else a step is along the last one", default=(),
         fixed=True, off=(), shown="{} of inner in a step",
-    )  # fmt: skip
-    products: int = option(
-        "products of the left factor with further right factors whose sums a block has side by side: each has its share of the "
-        "columns of `block`", default=1, fixed=True, shown="{} of one left factor, side by side in a tile",
     )  # fmt: skip
     siblings: tuple[int, ...] = option(
         "for each of several results of one left factor, whose tiles follow one another, how many of `columns` are its own",
@@ -198,10 +197,6 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
     def column_sets(self) -> tuple[tuple[int, ...], ...]:
         ends = [*accumulate(self.siblings, initial=0)]
         return tuple(self.columns[a:b] for a, b in pairwise(ends)) or (self.columns,)
-
-    @property
-    def own_columns(self) -> int:
-        return self.block[1] // self.products
 
     def tiles(self, counts: Mapping[int, int]) -> int:
         own = {d for dims in self.column_sets for d in dims}

@@ -135,6 +135,11 @@ class StoredContraction(MatrixKernel, backend="cuda"):
         default=1, shown="{} rows of tiles at a time, for L2",
     )  # fmt: skip
 
+    products: int = option(
+        "products of the left factor with further right factors whose sums a block has side by side: each has its share of the "
+        "columns of `block`", default=1, fixed=True, shown="{} of one left factor, side by side in a tile",
+    )  # fmt: skip
+
     @property
     def sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self.rows, self.columns
@@ -150,7 +155,7 @@ class StoredContraction(MatrixKernel, backend="cuda"):
     @property
     def own_columns(self) -> int:
         """Of a block's columns, those of one product."""
-        return self.block[1]
+        return self.block[1] // self.products
 
     @property
     def element_bytes(self) -> int:

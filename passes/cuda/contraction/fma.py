@@ -54,7 +54,7 @@ class FmaTile:
         with loop(self.high, name="row") as i, loop(self.wide, name="column") as j:
             memref.StoreOp(value, self.sums, [i, j])
 
-    def multiply(self, left: Stage, right: Stage, slot: ir.Value) -> None:
+    def multiply(self, slot: ir.Value, left: Stage, right: Stage) -> None:
         def fetch(parts: Any, number: ir.Value) -> None:
             self._fetch(parts, left, right, slot, arith.muli(number, mlir.index(self.group)))
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -92,7 +92,8 @@ class MmaTile:
 
     One instruction multiplies 32 bytes of k: 16 numbers of 16 bits, 8 of tf32, 32 of 8 bits. Numbers of 8 bits that are converted
     on the way come 16 at a time for a thread, those of a row that follow one another, and four instructions multiply them with
-    as many of the other factor: any order of k is right that both factors have.
+    as many of the other factor: any order of k is right that both factors have. Fragments of further products of the left factor
+    follow those of the first.
     """
 
     def __init__(self, problem: Problem, thread: Thread):
@@ -100,7 +101,8 @@ class MmaTile:
         self.problem, self.thread = problem, thread
         (warps_m, warps_n), self.shares = problem.options.warps, problem.options.inner_warps
         self.rows, self.columns = problem.left.size // warps_m, problem.right.size // warps_n
-        self.high, self.wide = self.rows // 16, self.columns // 8
+        self.products, self.own = problem.options.products, self.columns // 8  # fragments of a product
+        self.high, self.wide = self.rows // 16, self.products * self.own
         warp, self.share = thread.warp, mlir.index(0)
         if self.shares > 1:
             warp, self.share = (op(warp, mlir.index(warps_m * warps_n)) for op in (arith.remui, arith.divui))
@@ -129,14 +131,15 @@ class MmaTile:
         with self._each_sum() as (at, _):
             memref.StoreOp(value, self.sums, at)
 
-    def multiply(self, left: Stage, right: Stage, slot: ir.Value) -> None:
+    def multiply(self, slot: ir.Value, left: Stage, *rights: Stage) -> None:
         depth, share = 2 * self.half * self.together, self.problem.depth // self.shares
 
         def fetch(parts: Any, number: ir.Value) -> None:
             k = sum_of([(self.share, share), (number, depth)])
-            for part, stage, start, count in zip(parts, (left, right), (self.row, self.column), (self.high, self.wide // 2)):
-                load = self._load_lines if self.by_lines else self._load
-                load(part, stage, start, count, slot, k, rows_first=stage is left)
+            load = self._load_lines if self.by_lines else self._load
+            load(parts[0], left, self.row, self.high, slot, k, True)
+            for product, right in enumerate(rights):
+                load(parts[1], right, self.column, self.own // 2, slot, k, False, product * self.own // 2)
 
         def multiply(parts: Any) -> None:
             with loop(self.together, name="line") as q, loop(self.high, name="row") as i, loop(self.wide, name="column") as j:
@@ -191,15 +194,16 @@ class MmaTile:
             yield [i, j, half, lane], sum_of([(i, 4 * self.wide), (j, 4), (half, 2), (lane, 1)])
 
     def _load_lines(
-        self, part: ir.Value, stage: Stage, start: ir.Value, count: int, slot: ir.Value, k: ir.Value, rows_first: bool
-    ) -> None:
+        self, part: ir.Value, stage: Stage, start: ir.Value, count: int, slot: ir.Value, k: ir.Value, rows_first: bool,
+        before: int = 0,
+    ) -> None:  # fmt: skip
         """Lane l has row l / 4 of 8, and 16 adjacent numbers from 16 (l % 4) of k on: two words for an instruction. The left factor
-        has words of two rows by turns."""
+        has words of two rows by turns. `before`: groups of rows that `part` has already."""
         group, member = arith.shrui(self.thread.lane, mlir.index(2)), arith.andi(self.thread.lane, mlir.index(3))
         words, step = 2 * LINES, 2 if rows_first else 1
         numbers = 16 if stage.side.narrow else self.half  # of 16 bytes
-        with loop(count, name="fragment") as i, loop(2, name="half") as half:
-            row = sum_of([(start, 1), (i, 16), (half, 8), (group, 1)])
+        with loop(count, name="fragment") as number, loop(2, name="half") as half:
+            row, i = sum_of([(start, 1), (number, 16), (half, 8), (group, 1)]), sum_of([(number, 1)], before)
             for piece in range(16 // numbers):
                 first = sum_of([(i, 2 * words), (half, 1 if rows_first else words)], piece * step * numbers // 2)
                 at = [slot, row, stage.column(row, sum_of([(k, 1), (member, 16)], piece * numbers))]
@@ -228,13 +232,14 @@ class MmaTile:
         vector.StoreOp(value, where, [zero, zero])
 
     def _load(
-        self, part: ir.Value, stage: Stage, start: ir.Value, count: int, slot: ir.Value, k: ir.Value, rows_first: bool
-    ) -> None:
+        self, part: ir.Value, stage: Stage, start: ir.Value, count: int, slot: ir.Value, k: ir.Value, rows_first: bool,
+        before: int = 0,
+    ) -> None:  # fmt: skip
         """Four matrices of 8 rows by 16 bytes of k at a time; for the left factor the rows' halves follow one
-        another first.
+        another first. `before`: groups of rows that `part` has already.
         """
-        with loop(count, name="fragment") as i:
-            first = sum_of([(start, 1), (i, 16)])
+        with loop(count, name="fragment") as number:
+            first, i = sum_of([(start, 1), (number, 16)]), sum_of([(number, 1)], before)
             if stage.side.major or self.problem.element.width == 16:
                 self._load_matrices(part, stage, first, slot, k, i, rows_first)
             else:
@@ -271,7 +276,7 @@ class MmaTile:
 
     def chunks(self) -> Chunks:
         """16 rows and up to 64 columns each."""
-        columns = widest(self.columns, 64)
+        columns = widest(self.columns, 64 // self.products)
         count = self.high * (self.columns // columns)
         return Chunks(count, 16, columns, partial(self._spill, columns), partial(self._coordinates, columns))
 
@@ -283,8 +288,9 @@ class MmaTile:
     def _spill(self, columns: int, number: ir.Value, put: Callable[..., None]) -> None:
         i, part = self._which(columns, number)
         with loop(2, name="half") as half, loop(columns // 8, name="fragment") as j:
-            at = [i, sum_of([(part, columns // 8), (j, 1)]), half, mlir.index(0)]
-            put(Sums(self.sums, at, 2), *fragment_coordinates(self.thread, half, j))
+            each = [sum_of([(part, columns // 8), (j, 1)], self.own * p) for p in range(self.products)]
+            of_first, *further = (Sums(self.sums, [i, at, half, mlir.index(0)], 2) for at in each)
+            put(replace(of_first, further=tuple(further)), *fragment_coordinates(self.thread, half, j))
 
     def _coordinates(
         self, columns: int, number: ir.Value, row: ir.Value, column: ir.Value

@@ -36,9 +36,10 @@ def map_warps(function: ir.Operation, options: Contraction, blocks: Blocks, tile
     function.attributes["tilec.threads"] = mlir.integer(options.block_threads)
     thread = Thread()
     block = Block(blocks.enter(gpu.BlockIdOp(gpu.Dimension.x).result))
-    problem = Problem(options, tiles, block.contraction)
+    problem, *further = problems = [Problem(options, tiles, op) for op in block.contractions]
     tile = (FmaTile if options.unit == "fma" else MmaTile)(problem, thread)
     stages = [Stage(problem, side, thread, options.stages) for side in (problem.left, problem.right)]
+    stages += [Stage(p, p.right, thread, options.stages) for p in further]
     check_subscripts(problem, thread.number, options.block_threads)
     tile.clear(block.initial)
     with ir.Location.name(mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location):
@@ -47,9 +48,9 @@ def map_warps(function: ir.Operation, options: Contraction, blocks: Blocks, tile
         gpu.BarrierOp()  # the staged tiles are read for the last time: their memory serves the epilogue
         tile.add_shares()
         chunks = tile.chunks()
-        shared = buffer(chunks, prod(options.warps), problem.accumulator, overlay=True)
+        shared = buffer(chunks, prod(options.warps), problem.accumulator, True, options.products)
         with tile.once():
-            Epilogue([problem], block.after, thread, shared, thread.warp).store(chunks)
+            Epilogue(problems, block.after, thread, shared, thread.warp).store(chunks)
     erase(block.operations)
 
 
@@ -74,7 +75,7 @@ def _pipeline(problem: Problem, tile: Any, stages: list[Stage]) -> None:
             later = locations.named(sum_of([(step, 1)], ahead), "ahead")
             ring.start(later, partial(_copy, copied, ring.stage_of(later), later))
         _next(ring, fetched, step, lambda stage, number: stage.fetch(number))
-        tile.multiply(*stages, ring.stage_of(step))
+        tile.multiply(ring.stage_of(step), *stages)
         _next(ring, fetched, step, lambda stage, number: stage.put(ring.stage_of(number), number))
 
 

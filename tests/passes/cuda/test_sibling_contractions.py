@@ -11,8 +11,9 @@ from tools import lowering
 
 from tilec.core.diagnostics import Source
 from tilec.core.targets import load
-from tilec.kernels import WarpgroupContraction
+from tilec.kernels import Contraction, WarpgroupContraction
 from tilec.kernels.base import Refused
+from tilec.plan.cuda import contraction
 from tilec.semantics.interpreted import interpret_stage
 
 GATED = """op gated(x: {t}[M, K], g: {t}[K, N], u: {t}[K, N]) -> (h: {o}[M, N]) {{
@@ -79,7 +80,10 @@ LARGE_APART = {"M": 512, "K": 2048, "N": 2048, "P": 512}
 
 
 def lowered(text, kinds, sizes, **changes):
-    """With these options, in one kernel."""
+    """With these options, in one kernel by warpgroups, even where warps would be faster."""
+
+    def by_warpgroups(built) -> bool:
+        return built.instruction == "wgmma" and built.refuse_shape() is None
 
     def schedule(plan):
         (kernel,) = plan.kernels
@@ -88,7 +92,9 @@ def lowered(text, kinds, sizes, **changes):
         return replace(plan, kernels=(replace(kernel, options=options),))
 
     text = text.format(**dict(zip("to", kinds)))
-    specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, schedule, locations=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contraction, "_is_buildable", by_warpgroups)
+        specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, schedule, locations=True)
     (kernel,) = result.plan.kernels
     assert isinstance(kernel.options, WarpgroupContraction)
     return text, specialised, result, kernel.options
@@ -135,6 +141,17 @@ def test_forms_of_results_apart(text, sizes, siblings):
     assert options.siblings == siblings
 
 
+@pytest.mark.parametrize("text, products", [(GATED, 2), (TURNED, 2), (RESIDUAL, 2), (EXPERTS, 2)])
+def test_results_that_meet_by_warps(text, products):
+    """By `mma.sync`, with fragments of all products in a thread's registers."""
+    text, sizes = text.format(t="bf16", o="bf16"), SMALL | ({"B": 2} if text == EXPERTS else {})
+    specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, target="a100", locations=True)
+    (kernel,) = result.plan.kernels
+    assert isinstance(kernel.options, Contraction) and kernel.options.products == products
+    inputs = T.arrays(specialised)
+    assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
+
+
 @pytest.mark.slow
 def test_sums_that_leave_the_matrix_units():
     """8-bit floats, whose sums are added in registers every 128 k."""
@@ -169,6 +186,19 @@ def test_registers(text, sizes):
     assert kernel.shared <= load("h200").sm.shared_per_block
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [GATED, TURNED, RESIDUAL])
+def test_registers_of_warps(text):
+    pytest.importorskip("cuda.core")
+    from tilec.runtime.cuda.compile import compile_kernel
+    from tilec.runtime.cuda.cubins import parameters
+
+    _, result = lowering.lowered(Source("t.tile", text.format(t="bf16", o="bf16")), None, LARGE, target="a100")
+    (kernel,), (planned,) = result.emitted.kernels, result.plan.kernels
+    compile_kernel(result.emitted.module, kernel.name, "sm_80", kernel.threads, parameters=parameters(kernel))
+    assert kernel.shared <= planned.options.shared_bytes
+
+
 OTHER_FACTOR = GATED.replace("x: {t}[M, K]", "x: {t}[M, K], y: {t}[M, K]").replace("x[m, k] * u", "y[m, k] * u")
 ONE_TURNED = GATED.replace("u: {t}[K, N]", "u: {t}[N, K]").replace("u[k, n]", "u[n, k]")
 ONE_MORE = PAIRS.replace("f: {t}[K, P]", "f: {t}[P]").replace(" d[m, p] = sum[k](x[m, k] * f[k, p])\n", "")
@@ -179,7 +209,8 @@ ONE_MORE = ONE_MORE.replace("d[m, p]", "f[p]")
     (OTHER_FACTOR, "h200", 2, "the tile that one writes is not the tile that the other reads"),
     (ONE_TURNED, "h200", 2, "not in the same types, steps and orders of dimensions"),
     (ONE_MORE, "h200", 2, "not as many of them meet in each result"),
-    (GATED, "a100", 2, "warpgroups alone multiply several of one factor"),
+    (QKV, "a100", 3, "no tile of warpgroups fits them together"),
+    (GATED, "a100", 1, "as one kernel of 2 products of one factor"),
     (GATED, "h200", 1, "as one kernel of 2 products of one factor"),
 ])  # fmt: skip
 def test_reasons(text, target, kernels, reason):

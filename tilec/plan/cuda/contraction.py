@@ -154,7 +154,7 @@ def ranked_tiles(
             known[shape] = Fit(sizes, m * tile.bm, sum(n) * tile.bn, built.deepest) if sizes else None
         return known[shape]
 
-    ranked, instructions = [], ["wgmma"] if together else _instructions(kind, operands, target)
+    ranked, instructions = [], _together(together, kind, operands, target) if together else _instructions(kind, operands, target)
     slower = target.fit(WarpgroupTimes).mma_sync if instructions and "wgmma" in instructions else 1
     for choice in _choices(target, problem, instructions):
         found, by_warpgroups = fit(choice.tile), choice.tile.instruction == "wgmma"
@@ -190,7 +190,8 @@ def _built(
     stored = {f"{side}_stored": f.stored for side, f in operands.items()}
     gathers = any(f.gathers and not f.pieces for f in operands.values())
     warps = {"warps": (tile.warp_m, tile.warp_n), "inner_warps": tile.inner_warps}
-    return Contraction(**common, **stored, **warps, unit=tile.instruction, gathers=gathers)
+    own = {"products": together.get("products", 1), "gathers": gathers}
+    return Contraction(**common, **stored, **warps, **own, unit=tile.instruction)
 
 
 def promoted_of(kind: str, node: Node) -> int:
@@ -287,6 +288,13 @@ def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> li
     able = by_tma or (kind not in ("tf32", parts.KIND) and (BYTES[kind] == 2 or all(f.major for f in operands.values())))
     found += ["wgmma"] if able and target.has("tma") and "wgmma" in target.instructions(contraction.unit_type(kind)) else []
     return found or None
+
+
+def _together(together: dict, kind: str, operands: dict[str, Operand], target: Target) -> list[str] | None:
+    """Of several products of one left factor: warps multiply those whose results meet, warpgroups those that TMA copies."""
+    able = ["wgmma"] if {f.copy for f in operands.values()} == {"tma"} else []
+    able += ["mma.sync"] if not together["siblings"] and BYTES[kind] == 2 else []
+    return [i for i in _instructions(kind, operands, target) or () if i in able] or None
 
 
 def _boxes_of(built: StoredContraction, extents: Sizes) -> Sizes | None:

@@ -34,7 +34,7 @@ class _Sibling:
     @property
     def common(self) -> tuple:
         """On which all agree."""
-        fed = tuple((f.copy, f.major) for f in self.operands.values())
+        fed = tuple((f.copy, f.pieces, f.stored, f.major) for f in self.operands.values())
         return self.kind, self.roles.rows, self.roles.inner, self.roles.inner_box, self.problem.promoted, fed
 
 
@@ -81,9 +81,8 @@ def _refuse(parts: list[list[_Sibling]], found: list[_Sibling]) -> str | None:
         return f"{read_one} not in the same types, steps and orders of dimensions"
     if any(len(part) != len(parts[0]) or any(s.roles.columns != part[0].roles.columns for s in part) for part in parts):
         return f"{read_one} not as many of them meet in each result"
-    scaled = first.problem.parts > 1 or any(scales_of(s.node) for s in found)
-    if scaled or any(f.copy != "tma" for f in first.operands.values()):
-        return f"{read_one} warpgroups alone multiply several of one factor, and only by factors that TMA copies, without scales"
+    if first.problem.parts > 1 or any(scales_of(s.node) for s in found):
+        return f"{read_one} sums of parts or with scales are of one product"
     return None
 
 
