@@ -8,13 +8,12 @@ from tilec.analysis.graph import Graph, Node
 from tilec.analysis.space import space_of
 from tilec.analysis.traffic import work_of
 from tilec.core.mlir import ir
-from tilec.core.quantities import count, duration
 from tilec.core.target import Target
 from tilec.cost.chain import choose_chain_tile
 from tilec.cost.model import TooLarge, predict
 from tilec.plan.chain import as_contractions, chain_problem, is_contraction_chain
 from tilec.plan.cpu.chain import chain_us, separate_us
-from tilec.plan.groups import Group, Remark
+from tilec.plan.groups import Group, Remark, join
 from tilec.plan.legality import refuse
 from tilec.plan.unchosen import unchosen
 
@@ -125,19 +124,12 @@ def _join(
     else:
         together += sum(g.time_us(graph, target) for g in rests)
         separate = separate_us(groups, nodes, graph, target)
-    alternatives = (("a contraction chain", together), (count(len(groups), "kernel"), separate))
-    apart = f"{duration(separate)} as {count(len(groups), 'kernel')}"
-    if not profitable(together, separate):
-        reason = f"a contraction chain would take {duration(together)}, and {apart}"
-        remarks.append(Remark("refused", subject, reason, line, alternatives))
-        return True
-    reason = f"{duration(together)} as a contraction chain, in which {chain[0].name} stays on chip; {apart}"
-    remarks.append(Remark("fused", subject, reason, line, alternatives))
-    for n in promoted:
+    better = profitable(together, separate)
+    for n in promoted if better else ():
         n.contraction = n.vector_product
-    for g in (Group(nodes, space), *rests):
-        for n in g.nodes:
-            member[n] = g
+    what, more = "a contraction chain", f", in which {chain[0].name} stays on chip"
+    kernels = [Group(nodes, space), *rests]
+    join(kernels, member, remarks, subject, line, (together, separate), len(groups), what, more, better)
     return True
 
 

@@ -18,12 +18,12 @@ from tilec.analysis.traffic import bytes_of
 from tilec.core.fitted import Recompute
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import ir
-from tilec.core.quantities import count, duration
+from tilec.core.quantities import count
 from tilec.core.target import Target
 from tilec.passes.tensor.inline import refuse_inline
 from tilec.plan.chain import is_contraction_chain, is_reduced_contraction
 from tilec.plan.chain_fusion import chain_factor_of, join_chains
-from tilec.plan.groups import Group, Remark, ordered
+from tilec.plan.groups import Group, Remark, join, ordered
 from tilec.plan.legality import refuse
 from tilec.plan.sibling_fusion import join_siblings
 
@@ -57,17 +57,8 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
             if target.kind == "cpu" and is_contraction_chain(nodes):
                 continue  # `join_chains` knows what it costs
             joined = Group(nodes, outcome)
-            together = joined.time_us(graph, target)
-            separate = sum(g.time_us(graph, target) for g in (theirs, mine))
-            alternatives = (("one kernel", together), ("two kernels", separate))
-            if together > separate:
-                reason = f"one kernel would take {duration(together)}, two take {duration(separate)}"
-                remarks.append(Remark("refused", f"{other.name} with {node.name}", reason, node.line, alternatives))
-                continue
-            reason = f"{duration(together)} as one kernel, {duration(separate)} as two"
-            remarks.append(Remark("fused", f"{other.name} with {node.name}", reason, node.line, alternatives))
-            for n in nodes:
-                member[n] = joined
+            times = joined.time_us(graph, target), sum(g.time_us(graph, target) for g in (theirs, mine))
+            join([joined], member, remarks, f"{other.name} with {node.name}", node.line, times, 2)
     join_chains(graph, member, target, remarks)
     join_siblings(graph, member, target, remarks)
     return ordered(graph, member), _standing(remarks, member)

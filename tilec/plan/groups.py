@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.space import Space
 from tilec.analysis.traffic import work_of
+from tilec.core.quantities import count, duration
 from tilec.core.target import Target
 from tilec.cost.model import predict
 
@@ -42,6 +43,25 @@ class Group:
         if self._time_us is None:
             self._time_us = predict(work_of(self.nodes, graph, self.space, target), target).time_us
         return self._time_us
+
+
+def join(
+    kernels: Sequence[Group], member: dict[Node, Group], remarks: list[Remark], subject: str, line: tuple[str, int] | None,
+    times: tuple[float, float], others: int, what: str = "one kernel", more: str = "", better: bool | None = None,
+    weighed: str = "",
+) -> None:  # fmt: skip
+    """Makes operations these kernels, instead of the `others` that they are now, if that takes less time (`times`: theirs, and that
+    of the others; `better`: whether it does), and says so. `what`, `more`: what they are."""
+    (together, separate), apart = times, count(others, "kernel")
+    alternatives = ((what, together), (apart, separate))
+    if not (together <= separate if better is None else better):
+        reason = f"{what} would take {duration(together)}, {apart} take {duration(separate)}"
+        remarks.append(Remark("refused", subject, reason, line, alternatives, weighed))
+        return
+    reason = f"{duration(together)} as {what}{more}, {duration(separate)} as {apart}"
+    remarks.append(Remark("fused", subject, reason, line, alternatives, weighed))
+    for g in kernels:
+        member.update(dict.fromkeys(g.nodes, g))
 
 
 def ordered(graph: Graph, member: dict[Node, Group]) -> list[Group]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.siblings import are_siblings
-from tilec.core.quantities import count, duration
+from tilec.core.quantities import count
 from tilec.core.target import Target
 from tilec.plan.chain_fusion import time_us
 from tilec.plan.cuda.contraction import tiles_of
 from tilec.plan.cuda.siblings import sibling_tiles
-from tilec.plan.groups import Group, Remark
+from tilec.plan.groups import Group, Remark, join
 from tilec.plan.legality import refuse
 
 
@@ -36,16 +36,8 @@ def join_siblings(graph: Graph, member: dict[Node, Group], target: Target, remar
                 together = _weighed_us(joined, 0, graph, target)
                 separate = _weighed_us(theirs, _operations(mine), graph, target) - _overlapped(target)
                 separate += _weighed_us(mine, _operations(theirs), graph, target)
-                alternatives = (("one kernel", together), ("two kernels", separate))
-                if together > separate:
-                    reason = f"one kernel would take {duration(together)}, two take {duration(separate)}"
-                    remarks.append(Remark("refused", subject, reason, node.line, alternatives, WEIGHED))
-                    continue
-                products = count(sum(n.contraction is not None for n in nodes), "product")
-                reason = f"{duration(together)} as one kernel of {products} of one factor, {duration(separate)} as two"
-                remarks.append(Remark("fused", subject, reason, node.line, alternatives, WEIGHED))
-                for n in nodes:
-                    member[n] = joined
+                more = f" of {count(sum(n.contraction is not None for n in nodes), 'product')} of one factor"
+                join([joined], member, remarks, subject, node.line, (together, separate), 2, more=more, weighed=WEIGHED)
             readers[value].append(node)
 
 
