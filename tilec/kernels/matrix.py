@@ -51,6 +51,7 @@ class MatrixKernel(Family, backend="cuda"):
     right_k_major: bool = option(
         "the right factor is contiguous along `inner` (k-major), else along its columns", fixed=True
     )
+    block: tuple[int, ...] = option("rows and columns that a block multiplies at a time, and how much of `inner` a stage has")
     stages: int = option(
         "pipeline stages: steps whose factors, but for one that stays there, are in shared memory at a time",
         shown="{} in shared memory",
