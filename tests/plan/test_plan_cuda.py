@@ -79,7 +79,8 @@ def test_each_shape_of_a_contraction_is_built_once(monkeypatch):
     tiles_by, built = contraction.tiles_by, contraction._built
 
     def counted(tile, **facts):
-        made.append((tile.instruction, tile.bm, tile.bn, tile.bk, tile.warp_m, tile.warp_n, tile.cluster, tile.kept))
+        warps = tile.warp_m, tile.warp_n, tile.inner_warps
+        made.append((tile.instruction, tile.bm, tile.bn, tile.bk, warps, tile.cluster, tile.kept))
         return built(tile, **facts)
 
     def listed(*arguments):
