@@ -22,11 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from math import prod
 
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, ir, linalg, memref, scf, vector
 from tilec.kernels import PanelChain, Panels, RegisterTranspose, planned_kernels
+from tilec.kernels.cpu import CACHED_SUMS
 from tilec.passes.cpu import matrix
 from tilec.passes.cpu.chain import stage_chain
 from tilec.passes.cpu.operands import boxes_as_operands
@@ -75,17 +77,32 @@ def contract(op: ir.Operation, tiles: dict[int, int], options: Panels) -> None:
 
 
 def contract_panels(c: Contraction, weights: ir.Value | None = None) -> None:
-    """Loops over panels, at the current output. `weights`: the panels of the left factor, where they are stored already."""
+    """Loops over panels, at the current place. `weights`: the panels of the left factor, where they are stored already."""
     start = _take_fill(c)
-    outer, inner = (c.right, c.left) if c.columns_outer else (c.left, c.right)
+    outer = c.right if c.columns_outer else c.left
     memory: dict[Side, ir.Value] = {}
     for side, name in ((c.left, "left"), (c.right, "right")):
         if side is c.right or weights is None:
             memory[side] = _panels(c, side, 1 if side is outer else side.panels, name)
-    buffer, at = _Buffer(c), dict[int, ir.Value]()
+    buffer, at, sums = _Buffer(c), dict[int, ir.Value](), None
     if c.matrix and c.padded and _is_long(c):
         linalg.fill(start, outs=[c.operands[-1]])
-    with loops(c.batch, at, c.names), _steps(c) as block:
+    with loops(c.batch, at, c.names):
+        if c.matrix and not c.padded and _is_long(c):
+            sums = _all_sums(c, start)
+        _all_steps(c, start, at, memory, weights, buffer, sums)
+        if sums is not None:
+            _store_all(c, sums, at, buffer)
+    if c.divisor is not None:
+        _divide(c)
+
+
+def _all_steps(
+    c: Contraction, start: ir.Value, at: dict[int, ir.Value], memory: dict[Side, ir.Value], weights: ir.Value | None,
+    buffer: _Buffer, sums: ir.Value | None,
+) -> None:  # fmt: skip
+    outer, inner = (c.right, c.left) if c.columns_outer else (c.left, c.right)
+    with _steps(c) as block:
         packing = {side: Packing(block, side, panels) for side, panels in memory.items()}
         tiny = _Tiny(c)
 
@@ -100,7 +117,7 @@ def contract_panels(c: Contraction, weights: ir.Value | None = None) -> None:
         if c.matrix:
             with panels_of(inner, c.names) as (_, first_inner, number):
                 tiny.note(panel(inner, first_inner, number), block.count)
-        with panels_of(outer, c.names) as (outside, first_outer, _):
+        with panels_of(outer, c.names) as (outside, first_outer, outer_number):
             if outer in packing:
                 packing[outer].fill(at | outside, first_outer, mlir.index(0))
             mine = panel(outer, first_outer, mlir.index(0))
@@ -110,9 +127,32 @@ def contract_panels(c: Contraction, weights: ir.Value | None = None) -> None:
                 coordinates = at | outside | other | {outer.dims[-1]: first_outer, inner.dims[-1]: first_inner}
                 output = _OutputTile(c, [coordinates[d] for d in c.operand_dims[-1]])
                 tiny.at = {outer: (at | outside, first_outer), inner: (at | other, first_inner)}
-                _tile(c, start, panels[c.left], panels[c.right], block, output, buffer, tiny)
-    if c.divisor is not None:
-        _divide(c)
+                if sums is not None:
+                    numbers = {outer: outer_number, inner: number}
+                    own = part_of(part_of(sums, numbers[c.left]), numbers[c.right])
+                    _multiply_by_unit(c, None, panels[c.left], panels[c.right], block, own, tiny)
+                else:
+                    _tile(c, start, panels[c.left], panels[c.right], block, output, buffer, tiny)
+
+
+def _all_sums(c: Contraction, start: ir.Value) -> ir.Value | None:
+    """Memory for all tiles of a block, whose sums several steps add to; None where they are too many for a core's cache."""
+    shape = [c.left.panels, c.right.panels, c.left.width, c.right.width]
+    if prod(shape) > CACHED_SUMS:
+        return None
+    alloc = memref.AllocOp(ir.MemRefType.get(shape, c.element), [], [], alignment=64)
+    alloc.attributes["tilec.name"] = mlir.string("sums")
+    linalg.fill(start, outs=[alloc.result])
+    return alloc.result
+
+
+def _store_all(c: Contraction, sums: ir.Value, at: dict[int, ir.Value], buffer: _Buffer) -> None:
+    """Copies the tiles to the output."""
+    with panels_of(c.left, c.names) as (outside, first, row), panels_of(c.right, c.names) as (other, begin, column):
+        coordinates = at | outside | other | {c.left.dims[-1]: first, c.right.dims[-1]: begin}
+        output = _OutputTile(c, [coordinates[d] for d in c.operand_dims[-1]])
+        buffer.memory = part_of(part_of(sums, row), column)
+        _store_sums(c, None, output, None, buffer)
 
 
 def _is_long(c: Contraction) -> bool:

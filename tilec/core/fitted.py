@@ -230,6 +230,7 @@ class PanelTimes(Group, name="panels", kind="cpu"):
     gather_ns: float = number("time to pack a byte at computed subscripts")
     split_ns: float = number("time to split a packed number of 32 bits into one more part of 16 bits")
     unit_tile_ns: float = number("time of a tile of sums of a matrix unit beside its products")
+    unit_exposed_l2: float = number("share of the time in which L2 delivers factors to a matrix unit that its products do not hide")
     plain_ns: float = number("time of an f32 product in plain loops that become SIMD code")
     loads_per_clock: float = number("vectors, or elements of the left panel, that a register tile loads in a clock", least=0.1)
     exposed_l2: float = number("share of the time in which L2 delivers the right panel that arithmetic does not hide")

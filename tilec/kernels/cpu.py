@@ -15,6 +15,7 @@ BYTES = {"f32": 4, "f64": 8}
 AMX_SIDE = 16  # rows of a tile of AMX, and f32 sums of a row
 MOST_PARTS = 3  # bf16 of which a number is the sum: all bits of an f32
 MOST_SUMS = 64  # vectors of sums: each is written out in a kernel
+CACHED_SUMS = 1 << 17  # of a block, which several steps along k add to in memory of its own: half a megabyte
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,25 @@ def test_convolutions(name, kind, rng, always):
     assert op.plan.kernels[0].options.instruction == ("fma" if name == "odd" else "amx")  # pairs lie along one dimension
 
 
+@amx
+@pytest.mark.parametrize("sizes", [(64, 64, 1024), (70, 90, 1000), (33, 40, 2000)])
+def test_sums_of_several_steps_stay_in_memory_of_the_block(sizes, rng, always):
+    """Tiles that are whole and such that are not, in steps that end before a panel does."""
+    m, n, k = sizes
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+    op = tilec.compile(MATMUL, target="cpu")
+    assert_within(MATMUL, [a, b], op(a, b), kind="cpu", expected=a.astype(np.float64) @ b)
+    assert "sums_" in op.kernels[0].source and op.plan.kernels[0].options.depths[0] < k
+    np.testing.assert_array_equal(op(a, b), op(a, b))
+
+
+@pytest.mark.parametrize("m", [2, 4])
+def test_few_rows_pack_a_few_rows_of_the_other_factor(m):
+    """They are used once, so that they stay in L1."""
+    plan = lowering.lowered(MATMUL, None, {"M": m, "N": 4096, "K": 4096}, target=load(BUILT_IN / "cpu.toml"))[1].plan
+    assert max(plan.kernels[0].options.depths) <= 32
+
+
 def test_a_window_lies_along_its_last_subscript(always):
     """The left factor of an image with channels last is contiguous along the channels, which are reduced."""
     parameters, result, body, _ = CONVOLUTIONS["nhwc"]

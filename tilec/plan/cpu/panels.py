@@ -29,7 +29,7 @@ from tilec.core.target import Target
 from tilec.cost import contraction
 from tilec.cost.model import NoFurtherChoice
 from tilec.kernels import KernelPlan, Panels
-from tilec.kernels.cpu import AMX_SIDE, MOST_PARTS, matrix_instructions, part_products
+from tilec.kernels.cpu import AMX_SIDE, CACHED_SUMS, MOST_PARTS, matrix_instructions, part_products
 from tilec.plan.groups import Group, Remark
 
 AMX_STEP = 32  # products along k of an instruction
@@ -232,8 +232,9 @@ def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator
                 if depth * prod(b) * size <= target.l2.bytes // 2:
                     yield Blocking("fma", mr, v * lanes, a, b, depth)
     if matrix_instructions(parts := _parts(node, roles), target):
-        for mr, nr, share in product((AMX_SIDE, 2 * AMX_SIDE), (AMX_SIDE, 2 * AMX_SIDE), (2, 4)):
-            deep = _even(_depths(inner, target.l1.bytes // (2 * mr * share * parts[0])), inner)
+        shares = (2, 4, 8) if len(inner) == 1 else (4 / 3, 2, 4, 8)  # of L1: steps of equal size are worth some of it
+        for mr, nr, share in product((AMX_SIDE, 2 * AMX_SIDE), (AMX_SIDE, 2 * AMX_SIDE), shares):
+            deep = _even(_depths(inner, int(target.l1.bytes / (2 * mr * share * parts[0]))), inner)
             if deep[-1] % 2 and any(d > 1 for d in deep[:-1]):
                 continue  # pairs lie along the last dimension
             for a, b in product(_boxes(rows, mr), _boxes(columns, nr)):
@@ -312,15 +313,21 @@ def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -
     k = prod(node.extents[d] for d in roles.inner)
     m, n = (prod(box[:-1]) * -(-box[-1] // width) * width for box, width in ((b.rows, b.mr), (b.columns, b.nr)))
     parts = _parts(node, roles)
-    passes = (m // b.mr) * (n // b.nr) * k * _step_ns(b, size, parts, target, b.depth * n * size > target.l1.bytes)
+    passes = (m // b.mr) * (n // b.nr) * k * _step_ns(b, size, parts, target, n)
     fit = target.fit(PanelTimes)
+    inner = [node.extents[d] for d in roles.inner]
+    depths = _depths(inner, b.depth)
+    steps = prod(ceil(e / d) for e, d in zip(inner, depths))
+    if len(inner) > 1 and any(e % d for e, d in zip(inner, depths)):
+        steps += steps // 2  # of steps that are cut short, panels are read as far apart as those of others
     contiguous = {roles.rows[-1], *roles.inner}, {roles.columns[-1]}  # dimensions along which a side's panels may lie
     sides = zip((m, n), contiguous, roles.along)
     packing = k * sum(size * _pack_ns(node, dims, along, fit) for size, dims, along in sides)
     if b.instruction != "fma":
         packing += k * fit.split_ns * sum(length * count for length, count in zip((m, n), parts) if count > 1)
-        packing += fit.unit_tile_ns * (m // b.mr) * (n // b.nr) * ceil(k / b.depth)
-    sums = 2 * m * n * size * ceil(k / b.depth) / (target.l2.unit_gbs or 32)
+        kept = steps > 1 and m * n <= CACHED_SUMS  # sums that a core's cache holds until they are complete: half the time
+        packing += fit.unit_tile_ns * (m // b.mr) * (n // b.nr) * (1 + steps / 2 if kept else steps)
+    sums = 2 * m * n * size * steps / (target.l2.unit_gbs or 32)
     rounds = ceil(blocks / target.units)
     start = target.launch.overhead_us if blocks > 1 else 0
     return start + rounds * (fit.block_us + 1e-3 * (passes + packing + sums))
@@ -335,21 +342,25 @@ def _plain_us(node: Node, size: int, target: Target) -> float:
     return min(max(alone, 1e6 * loads / target.dram.rate(1)), target.launch.overhead_us + every)
 
 
-def _step_ns(b: Blocking, size: int, parts: tuple[int, ...], target: Target, beyond_l1: bool) -> float:
-    """One product of a registers' tile: its FMAs, its loads, the latency of a sum, or a row of the right panel, perhaps in L2."""
+def _step_ns(b: Blocking, size: int, parts: tuple[int, ...], target: Target, columns: int) -> float:
+    """One product of a registers' tile: its FMAs, its loads, the latency of a sum, and what comes from L2, the right panels of so
+    many columns where they do not fit L1."""
     from_l2 = target.l2.unit_gbs * target.l2.achievable or 32
     if b.instruction != "fma":
         sums, tiles = b.mr * b.nr // AMX_SIDE**2, (b.mr + b.nr) // AMX_SIDE
         busy = 2e9 * AMX_SIDE**2 / (target.peak(f"tensor.bf16@{b.instruction}") / target.units)
         clocks = max(AMX_LATENCY, AMX_LOAD * tiles) / AMX_STEP
+        left, right = 2 * parts[0] * b.mr, 2 * parts[1]
+        far = right * b.nr * (b.depth * (left + right * columns) > target.l1.bytes) + left * (2 * b.depth * left > target.l1.bytes)
         products = len(part_products(*parts)) * max(busy * sums, clocks / target.clock_ghz)
-        return max(products, 2 * parts[1] * b.nr / from_l2)
+        return products + target.fit(PanelTimes).unit_exposed_l2 * far / from_l2
     core, vectors, fit = target.core, b.nr // _lanes(target, size), target.fit(PanelTimes)
     lanes = _lanes(target, size)
     peak = target.peak("fma.f64" if size == 8 else "fma.f32") / target.units
     fma = 1e9 * 2 * lanes * b.mr * vectors / peak
     clocks = max((b.mr + vectors) / fit.loads_per_clock, core.fma_latency)
-    return max(fma, clocks / target.clock_ghz) + beyond_l1 * fit.exposed_l2 * size * b.nr / from_l2
+    far = size * b.nr * (b.depth * columns * size > target.l1.bytes)
+    return max(fma, clocks / target.clock_ghz) + fit.exposed_l2 * far / from_l2
 
 
 def _pack_ns(node: Node, contiguous: set[int], along: int, fit: PanelTimes) -> float:
