@@ -232,8 +232,8 @@ def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator
                 if depth * prod(b) * size <= target.l2.bytes // 2:
                     yield Blocking("fma", mr, v * lanes, a, b, depth)
     if matrix_instructions(parts := _parts(node, roles), target):
-        shares = (2, 4, 8) if len(inner) == 1 else (4 / 3, 2, 4, 8)  # of L1: steps of equal size are worth some of it
-        for mr, nr, share in product((AMX_SIDE, 2 * AMX_SIDE), (AMX_SIDE, 2 * AMX_SIDE), shares):
+        of_l1 = (2.0, 4.0, 8.0) if len(inner) == 1 else (4 / 3, 2.0, 4.0, 8.0)  # steps of equal size are worth some of it
+        for mr, nr, share in product((AMX_SIDE, 2 * AMX_SIDE), (AMX_SIDE, 2 * AMX_SIDE), of_l1):
             deep = _even(_depths(inner, int(target.l1.bytes / (2 * mr * share * parts[0]))), inner)
             if deep[-1] % 2 and any(d > 1 for d in deep[:-1]):
                 continue  # pairs lie along the last dimension
