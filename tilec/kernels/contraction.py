@@ -183,15 +183,25 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
     @property
     def _scales(self) -> int:
         """Registers of a thread for scales of partial sums: of two rows, and of columns."""
-        shared = self.block[1] // max(1, self.scale_columns)  # columns of one scale
-        columns = {0: 0, 1: self.block[1] // 4}.get(self.scale_columns, shared)
-        return 2 * self.scale_rows + columns
+        if self.scale_columns == 1:
+            return 2 * self.scale_rows + self.block[1] // 4
+        return 2 * self.scale_groups if self.joined_scales else 2 * self.scale_rows + self.scale_groups
+
+    @property
+    def scale_groups(self) -> int:
+        """Groups of columns that share a scale."""
+        return self.block[1] // self.scale_columns if self.scale_columns > 1 else 0
+
+    @property
+    def joined_scales(self) -> bool:
+        """Whether warps keep products of the scales of a row and a group of columns, of which there are few."""
+        return bool(self.scale_rows) and 1 <= self.scale_groups <= 2
 
     @property
     def scale_lines(self) -> int:
         """Of `SPAN` scales each, which a warp keeps in shared memory: its rows', and those that several columns share."""
-        columns = self.block[1] // self.scale_columns if self.scale_columns > 1 else 0
-        return -(-(ROWS // 4 * self.scale_rows + columns) // EACH) * EACH
+        rows = ROWS // 4 * self.scale_rows
+        return rows * self.scale_groups if self.joined_scales else -(-(rows + self.scale_groups) // EACH) * EACH
 
     @property
     def column_sets(self) -> tuple[tuple[int, ...], ...]:

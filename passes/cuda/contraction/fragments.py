@@ -92,8 +92,10 @@ class MmaTile:
 
     One instruction multiplies 32 bytes of k: 16 numbers of 16 bits, 8 of tf32, 32 of 8 bits. Numbers of 8 bits that are converted
     on the way come 16 at a time for a thread, those of a row that follow one another, and four instructions multiply them with
-    as many of the other factor: any order of k is right that both factors have. Fragments of further products of the left factor
-    follow those of the first.
+    as many of the other factor: any order of k is right that both factors have. A right factor of such numbers is the
+    instruction's first operand (`transposed`: fragments have 8 rows and 16 columns), since the first one takes words of two rows by
+    turns, which a thread makes in any registers but cannot load so. Fragments of further products of the left factor follow
+    those of the first.
     """
 
     def __init__(self, problem: Problem, thread: Thread):
@@ -108,9 +110,11 @@ class MmaTile:
             warp, self.share = (op(warp, mlir.index(warps_m * warps_n)) for op in (arith.remui, arith.divui))
         self.row = arith.muli(arith.divui(warp, mlir.index(warps_n)), mlir.index(self.rows))
         self.column = arith.muli(arith.remui(warp, mlir.index(warps_n)), mlir.index(self.columns))
-        self.sums = memref.AllocaOp(local([self.high, self.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
-        locations.named(self.sums, "sums")
         self.by_lines = problem.left.narrow or problem.right.narrow
+        self.transposed = problem.right.narrow and not problem.left.narrow
+        self.fragments = (2 * self.high, self.wide // 2) if self.transposed else (self.high, self.wide)
+        self.sums = memref.AllocaOp(local([*self.fragments, 2, 2], problem.accumulator, PRIVATE), [], []).result
+        locations.named(self.sums, "sums")
         self.together = LINES if self.by_lines else 1
         words = 4 * self.high * self.together, 2 * self.wide * self.together
         self.parts = [
@@ -137,12 +141,13 @@ class MmaTile:
         def fetch(parts: Any, number: ir.Value) -> None:
             k = sum_of([(self.share, share), (number, depth)])
             load = self._load_lines if self.by_lines else self._load
-            load(parts[0], left, self.row, self.high, slot, k, True)
+            load(parts[0], left, self.row, self.high, slot, k, not self.transposed)
             for product, right in enumerate(rights):
-                load(parts[1], right, self.column, self.own // 2, slot, k, False, product * self.own // 2)
+                load(parts[1], right, self.column, self.own // 2, slot, k, self.transposed, product * self.own // 2)
 
         def multiply(parts: Any) -> None:
-            with loop(self.together, name="line") as q, loop(self.high, name="row") as i, loop(self.wide, name="column") as j:
+            high, wide = self.fragments
+            with loop(self.together, name="line") as q, loop(high, name="row") as i, loop(wide, name="column") as j:
                 self._multiply(parts, sum_of([(i, self.together), (q, 1)]), sum_of([(j, self.together), (q, 1)]), i, j)
 
         overlapped(share // depth, self.parts, fetch, multiply)
@@ -153,7 +158,7 @@ class MmaTile:
         if self.shares == 1:
             return
         warps = prod(self.problem.options.warps)
-        type_ = local([(self.shares - 1) * warps, self.high * self.wide * 4, WARP], self.problem.accumulator, SHARED)
+        type_ = local([(self.shares - 1) * warps, 4 * prod(self.fragments), WARP], self.problem.accumulator, SHARED)
         made = memref.AllocOp(type_, [], [])
         made.operation.attributes["tilec.overlay"] = ir.UnitAttr.get()
         memory = locations.named(made.result, "shares")
@@ -187,11 +192,11 @@ class MmaTile:
     @contextmanager
     def _each_sum(self) -> Iterator[tuple[list[ir.Value], ir.Value]]:
         """Its subscripts, and its number."""
+        high, wide = self.fragments
         with (
-            loop(self.high, name="row") as i, loop(self.wide, name="column") as j,
-            loop(2, name="half") as half, loop(2, name="pair") as lane,
+            loop(high, name="row") as i, loop(wide, name="column") as j, loop(2, name="half") as half, loop(2, name="pair") as lane,
         ):  # fmt: skip
-            yield [i, j, half, lane], sum_of([(i, 4 * self.wide), (j, 4), (half, 2), (lane, 1)])
+            yield [i, j, half, lane], sum_of([(i, 4 * wide), (j, 4), (half, 2), (lane, 1)])
 
     def _load_lines(
         self, part: ir.Value, stage: Stage, start: ir.Value, count: int, slot: ir.Value, k: ir.Value, rows_first: bool,
@@ -270,7 +275,9 @@ class MmaTile:
 
     def _multiply(self, parts: Any, row: ir.Value, column: ir.Value, i: ir.Value, j: ir.Value) -> None:
         """Adds the product of two fragments, by their numbers, to the sums `i`, `j`."""
-        left, right = ((part, arith.muli(n, mlir.index(words))) for part, n, words in zip(parts, (row, column), (4, 2)))
+        words = (2, 4) if self.transposed else (4, 2)
+        left, right = ((part, arith.muli(n, mlir.index(count))) for part, n, count in zip(parts, (row, column), words))
+        left, right = (right, left) if self.transposed else (left, right)
         at = [i, j, mlir.index(0), mlir.index(0)]
         multiply_fragments(self.sums, at, left, right, tf32=self.problem.options.multiplicand == "tf32")
 
@@ -287,10 +294,25 @@ class MmaTile:
 
     def _spill(self, columns: int, number: ir.Value, put: Callable[..., None]) -> None:
         i, part = self._which(columns, number)
+        if self.transposed:
+            self._spill_transposed(columns, i, part, put)
+            return
         with loop(2, name="half") as half, loop(columns // 8, name="fragment") as j:
             each = [sum_of([(part, columns // 8), (j, 1)], self.own * p) for p in range(self.products)]
             of_first, *further = (Sums(self.sums, [i, at, half, mlir.index(0)], 2) for at in each)
             put(replace(of_first, further=tuple(further)), *fragment_coordinates(self.thread, half, j))
+
+    def _spill_transposed(self, columns: int, i: ir.Value, part: ir.Value, put: Callable[..., None]) -> None:
+        """A thread has two rows of two columns of each fragment."""
+        group, member = arith.shrui(self.thread.lane, mlir.index(2)), arith.andi(self.thread.lane, mlir.index(3))
+        with (
+            loop(2, name="rows") as rows, loop(columns // 16, name="fragment") as j, loop(2, name="half") as half,
+            loop(2, name="pair") as lane,
+        ):  # fmt: skip
+            each = [sum_of([(part, columns // 16), (j, 1)], self.own // 2 * p) for p in range(self.products)]
+            of_first, *further = (Sums(self.sums, [sum_of([(i, 2), (rows, 1)]), at, half, lane], 1) for at in each)
+            row = locations.named(sum_of([(rows, 8), (member, 2), (lane, 1)]), "row")
+            put(replace(of_first, further=tuple(further)), row, sum_of([(j, 16), (half, 8), (group, 1)]))
 
     def _coordinates(
         self, columns: int, number: ir.Value, row: ir.Value, column: ir.Value

@@ -6,8 +6,9 @@
                                sums += p * (r * c) } }
 
 A thread of a warpgroup has two rows and two adjacent columns of every 8. A warp keeps the scales of its own rows, and those of
-columns of which several share a scale (`scale_columns`), so that it waits for no other. Where each column has its own, threads
-load these from memory under the part's products.
+columns of which several share a scale (`scale_columns`), so that it waits for no other; of one or two such groups of columns it
+keeps the products r * c, since a thread that multiplied them would do so between the products of matrices, and wait there. Where
+each column has its own scale, threads load these from memory under the part's products.
 """
 
 from __future__ import annotations
@@ -35,19 +36,22 @@ class Scales:
         assert isinstance(problem.options, WarpgroupContraction)
         self.shape, self.group, self.promoted = shape, problem.options.scale_columns, problem.options.promoted
         self.left = self.right = None
-        self.rows = self.columns = 0  # lines of scales that a warp keeps
-        if problem.scaled["left"].scales:
-            self.left, self.rows = self._registers([2], "row_scales"), ROWS // 4
+        self.rows, self.columns = ROWS // 4 * problem.options.scale_rows, problem.options.scale_groups
+        self.lines, self.joined = problem.options.scale_lines, problem.options.joined_scales
+        if self.joined:
+            self.left = self._registers([self.columns, 2], "scales")
+        elif self.rows:
+            self.left = self._registers([1, 2], "row_scales")
         if self.group == 1:
             self.right = self._registers([shape.wide, 2], "column_scales")
-        elif self.group:
-            self.columns = shape.columns // self.group
+        elif self.columns and not self.joined:
             self.right = self._registers([self.columns], "column_scales")
-        self.lines = problem.options.scale_lines
         if self.lines:
-            self.next = self._registers([self.lines // EACH], "next_scales")
+            self.next_rows = self._registers([max(1, self.rows // EACH)], "next_row_scales")
+            count = self.columns if self.joined else max(1, -(-self.columns // EACH))
+            self.next_columns = self._registers([count], "next_column_scales")
             type_ = local([4 * shape.roles.consumers, self.lines, SPAN], ir.F32Type.get(), SHARED)
-            self.memory = locations.named(memref.AllocOp(type_, [], []).result, "scales")
+            self.memory = locations.named(memref.AllocOp(type_, [], []).result, "kept_scales")
 
     def _registers(self, counts: list[int], name: str) -> ir.Value:
         with ir.InsertionPoint.at_block_begin(self.shape.thread.block):
@@ -72,28 +76,41 @@ class Scales:
         number = arith.minsi(sum_of([(span, SPAN), (position, 1)]), mlir.index(parts - 1))
         k = sum_of([(number, self.promoted)])
         for n in range(self.rows // EACH):
-            self._evaluate(problem, problem.left, self.shape.row(sum_of([(line, 1)], EACH * n)), k, self.next, [mlir.index(n)])
-        for n in range(self.rows // EACH, self.lines // EACH):
-            group = arith.minsi(sum_of([(line, 1)], EACH * n - self.rows), mlir.index(self.columns - 1))
-            self._evaluate(problem, problem.right, arith.muli(group, mlir.index(self.group)), k, self.next, [mlir.index(n)])
+            row = self.shape.row(sum_of([(line, 1)], EACH * n))
+            self._evaluate(problem, problem.left, row, k, self.next_rows, [mlir.index(n)])
+        for n in range(ir.MemRefType(self.next_columns.type).shape[0] if self.columns else 0):
+            group = arith.minsi(sum_of([(line, 1)], EACH * n), mlir.index(self.columns - 1))
+            group = mlir.index(n) if self.joined else group
+            column = arith.muli(group, mlir.index(self.group))
+            self._evaluate(problem, problem.right, column, k, self.next_columns, [mlir.index(n)])
 
     def store(self, problem: Problem, span: ir.Value, parts: int) -> None:
         if not self.lines:
             return
+        rows, columns = (
+            [memref.LoadOp(memory, [mlir.index(n)]).result for n in range(count)]
+            for memory, count in ((self.next_rows, self.rows // EACH), (self.next_columns, -(-self.columns // EACH)))
+        )
+        if self.joined:
+            groups = (memref.LoadOp(self.next_columns, [mlir.index(n)]).result for n in range(self.columns))
+            values = [arith.mulf(row, group) for group in groups for row in rows]
+        else:
+            values = [*rows, *columns]
         line, position = self._mine
         synchronise()  # the span before has been read
-        with loop(self.lines // EACH, name="line") as n:
-            at = [self._warp, sum_of([(n, EACH), (line, 1)]), position]
-            memref.StoreOp(memref.LoadOp(self.next, [n]).result, self.memory, at)
+        for n, value in enumerate(values):
+            memref.StoreOp(value, self.memory, [self._warp, sum_of([(line, 1)], EACH * n), position])
         synchronise()
         self.fetch(problem, sum_of([(span, 1)], 1), parts)
 
     def load(self, problem: Problem, number: ir.Value, position: ir.Value) -> None:
         zero = mlir.index(0)
         if self.left is not None:
-            with loop(2, name="half") as half:
+            with loop(self.columns if self.joined else 1, name="group") as group, loop(2, name="half") as half:
                 row, _ = fragment_coordinates(self.shape.thread, half, zero)
-                memref.StoreOp(self._kept(row, position), self.left, [half])
+                memref.StoreOp(self._kept(sum_of([(row, 1), (group, self.rows)]), position), self.left, [group, half])
+        if self.joined:
+            return
         if self.columns:
             with loop(self.columns, name="group") as group:
                 memref.StoreOp(self._kept(sum_of([(group, 1)], self.rows), position), self.right, [group])
@@ -116,12 +133,11 @@ class Scales:
 
     def apply(self, value: ir.Value, at: list[ir.Value]) -> ir.Value:
         j, half, lane = at
-        found = []
-        if self.left is not None:
-            found.append(memref.LoadOp(self.left, [half]).result)
-        if self.right is not None and self.group == 1:
-            found.append(memref.LoadOp(self.right, [j, lane]).result)
-        elif self.right is not None:
+        found, group = [], mlir.index(0)
+        if self.columns:
             group = arith.divui(arith.muli(j, mlir.index(8)), mlir.index(self.group))
-            found.append(memref.LoadOp(self.right, [group]).result)
+        if self.left is not None:
+            found.append(memref.LoadOp(self.left, [group if self.joined else mlir.index(0), half]).result)
+        if self.right is not None:
+            found.append(memref.LoadOp(self.right, [j, lane] if self.group == 1 else [group]).result)
         return arith.mulf(value, reduce(arith.mulf, found)) if found else value
