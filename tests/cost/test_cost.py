@@ -14,6 +14,7 @@ from tools.machines import CARDS, CPU, H200
 
 from tilec.core.targets import load
 from tilec.cost import contraction
+from tilec.cost.chain_order import longest_share
 from tilec.cost.contraction import BlockTile, CacheTile, Contraction, contraction_cost
 from tilec.cost.model import Work, balance, home_level, occupancy, predict
 
@@ -252,3 +253,10 @@ def test_costs_are_reproducible():
     problem = Contraction(777, 3000, 512)
     for choice in contraction.choose(H200, problem):
         assert contraction_cost(H200, problem, choice.tile) == choice.prediction
+
+
+def test_persistent_blocks_share_triangles_evenly():
+    """In groups of few problems the longest rows meet the same blocks again and again."""
+    few, all_of = (longest_share(128, 8, group, 132) for group in (1, 8))
+    assert few > 1.3 and all_of < 1.01
+    assert longest_share(1, 132, 1, 132) == pytest.approx(1) and longest_share(2, 1, 1, 2) > 1.2

@@ -7,6 +7,7 @@ from conftest import assert_within
 from tilec.core import mlir
 from tilec.core.diagnostics import Source
 from tilec.core.mlir import ir
+from tilec.core.target import Target
 from tilec.core.targets import load
 from tilec.cost.chain import ChainTile, choose_chain_tile
 from tilec.cost.model import Choice
@@ -27,7 +28,7 @@ def warps(rows: int, step: int, stages: int = 2, own: int = 16, parts: int = 1) 
     return ChainTile(rows, step, stages, 168, 0, ping_pong=False, parts=parts, unit="mma.sync", warp_rows=own)
 
 
-def lowered(text: str, sizes: dict[str, int], tile: tuple[int, int] | ChainTile | None, monkeypatch, target: str = "h200"):
+def lowered(text: str, sizes: dict[str, int], tile: tuple[int, int] | ChainTile | None, monkeypatch, target: str | Target = "h200"):
     if tile is not None:
         made = tile
         if not isinstance(made, ChainTile):
@@ -40,9 +41,9 @@ def lowered(text: str, sizes: dict[str, int], tile: tuple[int, int] | ChainTile 
     return specialised, result
 
 
-def check(text, sizes, tile, monkeypatch, inputs=None, printed=False):
+def check(text, sizes, tile, monkeypatch, inputs=None, printed=False, target="h200"):
     """Runs the mapped IR, thread by thread, where races are faults; or with `printed` the Python text."""
-    specialised, result = lowered(text, sizes, tile, monkeypatch)
+    specialised, result = lowered(text, sizes, tile, monkeypatch, target)
     (kernel,) = result.plan.kernels
     assert isinstance(kernel.options, ContractionChain)
     assert len(result.emitted.kernels) == (2 if kernel.options.blocks_per_row > 1 else 1)

@@ -28,6 +28,11 @@ class MatrixIntrinsics(Intrinsics):
         self.cp_async_wait = lambda count: lambda: self._land(count)
         for width in (4, 8, 16):
             setattr(self, f"cp_async_{width}", partial(self._copy, width))
+        for count in (1, 2, 4):
+            setattr(self, f"load_words_{count}", partial(self._load_words, count))
+        for dtype in ("bf16", "f16"):
+            setattr(self, f"unpack_{dtype}", partial(self._unpack, DTYPES[dtype].numpy))
+            setattr(self, f"put_{dtype}", partial(self._put, DTYPES[dtype].numpy))
         self.contract, self.matrix_descriptor = _contract, matrix_descriptor
         self.warp_barrier = lambda: self._meet(self.state.block.warps[self.state.thread // 32])
         self.mbarrier_fence = lambda: None
@@ -60,6 +65,17 @@ class MatrixIntrinsics(Intrinsics):
         if name in WORDS:
             return lambda *operands: self._mma(WORDS[name], *operands)
         return super().__getattr__(name)
+
+    def _load_words(self, count: int, words, at, address) -> None:
+        words[at : at + count] = self.state.block.access(np.dtype(np.uint32), count, int(address))
+
+    @staticmethod
+    def _unpack(dtype, words, at):
+        return np.float32(words.view(dtype)[at])
+
+    @staticmethod
+    def _put(dtype, words, at, value) -> None:
+        words.view(dtype)[at] = value
 
     # ---- cp.async ------------------------------------------------------------------------------------------
 

@@ -26,11 +26,6 @@ class RowIntrinsics(MatrixIntrinsics):
         self.cluster_wait = lambda: self._meet(state.meeting)
         self.map_shared = lambda address, rank: REMOTE * (int(rank) + 1) + int(address) - SHARED
         self.mbarrier_arrive_remote = self._arrive_remote
-        for count in (1, 2, 4):
-            setattr(self, f"load_words_{count}", partial(self._load_words, count))
-        for dtype in ("bf16", "f16"):
-            setattr(self, f"unpack_{dtype}", partial(self._unpack, DTYPES[dtype].numpy))
-            setattr(self, f"put_{dtype}", partial(self._put, DTYPES[dtype].numpy))
 
     def __getattr__(self, name: str):
         if match := SENT.match(name):
@@ -49,13 +44,3 @@ class RowIntrinsics(MatrixIntrinsics):
         rank, offset = divmod(int(barrier), REMOTE)
         self.state.blocks[rank - 1].__dict__["barriers"][SHARED + offset].change(1, 0, self.state.turns)
 
-    def _load_words(self, count: int, words, at, address) -> None:
-        words[at : at + count] = self.state.block.access(np.dtype(np.uint32), count, int(address))
-
-    @staticmethod
-    def _unpack(dtype, words, at):
-        return np.float32(words.view(dtype)[at])
-
-    @staticmethod
-    def _put(dtype, words, at, value) -> None:
-        words.view(dtype)[at] = value

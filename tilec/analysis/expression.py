@@ -37,6 +37,14 @@ class Expr:
     type: str = "f32"
     template: ir.Operation | None = field(default=None, compare=False, repr=False)
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Kept, as parts are shared: in the rounds of `rand` so often that their paths are thousands."""
+        return hash((self.op, self.args, self.key, self.own_dims, self.type))
+
     @cached_property
     def dims(self) -> frozenset[int]:
         """The kernel dimensions that it depends on."""

@@ -51,6 +51,8 @@ class ChainProblem:
     each score, from operands of `operand_bytes`. `factor_bytes`: of the factors, of which several heads may share some.
     `line_steps`: steps are whole lines, since a factor lies along them. `listed`: a block lists the steps that data leave it.
     `pages`: elements of the length that lie side by side, by factor, where memory tells the place of each page.
+    `by_data`: data tell how many steps a block has. `other_registers`: that the computation of weights takes.
+    `score_registers`: for each score, that operands which are read ahead take.
     """
 
     rows: int
@@ -74,6 +76,9 @@ class ChainProblem:
     line_steps: bool = False
     listed: bool = False
     pages: tuple[int, ...] = ()
+    by_data: bool = False
+    other_registers: int = 0
+    score_registers: float = 0
 
     def box(self, rows: int) -> tuple[int, ...]:
         """The part of every dimension of rows that a block of so many has: powers of two with this product, such that the fewest
@@ -116,7 +121,8 @@ def _boxes(dims: int, points: int) -> Iterator[tuple[int, ...]]:
 class ChainTile:
     """`stages`: tiles of K, and of V, in shared memory. By `wgmma`, `groups` warpgroups of 64 rows multiply, and one more loads.
     Without a second contraction: steps of Q and K, or of K alone where Q is kept (`kept_left`); the groups alternate
-    (`ping_pong`). `parts` blocks share their rows."""
+    (`ping_pong`). `parts` blocks share their rows. `persistent`: as many blocks as run at a time compute tile after tile.
+    `row_stages`: tiles whose rows are in shared memory."""
 
     bm: int
     bn: int
@@ -128,6 +134,8 @@ class ChainTile:
     parts: int = 1
     unit: str = "wgmma"
     warp_rows: int = 16
+    persistent: bool = False
+    row_stages: int = 1
 
     @property
     def groups(self) -> int:
@@ -163,6 +171,7 @@ def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
                 if unit == "mma.sync":  # weights take the places of scores
                     held = scores + sums + max(0, p.weight_terms - 2) * scores // 2
                     most = fit.warp_registers if own == WARP_ROWS[0] else fit.tall_warp_registers
+                held += p.other_registers + (int(scores * p.score_registers) if unit == "wgmma" else 0)
                 if held > most or (unit == "mma.sync" and bn > fit.warp_step_elements):
                     continue
                 registers = min(target.sm.registers_per_thread, held + fit.warp_other)
@@ -173,6 +182,10 @@ def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
                 for tile in _staged(target, p, one, (2, 3, 4) if unit == "wgmma" else (1, 2)):
                     if tile.stages <= 2 or p.rows < ROWS:  # deeper where the factors' bytes count, and not the products
                         yield tile
+                        if unit == "wgmma" and not p.by_data and not p.pages and p.blocks(bm) * p.batch > target.units:
+                            each = (replace(tile, persistent=True, row_stages=n) for n in (2, 1))
+                            sized = (replace(t, shared=chain_bytes(p, t)) for t in each)
+                            yield next(t for t in sized if t.shared <= target.sm.shared_per_block)
                     if p.blocks(bm) * p.batch < 2 * target.units and bn % 32 == 0:
                         yield from (replace(tile, parts=parts) for parts in _parts(target, p, tile)[1:])
 
@@ -248,7 +261,7 @@ def chain_bytes(p: ChainProblem, tile: ChainTile) -> int:
     and the list of its steps, where data choose them."""
     held = 0
     if p.columns:
-        held = 2 * tile.bm * chain_line(tile.unit, p.inner)
+        held = 2 * tile.bm * tile.row_stages * chain_line(tile.unit, p.inner)
     elif tile.kept_left:
         held = _tile_bytes(tile.unit, tile.bm, round_up(p.inner, reduction_depth(tile.unit, p.inner)), p.k_major[0])
     listed = 4 * (ceil(p.length / tile.bn) + 3) if p.listed else 0
@@ -270,17 +283,18 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         covered, cut = covered + across / 2, cut + across
     scores = p.batch * rows * tile.bm * min(covered, round_up(p.length, tile.bn))
     fit, blocks = target.fit(ChainTimes), rows * p.batch * tile.parts
-    waves = ceil(blocks / target.units)
+    waves = ceil(blocks / target.units) if p.share == 1 else max(1.0, blocks / target.units)  # short blocks fill the last round
     step_us, own = (fit.step_us, ROWS) if tile.unit == "wgmma" else (fit.warp_step_us, tile.warp_rows)
     inner, columns = round_up(p.inner, 16), round_up(p.columns, 16)
-    flops = 2 * scores * (inner + p.weight_terms * columns)
-    # weights taken apart and packed; sums and results that are rescaled once a tile
-    further = 1.5 * p.weight_terms + 4 * (p.weight_terms - 1) + columns / tile.bn
+    flops = 2 * scores * (inner + p.weight_terms * columns) * (fit.products if tile.unit == "wgmma" else 1)
+    further = 1.5 * p.weight_terms + 4 * (p.weight_terms - 1)  # weights taken apart and packed
     loaded = 2 * scores * (inner + columns) / tile.bm
     once = 2 * p.batch * (p.rows * p.inner + p.length * (p.inner + p.columns))
     once = (once if p.factor_bytes is None else p.factor_bytes) + p.operand_bytes
     result = p.out_bytes * p.batch * p.rows * p.columns
     idle = waves * (step_us * ceil(covered / tile.bn / tile.parts) + fit.cut_us * cut / tile.parts)
+    if tile.unit == "wgmma":
+        idle += fit.start_us + (waves - 1) * (fit.next_us if tile.persistent else fit.start_us)
     partial = 4 * p.batch * p.rows * tile.parts * (columns + 2) if tile.parts > 1 else 0
     work = Work(
         dram_read=once,

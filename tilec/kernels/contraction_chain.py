@@ -72,6 +72,15 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
         "problems of the batch (heads) whose blocks take turns where the longest rows start first, so that their factors share L2 "
         "and the shortest rows of all come last", default=1, shown="{} problems of the batch take turns",
     )  # fmt: skip
+    persistent_blocks: int | None = option(
+        "blocks that are launched, each of which computes tile after tile: the loads of one are under the end of the one before; "
+        "0: a block for each tile", default=None, off=0, shown="{}, each of which computes tile after tile",
+    )  # fmt: skip
+    row_stages: int | None = option(
+        "tiles of a persistent block whose rows of the left factor are in shared memory at a time", default=None, off=1,
+        shown="{} tiles' rows in shared memory",
+    )  # fmt: skip
+
     @property
     def sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self.rows, (self.between,)
@@ -133,6 +142,13 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
             return Refusal("blocks_per_row", f"`blocks_per_row` must be from 1 to {MOST_PARTS}")
         if self.ping_pong and (self.unit != "wgmma" or self.warpgroups < 2):
             return Refusal("ping_pong", "`ping_pong` needs two warpgroups, so `wgmma` and 128 rows in `block`")
+        if self.persistent_blocks and (self.persistent_blocks < 0 or self.unit != "wgmma" or self.blocks_per_tile > 1):
+            why = "`persistent_blocks` must be at least 0, and needs `unit` = wgmma and `blocks_per_row` = 1"
+            return Refusal("persistent_blocks", why)
+        if self.row_stages is not None and (self.row_stages < 1 or (self.row_stages > 1 and not self.persistent_blocks)):
+            return Refusal("row_stages", "`row_stages` must be at least 1, and 1 without `persistent_blocks`")
+        if self.persistent_blocks and (why := kernel.ruled_out.get("persistent_blocks")) is not None:
+            return Refusal("persistent_blocks", f"blocks cannot be persistent: {why}")
         return self._refuse_grid(kernel) if self.has_product else self._refuse_reduced(kernel)
 
     def _refuse_reduced(self, kernel: KernelPlan) -> Refusal | None:
@@ -147,8 +163,8 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
         if self.unit == "wgmma" and not self.right_k_major and self.block[1] % (LINE // BYTES[self.multiplicand]):
             why = f"a factor that is contiguous along columns takes steps of a multiple of 64, not {self.block[1]}"
             return Refusal("block", why)
+        steps = -(-prod(kernel.extents[d] for d in self.inner) * BYTES[self.multiplicand] // LINE)
         if self.ping_pong:
-            steps = -(-prod(kernel.extents[d] for d in self.inner) * BYTES[self.multiplicand] // LINE)
             if not self.kept_left:
                 return Refusal("ping_pong", "`ping_pong` needs the left factor in shared memory: `kept_left`")
             if self.stages <= steps:  # one warpgroup's steps, while the other has not read them

@@ -10,6 +10,7 @@ from typing import Any
 from tilec.analysis.chain import Chain, multiplicand_allowed, read_chain
 from tilec.analysis.expression import Expr, Reader, Unreadable
 from tilec.analysis.graph import Graph, Node, instructions_of
+from tilec.analysis.neighbours import SIZE, Neighbours
 from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space
 from tilec.analysis.traffic import element_bytes, outputs_of
@@ -173,7 +174,10 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     extents = space.extents
     parts = {p for x in (chain.score, *(c.term for c in chain.online.carried)) for p in _parts(x)}
     special = sum(_SPECIAL.get(p.op, 0) for p in parts if p.args)
-    fma = sum(_instructions(p, graph) for p in parts) - special
+    near = Neighbours(chain.between)
+    exchanged = [] if chain.weights is None else list(near.worthwhile(chain.weights))
+    together = {p for p in parts if exchanged and chain.between in p.dims and near.shares(p)}
+    fma = sum(_instructions(p, graph) / (SIZE if p in together else 1) for p in parts) - special + EXCHANGE * len(exchanged)
     fma += sum(chain.columns not in c.total.dims for c in chain.online.carried)
     factors = {x.element for x in chain.factors}
     stored = {x.key for x in factors}
@@ -195,10 +199,17 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
         operand_bytes=sum(_bytes(p.key) for p in per_score),
         factor_bytes=sum(min(_bytes(v), 2 * sum(read(x) for x in factors if x.key == v)) for v in stored),
         listed=bool(chain.matches), pages=tuple(sorted({x.page for x in chain.factors if x.page})),
+        by_data=bool(chain.matches) or any(leaf.op == "element" for m in chain.masks for x, _ in m.bounds for leaf in x),
+        score_registers=sum(0.5 for p in {p for p in per_score if p.key.type.element_type.width == 16}),
+        other_registers=EXCHANGE_REGISTERS if exchanged else 0,
         line_steps=chain.values is not None and chain.between in (chain.right.contiguous, chain.values.contiguous),
     )  # fmt: skip
 
 
+EXCHANGE = 2.5
+"""Instructions by which two threads exchange what each computed for the other, for each element."""
+EXCHANGE_REGISTERS = 64
+"""What such a computation takes in ptxas's schedule."""
 LOAD = 1.5
 """Instructions of a load, and of its address, where neighbours share them."""
 _SPECIAL = {"math.exp2": 1, "math.exp": 1, "math.tanh": 2, "arith.divf": 1, "math.log": 1, "math.erf": 1, "math.sqrt": 1,

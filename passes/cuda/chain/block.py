@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
@@ -12,8 +14,9 @@ from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.kernels import ContractionChain, Planned
 from tilec.passes.cuda.chain.values import Values
-from tilec.passes.cuda.contraction.grid import enter, in_groups
+from tilec.passes.cuda.contraction.grid import enter, erase, in_groups
 from tilec.passes.cuda.memory_spaces import is_local, root
+from tilec.passes.cuda.ring import carried_loop
 from tilec.passes.loops import delinearise, sum_of
 
 
@@ -36,12 +39,40 @@ class ChainBlock:
         options = planned.options
         assert isinstance(options, ContractionChain)
         self.function, self.options, self.forall = function, options, forall
-        self.grid = planned.grid
+        self.planned, self.grid = planned, planned.grid
         self.box = dict(zip(options.rows, options.box(dict(zip(planned.grid, planned.tile)))))
         self.bm, self.bn = options.block
         self.operations = self._enter(number)
         self._read()
         self.subscripts = Values(self.chain.scores.number, None, {})
+
+    @contextmanager
+    def each(self, state: list[ir.Value]) -> Iterator[tuple[ChainBlock, list[ir.Value]]]:
+        """This block alone; or one after another of those whose tiles a persistent block computes, with what it carries."""
+        if not self.options.persistent_blocks:
+            yield self, state
+            return
+        with carried_loop(self.number, mlir.index(self.count), state, self.launched, name="rows_tile") as (number, now):
+            block = ChainBlock(self.function, self.planned, self.forall, self._position(number))
+            yield block, now
+            erase(block.operations)
+
+    def _position(self, number: ir.Value) -> ir.Value:
+        """The number of a persistent block's tile. Where the longest come first, every other round has blocks in reverse order, so
+        that none has the longer one each time."""
+        if not self.options.longest_first:
+            return number
+        each = mlir.index(self.launched)
+        first = arith.muli(arith.divui(number, each), each)
+        last = sum_of([(first, 1), (arith.minsi(sum_of([(first, -1)], self.count), each), 1)], -1)
+        odd = arith.remui(arith.divui(number, each), mlir.index(2))
+        reversed_number = sum_of([(last, 1), (first, 1), (number, -1)])
+        return arith.select(arith.cmpi(arith.CmpIPredicate.ne, odd, mlir.index(0)), reversed_number, number)
+
+    @property
+    def launched(self) -> int:
+        """Blocks that compute the tiles."""
+        return min(self.options.persistent_blocks or self.count, self.count)
 
     @property
     def length(self) -> int:
@@ -92,7 +123,7 @@ class ChainBlock:
         longest."""
         counts = list(ir.DenseI64ArrayAttr(self.forall.attributes["staticUpperBound"]))
         self.parts, self.count = self.options.blocks_per_tile, prod(counts)
-        self.function.attributes["tilec.blocks"] = mlir.integer(self.parts * prod(counts))
+        self.function.attributes["tilec.blocks"] = mlir.integer(self.parts * self.launched)
         self.function.attributes["tilec.threads"] = mlir.integer(self.options.block_threads)
         self.part, given = mlir.index(0), number is not None
         number = number if given else gpu.BlockIdOp(gpu.Dimension.x).result

@@ -10,21 +10,23 @@ are those of a left factor's, so weights never pass through shared memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
 from tilec.analysis.affine_conditions import Linear
 from tilec.analysis.carried import Carried
 from tilec.analysis.expression import Expr
+from tilec.analysis.neighbours import Neighbours
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, memref, vector
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.checks import check_subscripts
+from tilec.passes.cuda.chain.exchange import Exchange
 from tilec.passes.cuda.chain.masks import Tiles
 from tilec.passes.cuda.chain.matches import Span, TileList
 from tilec.passes.cuda.chain.results import Results
-from tilec.passes.cuda.chain.states import States
+from tilec.passes.cuda.chain.states import ROOM, SLACK, States
 from tilec.passes.cuda.chain.values import (
     At,
     Values,
@@ -36,8 +38,9 @@ from tilec.passes.cuda.chain.values import (
     statements,
 )
 from tilec.passes.cuda.chain.weights import Packer, exclude
-from tilec.passes.cuda.contraction.problem import PRIVATE, Thread, local
+from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.memory_spaces import root
+from tilec.passes.cuda.ring import carried_loop
 from tilec.passes.loops import loop, sum_of, when
 
 Terms = list[tuple[ir.Value, int]]
@@ -47,6 +50,19 @@ def clear(fragments: ir.Value) -> None:
     """Fragments of zeros."""
     with loop(ir.MemRefType(fragments.type).shape[0], name="fragment") as j, pairs(rows_of(fragments)) as (half, lane):
         memref.StoreOp(mlir.constant(0.0, ir.F32Type.get()), fragments, [j, half, lane])
+
+
+def values_of(block: ChainBlock) -> Values:
+    """Of a block's elements."""
+    chain = block.chain
+    limits = block.limits() | ({chain.between: mlir.index(block.length - 1)} if block.length % block.bn else {})
+    product = None if chain.product is None else chain.product.total.number
+    return Values(chain.scores.number, product, limits, block.largest)
+
+
+def tiles_of(block: ChainBlock, values: Values, find: Callable[[Span], TileList] | None = None) -> Tiles:
+    """The tiles of a block's elements."""
+    return Tiles(block.chain, values, block.length, {d: block.sizes[d] for d in block.chain.rows}, block.bn, find)
 
 
 class Fragments:
@@ -66,25 +82,28 @@ class Fragments:
         quad = arith.shrui(thread.lane, mlir.index(2))
         self.row = locations.named(sum_of([*warp_row(), (quad, 1)]), "row")
         self.column = sum_of([(arith.andi(thread.lane, mlir.index(3)), 2)])
-        limits = block.limits() | ({chain.between: mlir.index(block.length - 1)} if block.length % self.bn else {})
-        product = None if chain.product is None else chain.product.total.number
-        self.values = Values(chain.scores.number, product, limits, block.largest)
-        find = self._needed_tiles if chain.matches else None
-        self.tiles = Tiles(chain, self.values, block.length, {d: sizes[d] for d in chain.rows}, self.bn, find)
-        self.states = States(chain.online, chain.product, self.values, self.rows)
+        self.values, self.neighbours = values_of(block), Neighbours(chain.between)
+        self.tiles = tiles_of(block, self.values, self._needed_tiles if chain.matches else None)
+        self.states = States(chain.online, chain.product, self.values, self.rows, self._slack())
+        self.ahead: dict[Expr, ir.Value] = {}  # what is read of memory before the scores are there
 
     def _allocate_product(self) -> None:
         chain, options = self.chain, self.block.options
         assert chain.columns is not None and chain.weights is not None
         self.wide = -(-self.block.sizes[chain.columns] // 16) * 16
         self.sums = registers([self.wide // 8, self.rows, 2], "%sums")
-        with ir.Location.name("%weights"):
-            shape = [options.weight_terms * self.rows * self.bn // 8, 2]
-            packed = memref.AllocaOp(local(shape, mlir.type_of(options.multiplicand), PRIVATE), [], [])
-            packed.operation.attributes["tilec.words"] = ir.UnitAttr.get()
-            self.weights = packed.result
+        self.weights = registers([options.weight_terms * self.rows * self.bn // 8, 2], "%weights", options.multiplicand)
+        self.weights.owner.attributes["tilec.words"] = ir.UnitAttr.get()
         bounded = chain.weight_bound <= 1
         self.packer = Packer(self.scores, self.weights, options.weight_terms, options.multiplicand, bounded)
+
+    def _slack(self) -> int:
+        """How far references may lag. Sums of a product are many, and worth a branch around their rescaling. What blocks that share
+        rows combine is relative to where their states are."""
+        chain, block = self.chain, self.block
+        if chain.product is None or chain.product.rescale is None or block.parts > 1:
+            return 0
+        return SLACK if block.options.multiplicand != "f16" or chain.weight_bound * 2**SLACK < ROOM else 0
 
     def _needed_tiles(self, span: Span) -> TileList:
         block, chain = self.block, self.chain
@@ -93,10 +112,6 @@ class Fragments:
             block.length, self.bn, span,
         )  # fmt: skip
 
-    def first_line(self, number: ir.Value) -> ir.Value:
-        """The element of j at which the tile of this number begins."""
-        return arith.muli(self.tiles.tile(number), mlir.index(self.bn))
-
     def clear(self) -> None:
         """States and sums of nothing, while the first tiles arrive."""
         check_subscripts(self.block, self.thread)
@@ -104,10 +119,17 @@ class Fragments:
         if self.chain.product is not None:
             clear(self.sums)
 
-    def traverse(self, loop_over_tiles: Callable[[], None]) -> None:
-        """Builds the loop over the block's tiles, passed by where it has none; then completes the states."""
-        with nullcontext() if self.tiles.always else when(arith.cmpi(arith.CmpIPredicate.sgt, self.tiles.end, self.tiles.begin)):
-            loop_over_tiles()
+    def traverse(self, loop_over_tiles: Callable[[list[ir.Value]], None], state: list[ir.Value], carried: bool) -> None:
+        """Builds the loop over the block's tiles, passed by where it has none; then completes the states. `carried`: what follows
+        takes the `state` that the loop changes."""
+        some = None if self.tiles.always else arith.cmpi(arith.CmpIPredicate.sgt, self.tiles.end, self.tiles.begin)
+        if some is not None and carried:  # a branch that carries
+            once = arith.select(some, mlir.index(1), mlir.index(0))
+            with carried_loop(mlir.index(0), once, state, name="once") as (_, now):
+                loop_over_tiles(now)
+        else:
+            with nullcontext() if some is None else when(some):
+                loop_over_tiles(state)
         self.states.complete()
 
     def store(self) -> None:
@@ -122,7 +144,7 @@ class Fragments:
     def weigh(self, number: ir.Value, masked: bool) -> None:
         """States brought up to date with the scores of the tile of this number; its weights, if any, overwrite the scores."""
         chain = self.chain
-        start = self.first_line(number)
+        start = self.tiles.first_line(number)
         locate = partial(self._at, start)
         if chain.score.op != "total":
             with statements([chain.scores]):
@@ -137,68 +159,93 @@ class Fragments:
         self.states.collect(self.bn // 8, locate, term)
         read = [c.total for c in self.states.rows if c.rescale is not None]
         with statements(read) if read else ir.Location.current:
-            self._weigh(locate, term, masked)
+            self._weigh(start, term, masked)
 
     def _score(self, locate: Callable[..., At]) -> None:
         """What all else reads of a score, in the score's place. Memory is read for two adjacent columns at a time where it can
         be."""
-        chain, together = self.chain, self._pairs_in_memory()
+        chain, ahead = self.chain, self.ahead
+        together = {x: registers([2], "%pair", x.type) for x in self._pairs_in_memory() if x not in ahead}
         with loop(self.bn // 8, name="fragment") as j, halves(self.rows) as half:
             at = locate(j, half, mlir.index(0))
             for x, tile in together.items():
-                pair = ir.VectorType.get([2], ir.MemRefType(tile.type).element_type)
-                value = vector.LoadOp(pair, x.key, self.values.coordinates(x, at)).result
-                vector.StoreOp(value, tile, [mlir.index(0)])
+                vector.StoreOp(self._pair(x, at), tile, [mlir.index(0)])
             with loop(2, unroll=True, name="pair") as lane:
                 at = locate(j, half, lane)
                 at.known |= {x: memref.LoadOp(tile, [lane]).result for x, tile in together.items()}
+                at.known |= {x: memref.LoadOp(tile, [j, half, lane]).result for x, tile in ahead.items()}
                 memref.StoreOp(self.values.build(chain.score, at), self.scores, [j, half, lane])
 
-    def _pairs_in_memory(self) -> dict[Expr, ir.Value]:
-        """The elements of a score that adjacent columns have side by side, and registers for two of each."""
-        found: dict[Expr, ir.Value] = {}
+    def read_ahead(self, number: ir.Value) -> None:
+        """Loads what the scores of the tile of this number read of memory, while they are computed: elements of 16 bits, which
+        take the fewest registers."""
+        narrow = [x for x in self._pairs_in_memory() if ir.MemRefType(x.key.type).element_type.width == 16]
+        if narrow and not self.ahead:
+            self.ahead = {x: registers([self.bn // 8, self.rows, 2], "%ahead", x.type) for x in narrow}
+            for tile in self.ahead.values():
+                tile.owner.attributes["tilec.halves"] = ir.UnitAttr.get()
+        start = self.tiles.first_line(number)
+        for x, tile in self.ahead.items():
+            with loop(self.bn // 8, name="fragment") as j, halves(self.rows) as half:
+                position = [j, half, mlir.index(0)]
+                vector.StoreOp(self._pair(x, self._at(start, *position)), tile, position)
+
+    def _pair(self, x: Expr, at: At) -> ir.Value:
+        """Two neighbours in memory."""
+        pair = ir.VectorType.get([2], ir.MemRefType(x.key.type).element_type)
+        return vector.LoadOp(pair, x.key, self.values.coordinates(x, at)).result
+
+    def _pairs_in_memory(self) -> list[Expr]:
+        """The elements of a score that adjacent columns have side by side."""
+        found: dict[Expr, None] = {}
         for x in self.chain.score.leaves:
-            if x.op != "element" or x.args or x.own_dims[-1:] != (self.chain.between,) or x in found:
+            if x.op != "element" or x.args or x.own_dims[-1:] != (self.chain.between,):
                 continue
             strides, _ = ir.MemRefType(root(x.key).type).get_strides_and_offset()
-            kind = ir.MemRefType(x.key.type).element_type
             even = self.tiles.even and strides[-1] == 1 and all(s % 2 == 0 for s in strides[:-1])
-            if even and kind.width in (16, 32) and len({*x.own_dims}) == len(x.own_dims) > 1:
-                with ir.InsertionPoint.at_block_begin(self.thread.block), ir.Location.name("%pair"):
-                    found[x] = memref.AllocaOp(local([2], kind, PRIVATE), [], []).result
-        return found
+            if even and ir.MemRefType(x.key.type).element_type.width in (16, 32) and len({*x.own_dims}) == len(x.own_dims) > 1:
+                found[x] = None
+        return list(found)
 
-    def _weigh(
-        self,
-        locate: Callable[..., At],
-        term: Callable[[Carried, At], ir.Value],
-        masked: bool,
-    ) -> None:
+    def _weigh(self, start: ir.Value, term: Callable[[Carried, At], ir.Value], masked: bool) -> None:
         """Weights, and the sums that read earlier reductions, brought up to date."""
         self.states.rescale()
         rescaled = [c for c in self.states.rows if c.rescale is not None]
         if self.chain.weights is None and len(rescaled) == 1:
-            self._add_apart(rescaled[0], locate, term)
+            self._add_apart(rescaled[0], start, term)
             return
-        with self._elements() as (j, half, lane):
-            at = locate(j, half, lane)
+        with self._elements(start, [] if self.chain.weights is None else [self.chain.weights]) as (at, lane, position):
             self.states.add(at, lane, term)
             if self.chain.weights is not None:
                 value = selected(self._exists(at, masked), self.values.build(self.chain.weights, at), 0.0)
-                memref.StoreOp(value, self.scores, [j, half, lane])
+                memref.StoreOp(value, self.scores, position)
 
-    def _add_apart(self, c: Carried, locate: Callable[..., At], term: Callable[[Carried, At], ir.Value]) -> None:
+    def _add_apart(self, c: Carried, start: ir.Value, term: Callable[[Carried, At], ir.Value]) -> None:
         """All terms of a sum, in the scores' registers, then their sum: an exponential is not waited for next to its addition."""
-        with self._elements() as (j, half, lane):
-            memref.StoreOp(term(c, locate(j, half, lane)), self.scores, [j, half, lane])
-        with self._elements() as (j, half, lane):
+        with self._elements(start, []) as (at, _, position):
+            memref.StoreOp(term(c, at), self.scores, position)
+        with loop(self.bn // 8, name="fragment") as j, pairs(self.rows) as (half, lane):
             self.states.add_one(c, half, lane, memref.LoadOp(self.scores, [j, half, lane]).result)
 
     @contextmanager
-    def _elements(self) -> Iterator[tuple[ir.Value, ir.Value, ir.Value]]:
-        """Over a thread's scores."""
-        with loop(self.bn // 8, name="fragment") as j, pairs(self.rows) as (half, lane):
-            yield j, half, lane
+    def _elements(self, start: ir.Value, used: Iterable[Expr]) -> Iterator[tuple[At, ir.Value, list[ir.Value]]]:
+        """Over a thread's scores: where each is, its column of two, and its subscripts. What neighbours share of the expressions
+        `used` is known."""
+        shared = [x for u in used for x in self.neighbours.worthwhile(u)]
+        if not shared:
+            with loop(self.bn // 8, name="fragment") as j, pairs(self.rows) as (half, lane):
+                yield self._at(start, j, half, lane), lane, [j, half, lane]
+            return
+        with loop(self.bn // 16, name="two") as two, halves(self.rows) as half:
+            rows = self.block.rows_at(sum_of([(half, 8), (self.row, 1)]))
+            first = sum_of([(start, 1), (two, 16)])
+            exchanged = Exchange(self.neighbours, self.values, self.thread, first, At(rows, half))
+            tiles = {x: exchanged.compute(x) for x in shared}
+            with loop(2, unroll=True, name="fragment") as n, loop(2, unroll=True, name="pair") as lane:
+                position = [sum_of([(two, 2), (n, 1)]), half, lane]
+                at = self._at(start, *position)
+                at.known |= {x: memref.LoadOp(tile, [n, lane]).result for x, tile in tiles.items()}
+                yield at, lane, position
 
     def _bounds(self) -> list[Linear]:
         """What is at least 0 for the elements that exist and that no mask excludes."""
@@ -228,6 +275,10 @@ class Fragments:
         product = self.chain.product
         if product is None or product.rescale is None:
             return
+        with when(self.states.moves(product.rescale)) if self.states.slack else nullcontext():
+            self._rescale(product)
+
+    def _rescale(self, product: Carried) -> None:
         with loop(self.wide // 8, name="fragment") as j, pairs(self.rows) as (half, lane):
             at, factor = [j, half, lane], self.states.factor(product, half)
             memref.StoreOp(arith.mulf(memref.LoadOp(self.sums, at).result, factor), self.sums, at)

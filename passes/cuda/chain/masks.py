@@ -88,6 +88,10 @@ class Tiles:
     def tile(self, number: ir.Value) -> ir.Value:
         return sum_of([(self.high, 1), (number, -1)], -1) if self.list is None else self.list.tile(number)
 
+    def first_line(self, number: ir.Value) -> ir.Value:
+        """The element of j at which the tile of this number begins."""
+        return arith.muli(self.tile(number), mlir.index(self.size))
+
     def ranges(self, first: ir.Value) -> list[tuple[ir.Value, ir.Value, bool]]:
         """The numbers of the block's tiles but for its `first` ones, in three ranges: cut by the mask, whole, and cut again."""
         least = sum_of([(self.begin, 1), (first, 1)])

@@ -52,7 +52,7 @@ class ReducedWarpgroups(Engine):
             self.left.load(self.rows, zero, {})
         tiles = self.fragments.tiles
         with carried_loop(tiles.begin, tiles.end, [zero, zero]) as (number, state):
-            first = locations.named(self.fragments.first_line(number), "start")
+            first = locations.named(self.fragments.tiles.first_line(number), "start")
 
             def copy(stage: ir.Value, step: ir.Value) -> None:
                 k = locations.named(arith.muli(step, mlir.index(self.depth)), "k")

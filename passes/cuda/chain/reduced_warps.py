@@ -67,7 +67,7 @@ class ReducedWarps(WarpProducts):
         k = arith.muli(step, mlir.index(self.depth))
         if not self.kept_left:
             self.left_tiles.copy(stage, {self.chain.inner: k})
-        first = self.fragments.first_line(number)
+        first = self.fragments.tiles.first_line(number)
         self.right_tiles.copy(stage, {self.chain.between: first, self.chain.inner: k})
 
     def _multiply(self, number: ir.Value) -> None:

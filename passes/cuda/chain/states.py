@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import reduce
 from math import inf
 
-from tilec.analysis.carried import Carried, Online
+from tilec.analysis.carried import Carried, Online, Rescale
 from tilec.analysis.expression import Expr
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, math, memref
@@ -27,6 +27,9 @@ from tilec.passes.cuda.chain.values import (
     statements,
 )
 from tilec.passes.loops import loop, sum_of, when
+
+SLACK = 8  # powers of 2 by which a weight may exceed what it is relative to, before sums are rescaled
+ROOM = 1 << 15  # an f16 weight is less
 
 
 class Positions:
@@ -115,10 +118,11 @@ def none_of(c: Carried) -> ir.Value:
 
 
 class States:
-    """What is carried along j, but for the product's sums, for a thread's `rows`."""
+    """What is carried along j, but for the product's sums, for a thread's `rows`. A reference may lag by `slack` powers of 2 behind
+    what it follows, so that it rarely moves, and the sums of a product with it."""
 
-    def __init__(self, online: Online, product: Carried | None, values: Values, rows: int):
-        self.online, self.values, self.count = online, values, rows
+    def __init__(self, online: Online, product: Carried | None, values: Values, rows: int, slack: int = 0):
+        self.online, self.values, self.count, self.slack = online, values, rows, slack
         carried = [c for c in online.carried if c is not product]
         self.rows = [c for c in carried if c.locates is None]
         self.positions = Positions([c for c in carried if c.locates is not None], self.rows, values, rows)
@@ -194,6 +198,7 @@ class States:
                 here = [half]
                 new = reference_of(self.values, row, At({}, half))
                 old = memref.LoadOp(self.values.references[s.number], here).result
+                new = self._lagging(new, old) if self.slack else new
                 memref.StoreOp(moved(self.values, new, old, half), self.factors[s.number], here)
                 memref.StoreOp(new, self.values.references[s.number], here)
         for c in self.rows:
@@ -202,6 +207,18 @@ class States:
                     state, at = self.values.states[c.total.number], [half, lane]
                     scaled = arith.mulf(memref.LoadOp(state, at).result, self.factor(c, half))
                     memref.StoreOp(scaled, state, at)
+
+    def _lagging(self, new: ir.Value, old: ir.Value) -> ir.Value:
+        """The old reference, unless it is further above the new one than it may be, or below it, as that of nothing may be."""
+        middle = mlir.constant(self.slack / 2, new.type)
+        off = math.absf(arith.addf(arith.subf(new, old), middle))
+        return arith.select(arith.cmpf(arith.CmpFPredicate.OLE, off, middle), old, new)
+
+    def moves(self, rescale: Rescale) -> ir.Value:
+        """Whether one of the thread's references has just moved."""
+        one = mlir.constant(1.0, ir.F32Type.get())
+        factors = (memref.LoadOp(self.factors[rescale.number], [mlir.index(n)]).result for n in range(self.count))
+        return reduce(arith.ori, (arith.cmpf(arith.CmpFPredicate.UNE, f, one) for f in factors))
 
     def factor(self, c: Carried, half: ir.Value) -> ir.Value:
         assert c.rescale is not None

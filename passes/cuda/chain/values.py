@@ -7,7 +7,7 @@ Row values are arrays over halves.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from tilec.analysis.affine_conditions import linear
@@ -126,9 +126,18 @@ def as_index(value: ir.Value) -> ir.Value:
 
 
 def registers(shape: list[int], name: str, type_: str = "f32") -> ir.Value:
-    """An array of each thread."""
-    with ir.Location.name(name):
+    """An array of each thread, declared before any loop."""
+    with _before_loops(), ir.Location.name(name):
         return memref.AllocaOp(local(shape, mlir.type_of(type_), PRIVATE), [], []).result
+
+
+def _before_loops() -> ir.InsertionPoint | AbstractContextManager[None]:
+    block = ir.InsertionPoint.current.block
+    if block.owner.operation.name == "func.func":
+        return nullcontext()
+    while block.owner.operation.name != "func.func":
+        block = block.owner.operation.block
+    return ir.InsertionPoint.at_block_begin(block)
 
 
 def fill(array: ir.Value, value: float) -> None:

@@ -25,7 +25,7 @@ from tilec.core.hardware import LINE, ROWS, WARP
 from tilec.core.mlir import arith, gpu, ir
 from tilec.core.opcodes import WarpgroupProduct
 from tilec.passes.cuda.chain.block import ChainBlock
-from tilec.passes.cuda.chain.fragments import Fragments, Terms
+from tilec.passes.cuda.chain.fragments import Fragments, Terms, tiles_of, values_of
 from tilec.passes.cuda.chain.split import PartialStates
 from tilec.passes.cuda.chain.values import At, Values, statements
 from tilec.passes.cuda.contraction.problem import Thread, below
@@ -57,37 +57,38 @@ class FactorTiles(RingTiles):
         box = [self.line if d == factor.contiguous else 1 if d is None else own.get(d, 1) for d in factor.along]
         super().__init__(view, box, self.columns * self.pages, self.columns * self.slab, stages)
 
-    def load(self, ring: Ring, stage: ir.Value, first: dict[int, ir.Value]) -> None:
-        """Starts the copies of the tile that begins at these subscripts of the block's part."""
+    def load(self, ring: Ring, stage: ir.Value, first: dict[int, ir.Value], factor: Factor | None = None) -> None:
+        """Starts the copies of the tile that begins at these subscripts of the block's part; `factor` is that of another block."""
         with self.roles.one():
             ring.expect(stage)
-        self.copy(ring, stage, first)
+        self.copy(ring, stage, first, factor)
 
-    def copy(self, ring: Ring, stage: ir.Value, first: dict[int, ir.Value]) -> None:
+    def copy(self, ring: Ring, stage: ir.Value, first: dict[int, ir.Value], factor: Factor | None = None) -> None:
         """Starts the copies of a tile of which the ring knows."""
-        offsets = offsets_of(self.view) if not self.factor.element.args else []
+        factor = factor or self.factor
+        offsets = offsets_of(factor.element.key) if not factor.element.args else []
         lane = self.roles.thread.number
         with when(below(lane, self.pages)) if self.pages > 1 else self.roles.one():
-            if self.factor.page:
-                first = first | {self.factor.paged: sum_of([(first[self.factor.paged], 1), (lane, self.factor.page)])}
+            if factor.page:
+                first = first | {factor.paged: sum_of([(first[factor.paged], 1), (lane, factor.page)])}
             for slab in range(self.columns):
                 lines = [(lane, self.box_lines)] if self.pages > 1 else []
                 target = self.target(stage, sum_of(lines, slab * self.slab))
                 d = self.lines_along
                 at = first | {d: sum_of([(first[d], 1)] if d in first else [], slab * self.line)}
-                corner = self._in_page(at) if self.factor.page else self._corner(at)
+                corner = self._in_page(at, factor) if factor.page else self._corner(at, factor)
                 ring.copy(self, stage, target, [sum_of([(a, 1), (b, 1)]) for a, b in zip(corner, offsets)] if offsets else corner)
 
-    def _corner(self, at: dict[int, ir.Value]) -> list[ir.Value]:
-        return [self.values.build(p, At(at, mlir.index(0))) for p in subscripts(self.factor.element)]
+    def _corner(self, at: dict[int, ir.Value], factor: Factor) -> list[ir.Value]:
+        return [self.values.build(p, At(at, mlir.index(0))) for p in subscripts(factor.element)]
 
-    def _in_page(self, at: dict[int, ir.Value]) -> list[ir.Value]:
+    def _in_page(self, at: dict[int, ir.Value], factor: Factor) -> list[ir.Value]:
         """The same where memory tells the page; of a page that does not exist, a place outside the tensor."""
-        d, shape = self.factor.paged, ir.ShapedType(self.view.type).shape
+        d, shape = factor.paged, ir.ShapedType(self.view.type).shape
         last = mlir.index(self.length - 1)
         exists = arith.cmpi(arith.CmpIPredicate.sle, at[d], last)
-        found = self._corner(at | {d: arith.minsi(at[d], last)})
-        p = self.factor.along.index(d)
+        found = self._corner(at | {d: arith.minsi(at[d], last)}, factor)
+        p = factor.along.index(d)
         found[p] = arith.select(exists, found[p], mlir.index(shape[p]))
         return found
 
@@ -101,14 +102,19 @@ class Engine:
         paged = any(0 < x.page < block.bn for x in block.chain.factors)
         self.roles = Roles(thread, self.groups, WARP if paged else 1)
         self.alternate = partial(ping_pong, block.function, self.roles) if block.options.ping_pong else None
+        self.persistent = bool(block.options.persistent_blocks)
 
     def begin(self, rings: list[Ring]) -> None:
         """Registers, states and barriers, behind all tiles, which begin at multiples of 1024 bytes."""
         self.half = arith.muli(self.roles.consumer, mlir.index(ROWS)) if self.groups > 1 else mlir.index(0)
-        self.fragments = Fragments(self.block, self.thread, self._warp_row)
-        self.parts = PartialStates(self.fragments)
+        if not self.persistent:
+            self.enter(self.block)
         make_ready(rings, self.thread)
         gpu.BarrierOp()
+
+    def enter(self, block: ChainBlock) -> None:
+        self.fragments = Fragments(block, self.thread, self._warp_row)
+        self.parts = PartialStates(self.fragments)
 
     def _warp_row(self) -> Terms:
         return [(self.half, 1), (arith.andi(self.thread.warp, mlir.index(3)), 16)]
@@ -133,10 +139,11 @@ class Warpgroups(Engine):
             inner = -(-inner // 16) * 16
         if not self.values_by_columns:
             columns = -(-columns // 16) * 16
-        self.q_tiles = FactorTiles(chain.left, block.box | {chain.inner: inner}, values, 1, self.roles, block.length)
+        rows = block.options.row_stages or 1
+        self.q_tiles = FactorTiles(chain.left, block.box | {chain.inner: inner}, values, rows, self.roles, block.length)
         self.k_tiles = FactorTiles(chain.right, step | {chain.inner: inner}, values, stages, self.roles, block.length)
         self.v_tiles = FactorTiles(chain.values, step | {chain.columns: columns}, values, stages, self.roles, block.length)
-        self.q = Ring([self.q_tiles], 1, 1)
+        self.q = Ring([self.q_tiles], rows, self.groups)
         self.k, self.v = (Ring([tiles], stages, self.groups) for tiles in (self.k_tiles, self.v_tiles))
         self.begin([self.q, self.k, self.v])
 
@@ -145,45 +152,64 @@ class Warpgroups(Engine):
 
     def _consume(self) -> None:
         assert self.chain.product is not None
-        with ir.Location.name(self.chain.product.total.name, self.chain.product.total.operation.location):
-            self._multiply()
-        self.parts.store()
+        zero, total = mlir.index(0), self.chain.product.total
+        where = ir.Location.name(total.name, total.operation.location)
+        if self.alternate:
+            with where:
+                begin_ping_pong(self.block.function, self.roles)
+        with self.block.each([zero] * 4) as (block, state):
+            if self.persistent:
+                self.enter(block)
+            with where:
+                state[:] = self._multiply(*state)
+            self.parts.store()
 
     # ---- loading -------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        zero, tiles = mlir.index(0), self.fragments.tiles
-        self.q_tiles.load(self.q, zero, {})
-        with carried_loop(tiles.begin, tiles.end, [zero, zero]) as (number, now):
-            stage, phase = now
-            line = locations.named(self.fragments.first_line(number), "start")
-            for ring, factor in ((self.k, self.k_tiles), (self.v, self.v_tiles)):
-                ring.wait_empty(stage, phase)
-                factor.load(ring, stage, {self.chain.between: line})
-            now[:] = self.k.next(stage, phase)
+        zero = mlir.index(0)
+        with self.block.each([zero] * 4) as (block, state):
+            tiles, (*now, row, row_phase) = tiles_of(block, values_of(block)) if self.persistent else self.fragments.tiles, state
+            if self.persistent:
+                self.q.wait_empty(row, row_phase)
+            self.q_tiles.load(self.q, row, {}, block.chain.left)
+            factors = ((self.k, self.k_tiles, block.chain.right), (self.v, self.v_tiles, block.chain.values))
+            with carried_loop(tiles.begin, tiles.end, now) as (number, at):
+                stage, phase = at
+                line = locations.named(tiles.first_line(number), "start")
+                for ring, copied, factor in factors:
+                    ring.wait_empty(stage, phase)
+                    copied.load(ring, stage, {self.chain.between: line}, factor)
+                at[:] = self.k.next(stage, phase)
+            state[:] = [*now, *self.q.next(row, row_phase)]
 
     # ---- multiplying ---------------------------------------------------------------------------------------
 
-    def _multiply(self) -> None:
+    def _multiply(self, stage: ir.Value, phase: ir.Value, row: ir.Value, row_phase: ir.Value) -> list[ir.Value]:
+        """All tiles of one block, from this stage and phase of the rings on, and of the rows' one; returns those of the next."""
+        now, self.row = [stage, phase], row
         self.fragments.clear()
-        self.q.wait_full(mlir.index(0), mlir.index(0))
-        self.fragments.traverse(self._loop_over_tiles)
+        self.q.wait_full(row, row_phase)
+        self.fragments.traverse(self._loop_over_tiles, now, self.persistent)
+        if self.persistent:
+            self.q.release(row, self.thread)
+        return [*now, *self.q.next(row, row_phase)]
 
-    def _loop_over_tiles(self) -> None:
+    def _loop_over_tiles(self, rings: list[ir.Value]) -> None:
         """The first tile's weights; then, for each further tile, its weights under the product of those before."""
-        zero, one, own = mlir.index(0), mlir.index(1), self.fragments
+        one, own, (stage, phase) = mlir.index(1), self.fragments, rings
         if self.alternate:
-            begin_ping_pong(self.block.function, self.roles)
             self.alternate("sync")
-        self.k.wait_full(zero, zero)
-        self._scores(zero)
+        self.k.wait_full(stage, phase)
+        self._scores(stage)
         if self.alternate:
             self.alternate("arrive")
+        own.read_ahead(own.tiles.begin)
         self.wait(0, own.scores)
-        self.k.release(zero, self.thread)
+        self.k.release(stage, self.thread)
         own.weigh(own.tiles.begin, masked=own.tiles.masked)
         own.packer.pack()
-        state = [*self.k.next(zero, zero), zero, zero]  # this tile's stage and phase, and the last one's
+        state = [*self.k.next(stage, phase), stage, phase]  # this tile's stage and phase, and the last one's
         for first, end, masked in own.tiles.ranges(one):
             with carried_loop(first, end, state) as (number, now):
                 now[:] = self._step(number, now, masked)
@@ -191,6 +217,9 @@ class Warpgroups(Engine):
         self.v.wait_full(stage, phase)
         self._product(stage)
         self.wait(0, own.sums, own.weights)
+        if self.persistent:
+            self.v.release(stage, self.thread)
+        rings[:] = state[:2]
 
     def _step(self, number: ir.Value, state: list[ir.Value], masked: bool) -> list[ir.Value]:
         stage, phase, before, old = state
@@ -203,9 +232,11 @@ class Warpgroups(Engine):
         self._product(before)
         if self.alternate:
             self.alternate("arrive")
+        own.read_ahead(number)
         self.wait(self.block.options.weight_terms, own.scores)
         self.k.release(stage, self.thread)
         own.weigh(number, masked)
+        self.v.wait_full(before, old)  # a branch, or the assembler moves the wait that follows above the exponentials
         self.wait(0, own.sums, own.weights)
         self.v.release(before, self.thread)
         own.rescale()
@@ -219,7 +250,7 @@ class Warpgroups(Engine):
             bn, self.fragments.depth, kind, right_k_major=self.keys_by_inner, left_slab=bm, right_slab=self.k_tiles.slab
         )
         first = None if mlir.constant_value(self.half) == 0 else ROWS
-        views = [self.q_tiles.lines(mlir.index(0), self.half, first), self.k_tiles.lines(stage, mlir.index(0))]
+        views = [self.q_tiles.lines(self.row, self.half, first), self.k_tiles.lines(stage, mlir.index(0))]
         with statements([self.chain.scores]):
             opcodes.call(self.block.function, product, [self.fragments.scores, *views, mlir.index(0)])
 

@@ -93,7 +93,7 @@ class Warps(WarpProducts):
         assert product is not None
         with ir.Location.name(product.total.name, product.total.operation.location):
             self.fragments.clear()
-            self.fragments.traverse(self._loop_over_tiles)
+            self.fragments.traverse(lambda _: self._loop_over_tiles(), [], False)
         self.parts.store()
 
     def _loop_over_tiles(self) -> None:
@@ -121,7 +121,7 @@ class Warps(WarpProducts):
 
     def _start(self, tiles: CopiedTiles, number: ir.Value, exists: bool = False) -> None:
         """Starts the copies of a factor's tile of this number, if there is one."""
-        between, start = self.chain.between, partial(self.fragments.first_line, number)
+        between, start = self.chain.between, partial(self.fragments.tiles.first_line, number)
         self.ring.start(number, lambda: tiles.copy(self.ring.stage_of(number), {between: start()}), exists)
 
     def _await(self) -> None:

@@ -177,6 +177,24 @@ def test_printed(name, monkeypatch):
     check(text, SIZES, (64, 32), monkeypatch, inputs_of(text, monkeypatch), printed=True)
 
 
+def test_four_numbers_of_one_run_of_rand(monkeypatch):
+    """Two threads draw four neighbours each, and exchange halves. Rows that do not begin at multiples of four draw each alone."""
+    text = WEIGHTED["dropout"]
+    for length in (72, 70):
+        result = check(text, SIZES | {"S": length}, (64, 32), monkeypatch, inputs_of(text, monkeypatch, SIZES | {"S": length}))
+        module, together = result.emitted.module, length % 4 == 0
+        runs = module.count("multiply_wide_u32(") // 13  # in the loops over four columns, or over each
+        assert (("shuffle_xor_i32" in module) == together and module.count("for two in") == runs * together > 0) or not together
+    check(text, SIZES, (64, 32), monkeypatch, inputs_of(text, monkeypatch), printed=True)
+
+
+def test_two_functions_of_one_tensor_share_reductions(monkeypatch):
+    """`softmax` and `logsumexp` have a maximum each, under different names."""
+    _, result = lowered(WEIGHTED["the logarithm of the sum beside it"], SIZES, (64, 32), monkeypatch)
+    assert result.texts["build"].count('tilec.reduce = "max"') == 2
+    assert result.texts["simplify"].count('tilec.reduce = "max"') == 1
+
+
 @pytest.mark.parametrize("length", [0, -5, 1, 2**62])
 def test_lengths_beyond_the_tensor(length, monkeypatch):
     """A length is a number like any other: rows of nothing are NaN, or 0 under a guard."""
@@ -269,7 +287,7 @@ def test_long_rows_of_several_heads_start_first(monkeypatch):
     """Every block has a place of its own, whatever the number of heads that take turns."""
     text = attention("t[b, h, i, j] if j <= i else -inf")
     for sizes in ({"B": 1, "H": 5, "S": 130, "D": 16}, {"B": 3, "H": 1, "S": 65, "D": 16}):
-        monkeypatch.setattr("tilec.plan.cuda.chain._group", lambda problem, target: 2)
+        monkeypatch.setattr("tilec.plan.cuda.chain._group", lambda problem, tile, target: 2)
         result = check(text, sizes, (64, 32), monkeypatch)
         options = result.plan.kernels[0].options
         assert options.longest_first and options.group_batch == 2 and options.growing == (2,)
@@ -285,7 +303,7 @@ def test_distances_are_converted_once(monkeypatch):
 def test_biases_of_two_columns_are_loaded_together(kind, monkeypatch):
     text = attention("t[b, h, i, j] + a[h, i, j] if j <= i else -inf", more=f", a: {kind}[H, S, S]")
     result = check(text, SIZES | {"B": 1, "S": 96, "D": 16}, (64, 32), monkeypatch, printed=True)
-    assert f"load_{kind}x2" in result.emitted.module
+    assert ("load_u32x1" if kind == "bf16" else "load_f32x2") in result.emitted.module  # a word has two of 16 bits
 
 
 def test_equal_states_are_carried_once(monkeypatch):

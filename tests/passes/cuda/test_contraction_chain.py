@@ -14,6 +14,7 @@ from tilec.core import mlir
 from tilec.core.diagnostics import CallError, Source
 from tilec.core.mlir import ir
 from tilec.core.targets import load
+from tilec.cost.chain import ChainTile
 from tilec.driver.lowering import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
@@ -62,6 +63,55 @@ def test_three_warpgroups_take_turns(name, monkeypatch):
     sizes = {"B": 1, "H": 1, "S": 200, "T": 100, "D": 32, "E": 32}
     result = check(PROGRAMS[name], sizes, (192, 32), monkeypatch)
     assert "named_barrier" in result.emitted.module and result.emitted.kernels[0].threads == 512
+
+
+@pytest.mark.parametrize("tile", [(64, 32), (128, 32)], ids=["alone", "ping-pong"])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("name", ["softmax", "causal", "a window", "no reduction"])
+def test_persistent_blocks(name, rows, tile, monkeypatch):
+    """Three blocks of tiles of which there are more, of which a mask leaves each another number of steps, or none."""
+    machine = replace(load("h200"), units=3)
+    sizes = {"B": 2, "H": 2, "S": 130, "T": 100, "D": 64, "E": 64}
+    own = ChainTile(*tile, 2, 168, 0, ping_pong=tile[0] > 64, persistent=True, row_stages=rows)
+    result = check(PROGRAMS[name], sizes, own, monkeypatch, target=machine)
+    assert result.emitted.kernels[0].grid == 3 and result.plan.kernels[0].blocks > 6
+
+
+def test_printed_persistent_blocks(monkeypatch):
+    text, sizes = program(" / 8 if j <= i - 40 else -inf"), {"B": 2, "H": 1, "S": 130, "T": 72, "D": 32, "E": 32}
+    own = ChainTile(64, 32, 2, 168, 0, ping_pong=False, persistent=True)
+    check(text, sizes, own, monkeypatch, printed=True, target=replace(load("h200"), units=2))
+
+
+def test_persistent_blocks_are_refused(monkeypatch):
+    text = program(" if j <= i and i - j < 900 else -inf")
+    _, result = lowered(text, SIZES, (64, 32), monkeypatch)
+    (kernel,) = result.plan.kernels
+    for changes in ({"persistent_blocks": -1}, {"persistent_blocks": 4, "blocks_per_row": 2}):
+        refusal = replace(kernel.options, **changes).refuse(kernel, kernel, load("h200"))
+        assert refusal is not None and refusal.option == "persistent_blocks"
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+def test_maxima_that_grow(kind, monkeypatch):
+    """By less than sums may lag behind, by more, and from far below 0; rows of infinities and NaN."""
+    text = f"""op f(q: {kind}[S, D], k: {kind}[T, D], v: {kind}[T, D]) -> (o: f32[S, D], l: f32[S]) {{
+    s[i, j] = sum[d](q[i, d] * k[j, d])
+    p[i, j] = softmax[j](s[i, j])
+    o[i, d] = sum[j](p[i, j] * v[j, d]) using bf16
+    l[i] = logsumexp[j](s[i, j])
+}}"""
+    sizes = {"S": 64, "T": 160, "D": 16}
+    specialised, _ = lowered(text, sizes, (64, 32), monkeypatch)
+    q, k, v = (a.copy() for a in arrays(specialised))
+    q[:], k[:] = 0, 0
+    q[:, 0] = 1
+    q[:, 1] = np.linspace(-1, 1, 64)
+    k[:, 0] = np.repeat([-40, -38, -31, 20, 25], 32) + np.arange(160) % 7
+    k[:, 1] = np.repeat([5, -3, 40, 2, 60], 32)
+    check(text, sizes, (64, 32), monkeypatch, [q, k, v])
+    k[150, 0], q[3, 0] = np.inf, -1
+    check(text, sizes, (64, 32), monkeypatch, [q, k, v])
 
 
 def test_batches_and_edges_of_every_dimension(monkeypatch):

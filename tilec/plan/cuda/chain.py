@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from tilec.analysis.graph import Graph
 from tilec.core.quantities import count
 from tilec.core.target import Target
 from tilec.cost.chain import ChainProblem, ChainTile, chain_bytes, chain_work, choose_chain_tile
+from tilec.cost.chain_order import longest_share
 from tilec.cost.model import pick
 from tilec.kernels import ContractionChain, Family, KernelPlan
 from tilec.plan.chain import chain_of, chain_problem, growing, refuse_tma, refuse_warps, weight_terms_of
@@ -27,16 +29,22 @@ def choose_chain(
     tile, weight_terms = pick(choices, nth), weight_terms_of(chain)
     assert weight_terms is not None
     left, right = problem.k_major
+    blocks = target.units if tile.persistent else 0
+    products = {"persistent_blocks": blocks, "row_stages": tile.row_stages}
+    own: dict[str, Any] = products if chain.product else {"kept_left": tile.kept_left}
     granules, later = problem.granules if chain.granules else (0,), growing(chain, kernel.extents)
     built = ContractionChain(
         unit=tile.unit, multiplicand=chain.left.type, between=chain.between, rows=chain.rows, granules=granules,
         pages=problem.pages,
         weight_terms=weight_terms, block=(tile.bm, tile.bn), warps=tile.warps, stages=tile.stages, ping_pong=tile.ping_pong,
-        longest_first=bool(later), growing=later, group_batch=_group(problem, target) if later else 1,
+        longest_first=bool(later), growing=later,
+        group_batch=_group(problem, tile, target) if later else 1,
         blocks_per_row=tile.parts, inner=(chain.inner,), left_k_major=left, right_k_major=right,
-        kept_left=None if chain.product else tile.kept_left, overlap_combination=bool(target.launch.overlap_us) or None,
+        overlap_combination=bool(target.launch.overlap_us) or None, **own,
     )  # fmt: skip
     reasons = {"wgmma": refuse_tma(chain), "mma.sync": refuse_warps(chain)}
+    if chain.matches or problem.pages:
+        reasons["persistent_blocks"] = "each lists the steps that data leave it" if chain.matches else "tables tell where pages are"
     ruled_out = {unit: why for unit, why in reasons.items() if why is not None}
     kernel = replace(kernel, sram=lambda k: _bytes(problem, k.options), ruled_out=ruled_out)
     box = dict(zip(chain.rows, problem.box(tile.bm)))
@@ -67,20 +75,32 @@ def choose_chain(
     return kernel, remarks
 
 
-def _group(problem: ChainProblem, target: Target) -> int:
-    """Problems whose factors that blocks share fill the better part of L2."""
+def _group(problem: ChainProblem, tile: ChainTile, target: Target) -> int:
+    """Problems whose factors that blocks share fill the better part of L2. Persistent blocks take their tiles in a fixed order: the
+    fewest problems with which none has much more to do than others."""
+    if tile.persistent:
+        rows, all_of = problem.blocks(tile.bm), problem.batch
+        sizes = (n for n in range(1, all_of + 1) if n <= 32 or n % 16 == 0 or n == all_of)
+        most = {n: longest_share(rows, all_of, n, target.units) for n in sizes}
+        return next(n for n, share in most.items() if share <= EVEN * min(most.values()))
     shared = 2 * problem.length * (problem.inner + problem.columns)
     return max(1, min(problem.batch, int(0.5 * target.l2.bytes / shared)))
+
+
+EVEN = 1.005
+"""How much longer than the shortest a schedule may be."""
 
 
 def _bytes(problem: ChainProblem, options: Family | None) -> int:
     """Shared memory of a block."""
     assert isinstance(options, ContractionChain)
     bm, bn = options.block
-    return chain_bytes(problem, ChainTile(bm, bn, options.stages, 0, 0, kept_left=bool(options.kept_left), unit=options.unit))
+    kept, rows = bool(options.kept_left), options.row_stages or 1
+    return chain_bytes(problem, ChainTile(bm, bn, options.stages, 0, 0, kept_left=kept, unit=options.unit, row_stages=rows))
 
 
 def _describe(tile: ChainTile) -> str:
     left = "" if tile.kept_left else ", both factors in steps"
     parts = f", {tile.parts} blocks a row" if tile.parts > 1 else ""
-    return f"{tile.unit}, {tile.bm} rows a block, steps of {tile.bn}{left}{parts}"
+    lasting = ", persistent blocks" if tile.persistent else ""
+    return f"{tile.unit}, {tile.bm} rows a block, steps of {tile.bn}{left}{parts}{lasting}"
