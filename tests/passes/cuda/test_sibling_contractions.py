@@ -200,6 +200,10 @@ def test_registers_of_warps(text):
 
 
 OTHER_FACTOR = GATED.replace("x: {t}[M, K]", "x: {t}[M, K], y: {t}[M, K]").replace("x[m, k] * u", "y[m, k] * u")
+OTHER_ROWS = GATED.replace("x: {t}[M, K]", "x: {t}[M, K], p: i32[M], q: i32[M]")
+OTHER_ROWS = OTHER_ROWS.replace("x[m, k] * g", "x[abs(p[m]) % M, k] * g").replace("x[m, k] * u", "x[abs(q[m]) % M, k] * u")
+OTHER_MASK = GATED.replace("x[m, k] * u", "(x[m, k] if k <= m else 0) * u")
+TO_COLUMNS = GATED.replace("-> (h: {o}[M, N])", "-> (h: {o}[N, M])").replace("h[m, n]", "h[n, m]")
 ONE_TURNED = GATED.replace("u: {t}[K, N]", "u: {t}[N, K]").replace("u[k, n]", "u[n, k]")
 ONE_MORE = PAIRS.replace("f: {t}[K, P]", "f: {t}[P]").replace(" d[m, p] = sum[k](x[m, k] * f[k, p])\n", "")
 ONE_MORE = ONE_MORE.replace("d[m, p]", "f[p]")
@@ -207,6 +211,10 @@ ONE_MORE = ONE_MORE.replace("d[m, p]", "f[p]")
 
 @pytest.mark.parametrize("text, target, kernels, reason", [
     (OTHER_FACTOR, "h200", 2, "the tile that one writes is not the tile that the other reads"),
+    (OTHER_ROWS, "h200", 2, "the tile that one writes is not the tile that the other reads"),
+    (OTHER_MASK, "h200", 2, "the tile that one writes is not the tile that the other reads"),
+    (OTHER_MASK, "a100", 2, "the tile that one writes is not the tile that the other reads"),
+    (TO_COLUMNS, "h200", 2, "it has the indices along which the results are contiguous"),
     (ONE_TURNED, "h200", 2, "not in the same types, steps and orders of dimensions"),
     (ONE_MORE, "h200", 2, "not as many of them meet in each result"),
     (QKV, "a100", 3, "no tile of warpgroups fits them together"),

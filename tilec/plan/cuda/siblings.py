@@ -16,17 +16,17 @@ from tilec.core.target import Target
 from tilec.cost import contraction
 from tilec.kernels.matrix import BYTES
 from tilec.plan.cuda.contraction import Tiles, fed_problem, ranked_tiles
-from tilec.plan.cuda.operands import Operand, Roles, arrange, factor_access
+from tilec.plan.cuda.operands import FactorAccess, Operand, Roles, arrange, factor_access
 from tilec.plan.groups import Group
 
 
 @dataclass(frozen=True)
 class _Sibling:
-    """One of the contractions. `location`: where its left factor lies."""
+    """One of the contractions. `locations`: where its left and its right factor lie; None for those of which that is not known."""
 
     node: Node
     kind: str
-    location: tuple | None
+    locations: tuple[tuple | None, ...]
     roles: Roles
     operands: dict[str, Operand]
     problem: contraction.Contraction
@@ -64,15 +64,24 @@ def _sibling(node: Node, g: Group, graph: Graph, target: Target) -> _Sibling:
     """`g`: the operations of its result."""
     kind = next((kind for kind in multiplicands_of(node, target) if kind in BYTES), "f32")
     roles, operands = arrange(node, kind, g, graph, target)
-    left = factor_access(node, roles.factors["left"], g)
-    location = None if left is None else (left.access.tensor, left.shape, left.factors, left.constants)
-    return _Sibling(node, kind, location, roles, operands, fed_problem(node, kind, roles, operands, g, graph, target))
+    locations = tuple(_location(factor_access(node, roles.factors[side], g)) for side in ("left", "right"))
+    return _Sibling(node, kind, locations, roles, operands, fed_problem(node, kind, roles, operands, g, graph, target))
+
+
+def _location(found: FactorAccess | None) -> tuple | None:
+    """None for what is computed, or is 0 where the tensor has elements, or lies where another tensor tells."""
+    if found is None or not found.access.exact or any(len(s.factors) < len(s.linear.terms) for s in found.access.subscripts):
+        return None
+    return found.access.tensor, found.shape, tuple(frozenset(at.items()) for at in found.factors), found.constants
 
 
 def _refuse(parts: list[list[_Sibling]], found: list[_Sibling]) -> str | None:
     """Why they cannot be one kernel."""
     first, *others = found
-    if any(s.location is None or s.location != first.location for s in found):
+    left, right = ({s.locations[side] for s in found} for side in (0, 1))
+    if len(left) > 1 or None in left:
+        if len(right) == 1 and None not in right:
+            return f"{_names(found)} read one factor, but it has the indices along which the results are contiguous"
         return "both are contractions, and the tile that one writes is not the tile that the other reads"
     read_one = f"{_names(found)} read one factor, but"
     if any(0 in s.node.extents for s in found):
