@@ -30,6 +30,7 @@ class Tiles:
         self.size, self.even = size, length % size == 0
         self.low, self.high = mlir.index(0), mlir.index(-(-length // size))  # where some element exists
         self.full_low, self.full_high = mlir.index(0), mlir.index(length // size)  # where all do
+        self.has_product = chain.product is not None
         self.always, self.list = not chain.masks and find is None, None
         self.masked = bool(chain.masks) or not self.even
         self.ends = {}  # the block's first and last row
@@ -95,6 +96,8 @@ class Tiles:
     def ranges(self, first: ir.Value) -> list[tuple[ir.Value, ir.Value, bool]]:
         """The numbers of the block's tiles but for its `first` ones, in three ranges: cut by the mask, whole, and cut again."""
         least = sum_of([(self.begin, 1), (first, 1)])
+        if self.shared and self.masked and self.has_product:  # ptxas makes products wait where several loops may be empty
+            return [(least, self.end, True)]
         return [(self._mine(low, least), self._mine(high, least), masked) for low, high, masked in self._ranges(first)]
 
     def _mine(self, number: ir.Value, least: ir.Value) -> ir.Value:

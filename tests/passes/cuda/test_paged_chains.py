@@ -8,8 +8,9 @@ import pytest
 from conftest import assert_within
 from tools.chains import lowered, reasons, warps
 from tools.contractions import arrays, emulated
+from tools.lowering import lowered as lower_text
 
-from tilec.core.diagnostics import CallError
+from tilec.core.diagnostics import CallError, Source
 from tilec.kernels import ContractionChain
 from tilec.semantics.interpreter import interpret
 
@@ -81,6 +82,25 @@ def test_pages_that_do_not_exist_are_refused(wrong, tile, monkeypatch):
     inputs[-1][-1, -1] = wrong
     with pytest.raises(CallError, match="reads outside"):
         interpret(result.texts["map"], inputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize(
+    "text, sizes", [(PREFILL, {"B": 4, "S": 4096, "H": 16, "D": 128}), (DECODE, {"B": 8, "H": 32, "D": 128})]
+)
+def test_pages_fit_registers(text, sizes, page):
+    """Without spills, and products do not wait for one another."""
+    pytest.importorskip("cuda.core")
+    from tilec.runtime.cuda.compile import compile_kernel
+    from tilec.runtime.cuda.cubins import parameters
+
+    given = sizes | {"P": page, "U": 8192 // page, "G": 4096}
+    _, result = lower_text(Source("t.tile", text), None, given)
+    kernel = result.emitted.kernels[0]
+    assert isinstance(result.plan.kernels[0].options, ContractionChain) and result.plan.kernels[0].options.unit == "wgmma"
+    made = compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))
+    assert "cp.async.bulk.tensor.4d" in made.ptx
 
 
 def test_what_pages_are_refused():
