@@ -60,7 +60,7 @@ def _workloads() -> list[w.Workload]:
         w.matmul("f32", 2048),
         w.product("f32", 1500, 1300, 700),
         w.product("f32", 64, 1024, 4096),
-        w.product("f32", 1, 4096, 4096),
+        *(w.product("f32", m, 4096, 4096) for m in (1, 4, 16)),
         w.product("f32", 100, 100, 100),
         w.transposed_product(1024, 1024, 1024),
         w.linear("f32", 1024),
@@ -69,7 +69,7 @@ def _workloads() -> list[w.Workload]:
         w.attention(1, 8, 1024, 64, True, "f32"),
         w.attention(1, 8, 1024, 64, False),
         w.attention(1, 8, 1024, 64, True),
-        w.convolution(1, 64, 56, 64),
+        *(w.convolution(1, 64, 56, 64, dtype, last) for dtype in ("f32", "bf16") for last in (False, True)),
         w.copy(m, n),
     ]  # fmt: skip
 

@@ -287,13 +287,25 @@ def transposed_product(m: int, n: int, k: int) -> Workload:
         lambda x, w: x @ w.T, rows=64, flops=2.0 * m * n * k)  # fmt: skip
 
 
-def convolution(n: int, c: int, size: int, k: int) -> Workload:
-    """A convolution with a 3x3 window, padded so that images keep their size."""
-    example = EXAMPLES["conv2d"]
+def convolution(n: int, c: int, size: int, k: int, dtype: str = "f32", last: bool = False) -> Workload:
+    """A convolution with a 3x3 window, padded so that images keep their size; with the channels `last`, or before the pixels."""
+    x, f = ("n, h + r - 1, w + s - 1, c", "k, r, s, c") if last else ("n, c, h + r - 1, w + s - 1", "k, c, r, s")
+    y = "n, h, w, k" if last else "n, k, h, w"
+    sizes = [", ".join(f"{i.upper()}" for i in names) for names in (("nhwc", "krsc", "nhwk") if last else ("nchw", "kcrs", "nkhw"))]
+    program = (
+        f"op conv2d(x: {dtype}[{sizes[0]}], f: {dtype}[{sizes[1]}]) -> (y: {dtype}[{sizes[2]}]) {{ "
+        f"y[{y}] = sum[c, r, s](pad(x[{x}], 0) * f[{f}]) }}"
+    )
+    image, window = ((n, size, size, c), (k, 3, 3, c)) if last else ((n, c, size, size), (k, c, 3, 3))
+
+    def torch_form(x, w):
+        x, w = (x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2)) if last else (x, w)
+        found = functional().conv2d(x, w, padding=1)
+        return found.permute(0, 2, 3, 1) if last else found
+
     return Workload(
-        f"conv2d 3x3 {n}x{c}x{size}x{size} to {k} f32", example.path,
-        (Input("f32", (n, c, size, size)), Input("f32", (k, c, 3, 3), 1 / math.sqrt(9 * c))),
-        lambda x, w: functional().conv2d(x, w, padding=1), limit("f32", 9 * c / 8, 4),
+        f"conv2d 3x3 {n}x{c}x{size}x{size} to {k} {dtype}{' channels last' if last else ''}", program,
+        (Input(dtype, image), Input(dtype, window, 1 / math.sqrt(9 * c))), torch_form, limit(dtype, 9 * c / 8, 4),
         flops=2.0 * n * k * c * 9 * size**2)  # fmt: skip
 
 
