@@ -14,7 +14,7 @@ from tilec.core.dtypes import DTYPES, from_numpy
 from tilec.core.source import read_source
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
-from tilec.semantics.error_bounds import compare
+from tilec.semantics.comparison import compare
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 

@@ -135,7 +135,7 @@ class Within:
 
     def __call__(self, results) -> None:
         """Of an array, or the outputs in order, or by name."""
-        from tilec.semantics.error_bounds import compare_array
+        from tilec.semantics.comparison import compare_array
 
         results = list(results.values()) if isinstance(results, dict) else as_list(results)
         for tensor, found in zip(self.outputs, map(np.asarray, results), strict=True):

@@ -13,7 +13,8 @@ from fuzz.programs import Case
 import tilec
 from tilec.core.conversions import to_float, to_integer
 from tilec.core.dtypes import DTYPES
-from tilec.semantics.error_bounds import compare, enclose
+from tilec.semantics.comparison import compare
+from tilec.semantics.error_bounds import enclose
 from tilec.semantics.reference import reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -27,7 +27,7 @@ from tilec.dsl.specialise import Specialised, specialise
 from tilec.passes import NAMES
 from tilec.plan.schedule.read import read_schedule
 from tilec.runtime.program import Emitted
-from tilec.semantics.error_bounds import compare
+from tilec.semantics.comparison import compare
 from tilec.semantics.interpreted import interpret_stage
 from tilec.semantics.reference import evaluate
 

@@ -15,7 +15,8 @@ from tilec.core.dtypes import from_numpy
 from tilec.core.source import read_source
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
-from tilec.semantics.error_bounds import compare_array, enclose
+from tilec.semantics.comparison import compare_array
+from tilec.semantics.error_bounds import enclose
 from tilec.semantics.intervals import Enclosure
 
 

@@ -23,7 +23,7 @@ from tilec.kernels import Panels, StoredContraction
 from tilec.plan.check import refuse
 from tilec.plan.cpu import panels
 from tilec.plan.schedule.write import write_schedule
-from tilec.semantics.error_bounds import compare
+from tilec.semantics.comparison import compare
 from tilec.semantics.interpreter import interpret
 from tilec.semantics.reference import reference
 from tilec.semantics.verify_inputs import inputs_of

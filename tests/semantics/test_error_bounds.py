@@ -18,7 +18,8 @@ from tilec.core.source import read_source
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
 from tilec.semantics import intervals as on
-from tilec.semantics.error_bounds import compare, compare_array, enclose
+from tilec.semantics.comparison import compare, compare_array
+from tilec.semantics.error_bounds import enclose
 from tilec.semantics.interval_conversions import cast
 from tilec.semantics.interval_reductions import Total, arg_reduce, reduce
 from tilec.semantics.intervals import Enclosure, point

@@ -13,7 +13,8 @@ import tilec
 from tilec.core.dtypes import DTYPES
 from tilec.core.operators import OPERATORS
 from tilec.core.source import read_source
-from tilec.semantics.error_bounds import compare, enclose
+from tilec.semantics.comparison import compare
+from tilec.semantics.error_bounds import enclose
 from tilec.semantics.reference import reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

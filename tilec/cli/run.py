@@ -133,7 +133,7 @@ def build(loaded: Loaded):
 
 
 def _check(loaded: Loaded, inputs: Arrays, results: Arrays) -> bool:
-    from tilec.semantics.error_bounds import compare
+    from tilec.semantics.comparison import compare
 
     with working("evaluating the program and its error bounds at f64"):
         comparisons = compare(loaded.specialised, inputs, results, loaded.target.kind)

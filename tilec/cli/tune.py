@@ -92,7 +92,7 @@ def _compiled(loaded: Any, found: Any) -> list[Measured]:
 
 def _is_right(m: Measured, device: Any, allowed: Any) -> bool:
     """Whether its results are within the program's error bounds."""
-    from tilec.semantics.error_bounds import compare_array
+    from tilec.semantics.comparison import compare_array
 
     device.run(m.executable)
     if all(compare_array(array, allowed[name]).within for name, array in device.results().items()):

@@ -24,7 +24,8 @@ from tilec.dsl.build import build
 from tilec.dsl.specialise import Specialised
 from tilec.passes import NAMES, stages
 from tilec.plan.model import Plan
-from tilec.semantics.error_bounds import compare_array, enclose
+from tilec.semantics.comparison import compare_array
+from tilec.semantics.error_bounds import enclose
 from tilec.semantics.interpreter import Fault, Unsupported, prepare
 from tilec.semantics.reference import OutOfRangeError
 

@@ -16,7 +16,7 @@ from tilec.core.functions import FUNCTIONS, POWER
 from tilec.runtime.cpu import intrinsics
 from tilec.runtime.cpu import math as cpu_math
 from tilec.runtime.cpu.math_trig import CODY_WAITE_LIMIT
-from tilec.semantics.error_bounds import compare_array
+from tilec.semantics.comparison import compare_array
 from tilec.semantics.interval_reductions import Total, reduce
 from tilec.semantics.intervals import point
 

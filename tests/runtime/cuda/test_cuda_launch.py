@@ -32,7 +32,7 @@ from tilec.runtime.cuda.launch import (
     stream_handle,
 )  # fmt: skip
 from tilec.semantics import intervals
-from tilec.semantics.error_bounds import compare_array
+from tilec.semantics.comparison import compare_array
 
 
 def test_parameter_layout():
