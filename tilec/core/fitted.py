@@ -122,6 +122,7 @@ class SmemRows(Group, name="smem_rows", kind="cuda"):
     threads: float = number("threads an SM below which memory is idle for longer")
     idle: float = number("further share, times (`threads` / the threads of an SM - 1)")
     unaligned: float = number("further share, for unaligned rows")
+    realigned: float = number("further share for each operand that all unaligned rows share, and each pass after the second")
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,8 @@ class PersistentRows(Group, name="persistent_rows", kind="cuda"):
     last_rounds: float = number("rounds above which a kernel that writes hides a part of the last one")
     last_round: float = number("part of the last round that it does not hide")
     start_us: float = number("time from the start of a kernel until its pipeline is full")
+    unaligned: float = number("part of the arithmetic on unaligned rows that adds to the time of memory, at a right angle")
+    narrow: float = number("the same, for rows of several passes that are read by single elements")
 
 
 @dataclass(frozen=True)

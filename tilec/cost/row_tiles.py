@@ -154,11 +154,13 @@ def _waiting_rows(target: Target, p: Rows) -> Iterator[RowTile]:
     fit, vector, sm = target.fit(RowRegisters), p.access, target.sm
     if sm is None or not (p.prefetches and target.has("cp_async") and vector * p.element_bytes == 16):
         return
-    if p.passes < 2 or not p.writes or (p.unaligned and (p.common or p.element_bytes > 2)):
-        return  # with unaligned neighbours they were slower than rows in registers; none of 32 bits was measured (H200)
-    for cluster, threads in product(_clusters(target, p), (128, 256, 512, 1024)):
-        part = round_up(ceil(p.length / cluster), vector)
-        vectors = fit.smem_accesses // (2 if p.unaligned else 1)  # their ends take registers
+    if p.passes < 2 or not p.writes or (p.unaligned and p.element_bytes > 2):
+        return  # unaligned rows of 32 bits were slower than in registers (H200)
+    accesses = [fit.smem_accesses // (2 if p.unaligned else 1)]  # their ends take registers
+    for cluster, threads, vectors in product(
+        _clusters(target, p), (128, 256, 512, 1024), [*accesses, 1] if p.unaligned and p.common else accesses
+    ):
+        part, least = round_up(ceil(p.length / cluster), vector), fit.smem - 8 * (vectors == 1)
         chunk, most = vectors * threads * vector, 0
         if part < chunk or part * p.element_bytes < fit.smem_bytes or p.rows * cluster < 4 * target.units:
             continue
@@ -166,9 +168,9 @@ def _waiting_rows(target: Target, p: Rows) -> Iterator[RowTile]:
         for chunks in range(part // chunk if cut else 1):  # as few as let one more block in; clusters gain little
             held = chunks * vectors * vector * p.reads * p.element_bytes // 4
             shared = p.padded_extent(part - chunks * chunk) * (p.element_bytes * p.reads + 4 * p.made) + 1024
-            blocks = min(occupancy(target, threads, fit.smem + held, shared).blocks, sm.threads // threads)
+            blocks = min(occupancy(target, threads, least + held, shared).blocks, sm.threads // threads)
             registers = min(64, sm.registers // (threads * max(1, blocks)) // 8 * 8)
-            if blocks > most and registers >= fit.smem + held:
+            if blocks > most and registers >= least + held:
                 most, packed = blocks, p.unaligned or (chunks > 0 and p.element_bytes == 2)
                 yield RowTile(
                     threads, vector, 1, vectors, cluster, "sram", registers, 0, 0, packed, shared, p.unaligned, chunks

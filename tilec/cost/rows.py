@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil, log2
+from math import ceil, hypot, log2
 
 from tilec.core.fitted import Barriers, PersistentRows, RowTimes, SmemRows
 from tilec.core.target import Target
@@ -102,10 +102,10 @@ def _scattered(target: Target, p: Rows, tile: RowTile, rounds: int) -> float:
     return fit.scatter / (1 + piece / fit.scatter_bytes)
 
 
-def _busy_us(target: Target, p: Rows, tile: RowTile) -> float:
-    """The time of a block's arithmetic on its rows on one SM, by issued instructions; the special function of an element
-    counts as five."""
-    issued = 2 * sum(n for u, n in p.flops.items() if u != "special") + 5 * p.flops.get("special", 0)
+def _busy_us(target: Target, p: Rows, tile: RowTile, special: float = 5) -> float:
+    """The time of a block's arithmetic on its rows on one SM, by issued instructions, as many as `special` for the special
+    function of an element."""
+    issued = 2 * sum(n for u, n in p.flops.items() if u != "special") + special * p.flops.get("special", 0)
     return issued * p.length * tile.rows_per_block / tile.cluster / (target.sm.issued * target.clock_ghz * 1e3)
 
 
@@ -124,7 +124,8 @@ def _waiting(target: Target, p: Rows, tile: RowTile) -> Work:
     else:
         share = fit.alone + common + fit.alone_pass * (p.passes - 2)
         share += fit.alone_special * max(0.0, p.flops.get("special", 0) - 1)
-    share += fit.idle * max(0.0, fit.threads / (tile.threads * resident) - 1) + fit.unaligned * tile.unaligned
+    share += fit.idle * max(0.0, fit.threads / (tile.threads * resident) - 1)
+    share += tile.unaligned * (fit.unaligned + fit.realigned * p.common * (p.passes - 2))
     return Work(
         dram_read=once,
         dram_write=written,
@@ -145,7 +146,8 @@ def _persistent(target: Target, p: Rows, tile: RowTile) -> Work:
     A round of rows makes memory wait for a share of the time that it moves, however the rows are dealt out;
     Little's law with one row in flight a block turns that into time, as for all loads. With little arithmetic between them,
     loads and stores of many blocks meet; threads that others do not hide, and large clusters, wait longer. The
-    last round has the memory for itself. Operands that all rows share are read once a block.
+    last round has the memory for itself. Operands that all rows share are read once a block. Of rows that are unaligned, or
+    read by single elements, some of the arithmetic shows: that on addresses and on the rows' ends.
     """
     once, written = (p.rows * p.length * p.element_bytes * n for n in (p.reads, p.writes))
     blocks = tile.persistent_blocks * tile.cluster
@@ -161,6 +163,9 @@ def _persistent(target: Target, p: Rows, tile: RowTile) -> Work:
         share *= min(fit.most, fit.passes / (p.passes + 1)) * waits
     wait_ns = max(fit.latencies * target.dram.latency_ns, share * 1e3 * move_us / rounds)
     last_round = fit.last_round if p.writes and rounds > fit.last_rounds else 1
+    single = tile.vector == 1 and p.element_bytes <= 4 and p.passes > 1
+    shows = fit.unaligned if tile.unaligned else fit.narrow * single
+    busy_us = _busy_us(target, p, tile, special=target.sm.issued / target.rates.special) * p.rows * tile.cluster / target.units
     return Work(
         dram_read=once,
         dram_write=written,
@@ -171,7 +176,8 @@ def _persistent(target: Target, p: Rows, tile: RowTile) -> Work:
         registers=tile.registers,
         bytes_in_flight=part * p.element_bytes * p.reads / tile.threads,
         stall_ns=wait_ns - target.dram.latency_ns,
-        serial_us=last_round * move_us * (ceil(rounds) / rounds - 1) + fit.start_us,
+        serial_us=last_round * move_us * (ceil(rounds) / rounds - 1) + fit.start_us
+        + hypot(move_us, shows * busy_us) - move_us,
         shared_per_block=tile.shared,
     )
 

@@ -26,6 +26,9 @@ PROGRAMS = {
         v[i] = mean[j](x[i, j] ** 2)  y[i, j] = x[i, j] / sqrt(v[i] + 1) * g[j] }}""",
     "early": """op early(x: {t}[M, N], g: {t}[N]) -> (y: {t}[M, N]) {{
         v[i] = mean[j](x[i, j] * g[j])  y[i, j] = x[i, j] / sqrt(v[i] ** 2 + 1) * g[j] }}""",
+    "normal": """op normal(x: {t}[M, N], g: {t}[N], b: {t}[N]) -> (y: {t}[M, N]) {{
+        u[i] = mean[j](x[i, j])  v[i] = mean[j]((x[i, j] - u[i]) ** 2)
+        y[i, j] = (x[i, j] - u[i]) / sqrt(v[i] + 1) * g[j] + b[j] }}""",
     "residual": """op residual(x: {t}[M, N], z: f32[M, N]) -> (h: f32[M, N], y: {t}[M, N]) {{
         h[i, j] = x[i, j] + z[i, j]  v[i] = mean[j](h[i, j] ** 2)  y[i, j] = h[i, j] / sqrt(v[i] + 1) }}""",
     "places": "op places(x: {t}[M, N]) -> (p: i64[M], v: {t}[M]) {{ p[i] = argmax[j](x[i, j])  v[i] = max[j](x[i, j]) }}",
@@ -68,6 +71,7 @@ def inputs_of(name, kind, rows, length, rng):
     more = {
         "gain": {"g": rng.normal(0, 1, length).astype(KINDS[kind])},
         "early": {"g": rng.normal(0, 1, length).astype(KINDS[kind])},
+        "normal": {name: rng.normal(0, 1, length).astype(KINDS[kind]) for name in "gb"},
         "residual": {"z": rng.normal(0, 1, (rows, length)).astype(np.float32)},
     }
     return {"x": x, **more.get(name, {})}
@@ -113,8 +117,8 @@ def test_a_gain_is_moved_to_where_rows_begin(name, length, stages, kind, rng):
 
 @pytest.mark.parametrize(("kind", "length", "places"), [("bf16", 50257, 8), ("f32", 50257, 4)])
 def test_rows_of_a_persistent_block_begin_at_one_place(kind, length, places):
-    inputs = {"x": np.zeros((4096, length), KINDS[kind]), "g": np.zeros(length, KINDS[kind])}
-    result = lowered(PROGRAMS["gain"].format(t=kind), None, inputs)[1]
+    inputs = {n: np.zeros((4096, length) if n == "x" else length, KINDS[kind]) for n in ("x", "g", "b")}
+    result = lowered(PROGRAMS["normal"].format(t=kind), None, inputs)[1]
     (kernel,) = result.plan.kernels
     assert kernel.options.unaligned and kernel.options.persistent_blocks % places == 0 < kernel.options.persistent_blocks
     assert result.emitted.kernels[0].persistent == places  # and so is the number that is launched, where fewer run at a time
@@ -135,13 +139,15 @@ def test_what_the_planner_takes(rng):
         ("softmax", "bf16", "smem"),
         ("softmax", "f16", "smem"),
         ("softmax", "f32", "registers"),
-        ("gain", "bf16", "registers"),
+        ("gain", "bf16", "smem"),
+        ("gain", "f32", "registers"),
+        ("normal", "bf16", "registers"),
     ],
 )
 def test_long_rows_wait_in_sram(name, kind, residency):
-    """Those of 16 bits with which nothing is read that begins elsewhere; what a softmax makes of them is computed twice."""
-    inputs = {"x": np.zeros((2670, 50257), KINDS[kind]), "g": np.zeros(50257, KINDS[kind])}
-    inputs = {n: inputs[n] for n in inputs_of(name, kind, 1, 8, np.random.default_rng(0))}
+    """Those of 16 bits that are not read often, with little that begins elsewhere; what a softmax makes of them is computed twice."""
+    given = inputs_of(name, kind, 1, 8, np.random.default_rng(0))
+    inputs = {n: np.zeros((2670, 50257) if n == "x" else 50257, KINDS[kind]) for n in given}
     (kernel,) = lowered(PROGRAMS[name].format(t=kind), None, inputs)[1].plan.kernels
     assert (kernel.options.unaligned, kernel.options.residency) == (True, residency)
     assert "e" not in kernel.loop_groups
