@@ -160,11 +160,12 @@ def work_of_windows(view: View, layout: Layout, tile: Mapping[int, int], work: W
     vector, elements = max(layout.vectors), prod(view.extents[d] for d in view.kernel.grid)
     near = {d: layout.steps[d] for d in layout.dense}
     rounds, halo = prod(view.extents[p] for p in view.reduced), 1.0
-    accesses = held = 1
+    accesses = held = ahead = 1
     for d, number in near.items():
         window = windows.by_dim[d][:1]
         length = prod(view.extents[w.along] for w in window)
         accesses, held, rounds = accesses * _covered(number, length, window), held * length, rounds // max(1, length)
+        ahead *= _covered(number, prod(layout.steps[w.along] for w in window), window)
         for w in window:
             span = w.stride * tile[d]
             halo *= max(1.0, (span + w.dilation * (length - 1) - w.stride + 1) / max(1, span))
@@ -172,4 +173,9 @@ def work_of_windows(view: View, layout: Layout, tile: Mapping[int, int], work: W
     own = sum(n.iterations * (_arithmetic(n) if windows_of(n) else n.instructions) for n in view.group.nodes)
     issued = 2 * (own + elements * (shared + OVERHEAD))
     read = (halo - 1) * sum(bytes_of(v) for n in view.group.nodes for v in set(n.extracts))
-    return replace(work, flops={**work.flops, "fma.f32": issued}, l2_bytes=work.dram_read + work.dram_write + read)
+    return replace(
+        work,
+        flops={**work.flops, "fma.f32": issued},
+        l2_bytes=work.dram_read + work.dram_write + read,
+        bytes_in_flight=max(work.bytes_in_flight, ahead * vector * windows.element),
+    )
