@@ -145,7 +145,7 @@ def test_what_the_planner_takes(rng):
     ],
 )
 def test_long_rows_wait_in_sram(name, kind, residency):
-    """Those of 16 bits that are not read often, with little that begins elsewhere; what a softmax makes of them is computed twice."""
+    """Those of 16 bits that few passes read; what a softmax makes of them is computed twice."""
     given = inputs_of(name, kind, 1, 8, np.random.default_rng(0))
     inputs = {n: np.zeros((2670, 50257) if n == "x" else 50257, KINDS[kind]) for n in given}
     (kernel,) = lowered(PROGRAMS[name].format(t=kind), None, inputs)[1].plan.kernels
