@@ -7,6 +7,9 @@
 Where lines are no multiple of what TMA can copy, factors are stored with zeros at the end of each line. If these are lines of k,
 then k is as long in both factors, and the further products are 0.
 
+A factor that is an element of a tensor at computed subscripts, such as a window's, is no smaller than the tensor. Where rows of
+that tensor do not begin at multiples of 16 bytes, it is *aligned*: stored with longer rows, and read at the same subscripts.
+
 Every tile of columns needs the factor of M x K elements. If threads compute it again for each tile (a conversion, a
 prologue, another order in memory), that takes longer than the products. TMA can copy a factor that is stored once.
 """
@@ -16,8 +19,10 @@ from __future__ import annotations
 from functools import reduce
 
 from tilec.analysis import parts
-from tilec.analysis.products import factors_of, product_of, scaled, stored
+from tilec.analysis.access import access_of
+from tilec.analysis.products import factors_of, narrow, product_of, scaled, stored
 from tilec.core import locations, mlir
+from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, linalg, tensor
 from tilec.kernels.attributes import carry_over
 from tilec.kernels.matrix import ELEMENTS
@@ -29,11 +34,14 @@ def pack(
     op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, extents: tuple[int, ...] = ()
 ) -> tuple[ir.Operation, ir.Operation]:  # fmt: skip
     """Stores factor `side` of a sum of products as `kind`, over the operation's `dims` in that order. `extents`: along
-    them, with the zeros that follow, or none; those of k must be the same for both factors.
+    them, with the zeros that follow, or none; those of k must be the same for both factors. Without any dimension, the tensor that
+    the factor is an element of is aligned.
 
     Returns the operation that computes it and the contraction that reads it instead.
     """
     with ir.InsertionPoint(op), op.location:
+        if not dims:
+            return _align(op, side, kind)
         made = _store(op, factor(op, side, kind), dims, kind, extents or tuple(mlir.extents_of(op)[d] for d in dims))
         made.attributes["tilec.name"] = mlir.string(f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}")
         if kind == parts.KIND:
@@ -51,6 +59,43 @@ def factor(op: ir.Operation, side: int, kind: str) -> ir.Value:
     if kind == str(factors[side].type):
         return factors[side]
     return scaled(mlir.body_of(op), factors[side], [mlir.map_dims(m) for m in mlir.maps_of(op)], inner).core
+
+
+def _align(op: ir.Operation, side: int, kind: str) -> tuple[ir.Operation, ir.Operation]:
+    value = factor(op, side, kind)
+    found = access_of(op, value)
+    assert found is not None, "an element of a tensor, as the plan found"
+    rank, (*outer, last) = len(found.shape), found.shape
+    out = tensor.empty([*outer, aligned(last, found.element.width // 8)], found.element)
+    new, block = mlir.generic([out.type], [], [out], [mlir.projection(rank, range(rank))], ["parallel"] * rank)
+    with ir.InsertionPoint(block):
+        *at, index = (linalg.IndexOp(d).result for d in range(rank))
+        element = tensor.extract(found.tensor, [*at, arith.minsi(index, mlir.index(last - 1))])
+        inside = arith.cmpi(arith.CmpIPredicate.slt, index, mlir.index(last))
+        linalg.YieldOp([arith.select(inside, element, mlir.constant(0, found.element))])
+    new.attributes["tilec.name"] = mlir.string(f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}")
+    if found.operand is not None:
+        _with_element(op, found.operand, new.results[0])
+    else:
+        owner = mlir.definition(narrow(value))
+        (owner if owner.name == "tensor.extract" else mlir.definition(stored(owner.operands[1]))).operands[0] = new.results[0]
+    return new.operation, op
+
+
+def aligned(extent: int, size: int) -> int:
+    """The least length of rows of so many elements of `size` bytes that all begin at multiples of 16 bytes."""
+    each = WIDE // size
+    return -(-extent // each) * each
+
+
+def _with_element(op: ir.Operation, number: int, longer: ir.Value) -> None:
+    """Has an operation read a tensor at subscripts in place of an operand, which tells the extents of dimensions alone then."""
+    body, map_ = mlir.body_of(op), mlir.maps_of(op)[number]
+    argument, extents = body.arguments[number], mlir.extents_of(op)
+    with ir.InsertionPoint.at_block_begin(body):
+        element = tensor.extract(longer, [linalg.IndexOp(d).result for d in mlir.map_dims(map_)])
+    argument.replace_all_uses_with(element)
+    op.operands[number] = tensor.empty([extents[d] for d in mlir.map_dims(map_)], argument.type)
 
 
 def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str, whole: tuple[int, ...]) -> ir.Operation:
@@ -169,4 +214,4 @@ def _widened(element: ir.Value, factor: ir.Value) -> ir.Value:
     return (arith.extui if mlir.definition(factor).name == "arith.extui" else arith.extsi)(factor.type, element)
 
 
-__all__ = ["SIDES", "factor", "pack"]
+__all__ = ["SIDES", "aligned", "factor", "pack"]

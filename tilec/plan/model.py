@@ -27,7 +27,7 @@ class Split:
 @dataclass(frozen=True)
 class Pack:
     """Factor `side` of operation `name` is stored over its dimensions `dims`, as `kind`. `extents`: along them, with the zeros that
-    follow; empty where none do."""
+    follow; empty where none do. Without `dims`, the tensor that it is an element of is stored, in aligned rows."""
 
     name: str
     side: int

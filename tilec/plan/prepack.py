@@ -55,19 +55,26 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
 
     kind, c = multiplicand_of(node, target), node.contraction
     size = BYTES.get(kind, 0)
-    if "wgmma" not in target.instructions(unit_type(kind)) or not _boxes(node, LINE // size) or _has_checks(node):
+    if "wgmma" not in target.instructions(unit_type(kind)) or _has_checks(node):
         return None
     now = tiles_by(kind, node, g, graph, target)
     wanted = [s for s, f in enumerate((c.left, c.right)) if now.operand(f).copy != "tma"]
-    tiles = contraction.choose(target, replace(now.problem, staged=(0, 0)), ["wgmma"])
+    align = not _boxes(node, LINE // size)
+    if align and (kind == parts.KIND or not all(now.operand((c.left, c.right)[s]).alignable for s in wanted)):
+        return None
+    problem = replace(now.problem, staged=(0, 0))
+    if align:
+        steps = prod(-(-g.space.extents[d] // n) for d, n in now.roles.boxes(LINE // size).items())
+        problem = replace(problem, overhang=steps / -(-problem.k // (LINE // size)))
+    tiles = contraction.choose(target, problem, ["wgmma"])
     best = next((t for t in tiles if t.tile.instruction == "wgmma" and is_plain(t.tile)), None)
     if best is None:
         return None
     majors = [size != 2 or bool(now.operand(f).major) for f in (c.left, c.right)]
-    packs = [Pack(node.name, s, _dims(node, s, majors[s]), kind) for s in wanted]
+    packs = [Pack(node.name, s, () if align else _dims(node, s, majors[s]), kind) for s in wanted]
     if not packs:
         return None
-    if any(node.extents[p.dims[-1]] % (WIDE // size) for p in packs):
+    if not align and any(node.extents[p.dims[-1]] % (WIDE // size) for p in packs):
         if kind == parts.KIND or node.extracts:
             return None
         packs = _padded(node, kind, majors, packs)
@@ -80,7 +87,7 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
     if (PARTS_GAIN if kind == parts.KIND else GAIN) * after > before:
         return f"{as_they_are}, {duration(after)} with {stored} packed first"
     for p in packs:
-        if prod(node.extents[d] for d in p.dims) > UNFOLDED * sum(map(elements, read_by(node, p.side, p.kind))):
+        if p.dims and prod(node.extents[d] for d in p.dims) > UNFOLDED * sum(map(elements, read_by(node, p.side, p.kind))):
             return f"{p.stored} would have more than {UNFOLDED} times as many elements as its sources"
     return packs, f"{as_they_are}, {duration(after)} with copies that TMA can load"
 
@@ -126,7 +133,7 @@ def _dims(node: Node, side: int, major: bool) -> tuple[int, ...]:
 def _time(node: Node, p: Pack, size: int, target: Target) -> float:
     """Everything read once, and the copy written."""
     values = read_by(node, p.side, p.kind)
-    points = prod(node.extents[d] for d in p.dims)
+    points = prod(node.extents[d] for d in p.dims) if p.dims else sum(map(elements, values))
     work = Work(
         dram_read=sum(map(bytes_of, values)), dram_write=points * size, flops={}, threads=128,
         blocks=max(1, points * size // (16 * 128)),

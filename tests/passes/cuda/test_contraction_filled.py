@@ -145,3 +145,22 @@ def test_windows_of_few_channels(channels, monkeypatch):
     padded = np.pad(x.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
     exact = sum(padded[:, r : r + 5, s : s + 7] @ f[r, s].astype(np.float64) for r in range(3) for s in range(3))
     both(text, inputs, sizes, WGMMA[64], exact, monkeypatch)
+
+
+@pytest.mark.parametrize("text, channels, stored", [(CHANNELS, 21, 2), (CHANNELS.replace("[R, S, C, K]", "[K, R, S, C]"), 70, 2)])
+def test_tensors_are_stored_in_aligned_rows(text, channels, stored, monkeypatch):
+    """Windows of a tensor with longer rows are boxes: NaNs beyond a row's end are those of nobody."""
+    monkeypatch.setattr(prepack, "GAIN", 1e-6)
+    text = text.format(t="bf16", o="bf16")
+    text = text.replace("f[r, s, c, k]", "f[k, r, s, c]") if "[K, R, S, C]" in text else text
+    sizes = {"N": 2, "H": 4, "W": 5, "C": channels, "K": channels, "R": 3, "S": 3}
+    specialised, result = lowered(text, sizes, "h200", WGMMA[64], monkeypatch)
+    assert [p.dims for p in result.plan.packs] == [()] * stored and result.plan.kernels[-1].options.copies == ("tma", "tma")
+    x, f = inputs = arrays(specialised)
+    taps = f.astype(np.float64) if "[r, s, c, k]" in text else f.astype(np.float64).transpose(1, 2, 3, 0)
+    padded = np.pad(x.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    exact = sum(padded[:, r : r + 4, s : s + 5] @ taps[r, s] for r in range(3) for s in range(3))
+    assert_within(text, inputs, emulated(specialised, result, inputs), kind="cuda", expected=exact)
+    for stage in ("fuse", "map"):
+        found = interpret_stage(specialised, result.texts, stage, dict(zip("xf", inputs)))
+        assert_within(text, inputs, list(found.values()), kind="cuda", expected=exact)

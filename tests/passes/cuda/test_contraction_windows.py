@@ -12,7 +12,7 @@ from tools.contractions import check, lowered, mma
 from tilec.core.diagnostics import Source
 from tilec.core.targets import load
 from tilec.kernels import matrix
-from tilec.plan.cuda import contraction as planned
+from tilec.plan.cuda import choose_contraction as planned
 from tilec.semantics.interpreted import interpret_stage
 
 CONV = """op conv(x: {t}[N, H, W, C], f: {t}[R, S, C, K]) -> (y: {o}[N, H, W, K]) {{

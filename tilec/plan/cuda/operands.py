@@ -26,6 +26,7 @@ from tilec.core.hardware import BOX, LINE, RANK, ROWS, WIDE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.kernels.matrix import ASYNC, BYTES, ELEMENTS
+from tilec.passes.tensor.pack import aligned
 from tilec.plan.groups import Group
 
 BLOCK = 2 * ROWS  # rows of a block that a box must be able to have, all of which may lie along one dimension
@@ -47,6 +48,7 @@ class Operand:
     pieces: str = ""  # the key of `ASYNC` by which cp.async can copy it
     boxed_pieces: str = ""  # the same where a step along k is a box
     unaligned: bool = False
+    alignable: bool = False  # TMA could copy it if the tensor's rows began at multiples of 16 bytes
     stored: str = ""  # its type in shared memory, if threads convert it where they load it from there
     one_by_one: bool = False  # threads load its narrow elements one at a time, since its rows begin anywhere
     longest: int = BOX  # rows (or columns) of a box along one dimension
@@ -81,7 +83,7 @@ def arrange(node: Node, kind: str, g: Group, graph: Graph, target: Target) -> tu
 
     def add(roles: Roles) -> dict[str, Operand]:
         operands = {s: _operand(node, f, s, roles, kind, g, graph, target) for s, f in roles.factors.items()}
-        found.append((sum(ease[f.copy] for f in operands.values()), roles, operands))
+        found.append((sum(ease[f.copy] + 0.01 * f.alignable for f in operands.values()), roles, operands))
         return operands
 
     for roles in _roles(node, g, graph):
@@ -176,7 +178,9 @@ def _operand(
     k = roles.inner
     in_order = not scales_of(node) or len(k) == 1 or found.extents[k[-1]] % (LINE // size) == 0  # steps number k
     others: dict[str, Any] = {"gathers": gathers, "pieces": pieces, "boxed_pieces": boxed, "unaligned": unaligned}
-    if target.has("tma") and lines and in_order and found.is_box(varying, steps, line, WIDE // size):
+    able = target.has("tma") and lines and in_order
+    others["alignable"] = able and found.in_aligned_rows().is_box(varying, steps, line, WIDE // size)
+    if able and found.is_box(varying, steps, line, WIDE // size):
         longest = BOX // max((at.get(d, 1) for at in found.factors for d in varying), default=1)
         return Operand("tma", major, longest=longest, **others)
     return Operand(pieces or "registers", major, one_by_one=not pieces and size < 4, **others)
@@ -203,6 +207,13 @@ class FactorAccess:
     opaque: tuple[frozenset[int], ...]
     trails: bool
     extents: dict[int, int]
+    zeros: bool = False
+    """Whether the tensor has zeros behind the elements that the program knows of."""
+
+    def in_aligned_rows(self) -> FactorAccess:
+        """The same of the tensor that `passes/tensor/pack.py` makes of it."""
+        *outer, last = self.shape or (1,)
+        return replace(self, shape=(*outer, aligned(last, self.access.element.width // 8)), zeros=True)
 
     @property
     def along(self) -> int | None:
@@ -230,7 +241,8 @@ class FactorAccess:
 
     def _ends(self, p: int, d: int) -> bool:
         """Whether a dimension of k ends where the tensor does: beyond, all factors are 0, and nothing that is no number is met."""
-        return self.factors[p] == {d: 1} and not self.constants[p] and self.shape[p] == self.extents[d]
+        ends = self.shape[p] == self.extents[d] or (self.zeros and self.shape[p] >= self.extents[d])
+        return self.factors[p] == {d: 1} and not self.constants[p] and ends
 
     def is_pieces(self, line: int, inner: tuple[int, ...] | None, wide: int) -> bool:
         """Whether aligned pieces of `wide` elements along lines are of one kind: all inside, or all outside. Where `inner` is
@@ -258,8 +270,14 @@ def factor_access(node: Node, factor: ir.Value, g: Group) -> FactorAccess | None
         tuple(access.subscripts[p].constant for p in wide),
         tuple(frozenset(own[d] for d in access.subscripts[p].linear.opaque if node.extents[d] > 1) for p in wide),
         bool(wide) and wide[-1] < len(access.shape) - 1,
-        {own[d]: e for d, e in enumerate(node.extents)},
+        {own[d]: e for d, e in enumerate(node.extents)}, zeros=_is_stored(access.tensor),
     )  # fmt: skip
+
+
+def _is_stored(value: ir.Value) -> bool:
+    """Whether the plan has a kernel store a tensor for a contraction."""
+    owner = mlir.definition(value)
+    return owner is not None and "tilec.stored" in owner.attributes
 
 
 def _is_flat(dims: list[int], inner: tuple[int, ...]) -> bool:

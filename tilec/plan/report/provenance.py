@@ -47,6 +47,8 @@ class Provenance:
             return ("part", *self._own(whole, len(extents) - 1))
         if operation in self.packs:
             pack = self.packs[operation]
+            if not pack.dims:
+                return tuple(f"d{k}" for k in range(len(extents)))
             own = self._own(pack.name, 1 + max(pack.dims))
             names = [own[d] for d in pack.dims]
             return tuple([*names[:-1], "part", names[-1]] if pack.kind == parts.KIND else names)
