@@ -251,6 +251,14 @@ def test_bytes_are_converted_on_the_way_to_the_units(left, right, kind, monkeypa
     assert options.multiplicand == kind and {left, right} == set(options.stored)
 
 
+def test_bytes_beside_a_factor_in_lines_of_rows(monkeypatch):
+    """Threads that convert load lines of k of both factors: the other one's lines were read beyond their ends."""
+    text = "op f(a: bf16[K, M], b: i8[N, K]) -> (y: f32[M, N]) {{ y[i, j] = sum[k](a[k, i] * b[j, k]) }}"
+    monkeypatch.setattr(prepack, "GAIN", 1e6)
+    result = check(text, ("bf16", "f32"), {"M": 17, "N": 16, "K": 64}, mma(16, 32, 64), lambda a, b: a.T @ b.T, monkeypatch)
+    assert set(result.plan.kernels[-1].options.stored) == {"bf16"}
+
+
 @pytest.mark.parametrize("left, right", [("bf16", "bf16"), ("bf16", "i8"), ("f8e4m3", "f16"), ("f8e5m2", "bf16")])
 @pytest.mark.parametrize("warps, k", [((1, 1), 272), ((1, 2), 144)])
 def test_warps_share_a_step(left, right, warps, k, monkeypatch):

@@ -83,6 +83,8 @@ def arrange(node: Node, kind: str, g: Group, graph: Graph, target: Target) -> tu
 
     def add(roles: Roles) -> dict[str, Operand]:
         operands = {s: _operand(node, f, s, roles, kind, g, graph, target) for s, f in roles.factors.items()}
+        if not all(f.major for f in operands.values()):  # threads that convert load both factors along k
+            operands = {s: replace(f, copy="registers", pieces="", stored="") if f.stored else f for s, f in operands.items()}
         found.append((sum(ease[f.copy] + 0.01 * f.alignable for f in operands.values()), roles, operands))
         return operands
 
