@@ -12,7 +12,8 @@ registers.
 
 A panel of rows stays in L1 while the columns' panels, which are in L2, go by: results are then written along rows, which
 processors foresee. (Panels of rows that go by a panel of columns took a tenth longer.) Panels that reach beyond the block's
-part leave their sums in a buffer, of which the part inside is copied.
+part leave their sums in a buffer, of which the part inside is copied. A matrix unit needs aligned memory: its sums go through the
+buffer, or, of several steps along k, stay in memory of the block until they are complete (`_all_sums`).
 
 Sources: Goto & van de Geijn, "Anatomy of high-performance matrix multiplication" (TOMS 2008); Low et al.,
 "Analytical modeling is enough for high-performance BLIS" (TOMS 2016).

@@ -85,6 +85,11 @@ PROGRAMS = {
         "op f(a: f64[B, K, M], b: f64[B, N, K]) -> (y: f64[B, M, N]) { y[h, i, j] = sum[k](a[h, k, i] * b[h, j, k]) }",
         {"B": 2, "M": 19, "K": 10, "N": 21}, {"a": ("f64", (2, 10, 19)), "b": ("f64", (2, 21, 10))},
     ),
+    "product of f32, cpu": Program(  # by AMX where the host has it, as sums of bf16
+        "cpu", "panels",
+        "op f(a: f32[M, K], b: f32[N, K]) -> (y: f32[M, N]) { y[i, j] = sum[k](a[i, k] * b[j, k]) }",
+        {"M": 35, "K": 70, "N": 40}, {"a": ("f32", (35, 70)), "b": ("f32", (40, 70))},
+    ),
     "product of bf16, cpu": Program(  # by AMX where the host has it
         "cpu", "panels",
         "op f(a: bf16[M, K], b: bf16[K, N]) -> (y: f32[M, N]) { y[i, j] = sum[k](a[i, k] * b[k, j]) }",

@@ -99,7 +99,9 @@ def drawn_value(draw: Choices, value: Any) -> Any:
         case bool():
             return not value
         case str():
-            return draw.pick("registers", "reload", "smem", "async", "tma", "fma", "mma.sync", "wgmma", "f32", "bf16", "foo", "")
+            return draw.pick(
+                "registers", "reload", "smem", "async", "tma", "fma", "amx", "mma.sync", "wgmma", "f32", "bf16", "foo", ""
+            )
         case int():
             return _number(draw, value)
     numbers = list(value)
