@@ -174,7 +174,7 @@ def test_convolutions(name, kind, rng, always):
 
 
 @amx
-@pytest.mark.parametrize("sizes", [(64, 64, 1024), (70, 90, 1000), (33, 40, 2000)])
+@pytest.mark.parametrize("sizes", [(64, 64, 640), pytest.param((70, 90, 600), marks=pytest.mark.slow)])
 def test_sums_of_several_steps_stay_in_memory_of_the_block(sizes, rng, always):
     """Tiles that are whole and such that are not, in steps that end before a panel does."""
     m, n, k = sizes
