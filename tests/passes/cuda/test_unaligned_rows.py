@@ -142,6 +142,7 @@ def test_what_the_planner_takes(rng):
         ("gain", "bf16", "smem"),
         ("gain", "f32", "registers"),
         ("normal", "bf16", "registers"),
+        ("normal", "f32", "registers"),
     ],
 )
 def test_long_rows_wait_in_sram(name, kind, residency):
