@@ -77,6 +77,7 @@ class RowTimes(Group, name="rows", kind="cuda"):
     scatter_bytes: float = number("bytes of a block's access at which that share is halved", least=1)
     reread_fits: float = number("share of L2 up to which the rows of all running blocks are found there again")
     reread_misses: float = number("share of these rows that is read from memory again nevertheless")
+    realigned: float = number("instructions for an element of an operand that begins at other places than unaligned rows")
     evict_row_bytes: float = number(
         "bytes of a row from which the last read of a line allows L2 to evict it early"
     )

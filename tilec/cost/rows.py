@@ -70,8 +70,18 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
         lanes=p.length / padded,
         shared_per_block=tile.shared,
         serial_us=_left_over(target, p, tile, blocks, rounds)
+        + _realigning_us(target, p, tile, once + written)
         + (0.0 if many else times.element_us * p.passes * tile.vectors * tile.vector),
     )
+
+
+def _realigning_us(target: Target, p: Rows, tile: RowTile, moved: float) -> float:
+    """The time that shows of moving the elements of operands that all rows share to where those of unaligned rows are."""
+    if not (tile.unaligned and p.common):
+        return 0.0
+    instructions = target.fit(RowTimes).realigned * p.common * p.rows * p.length
+    move_us = 1e6 * moved / target.dram.rate(target.units)
+    return hypot(move_us, instructions / (target.units * target.sm.issued * target.clock_ghz * 1e3)) - move_us
 
 
 def _left_over(target: Target, p: Rows, tile: RowTile, blocks: int, rounds: int) -> float:

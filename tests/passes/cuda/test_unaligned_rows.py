@@ -154,6 +154,15 @@ def test_long_rows_wait_in_sram(name, kind, residency):
     assert "e" not in kernel.loop_groups
 
 
+@pytest.mark.parametrize(("name", "persistent"), [("gain", False), ("normal", True)])
+def test_many_operands_that_begin_elsewhere_are_moved_once(name, persistent):
+    """By persistent blocks; the work of moving one for every row is hidden."""
+    given = inputs_of(name, "bf16", 1, 8, np.random.default_rng(0))
+    inputs = {n: np.zeros((20480, 10001) if n == "x" else 10001, KINDS["bf16"]) for n in given}
+    (kernel,) = lowered(PROGRAMS[name].format(t="bf16"), None, inputs)[1].plan.kernels
+    assert kernel.options.unaligned and (kernel.options.persistent_blocks > 0) is persistent
+
+
 def test_ties_at_the_ends(rng):
     """Elements of the rows beside take no part: they are larger, and NaN."""
     x = np.full((3, 21), -np.inf, np.float32)

@@ -103,7 +103,9 @@ def _shared(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iter
         sums, written = vector * prod(counts.values()), inner * prod(lengths.values())
         rounds = prod(view.extents[p] for p in view.reduced) // max(1, written)  # of the loops that are not written out
         accesses = rounds * (inner * prod(covered.values()) + written * windows.factors)
-        held = inner * prod((counts if lines and d == first else covered)[d] for d in counts)
+        held = inner * prod(covered.values())
+        if lines:  # and a line that is on its way
+            held = held // covered[first] * (counts[first] + short[first][0].dilation)
         factors = written / (lengths[first] if lines else 1) * windows.factors
         if sums * written <= WRITTEN_OUT and sums + (held + factors) * words <= HELD_WORDS:
             unrolled_dims = (*apart, *(w.along for d in counts for w in short[d] if not (lines and d == first)))
