@@ -192,6 +192,7 @@ class MatrixIntrinsics(Intrinsics):
         box[np.ix_(*inside)] = whole[np.ix_(*(at[i] for at, i in zip(along, inside)))]
         box = nearest_tf32(box) if tf32 else box
         assert int(target) % 1024 == 0
+        assert int(coordinates[0]) * dtype.itemsize % 16 == 0, "TMA copies boxes that begin at multiples of 16 bytes in a line"
         for block in blocks or [self.state.block]:
             for line, values in enumerate(box.reshape(-1, description.box[-1]).view(np.uint8).reshape(-1, 8, 16)):
                 for piece, data in enumerate(values):

@@ -225,13 +225,18 @@ class FactorAccess:
 
     def is_box(self, own: tuple[int, ...], inner: dict[int, int], line: int, wide: int) -> bool:
         """Whether TMA copies tiles along the dimensions `own`, and `inner` of k, whose lines run along `line`: each moves a
-        subscript of its own, and the box lies in their order. `inner`: elements of a tile; `wide`: the unit of strides."""
+        subscript of its own, and the box lies in their order. `inner`: elements of a tile; `wide`: the unit of strides, and of the
+        places in a line of the tensor where a box may begin."""
         order = [*own, *inner] if line in inner else [*inner, *own]
         found = [[p for p, at in enumerate(self.factors) if d in at] for d in order]
         if self.shape[-1] % wide or len(self.shape) > RANK or any(len(at) != 1 for at in found):
             return False
         if any(dims & {*order} for dims in self.opaque):
             return False  # lines lie anywhere
+        ends = self.access.subscripts[-1] if self.access.subscripts else None
+        offsets = [f for d, f in self.factors[-1].items() if d != line] + [self.constants[-1]]
+        if any(f % wide for f in offsets) or (ends is not None and len(ends.factors) < len(ends.linear.terms)):
+            return False
         positions = [p for (p,) in found]
         steps = {d: self.factors[p][d] for p, d in zip(positions, order)}
         if positions != sorted(set(positions)) or positions[-1] != len(self.shape) - 1 or order[-1] != line:

@@ -55,6 +55,12 @@ def _descriptor(code: Code, op: ir.Operation) -> Step:
     return step
 
 
+def _check_beginning(op: ir.Operation, byte: int) -> None:
+    """TMA copies boxes that begin at multiples of 16 bytes in a line of the tensor: others are illegal instructions on hardware."""
+    if byte % PLAIN:
+        raise Fault("misaligned", op, f"a box that begins at byte {byte} of a line")
+
+
 @operation("nvgpu.tma.async.load")
 def _load(code: Code, op: ir.Operation) -> Step:
     segments = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
@@ -69,6 +75,7 @@ def _load(code: Code, op: ir.Operation) -> Step:
     def step(values: Values, mask: Mask) -> None:
         context: Threads = values[0]
         for lane, n, *at in each_lane(values, mask, number, *coordinates, *blocks):
+            _check_beginning(op, at[0] * dtype.itemsize)
             made = _boxed(values[box], at[: len(coordinates)][::-1], op, context)
             view: View = values[target]
             start = int(np.broadcast_to(view.offset, context.lanes)[lane]) * dtype.itemsize + view.buffer.start
@@ -113,6 +120,7 @@ def _store(code: Code, op: ir.Operation) -> Step:
     def step(values: Values, mask: Mask) -> None:
         context: Threads = values[0]
         for lane, *at in each_lane(values, mask, *coordinates):
+            _check_beginning(op, at[0] * dtype.itemsize)
             view, found = values[source], values[box]
             start = int(np.broadcast_to(view.offset, context.lanes)[lane]) * dtype.itemsize + view.buffer.start
             count = prod(found.shape)
