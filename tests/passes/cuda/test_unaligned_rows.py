@@ -28,7 +28,7 @@ PROGRAMS = {
         v[i] = mean[j](x[i, j] * g[j])  y[i, j] = x[i, j] / sqrt(v[i] ** 2 + 1) * g[j] }}""",
     "normal": """op normal(x: {t}[M, N], g: {t}[N], b: {t}[N]) -> (y: {t}[M, N]) {{
         u[i] = mean[j](x[i, j])  v[i] = mean[j]((x[i, j] - u[i]) ** 2)
-        y[i, j] = (x[i, j] - u[i]) / sqrt(v[i] + 1) * g[j] + b[j] }}""",
+        y[i, j] = (x[i, j] - u[i]) * rsqrt(v[i] + 1) * g[j] + b[j] }}""",
     "residual": """op residual(x: {t}[M, N], z: f32[M, N]) -> (h: f32[M, N], y: {t}[M, N]) {{
         h[i, j] = x[i, j] + z[i, j]  v[i] = mean[j](h[i, j] ** 2)  y[i, j] = h[i, j] / sqrt(v[i] + 1) }}""",
     "places": "op places(x: {t}[M, N]) -> (p: i64[M], v: {t}[M]) {{ p[i] = argmax[j](x[i, j])  v[i] = max[j](x[i, j]) }}",
