@@ -214,7 +214,7 @@ class ChainTimes(Group, name="contraction_chain", kind="cuda"):
     start_us: float = number("time of a block before its first product and after its last one")
     next_us: float = number("the same of a further tile of a persistent block")
     cut_us: float = number("time of an element of a step in tiles that a mask cuts, where each score is compared")
-    step_elements: int = number("most elements of a step; with more, registers spill", least=32)
+    step_elements: int = number("most elements of a step; with more, registers spill, or nothing is won", least=32)
     registers: int = number("most registers of a thread for scores, weights and results", least=1)
     third_registers: int = number("the same where three warpgroups multiply, with fewer registers each", least=1)
     warp_step_us: float = number("idle time of one step between its products, by `mma.sync`")

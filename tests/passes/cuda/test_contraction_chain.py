@@ -236,14 +236,15 @@ def test_a_schedule_is_obeyed_or_refused(tmp_path):
     path.write_text(warp.replace("block = [128, 128]", "block = [128, 64]"))
     edited = planned(read_schedule(path))
     assert edited.plan.kernels[0].options.unit == "mma.sync" and edited.emitted.kernels[0].threads == 256
-    for old, new, why in (
-        ("block = [128, 128]", "block = [100, 128]", "`block` must be 64, 128 or 192 rows"),
-        ("block = [128, 128]\nwarps = 8", "block = [64, 128]\nwarps = 4", "`ping_pong` needs two warpgroups"),
-        ("warps = 8", "warps = 4", "`warps` must be 8 for 128 rows by wgmma, not 4"),
-        ('unit = "wgmma"', 'unit = "fma"', "`unit` must be one of wgmma, mma.sync"),
-        ("stages = 2", "weight_terms = 2", "`weight_terms` follows from the program, and must be 1"),
+    narrow = text.replace("block = [128, 128]", "block = [64, 128]")
+    for edited, old, new, why in (
+        (text, "block = [128, 128]", "block = [100, 128]", "`block` must be 64, 128 or 192 rows"),
+        (narrow, "warps = 8", "warps = 4", "`ping_pong` needs two warpgroups"),
+        (text, "warps = 8", "warps = 4", "`warps` must be 8 for 128 rows by wgmma, not 4"),
+        (text, 'unit = "wgmma"', 'unit = "fma"', "`unit` must be one of wgmma, mma.sync"),
+        (text, "\nstages = 2", "\nweight_terms = 2", "`weight_terms` follows from the program, and must be 1"),
     ):
-        path.write_text(text.replace(old, new))
+        path.write_text(edited.replace(old, new))
         with pytest.raises(CallError, match=why):
             planned(read_schedule(path))
 
