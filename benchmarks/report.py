@@ -32,9 +32,11 @@ def merge(path: Path) -> Path:
     old = json.loads(before.read_text())
     if old["machine"]["gpu"] != found["machine"]["gpu"]:
         raise SystemExit(f"{before.name} is of {old['machine']['gpu']}, and {path.name} of {found['machine']['gpu']}")
-    fresh = {r["name"]: r for r in found["rows"] if not r.get("error", "").startswith("not run")}
+    fresh, known = (
+        {r["name"]: r for r in facts["rows"] if not r.get("error", "").startswith("not run")} for facts in (found, old)
+    )
     run = f"{before.name[:10]}, commit {old['versions']['commit']}"
-    rows = [fresh.pop(r["name"], {"run": run} | r) for r in old["rows"]]
+    rows = [fresh.pop(name, {"run": run} | r) for name, r in known.items()]
     place = before.with_name(f"{datetime.date.today().isoformat()}{before.name[10:]}")
     place.write_text(json.dumps(found | {"rows": [*rows, *fresh.values()]}, indent=1) + "\n")
     return place

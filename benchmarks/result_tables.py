@@ -22,6 +22,12 @@ def _reached(rows: list[dict]) -> list[dict]:
     return [r for r in rows if not r.get("error", "").startswith("not run")]
 
 
+def earlier(rows: list[dict]) -> str:
+    """How many rows are of which earlier runs, where results were merged."""
+    found = Counter(r["run"] for r in rows if "run" in r)
+    return "".join(f" {n} of {len(rows)} rows are of {run}." for run, n in found.items())
+
+
 def whole(suite: str) -> tuple[Path, dict] | None:
     """The newest results of a run that came to its end, where that is not the newest run."""
     files = sorted(report.RESULTS.glob(f"*-{suite}.json"), reverse=True)
@@ -57,8 +63,7 @@ def results(suite: str, found: tuple[Path, dict] | None = None) -> str:
         f"[`{path.name}`](../{path.relative_to(ROOT)})."
     ]
     rows = _reached(facts["rows"])
-    if earlier := Counter(r["run"] for r in rows if "run" in r):
-        parts[0] += "".join(f" {n} of {len(rows)} rows are of {run}." for run, n in earlier.items())
+    parts[0] += earlier(rows)
     for end, meaning in report.WAYS[suite].items():
         headings, cells = report.grid(suite, report.in_tables(rows), end)
         parts.append(f"Medians, {meaning}:")
@@ -132,7 +137,8 @@ def _of_run(suite: str) -> tuple[str, list[dict]] | None:
     where = machine["cpu"] + f", {machine['cores']} cores" if "cpu" in suite else machine["gpu"]
     with_ = ", ".join(f"{k} {v}" for k, v in versions.items() if k in ("numba-cuda-mlir", "torch", "triton"))
     link = f"[`{path.name}`](../{path.relative_to(ROOT)})"
-    return f"{where}; {with_}; {path.name[:10]}, commit {versions['commit']}, from {link}.", facts["rows"]
+    rows = facts["rows"]
+    return f"{where}; {with_}; {path.name[:10]}, commit {versions['commit']}, from {link}.{earlier(rows)}", rows
 
 
 def memory_run() -> str:

@@ -5,6 +5,7 @@ import pytest
 from tools import contractions as T
 from tools.explained import planned
 
+from tilec.core.targets import load
 from tilec.kernels import matrix
 from tilec.plan.cuda import choose_contraction
 from tilec.runtime.cuda.compile import compile_kernel
@@ -16,6 +17,7 @@ PROGRAM = """op mm(a: {t}[M, K], b: {t}[{b}], s: f32[{s}], t: f32[{u}]) -> (c: f
  c[m, n] = sum[k](a[m, k] * s[{si}] * b[{bi}] * t[{ui}])
 }}
 """
+F32 = "op mm(a: f32[M, K], b: f32[K, N]) -> (c: f32[M, N]) { c[m, n] = sum[k](a[m, k] * b[k, n]) }"
 PLACES = {  # the scales' subscripts, their sizes, and the same of the scales by numbers of rows, columns and k
     "rows": ("M", "m", "N", "n", lambda s, m, k: s[m], lambda t, n, k: t[n]),
     "blocks": ("M, K // {g}", "m, k // {g}", "N // 8, K // {g}", "n // 8, k // {g}",
@@ -59,6 +61,21 @@ def test_large_tiles_fit_registers(name, kind):
     (kernel,) = result.emitted.kernels
     assert kernel.name in str(result.plan.kernels[0].name) and result.plan.kernels[0].options.instruction == "wgmma"
     compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))
+
+
+def test_tiles_have_whole_groups_of_columns_that_share_scales():
+    """Or lie in one; and every plan that is ranked keeps two steps in shared memory."""
+    from tilec.driver import tune
+
+    blocks = {"s": "M, K // 128", "si": "m, k // 128", "u": "N // 128, K // 128", "ui": "n // 128, k // 128"}
+    text = PROGRAM.format(t="f8e4m3", b="N, K", bi="n, k", **blocks)
+    for source, sizes in ((text, {"M": 640, "N": 1280, "K": 512}), (F32, {"M": 2048, "N": 2048, "K": 2048})):
+        special, _ = planned(source, sizes, "h200")
+        plan, others = tune._planned(special, load("h200"), None)
+        ranked = [k.options for k in others[plan.kernels[-1].name] if k.options.name == "warpgroup_contraction"]
+        assert ranked and all(o.stages >= 2 and o.refuse_shape() is None for o in ranked)
+        if source == text:
+            assert {o.block[1] for o in ranked} <= {16, 32, 64, 128, 256}
 
 
 @pytest.mark.parametrize("target", ["a100", "cpu"])

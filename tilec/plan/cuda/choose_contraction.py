@@ -84,7 +84,9 @@ def _with_scales(found: Tiles, node: Node, g: Group) -> list[Choice]:
     for tile in (c.tile for c in found.choices):
         built = found.build(tile)
         if (tile.bm, tile.bn) not in fits and isinstance(built, WarpgroupContraction):
-            fits[tile.bm, tile.bn] = _scaled(built, node, found.roles, g, found.fit(tile).sizes).refuse_shape() is None
+            sizes = found.fit(tile).sizes
+            scaled = _scaled(built, node, found.roles, g, sizes)
+            fits[tile.bm, tile.bn] = scaled.refuse_shape() is None and not _cuts_scales(node, found.roles, g, sizes)
     return [c for c in found.choices if fits.get((c.tile.bm, c.tile.bn), True)]
 
 
@@ -92,7 +94,7 @@ def _partials(built: WarpgroupContraction, node: Node, tile: BlockTile) -> int:
     """Sets of registers for partial sums: two where scales, the code for numbers without parts, or for clusters, leave room."""
     held = 3 * tile.bm * tile.bn // (32 * tile.warps)
     alone = built.promoted == tile.bk and built.parts == 1 and not scales_of(node) and prod(tile.cluster) == 1
-    return 2 if alone and held <= PARTIAL[2] else 1
+    return 2 if alone and held <= PARTIAL[2] and replace(built, partials=2).refuse_shape() is None else 1
 
 
 def _scaled(built: WarpgroupContraction, node: Node, roles: Roles, g: Group, sizes: Sizes) -> WarpgroupContraction:
@@ -115,6 +117,14 @@ def _scale_columns(node: Node, roles: Roles, g: Group, sizes: Sizes) -> int:
     return shared if shared % 8 == 0 else 1
 
 
+def _cuts_scales(node: Node, roles: Roles, g: Group, sizes: Sizes) -> bool:
+    """Whether a tile has parts of groups of columns that share a scale. Tiles of 160 columns, with scales of 128, gave wrong
+    results on an H200, though the interpreter finds no fault in them; they are not faster either."""
+    *_, last = roles.columns
+    whole = _scale_columns(node, roles, g, sizes | {last: 1024})
+    return whole > 1 and sizes[last] % whole != 0 and whole % sizes[last] != 0
+
+
 def _apart(nodes: list[Node]) -> dict[str, int]:
     """Numbers of loop nests: contractions are not joined to one loop, even of the same dimensions."""
     contractions = [n for n in nodes if n.contraction is not None]
@@ -134,7 +144,8 @@ def _staged(built: StoredContraction, tile: BlockTile, out_bytes: int, target: T
         count = max(1, built.own_columns * out_bytes // LINE)
         divisors = [n for n in range(min(8, count), 0, -1) if count % n == 0]
         kernels = [replace(built, result_boxes=n) for n in divisors]
-        built = next((k for k in kernels if stages(k) >= STAGES), kernels[-1] if len(kernels) < 2 else kernels[-2])
+        two = next((k for k in kernels[-2:] if stages(k) >= 2), kernels[-1])
+        built = next((k for k in kernels if stages(k) >= STAGES), two)
     return replace(built, stages=stages(built))
 
 

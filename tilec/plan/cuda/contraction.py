@@ -133,7 +133,8 @@ def ranked_tiles(
     known: dict[tuple, Fit | None] = {}  # by shape: several tiles have one, and differ in their stages
 
     def too_large(built: WarpgroupContraction) -> bool:
-        return target.sm.shared_per_block < built.other_bytes + STAGES * built.stage_bytes and built.kept_steps > 0
+        least = STAGES if built.kept_steps else 2
+        return target.sm.shared_per_block < built.other_bytes + least * built.stage_bytes
 
     def fit(tile: BlockTile) -> Fit | None:
         """None where the passes have no code for the tile, or a factor's pieces would not lie inside its box."""
