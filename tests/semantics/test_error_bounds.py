@@ -29,9 +29,7 @@ f32 = np.float32
 
 
 def specialised(program: str, **inputs):
-    return specialise(
-        parse(read_source(program)), None, [(from_numpy(a.dtype), a.shape) for a in inputs.values()], None
-    )
+    return specialise(parse(read_source(program)), None, [(from_numpy(a.dtype), a.shape) for a in inputs.values()], None)
 
 
 def of(program: str, **inputs) -> Enclosure:
