@@ -181,6 +181,9 @@ class ContractionTimes(Group, name="contraction", kind="cuda"):
         "integer operations that the conversion of an element takes on its way to shared memory"
     )
     gather_operations: float = number("integer operations that an element at computed subscripts takes on that way")
+    byte_operations: float = number(
+        "integer operations that a number of 8 bits takes that a warp converts where it loads it from shared memory"
+    )
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def _staged(
     registers = min(registers, sm.registers // (32 * (wm * wn + producers)) // 8 * 8) if p.promoted else registers
     stage = round((p.widths[0] * bm + p.widths[1] * bn) * bk * p.bytes)
     spare = bm * 64 * 4 if producers else 0  # sums leave 64 columns at a time
-    deepest = min(8, max(0, sm.shared_per_block - spare - 1024) // stage, max(2, ceil(p.k / bk)))
+    deepest = min(8 if producers else 6, max(0, sm.shared_per_block - spare - 1024) // stage, max(2, ceil(p.k / bk)))
     least = min(3, max(2, ceil(p.k / bk))) if producers and p.parts == 1 else 2  # as in DeepGEMM; steps of parts are long
     if (
         own > sm.registers_per_thread - 7
@@ -275,7 +275,9 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     unit = p.vector_unit if tile.instruction == "fma" else f"tensor.{p.unit_type}@{tile.instruction}"
     other = {u: n * p.batch * p.m * p.n for u, n in p.epilogue.items()}
     if any(p.staged):
-        other["int"] = other.get("int", 0) + tiles * k * (tile.bm * p.staged[0] + tile.bn * p.staged[1])
+        warps = (tile.warp_n if p.widths[0] < 1 else 1, tile.warp_m if p.widths[1] < 1 else 1)  # which convert what they load
+        operations = sum(w * n * s for w, n, s in zip(warps, (tile.bm, tile.bn), p.staged))
+        other["int"] = other.get("int", 0) + tiles * k * operations
     if p.promoted:
         other["fma.f32"] = other.get("fma.f32", 0) + 2.0 * tiles * tile.bm * tile.bn * ceil(k / p.promoted)
     further = p.reads * p.batch * p.m * p.n

@@ -108,8 +108,10 @@ class Contraction(StoredContraction, name="contraction"):
         sums = bm * bn // threads
         fetched = sum(size * bk // threads for copy, size in zip(self.copies, (bm, bn)) if copy == "registers")
         if self.unit == "mma.sync":
-            lines = 1 if self.stored == (self.multiplicand, self.multiplicand) else CONVERTED // 16
-            return sums * self.inner_warps + fetched + 2 * lines * (bm // self.warps[0] // 4 + bn // self.warps[1] // 4)
+            words = 2  # of what is multiplied, and of what is loaded meanwhile
+            if self.stored != (self.multiplicand, self.multiplicand):
+                words = min(2, bk // self.inner_warps // CONVERTED) * CONVERTED // 16
+            return sums * self.inner_warps + fetched + words * (bm // self.warps[0] // 4 + bn // self.warps[1] // 4)
         high, wide = bm // (4 * self.warps[0]), bn // (8 * self.warps[1])
         products = 32 if self.multiplicand == "i32" else 0  # before they are added
         return products + words * (sums + fetched + 2 * fma_group(high, wide, 32 * words) * (high + wide))

@@ -39,7 +39,6 @@ from tilec.plan.cuda.operands import FactorAccess, Operand, Roles, arrange, fact
 from tilec.plan.groups import Group
 
 Sizes = dict[int, int]  # by kernel dimension
-BYTE_OPERATIONS = 4  # of an element that threads convert where they load it from shared memory
 PROMOTED = 128  # elements of k: a line of 8-bit numbers
 KEPT = 1.05  # of the time of a block that keeps its right factor: waits for it go on
 STAGES = 4  # of a ring that hides the latency of its loads
@@ -249,7 +248,7 @@ def _staging(operand: Operand, target: Target) -> float:
     """Integer operations for an element that threads bring to shared memory."""
     fit = target.fit(ContractionTimes)
     if operand.stored:
-        return BYTE_OPERATIONS
+        return fit.byte_operations
     alone = operand.gathers or operand.one_by_one
     return 0 if operand.pieces else fit.gather_operations if alone else fit.convert_operations
 
