@@ -11,10 +11,11 @@ from math import prod
 from tilec.analysis.traffic import element_bytes
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
+from tilec.core.hardware import WIDE
 from tilec.core.mlir import ir
 from tilec.core.opcodes import CopyArrive, NamedBarrier, RemoteArrive, WarpgroupProduct, WarpgroupWait, opcode_of
 from tilec.runtime.emit.cuda_memory import MemoryPrinter
-from tilec.runtime.emit.index import Memory
+from tilec.runtime.emit.index import Memory, divided, plus, times
 from tilec.runtime.program import TensorMap
 
 LINE = 128  # bytes of a swizzled line
@@ -159,12 +160,24 @@ def _product(printer: MemoryPrinter, op: ir.Operation, product: WarpgroupProduct
         name += f"_{product.k}"
     name = printer.define(name, "wgmma", f"({arguments})")
     texts = [
-        f"{_layout(printer, t, product.k if lines is None else lines)} | ({_in_block(printer, m)} >> 4)"
+        _descriptor(printer, _layout(printer, t, product.k if lines is None else lines), m)
         for t, lines, m in zip(transposed, product.slabs, (left, right))
     ]
     if product.left_in_registers:
         texts[0] = f"{left.base}, {printer.expr(op.operands[3])}"
     printer.line(f"{name}({sums.base}, {sums.offset}, {', '.join(texts)}, {printer.expr(list(op.operands)[-1])})")
+
+
+WHOLE = True
+
+
+def _descriptor(printer: MemoryPrinter, layout: str, memory: Memory) -> str:
+    """Of a tile: what is the same for all stages, and how far this one's tile is behind the first."""
+    start = printer.bytes(memory, 0)
+    behind = divided(times(memory.offset, element_bytes(ir.Type.parse(memory.element))), WIDE) if WHOLE else None
+    if behind is None or printer.grid["gpu.cluster_block_id"] > 1:
+        return f"{layout} | ({_in_block(printer, memory)} >> 4)"
+    return str(plus(f"({layout} | ({start} >> 4))", behind))
 
 
 def _in_block(printer: MemoryPrinter, memory: Memory) -> str:

@@ -68,6 +68,28 @@ def group(text: str | int) -> str:
     return str(text) if isinstance(text, int) or re.fullmatch(r"\w+|\([^()]*\)", text) else f"({text})"
 
 
+def divided(text: Text, by: int) -> Text | None:
+    """A sum of products over a number that divides all of its terms; None where it may not."""
+    if isinstance(text, int):
+        return None if text % by else text // by
+
+    def over(node: ast.expr) -> ast.expr | None:
+        match node:
+            case ast.Constant(value=int(value)):
+                return None if value % by else ast.Constant(value // by)
+            case ast.BinOp(op=ast.Add() | ast.Sub()):
+                left, right = over(node.left), over(node.right)
+                return ast.BinOp(left, node.op, right) if left and right else None
+            case ast.BinOp(op=ast.Mult()):
+                if found := over(node.right):
+                    return ast.BinOp(node.left, node.op, found)
+                return ast.BinOp(found, node.op, node.right) if (found := over(node.left)) else None
+        return None
+
+    found = over(ast.parse(text, mode="eval").body)
+    return None if found is None else ast.unparse(found)
+
+
 def is_unit(text: str) -> bool:
     """Whether the first bracket closes at the end: `(a) + (b)` is no unit."""
     start = text.find("(")
