@@ -168,13 +168,10 @@ def _product(printer: MemoryPrinter, op: ir.Operation, product: WarpgroupProduct
     printer.line(f"{name}({sums.base}, {sums.offset}, {', '.join(texts)}, {printer.expr(list(op.operands)[-1])})")
 
 
-WHOLE = True
-
-
 def _descriptor(printer: MemoryPrinter, layout: str, memory: Memory) -> str:
     """Of a tile: what is the same for all stages, and how far this one's tile is behind the first."""
     start = printer.bytes(memory, 0)
-    behind = divided(times(memory.offset, element_bytes(ir.Type.parse(memory.element))), WIDE) if WHOLE else None
+    behind = divided(times(memory.offset, element_bytes(ir.Type.parse(memory.element))), WIDE)
     if behind is None or printer.grid["gpu.cluster_block_id"] > 1:
         return f"{layout} | ({_in_block(printer, memory)} >> 4)"
     return str(plus(f"({layout} | ({start} >> 4))", behind))
