@@ -95,6 +95,23 @@ def held_by(node: Node, factor: ir.Value) -> str:
     return str(plain.type)
 
 
+def converted(node: Node, factor: ir.Value, target: Target) -> str:
+    """The 8-bit type of a factor that threads convert to 16 bits where they load it from shared memory; "" for other factors."""
+    held = held_by(node, factor)
+    if held in EIGHT_BIT_FLOATS:
+        return EIGHT_BIT_FLOATS[held] if target.instructions("f8") else ""  # an instruction of the same chips
+    return held if held in ("i8", "u8") else ""
+
+
+def converts(node: Node, target: Target) -> bool:
+    """Whether matrix units multiply an 8-bit float as a number of 16 bits. Warps convert it in fewer instructions than threads that
+    multiply its numbers one by one."""
+    assert node.contraction is not None
+    factors = node.contraction.left, node.contraction.right
+    narrow = {converted(node, f, target) for f in factors}
+    return multiplicand_of(node, target) in ("bf16", "f16") and bool(narrow & {*EIGHT_BIT_FLOATS.values()})
+
+
 def _made_by(factor: ir.Value) -> str:
     owner = mlir.definition(factor)
     return "" if owner is None else owner.name

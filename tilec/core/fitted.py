@@ -184,6 +184,9 @@ class ContractionTimes(Group, name="contraction", kind="cuda"):
     byte_operations: float = number(
         "integer operations that a number of 8 bits takes that a warp converts where it loads it from shared memory"
     )
+    byte_wait: float = number(
+        "how much longer they take where a multiprocessor has one block, and where a scheduler has one warp; with more, less"
+    )
 
 
 @dataclass(frozen=True)

@@ -218,6 +218,7 @@ def _staged(
     shapes = CLUSTERS if producers and target.has("clusters") else CLUSTERS[:1]
     clusters = [c for c in shapes if ceil(p.m / bm) % c[0] == 0 == ceil(p.n / bn) % c[1]]
     depths = {deepest} if producers else {2, min(3, deepest), min(4, deepest), deepest} & set(range(2, deepest + 1))
+    depths -= {2} if min(p.widths) < 1 and deepest > 2 else set()
     for stages, cluster, split in product(sorted(depths), clusters, splits):
         shared = stages * stage + spare
         if occupancy(target, 32 * (wm * wn * inner + producers), registers, shared).blocks:
@@ -275,8 +276,7 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     unit = p.vector_unit if tile.instruction == "fma" else f"tensor.{p.unit_type}@{tile.instruction}"
     other = {u: n * p.batch * p.m * p.n for u, n in p.epilogue.items()}
     if any(p.staged):
-        warps = (tile.warp_n if p.widths[0] < 1 else 1, tile.warp_m if p.widths[1] < 1 else 1)  # which convert what they load
-        operations = sum(w * n * s for w, n, s in zip(warps, (tile.bm, tile.bn), p.staged))
+        operations = _staging(target, p, tile, blocks)
         other["int"] = other.get("int", 0) + tiles * k * operations
     if p.promoted:
         other["fma.f32"] = other.get("fma.f32", 0) + 2.0 * tiles * tile.bm * tile.bn * ceil(k / p.promoted)
@@ -314,6 +314,19 @@ def boosted(target: Target, unit: str, flops: float) -> float:
     """The share of their usual time that products of warpgroups take: before power limits the clock they are faster."""
     fit, usual = target.fit(WarpgroupTimes), 1e6 * flops / target.peak(unit)
     return max(1 / fit.products, 1 - (fit.products - 1) * fit.boost_us / max(usual, 1e-9))
+
+
+def _staging(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> float:
+    """Integer operations of a block for a step of one along k. Each warp converts and loads what it multiplies; where there are
+    few, or one block, which waits at its barriers, nothing hides what they wait for."""
+    if min(p.widths) == 1:
+        return tile.bm * p.staged[0] + tile.bn * p.staged[1]
+    left, right = (s if w < 1 else 1 for s, w in zip(p.staged, p.widths))
+    resident = min(occupancy(target, tile.threads, tile.registers, tile.shared).blocks, blocks / target.units)
+    assert target.sm is not None
+    waits = 1 / max(1, resident) + 1 / max(1, resident * tile.warps / target.sm.schedulers)
+    longer = 1 + target.fit(ContractionTimes).byte_wait * waits
+    return longer * (tile.bm * tile.warp_n * left + tile.bn * tile.warp_m * right)
 
 
 def _reached(target: Target, tile: BlockTile) -> int:

@@ -18,9 +18,9 @@ OTHER = 24  # registers of a thread for addresses and loops, at least
 HELD = {"copied": 224, "computed": 176, "gathered": 160}
 """Registers of a thread for data, beside those for addresses; fewer where it computes factors, or finds their elements, since
 what is known of a place before the loop over k is kept."""
-PARTIAL = {1: 176, 2: 192}
-"""By the sets of partial sums: registers of a thread for sums, and for partial sums that leave the matrix units, beside those for
-scales and addresses, of up to two warpgroups; of three, whose threads have fewer, no more than of sums alone."""
+PARTIAL = 176
+"""Registers of a thread for sums, and for partial sums that leave the matrix units, beside those for scales and addresses, of up to
+two warpgroups; of three, whose threads have fewer, no more than of sums alone."""
 SPAN = 8  # partial sums whose scales warps keep in shared memory: 32 bytes that are adjacent along k
 EACH = WARP // SPAN  # lines of scales that a warp fetches at a time
 SCALES = 8  # registers of a thread for scales that have room beside most partial sums
@@ -145,10 +145,6 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         "adjacent columns of a tile that share the scales of such a sum", default=0, fixed=True,
         shown="{} adjacent columns share a scale",
     )  # fmt: skip
-    partials: int = option(
-        "sets of registers for such sums: with two, a thread adds one under the products of the other", default=1,
-        shown="{}: sums are added under the products of the next",
-    )  # fmt: skip
     alternate_tiles: bool = option(
         "two warpgroups multiply, each a tile of its own: the epilogue of one is under the products of the other (ping-pong)",
         default=False, shown="{}: each warpgroup multiplies a tile of its own",
@@ -259,16 +255,14 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
             return Refusal("cluster", "`cluster` must be two numbers, of at most 8 blocks, and no more than `persistent_blocks`")
         if not 1 <= self.result_boxes <= 8:
             return Refusal("result_boxes", f"`result_boxes` must be from 1 to 8, not {self.result_boxes}")
-        if self.partials not in ((1, 2) if self.promoted == self.block[2] else (1,)):
-            return Refusal("partials", "`partials` must be 1, or 2 where the sums of one step leave the matrix units")
         if self.filled and (prod(self.cluster) > 1 or self.kept_steps or self.parts > 1 or self.together):
             why = "blocks share factors, and keep them, only where TMA copies both"
             return Refusal("cluster" if prod(self.cluster) > 1 else "kept_steps" if self.kept_steps else "left_copy", why)
         if self.alternate_tiles and self.promoted:
             return Refusal("alternate_tiles", "warpgroups have tiles of their own only where sums stay in the matrix units")
         multiply = WARPGROUP if self.alternate_tiles else 32 * prod(self.warps)
-        held = self.block[0] * self.block[1] // multiply * (1 + self.partials if self.promoted else 1)
-        most = PARTIAL[self.partials] if self.promoted and self.warps[0] <= 8 else 65536 // self.block_threads - OTHER
+        held = self.block[0] * self.block[1] // multiply * (2 if self.promoted else 1)
+        most = PARTIAL if self.promoted and self.warps[0] <= 8 else 65536 // self.block_threads - OTHER
         if held > most or held + self._scales > most + SCALES:
             return Refusal("block", f"a thread would hold {held + self._scales} sums and scales, which is more than its registers")
         return None

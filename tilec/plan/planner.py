@@ -16,6 +16,7 @@ from typing import Any
 
 from tilec.analysis.copied_results import copies_of
 from tilec.analysis.graph import Graph, build_graph
+from tilec.analysis.multiplicands import converts
 from tilec.analysis.precision import APPROXIMATION_ERRORS, approximate_operations
 from tilec.analysis.traffic import outputs_of
 from tilec.core import mlir, records
@@ -81,7 +82,7 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
     else:
         from tilec.plan.cpu.loops import choose
     approximations = approximate_operations(function, target.kind)
-    graph = _floats(build_graph(function, approximations), target)
+    graph = _for_target(build_graph(function, approximations), target)
     groups, remarks = group(graph, target)
     splits, why = choose_splits(groups, graph, target) if splitting else ([], [])
     packs, reasons = choose_packs(
@@ -92,14 +93,14 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
         if splits or packs:  # what `fuse` will make of it
             function_then = apply_splits(function, splits, before)
             apply_packs(function_then, packs)
-            graph = _floats(
+            graph = _for_target(
                 build_graph(
                     function_then, approximate_operations(function_then, target.kind) if approximations else {}
                 ),
                 target,
             )
         else:
-            graph = _floats(build_graph(function, approximations), target)
+            graph = _for_target(build_graph(function, approximations), target)
         groups, remarks = group_as(graph, target, fixed) if fixed else group(graph, target)
     remarks = why + reasons + remarks + _approximation_remarks(approximations)
     stem = ir.StringAttr(function.attributes["sym_name"]).value
@@ -194,12 +195,18 @@ def _whole_if_faster(split: Plan, whole: Plan) -> Plan:
     return replace(whole, remarks=(*remarks, *whole.remarks))
 
 
-def _floats(graph: Graph, target: Target) -> Graph:
-    """The CPU's register kernels multiply floats, and several rows: sums of integer products are reductions there."""
-    for node in graph.nodes if target.kind == "cpu" else ():
-        node.vector_product = None
-        if node.contraction is not None and node.contraction.integer:
-            node.contraction = None
+def _for_target(graph: Graph, target: Target) -> Graph:
+    """The CPU's register kernels multiply floats, and several rows: sums of integer products are reductions there. On a GPU a
+    product with a vector is a contraction, too, where an 8-bit float has to be converted."""
+    for node in graph.nodes:
+        if target.kind == "cpu":
+            node.vector_product = None
+            if node.contraction is not None and node.contraction.integer:
+                node.contraction = None
+        elif node.vector_product is not None and node.contraction is None:
+            node.contraction = node.vector_product
+            if not converts(node, target):
+                node.contraction = None
     return graph
 
 

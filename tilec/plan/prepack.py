@@ -27,7 +27,7 @@ from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Pack
 
 GAIN = 1.05  # what storing must promise
-PARTS_GAIN = 1.6  # the same of three numbers for each f32, which take three times the launches and the memory
+PARTS_GAIN = 1.2  # the same of three numbers for each f32, which take three times the launches and the memory
 UNFOLDED = 2  # times as many elements as are read: beyond, a window would be stored once for each place it covers
 
 

@@ -1,9 +1,8 @@
 """Partial sums that leave the matrix units: those that the units have too few bits for, or that are scaled (`scales.py`).
 
-    one set of registers:    for part { p = the part's products; wait for them; sums += p }
-    two sets (`partials`):   for two parts { p, q = the products of both; wait for p; sums += p; wait for q; sums += q }
+    for part { p = the part's products; wait for them; sums += p }
 
-With one set, a warpgroup adds under the products of the other.
+A warpgroup adds under the products of the other. Before it does, it asks whether its next stage is full.
 """
 
 from __future__ import annotations
@@ -36,11 +35,10 @@ class PartialSums:
         assert isinstance(problem.options, WarpgroupContraction)
         self.problem, self.function, self.shape, self.ring, self.sums = problem, function, shape, ring, sums
         self.product, self.wait, self.options = product, wait, problem.options
-        self.steps, self.partial, self.scales = self.options.promoted // problem.depth, [], Scales(problem, shape)
-        for number in range(self.options.partials):
-            with ir.InsertionPoint.at_block_begin(shape.thread.block):
-                made = memref.AllocaOp(ir.MemRefType(sums.type), [], []).result
-            self.partial.append(locations.named(made, f"partial_sums{f'_{number + 1}' * (number > 0)}"))
+        self.steps, self.scales = self.options.promoted // problem.depth, Scales(problem, shape)
+        with ir.InsertionPoint.at_block_begin(shape.thread.block):
+            made = memref.AllocaOp(ir.MemRefType(sums.type), [], []).result
+        self.partial = locations.named(made, "partial_sums")
 
     def multiply(self, problem: Problem, state: _State) -> None:
         self.problem = problem
@@ -62,53 +60,40 @@ class PartialSums:
     def _span(self, number: ir.Value, count: int, parts: int, state: _State) -> None:
         """So many parts, whose scales are in shared memory together."""
         self.scales.store(self.problem, number, parts)
-        sets, first = len(self.partial), sum_of([(number, SPAN)])
-        whole = count // sets * sets
-        if whole:
-            name = f"{self.problem.inner_name}_part"
-            with carried_loop(mlir.index(0), mlir.index(whole), state, sets, name=name) as (position, now):
-                positions = [sum_of([(position, 1)], n) for n in range(sets)]
-                (self._stages if self.steps == 1 else self._steps)(positions, first, parts, now)
-        for position in range(whole, count):
-            (self._stages if self.steps == 1 else self._steps)([mlir.index(position)], first, parts, state)
+        with carried_loop(mlir.index(0), mlir.index(count), state, name=f"{self.problem.inner_name}_part") as (position, now):
+            part = sum_of([(number, SPAN), (position, 1)])
+            (self._stage if self.steps == 1 else self._stages)(part, position, now)
+            self._add()
+            if self.steps == 1:
+                self.ring.wait_full_if(below(sum_of([(part, 1)], 1), parts), *now)
 
-    def _steps(self, positions: list[ir.Value], first: ir.Value, parts: int, state: _State) -> None:
+    def _stage(self, part: ir.Value, position: ir.Value, state: _State) -> None:
+        """A part of one stage, which is full. No products run from one turn of the loop to the next, as the assembler would wait
+        for these."""
+        stage = self._start(mlir.index(0), state)
+        self.scales.load(self.problem, part, position)
+        self._complete(stage)
+
+    def _stages(self, part: ir.Value, position: ir.Value, state: _State) -> None:
         """A part of several stages."""
-        (partial,), (position,) = self.partial, positions
-        number, count = sum_of([(first, 1), (position, 1)]), mlir.index(self.steps)
-        self.scales.load(self.problem, number, position)
+        count = mlir.index(self.steps)
+        self.scales.load(self.problem, part, position)
         if self.problem.steps % self.steps:
-            count = arith.minsi(count, arith.subi(mlir.index(self.problem.steps), sum_of([(number, self.steps)])))
+            count = arith.minsi(count, arith.subi(mlir.index(self.problem.steps), sum_of([(part, self.steps)])))
         with carried_loop(mlir.index(0), count, state, name=f"{self.problem.inner_name}_step") as (step, now):
             self.ring.wait_full(*now)
-            self._complete(partial, 0, self._start(partial, step, now))
-        self._add(partial)
+            self._complete(self._start(step, now))
 
-    def _stages(self, positions: list[ir.Value], first: ir.Value, parts: int, state: _State) -> None:
-        """A part of one stage for each set of registers. The first stage is full; whether the next is, a warpgroup asks while it
-        adds. No products run from one turn of the loop to the next, as the assembler would wait for these."""
-        stages = []
-        for number, partial in enumerate(self.partial[: len(positions)]):
-            if number:
-                self.ring.wait_full(*state)
-            stages.append(self._start(partial, mlir.index(0), state))
-        for left, partial, stage, position in zip(range(len(positions))[::-1], self.partial, stages, positions):
-            number = sum_of([(first, 1), (position, 1)])
-            self.scales.load(self.problem, number, position)
-            self._complete(partial, left, stage)
-            self._add(partial)
-        self.ring.wait_full_if(below(sum_of([(number, 1)], 1), parts), *state)
-
-    def _start(self, partial: ir.Value, step: ir.Value, state: _State) -> ir.Value:
+    def _start(self, step: ir.Value, state: _State) -> ir.Value:
         """Starts the products of the next stage, which is full, from zero where `step` is 0."""
         stage, phase = state
-        self.product(partial, stage, step)
+        self.product(self.partial, stage, step)
         state[:] = self.ring.next(stage, phase)
         return stage
 
-    def _complete(self, partial: ir.Value, running: int, stage: ir.Value) -> None:
-        """Waits for them, while those of so many other stages run; the stage may be filled again."""
-        self.wait(running, partial)
+    def _complete(self, stage: ir.Value) -> None:
+        """Waits for them; the stage may be filled again."""
+        self.wait(0, self.partial)
         self.ring.release(stage, self.shape.thread)
 
     # ---- numbers without parts -----------------------------------------------------------------------------
@@ -145,9 +130,9 @@ class PartialSums:
         where = self.problem.existing(side, self.problem.coordinates((side, number), (None, k)))
         return self.problem.evaluate(value, where, element=ir.F32Type.get())
 
-    def _add(self, partial: ir.Value) -> None:
+    def _add(self) -> None:
         with self._each_sum() as at:
-            added = self.scales.apply(memref.LoadOp(partial, at).result, at)
+            added = self.scales.apply(memref.LoadOp(self.partial, at).result, at)
             memref.StoreOp(arith.addf(memref.LoadOp(self.sums, at).result, added), self.sums, at)
 
     @contextmanager

@@ -45,7 +45,6 @@ from tilec.passes.loops import delinearise, loop, sum_of, when
 
 EQUAL = arith.CmpIPredicate.eq
 REGISTERS = Registers(producer=40, consumer=232)  # of 168 at launch
-MOST_REGISTERS = Registers(producer=24, consumer=240)
 THREE = Registers(producer=32, consumer=160)  # of 128 at launch, where three warpgroups multiply
 FILLING = Registers(producer=104, consumer=200)  # where the producer's threads compute where elements lie
 THREE_FILLING = Registers(producer=80, consumer=144)
@@ -119,7 +118,7 @@ def map_wgmma(
         if loads.boxes:
             loads.boxes[0].wait(thread)
 
-    registers = THREE if shape.roles.consumers > 2 else MOST_REGISTERS if options.partials > 1 else REGISTERS
+    registers = THREE if shape.roles.consumers > 2 else REGISTERS
     if options.filled:
         registers = THREE_FILLING if shape.roles.consumers > 2 else FILLING
     shape.roles.divide(registers, produce, consume)

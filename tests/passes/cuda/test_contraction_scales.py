@@ -7,7 +7,6 @@ from tools.explained import planned
 
 from tilec.core.targets import load
 from tilec.kernels import matrix
-from tilec.plan.cuda import choose_contraction
 from tilec.runtime.cuda.compile import compile_kernel
 from tilec.runtime.cuda.cubins import parameters
 
@@ -85,12 +84,10 @@ def test_elsewhere_scales_are_multiplied_in(target):
     assert len(plan.kernels) == 1
 
 
-@pytest.mark.parametrize("partials", [1, 2])
-@pytest.mark.parametrize("k", [128, 256, 336, 512])
-def test_sums_are_added_under_products(partials, k, monkeypatch):
-    """A schedule asks for it; with every count of steps from one to four."""
+@pytest.mark.parametrize("k", [128, 256, 336, 512, 1168])
+def test_sums_are_added_under_products(k, monkeypatch):
+    """With every count of steps from one to four, and with more than one span of scales."""
     monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
-    monkeypatch.setattr(choose_contraction, "_partials", lambda *_: partials)
     text = PROGRAM.format(t="f8e4m3", b="N, K", bi="n, k", s="M, (K + 127) // 128", si="m, k // 128", u="N", ui="n")
     text = text.replace("{", "{{").replace("}", "}}")
     tile = ("wgmma", 128, 32, 128, (8, 1))
@@ -99,4 +96,4 @@ def test_sums_are_added_under_products(partials, k, monkeypatch):
         return np.einsum("mk,nk,mk,n->mn", a, b, np.repeat(s, 128, 1)[:, :k], t)
 
     result = T.check(text, ("f32", "f32"), {"M": 136, "N": 40, "K": k}, tile, expected, monkeypatch)
-    assert result.plan.kernels[-1].options.partials == partials
+    assert result.plan.kernels[-1].options.promoted == 128

@@ -18,7 +18,7 @@ from tilec.cost import contraction
 from tilec.cost.contraction import BlockTile
 from tilec.cost.model import Choice, pick
 from tilec.kernels import KernelPlan
-from tilec.kernels.contraction import PARTIAL, WarpgroupContraction
+from tilec.kernels.contraction import WarpgroupContraction
 from tilec.kernels.matrix import BY, StoredContraction
 from tilec.plan.cuda.contraction import STAGES, Sizes, Tiles, fed, tiles_of
 from tilec.plan.cuda.operands import Roles
@@ -60,7 +60,7 @@ def choose_contraction(
     tile = pick(choices, nth)
     sizes, built = found.fit(tile).sizes, found.build(tile)
     if isinstance(built, WarpgroupContraction) and built.promoted:
-        built = replace(_scaled(built, node, found.roles, g, sizes), partials=_partials(built, node, tile))
+        built = _scaled(built, node, found.roles, g, sizes)
     built = _staged(built, tile, found.problem.out_bytes, target)
     tile = replace(tile, stages=built.stages, shared=built.stages * built.stage_bytes)
     if others:  # each result has columns of its own, and each contraction a loop of its own
@@ -88,13 +88,6 @@ def _with_scales(found: Tiles, node: Node, g: Group) -> list[Choice]:
             scaled = _scaled(built, node, found.roles, g, sizes)
             fits[tile.bm, tile.bn] = scaled.refuse_shape() is None and not _cuts_scales(node, found.roles, g, sizes)
     return [c for c in found.choices if fits.get((c.tile.bm, c.tile.bn), True)]
-
-
-def _partials(built: WarpgroupContraction, node: Node, tile: BlockTile) -> int:
-    """Sets of registers for partial sums: two where scales, the code for numbers without parts, or for clusters, leave room."""
-    held = 3 * tile.bm * tile.bn // (32 * tile.warps)
-    alone = built.promoted == tile.bk and built.parts == 1 and not scales_of(node) and prod(tile.cluster) == 1
-    return 2 if alone and held <= PARTIAL[2] and replace(built, partials=2).refuse_shape() is None else 1
 
 
 def _scaled(built: WarpgroupContraction, node: Node, roles: Roles, g: Group, sizes: Sizes) -> WarpgroupContraction:

@@ -19,7 +19,7 @@ from tilec.analysis import parts
 from tilec.analysis.access import Access, access_of
 from tilec.analysis.directions import extract_directions
 from tilec.analysis.graph import Graph, Node, dims_of
-from tilec.analysis.multiplicands import EIGHT_BIT_FLOATS, held_by, scaled_factor, scales_of
+from tilec.analysis.multiplicands import converted, scaled_factor, scales_of
 from tilec.analysis.traffic import outputs_of
 from tilec.core import mlir
 from tilec.core.hardware import BOX, LINE, RANK, ROWS, WIDE
@@ -163,7 +163,7 @@ def _operand(
     major, gathers = int(along in roles.inner), not found.access.is_affine
     if size == 1 and not major:  # of which matrix units take lines of k only
         return Operand("registers", 1, gathers)
-    if major and kind in ("bf16", "f16") and (narrow := _converted(node, factor, target)) and target.has("cp_async"):
+    if major and kind in ("bf16", "f16") and (narrow := converted(node, factor, target)) and target.has("cp_async"):
         pieces = "async" if found.is_pieces(roles.inner[-1], roles.inner, WIDE) else ""
         return Operand(pieces or "registers", major, gathers, pieces=pieces, stored=narrow if pieces else "")
     if str(found.access.element) != ELEMENTS.get(kind, kind) or along is None or not target.has("cp_async"):
@@ -186,14 +186,6 @@ def _operand(
         longest = BOX // max((at.get(d, 1) for at in found.factors for d in varying), default=1)
         return Operand("tma", major, longest=longest, **others)
     return Operand(pieces or "registers", major, one_by_one=not pieces and size < 4, **others)
-
-
-def _converted(node: Node, factor: ir.Value, target: Target) -> str:
-    """The 8-bit type that threads convert to 16 bits where they load a factor from shared memory; "" for other factors."""
-    held = held_by(node, factor)
-    if held in EIGHT_BIT_FLOATS:
-        return EIGHT_BIT_FLOATS[held] if target.instructions("f8") else ""  # an instruction of the same chips
-    return held if held in ("i8", "u8") else ""
 
 
 @dataclass(frozen=True)
