@@ -295,7 +295,7 @@ def rows(dtype: str, size: int = LARGE) -> Iterator[Load]:
         yield make(dtype, rows_of(dtype, 8192, size), 8192)
     for make in (layernorm, softmax_with_gain):
         yield make(dtype, rows_of(dtype, BETWEEN, size), BETWEEN)
-    for make in (softmax_with_gain, rmsnorm):
+    for make in (softmax_with_gain, rmsnorm, layernorm):
         yield make(dtype, rows_of(dtype, VOCABULARY, size), VOCABULARY)
     yield softmax_with_sum(dtype, rows_of(dtype, LENGTHS[-1], size * 3 // 8), LENGTHS[-1])
 
