@@ -298,10 +298,14 @@ class Problem:
         access = self.access(side, part)
         if access.operand is not None:
             return self.operands[access.operand], self.subscripts(access.operand, at)
+        inside = at
         if not access.is_affine:  # memory is read for subscripts, also for those of rows that do not exist
-            at = self.existing(side, at)
-            at |= {d: arith.minsi(at[d], mlir.index(e - 1)) for d, e in zip(self.options.inner, self.inner)}
-        return access.tensor, self.copied([s.value for s in access.subscripts if s.value is not None], at)
+            inside = self.existing(side, at)
+            inside |= {d: arith.minsi(at[d], mlir.index(e - 1)) for d, e in zip(self.options.inner, self.inner)}
+        found: list[ir.Value] = []  # others stay as they are: hardware knows where a box begins, and what is outside
+        for s in access.subscripts:
+            found += self.copied([s.value], at if s.is_affine else inside) if s.value is not None else []
+        return access.tensor, found
 
     def bounds(self, side: Side, at: dict[int, ir.Value]) -> list[ir.Value]:
         """Conditions under which a factor that is copied is not 0."""
