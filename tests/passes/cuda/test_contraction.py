@@ -259,6 +259,16 @@ def test_bytes_beside_a_factor_in_lines_of_rows(monkeypatch):
     assert set(result.plan.kernels[-1].options.stored) == {"bf16"}
 
 
+def test_a_vector_by_numbers_that_are_converted(monkeypatch):
+    """One row of a product by 8-bit floats is a contraction; by numbers of 16 bits it is a sum of rows."""
+    text = MATMUL_TURNED.replace("a: {t}", "a: bf16").replace("b: {t}", "b: f8e4m3")
+    sizes, tile = {"M": 1, "N": 72, "K": 272}, mma(16, 32, 128, (1, 1))
+    result = check(text, ("bf16", "f32"), sizes, tile, lambda a, b: a @ b.T, monkeypatch, "h200")
+    assert result.plan.kernels[-1].options.stored == ("bf16", "f8e4m3")
+    _, plain = lowered(MATMUL_TURNED.format(t="bf16", o="f32"), sizes, "h200")
+    assert not isinstance(plain.plan.kernels[-1].options, StoredContraction)
+
+
 @pytest.mark.parametrize("left, right", [("bf16", "bf16"), ("bf16", "i8"), ("f8e4m3", "f16"), ("f8e5m2", "bf16")])
 @pytest.mark.parametrize("warps, k", [((1, 1), 272), ((1, 2), 144)])
 def test_warps_share_a_step(left, right, warps, k, monkeypatch):
