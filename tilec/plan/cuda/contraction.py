@@ -112,7 +112,7 @@ def fed_problem(
     sides, depth, copies = (operands["left"], operands["right"]), LINE // BYTES[kind], warpgroup_copies(operands)
     steps = prod(ceil(g.space.extents[d] / size) for d, size in roles.boxes(depth).items())
     return replace(
-        problem, promoted=promoted_of(kind, node), staged=tuple(_staging(f, target) for f in sides),
+        problem, promoted=promoted_of(kind, node), staged=tuple(_staging(f, BYTES[kind], target) for f in sides),
         filled=tuple(_filling(copy, f, BYTES[kind], target) for copy, f in zip(copies, sides)),
         unaligned=tuple(f.unaligned for f in sides), overhang=steps / ceil(problem.k / depth) if "tma" in copies else 1.0,
         widths=tuple(BYTES[f.stored or kind] / BYTES[kind] for f in sides),
@@ -244,11 +244,13 @@ def _source_bytes(found: FactorAccess | None) -> int:
     return 0 if found is None else prod(found.access.shape) * element_bytes(found.access.element)
 
 
-def _staging(operand: Operand, target: Target) -> float:
-    """Integer operations for an element that threads bring to shared memory."""
+def _staging(operand: Operand, size: int, target: Target) -> float:
+    """Integer operations for an element of `size` bytes that threads bring to shared memory."""
     fit = target.fit(ContractionTimes)
     if operand.stored:
         return fit.byte_operations
+    if operand.pieces in ("async8", "async4") and target.has("tma"):
+        return target.fit(WarpgroupTimes).piece_operations * size / ASYNC[operand.pieces]
     alone = operand.gathers or operand.one_by_one
     return 0 if operand.pieces else fit.gather_operations if alone else fit.convert_operations
 
@@ -260,7 +262,7 @@ def _filling(copy: str, operand: Operand, size: int, target: Target) -> float:
     fit = target.fit(WarpgroupTimes)
     if copy in ASYNC:
         return fit.piece_operations * size / ASYNC[copy]
-    return fit.filled * _staging(replace(operand, pieces="", stored=""), target)
+    return fit.filled * _staging(replace(operand, pieces="", stored=""), size, target)
 
 
 def _choices(target: Target, problem: contraction.Contraction, instructions: list[str] | None) -> list[Choice]:
