@@ -3,8 +3,6 @@
     a[8 x 2] = 8 loads of 2 k    b[2 x 16] = 8 loads of 4 columns    c[8 x 16] += a b  (vector.contract)
 """
 
-# mypy: disable-error-code="attr-defined"
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,7 +11,7 @@ from typing import Any
 
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, memref, vector
-from tilec.kernels.contraction import fma_group
+from tilec.kernels.contraction import Contraction, fma_group
 from tilec.passes.cuda.contraction.fragments import PARTS, Chunks, Sums, overlapped, whole
 from tilec.passes.cuda.contraction.operands import Stage
 from tilec.passes.cuda.contraction.problem import PRIVATE, Problem, Side, Thread, local
@@ -29,6 +27,7 @@ class FmaTile:
 
     def __init__(self, problem: Problem, thread: Thread):
         self.problem, self.thread = problem, thread
+        assert isinstance(problem.options, Contraction)
         warps_m, warps_n = problem.options.warps
         self.tall, self.broad = 4 * warps_m, 8 * warps_n  # threads along rows and columns
         self.high, self.wide = problem.left.size // self.tall, problem.right.size // self.broad
