@@ -32,7 +32,7 @@ class Roles:
         number = arith.index_cast(i32, arith.shrui(thread.number, mlir.index(WARPGROUP.bit_length() - 1)))
         # of one lane, so that ptxas sees that it is the same for a warp, and computes addresses of tiles once for all lanes
         uniform = gpu.ShuffleOp(number, mlir.constant(0, i32), mlir.constant(WARP, i32), gpu.ShuffleMode.IDX).results[0]
-        self.warpgroup = arith.index_cast(ir.IndexType.get(), uniform)
+        self.warpgroup = locations.named(arith.index_cast(ir.IndexType.get(), uniform), "warpgroup")
 
     @property
     def consumer(self) -> ir.Value:

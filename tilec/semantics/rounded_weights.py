@@ -43,13 +43,15 @@ class Weights:
         return self.equations[expr.tensor].value if isinstance(expr, ast.Access) and expr.tensor in self.equations else expr
 
     def unrounded(self, expr: ast.Expr) -> ast.Expr | None:
-        """What a weight is rounded from, in the indices of the sum; None where it was computed in others."""
+        """What a weight is rounded from, in the indices of the sum; None where it was computed in others, or in more."""
         if isinstance(expr, ast.Access):
             names = [s.name if isinstance(s, ast.Name) else "" for s in expr.subscripts]
             if names != [*self.equations[expr.tensor].indices]:
                 return None
         made = self._made(expr)
         assert isinstance(made, ast.Cast)
+        if made is not expr and _binds(made.operand):
+            return None
         return made.operand
 
     def in_two_parts(self, factors: Sequence[ast.Expr], summed: Iterable[str]) -> list[bool]:
@@ -77,6 +79,11 @@ class Weights:
         if isinstance(expr, ast.Access) and expr.tensor in self.equations:
             return self._reduces(self.equations[expr.tensor].value)
         return isinstance(expr, ast.Reduce) or any(map(self._reduces, ast.children(expr)))
+
+
+def _binds(expr: ast.Expr) -> bool:
+    """Whether it has indices of its own."""
+    return isinstance(expr, ast.Reduce | ast.Scan) or any(map(_binds, ast.children(expr)))
 
 
 def _names(expr: ast.Expr) -> set[str]:
