@@ -6,6 +6,7 @@ import numpy as np
 from conftest import assert_within
 
 from tilec.core.diagnostics import Source
+from tilec.core.target import Target
 from tilec.core.dtypes import DTYPES
 from tilec.kernels import StoredContraction
 from tilec.plan.cuda import contraction
@@ -71,7 +72,7 @@ INTEGERS = "op mm(a: {t}[M, K], b: {t}[{turned}]) -> (c: i32[M, N]) {{ c[m, n] =
 LARGE = {"M": 4096, "N": 4096, "K": 4096}
 
 
-def lowered(text: str, sizes: dict[str, int], target: str, tile: tuple | None = None, monkeypatch=None):
+def lowered(text: str, sizes: dict[str, int], target: str | Target, tile: tuple | None = None, monkeypatch=None):
     """A program down to Python text; `tile` is (instruction, bm, bn, bk, warps)."""
     if tile is not None:
         instruction, *block, warps = tile
