@@ -6,8 +6,8 @@ import numpy as np
 from conftest import assert_within
 
 from tilec.core.diagnostics import Source
-from tilec.core.target import Target
 from tilec.core.dtypes import DTYPES
+from tilec.core.target import Target
 from tilec.kernels import StoredContraction
 from tilec.plan.cuda import contraction
 from tools import lowering
