@@ -72,6 +72,7 @@ def edited(name: str, **values: Any) -> str:
     ("products by mma.sync", {"tile": [1, 8, 12]}, "copies move 8 columns at once, and tiles of 12 begin within them"),
     ("product by wgmma", {"tile": [64, 1]}, "a tile must have at least 2 columns"),
     ("product by wgmma", {"tile": [1, 48]}, "a tile must have at least 2 rows"),
+    ("product by wgmma", {"tile": [7, 3]}, "TMA copies boxes that begin at multiples of 8 columns"),
     ("softmax", {"packed": 7}, "`packed` must be true or false"),
     ("softmax", {"online": 5}, "`online` must be true or false"),
     ("softmax", {"transposed": [0]}, "the kernel family `rows` has no option `transposed`"),
@@ -88,7 +89,7 @@ def test_edits_that_were_wrong_or_crashed_are_refused(name, values, message):
 @pytest.mark.parametrize(("name", "values"), [
     ("products by mma.sync", {"tile": [1, 8, 8]}),
     ("products by mma.sync", {"tile": [1, 1, 8]}),
-    ("product by wgmma", {"tile": [7, 3]}),
+    ("product by wgmma", {"tile": [7, 8]}),
     ("convolution, cpu", {"depths": [1, 3]}),
     ("convolution, cpu", {"depths": [3, 2]}),
     ("product, cpu", {"register_tile": [5, 8], "lanes": 4}),

@@ -256,6 +256,11 @@ class StoredContraction(MatrixKernel, backend="cuda"):
                 return Refusal("tile", why)
             if prod(box) == 1 and self.copies[side] == "tma":
                 return Refusal("tile", f"a tile must have at least 2 {name} where TMA copies boxes")
+            unit = WIDE // self.side_bytes[side]  # hardware copies no other boxes
+            in_lines = self.copies[side] == "tma" and not self.k_major[side]
+            if in_lines and box and box[-1] % unit and box[-1] < kernel.extents[dims[-1]]:
+                why = f"TMA copies boxes that begin at multiples of {unit} {name}, and tiles of {box[-1]} begin between them"
+                return Refusal("tile", why)
         return None
 
 
