@@ -325,7 +325,10 @@ def test_warps_are_compiled(name, depth, target, chip, monkeypatch):
     monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
     target = replace(machine, tensor=slow)
     _, result = lower_text(Source("t.tile", PROGRAMS[name]), None, LARGE | {"D": depth}, target=target)
-    (kernel,) = result.emitted.kernels
-    assert result.plan.kernels[0].options.unit == "mma.sync"
-    cubin = compile_kernel(result.emitted.module, kernel.name, chip, kernel.threads, parameters=parameters(kernel))
+    options = result.plan.kernels[0].options
+    kernel, *combining = result.emitted.kernels
+    assert options.unit == "mma.sync" and len(combining) == (options.blocks_per_row > 1)
+    cubin, *_ = (
+        compile_kernel(result.emitted.module, k.name, chip, k.threads, parameters=parameters(k)) for k in (kernel, *combining)
+    )
     assert "mma.sync" in cubin.ptx and kernel.shared <= machine.sm.shared_per_block
