@@ -15,7 +15,7 @@ from tools.machines import CARDS, CPU, H200
 from tilec.core.targets import load
 from tilec.cost import contraction
 from tilec.cost.chain_order import longest_share
-from tilec.cost.contraction import BlockTile, CacheTile, Contraction, contraction_cost
+from tilec.cost.contraction import BlockTile, Contraction, contraction_cost
 from tilec.cost.model import Work, balance, home_level, occupancy, predict
 
 GIB = 1 << 30
@@ -205,21 +205,6 @@ def test_chosen_block_tiles_fit(problem, card):
         assert tile.instruction == "fma" or tile.instruction in card.instructions(problem.unit_type)
 
 
-@settings(max_examples=60, deadline=None)
-@given(contractions)
-def test_chosen_cache_tiles_fit(problem):
-    choices = contraction.choose(CPU, problem)
-    assert choices
-    size = max(4, problem.bytes)
-    for tile in (c.tile for c in choices):
-        assert isinstance(tile, CacheTile)
-        vectors = tile.nr * size // CPU.core.simd_bytes
-        assert tile.mr * vectors + vectors + 1 <= CPU.core.vector_registers
-        assert tile.kc <= problem.k and tile.mc % tile.mr == 0 and tile.nc % tile.nr == 0
-        assert tile.kc * (tile.nr + 2 * tile.mr) * size <= CPU.l1.bytes or tile.kc <= 32
-        assert tile.mc * tile.kc * size <= CPU.l2.bytes
-
-
 def test_only_instructions_that_can_be_emitted():
     problem = Contraction(4096, 4096, 4096)
     assert {c.tile.instruction for c in contraction.choose(H200, problem, ["mma.sync"])} == {"mma.sync"}
@@ -235,18 +220,6 @@ def test_clusters_relieve_l2():
         assert tflops(4096, contraction_cost(H200, square, tile)) == pytest.approx(781, rel=0.06)
         narrow = replace(tile, bn=192, shared=4 * 320 * 128)
         assert contraction_cost(H200, odd, narrow).time_us == pytest.approx(factor, rel=0.1)
-
-
-def test_a_tall_reduction_is_split():
-    best = contraction.choose(H200, Contraction(128, 128, 1 << 18))[0]
-    assert best.tile.split_k > 1
-
-
-def test_register_tiles_are_those_of_the_libraries():
-    """AVX2: 6 x 16 (BLIS) and 4 x 24, which both hide four clocks on two units with 16 registers."""
-    choices = contraction.choose(CPU, Contraction(1152, 1152, 1152, dtype="f32"))
-    assert {(c.tile.mr, c.tile.nr) for c in choices[:8]} <= {(6, 16), (4, 24)}
-    assert choices[0].prediction.bound == "compute"
 
 
 def test_costs_are_reproducible():

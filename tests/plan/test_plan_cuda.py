@@ -73,6 +73,11 @@ def test_parts_pay_where_a_second_kernel_begins_early():
     assert len(planned(text, late, M=16, N=131072).kernels) == 1
 
 
+def test_a_product_of_few_tiles_is_split():
+    (split,) = planned(MATMUL, M=128, N=128, K=1 << 18).splits
+    assert split.parts > 1
+
+
 def test_each_shape_of_a_contraction_is_built_once(monkeypatch):
     """A kernel was once built three times for each of its hundreds of tiles, most of which differ only in their stages."""
     made, shapes = [], []

@@ -1,13 +1,12 @@
-"""Contractions on a CPU: blocks for its caches, and their cost. Problems `p` are those of `tilec/cost/contraction.py`."""
+"""The cost of a contraction on a CPU by its blocks for caches. Problems `p` are those of `tilec/cost/contraction.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 from tilec.core.target import Target
+from tilec.cost.contraction import Contraction
 from tilec.cost.model import Work, round_up
 
 
@@ -24,30 +23,7 @@ class CacheTile:
     nr: int
 
 
-def cache_tiles(target: Target, p: Any) -> Iterator[CacheTile]:
-    """Low et al. 2016: mr x nr fills the registers and hides the FMA latency, kc fits L1, mc L2, nc L3.
-
-    L1 holds a panel of B and two of A (one in use, one coming); L2 gives two of its ways, L3 half, to what
-    streams by.
-    """
-    core, l1, l2 = target.core, target.l1, target.l2
-    assert core is not None and l1 is not None
-    size, lanes = max(4, p.bytes), core.simd_bytes // max(4, p.bytes)
-    outer = target.l3.bytes // 2 if target.l3 else 1 << 23
-    for v in (1, 2, 3, 4):
-        highest = (core.vector_registers - 1 - v) // v
-        nr = v * lanes
-        for mr in {highest, highest - highest % 2, highest - highest % 4, min(highest, p.m)} - {0}:
-            deepest = l1.bytes // ((nr + 2 * mr) * size)
-            for kc in {min(p.k, max(32, deepest // part // 8 * 8)) for part in (1, 2)}:
-                most = max(mr, l2.bytes * max(1, l2.ways - 2) // l2.ways // (kc * size) // mr * mr)
-                nc = max(nr, min(round_up(p.n, nr), outer // (kc * size) // nr * nr))
-                even = (round_up(ceil(p.m / (target.units * part)), mr) for part in (1, 2, 4, 8))
-                for mc in {min(most, round_up(p.m, mr)), *(min(most, rows) for rows in even)}:
-                    yield CacheTile(mc, kc, nc, mr, nr)
-
-
-def cpu_contraction(target: Target, p: Any, tile: CacheTile) -> Work:
+def cpu_contraction(target: Target, p: Contraction, tile: CacheTile) -> Work:
     """A goes to L2 once per panel of B, C in and out once per kc; a load, even of a scalar, is a vector's."""
     core = target.core
     assert core is not None

@@ -1,4 +1,4 @@
-"""The cost of a contraction by its tiles: C[batch, m, n] = A[batch, m, k] B[batch, k, n]."""
+"""The cost of a contraction on a GPU by its tiles: C[batch, m, n] = A[batch, m, k] B[batch, k, n]."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from math import ceil, log2, prod
 from tilec.core.dtypes import DTYPES
 from tilec.core.fitted import ContractionTimes, WarpgroupTimes
 from tilec.core.target import Target
-from tilec.cost.cache_tiles import CacheTile, cache_tiles, cpu_contraction
-from tilec.cost.model import Choice, Prediction, Work, balance, occupancy, predict, ranked, round_up
+from tilec.cost.model import Choice, Prediction, Work, occupancy, predict, ranked, round_up
 
 
 @dataclass(frozen=True)
@@ -88,10 +87,9 @@ class BlockTile:
     """A GPU block's tile of C and its computation.
 
     `warp_m` x `warp_n`: the warps that compute, over the block. `producers`: further warps that only load. `cluster`:
-    blocks along m, which share their B tile by multicast, and along n, which share their A tile. `split_k`: blocks that
-    share one tile of C. `group`: rows of tiles that blocks compute together, for L2. `registers`: of a thread, as launched.
-    `inner_warps`: warps that share rows and columns, and divide k. `alternate`: two warpgroups multiply tiles of their own.
-    `kept`: all of B stays in shared memory, where each of the persistent blocks loads it once.
+    blocks along m, which share their B tile by multicast, and along n, which share their A tile. `group`: rows of tiles
+    that blocks compute together, for L2. `registers`: of a thread, as launched. `inner_warps`: warps that share rows and
+    columns, and divide k. `kept`: all of B stays in shared memory, where each of the persistent blocks loads it once.
     """
 
     bm: int
@@ -103,11 +101,9 @@ class BlockTile:
     warp_n: int
     producers: int = 0
     cluster: tuple[int, int] = (1, 1)
-    split_k: int = 1
     group: int = 8
     registers: int = 128
     shared: int = 0
-    alternate: bool = False
     kept: bool = False
     inner_warps: int = 1
 
@@ -120,9 +116,6 @@ class BlockTile:
         return 32 * (self.warps + self.producers)
 
 
-Tile = BlockTile | CacheTile
-
-
 @cache
 def element_bytes(dtype: str) -> int:
     """Storage of an element type of the language, or tf32."""
@@ -131,17 +124,13 @@ def element_bytes(dtype: str) -> int:
 
 def contraction_candidates(
     target: Target, problem: Contraction, instructions: Collection[str] | None = None
-) -> Iterator[Tile]:
-    """Every tile worth predicting; each fits registers and shared memory (or the caches).
+) -> Iterator[BlockTile]:
+    """Every tile worth predicting; each fits registers and shared memory.
 
-    `instructions`: those that the caller can emit, of "wgmma", "tcgen05", "mma.sync"; None for all. Without
-    any, "fma".
+    `instructions`: those that the caller can emit, of "wgmma" and "mma.sync"; None for both. Without any, "fma".
     """
-    if target.kind == "cpu":
-        yield from cache_tiles(target, problem)
-        return
-    matrix = [i for i in target.instructions(problem.unit_type) if instructions is None or i in instructions]
-    for instruction in matrix or ("fma",):
+    able = (i for i in target.instructions(problem.unit_type) if i in _SHAPES)
+    for instruction in [i for i in able if instructions is None or i in instructions] or ("fma",):
         for shape in block_shapes(instruction, element_bytes(problem.dtype)):
             yield from _staged(target, problem, instruction, *shape)
             for inner in INNER_WARPS if instruction == "mma.sync" else ():
@@ -175,7 +164,7 @@ def block_shapes(instruction: str, size: int) -> Iterator[tuple[int, int, int, i
     return _SHAPES.get(instruction, _fma_shapes)(size)
 
 
-_SHAPES = {"wgmma": _wgmma_shapes, "tcgen05": _wgmma_shapes, "mma.sync": _mma_shapes}
+_SHAPES = {"wgmma": _wgmma_shapes, "mma.sync": _mma_shapes}
 
 
 def _staged(
@@ -190,7 +179,7 @@ def _staged(
     producers: int,
     inner: int = 1,
 ) -> Iterator[BlockTile]:
-    """Pipeline depth, clusters and split reductions of one block shape, as far as they fit."""
+    """Pipeline depths and clusters of one block shape, as far as they fit."""
     if (bm >= 4 * p.m and bm > 64) or (bn >= 4 * p.n and bn > 32):
         return
     sm, bk, tiles = target.sm, bk * inner, ceil(p.m / bm) * ceil(p.n / bn) * p.batch
@@ -199,8 +188,6 @@ def _staged(
         return
     accumulators = bm * bn * max(4, p.bytes if instruction == "fma" else 4) // 4 // (32 * wm * wn)
     own = accumulators + (accumulators // 8 + 32 if producers or instruction == "fma" else accumulators // 4 + 48)
-    if instruction == "tcgen05":
-        own = 128  # the accumulators are in tensor memory, 512 columns of 128 lanes of 4 bytes
     own += accumulators if p.promoted else 0  # partial sums
     registers = round_up(-(-(own * wm * wn + 40 * producers) // (wm * wn + producers)), 8)
     registers = min(registers, sm.registers // (32 * (wm * wn + producers)) // 8 * 8) if p.promoted else registers
@@ -208,29 +195,21 @@ def _staged(
     spare = bm * 64 * 4 if producers else 0  # sums leave 64 columns at a time
     deepest = min(8 if producers else 6, max(0, sm.shared_per_block - spare - 1024) // stage, max(2, ceil(p.k / bk)))
     least = min(3, max(2, ceil(p.k / bk))) if producers and p.parts == 1 else 2  # as in DeepGEMM; steps of parts are long
-    if (
-        own > sm.registers_per_thread - 7
-        or deepest < least
-        or (instruction == "tcgen05" and bn * (bm // 128 or 1) > 512)
-    ):
+    if own > sm.registers_per_thread - 7 or deepest < least:
         return
-    splits = [s for s in (1, 2, 4, 8, 16) if s == 1 or (tiles * s <= 2 * target.units and p.k >= s * 4 * bk)]
     shapes = CLUSTERS if producers and target.has("clusters") else CLUSTERS[:1]
     clusters = [c for c in shapes if ceil(p.m / bm) % c[0] == 0 == ceil(p.n / bn) % c[1]]
     depths = {deepest} if producers else {2, min(3, deepest), min(4, deepest), deepest} & set(range(2, deepest + 1))
     depths -= {2} if min(p.widths) < 1 and deepest > 2 else set()
-    for stages, cluster, split in product(sorted(depths), clusters, splits):
+    for stages, cluster in product(sorted(depths), clusters):
         shared = stages * stage + spare
         if occupancy(target, 32 * (wm * wn * inner + producers), registers, shared).blocks:
             group = _group(target, bm, bn, p)
             tile = BlockTile(
-                bm, bn, bk, stages, instruction, wm, wn, producers, cluster, split, group, registers, shared,
-                inner_warps=inner,
-            )
+                bm, bn, bk, stages, instruction, wm, wn, producers, cluster, group, registers, shared, inner_warps=inner,
+            )  # fmt: skip
             yield tile
-            if instruction == "wgmma" and bm == 128 and bn in ALTERNATE and tiles > 2 * target.units and not p.promoted:
-                yield replace(tile, alternate=True)
-            if instruction == "wgmma" and bn >= p.n and tiles >= 2 * target.units and p.batch == prod(cluster) * split == 1:
+            if instruction == "wgmma" and bn >= p.n and tiles >= 2 * target.units and p.batch == prod(cluster) == 1:
                 yield from _kept(target, p, tile)
 
 
@@ -244,7 +223,6 @@ def _kept(target: Target, p: Contraction, tile: BlockTile) -> Iterator[BlockTile
         yield replace(tile, stages=stages, shared=stages * stage + spare + held, kept=True)
 
 
-ALTERNATE: tuple[int, ...] = ()  # columns of tiles that a warpgroup multiplies alone
 INNER_WARPS = (2, 4)  # that divide a step of k, where there are few tiles
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))  # blocks along m and n
 
@@ -255,15 +233,12 @@ def _group(target: Target, bm: int, bn: int, p: Contraction) -> int:
     return min((g for g in (1, 2, 4, 8, 16) if g <= rows), key=lambda g: g * bm + target.units / g * bn)
 
 
-def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
+def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
     """The work of one tiling, including the parts of tiles beyond the edges of C."""
-    if isinstance(tile, CacheTile):
-        return cpu_contraction(target, p, tile)
     rows, columns = ceil(p.m / tile.bm), ceil(p.n / tile.bn)
     tiles = rows * columns * p.batch
-    blocks = tiles * tile.split_k
     fit, warpgroups, idle = target.fit(WarpgroupTimes), tile.instruction == "wgmma", {}
-    k = round(round_up(p.k, tile.bk * tile.split_k) * (p.overhang if warpgroups else 1))
+    k = round(round_up(p.k, tile.bk) * (p.overhang if warpgroups else 1))
     lines = [1 + fit.unaligned * (warpgroups and u) for u in p.unaligned]
     high, wide = (round_up(n, step) for n, step in zip((tile.bm, tile.bn), p.together))
     of_each = lines[0] * p.widths[0] * high / tile.cluster[1], lines[1] * p.widths[1] * wide / tile.cluster[0]
@@ -271,34 +246,31 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     loaded = sum(n * k * p.bytes * size for n, size in zip(times, of_each))  # L2 to SRAM
     staged = sum(n * k * p.bytes * size for n, size in zip(times, (p.widths[0] * high, p.widths[1] * wide)))
     result = p.batch * p.m * p.n * p.out_bytes * p.stored
-    partial = 2 * 4 * tile.split_k * p.batch * p.m * p.n if tile.split_k > 1 else 0  # written and read again, in f32
     flops = 2.0 * tiles * tile.bm * tile.bn * k * p.products
     unit = p.vector_unit if tile.instruction == "fma" else f"tensor.{p.unit_type}@{tile.instruction}"
     other = {u: n * p.batch * p.m * p.n for u, n in p.epilogue.items()}
     if any(p.staged):
-        operations = _staging(target, p, tile, blocks)
+        operations = _staging(target, p, tile, tiles)
         other["int"] = other.get("int", 0) + tiles * k * operations
     if p.promoted:
         other["fma.f32"] = other.get("fma.f32", 0) + 2.0 * tiles * tile.bm * tile.bn * ceil(k / p.promoted)
     further = p.reads * p.batch * p.m * p.n
     shared = staged + _operand_reads(tile, tiles * k * p.bytes * p.products / p.parts) + (2 * result if tile.producers else 0)
     if warpgroups:
-        slower = _rounds(target, tile, blocks) * (1 + fit.cluster * (prod(tile.cluster) > 1))
+        slower = _rounds(target, tile, tiles) * (1 + fit.cluster * (prod(tile.cluster) > 1))
         loaded, shared = slower * loaded / fit.l2, slower * shared / fit.smem
         flops *= slower * boosted(target, unit, flops + p.neighbours)
-        even = balance(blocks, target.units)
-        busy = 1e6 * max(flops / target.peak(unit), shared / target.shared_rate) / even
-        idle = _between_tiles(target, p, tile, blocks, busy)
+        idle = _between_tiles(target, p, tile, tiles)
         serial = fit.start_us + fit.cluster_us * (prod(tile.cluster) > 1)
     else:
-        serial = _fill_and_drain(target, p, tile, blocks)
+        serial = _fill_and_drain(target, p, tile, tiles)
     return Work(
         dram_read=_contraction_reads(target, p, tile) + further,
-        dram_write=result + (0 if partial <= target.l2.bytes else partial),
-        l2_bytes=loaded + result + partial + further,
+        dram_write=result,
+        l2_bytes=loaded + result + further,
         shared_bytes=shared,
         flops={unit: flops, **{u: n + (flops if u == unit else 0) for u, n in other.items()}},
-        blocks=blocks,
+        blocks=tiles,
         threads=tile.threads,
         registers=tile.registers,
         shared_per_block=tile.shared,
@@ -306,7 +278,6 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
         lanes=target.fit(ContractionTimes).warp_wait ** log2(tile.warps) if tile.instruction == "fma" else 1.0,
         serial_us=serial,
         idle_us=idle,
-        launches=1 if tile.split_k == 1 else 2,
     )
 
 
@@ -340,16 +311,13 @@ def _rounds(target: Target, tile: BlockTile, blocks: int) -> float:
     return max(1.0, ceil(blocks / _reached(target, tile)) / ceil(blocks / target.units))
 
 
-def _between_tiles(target: Target, p: Contraction, tile: BlockTile, blocks: int, busy_us: float) -> dict[str, float]:
-    """Time, by cause, in which the matrix units of an SM, busy for so long, wait while sums leave registers; the next tile's loads
-    go on. Of warpgroups with tiles of their own it is that of the last tile, and what is longer than the other's products."""
+def _between_tiles(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> dict[str, float]:
+    """Time, by cause, in which the matrix units of an SM wait while sums leave registers; the next tile's loads go on."""
     fit, rounds = target.fit(WarpgroupTimes), ceil(blocks / _reached(target, tile))
     elements, alone = tile.bm * tile.bn, fit.alone if tile.bm == 64 else 1
     times = {u.partition(".")[0]: fit.epilogue * 1e6 * n * elements * target.units / target.peak(u) for u, n in p.epilogue.items()}
     times["waits"] = elements * max(2, p.out_bytes) / (128 * 256 * 2) * fit.tile_us
-    epilogue = alone * sum(times.values())
-    total = epilogue + rounds * max(0.0, epilogue - busy_us / rounds) / 2 if tile.alternate else rounds * epilogue
-    return {cause: us * alone * total / epilogue for cause, us in times.items() if us}
+    return {cause: rounds * alone * us for cause, us in times.items() if us}
 
 
 def _fill_and_drain(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> float:
@@ -362,11 +330,8 @@ def _fill_and_drain(target: Target, p: Contraction, tile: BlockTile, blocks: int
 
 def _operand_reads(tile: BlockTile, elements: float) -> float:
     """SRAM bytes that the instruction reads: wgmma A once, B per 64 rows; warps theirs each."""
-    match tile.instruction:
-        case "tcgen05":
-            return elements * (tile.bm + tile.bn)
-        case "wgmma":
-            return elements * (tile.bm + tile.bn * (tile.bm // 64))
+    if tile.instruction == "wgmma":
+        return elements * (tile.bm + tile.bn * (tile.bm // 64))
     return elements * (tile.bm * tile.warp_n + tile.bn * tile.warp_m)
 
 
@@ -383,26 +348,24 @@ def _contraction_reads(target: Target, p: Contraction, tile: BlockTile) -> float
     return max(once, waves * p.k * p.bytes * (a * high * tile.bm + b * wide * tile.bn))
 
 
-def contraction_cost(target: Target, problem: Contraction, tile: Tile) -> Prediction:
+def contraction_cost(target: Target, problem: Contraction, tile: BlockTile) -> Prediction:
     """max(L2, SRAM, DRAM, operations, each over its rate) / wave efficiency, as in DeepGEMM."""
     return predict(contraction_work(target, problem, tile), target)
 
 
 def choose(
     target: Target, problem: Contraction, instructions: Collection[str] | None = None
-) -> tuple[Choice[Tile], ...]:
+) -> tuple[Choice[BlockTile], ...]:
     """All candidates of `instructions`, or of all instructions of the target, cheapest first."""
     return _choose(target, problem, None if instructions is None else tuple(instructions))
 
 
 @lru_cache(maxsize=64)  # a program asks for several products of one kind, and for each before and after it packs
-def _choose(target: Target, problem: Contraction, instructions: tuple[str, ...] | None) -> tuple[Choice[Tile], ...]:
+def _choose(target: Target, problem: Contraction, instructions: tuple[str, ...] | None) -> tuple[Choice[BlockTile], ...]:
     tiles = contraction_candidates(target, problem, instructions)
     return tuple(ranked((Choice(t, contraction_cost(target, problem, t)) for t in tiles), _effort))
 
 
-def _effort(tile: Tile) -> tuple[int, ...]:
+def _effort(tile: BlockTile) -> tuple[int, ...]:
     """A tie goes to the simpler tile."""
-    if isinstance(tile, BlockTile):
-        return tile.split_k, prod(tile.cluster), tile.threads, tile.alternate, tile.shared
-    return (-tile.kc, -tile.mc)
+    return prod(tile.cluster), tile.threads, tile.shared

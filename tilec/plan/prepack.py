@@ -69,7 +69,7 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
         steps = prod(-(-g.space.extents[d] // n) for d, n in now.roles.boxes(LINE // size).items())
         problem = replace(problem, overhang=steps / -(-problem.k // (LINE // size)))
     tiles = contraction.choose(target, problem, ["wgmma"])
-    best = next((t for t in tiles if t.tile.instruction == "wgmma" and is_plain(t.tile)), None)
+    best = next((t for t in tiles if t.tile.cluster == (1, 1)), None)
     if best is None:
         return None
     majors = [size != 2 or bool(now.operand(f).major) for f in (c.left, c.right)]
@@ -111,10 +111,6 @@ def _padded(node: Node, kind: str, majors: list[bool], packs: list[Pack]) -> lis
         extents = tuple(round_up(node.extents[d], step) if d in padded else node.extents[d] for d in dims)
         found.append(Pack(node.name, side, dims, kind, extents if padded else ()))
     return found
-
-
-def is_plain(tile: contraction.BlockTile) -> bool:
-    return tile.cluster == (1, 1) and tile.split_k == 1
 
 
 def _boxes(node: Node, depth: int) -> bool:

@@ -26,7 +26,8 @@ from tilec.core import mlir
 from tilec.core.fitted import PanelTimes
 from tilec.core.mlir import ir
 from tilec.core.target import Target
-from tilec.cost import contraction
+from tilec.cost.cache_tiles import CacheTile, cpu_contraction
+from tilec.cost.contraction import Contraction
 from tilec.cost.model import NoFurtherChoice
 from tilec.kernels import KernelPlan, Panels
 from tilec.kernels.cpu import AMX_SIDE, CACHED_SUMS, MOST_PARTS, matrix_instructions, part_products
@@ -166,9 +167,9 @@ def _planned(
         depths=depths if best.instruction == "fma" else _even(depths, inner),
     )  # fmt: skip
     sizes = (prod(node.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner, roles.batch))
-    problem = contraction.Contraction(*sizes, dtype=element)
-    blocking = contraction.CacheTile(prod(best.rows), best.depth, prod(best.columns), best.mr, best.nr)
-    work = contraction.contraction_work(target, problem, blocking)
+    problem = Contraction(*sizes, dtype=element)
+    blocking = CacheTile(prod(best.rows), best.depth, prod(best.columns), best.mr, best.nr)
+    work = cpu_contraction(target, problem, blocking)
     tiles = tuple(tile.get(d, 1) for d in kernel.grid)
     return replace(kernel, tile=tiles, options=built, work=work)
 

@@ -137,10 +137,8 @@ def ranked_tiles(
 
     def fit(tile: BlockTile) -> Fit | None:
         """None where the passes have no code for the tile, or a factor's pieces would not lie inside its box."""
-        if tile.split_k > 1:
-            return None
         warps = tile.warp_m, tile.warp_n, tile.inner_warps
-        shape = tile.instruction, tile.bm, tile.bn, tile.bk, warps, tile.cluster, tile.alternate, tile.kept
+        shape = tile.instruction, tile.bm, tile.bn, tile.bk, warps, tile.cluster, tile.kept
         if shape not in known:
             built = build(tile)
             sizes = _boxes_of(built, g.space.extents) if _is_buildable(built) else None
@@ -184,7 +182,6 @@ def _built(
         blocks = target.units if size == 1 else target.sm.clusters(size, 1) * size
         own = {"inner_box": roles.inner_box if "tma" in by else (), "promoted": promoted, "cluster": tile.cluster}
         own["longest_box"] = (left.longest, right.longest)
-        own["alternate_tiles"] = tile.alternate
         built = WarpgroupContraction(**common, persistent_blocks=blocks, **own, **together)
         return replace(built, kept_steps=built.steps(extents)) if tile.kept else built
     stored = {f"{side}_stored": f.stored for side, f in operands.items()}
