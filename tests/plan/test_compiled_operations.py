@@ -1,11 +1,10 @@
 """Operations of compiled kernels, beside those that the cost model counts."""
 
 import pytest
+from tools.cuda_kernels import compiled
 from tools.lowering import lowered
 
 from tilec.plan.report.compiled import arithmetic, counts
-from tilec.runtime.cuda.compile import compile_kernel
-from tilec.runtime.cuda.cubins import parameters
 
 PTX = """
     wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%r1}, %rd1, %rd2, p, 1, 1, 0, 1;
@@ -39,9 +38,7 @@ GELU = """op f(a: bf16[M, K], b: bf16[K, N]) -> (y: bf16[M, N]) {
     (GELU, {"M": 1024, "N": 1024, "K": 1024}, 0.99, 1.01),
 ])  # fmt: skip
 def test_the_model_counts_the_special_functions_of_compiled_kernels(text, sizes, least, most):
-    pytest.importorskip("cuda.core")
     _, result = lowered(text, None, sizes, target="h200")
-    (kernel,), (source,) = result.plan.kernels, result.emitted.kernels
-    cubin = compile_kernel(result.emitted.module, source.name, "sm_90a", source.threads, parameters=parameters(source))
+    (kernel,), ((_, cubin),) = result.plan.kernels, compiled(result.emitted, "sm_90a")
     found = arithmetic(kernel, cubin.ptx)
     assert found is not None and least <= found["special"] / kernel.work.flops["special"] <= most

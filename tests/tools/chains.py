@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from conftest import assert_within
 
 from tilec.core import mlir
@@ -26,6 +28,16 @@ from tools.lowering import lowered as lower_text
 def warps(rows: int, step: int, stages: int = 2, own: int = 16, parts: int = 1) -> ChainTile:
     """A tile of warps that multiply by mma.sync, `own` rows each."""
     return ChainTile(rows, step, stages, 168, 0, ping_pong=False, parts=parts, unit="mma.sync", warp_rows=own)
+
+
+WITHOUT_WGMMA = [("a100", "sm_80"), ("rtx4090", "sm_89"), ("rtx5090", "sm_120"), ("h200", "sm_90a")]
+"""Targets on which chains multiply by mma.sync, `without_wgmma`, and what they are compiled for."""
+
+
+def without_wgmma(name: str) -> Target:
+    machine = load(name)
+    rates = {kind: {u: rate for u, rate in rates.items() if u != "wgmma"} for kind, rates in machine.tensor.items()}
+    return replace(machine, tensor=rates)
 
 
 def lowered(text: str, sizes: dict[str, int], tile: tuple[int, int] | ChainTile | None, monkeypatch, target: str | Target = "h200"):

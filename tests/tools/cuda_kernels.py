@@ -2,7 +2,11 @@
 
 import re
 
-from tilec.runtime.cuda.compile import compile_kernel
+import pytest
+
+from tilec.runtime.cuda.compile import Cubin, compile_kernel
+from tilec.runtime.cuda.cubins import parameters as kinds
+from tilec.runtime.program import Emitted, KernelSource
 
 CHIPS = ("sm_80", "sm_90a")
 BASICS = "cuda, int8, int32, int64, float32, float64, shared_address"
@@ -34,11 +38,17 @@ TRIGONOMETRIC = re.compile(r"\b(sin|cos|tan)_f")
 """Functions whose reduction of huge arguments keeps a table in local memory, on a path that is never taken else."""
 
 
-def compiled(program, chip):
-    """Every kernel of an emitted program with its cubin."""
+def compiled(program: Emitted, chip: str) -> list[tuple[KernelSource, Cubin]]:
+    """Every kernel of an emitted program with its cubin: without spills, stack or the assembler's warnings, which are errors."""
+    pytest.importorskip("cuda.core")
+    found = []
     for kernel in program.kernels:
         allow = ("stack",) if TRIGONOMETRIC.search(kernel.text) else ()
-        yield kernel, compile_kernel(program.module, kernel.name, chip, kernel.threads, allow=allow)
+        cubin = compile_kernel(
+            program.module, kernel.name, chip, kernel.threads, parameters=kinds(kernel), allow=allow
+        )
+        found.append((kernel, cubin))
+    return found
 
 
 SHARED = "base = shared_address(cuda.shared.array(0, int8))\n"

@@ -27,6 +27,7 @@ from tools.contractions import (
     lowered,
     mma,
 )
+from tools.cuda_kernels import compiled
 
 from tilec.core.targets import load
 from tilec.kernels import StoredContraction, matrix
@@ -221,18 +222,11 @@ IMAGES = {"N": 32, "C": 256, "H": 56, "W": 56, "K": 256, "R": 3, "S": 3}
 )
 def test_large_tiles_fit_registers(text, kind, sizes, target):
     """No spills, no stack, no warning of the assembler, at the sizes that matter."""
-    pytest.importorskip("cuda.core")
-    from tilec.runtime.cuda.compile import compile_kernel
-    from tilec.runtime.cuda.cubins import parameters as _parameters
-
     _, result = lowered(text.format(t=kind, o=kind), sizes, target)
     instruction = {"mma.sync": "mma.sync", "wgmma": "wgmma.mma_async", "fma": "fma.rn"}
     plans = {plan.name: plan.options for plan in result.plan.kernels}
     assert any(isinstance(options, StoredContraction) for options in plans.values())
-    for kernel in result.emitted.kernels:  # one, or two where a factor is packed first
-        cubin = compile_kernel(
-            result.emitted.module, kernel.name, load(target).chip, kernel.threads, parameters=_parameters(kernel)
-        )
+    for kernel, cubin in compiled(result.emitted, load(target).chip):  # one, or two where a factor is packed first
         if isinstance(plans[kernel.name], StoredContraction):
             assert instruction[plans[kernel.name].instruction] in cubin.ptx
         assert kernel.shared <= load(target).sm.shared_per_block

@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import assert_within, from_torch
+from tools import lowering
 from tools.attention_programs import PROGRAMS, SIZES, program, two_results
-from tools.chains import check, lowered, reasons, warps
+from tools.chains import WITHOUT_WGMMA, check, lowered, reasons, warps, without_wgmma
 from tools.contractions import arrays
+from tools.cuda_kernels import compiled
 
 from tilec.core import mlir
 from tilec.core.diagnostics import CallError, Source
@@ -256,39 +258,24 @@ def test_a_schedule_is_obeyed_or_refused(tmp_path):
 @pytest.mark.parametrize("depth", [64, 128])
 def test_compiled(name, depth):
     """No spills, no stack, no products that the assembler serialises."""
-    pytest.importorskip("cuda.core")
-    from tilec.runtime.cuda.compile import compile_kernel
-    from tilec.runtime.cuda.cubins import parameters
-
     sizes = {"B": 4, "H": 16, "S": 4096, "T": 4096, "D": depth, "E": depth}
-    specialised = specialise(parse(Source("t.tile", PROGRAMS[name])), None, None, sizes)
-    with mlir.context(), ir.Location.unknown():
-        result = lower(build(specialised), load("h200"))
-    (kernel,) = result.emitted.kernels
-    cubin = compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))
+    _, result = lowering.lowered(Source("t.tile", PROGRAMS[name]), None, sizes)
+    ((kernel, cubin),) = compiled(result.emitted, "sm_90a")
     assert "wgmma.mma_async" in cubin.ptx and kernel.shared <= load("h200").sm.shared_per_block
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target, chip", [("a100", "sm_80"), ("rtx4090", "sm_89"), ("rtx5090", "sm_120"), ("h200", "sm_90a")])
+@pytest.mark.parametrize("target, chip", WITHOUT_WGMMA)
 @pytest.mark.parametrize("name, depth", [("causal", 64), ("softmax", 128), ("in three parts", 128), ("softmax", 256)])
 def test_warps_are_compiled(name, depth, target, chip, monkeypatch):
     """The tile that the planner chooses where there are no warpgroups, and parts of rows: no spills, no stack."""
-    pytest.importorskip("cuda.core")
-    from tilec.runtime.cuda.compile import compile_kernel
-    from tilec.runtime.cuda.cubins import parameters
-
-    machine = load(target)
-    slow = {kind: {u: rate for u, rate in rates.items() if u != "wgmma"} for kind, rates in machine.tensor.items()}
+    machine = without_wgmma(target)
     for rows in (4096, 1):
         sizes = {"B": 4, "H": 16, "S": rows, "T": 4096, "D": depth, "E": depth}
-        specialised = specialise(parse(Source("t.tile", PROGRAMS[name])), None, None, sizes)
-        with mlir.context(), ir.Location.unknown():
-            result = lower(build(specialised), replace(machine, tensor=slow))
-        first = result.emitted.kernels[0]
+        _, result = lowering.lowered(Source("t.tile", PROGRAMS[name]), None, sizes, target=machine)
         assert result.plan.kernels[0].options.unit == "mma.sync"
         assert name == "causal" or len(result.emitted.kernels) == (1 if rows > 1 else 2)
-        cubin = compile_kernel(result.emitted.module, first.name, chip, first.threads, parameters=parameters(first))
+        first, cubin = compiled(result.emitted, chip)[0]
         assert "mma.sync" in cubin.ptx and first.shared <= machine.sm.shared_per_block
 
 

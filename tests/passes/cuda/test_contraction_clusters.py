@@ -9,6 +9,7 @@ import pytest
 from conftest import assert_within
 from tools import contractions as c
 from tools import lowering
+from tools.cuda_kernels import compiled
 from tools.cuda_row_emulator import RowIntrinsics
 from tools.emulation import run_printed
 
@@ -138,12 +139,7 @@ def test_warpgroups_alternate_tiles(text, block, cluster, steps, monkeypatch):
 )  # fmt: skip
 def test_large_tiles_fit_registers(block, cluster, changes, monkeypatch):
     """No spills, no stack, no warning of the assembler; with an epilogue that is computed in registers."""
-    pytest.importorskip("cuda.core")
-    from tilec.runtime.cuda.compile import compile_kernel
-    from tilec.runtime.cuda.cubins import parameters
-
     text, sizes = SCALED.format(o="bf16").replace("relu(", "gelu("), {"M": 4096, "N": 4096, "K": 4096}
     _, result = lowered(text, sizes, block, cluster, monkeypatch, blocks=132, stages=4, **changes)
-    (kernel,) = result.emitted.kernels
-    made = compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))
+    ((_, made),) = compiled(result.emitted, "sm_90a")
     assert ("multicast" in made.ptx) == (cluster != (1, 1)) and "cp.async.bulk.tensor.2d.global" in made.ptx

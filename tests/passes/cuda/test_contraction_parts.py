@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from conftest import assert_within
 from tools import contractions as T
+from tools.cuda_kernels import compiled
 
 from tilec.kernels import matrix
 from tilec.plan import prepack
-from tilec.runtime.cuda.compile import compile_kernel
-from tilec.runtime.cuda.cubins import parameters
 
 pytestmark = pytest.mark.slow  # all stages of many tiles
 
@@ -55,10 +54,8 @@ def test_numbers_of_every_size(name, monkeypatch):
 
 def test_parts_pay_for_large_products():
     """And fit registers: no spills, no stack."""
-    pytest.importorskip("cuda.core")
     for sizes, kind in ((T.LARGE, "bf16x3"), ({"M": 512, "N": 512, "K": 512}, "f32")):
         _, result = T.lowered(T.MATMUL.format(t="f32", o="f32"), sizes, "h200")
         assert result.plan.kernels[-1].options.multiplicand == kind
     _, result = T.lowered(T.MATMUL.format(t="f32", o="f32"), T.LARGE, "h200")
-    for kernel in result.emitted.kernels:
-        compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))
+    compiled(result.emitted, "sm_90a")

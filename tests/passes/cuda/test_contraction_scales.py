@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 from tools import contractions as T
+from tools.cuda_kernels import compiled
 from tools.explained import planned
 
 from tilec.core.targets import load
 from tilec.kernels import matrix
-from tilec.runtime.cuda.compile import compile_kernel
-from tilec.runtime.cuda.cubins import parameters
 
 pytestmark = pytest.mark.slow  # all stages of many tiles
 
@@ -52,14 +51,12 @@ def test_scales(name, kind, group, monkeypatch):
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("kind", ["f8e4m3", "bf16"])
 def test_large_tiles_fit_registers(name, kind):
-    pytest.importorskip("cuda.core")
     s, si, u, ui, *_ = PLACES[name]
     given = {"s": s, "si": si, "u": u, "ui": ui}
     text = PROGRAM.format(t=kind, b="N, K", bi="n, k", **{key: x.format(g=128) for key, x in given.items()})
     _, result = T.lowered(text, T.LARGE, "h200")
-    (kernel,) = result.emitted.kernels
-    assert kernel.name in str(result.plan.kernels[0].name) and result.plan.kernels[0].options.instruction == "wgmma"
-    compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))
+    assert result.plan.kernels[0].options.instruction == "wgmma"
+    assert len(compiled(result.emitted, "sm_90a")) == 1
 
 
 def test_tiles_have_whole_groups_of_columns_that_share_scales():

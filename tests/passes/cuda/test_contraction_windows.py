@@ -8,6 +8,7 @@ import pytest
 from tools import contractions as T
 from tools import lowering
 from tools.contractions import check, lowered, mma
+from tools.cuda_kernels import compiled
 
 from tilec.core.diagnostics import Source
 from tilec.core.targets import load
@@ -220,14 +221,8 @@ def test_interpreted(name, monkeypatch):
     (CHANNELS_FIRST, 128, "h200", "mma.sync"),  # TMA copies no box that begins within 16 bytes of a line
 ])  # fmt: skip
 def test_large_windows_fit_registers(text, channels, target, instruction):
-    pytest.importorskip("cuda.core")
-    from tilec.runtime.cuda.compile import compile_kernel
-    from tilec.runtime.cuda.cubins import parameters
-
     sizes = {"N": 32, "C": channels, "H": 28, "W": 64, "K": 256, "R": 3, "S": 3}
     _, result = lowered(text.format(t="bf16", o="bf16"), sizes, target)
-    (kernel,), (plan,) = result.emitted.kernels, result.plan.kernels
+    (plan,) = result.plan.kernels
     assert plan.options.instruction == instruction
-    compile_kernel(
-        result.emitted.module, kernel.name, load(target).chip, kernel.threads, parameters=parameters(kernel)
-    )
+    assert len(compiled(result.emitted, load(target).chip)) == 1

@@ -107,7 +107,7 @@ def test_attributes_of_a_launch(monkeypatch):
 
 
 def test_nothing_is_read_before_the_wait():
-    second = list(compiled(lowered(SUM, None, X)[1].emitted, "sm_90a"))[1][1]
+    second = compiled(lowered(SUM, None, X)[1].emitted, "sm_90a")[1][1]
     body = second.ptx[second.ptx.index(".entry") :]
     assert "ld.global" in body
     assert body.index("griddepcontrol.wait") < body.index("ld.global")

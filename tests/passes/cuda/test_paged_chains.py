@@ -8,6 +8,7 @@ import pytest
 from conftest import assert_within
 from tools.chains import lowered, reasons, warps
 from tools.contractions import arrays, emulated
+from tools.cuda_kernels import compiled
 from tools.lowering import lowered as lower_text
 
 from tilec.core.diagnostics import CallError, Source
@@ -91,16 +92,10 @@ def test_pages_that_do_not_exist_are_refused(wrong, tile, monkeypatch):
 )
 def test_pages_fit_registers(text, sizes, page):
     """Without spills, and products do not wait for one another."""
-    pytest.importorskip("cuda.core")
-    from tilec.runtime.cuda.compile import compile_kernel
-    from tilec.runtime.cuda.cubins import parameters
-
     given = sizes | {"P": page, "U": 8192 // page, "G": 4096}
     _, result = lower_text(Source("t.tile", text), None, given)
-    kernel = result.emitted.kernels[0]
     assert isinstance(result.plan.kernels[0].options, ContractionChain) and result.plan.kernels[0].options.unit == "wgmma"
-    made = compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))
-    assert "cp.async.bulk.tensor.4d" in made.ptx
+    assert "cp.async.bulk.tensor.4d" in compiled(result.emitted, "sm_90a")[0][1].ptx
 
 
 def test_what_pages_are_refused():

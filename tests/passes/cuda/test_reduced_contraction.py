@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import assert_within
+from tools.chains import WITHOUT_WGMMA, check, lowered, without_wgmma
 from tools.contractions import arrays, emulated
-from tools.lowering import assert_reads_back
+from tools.cuda_kernels import compiled
 from tools.lowering import lowered as lower_text
 
 from tilec.core.diagnostics import CallError, Source
 from tilec.core.targets import load
-from tilec.cost.chain import ChainTile, choose_chain_tile
-from tilec.cost.model import Choice
+from tilec.cost.chain import ChainTile
 from tilec.kernels import ContractionChain
 from tilec.plan import chain_fusion
 from tilec.semantics.interpreter import interpret
@@ -51,28 +50,6 @@ PING_PONG = ChainTile(128, 32, 4, 168, 0, True, True)
 SHARED = ChainTile(128, 64, 2, 168, 0, False, False)
 WARPS = ChainTile(32, 32, 2, 168, 0, True, False, unit="mma.sync")
 TALL_WARPS = ChainTile(64, 64, 3, 168, 0, False, False, unit="mma.sync", warp_rows=32)
-
-
-def lowered(text: str, sizes: dict[str, int], tile: ChainTile | None, monkeypatch):
-    if tile is not None:
-        rest = lambda t, p: [Choice(tile, c.prediction) for c in choose_chain_tile(t, p)[:1]]  # noqa: E731
-        monkeypatch.setattr("tilec.plan.cuda.chain.choose_chain_tile", rest)
-    monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
-    specialised, result = lower_text(Source("t.tile", text), None, sizes, target="h200", locations=True)
-    assert_reads_back(result)
-    return specialised, result
-
-
-def check(text, sizes, tile, monkeypatch, inputs=None, printed=False):
-    """Runs the mapped IR, thread by thread, where races are faults; or with `printed` the Python text."""
-    specialised, result = lowered(text, sizes, tile, monkeypatch)
-    (kernel,) = result.plan.kernels
-    assert isinstance(kernel.options, ContractionChain)
-    assert len(result.emitted.kernels) == (2 if kernel.options.blocks_per_row > 1 else 1)
-    inputs = arrays(specialised) if inputs is None else inputs
-    outputs = emulated(specialised, result, inputs) if printed else interpret(result.texts["map"], inputs)
-    assert_within(text, inputs, outputs, kind="cuda")
-    return result
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -298,37 +275,20 @@ def test_a_schedule_is_obeyed_or_refused(tmp_path):
 )
 def test_compiled(sizes, tile, monkeypatch):
     """No spills, no stack, no products that the assembler serialises."""
-    pytest.importorskip("cuda.core")
-    from tilec.runtime.cuda.compile import compile_kernel
-    from tilec.runtime.cuda.cubins import parameters
-
     _, result = lowered(PROGRAMS["log of sums"], sizes, tile, monkeypatch)
-    kernel, *combining = result.emitted.kernels
-    cubin, *_ = (
-        compile_kernel(result.emitted.module, k.name, "sm_90a", k.threads, parameters=parameters(k)) for k in (kernel, *combining)
-    )
+    (kernel, cubin), *combining = compiled(result.emitted, "sm_90a")
     assert "wgmma.mma_async" in cubin.ptx and kernel.shared <= load("h200").sm.shared_per_block
     assert len(combining) == (tile is not None and tile.parts > 1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target, chip", [("a100", "sm_80"), ("rtx4090", "sm_89"), ("rtx5090", "sm_120"), ("h200", "sm_90a")])
+@pytest.mark.parametrize("target, chip", WITHOUT_WGMMA)
 @pytest.mark.parametrize("name, depth", [("log of sums", 128), ("log of sums", 1024), ("top 1", 256), ("least distance", 129)])
 def test_warps_are_compiled(name, depth, target, chip, monkeypatch):
     """The tile that the planner chooses where there are no warpgroups: no spills, no stack."""
-    pytest.importorskip("cuda.core")
-    from tilec.runtime.cuda.compile import compile_kernel
-    from tilec.runtime.cuda.cubins import parameters
-
-    machine = load(target)
-    slow = {kind: {u: rate for u, rate in rates.items() if u != "wgmma"} for kind, rates in machine.tensor.items()}
-    monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
-    target = replace(machine, tensor=slow)
-    _, result = lower_text(Source("t.tile", PROGRAMS[name]), None, LARGE | {"D": depth}, target=target)
+    machine = without_wgmma(target)
+    _, result = lowered(PROGRAMS[name], LARGE | {"D": depth}, None, monkeypatch, machine)
     options = result.plan.kernels[0].options
-    kernel, *combining = result.emitted.kernels
+    (kernel, cubin), *combining = compiled(result.emitted, chip)
     assert options.unit == "mma.sync" and len(combining) == (options.blocks_per_row > 1)
-    cubin, *_ = (
-        compile_kernel(result.emitted.module, k.name, chip, k.threads, parameters=parameters(k)) for k in (kernel, *combining)
-    )
     assert "mma.sync" in cubin.ptx and kernel.shared <= machine.sm.shared_per_block

@@ -8,6 +8,7 @@ import pytest
 from conftest import assert_within
 from tools import contractions as T
 from tools import lowering
+from tools.cuda_kernels import compiled
 
 from tilec.core.diagnostics import Source
 from tilec.core.targets import load
@@ -176,26 +177,16 @@ def test_interpreted(text, sizes):
 ])  # fmt: skip
 def test_registers(text, sizes):
     """No spills, no stack, no warning of the assembler, at the sizes that matter."""
-    pytest.importorskip("cuda.core")
-    from tilec.runtime.cuda.compile import compile_kernel
-    from tilec.runtime.cuda.cubins import parameters
-
     _, _, result, _ = lowered(text, ("bf16", "bf16"), sizes)
-    (kernel,) = result.emitted.kernels
-    compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))
+    ((kernel, _),) = compiled(result.emitted, "sm_90a")
     assert kernel.shared <= load("h200").sm.shared_per_block
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [GATED, TURNED, RESIDUAL])
 def test_registers_of_warps(text):
-    pytest.importorskip("cuda.core")
-    from tilec.runtime.cuda.compile import compile_kernel
-    from tilec.runtime.cuda.cubins import parameters
-
     _, result = lowering.lowered(Source("t.tile", text.format(t="bf16", o="bf16")), None, LARGE, target="a100")
-    (kernel,), (planned,) = result.emitted.kernels, result.plan.kernels
-    compile_kernel(result.emitted.module, kernel.name, "sm_80", kernel.threads, parameters=parameters(kernel))
+    (planned,), ((kernel, _),) = result.plan.kernels, compiled(result.emitted, "sm_80")
     assert kernel.shared <= planned.options.shared_bytes
 
 
