@@ -230,6 +230,6 @@ def test_costs_are_reproducible():
 
 def test_persistent_blocks_share_triangles_evenly():
     """In groups of few problems the longest rows meet the same blocks again and again."""
-    few, all_of = (longest_share(128, 8, group, 132) for group in (1, 8))
+    few, all_of = (longest_share(128, 8, group, 132, 0.4) for group in (1, 8))
     assert few > 1.3 and all_of < 1.01
-    assert longest_share(1, 132, 1, 132) == pytest.approx(1) and longest_share(2, 1, 1, 2) > 1.2
+    assert longest_share(1, 132, 1, 132, 0.4) == pytest.approx(1) and longest_share(2, 1, 1, 2, 0.4) > 1.2

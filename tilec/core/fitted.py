@@ -155,6 +155,7 @@ class Layouts(Group, name="layouts", kind="cuda"):
     loads: int = number("accesses of a thread in flight at a time", least=1, power=True)
     busy: float = number("time of arithmetic, as a share of memory's, from which a thread has two accesses")
     light_bytes: int = number("bytes of a thread's accesses below which it makes each of them twice")
+    window_words: int = number("most registers of a thread for sums, windows and factors of neighbours", least=1)
     few_blocks: float = number("blocks an SM below which a block of columns is 8 accesses wide")
     line_blocks: float = number("blocks an SM below which it is 16 accesses wide, and above which 32")
     online_line_blocks: float = number("the same, for online reductions")
@@ -207,6 +208,8 @@ class WarpgroupTimes(Group, name="warpgroup_contraction", kind="cuda"):
     mma_sync: float = number("time of a contraction by `mma.sync` over the predicted one, where warpgroups can compute it, too")
     piece_operations: float = number("integer operations of a piece that the threads of the producer copy (cp.async)")
     filled: float = number("operations of an element that these threads alone compute, over those where all threads do")
+    kept: float = number("time of a kernel whose right factor stays in shared memory, over the predicted one")
+    parts: float = number("time of f32 products by three bf16 parts over that on the vector units, both over their predicted ones")
 
 
 @dataclass(frozen=True)
@@ -228,6 +231,11 @@ class ChainTimes(Group, name="contraction_chain", kind="cuda"):
     warp_latency_us: float = number("time of a step of 64 elements of a block by `mma.sync` that is alone")
     warp_copies: float = number("share of a memory's rate at which warps copy tiles that `mma.sync` multiplies", least=0.01)
     part_us: float = number("time that each of the blocks that share rows adds")
+    tile_steps: float = number("steps of a triangle's tile that take as long as its start and its end")
+    beyond_l2: float = number("how much longer persistent blocks with factors that L2 does not hold take")
+    load_operations: float = number("instructions of a load of a score's operand, and of its address, which neighbours share")
+    exchange_operations: float = number("instructions by which two threads exchange what each computed for the other, an element")
+    exchange_registers: int = number("registers of a thread that such a computation takes", least=0)
     warp_step_elements: int = number("most elements of a step, by `mma.sync`", least=32)
     warp_registers: int = number("most registers of a thread for scores and results, by `mma.sync` with 16 rows a warp", least=1)
     tall_warp_registers: int = number("the same with 32 rows a warp", least=1)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
-ENDS = 0.4  # steps that the start and the end of a tile take
-
 
 @cache
-def longest_share(rows: int, problems: int, group: int, blocks: int) -> float:
+def longest_share(rows: int, problems: int, group: int, blocks: int, tile_steps: float) -> float:
     """The most work of a block, as a multiple of the mean. The rows of `group` problems take turns, the longest first; `blocks`
-    take tile after tile, in reverse order in every other round, as `ChainBlock` has it."""
+    take tile after tile, in reverse order in every other round, as `ChainBlock` has it. The start and the end of a tile take as
+    long as `tile_steps`."""
     lengths: list[int] = []
     for first in range(0, problems, group):
         size = min(group, problems - first)
@@ -19,5 +18,5 @@ def longest_share(rows: int, problems: int, group: int, blocks: int) -> float:
     for begin in range(0, len(lengths), blocks):
         part = lengths[begin : begin + blocks]
         for n, length in enumerate(part[::-1] if begin // blocks % 2 else part):
-            shares[n] += length + ENDS
+            shares[n] += length + tile_steps
     return max(shares) * blocks / sum(shares)

@@ -14,6 +14,7 @@ from tilec.analysis.neighbours import SIZE, Neighbours
 from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space
 from tilec.analysis.traffic import element_bytes, outputs_of
+from tilec.core.fitted import ChainTimes
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import ir
 from tilec.core.quantities import count
@@ -171,13 +172,14 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     """The contraction chain as the cost model sees it."""
     chain = chain_of(nodes, space, graph)
     assert isinstance(chain, Chain)
-    extents = space.extents
+    extents, fit = space.extents, target.fit(ChainTimes)
     parts = {p for x in (chain.score, *(c.term for c in chain.online.carried)) for p in _parts(x)}
     special = sum(_SPECIAL.get(p.op, 0) for p in parts if p.args)
     near = Neighbours(chain.between)
     exchanged = [] if chain.weights is None else list(near.worthwhile(chain.weights))
     together = {p for p in parts if exchanged and chain.between in p.dims and near.shares(p)}
-    fma = sum(_instructions(p, graph) / (SIZE if p in together else 1) for p in parts) - special + EXCHANGE * len(exchanged)
+    fma = sum(_instructions(p, graph) / (SIZE if p in together else 1) for p in parts) - special
+    fma += fit.exchange_operations * len(exchanged)
     fma += sum(chain.columns not in c.total.dims for c in chain.online.carried)
     factors = {x.element for x in chain.factors}
     stored = {x.key for x in factors}
@@ -190,7 +192,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
         prod(extents[d] for d in chain.rows), extents[chain.between], extents[chain.inner],
         0 if chain.columns is None else extents[chain.columns],
         prod(extents[d] for d in chain.batch), chain.left.type, 3 if terms is None else terms,
-        _share(chain, extents), fma + LOAD * len(loaded), special, out,
+        _share(chain, extents), fma + fit.load_operations * len(loaded), special, out,
         k_major=(chain.left.contiguous == chain.inner, chain.right.contiguous == chain.inner),
         units=chain_units(chain, target),
         row_extents=tuple(extents[d] for d in chain.rows),
@@ -201,17 +203,11 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
         listed=bool(chain.matches), pages=tuple(sorted({x.page for x in chain.factors if x.page})),
         by_data=bool(chain.matches) or any(leaf.op == "element" for m in chain.masks for x, _ in m.bounds for leaf in x),
         score_registers=sum(0.5 for p in {p for p in per_score if p.key.type.element_type.width == 16}),
-        other_registers=EXCHANGE_REGISTERS if exchanged else 0,
+        other_registers=fit.exchange_registers if exchanged else 0,
         line_steps=chain.values is not None and chain.between in (chain.right.contiguous, chain.values.contiguous),
     )  # fmt: skip
 
 
-EXCHANGE = 2.5
-"""Instructions by which two threads exchange what each computed for the other, for each element."""
-EXCHANGE_REGISTERS = 64
-"""What such a computation takes in ptxas's schedule."""
-LOAD = 1.5
-"""Instructions of a load, and of its address, where neighbours share them."""
 _SPECIAL = {"math.exp2": 1, "math.exp": 1, "math.tanh": 2, "arith.divf": 1, "math.log": 1, "math.erf": 1, "math.sqrt": 1,
             "arith.sitofp": 1}  # fmt: skip
 """Operations of the special units, as which conversions count."""

@@ -13,6 +13,7 @@ from tilec.analysis.graph import Graph, Node, dims_of
 from tilec.analysis.multiplicands import multiplicand_of
 from tilec.analysis.traffic import bytes_of
 from tilec.core import mlir
+from tilec.core.fitted import WarpgroupTimes
 from tilec.core.hardware import LINE, WIDE
 from tilec.core.mlir import ir
 from tilec.core.quantities import duration
@@ -27,9 +28,6 @@ from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Pack
 
 GAIN = 1.05  # what storing must promise
-PARTS_GAIN = 0.8
-"""The same of three numbers for each f32. Products of 768 and 1024 take 1.4 to 1.7 times the model's time on the vector units, and
-0.85 of it by parts, measured on an H200."""
 UNFOLDED = 2  # times as many elements as are read: beyond, a window would be stored once for each place it covers
 
 
@@ -86,7 +84,7 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
     after += sum(_time(node, p, size * (parts.COUNT if kind == parts.KIND else 1), target) for p in packs)
     stored = " and ".join(p.stored for p in packs)
     as_they_are = f"{duration(before)} unpacked" if before < inf else "no tile fits the factors unpacked"
-    if (PARTS_GAIN if kind == parts.KIND else GAIN) * after > before:
+    if (target.fit(WarpgroupTimes).parts if kind == parts.KIND else GAIN) * after > before:
         return f"{as_they_are}, {duration(after)} with {stored} packed first"
     for p in packs:
         if p.dims and prod(node.extents[d] for d in p.dims) > UNFOLDED * sum(map(elements, read_by(node, p.side, p.kind))):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilec.analysis.graph import Graph
+from tilec.core.fitted import ChainTimes
 from tilec.core.quantities import count
 from tilec.core.target import Target
 from tilec.cost.chain import ChainProblem, ChainTile, chain_bytes, chain_work, choose_chain_tile
@@ -78,13 +79,13 @@ def choose_chain(
 def _group(problem: ChainProblem, tile: ChainTile, target: Target) -> int:
     """Problems whose factors that blocks share fill the better part of L2. Persistent blocks take their tiles in a fixed order: the
     fewest problems with which none has much more to do than others, of those that L2 holds unless that costs more."""
-    shared = 2 * problem.length * (problem.inner + problem.columns)
+    shared, fit = 2 * problem.length * (problem.inner + problem.columns), target.fit(ChainTimes)
     if tile.persistent:
         rows, all_of = problem.blocks(tile.bm), problem.batch
         sizes = (n for n in range(1, all_of + 1) if n <= 32 or n % 16 == 0 or n == all_of)
-        most = {n: longest_share(rows, all_of, n, target.units) for n in sizes}
+        most = {n: longest_share(rows, all_of, n, target.units, fit.tile_steps) for n in sizes}
         held = {n: share for n, share in most.items() if n * shared <= target.l2.bytes} or most
-        if min(held.values()) > BEYOND_L2 * min(most.values()):
+        if min(held.values()) > fit.beyond_l2 * min(most.values()):
             held = most
         return next(n for n, share in held.items() if share <= EVEN * min(held.values()))
     return max(1, min(problem.batch, int(0.5 * target.l2.bytes / shared)))
@@ -92,8 +93,6 @@ def _group(problem: ChainProblem, tile: ChainTile, target: Target) -> int:
 
 EVEN = 1.005
 """How much longer than the shortest a schedule may be."""
-BEYOND_L2 = 1.03
-"""The same where the shortest one needs factors that L2 does not hold: attention of 4096 rows took 1.08 times as long so."""
 
 
 def _bytes(problem: ChainProblem, options: Family | None) -> int:

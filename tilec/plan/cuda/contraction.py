@@ -40,7 +40,6 @@ from tilec.plan.groups import Group
 
 Sizes = dict[int, int]  # by kernel dimension
 PROMOTED = 128  # elements of k: a line of 8-bit numbers
-KEPT = 1.05  # of the time of a block that keeps its right factor: waits for it go on
 STAGES = 4  # of a ring that hides the latency of its loads
 
 
@@ -153,11 +152,12 @@ def ranked_tiles(
         return known[shape]
 
     ranked, instructions = [], _together(together, kind, operands, target) if together else _instructions(kind, operands, target)
-    slower = target.fit(WarpgroupTimes).mma_sync if instructions and "wgmma" in instructions else 1
+    fit_times = target.fit(WarpgroupTimes)
+    slower = fit_times.mma_sync if instructions and "wgmma" in instructions else 1
     for choice in _choices(target, problem, instructions):
         found, by_warpgroups = fit(choice.tile), choice.tile.instruction == "wgmma"
         if found and (by_warpgroups or choice.tile.stages <= found.deepest):
-            times = KEPT if choice.tile.kept else 1 if by_warpgroups else slower
+            times = fit_times.kept if choice.tile.kept else 1 if by_warpgroups else slower
             ranked.append((times * found.rank(choice, problem, target), choice))
     choices = [choice for _, choice in sorted(ranked, key=itemgetter(0))]
     return Tiles(kind, roles, operands, problem, choices, build, fit, instructions)

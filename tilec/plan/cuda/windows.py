@@ -16,13 +16,13 @@ from tilec.analysis.graph import Node, instructions_of
 from tilec.analysis.layout import Layout
 from tilec.analysis.traffic import OVERHEAD, bytes_of, element_bytes
 from tilec.core import mlir
+from tilec.core.fitted import Layouts
 from tilec.core.hardware import WORD
 from tilec.core.mlir import ir
 from tilec.cost.model import Work
 from tilec.plan.cuda.view import THREADS, UNROLLED, Numbers, View
 
 MOST_SUMS = 32  # of neighbours that a thread holds at a time
-HELD_WORDS = 100  # of a thread's sums, windows and factors: with addresses, 128 registers
 WRITTEN_OUT = 2048  # products of a thread that are written out
 CONVERSIONS = ("arith.extf", "arith.truncf", "arith.select", "arith.constant", "tensor.extract")  # or parts of a load
 LOAD = 4  # instructions that a load takes, with its address and condition
@@ -93,6 +93,7 @@ def _shared(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iter
     short = {d: [w for w in windows.by_dim[d] if view.extents[w.along] <= UNROLLED][:1] for d in counts}
     lengths = {d: prod(view.extents[w.along] for w in short[d]) for d in counts}
     covered = {d: _covered(n, lengths[d], short[d]) for d, n in counts.items()}
+    most = view.target.fit(Layouts).window_words
     first, words = min(counts), max(1.0, vector * windows.element / WORD)
     along = [w.along for d in counts for w in short[d]]
     others = [p for p in view.reduced if p not in along and 1 < view.extents[p] <= UNROLLED]
@@ -107,7 +108,7 @@ def _shared(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iter
         if lines:  # and a line that is on its way
             held = held // covered[first] * (counts[first] + short[first][0].dilation)
         factors = written / (lengths[first] if lines else 1) * windows.factors
-        if sums * written <= WRITTEN_OUT and sums + (held + factors) * words <= HELD_WORDS:
+        if sums * written <= WRITTEN_OUT and sums + (held + factors) * words <= most:
             unrolled_dims = (*apart, *(w.along for d in counts for w in short[d] if not (lines and d == first)))
             yield Neighbours(counts, vector, unrolled_dims, rounds, _instructions(accesses, windows, vector) / sums)
 
