@@ -1,13 +1,14 @@
-"""python -m benchmarks cpu|gpu|memory [--matrix] [--json FILE] [--only TEXT ...] [--limit SECONDS] [--no-compile]
-python -m benchmarks audit [--target cpu|cuda] [--matrix] [--trials PLANS] [--json FILE] [--only TEXT ...] [--limit SECONDS]
+"""python -m benchmarks cpu|gpu|memory [--matrix] [--json FILE] [--only TEXT ...] [--missing] [--limit SECONDS] [--no-compile]
+python -m benchmarks audit [--target cpu|cuda] [--matrix] [--trials PLANS] [--json FILE] [--only TEXT ...] [--missing]
 python -m benchmarks numerics [--json FILE] [--only FUNCTION ...] [--target cpu|cuda ...]
 python -m benchmarks compile [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
 python -m benchmarks merge --json FILE
 python -m benchmarks docs
 
 Each row is timed and checked in a worker process: a row that fails or hangs does not stop the others. The results go to
-benchmarks/results/<date>-<machine>-<suite>.json, or to FILE. `merge` puts the rows of FILE into the newest results of its
-suite. `docs` writes the figures of the newest results, and the tables that the code determines, into README.md and docs/.
+benchmarks/results/<date>-<machine>-<suite>.json, or to FILE; those of a part of a suite (`--only`, `--missing`) to FILE alone.
+`--missing` runs the rows that the newest results have no figures of, and `merge` puts the rows of FILE into these results. `docs`
+writes the figures of the newest results, and the tables that the code determines, into README.md and docs/.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def main() -> int:
     parser.add_argument("suite", choices=("cpu", "gpu", "memory", "audit", "compile", "numerics", "merge", "docs"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
+    parser.add_argument("--missing", action="store_true", help="rows that the newest results of the suite have no figures of")
     parser.add_argument(
         "--target", nargs="*", choices=("cpu", "cuda"), default=[], help="what to measure on (numerics, compile, audit)"
     )
@@ -120,6 +122,10 @@ def main() -> int:
     rows = [r for r in rows_of(options) if not options.only or any(o in r.name for o in options.only)]
     if not rows:
         parser.error(f"no row's name contains any of {options.only}")
+    if options.missing:
+        known = report.measured(suite_of(options))
+        rows = [r for r in rows if r.name not in known]
+        print(f"{len(rows)} rows have no figures yet", flush=True)
     if options.worker is not None:
         runner.work(rows, options.worker)
         return 0
@@ -129,11 +135,17 @@ def main() -> int:
     return timed(options, rows)
 
 
+def suite_of(options: argparse.Namespace) -> str:
+    """As the files of results name it."""
+    kind = "matrix" if options.matrix else (options.target or ["cuda"])[0]
+    return f"{kind}-audit" if options.suite == "audit" else options.suite
+
+
 def timed(options: argparse.Namespace, rows: list[runner.Row]) -> int:
     """Prepares the rows beside each other, runs one after another, and shows and saves what they found."""
     console, facts, machine = Console(), [], report.started()
-    kind = "matrix" if options.matrix else (options.target or ["cuda"])[0]
-    suite = f"{kind}-audit" if options.suite == "audit" else options.suite
+    suite, path = suite_of(options), options.json
+    kept = path or not (options.only or options.missing)
     end = time.monotonic() + options.limit
     command = [sys.executable, "-m", "benchmarks", options.suite]
     command += ["--target", *options.target, "--trials", str(options.trials)]
@@ -155,7 +167,7 @@ def timed(options: argparse.Namespace, rows: list[runner.Row]) -> int:
             choice.unlink()
         for found in runner.run([*command, "--worker"], rows, end):
             facts.append(known.get(found["name"], {}) | found)
-            path = report.save(suite, facts, options.json, machine)
+            path = report.save(suite, facts, options.json, machine) if kept else None
             told = report.time_text(ours(found)) or found.get("error", "")
             console.print(f"{found['name']:44} {told}", highlight=False, markup=False)
         if beside:
@@ -167,7 +179,7 @@ def timed(options: argparse.Namespace, rows: list[runner.Row]) -> int:
             audit_report.show(facts, console, options.matrix)
         case _:
             report.show(options.suite, facts, console)
-    console.print(f"written to {path}")
+    console.print(f"written to {path}" if kept else "not written: a part of a suite needs --json FILE")
     return int(any(f.get("error") or f.get("right") is False for f in facts))
 
 

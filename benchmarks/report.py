@@ -24,6 +24,13 @@ def save(suite: str, rows: list[dict], path: Path | None, started: dict) -> Path
     return path
 
 
+def measured(suite: str) -> set[str]:
+    """The names of the rows that the newest results of a suite have figures of."""
+    files = sorted(RESULTS.glob(f"*-{suite}.json"))
+    rows = json.loads(files[-1].read_text())["rows"] if files else []
+    return {r["name"] for r in rows if "error" not in r and "skipped" not in r}
+
+
 def merge(path: Path) -> Path:
     """Puts the rows of a file of results into the newest results of its suite on the same GPU, with today's date. Rows that are
     kept say of which run they are. The path of what is written."""

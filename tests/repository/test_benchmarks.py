@@ -145,6 +145,7 @@ def test_a_point_of_the_audit(tmp_path, monkeypatch):
 def small_programs():
     """Every form at small sizes."""
     from benchmarks import attention_loads as a
+    from benchmarks import gathered_loads as g
     from benchmarks import matrix_loads as m
 
     yield from (m.matmul("bf16", 24, 40, 16), m.matmul("f32", 24, 40, 16, "k, m", "n, k", "tf32"), m.batched(2, 24, 40, 16))
@@ -154,6 +155,8 @@ def small_programs():
     yield from (a.attention(form, 16, 32, places=64, columns=128) for form in a.SCORES)
     yield from (a.attention("causal", 16, 32, "f16", True, 64, 32), a.decoding(48, 2), a.cross_entropy(96, 8, 16))
     yield from (a.reduced(function, 16, 24, 8) for function in ("logsumexp", "max"))
+    yield from (m.gated(8, (16, 24)), m.projections(8, (16, 24, 8)), g.permuted(24, 40, 16), g.experts(4, 8, 24, 16, 3))
+    yield from (g.prefill(4, 2, 16, 4, 2, 8), g.paged_decoding(4, 2, 16, 4, 2, 8))
 
 
 MATRIX = {x.name: x for x in small_programs()}
@@ -167,8 +170,9 @@ def test_matrix_program_is_what_pytorch_computes(name):
 
     load = MATRIX[name]
     tensors = tensors_of(load, "cpu")
-    result = tilec.compile(load.program, op=load.op)(*tensors)
-    assert error_share(load.expected or load.torch, tensors, [result], load.bound) <= 1
+    made = tilec.compile(load.program, op=load.op)(*tensors)
+    results = list(made) if isinstance(made, tuple) else [made]
+    assert error_share(load.expected or load.torch, tensors, results, load.bound) <= 1
 
 
 def test_matrix_programs_have_names_and_forms():
@@ -236,6 +240,10 @@ def test_results_are_merged(tmp_path, monkeypatch):
     run = "2020-01-02, commit old"
     assert found["versions"]["commit"] == "new"
     assert found["rows"] == [{"run": run, "name": "a", "us": 1}, {"name": "b", "us": 2}, {"name": "c", "us": 2}]
+    assert report.measured("gpu") == {"a", "b", "c"} and not report.measured("cpu")
+    results("2999-01-02-h200-gpu.json", "later", [{"name": "d", "us": 1}, unfinished, {"name": "e", "skipped": "why"}])
+    assert report.measured("gpu") == {"d"}
+    (tmp_path / "2999-01-02-h200-gpu.json").unlink()
     again = json.loads(report.merge(results("newer.json", "newer", [{"name": "c", "us": 3}])).read_text())
     assert [r.get("run", "").rpartition(" ")[2] for r in again["rows"]] == ["old", "new", ""]
 
