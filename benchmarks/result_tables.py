@@ -46,7 +46,7 @@ def forms() -> str:
 def whole_results(suite: str) -> str:
     """The table of `whole`."""
     if (found := whole(suite)) is None:
-        return "The run above is whole."
+        return "All rows above have figures."
     return "The last run that reached all rows:\n\n" + results(suite, found)
 
 
