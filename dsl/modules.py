@@ -16,7 +16,7 @@ from tilec.dsl.parse import MAX_BYTES, parse
 from tilec.dsl.parse_tree import REDUCTIONS, SCANS
 
 Loader = Callable[[str, Source], Source]  # the path in the `import`, and the text that holds it
-_FUNCTIONS = {name for name, row in FUNCTIONS.items() if row.signature is None}
+_FUNCTIONS = {name for name, row in FUNCTIONS.items() if not row.added}
 _BUILT_IN = {*_FUNCTIONS, *REDUCTIONS, *SCANS, *DTYPES, "pad"}
 
 

@@ -239,9 +239,33 @@ def function(name: str, arguments: list[ir.Value], dtype: DType) -> ir.Value:
             return _sigmoid(arguments[0], dtype)
         case "abs" if not dtype.is_float:
             return math.absi(arguments[0]) if dtype.kind == "int" else arguments[0]
-        case "ceil" | "floor" | "round" if not dtype.is_float:
+        case "ceil" | "floor" | "round" | "trunc" if not dtype.is_float:
             return arguments[0]
+        case "sign":
+            return _sign(arguments[0], dtype)
+        case "fmod":
+            left, right = arguments
+            return _truncated_remainder(left, right, dtype)
     return getattr(math, FUNCTIONS[name].mlir.removeprefix("math."))(*arguments)
+
+
+def _sign(x: ir.Value, dtype: DType) -> ir.Value:
+    zero, one = number(0, dtype), number(1, dtype)
+    below = zero if dtype.kind == "uint" else arith.select(compare("<", x, zero, dtype), number(-1, dtype), zero)
+    return arith.select(compare(">", x, zero, dtype), one, below)
+
+
+def _truncated_remainder(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
+    """The remainder that has the sign of `left`, as C's; between integers 0 where the divisor is 0."""
+    if dtype.is_float:
+        return arith.remf(left, right)
+    remainder = _modulo(left, right, dtype)
+    if dtype.kind == "uint":
+        return remainder
+    zero = number(0, dtype)
+    differs = arith.xori(compare("<", left, zero, dtype), compare("<", right, zero, dtype))
+    differs = arith.andi(differs, compare("!=", remainder, zero, dtype))
+    return arith.select(differs, arith.subi(remainder, right), remainder)
 
 
 def _rand(seed: ir.Value, counter: ir.Value) -> ir.Value:

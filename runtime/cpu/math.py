@@ -6,14 +6,17 @@ Subnormal numbers are handled. Every function gives NaN for NaN, and the limits 
 
 from __future__ import annotations
 
-from tilec.runtime.cpu.math_exp import erf, exp, exp2, exp_below, expm1, tanh
+from tilec.runtime.cpu.math_exp import cosh, erf, erfc, exp, exp2, exp_below, expm1, sinh, tanh
+from tilec.runtime.cpu.math_inverse import acos, acosh, asin, asinh, atan, atan2, atanh
 from tilec.runtime.cpu.math_log import log, log1p, log2, pow
 from tilec.runtime.cpu.math_trig import cos, cos_approx, sin, sin_approx, tan, tan_approx
 from tilec.runtime.cpu.math_values import Value, call, floats
+from tilec.runtime.cpu.math_values import copysign as sign_copied
 
 __all__ = [
-    "absolute", "ceil", "cos", "cos_approx", "erf", "exp", "exp2", "exp_below", "expm1", "floor", "log", "log1p",
-    "log2", "pow", "round_even", "rsqrt", "sin", "sin_approx", "sqrt", "tan", "tan_approx", "tanh",
+    "absolute", "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cos_approx", "cosh",
+    "erf", "erfc", "exp", "exp2", "exp_below", "expm1", "floor", "log", "log1p", "log2", "pow", "round_even", "rsqrt", "sin",
+    "sin_approx", "sinh", "sqrt", "tan", "tan_approx", "tanh", "trunc",
 ]  # fmt: skip
 
 
@@ -37,6 +40,17 @@ def ceil(x: Value) -> Value:
 @floats
 def floor(x: Value) -> Value:
     return call("llvm.floor", x)
+
+
+@floats
+def trunc(x: Value) -> Value:
+    """Without its fraction."""
+    return call("llvm.trunc", x)
+
+
+@floats
+def copysign(x: Value, sign: Value) -> Value:
+    return sign_copied(x, sign)
 
 
 @floats

@@ -1,4 +1,4 @@
-"""exp, exp2, expm1, tanh and erf: all of them the same reduced exponential.
+"""exp, exp2, expm1, sinh, cosh, tanh, erf and erfc: all of them the same reduced exponential.
 
 x = n ln 2 + r with an integer n and |r| <= ln 2 / 2, by two steps of W. J. Cody and W. Waite (Software Manual for the
 Elementary Functions, 1980), the first of which is exact with FMA; exp(r) - 1 = r + r^2 P(r) by a minimax polynomial;
@@ -10,21 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Decimal
 
-from tilec.runtime.cpu.math_tables import ERF_F32, ERF_F64, EXPM1_F32, EXPM1_F64, TANH_F32, TANH_F64
+from tilec.runtime.cpu.math_tables import ERF_F32, ERF_F64, ERFC_F64, EXPM1_F32, EXPM1_F64, TANH_F32, TANH_F64
 from tilec.runtime.cpu.math_values import (
     F32,
+    F64,
     Float,
     Value,
     absolute,
     bits,
     by_pairs,
     clamp,
+    convert,
     copysign,
     floats,
     fma,
     from_bits,
     horner,
     select,
+    two_product,
 )
 
 LN2 = Decimal("0.69314718055994530941723212145817656807550013436025525412068")
@@ -123,6 +126,31 @@ def expm1(x: Value) -> Value:
     return copysign(fma(half, expm1_of_reduced(rest(y, whole)), half - 0.5) * 2, x)
 
 
+def quarter(x: Value) -> tuple[Value, Value]:
+    """2^n / 4 and exp(r) - 1 of |x|, which is cut where its hyperbolic sine has become too large for the type."""
+    magnitude, most = absolute(x), 89.5 if x.kind == F32 else 710.5
+    y = select(magnitude > most, most, magnitude)
+    whole, power = reduced(y, -2)
+    return power, expm1_of_reduced(rest(y, whole))
+
+
+@floats
+def sinh(x: Value) -> Value:
+    """(m + m / (m + 1)) / 2 for m = e^|x| - 1, by a quarter of m: all of it may be too large."""
+    power, above = quarter(x)
+    part, magnitude = fma(power, above, power - 0.25), absolute(x)
+    tiny = magnitude < 2.0 ** -(x.kind.fraction // 2 + 2)  # a quarter of it may be too small
+    return with_sign(select(tiny, magnitude, (part + part / fma(part, 4, 1)) * 2), x)
+
+
+@floats
+def cosh(x: Value) -> Value:
+    """(e + 1 / e) / 2 for e = e^|x|."""
+    power, above = quarter(x)
+    part = fma(power, above, power)
+    return (part + 0.0625 / part) * 2
+
+
 @floats
 def tanh(x: Value) -> Value:
     """x + x^3 P(x^2) near 0; 1 - 1 / (e^2|x| / 2 + 1/2) from 0.55 on, with |x| = n ln 2 / 2 + r and e^2r = 1 + r Q(r).
@@ -155,3 +183,21 @@ def erf(x: Value) -> Value:
     whole, power = reduced(g)
     r = fma(whole, -float(LN2), g)  # in one step: where n is not 0, 1 is added, and the error becomes a small part
     return with_sign(fma(-power, expm1_of_reduced(r), 1 - power), x)
+
+
+@floats
+def erfc(x: Value) -> Value:
+    """exp(-x^2) P(t) / (1 + 2 |x|) with t = (|x| - 4) / (|x| + 4), for x >= 0, and 2 less that below (M. M. Shepherd and
+    J. G. Laframboise, Chebyshev Approximation of (1 + 2x) exp(x^2) erfc x, 1981). The square has two parts. f32 by way of f64.
+    """
+    wide = convert(x, F64)
+    magnitude = absolute(wide)
+    magnitude = select(magnitude > 28, 28.0, magnitude)
+    square, square_rest = two_product(magnitude, magnitude)
+    e = exp_of(-square)
+    e = fma(e, -square_rest, e)
+    inverse = 1 / (magnitude + 4)
+    t = (magnitude - 4) * inverse
+    t = fma(fma(-t, magnitude, fma(t + 1, -4, magnitude)), inverse, t)  # to the nearest: P grows fast at -1
+    result = e * (horner(t, ERFC_F64) / fma(magnitude, 2, 1))
+    return convert(select(wide < 0, 2 - result, result), x.kind)

@@ -59,6 +59,27 @@ def _log(z: mp.mpf) -> mp.mpf:
     return mp.nsum(lambda n: 2 * z ** int(n) / (2 * n + 3), [0, 110], method="direct")
 
 
+def _atan(z: mp.mpf) -> mp.mpf:
+    return (mp.atan(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
+
+
+def _atan_weight(z: mp.mpf) -> mp.mpf:
+    return z * mp.sqrt(z) / mp.atan(mp.sqrt(z))
+
+
+def _asin(z: mp.mpf) -> mp.mpf:
+    return (mp.asin(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
+
+
+def _asin_weight(z: mp.mpf) -> mp.mpf:
+    return z * mp.sqrt(z) / mp.asin(mp.sqrt(z))
+
+
+def _erfc(t: mp.mpf) -> mp.mpf:
+    x = 4 * (1 + t) / (1 - t)
+    return mp.exp(x * x) * mp.erfc(x) * (1 + 2 * x)
+
+
 def _erf(x: mp.mpf) -> mp.mpf:
     return -mp.log(mp.erfc(x)) / x - 1
 
@@ -91,6 +112,18 @@ FITS = {
     "LOG": Fit(
         "log((1 + s) / (1 - s)) = 2 s + s^3 P(s^2) for s^2 <= (3 - 2 sqrt 2)^2",
         _log, lambda z: z, _TINY, _LOG, (3, 7),
+    ),
+    "ATAN": Fit(
+        "atan(t) = t + t^3 P(t^2) for |t| <= 1",
+        _atan, _atan_weight, _TINY, mp.mpf(1), (9, 20),
+    ),
+    "ASIN": Fit(
+        "asin(t) = t + t^3 P(t^2) for |t| <= 1/2",
+        _asin, _asin_weight, _TINY, mp.mpf("0.25"), (5, 13),
+    ),
+    "ERFC": Fit(
+        "erfc(x) = exp(-x^2) / (1 + 2 x) P((x - 4) / (x + 4)) for 0 <= x <= 28",
+        _erfc, lambda t: 1 / _erfc(t), mp.mpf(-1), mp.mpf("0.75"), (0, 23),
     ),
     "LOG_LONG": Fit(
         "the same for pow, which needs more of it; the first coefficient is 2/3 and is used so",

@@ -92,9 +92,7 @@ def log2(x: Value) -> Value:
     return special(x, (k + product) + fma(leading, low, fma(rest, high, error + ((k - (k + product)) + product))))
 
 
-@floats
-def log1p(x: Value) -> Value:
-    """log(1 + x): the k of 1 + x, then 1 + f = 2^-k + x 2^-k, which leaves f = x where k = 0."""
+def log1p_of(x: Value) -> Value:
     u = x + 1
     k = exponent(u)
     some = k >> 1  # 2^-k in two factors, as the one may be subnormal
@@ -102,6 +100,12 @@ def log1p(x: Value) -> Value:
     f = fma(x * power, rest, power * rest - 1)
     result = copysign(combine(to_float(k, x.kind), *tail(f)), x)
     return special(u, select(u < math.inf, result, u))
+
+
+@floats
+def log1p(x: Value) -> Value:
+    """log(1 + x): the k of 1 + x, then 1 + f = 2^-k + x 2^-k, which leaves f = x where k = 0."""
+    return log1p_of(x)
 
 
 # ---- powers ----------------------------------------------------------------------------------------------------------

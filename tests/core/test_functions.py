@@ -12,7 +12,8 @@ from tilec.core.reductions import NO_INDEX, REDUCTIONS, SCANS, takes
 
 NAMES = [
     "abs", "ceil", "floor", "round", "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt",
-    "sin", "cos", "tan", "tanh", "erf", "sigmoid", "min", "max", "clamp", "rand",
+    "sin", "cos", "tan", "tanh", "erf", "sigmoid", "trunc", "sign", "copysign", "fmod", "asin", "acos", "atan", "atan2",
+    "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "min", "max", "clamp", "rand",
 ]  # fmt: skip
 
 

@@ -16,7 +16,9 @@ FUNCTIONS = {
     "exp": (8, "{}", 3000), "sqrt": (2**20, "abs({}) + 0.5", 2000), "tanh": (64, "{}", 1), "sin": (100, "{}", 1),
     "cos": (100, "{}", 1), "exp2": (8, "{}", 256), "expm1": (8, "{}", 3000), "log": (2**20, "abs({}) + 0.5", 20),
     "log2": (2**20, "abs({}) + 0.5", 24), "log1p": (2**20, "abs({})", 20), "rsqrt": (2**20, "abs({}) + 0.5", 2),
-    "tan": (1, "{}", 2), "erf": (64, "{}", 1), "sigmoid": (64, "{}", 1),
+    "tan": (1, "{}", 2), "erf": (64, "{}", 1), "sigmoid": (64, "{}", 1), "erfc": (4, "{}", 2), "atan": (64, "{}", 2),
+    "asin": (64, "clamp({}, -0.75, 0.75)", 1), "acos": (64, "clamp({}, -0.75, 0.75)", 3), "sinh": (8, "{}", 3000),
+    "cosh": (8, "{}", 3000), "asinh": (64, "{}", 8), "acosh": (64, "abs({}) + 1.5", 8), "atanh": (64, "clamp({}, -0.75, 0.75)", 2),
 }  # fmt: skip
 """By function: the largest argument, how it is kept where the function is well-conditioned, a bound on the result."""
 
@@ -89,8 +91,13 @@ class Expressions(Whole):
 
     def division(self, scope: Scope, fuel: int) -> Value:
         a, b = self.float(scope, fuel), self.float(scope, fuel)
+        if self.chance(20):
+            a, b, dtype = tame(a, 64), tame(b, 64), meeting(a, b)
+            return Value(f"{self.pick('atan2', 'copysign')}({a.text}, {b.text})", dtype, 64, None, a.finite and b.finite)
         if self.chance(25):  # by anything, zeros and infinities among it
-            dtype, operator = meeting(a, b), self.pick("/", "//", "%")
+            dtype, operator = meeting(a, b), self.pick("/", "//", "%", "fmod")
+            if operator == "fmod":
+                return Value(f"fmod({a.text}, {b.text})", dtype, math.inf, None, False)
             return Value(f"({a.text} {operator} {b.text})", dtype, math.inf, None, False)
         a, b = tame(a, 256), self.apart(tame(b, 256))
         dtype = meeting(a, b)
@@ -107,7 +114,7 @@ class Expressions(Whole):
         a = self.float(scope, fuel)
         if not a.exact:
             return a
-        return replace(a, text=f"{self.pick('floor', 'ceil', 'round')}({a.text})", bound=a.bound + 1, grain=0)
+        return replace(a, text=f"{self.pick('floor', 'ceil', 'round', 'trunc', 'sign')}({a.text})", bound=a.bound + 1, grain=0)
 
     def function(self, scope: Scope, fuel: int) -> Value:
         a, name = self.float(scope, fuel), self.pick(*FUNCTIONS)

@@ -34,9 +34,12 @@ class Whole(Accesses):
         b = self.literal_like(a) if self.chance(50) else self.int(scope, fuel)
         if re.fullmatch(r"(\w+\()?0\)?", b.text):  # a divisor that is seen to be 0 is refused
             b = replace(b, text=f"{b.dtype}(3)", bound=3)
-        dtype, operator = meeting(a, b), self.pick("//", "%")
+        dtype, operator = meeting(a, b), self.pick("//", "%", "fmod")
         a, b = operand(a, dtype), operand(b, dtype)
         bound = a.bound + 1 if operator == "//" else b.bound
+        if operator == "fmod":
+            text, negative = f"fmod({a.text}, {b.text})", a.negative
+            return computed(Value(text, dtype, max(a.bound, b.bound), worst(a, b), True, negative))
         return computed(
             Value(f"({a.text} {operator} {b.text})", dtype, bound, worst(a, b), True, a.negative or b.negative)
         )

@@ -19,7 +19,8 @@ FLOATS = [n for n, t in DTYPES.items() if t.is_float]
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 BINARY = {"add": "x[i] + z[i]", "sub": "x[i] - z[i]", "mul": "x[i] * z[i]", "low": "min(x[i], z[i])",
           "high": "max(x[i], z[i])", "inside": "clamp(x[i], z[i], x[0])", "neg": "-x[i]", "size": "abs(x[i])",
-          "quo": "x[i] // z[i]", "rem": "x[i] % z[i]", "square": "x[i] ** 2"}  # fmt: skip
+          "quo": "x[i] // z[i]", "rem": "x[i] % z[i]", "rest": "fmod(x[i], z[i])",
+          "sign": "sign(x[i])", "square": "x[i] ** 2"}  # fmt: skip
 
 
 def of_pairs(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
@@ -98,7 +99,11 @@ def test_floats(name, way):
     wide = [0.0, -0.0, 1.0, -1.5, 2.5, 7.0, most, -most, least, -least, np.inf, -np.inf, np.nan]
     values = np.array(wide).astype(kind)
     results = {n: (f"{name}[N]", text) for n, text in BINARY.items() if n != "square"}
-    results |= {n: (f"{name}[N]", f"{n}(x[i])") for n in ("floor", "ceil", "round")}
+    results |= {n: (f"{name}[N]", f"{n}(x[i])") for n in ("floor", "ceil", "round", "trunc", "sign")}
+    results |= {n: (f"{name}[N]", f"{n}(x[i], z[i])") for n in ("fmod", "copysign", "atan2")}
+    inverse = ("asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc")
+    results |= {n: (f"{name}[N]", f"{n}(x[i])") for n in inverse}
+    results |= {n: ("bool[N]", f"{n}(x[i])") for n in ("isnan", "isinf", "isfinite")}
     results |= {n: ("bool[N]", f"x[i] {sign} z[i]") for n, sign in COMPARISONS.items()}
     results |= {"over": (f"{name}[N]", "x[i] / z[i]"), "picked": (f"{name}[N]", "x[i] if x[i] > z[i] else z[i]")}
     results |= {f"as_{t}": (f"{t}[N]", f"{t}(x[i])") for t in FLOATS}

@@ -21,6 +21,7 @@ from tilec.semantics import intervals as on
 from tilec.semantics.comparison import compare, compare_array
 from tilec.semantics.error_bounds import enclose
 from tilec.semantics.interval_conversions import cast
+from tilec.semantics.interval_functions import function, power
 from tilec.semantics.interval_reductions import Total, arg_reduce, reduce
 from tilec.semantics.intervals import Enclosure, point
 
@@ -67,7 +68,7 @@ ARITHMETIC = {
     "/": (np.divide, lambda a, b: on.divide(a, b, F32)),
     "//": (np.floor_divide, lambda a, b: on.floor_divide(a, b, F32)),
     "%": (np.remainder, lambda a, b: on.modulo(a, b, F32)),
-    "**": (lambda a, b: np.power(a.astype(np.float64), b), lambda a, b: on.power(a, b, F32, None)),
+    "**": (lambda a, b: np.power(a.astype(np.float64), b), lambda a, b: power(a, b, F32, None)),
 }
 
 
@@ -80,6 +81,17 @@ def test_arithmetic_of_values_within_is_within(op, a, b):
     found = enclosed(interval(a), interval(b))
     for x, y in itertools.product(a, b):
         assert holds(found, f32(exactly(x, y))), (x, y, found)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", ["atan2", "copysign", "fmod"])
+@given(intervals, intervals)
+@settings(deadline=None, max_examples=300)
+def test_functions_of_two_values_within_are_within(name, a, b):
+    found = function(name, [interval(a), interval(b)], F32)
+    for x, y in itertools.product(a, b):
+        if name != "copysign" or not np.isnan(y):
+            assert holds(found, f32(FUNCTIONS[name].reference(np.float64(x), np.float64(y)))), (x, y, found)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -97,7 +109,7 @@ def test_a_fused_multiplication_and_addition_is_within(a, b, c):
 @given(intervals)
 @settings(deadline=None, max_examples=300)
 def test_functions_of_values_within_are_within(name, values):
-    found = on.function(name, [interval(values)], F32)
+    found = function(name, [interval(values)], F32)
     for x in values:
         assert holds(found, f32(FUNCTIONS[name].reference(np.float64(x)))), (x, found)
 

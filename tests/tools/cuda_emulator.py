@@ -226,6 +226,9 @@ def _cast(value, kind):
 SCALAR = {
     **{n: getattr(np, n) for n in ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sin", "cos")},
     **{n: getattr(np, n) for n in ("tan", "tanh", "fabs", "ceil", "floor", "rint", "maximum", "minimum", "fmod")},
+    **{n: getattr(np, n) for n in ("sinh", "cosh", "trunc", "copysign")},
+    **{f"a{n}": getattr(np, f"arc{n}") for n in ("sin", "cos", "tan", "tan2", "sinh", "cosh", "tanh")},
+    "erfc": lambda x: math.erfc(x) if x == x else x,
     "exp2_approx": np.exp2, "tanh_approx": np.tanh, "log2_approx": np.log2, "sqrt_approx": np.sqrt,
     **{f"{f.__name__}_{form}": f for f in (np.sin, np.cos) for form in ("approx", "short", "absolute")},
     "reciprocal_approx": lambda x: 1 / x, "divide_approx": lambda a, b: a / b,

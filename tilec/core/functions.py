@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import NamedTuple
 
@@ -72,7 +72,7 @@ class Function:
     integers, None where integers are cast to f32 first. `cost` counts the instructions of its f32 form on a GPU, on the
     path that ordinary data takes (SASS of sm_90; a division is 8). `cpu` is the name in `tilec.runtime.cpu.support`, `cuda` that in
     `tilec.runtime.cuda.intrinsics` without its type suffix; None where only the expansion exists. A function of
-    many arguments (`min`, `max`) folds its operation from the left. One with a `signature` came after version 1 of
+    many arguments (`min`, `max`) folds its operation from the left. One that is `added` came after version 1 of
     the language: a program's own function of the same name takes precedence.
 
     `ulp` and `cuda_ulp` bound the errors of the compiled function, and `image` its results: no error leads out of it.
@@ -92,6 +92,7 @@ class Function:
     integer: Integer | None = None
     expansion: str = ""
     signature: Signature | None = None
+    added: bool = False
 
     def units(self, dtype: DType, kind: str | None = None) -> float:
         """The bound for f32 or f64 on targets of a kind ("cpu", "cuda"), or on all."""
@@ -112,6 +113,12 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     """Of a non-positive exponent only, which cannot overflow and keeps its precision in the left tail."""
     e = np.exp(-np.abs(x))
     return np.where(np.asarray(x) < 0, e, 1) / (1 + e)
+
+
+def _sign(x: np.ndarray) -> np.ndarray:
+    """0 of a NaN, as PyTorch has it, and of either zero."""
+    x = np.asarray(x)
+    return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
 
 
 PHILOX_ROUNDS = 7
@@ -142,11 +149,20 @@ def _rand(seed: np.ndarray, counter: np.ndarray) -> np.ndarray:
     return (word >> np.uint64(8)).astype(np.float64) * 2.0**-24
 
 
-_erf = np.vectorize(math.erf, otypes=[np.float64])
+_erf, _erfc = (np.vectorize(f, otypes=[np.float64]) for f in (math.erf, math.erfc))
 
 _UNCHANGED = Integer(IDENTITY, IDENTITY)
 _MIN = Integer("arith.minsi", "arith.minui")
 _MAX = Integer("arith.maxsi", "arith.maxui")
+
+
+_REMAINDER = Integer("arith.select", "arith.subi")
+QUARTER = float(np.nextafter(np.float32(math.pi / 2), np.float32(2)))
+"""No less than a quarter of a turn is in any type that functions are computed in."""
+
+
+def _added(row: Function) -> Function:
+    return replace(row, added=True)
 
 
 def _published(f32: float, f64: float) -> Ulp:
@@ -180,13 +196,31 @@ _ROWS = [
     Function("erf", ONE, _erf, "math.erf", 27, "erf", "erf", Ulp(1.8, 1.8), _published(2, 2), (-1, 1)),
     Function("sigmoid", ONE, _sigmoid, "arith.divf", 34, None, None, Ulp(3.5, 3.5), Ulp(6.5, 4.5), (0, 1),
              expansion="e / (1 + e) or 1 / (1 + e), e = exp(-abs(x))"),
+    *map(_added, [
+        Function("trunc", ONE, np.trunc, "math.trunc", 1, "trunc", "trunc", EXACT, EXACT, integer=_UNCHANGED),
+        Function("sign", ONE, _sign, "arith.select", 4, None, None, EXACT, EXACT, (-1, 1),
+                 Integer("arith.select", "arith.select"), "1 if x > 0 else -1 if x < 0 else 0"),
+        Function("copysign", TWO, np.copysign, "math.copysign", 2, "copysign", "copysign", EXACT, EXACT),
+        Function("fmod", TWO, np.fmod, "arith.remf", 20, "fmod", "fmod", EXACT, EXACT, integer=_REMAINDER),
+        Function("asin", ONE, np.arcsin, "math.asin", 25, "asin", "asin", Ulp(2.6, 2.6), _published(2, 2), (-QUARTER, QUARTER)),
+        Function("acos", ONE, np.arccos, "math.acos", 25, "acos", "acos", Ulp(1.5, 1.5), _published(2, 2), (0, 2 * QUARTER)),
+        Function("atan", ONE, np.arctan, "math.atan", 25, "atan", "atan", Ulp(1.7, 2.2), _published(2, 2), (-QUARTER, QUARTER)),
+        Function("atan2", TWO, np.arctan2, "math.atan2", 35, "atan2", "atan2", Ulp(2, 2.5), _published(3, 2),
+                 (-2 * QUARTER, 2 * QUARTER)),
+        Function("sinh", ONE, np.sinh, "math.sinh", 35, "sinh", "sinh", Ulp(3, 3), _published(3, 2)),
+        Function("cosh", ONE, np.cosh, "math.cosh", 18, "cosh", "cosh", Ulp(1.6, 1.6), _published(2, 1), (1, INF)),
+        Function("asinh", ONE, np.arcsinh, "math.asinh", 50, "asinh", "asinh", Ulp(2.5, 2.5), _published(3, 3)),
+        Function("acosh", ONE, np.arccosh, "math.acosh", 45, "acosh", "acosh", Ulp(2.5, 2.5), _published(4, 3), (0, INF)),
+        Function("atanh", ONE, np.arctanh, "math.atanh", 45, "atanh", "atanh", Ulp(2.5, 2.5), _published(3, 2)),
+        Function("erfc", ONE, _erfc, "math.erfc", 40, "erfc", "erfc", Ulp(0.6, 4), _published(4, 5), (0, 2)),
+    ]),
     Function("min", MANY, _fold(np.minimum), "arith.minimumf", 1, "minimum", "minimum", EXACT, EXACT, integer=_MIN),
     Function("max", MANY, _fold(np.maximum), "arith.maximumf", 1, "maximum", "maximum", EXACT, EXACT, integer=_MAX),
     Function("clamp", THREE, _clamp, "arith.minimumf", 2, None, None, EXACT, EXACT, integer=_MIN,
              expansion="min(max(x, low), high)"),
     # a round is two wide multiplications, two xors and two additions to the key, for four numbers
     Function("rand", TWO, _rand, "arith.mulf", 2 * PHILOX_ROUNDS + 4, None, None, EXACT, EXACT, (0, 1),
-             expansion="Philox4x32-7", signature=Signature("i64", "f32")),
+             expansion="Philox4x32-7", signature=Signature("i64", "f32"), added=True),
 ]  # fmt: skip
 
 FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}

@@ -30,6 +30,7 @@ from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
 from tilec.semantics import intervals as on
 from tilec.semantics.interval_conversions import cast, compared, of_integers, rounded_to
+from tilec.semantics.interval_functions import function, power
 from tilec.semantics.interval_products import any_of, ball, is_narrow, least, multiplicand, regrouped, sides, using
 from tilec.semantics.interval_reductions import (
     Total,
@@ -133,7 +134,7 @@ class _Space(Space):
             case ast.Cast(operand, dtype):
                 return cast(self.enclose(operand, mask), operand.dtype, dtype, self.kind)
             case ast.Call(name, _, arguments, dtype):
-                return on.function(name, [self.enclose(a, mask) for a in arguments], dtype, self.kind)
+                return function(name, [self.enclose(a, mask) for a in arguments], dtype, self.kind)
             case ast.Reduce():
                 return self.enclose_reduce(expr, mask)
             case ast.Scan():
@@ -163,7 +164,7 @@ class _Space(Space):
             case "%":
                 return on.modulo(a, b, dtype)
             case "**":
-                return on.power(a, b, dtype, self.kind)
+                return power(a, b, dtype, self.kind)
         raise AssertionError(op)
 
     # ---- accesses ------------------------------------------------------------------------------------------

@@ -27,12 +27,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tilec.core.conversions import to_float
-from tilec.core.dtypes import F64, DType, compute_type
-from tilec.core.functions import FUNCTIONS, POWER, Function
+from tilec.core.dtypes import F64, DType
 from tilec.core.operators import OPERATORS
-
-HOST_ULP = 4
-"""What NumPy's functions of f64 may err by: the bound of its own accuracy tests."""
 
 
 class Enclosure(NamedTuple):
@@ -137,7 +133,7 @@ def without_infinity(x: Enclosure, nearest: Enclosure) -> Enclosure:
     return Enclosure(np.where(lost, -np.inf, nearest.low), np.where(lost, np.inf, nearest.high))
 
 
-def _outwards(x: Enclosure) -> Enclosure:
+def outwards(x: Enclosure) -> Enclosure:
     """By the rounding of f64 in which ends are computed, where there are two of them."""
     if x.is_point:
         return x
@@ -156,7 +152,7 @@ def widened(x: Enclosure, dtype: DType, count: float) -> Enclosure:
     return Enclosure(x.low - step(x.low), x.high + step(x.high))
 
 
-def _settled(low: np.ndarray, high: np.ndarray, *operands: Enclosure) -> Enclosure:
+def settled(low: np.ndarray, high: np.ndarray, *operands: Enclosure) -> Enclosure:
     """Ends as computed: NaN where an operand is NaN or all are points; anything where one is that, or may give NaN."""
     ends = [end for x in operands for end in x]
     if all(np.isfinite(end).all() for end in (low, high, *ends)):
@@ -177,7 +173,7 @@ def corners(operation: Callable, *operands: Enclosure) -> Enclosure:
     if all(x.is_point for x in operands):
         return point(operation(*(x.low for x in operands)))
     values = [operation(*ends) for ends in product(*((x.low,) if x.is_point else x for x in operands))]
-    return _settled(reduce(lesser, values), reduce(greater, values), *operands)
+    return settled(reduce(lesser, values), reduce(greater, values), *operands)
 
 
 # ---- arithmetic of floats ----------------------------------------------------------------------------------
@@ -191,7 +187,7 @@ def negative(x: Enclosure) -> Enclosure:
 def add(a: Enclosure, b: Enclosure, dtype: DType) -> Enclosure:
     if a.is_point and b.is_point:
         return rounded(point(a.low + b.low), dtype)
-    return rounded(_outwards(_settled(a.low + b.low, a.high + b.high, a, b)), dtype)
+    return rounded(outwards(settled(a.low + b.low, a.high + b.high, a, b)), dtype)
 
 
 def multiply(a: Enclosure, b: Enclosure, dtype: DType, same: bool = False) -> Enclosure:
@@ -215,19 +211,19 @@ def _is_zero(x: Enclosure) -> np.ndarray:
     return (x.low == 0) & (x.high == 0)
 
 
-def _quotient(a: Enclosure, b: Enclosure) -> Enclosure:
+def quotient_of(a: Enclosure, b: Enclosure) -> Enclosure:
     if a.is_point and b.is_point:
         return point(np.divide(a.low, b.low))
     found = corners(np.divide, a, b)
-    open_ = (b.low <= 0) & (b.high >= 0) & ~np.isnan(a.low) & ~_is_known(b)  # of a zero the sign may be known
+    open_ = (b.low <= 0) & (b.high >= 0) & ~np.isnan(a.low) & ~is_known(b)  # of a zero the sign may be known
     return Enclosure(np.where(open_, -np.inf, found.low), np.where(open_, np.inf, found.high))
 
 
 def divide(a: Enclosure, b: Enclosure, dtype: DType) -> Enclosure:
-    return rounded(_outwards(_quotient(a, b)), dtype)
+    return rounded(outwards(quotient_of(a, b)), dtype)
 
 
-def _is_known(x: Enclosure) -> np.ndarray:
+def is_known(x: Enclosure) -> np.ndarray:
     """Where there is one value, zeros with their sign."""
     if x.is_point:
         return np.True_
@@ -242,10 +238,10 @@ def _as_computed(op: str, a: Enclosure, b: Enclosure, dtype: DType) -> np.ndarra
 
 def modulo(a: Enclosure, b: Enclosure, dtype: DType) -> Enclosure:
     """The remainder is exact but for the sum that gives it the divisor's sign."""
-    exact, one = _is_known(a) & _is_known(b), _as_computed("%", a, b, dtype)
+    exact, one = is_known(a) & is_known(b), _as_computed("%", a, b, dtype)
     if np.all(exact):
         return point(one)
-    quotient = _outwards(_quotient(a, b))
+    quotient = outwards(quotient_of(a, b))
     low, high = np.floor(quotient.low), np.floor(quotient.high)
     known = (low == high) & (b.low == b.high) & np.isfinite(b.low) & (np.abs(low) < 2.0**53)
     rest = Enclosure(a.low - low * b.low, a.high - low * b.high)
@@ -253,121 +249,15 @@ def modulo(a: Enclosure, b: Enclosure, dtype: DType) -> Enclosure:
     found = Enclosure(np.where(known, rest.low, span.low), np.where(known, rest.high, span.high))
     open_ = ~np.isfinite(quotient.low) | ~np.isfinite(quotient.high)
     found = Enclosure(np.where(open_, -np.inf, found.low), np.where(open_, np.inf, found.high))
-    return select(point(exact), point(one), rounded(_outwards(widened(found, dtype, 1)), dtype))
+    return select(point(exact), point(one), rounded(outwards(widened(found, dtype, 1)), dtype))
 
 
 def floor_divide(a: Enclosure, b: Enclosure, dtype: DType) -> Enclosure:
     """Two roundings and one to a whole number, of which an infinity divided is NaN."""
-    exact, one = _is_known(a) & _is_known(b), _as_computed("//", a, b, dtype)
+    exact, one = is_known(a) & is_known(b), _as_computed("//", a, b, dtype)
     if np.all(exact):
         return point(one)
     found = widened(divide(a, b, dtype), dtype, 2).map(np.floor)
     open_ = (np.isinf(a.low) | np.isinf(a.high)) & ~np.isnan(found.low)
     found = Enclosure(np.where(open_, -np.inf, found.low), np.where(open_, np.inf, found.high))
     return select(point(exact), point(one), found)
-
-
-def power(a: Enclosure, b: Enclosure, dtype: DType, kind: str | None) -> Enclosure:
-    """By repeated multiplication where the exponent is a small whole number, by the documented function else."""
-    general = _power(a, b, dtype, kind)
-    exponent = b.low.item() if b.is_point and b.low.size == 1 else np.nan
-    if exponent == 0.5:
-        return hull(general, function("sqrt", [a], dtype, kind))
-    if abs(exponent) > 4 or exponent != np.round(exponent):
-        return general
-    repeated = _repeated(a, int(abs(exponent)), dtype)
-    if exponent < 0:
-        repeated = divide(point(1.0), repeated, dtype)
-    return hull(general, repeated)
-
-
-def _power(a: Enclosure, b: Enclosure, dtype: DType, kind: str | None) -> Enclosure:
-    found = corners(np.power, a, b)
-    if not (a.is_point and b.is_point):
-        whole = (b.low == b.high) & (b.low == np.round(b.low))
-        across = (a.low <= 0) & (a.high >= 0)
-        even = whole & ((np.remainder(b.low, 2) == 0) | np.isinf(b.low)) & (b.low > 0)
-        low = np.where(even & across, np.minimum(found.low, 0.0), found.low)
-        open_ = (across & (b.low < 0)) | ((a.low < 0) & (a.low < a.high) & ~whole) | ((a.low < 0) & (b.low < b.high))
-        open_ |= np.isnan(a.low) | np.isnan(b.low)
-        found = Enclosure(np.where(open_, -np.inf, low), np.where(open_, np.inf, found.high))
-    return rounded(widened(found, dtype, _units(POWER, dtype, kind)), dtype)
-
-
-def _repeated(x: Enclosure, exponent: int, dtype: DType) -> Enclosure:
-    if exponent < 2:
-        return x if exponent else point(np.ones(()))
-    half = _repeated(x, exponent // 2, dtype)
-    square = multiply(half, half, dtype, same=True)
-    return multiply(square, x, dtype) if exponent % 2 else square
-
-
-# ---- functions ---------------------------------------------------------------------------------------------
-
-
-def _units(row: Function, dtype: DType, kind: str | None) -> float:
-    """Documented units in the last place on one kind of target, or on any, and those of NumPy at f64."""
-    documented = row.units(dtype, kind)
-    return documented + HOST_ULP if dtype is F64 and documented > 0.5 else documented
-
-
-def function(name: str, arguments: list[Enclosure], dtype: DType, kind: str | None = None) -> Enclosure:
-    """A scalar function of the language; all arguments and the result are of type `dtype`."""
-    row = FUNCTIONS[name]
-    if row.signature is not None and not all(x.is_point for x in arguments):
-        shape = np.broadcast_shapes(*(x.low.shape for x in arguments))
-        return Enclosure(*(np.full(shape, end, np.float64) for end in row.image))
-    if not dtype.is_float:
-        return _of_integers(row, arguments)
-    count = _units(row, compute_type(dtype), kind)
-    if name in ("min", "max", "clamp") or all(x.is_point for x in arguments):
-        exact = _settled(*(row.reference(*ends) for ends in zip(*arguments)), *arguments)
-        exact = point(exact.low) if all(x.is_point for x in arguments) else exact
-        exact = of_either_sign(exact, _of_two_signs(arguments)) if name in ("min", "max", "clamp") else exact
-    else:
-        exact = _image(name, row, arguments[0])
-    if count <= 0.5:
-        return rounded(_outwards(exact), dtype)
-    low, high = widened(exact, dtype, count)
-    least, most = row.image
-    inside = ~is_anything(Enclosure(low, high))
-    low, high = np.where(inside, np.maximum(low, least), low), np.where(inside, np.minimum(high, most), high)
-    return rounded(Enclosure(low, high), dtype)
-
-
-def _of_two_signs(arguments: list[Enclosure]) -> np.ndarray:
-    """Where some may be -0 and some 0: which of the two is the smaller is not said."""
-    ends = [end for x in arguments for end in (x[:1] if x.is_point else x)]
-    zeros = [(end == 0, np.signbit(end)) for end in ends]
-    minus, plus = (reduce(np.logical_or, (z & (s == sign) for z, s in zeros)) for sign in (True, False))
-    return minus & plus
-
-
-def _image(name: str, row: Function, x: Enclosure) -> Enclosure:
-    """The values that a function takes on intervals."""
-    low, high = row.reference(x.low), row.reference(x.high)
-    match name:
-        case "abs":
-            least = np.where((x.low <= 0) & (x.high >= 0), 0.0, np.minimum(low, high))
-            return _settled(least, np.maximum(low, high), x)
-        case "sin" | "cos":  # no value is farther from the ends' than the ends are apart
-            apart = np.where(x.low == x.high, 0.0, x.high - x.low)
-            least, most = np.minimum(low, high), np.maximum(low, high)
-            return _settled(np.maximum(most - apart, -1.0), np.minimum(least + apart, 1.0), x)
-        case "tan":  # grows from pole to pole
-            pole = (x.high - x.low >= np.pi) | (low > high)
-            return _settled(np.where(pole, -np.inf, low), np.where(pole, np.inf, high), x)
-        case "rsqrt":  # of a zero of either sign
-            return _settled(np.where(x.low > 0, high, np.nan), low, x)
-    return _settled(low, high, x)
-
-
-def _of_integers(row: Function, arguments: list[Enclosure]) -> Enclosure:
-    if row.name == "abs" and not arguments[0].is_point:
-        x = arguments[0]
-        low, high = np.abs(x.low), np.abs(x.high)
-        return Enclosure(np.where((x.low <= 0) & (x.high >= 0), 0, np.minimum(low, high)), np.maximum(low, high))
-    low = np.asarray(row.reference(*(x.low for x in arguments)), arguments[0].low.dtype)
-    if all(x.is_point for x in arguments):
-        return point(low)
-    return Enclosure(low, np.asarray(row.reference(*(x.high for x in arguments)), low.dtype))

@@ -31,7 +31,7 @@ from tilec.runtime.cuda.launch import (
     parameter_offsets,
     stream_handle,
 )  # fmt: skip
-from tilec.semantics import intervals
+from tilec.semantics import interval_functions, intervals
 from tilec.semantics.comparison import compare_array
 
 
@@ -260,7 +260,7 @@ def test_gpu_math(torch):
             x.data_ptr(),
             y.data_ptr(),
         )
-        allowed = intervals.function(name, [intervals.point(x.double().cpu().numpy())], F32, "cuda")
+        allowed = interval_functions.function(name, [intervals.point(x.double().cpu().numpy())], F32, "cuda")
         assert compare_array(y.cpu().numpy(), allowed).within, name
 
 
