@@ -78,6 +78,23 @@ def test_a_product_of_few_tiles_is_split():
     assert split.parts > 1
 
 
+@pytest.mark.parametrize("size", [256, 1024, 2048])
+def test_slow_instructions_are_left_out_only_where_they_cannot_win(size, monkeypatch):
+    """Ranking the tiles of `mma.sync` once took most of the time of planning large products by `wgmma`."""
+    tried, choose = [], contraction.contraction.choose
+
+    def counted(target, problem, instructions):
+        tried.extend(instructions)
+        return choose(target, problem, instructions)
+
+    monkeypatch.setattr(contraction.contraction, "choose", counted)
+    (found,) = planned(MATMUL, M=size, K=size, N=size).kernels
+    assert ("mma.sync" in tried) == (size < 2048)
+    monkeypatch.setattr(contraction.contraction, "least_us", lambda *_: 0.0)
+    (whole,) = planned(MATMUL, M=size, K=size, N=size).kernels
+    assert found.options == whole.options
+
+
 def test_each_shape_of_a_contraction_is_built_once(monkeypatch):
     """A kernel was once built three times for each of its hundreds of tiles, most of which differ only in their stages."""
     made, shapes = [], []

@@ -348,6 +348,12 @@ def _contraction_reads(target: Target, p: Contraction, tile: BlockTile) -> float
     return max(once, waves * p.k * p.bytes * (a * high * tile.bm + b * wide * tile.bn))
 
 
+def least_us(target: Target, p: Contraction, instruction: str) -> float:
+    """The time of the products alone, where all units are busy all the time."""
+    unit = p.vector_unit if instruction == "fma" else f"tensor.{p.unit_type}@{instruction}"
+    return 1e6 * 2 * p.batch * p.m * p.n * p.k * p.products / target.peak(unit)
+
+
 def contraction_cost(target: Target, problem: Contraction, tile: BlockTile) -> Prediction:
     """max(L2, SRAM, DRAM, operations, each over its rate) / wave efficiency, as in DeepGEMM."""
     return predict(contraction_work(target, problem, tile), target)

@@ -73,10 +73,7 @@ class Occupancy:
 @dataclass(frozen=True)
 class Prediction:
     """`terms`: microseconds that each resource is busy. They overlap: the time is the largest term plus the launch.
-
-    `intensity` and `ridge`: operations per byte of DRAM traffic, and the intensity from which the machine is compute-bound.
-    `roofline_share`: the reached share of the roofline's speed at this intensity. `waves`: rounds of resident blocks.
-    """
+    `waves`: rounds of resident blocks."""
 
     time_us: float
     terms: dict[str, float] = field(hash=False)
@@ -84,9 +81,6 @@ class Prediction:
     occupancy: Occupancy
     waves: float
     wave_efficiency: float
-    intensity: float
-    ridge: float
-    roofline_share: float
 
     @property
     def limiter(self) -> str:
@@ -169,9 +163,8 @@ def predict(work: Work, target: Target) -> Prediction:
         total = max(body + ramp, overhead)
     limiter = max(terms, key=lambda t: terms[t], default="launch")
     bound = "launch" if total - body > body else "memory" if limiter in MEMORY else "compute"
-    intensity, ridge, ideal = _roofline(work, target)
     terms["launch"] = total - body
-    return Prediction(total, terms, bound, occ, waves, efficiency, intensity, ridge, min(1.0, ideal / total))
+    return Prediction(total, terms, bound, occ, waves, efficiency)
 
 
 def _transfer_us(amount: float, loads: float, rate: float, flight: float, latency_ns: float) -> float:
@@ -217,14 +210,22 @@ def home_level(target: Target, working_set: float) -> str:
     return "dram"
 
 
-def _roofline(work: Work, target: Target) -> tuple[float, float, float]:
-    """Intensity and ridge in operations a byte, and the ideal time, max of bytes and operations."""
-    dram = target.dram.rate(target.units)
+@dataclass(frozen=True)
+class Roofline:
+    """`intensity` and `ridge`: operations per byte of DRAM traffic, and the intensity from which the machine is compute-bound.
+    `time_us`: of the bytes, or of the busiest unit's operations, whichever takes longer."""
+
+    intensity: float
+    ridge: float
+    time_us: float
+
+
+def roofline(work: Work, target: Target) -> Roofline:
+    dram, busy = target.dram.rate(target.units), {u: n / target.peak(u) for u, n in work.flops.items()}
     traffic, flops = work.dram_read + work.dram_write, sum(work.flops.values())
-    busy = max((n / target.peak(u) for u, n in work.flops.items()), default=0.0)
-    main = max(work.flops, key=lambda u: work.flops[u] / target.peak(u), default="fma.f32")
+    main = max(busy, key=lambda u: busy[u], default="fma.f32")
     intensity = flops / traffic if traffic else inf if flops else 0.0
-    return intensity, target.peak(main) / dram, 1e6 * max(traffic / dram, busy)
+    return Roofline(intensity, target.peak(main) / dram, 1e6 * max(traffic / dram, busy.get(main, 0.0)))
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,8 @@ class Tiles:
 
     def variant(self, target: Target, **changes) -> list[Choice]:
         """Tiles for the same factors and another problem, the fastest first."""
-        tiles = _choices(target, replace(self.problem, **changes), self.instructions)
-        return sorted((c for c in tiles if self.fit(c.tile)), key=lambda c: c.rank)
+        problem = replace(self.problem, **changes)
+        return _ranked(target, problem, self.instructions, lambda c: c.rank if self.fit(c.tile) else None)
 
     def rank(self, tile: BlockTile, target: Target, **changes) -> float:
         """Of a tile, for the same factors and another problem."""
@@ -151,15 +151,18 @@ def ranked_tiles(
             known[shape] = Fit(sizes, m * tile.bm, sum(n) * tile.bn, built.deepest) if sizes else None
         return known[shape]
 
-    ranked, instructions = [], _together(together, kind, operands, target) if together else _instructions(kind, operands, target)
+    instructions = _together(together, kind, operands, target) if together else _instructions(kind, operands, target)
     fit_times = target.fit(WarpgroupTimes)
     slower = fit_times.mma_sync if instructions and "wgmma" in instructions else 1
-    for choice in _choices(target, problem, instructions):
+
+    def weigh(choice: Choice) -> float | None:
         found, by_warpgroups = fit(choice.tile), choice.tile.instruction == "wgmma"
-        if found and (by_warpgroups or choice.tile.stages <= found.deepest):
-            times = fit_times.kept if choice.tile.kept else 1 if by_warpgroups else slower
-            ranked.append((times * found.rank(choice, problem, target), choice))
-    choices = [choice for _, choice in sorted(ranked, key=itemgetter(0))]
+        if found is None or not (by_warpgroups or choice.tile.stages <= found.deepest):
+            return None
+        times = fit_times.kept if choice.tile.kept else 1 if by_warpgroups else slower
+        return times * found.rank(choice, problem, target)
+
+    choices = _ranked(target, problem, instructions, weigh)
     return Tiles(kind, roles, operands, problem, choices, build, fit, instructions)
 
 
@@ -211,17 +214,10 @@ def _problem(node: Node, roles: Roles, kind: str, g: Group, graph: Graph) -> con
     m, n, k = (prod(g.space.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner))
     written = outputs_of(g.nodes, graph)
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in written)
-    epilogue = {
-        "fma.f32": sum(x.flops for x in g.nodes if x.contraction is None),
-        "special": sum(x.special for x in g.nodes if x.contraction is None),
-    }
-    others = [
-        v
-        for x in g.nodes
-        if x.contraction is None
-        for v in inputs_of([x])
-        if v not in graph.producer or graph.producer[v] not in g.nodes
-    ]
+    behind = [x for x in g.nodes if x.contraction is None]
+    epilogue = {"fma.f32": sum(x.flops for x in behind), "special": sum(x.special for x in behind)}
+    epilogue = {unit: n for unit, n in epilogue.items() if n}
+    others = [v for x in behind for v in inputs_of([x]) if graph.producer.get(v) not in g.nodes]
     points = prod(node.extents[d] for d in range(len(node.extents)) if d not in node.reduced)
     reads = sum(
         prod(ir.ShapedType(v.type).shape) * element_bytes(ir.ShapedType(v.type).element_type) for v in others
@@ -262,14 +258,17 @@ def _filling(copy: str, operand: Operand, size: int, target: Target) -> float:
     return fit.filled * _staging(replace(operand, pieces="", stored=""), size, target)
 
 
-def _choices(target: Target, problem: contraction.Contraction, instructions: list[str] | None) -> list[Choice]:
-    if instructions is None:
-        return []
-    others = [i for i in instructions if i != "wgmma"]
-    found = [*contraction.choose(target, problem, others)] if others or not instructions else []
-    if others != instructions:
-        found += contraction.choose(target, fed(problem, "wgmma"), ["wgmma"])
-    return found
+def _ranked(
+    target: Target, problem: contraction.Contraction, instructions: list[str] | None, weigh: Callable[[Choice], float | None]
+) -> list[Choice]:  # fmt: skip
+    """The tiles that can be built, the fastest first. An instruction whose products alone take longer than the best tile of one
+    before it has none."""
+    found: list[tuple[float, Choice]] = []
+    for unit in () if instructions is None else instructions or ("fma",):
+        if not found or contraction.least_us(target, problem, unit) <= min(us for us, _ in found):
+            choices = contraction.choose(target, fed(problem, unit), [unit])
+            found += [(us, c) for c in choices if (us := weigh(c)) is not None]
+    return [choice for _, choice in sorted(found, key=itemgetter(0))]
 
 
 def fed(problem: contraction.Contraction, instruction: str) -> contraction.Contraction:
@@ -278,14 +277,14 @@ def fed(problem: contraction.Contraction, instruction: str) -> contraction.Contr
 
 
 def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> list[str] | None:
-    """The matrix instructions for a type, none for one that threads multiply; None where matrix units alone have the type, and
-    do not take the factors as they are."""
+    """The matrix instructions for a type, the fastest first; none for one that threads multiply; None where matrix units alone
+    have the type, and do not take the factors as they are."""
     if kind in ("i32", "f32", "f64"):
         return []
     by_tma = {f.copy for f in operands.values()} == {"tma"}
-    found = ["mma.sync"] if kind in ("i8", "bf16", "f16", "tf32") else []
     able = by_tma or (kind not in ("tf32", parts.KIND) and (BYTES[kind] == 2 or all(f.major for f in operands.values())))
-    found += ["wgmma"] if able and target.has("tma") and "wgmma" in target.instructions(contraction.unit_type(kind)) else []
+    found = ["wgmma"] if able and target.has("tma") and "wgmma" in target.instructions(contraction.unit_type(kind)) else []
+    found += ["mma.sync"] if kind in ("i8", "bf16", "f16", "tf32") else []
     return found or None
 
 

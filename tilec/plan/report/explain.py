@@ -15,7 +15,7 @@ from tilec.analysis.copied_results import Copy
 from tilec.core.quantities import amount, count, duration
 from tilec.core.target import Target
 from tilec.cost.blame import ARITHMETIC, Cause, causes
-from tilec.cost.model import MEMORY, Prediction, home_level, occupancy
+from tilec.cost.model import MEMORY, Prediction, home_level, occupancy, roofline
 from tilec.dsl.specialise import Specialised
 from tilec.kernels import KernelPlan
 from tilec.plan.groups import Remark
@@ -93,7 +93,7 @@ def _kernel(
     yield _row("traffic", f"{amount(work.dram_read)}B read, {amount(work.dram_write)}B written")
     yield _row("operations", _operations(kernel))
     yield _row("intensity", _intensity(kernel, plan.target))
-    yield _row("roofline", f"{p.roofline_share:.0%} of the speed that the roofline allows")
+    yield _row("roofline", f"{min(1.0, roofline(work, plan.target).time_us / p.time_us):.0%} of the speed that the roofline allows")
     if plan.target.kind == "cuda":
         yield _row("occupancy", _occupancy(kernel, plan.target))
         if registers and registers > (most := plan.registers.get(kernel.name, registers)):
@@ -219,7 +219,7 @@ def _intensity(kernel: KernelPlan, target: Target) -> str:
     unit = max(flops, key=lambda u: flops[u] / target.peak(u), default=None)
     if unit is None or not flops[unit]:
         return "no operations"
-    found, ridge = flops[unit] / moved, kernel.prediction.ridge
+    found, ridge = flops[unit] / moved, roofline(kernel.work, target).ridge
     return f"{found:.2f} operations ({_unit(unit)}) a byte, the ridge is at {ridge:.1f}: {_side(kernel, found < ridge)}"
 
 
