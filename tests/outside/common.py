@@ -18,10 +18,7 @@ from tilec.dsl.specialise import specialise
 from tilec.semantics.comparison import compare_array
 from tilec.semantics.error_bounds import enclose
 from tilec.semantics.intervals import Enclosure
-
-
-class Inexpressible(Exception):
-    """Why the language cannot say a case: the reason is what cases are counted by."""
+from tilec.torch.program import Inexpressible
 
 
 @dataclass

@@ -11,8 +11,9 @@ from math import prod
 
 import numpy as np
 
-from tests.outside.common import Inexpressible, Program
+from tests.outside.common import Program
 from tilec.core.dtypes import from_numpy
+from tilec.torch.program import Inexpressible
 
 Recorded = tuple[str, tuple[np.ndarray, ...]]
 

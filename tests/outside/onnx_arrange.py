@@ -6,9 +6,8 @@ from math import prod
 
 import numpy as np
 
-from tests.outside.common import Inexpressible
-from tests.outside.graph import Graph, Tensor
 from tests.outside.onnx_table import Node, expressed
+from tilec.torch.program import Graph, Inexpressible, Tensor
 
 
 @expressed("Reshape", "Flatten", "Squeeze", "Unsqueeze")

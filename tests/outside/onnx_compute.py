@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.outside.common import Inexpressible
-from tests.outside.graph import Graph, Tensor
 from tests.outside.onnx_table import EXPRESSED, Node, expressed
+from tilec.torch.program import Graph, Inexpressible, Tensor
 
 INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 

@@ -7,10 +7,9 @@ from math import prod
 
 import numpy as np
 
-from tests.outside.common import Inexpressible
-from tests.outside.graph import Graph, Tensor, indices, ranges
 from tests.outside.onnx_compute import number
 from tests.outside.onnx_table import Node, expressed
+from tilec.torch.program import Graph, Inexpressible, Tensor, indices, ranges
 
 # ---- contractions ----------------------------------------------------------------------------------------------------
 

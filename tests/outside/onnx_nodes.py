@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tests.outside import onnx_arrange, onnx_compute, onnx_layers  # noqa: F401  (they fill the table)
-from tests.outside.common import Inexpressible, Program
-from tests.outside.graph import Graph, Tensor, dtype_name
+from tests.outside.common import Program
 from tests.outside.onnx_table import EXPRESSED, WHY_NOT, Node
+from tilec.torch.program import Graph, Inexpressible, Tensor, dtype_name
 
 
 def cases() -> Iterator[tuple[str, Callable[[], Program]]]:
@@ -106,7 +106,7 @@ def _program(case, graph, given, expected, values) -> Program:
         results.append(tensor)
     if not made.lines:
         raise Inexpressible("the result is known without the data")
-    inputs = list(made.inputs.values())
+    inputs = [made.values[name] for name in made.inputs]
     rtol = max([case.rtol, *(_unit(v.dtype) for v in (*expected.values(), *given.values()))])
     return Program(made.program(results), inputs, list(expected.values()), rtol, max(case.atol, rtol * 1e-3))
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.outside.common import Inexpressible
-from tests.outside.graph import Graph, Tensor, dtype_name
+from tilec.torch.program import Graph, Inexpressible, Tensor, dtype_name
 
 EXPRESSED: dict[str, Callable[[Graph, Node], Any]] = {}
 

@@ -1,0 +1,1 @@
+"""PyTorch programs: ATen graphs as `.tile` text. Nothing of torch is imported before it is used."""

@@ -1,0 +1,40 @@
+"""The translator table: nodes of ATen graphs as equations. One function says whether a node can be said, and says it.
+
+translate(graph, node, values)    appends statements, and returns the node's value
+refusal(node)                     why that cannot be, or None
+decompositions()                  the table that graphs are to be traced with
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tilec.torch.aten import contractions, creation, gathers, joins, norms, pointwise, reductions, views, windows  # noqa: F401
+from tilec.torch.aten.table import Call, Value, decompositions, dtype_of, scratch, statement_name, translator
+from tilec.torch.program import Graph, Inexpressible, Tensor
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+__all__ = ["Inexpressible", "Tensor", "decompositions", "dtype_of", "refusal", "translate"]
+
+
+def translate(graph: Graph, node: Node, values: Mapping[Node, Value]) -> Value:
+    """Appends the node's statements to the graph. `values` has what the nodes are that it reads. Returns a tensor, or a tuple of
+    them for a node of several results (None for one that is not read). Raises Inexpressible with the reason, and then the graph
+    may have statements of it that nothing reads."""
+    graph.hint = statement_name(node)
+    call = Call(graph, node, values)
+    made = translator(node)(call)
+    return call.checked(made)
+
+
+def refusal(node: Node) -> str | None:
+    """Why the language cannot say a node, without building it: it is translated into a graph of its own."""
+    graph, values = scratch(node)
+    try:
+        translate(graph, node, values)
+    except Inexpressible as why:
+        return str(why)
+    return None

@@ -1,0 +1,90 @@
+"""Gathers: elements at places that are data."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilec.torch import indices as ix
+from tilec.torch.aten.table import Call, expresses, operand
+from tilec.torch.indices import Index
+from tilec.torch.program import Inexpressible, Tensor
+
+
+def wrapped(text: str, extent: int) -> Index:
+    """A place that counts from the end where it is negative."""
+    return ix.opaque(f"{text} + {extent} if {text} < 0 else {text}", (0, extent - 1))
+
+
+def plain(text: str, extent: int) -> Index:
+    return Index(((ix.Atom(text, (0, extent - 1)), 1),))
+
+
+@expresses("embedding")
+def embedding(call: Call) -> Tensor:
+    table, places = call["weight"], call["indices"]
+    rank = len(places.shape)
+    return call.emit(call.shape, call.dtype, lambda i: table.at(plain(places.at(*i[:rank]), table.shape[0]), i[-1]))
+
+
+@expresses("index_select")
+def index_select(call: Call) -> Tensor:
+    x, places = call["self"], call["index"]
+    if not x.shape:
+        return call.emit((), call.dtype, x.at())
+    axis = call["dim"] % len(x.shape)
+    at = lambda i: plain(places.at(i[axis]) if places.shape else places.at(), x.shape[axis])  # noqa: E731
+    return call.emit(call.shape, call.dtype, lambda i: x.at(*(at(i) if d == axis else p for d, p in enumerate(i))))
+
+
+@expresses("gather")
+def gather(call: Call) -> Tensor:
+    x, places = call["self"], call["index"]
+    if not x.shape:
+        return x.expanded(call.shape)
+    axis = call["dim"] % len(x.shape)
+    if not places.shape:
+        return call.emit((), call.dtype, x.at(plain(places.at(), x.shape[0])))
+    at = lambda i: plain(places.at(*i), x.shape[axis])  # noqa: E731
+    return call.emit(call.shape, call.dtype, lambda i: x.at(*(at(i) if d == axis else p for d, p in enumerate(i))))
+
+
+@expresses("take")
+def take(call: Call) -> Tensor:
+    x, places = call["self"], call["index"]
+    total = int(np.prod(x.shape))
+    whole = x.reshaped((total,))
+    return call.emit(call.shape, call.dtype, lambda i: whole.at(wrapped(places.at(*i), total)))
+
+
+@expresses("index _unsafe_index")
+def index(call: Call) -> Tensor:
+    """NumPy's advanced indexing: the places are broadcast together, and stand where they began if they are neighbours."""
+    x, given = call["self"], list(call["indices"])
+    given += [None] * (len(x.shape) - len(given))
+    chosen = [d for d, t in enumerate(given) if t is not None]
+    if any(given[d].dtype in ("bool", "u8") for d in chosen):
+        raise Inexpressible("index: a result whose shape depends on data")
+    together = np.broadcast_shapes(*(given[d].shape for d in chosen))
+    neighbours = chosen == list(range(chosen[0], chosen[-1] + 1))
+    first = chosen[0] if neighbours else 0
+
+    def expression(i: list[Index]) -> str:
+        at, rest = i[first : first + len(together)], iter(i[:first] + i[first + len(together) :])
+        return x.at(*(next(rest) if t is None else wrapped(t.along(at, together), n) for t, n in zip(given, x.shape)))
+
+    return call.emit(call.shape, call.dtype, expression)
+
+
+@expresses("_unsafe_masked_index")
+def masked_index(call: Call) -> Tensor:
+    x, mask, given, fill = (call[n] for n in ("self", "mask", "indices", "fill"))
+    shape = call.shape
+    given = [*given, *[None] * (len(x.shape) - len(given))]
+    if any(t is None for t in given):
+        raise Inexpressible("a masked gather of rows")
+
+    def expression(i: list[Index]) -> str:
+        places = [wrapped(t.along(i, shape), n) for t, n in zip(given, x.shape)]
+        return f"{x.at(*places)} if {mask.along(i, shape)} else {operand(fill, call.dtype, lambda t: t.at())}"
+
+    return call.emit(shape, call.dtype, expression)

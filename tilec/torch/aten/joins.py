@@ -1,0 +1,113 @@
+"""Results put together of several tensors or of one with a border: joins, pads, replaced parts."""
+
+from __future__ import annotations
+
+from tilec.torch import indices as ix
+from tilec.torch.aten.table import Call, expresses, operand, refused
+from tilec.torch.aten.views import bounds
+from tilec.torch.indices import Index
+from tilec.torch.program import Inexpressible, Tensor, literal
+
+MOST_PARTS = 64
+
+
+@expresses("cat concat concatenate stack")
+def cat(call: Call) -> Tensor:
+    """A choice by the place along the joined dimension."""
+    parts = [t for t in call["tensors"] if 0 not in t.shape]
+    if len(parts) > MOST_PARTS:
+        raise Inexpressible("joins of many tensors")
+    axis = call["dim"] % len(call.shape)
+    if call.name == "stack":
+        parts = [t.seen(_with(t.shape, axis), lambda i: [p for d, p in enumerate(i) if d != axis]) for t in parts]
+    dtype = call.dtype
+
+    def expression(i: list[Index]) -> str:
+        text, begin = "", 0
+        for n, t in enumerate(parts):
+            inside = [p - begin if d == axis else p for d, p in enumerate(i)]
+            inside[axis] = inside[axis] if t.shape[axis] > 1 else ix.number(0)
+            part = _cast(t, dtype, inside)
+            begin += t.shape[axis]
+            text += part if n == len(parts) - 1 else f"{part} if {i[axis]} < {begin} else ("
+        return text + ")" * (len(parts) - 1)
+
+    return call.emit(call.shape, dtype, expression)
+
+
+def _with(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return (*shape[:axis], 1, *shape[axis:])
+
+
+@expresses("constant_pad_nd")
+def constant_pad(call: Call) -> Tensor:
+    x, pads, shape, dtype = call.graph.stored(call["self"]), call["pad"], call.shape, call.dtype
+    before = [0] * (len(x.shape) - len(pads) // 2) + list(pads[::2])[::-1]
+    value = literal(call["value"] or 0, dtype)
+    if all(b <= 0 for b in before) and all(n - b >= m for n, m, b in zip(x.shape, shape, before)):
+        return x.seen(shape, lambda i: [p - b for p, b in zip(i, before)])
+    return call.emit(shape, dtype, lambda i: f"pad({x.at(*(p - b for p, b in zip(i, before)))}, {value})")
+
+
+@expresses("reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d")
+def border(call: Call) -> Tensor:
+    x, pads = call["self"], call["padding"]
+    before = [0] * (len(x.shape) - len(pads) // 2) + list(pads[::2])[::-1]
+    places = lambda i: [_inside(call.name, p - b, n) for p, b, n in zip(i, before, x.shape)]  # noqa: E731
+    return call.emit(call.shape, call.dtype, lambda i: x.at(*places(i)))
+
+
+def _inside(kind: str, place: Index, extent: int) -> Index | str:
+    if place.range[0] >= 0 and place.range[1] < extent:
+        return place
+    if kind.startswith("replication"):
+        return f"clamp({place.sum_text()}, 0, {extent - 1})"
+    period = 2 * (extent - 1)
+    around = (place + period) % period if place.range[0] < 0 else place % period
+    return f"min({around.sum_text()}, {period} - {around})"
+
+
+@expresses("slice_scatter select_scatter diagonal_scatter")
+def replaced_part(call: Call) -> Tensor:
+    """The tensor, but for a part that is another's."""
+    x, part, shape = call["self"], call["src"], call.shape
+    if call.name == "diagonal_scatter":
+        raise Inexpressible("diagonal_scatter: not translated")
+    axis = call["dim"] % len(shape)
+    if call.name == "select_scatter":
+        at = call["index"] % shape[axis]
+        inner = lambda i: _cast(part, x.torch_dtype, i[:axis] + i[axis + 1 :])  # noqa: E731
+        return call.emit(shape, call.dtype, lambda i: f"{inner(i)} if {i[axis]} == {at} else {x.at(*i)}")
+    begin, end, step = bounds(shape[axis], call["start"], call["end"], call["step"])
+    if (begin, step) == (0, 1) and end >= shape[axis]:
+        return part.expanded(shape)
+
+    def expression(i: list[Index]) -> str:
+        place = i[axis]
+        tests = [f"{place} >= {begin}"] if begin else []
+        tests += [f"{place} < {end}"] if end < shape[axis] else []
+        tests += [f"{(place - begin) % step} == 0"] if step > 1 else []
+        inside = [(p - begin) // step if d == axis else p for d, p in enumerate(i)]
+        return f"{_cast(part, x.torch_dtype, inside)} if {' and '.join(tests)} else {x.at(*i)}"
+
+    return call.emit(shape, call.dtype, expression)
+
+
+def _cast(part: Tensor, dtype: str, at: list[Index]) -> str:
+    return operand(part, dtype, lambda t: t.at(*at))
+
+
+@expresses("tril triu")
+def triangle(call: Call) -> Tensor:
+    x, k, dtype = call["self"], call["diagonal"], call.dtype
+    sign, zero = "<=" if call.name == "tril" else ">=", literal(0, dtype)
+    test = lambda i: f"{(i[-1] - i[-2]).sum_text()} {sign} {k}"  # noqa: E731
+    return call.emit(x.shape, dtype, lambda i: f"{x.at(*i)} if {test(i)} else {zero}")
+
+
+refused(
+    "writes to computed places",
+    "scatter scatter_add scatter_reduce index_put _unsafe_index_put index_add index_copy index_reduce "
+    "masked_scatter put embedding_dense_backward col2im histc bincount as_strided_scatter "
+    "_unsafe_masked_index_put_accumulate max_unpool2d max_unpool3d",
+)

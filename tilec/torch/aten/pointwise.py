@@ -1,0 +1,287 @@
+"""Operations element by element."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from tilec.core.dtypes import DTYPES
+from tilec.torch.aten.promotion import cast, computed, elementwise
+from tilec.torch.aten.table import TABLE, Call, Value, expresses, operand, refused
+from tilec.torch.program import Inexpressible, Tensor, literal
+
+_PLAIN = (
+    "exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tan tanh erf sigmoid silu gelu asin acos atan asinh acosh atanh sinh cosh "
+    "erfc erfinv lgamma digamma"
+)
+FLOAT_UNARY = {  # integers and bools become the default float type
+    **{name: f"{name}({{0}})" for name in _PLAIN.split()},
+    "log10": "log2({0}) * 0.30102999566398120", "reciprocal": "1 / {0}", "softplus": "softplus({0})",
+}  # fmt: skip
+
+WRITTEN_OUT = {  # where the language has no function of the name
+    "sinh": "(expm1({0}) - expm1(-{0})) / 2", "cosh": "(exp({0}) + exp(-{0})) / 2",
+    "sign": "(1 if {0} > 0 else (-1 if {0} < 0 else {0} * 0))",
+    "trunc": "(floor({0}) if {0} >= 0 else ceil({0}))",
+    "fmod": "(abs({0}) % abs({1}) if {0} >= 0 else -(abs({0}) % abs({1})))",
+    "hypot": "sqrt({0} * {0} + {1} * {1})",
+}  # fmt: skip
+
+SAME_UNARY = {
+    "abs": "abs({0})", "neg": "-{0}", "relu": "relu({0})", "ceil": "ceil({0})", "floor": "floor({0})", "sign": "sign({0})",
+    "trunc": "trunc({0})", "positive": "{0}",
+}  # fmt: skip
+
+TESTS = {
+    "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
+}  # fmt: skip
+
+BINARY = {
+    "maximum": "max({0}, {1})", "minimum": "min({0}, {1})", "remainder": "{0} % {1}", "fmod": "fmod({0}, {1})",
+    "fmax": "({0} if {1} != {1} else ({1} if {0} != {0} else max({0}, {1})))",
+    "fmin": "({0} if {1} != {1} else ({1} if {0} != {0} else min({0}, {1})))",
+    "hypot": "hypot({0}, {1})",
+    "copysign": "(abs({0}) if {1} > 0 or ({1} == 0 and 1 / {1} > 0) else -abs({0}))",
+}  # fmt: skip
+
+FLOAT_BINARY = {"atan2": "atan2({0}, {1})", "copysign": BINARY.pop("copysign")}
+BITS = {
+    "bitwise_and": "&",
+    "bitwise_or": "|",
+    "bitwise_xor": "^",
+    "bitwise_left_shift": "<<",
+    "bitwise_right_shift": ">>",
+}
+ON_BOOLS = {"bitwise_and": "{0} and {1}", "bitwise_or": "{0} or {1}", "bitwise_xor": "{0} != {1}"}
+
+
+def _template(name: str, template: str) -> str:
+    """The function of that name if the language has it, and what it is otherwise."""
+    from tilec.torch.aten.promotion import _known
+
+    return template if name not in WRITTEN_OUT or name in _known() else WRITTEN_OUT[name]
+
+
+def _unary(template: str, kind: str, call: Call) -> Tensor:
+    if kind == "arithmetic" and call.dtype == "bool" and template != "{0}":
+        raise Inexpressible(f"{call.name} of bools")
+    integer = kind == "arithmetic" and not DTYPES[call.dtype].is_float and call.name in ("ceil", "floor", "trunc")
+    return elementwise(call, "{0}" if integer else _template(call.name, template), ["self"], kind)
+
+
+def _binary(template: str, kind: str, call: Call) -> Tensor:
+    compute = computed(call, ["self", "other"], kind)
+    if call.name == "fmod" and not DTYPES[compute].is_float:  # the remainder of integers has the dividend's sign
+        template = "({0} - {1} * {2})".replace("{2}", TRUNCATED)
+        return elementwise(call, template, ["self", "other"], compute=compute)
+    if compute == "bool":
+        logic = {"maximum": "{0} or {1}", "minimum": "{0} and {1}"}.get(call.name)
+        if logic is None:
+            raise Inexpressible(f"{call.name} of bools")
+        template = logic
+    return elementwise(call, _template(call.name, template), ["self", "other"], kind)
+
+
+TRUNCATED = "({0} // {1} if ({0} >= 0) == ({1} > 0) else -((-{0}) // {1}))"
+
+for _name, _text in FLOAT_UNARY.items():
+    TABLE[_name] = partial(_unary, _text, "float")
+for _name, _text in SAME_UNARY.items():
+    TABLE[_name] = partial(_unary, _text, "arithmetic")
+for _name, _text in BINARY.items():
+    TABLE[_name] = partial(_binary, _text, "arithmetic")
+for _name, _text in FLOAT_BINARY.items():
+    TABLE[_name] = partial(_binary, _text, "float")
+refused("no such function in the language", "i0 polygamma nextafter special_i1 special_ndtri igamma igammac")
+
+
+@expresses("add sub rsub")
+def add(call: Call) -> Tensor:
+    compute = computed(call, ["self", "other"], "arithmetic")
+    if compute == "bool":
+        if call.name != "add" or call["alpha"] not in (1, True):
+            raise Inexpressible(f"{call.name} of bools")
+        return elementwise(call, "{0} or {1}", ["self", "other"])
+    sign, alpha = ("+" if call.name == "add" else "-"), call["alpha"]
+    factor = "" if alpha == 1 else f"{literal(alpha, compute)} * "
+    template = f"{{1}} - {factor}{{0}}" if call.name == "rsub" else f"{{0}} {sign} {factor}{{1}}"
+    return elementwise(call, template, ["self", "other"])
+
+
+@expresses("mul")
+def mul(call: Call) -> Tensor:
+    both = computed(call, ["self", "other"], "arithmetic") == "bool"
+    return elementwise(call, "{0} and {1}" if both else "{0} * {1}", ["self", "other"])
+
+
+@expresses("div true_divide floor_divide")
+def div(call: Call) -> Tensor:
+    mode = "floor" if call.name == "floor_divide" else call.get("rounding_mode")
+    if mode is None:
+        return elementwise(call, "{0} / {1}", ["self", "other"], "float")
+    compute = computed(call, ["self", "other"], "arithmetic")
+    if compute == "bool":
+        raise Inexpressible(f"{call.name} of bools")
+    if mode == "floor":
+        return elementwise(call, "{0} // {1}", ["self", "other"])
+    if DTYPES[compute].is_float:
+        return elementwise(call, _template("trunc", "trunc({0})").replace("{0}", "({0} / {1})"), ["self", "other"])
+    unsigned = DTYPES[compute].kind == "uint"
+    return elementwise(call, "{0} // {1}" if unsigned else TRUNCATED, ["self", "other"])
+
+
+@expresses("pow")
+def power(call: Call) -> Tensor:
+    base, exponent = call["self"], call["exponent"]
+    compute = computed(call, ["self", "exponent"], "power")
+    if compute == "bool":
+        raise Inexpressible("pow of bools")
+    if not isinstance(exponent, Tensor) and isinstance(base, Tensor):
+        whole = float(exponent).is_integer()
+        short = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 1.0: "{0}", 0.0: "{0} * 0 + 1"}.get(float(exponent))
+        if DTYPES[compute].is_float:
+            short = {0.5: "sqrt({0})", -0.5: "rsqrt({0})", -1.0: "1 / {0}", 0.0: None}.get(float(exponent), short)
+        if short is not None:
+            return elementwise(call, short, ["self"], compute=compute)
+        if whole and DTYPES[compute].is_float and abs(exponent) < 2**31:  # a literal without a fraction is exact
+            return elementwise(call, f"{{0}} ** {literal(float(exponent))}", ["self"], compute=compute)
+    return elementwise(call, "{0} ** {1}", ["self", "exponent"], compute=compute)
+
+
+def _test(name: str, call: Call) -> Tensor:
+    compute = computed(call, ["self", "other"], "bool")
+    if compute == "bool" and name not in ("eq", "ne"):
+        compute = "i32"
+    return elementwise(call, TESTS[name], ["self", "other"], compute=compute)
+
+
+for _name in TESTS:
+    TABLE[_name] = partial(_test, _name)
+
+
+@expresses("isnan isinf isfinite signbit")
+def classify(call: Call) -> Tensor:
+    x = call["self"]
+    if not DTYPES[x.dtype].is_float:
+        constant = {"isnan": "false", "isinf": "false", "isfinite": "true"}.get(call.name)
+        if constant is None and x.dtype == "bool":
+            constant = "false"
+        return call.emit(call.shape, "bool", lambda i: constant or f"{x.at(*i)} < 0")
+    template = {
+        "isnan": "{0} != {0}", "isinf": "abs({0}) == inf", "isfinite": "abs({0}) < inf",
+        "signbit": "{0} < 0 or ({0} == 0 and 1 / {0} < 0)",
+    }[call.name]  # fmt: skip
+    return elementwise(call, template, ["self"], compute="f64" if x.dtype == "f64" else "f32")
+
+
+@expresses("logical_and logical_or logical_xor logical_not")
+def logic(call: Call) -> Tensor:
+    template = {
+        "logical_and": "{0} and {1}", "logical_or": "{0} or {1}", "logical_xor": "{0} != {1}", "logical_not": "not {0}",
+    }[call.name]  # fmt: skip
+    return elementwise(call, template, ["self", "other"][: 1 + ("other" in call)], compute="bool")
+
+
+@expresses(f"{' '.join(BITS)} bitwise_not")
+def bits(call: Call) -> Tensor:
+    from tilec.torch.aten.promotion import _known
+
+    names = ["self"] if call.name == "bitwise_not" else [n for n in call.named if n in ("self", "other")]
+    compute = computed(call, names, "arithmetic")
+    if compute == "bool" and (call.name in ON_BOOLS or call.name == "bitwise_not"):
+        return elementwise(call, ON_BOOLS.get(call.name, "not {0}"), names)
+    if call.name == "bitwise_not":
+        return elementwise(call, "-1 - {0}", names)
+    if call.name in _known():
+        return elementwise(call, f"{call.name}({{0}}, {{1}})", names)
+    raise Inexpressible(f"{call.name}: bits of integers")
+
+
+@expresses("where")
+def where(call: Call) -> Tensor:
+    condition, shape = call["condition"], call.shape
+    if "self" not in call or call["self"] is None:
+        raise Inexpressible("where: a result whose shape depends on data")
+    compute = computed(call, ["self", "other"], "arithmetic")
+    x, y = call["self"], call["other"]
+
+    def expression(i: list) -> str:
+        taken, other = (operand(v, compute, lambda t: t.along(i, shape)) for v in (x, y))
+        asked = condition.along(i, shape)
+        return f"{taken} if {asked if condition.dtype == 'bool' else f'bool({asked})'} else {other}"
+
+    return call.emit(shape, call.dtype, expression)
+
+
+@expresses("clamp hardtanh")
+def clamp(call: Call) -> Tensor:
+    low, high = ("min_val", "max_val") if call.name == "hardtanh" else ("min", "max")
+    names = ["self", *(n for n in (low, high) if call[n] is not None)]
+    if call.dtype == "bool":
+        raise Inexpressible("clamp of bools")
+    template = "{0}"
+    for place, name in enumerate(names[1:], 1):
+        template = f"{'max' if name == low else 'min'}({template}, {{{place}}})"
+    if len(names) == 3 and not isinstance(call[low], Tensor) and not isinstance(call[high], Tensor):
+        template = "clamp({0}, {1}, {2})"
+    return elementwise(call, template, names)
+
+
+@expresses("leaky_relu")
+def leaky_relu(call: Call) -> Tensor:
+    return elementwise(call, f"{{0}} if {{0}} > 0 else {{0}} * {literal(float(call['negative_slope']))}", ["self"])
+
+
+@expresses("elu")
+def elu(call: Call) -> Tensor:
+    alpha, scale, inner = (float(call[n]) for n in ("alpha", "scale", "input_scale"))
+    above = "{0}" if scale == 1 else f"{{0}} * {literal(scale)}"
+    below = "expm1({0})" if inner == 1 else f"expm1({{0}} * {literal(inner)})"
+    return elementwise(call, f"{above} if {{0}} > 0 else {literal(alpha * scale)} * {below}", ["self"])
+
+
+def _gelu(call: Call) -> Tensor:
+    return elementwise(call, "gelu_tanh({0})" if call["approximate"] == "tanh" else "gelu({0})", ["self"])
+
+
+def _softplus(call: Call) -> Tensor:
+    beta, threshold = float(call["beta"]), float(call["threshold"])
+    if beta == 1 and threshold >= 20:  # beyond, log1p(exp(-x)) is below a rounding of x
+        return elementwise(call, "softplus({0})", ["self"])
+    scaled = f"({{0}} * {literal(beta)})"
+    return elementwise(
+        call, f"{{0}} if {scaled} > {literal(threshold)} else softplus({scaled}) / {literal(beta)}", ["self"]
+    )
+
+
+def _round(call: Call) -> Tensor:
+    if not DTYPES[call.dtype].is_float:
+        return elementwise(call, "{0}", ["self"])
+    decimals = call.get("decimals", 0)
+    factor = literal(10.0 ** abs(decimals))
+    template = f"round({{0}} * {factor}) / {factor}" if decimals > 0 else f"round({{0}} / {factor}) * {factor}"
+    return elementwise(call, template if decimals else "round({0})", ["self"])
+
+
+TABLE |= {"gelu": _gelu, "softplus": _softplus, "round": _round}
+
+
+@expresses("_to_copy convert_element_type to clone alias detach lift_fresh_copy lift copy expand_copy")
+def copies(call: Call) -> Value:
+    """Casts and copies. A copy is the thing itself: equations do not change what they read. What is made narrower is rounded."""
+    x = call[next(iter(call.named))]
+    if call.name == "copy":
+        x = call["src"].expanded(call.shape)
+    dtype = call.dtype
+    if not isinstance(x, Tensor):
+        raise Inexpressible(f"{call.name} of a number")
+    if dtype == x.torch_dtype:
+        return x
+    if x.nominal and x.dtype == dtype:
+        return replace(x, nominal="")
+    return cast(call.graph, x, dtype)
+
+
+@expresses("fma")
+def fused(call: Call) -> Tensor:
+    return elementwise(call, "{0} * {1} + {2}", [*call.named][:3])

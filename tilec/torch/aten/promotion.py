@@ -1,0 +1,66 @@
+"""PyTorch's promotion of types: what an elementwise operation computes in, and what it gives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+
+from tilec.core.dtypes import DTYPES
+from tilec.core.functions import FUNCTIONS
+from tilec.torch.aten.table import Call, dtype_of, operand
+from tilec.torch.program import Graph, Inexpressible, Tensor
+
+KINDS = {
+    "arithmetic": "DEFAULT", "float": "INT_TO_FLOAT", "bool": "ALWAYS_BOOL", "same": "NO_OPMATH", "power": "BOOL_TO_LONG",
+}  # fmt: skip
+_CALLED = re.compile(r"\b([a-z][a-z0-9_]*)\(")
+
+
+def computed(call: Call, names: Sequence[str], kind: str) -> str:
+    """The type that an operation of this kind computes in, on these of its arguments."""
+    from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+
+    schema = [a.name for a in call.node.target._schema.arguments]
+    given = {**dict(zip(schema, call.node.args)), **call.node.kwargs}
+    values = [v.meta["val"] if type(v).__name__ == "Node" else v for n in names if (v := given.get(n)) is not None]
+    values = [v for v in values if not isinstance(v, str)]
+    compute, _ = elementwise_dtypes(*values, type_promotion_kind=getattr(ELEMENTWISE_TYPE_PROMOTION_KIND, KINDS[kind]))
+    return dtype_of(compute)
+
+
+def elementwise(
+    call: Call, template: str, names: Sequence[str], kind: str = "arithmetic", dtype: str | None = None,
+    compute: str | None = None,
+) -> Tensor:  # fmt: skip
+    """An equation by a template in which `{0}` is the argument of the first name, broadcast and of the type computed in."""
+    require(template, call.name)
+    compute = compute or computed(call, names, kind)
+    operands = [call[n] for n in names]
+    shape = call.shape
+    return call.emit(
+        shape,
+        dtype or call.dtype,
+        lambda i: template.format(*(operand(x, compute, lambda t: t.along(i, shape)) for x in operands)),
+    )
+
+
+def require(template: str, name: str) -> None:
+    """Refuses text that calls a function which the language has not."""
+    for called in _CALLED.findall(template):
+        if called not in _known():
+            raise Inexpressible(f"{name}: no function {called}")
+
+
+@cache
+def _known() -> frozenset[str]:
+    from tilec.core.reductions import REDUCTIONS
+    from tilec.dsl.modules import standard_library
+
+    words = ["if", "else", "and", "or", "not", "pad", "rand"]
+    return frozenset({*FUNCTIONS, *DTYPES, *REDUCTIONS, *standard_library().defs, *words})
+
+
+def cast(graph: Graph, x: Tensor, dtype: str) -> Tensor:
+    """The tensor in another type."""
+    return graph.emit(x.shape, dtype, lambda i: f"{dtype}({x.at(*i)})") if x.dtype != dtype or x.nominal else x

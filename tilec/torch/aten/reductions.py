@@ -1,0 +1,156 @@
+"""Reductions and scans."""
+
+from __future__ import annotations
+
+from math import inf, prod
+from typing import Any
+
+from tilec.core.dtypes import DTYPES
+from tilec.torch.aten.table import Call, Value, expresses, refused
+from tilec.torch.program import Inexpressible, Tensor, literal, reducing
+
+SIMPLE = {  # the reduction, and of bools
+    "sum": ("sum", "sum"), "mean": ("mean", "mean"), "prod": ("prod", "prod"), "amax": ("max", "any"), "amin": ("min", "all"),
+    "max": ("max", "any"), "min": ("min", "all"), "any": ("any", "any"), "all": ("all", "all"), "logsumexp": ("logsumexp", ""),
+}  # fmt: skip
+
+
+def element(x: Tensor, dtype: str) -> str:
+    """The template of an element in the type that is reduced; what is computed in f32 anyway needs no cast."""
+    narrow = dtype in ("f16", "bf16", "f32") and x.dtype in ("f16", "bf16", "f32")
+    return "{0}" if narrow or x.dtype == dtype else f"{dtype}({{0}})"
+
+
+def reduced(call: Call, kind: str, x: Tensor, axes: Any, body: str, dtype: str, after: str = "{0}") -> Tensor:
+    keep = bool(call.get("keepdim"))
+    return call.emit(*reducing(kind, x, axes, keep, body, dtype, after))
+
+
+@expresses(" ".join(SIMPLE))
+def reduce(call: Call) -> Value:
+    x = call["self"]
+    if isinstance(call.get("other"), Tensor):
+        raise Inexpressible(f"{call.name} of two tensors: not decomposed")
+    kind, of_bools = SIMPLE[call.name]
+    axes = call.axes(call.get("dim"), len(x.shape))
+    if isinstance(call.meta, tuple | list):
+        return _with_place(call, kind, x, axes)
+    dtype = call.dtype
+    if x.dtype == "bool" and dtype == "bool":
+        return reduced(call, of_bools, x, axes, "{0}", dtype)
+    body = element(x, "bool" if kind in ("any", "all") else dtype)
+    after = f"{dtype}({{0}})" if kind in ("any", "all") and dtype != "bool" else "{0}"
+    return reduced(call, kind, x, axes, body, dtype, after)
+
+
+def _with_place(call: Call, kind: str, x: Tensor, axes: list[int]) -> tuple[Tensor, Tensor]:
+    """The largest or smallest element and where it is."""
+    (_, dtype), (_, place) = call.results()
+    keep = bool(call["keepdim"])
+    body = "i32({0})" if x.dtype == "bool" else "{0}"
+    logic = {"max": "any", "min": "all"}[kind] if x.dtype == "bool" else kind
+    value = call.graph.emit(*reducing(logic, x, axes, keep, "{0}", dtype), x.nominal)
+    where = call.graph.emit(*_places(kind, x, axes, keep, body, place))
+    return value, where
+
+
+def _places(kind: str, x: Tensor, axes: list[int], keep: bool, body: str, dtype: str) -> tuple:
+    if not axes:
+        shape = list(x.shape)
+        return shape, dtype, "0"
+    return reducing(f"arg{kind}", x, axes, keep, body, dtype)
+
+
+@expresses("argmax argmin")
+def place(call: Call) -> Tensor:
+    x, dim = call["self"], call["dim"]
+    if x.dtype == "bool":
+        raise Inexpressible(f"{call.name} of bools")
+    if dim is None and x.shape:
+        whole, keep = x.reshaped((prod(x.shape),)), bool(call["keepdim"])
+        shape, _, expression = reducing(call.name, whole, [0], False)
+        return call.graph.emit([1] * len(x.shape) if keep else shape, "i64", lambda i: expression([]))
+    axes = call.axes(dim, len(x.shape)) if x.shape else []
+    return call.graph.emit(*_places(call.name[3:], x, axes, bool(call["keepdim"]), "{0}", "i64"))
+
+
+@expresses("var var_mean")
+def variance(call: Call) -> Value:
+    """In two passes: of the differences from the mean, which is kept in f32 at least."""
+    x = call["self"]
+    correction = call.get("correction")
+    if correction is None:
+        correction = 1 if call.get("unbiased") in (None, True) else 0
+    axes, keep, count = call.axes(call.get("dim"), len(x.shape)), bool(call.get("keepdim")), 1
+    for d in axes:
+        count *= x.shape[d]
+    wide = "f64" if x.dtype == "f64" else "f32"
+    pair = isinstance(call.meta, tuple | list)
+    shape, dtype = call.results()[0] if pair else (call.shape, call.dtype)
+    mean = call.graph.emit(*reducing("mean", x, axes, True, element(x, wide), wide), "" if dtype == wide else dtype)
+    divisor = count - correction
+    after = f"{{0}} / {literal(float(divisor))}" if divisor > 0 else "{0} * inf"
+    off = lambda k: f"({x.at(*k)} - {mean.along(k, x.shape)})"  # noqa: E731
+    squares = reducing("sum", x, axes, keep, lambda k: f"{off(k)} * {off(k)}", dtype, after)
+    made = call.emit(*squares)
+    if not pair:
+        return made
+    return made, mean if keep else mean.reshaped(shape)
+
+
+@expresses("linalg_vector_norm norm")
+def norm(call: Call) -> Tensor:
+    x = call["self"]
+    order = call["ord"] if "ord" in call else call["p"]
+    order = 2.0 if order is None else float(order)
+    axes, dtype = call.axes(call.get("dim"), len(x.shape)), call.dtype
+    e = element(x, dtype)
+    if order in (inf, -inf):
+        return reduced(call, "max" if order > 0 else "min", x, axes, f"abs({e})", dtype)
+    if order == 0:
+        return reduced(call, "sum", x, axes, f"{'f64' if dtype == 'f64' else 'f32'}({{0}} != 0)", dtype)
+    if order == 1:
+        return reduced(call, "sum", x, axes, f"abs({e})", dtype)
+    if order == 2:
+        return reduced(call, "sum", x, axes, f"{e} * {e}", dtype, "sqrt({0})")
+    return reduced(call, "sum", x, axes, f"abs({e}) ** {literal(order)}", dtype, f"({{0}}) ** {literal(1 / order)}")
+
+
+@expresses("cumsum cumprod")
+def scan(call: Call) -> Tensor:
+    x, dtype = call["self"], call.dtype
+    if not x.shape:
+        return call.emit((), dtype, element(x, dtype).format(x.at()))
+    axis, body = call["dim"] % len(x.shape), element(x, dtype)
+    if x.shape[axis] == 1:
+        return call.emit(x.shape, dtype, lambda i: body.format(x.at(*i)))
+    return call.emit(x.shape, dtype, lambda i: f"{call.name}[i{axis}]({body.format(x.at(*i))})")
+
+
+def softmax_axis(call: Call) -> tuple[Tensor, int | None]:
+    """What is normalised and along which dimension; None where that has one element."""
+    x = call["self"]
+    if not DTYPES[x.dtype].is_float:
+        raise Inexpressible(f"{call.name} of integers")
+    axis = call["dim"] % len(x.shape) if x.shape else None
+    return x, axis if axis is not None and x.shape[axis] > 1 else None
+
+
+@expresses("_softmax _log_softmax _safe_softmax softmax log_softmax")
+def softmax(call: Call) -> Tensor:
+    x, axis = softmax_axis(call)
+    name = call.name.lstrip("_").removeprefix("safe_")
+    if axis is None:  # of one number: 1 and 0, and of an infinite one NaN
+        return call.emit(
+            call.shape, call.dtype, lambda i: f"{x.at(*i)} - {x.at(*i)}" + (" + 1" if name == "softmax" else "")
+        )
+    if call.name == "_safe_softmax":  # 0 in rows of minus infinities
+        return call.emit(
+            call.shape, call.dtype, lambda i: f"0 if max[i{axis}]({x.at(*i)}) == -inf else softmax[i{axis}]({x.at(*i)})"
+        )
+    return call.emit(call.shape, call.dtype, lambda i: f"{name}[i{axis}]({x.at(*i)})")
+
+
+refused("the places of a scan's maximum", "cummax cummin")
+refused("no scan of this kind", "logcumsumexp")
+refused("sorting", "sort topk kthvalue median nanmedian mode msort unique_dim _unique2 argsort searchsorted")

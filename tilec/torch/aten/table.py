@@ -1,0 +1,242 @@
+"""The table of translators, and what one of them is called with: a node with its arguments by name."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilec.core.dtypes import DTYPES, OTHER_NAMES
+from tilec.torch.program import Graph, Inexpressible, Tensor, literal
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+Value = Any  # a tensor, a tuple of them, a Python number or None
+TABLE: dict[str, Callable[[Call], Value]] = {}
+WHY_NOT: dict[str, str] = {}
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+NARROW = ("f16", "bf16", "f8e4m3", "f8e5m2")
+
+SMOOTH = words(
+    "add sub rsub mul div neg exp sigmoid tanh erf gelu relu rsqrt sqrt pow where _softmax _log_softmax _safe_softmax sum mean "
+    "native_layer_norm native_group_norm _native_batch_norm_legit_no_training silu expm1 log log1p abs reciprocal sin cos "
+    "clamp leaky_relu var_mean var square maximum minimum"
+)
+"""Operations that a value may enter unrounded: its rounding to 16 bits would be an error, and nobody's intention."""
+
+SEEN_THROUGH = words("view _unsafe_view reshape expand permute unsqueeze squeeze clone alias transpose t")
+PRODUCTS = words("bmm mm addmm baddbmm")
+SOFTMAXES = {"_softmax", "_safe_softmax"}
+
+_TYPES = {"torch.bool": "bool", "torch.float8_e4m3fn": "f8e4m3", "torch.float8_e5m2": "f8e5m2"}
+
+
+def expresses(names: str) -> Callable[[Callable[[Call], Value]], Callable[[Call], Value]]:
+    """Registers a translator of ATen operations by their names, all overloads."""
+
+    def add(function: Callable[[Call], Value]) -> Callable[[Call], Value]:
+        TABLE.update(dict.fromkeys(names.split(), function))
+        return function
+
+    return add
+
+
+def refused(reason: str, names: str) -> None:
+    """Registers why operations cannot be said."""
+    WHY_NOT.update(dict.fromkeys(names.split(), reason))
+
+
+def dtype_of(dtype: Any) -> str:
+    """The language's name of one of torch's types."""
+    text = str(dtype)
+    name = _TYPES.get(text) or OTHER_NAMES.get(text.removeprefix("torch."))
+    if name is None or name not in DTYPES:
+        raise Inexpressible(f"type {text.removeprefix('torch.')}")
+    return name
+
+
+def op_name(node: Node) -> str:
+    """`add` of `aten.add.Tensor`, `getitem` of Python's."""
+    target = node.target
+    if target is operator.getitem:
+        return "getitem"
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return getattr(target, "__name__", str(target))
+    space, _, name = schema.name.partition("::")
+    return name if space in ("aten", "prims") else schema.name
+
+
+def translator(node: Node) -> Callable[[Call], Value]:
+    name = op_name(node)
+    found = TABLE.get(name)
+    if found is None:
+        raise Inexpressible(f"{name}: {WHY_NOT[name]}" if name in WHY_NOT else f"{name}: not translated")
+    return found
+
+
+def statement_name(node: Node) -> str:
+    return node.name.lstrip("_") if node.name.lstrip("_")[:1].isalpha() else f"t_{node.name}"
+
+
+class Call:
+    """One node: `call["dim"]` is an argument by its name in the schema, with nodes replaced by their values."""
+
+    def __init__(self, graph: Graph, node: Node, values: Mapping[Node, Value]):
+        from torch.fx import map_arg
+
+        self.graph, self.node, self.name = graph, node, op_name(node)
+        self.meta = node.meta.get("val")
+        look = lambda n: values[n]  # noqa: E731
+        self.args = _replaced(node.args, look)
+        self.kwargs = {k: _replaced(v, look) for k, v in node.kwargs.items()}
+        self._refuse_what_no_tensor_can_be(map_arg)
+        schema = getattr(node.target, "_schema", None)
+        self.named: dict[str, Value] = {}
+        if schema is not None:
+            for n, argument in enumerate(schema.arguments):
+                if n < len(self.args):
+                    self.named[argument.name] = self.args[n]
+                elif argument.name in self.kwargs:
+                    self.named[argument.name] = self.kwargs[argument.name]
+                else:
+                    self.named[argument.name] = argument.default_value if argument.has_default_value() else None
+
+    def _refuse_what_no_tensor_can_be(self, map_arg: Callable) -> None:
+        for read in self.node.all_input_nodes:
+            _check(read.meta.get("val"))
+        _check(self.meta, result=True)
+
+    def __getitem__(self, name: str) -> Value:
+        return self.named[name]
+
+    def get(self, name: str, otherwise: Value = None) -> Value:
+        return self.named.get(name, otherwise)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.named
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(int(n) for n in self.meta.shape)
+
+    @property
+    def dtype(self) -> str:
+        return dtype_of(self.meta.dtype)
+
+    def results(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shapes and types of several results."""
+        return [(tuple(int(n) for n in m.shape), dtype_of(m.dtype)) for m in self.meta]
+
+    def emit(self, shape: Sequence[int], dtype: str, expression: Any) -> Tensor:
+        """A result: of 16 bits, unrounded if its one reader may have it so."""
+        if dtype in ("f16", "bf16") and keeps_wide(self.node):
+            return self.graph.emit(shape, "f32", expression, dtype)
+        return self.graph.emit(shape, dtype, expression)
+
+    def axes(self, dims: Any, rank: int) -> list[int]:
+        """Dimensions as a list of numbers from 0: all of them where none is named."""
+        if dims is None or (isinstance(dims, list | tuple) and not dims):
+            return list(range(rank))
+        chosen = [int(d) % rank for d in (dims if isinstance(dims, list | tuple) else [dims])] if rank else []
+        if len({*chosen}) < len(chosen):
+            raise Inexpressible("a dimension that is named twice")
+        return sorted(chosen)
+
+    def checked(self, made: Value) -> Value:
+        """Shapes are PyTorch's: a translator that has another one is wrong."""
+        pairs = zip(made, self.meta) if isinstance(made, tuple) else [(made, self.meta)]
+        for mine, theirs in pairs:
+            if isinstance(mine, Tensor) and hasattr(theirs, "shape"):
+                assert mine.shape == tuple(theirs.shape), (self.node.format_node(), mine, theirs.shape)
+                assert mine.torch_dtype == dtype_of(theirs.dtype), (self.node.format_node(), mine, theirs.dtype)
+        return made
+
+
+def keeps_wide(node: Node) -> bool:
+    """Whether a result of 16 bits has one reader in the graph, and that one computes with its digits: an expression of several
+    operations is rounded once, as in Inductor. Weights of a softmax go into their product so."""
+    product_ok = op_name(node) in SOFTMAXES
+    while len(node.users) == 1:
+        (user,) = node.users
+        if user.op != "call_function":
+            return False
+        name = op_name(user)
+        if name in SEEN_THROUGH:
+            node = user
+            continue
+        return name in SMOOTH or (product_ok and name in PRODUCTS and user.args[-2] is node)
+    return False
+
+
+def operand(x: Tensor | float | int | bool, compute: str, access: Callable[[Tensor], str]) -> str:
+    """Text of an operand in a computation of type `compute`: a cast where the language would take another type than PyTorch."""
+    if not isinstance(x, Tensor):
+        return literal(x, compute)
+    text = access(x)
+    wide = "f32" if compute in NARROW else compute
+    same = x.dtype == wide or (wide == "f32" and x.dtype in NARROW)
+    return text if same else f"{wide}({text})"
+
+
+def decompositions() -> dict:
+    """The decompositions that graphs are traced with: core ATen's, but for operations that are one expression here."""
+    from torch._decomp import core_aten_decompositions
+    from torch._ops import OpOverload
+
+    kept = {f"aten.{name}" for name in KEPT}
+    table = dict(core_aten_decompositions())
+    return {op: f for op, f in table.items() if not (isinstance(op, OpOverload) and str(op).rpartition(".")[0] in kept)}
+
+
+KEPT = ("_safe_softmax", "silu", "baddbmm", "stack", "softplus")
+
+
+def scratch(node: Node) -> tuple[Graph, Mapping[Node, Value]]:
+    """A graph whose inputs are what the node reads."""
+    graph = Graph()
+    return graph, {read: _argument(graph, read.name, read.meta.get("val")) for read in node.all_input_nodes}
+
+
+def _argument(graph: Graph, name: str, value: Any) -> Value:
+    if isinstance(value, tuple | list):
+        return tuple(_argument(graph, f"{name}_{n}", v) for n, v in enumerate(value))
+    if not hasattr(value, "shape"):
+        return value
+    try:
+        dtype = dtype_of(value.dtype)
+    except Inexpressible:
+        return None  # the call refuses it
+    if not all(isinstance(n, int) for n in value.shape):
+        return None
+    return graph.argument(name, value.shape, dtype)
+
+
+def _check(value: Any, result: bool = False) -> None:
+    if isinstance(value, tuple | list):
+        for v in value:  # of several results, one may be nothing, and then nothing asks for it
+            if not (hasattr(v, "shape") and tuple(v.shape) == (0,)):
+                _check(v, result)
+    elif hasattr(value, "shape"):
+        dtype_of(value.dtype)
+        if str(value.layout) != "torch.strided":
+            raise Inexpressible(f"layout {str(value.layout).removeprefix('torch.')}")
+        if not all(isinstance(n, int) for n in value.shape):
+            raise Inexpressible("a size that is known when it runs")
+        if 0 in value.shape:
+            raise Inexpressible("tensors without elements")
+    elif value is not None and not isinstance(value, bool | int | float):
+        raise Inexpressible(f"a value of type {type(value).__name__}")
+
+
+def _replaced(argument: Any, look: Callable[[Any], Value]) -> Any:
+    """Nodes by their values, in nested lists too: torch's own map makes immutable lists of what it finds."""
+    if isinstance(argument, list | tuple):
+        return [_replaced(a, look) for a in argument]
+    return look(argument) if type(argument).__name__ == "Node" else argument

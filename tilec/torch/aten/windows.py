@@ -1,0 +1,5 @@
+"""Convolutions and pooling."""
+
+from __future__ import annotations
+
+from tilec.torch.aten.table import Call, expresses  # noqa: F401
