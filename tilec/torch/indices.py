@@ -156,10 +156,10 @@ def opaque(text: str, range: Range = ANY) -> Index:
     return Index(((Atom(text if text.isidentifier() else f"({text})", range), 1),))
 
 
-def flat(places: Sequence[Index], strides: Sequence[int], offset: int = 0) -> Index:
+def flat(positions: Sequence[Index], strides: Sequence[int], offset: int = 0) -> Index:
     total = number(offset)
-    for place, stride in zip(places, strides, strict=True):
-        total = total + place * stride
+    for position, stride in zip(positions, strides, strict=True):
+        total = total + position * stride
     return total
 
 
@@ -168,14 +168,14 @@ def row_major(shape: Sequence[int]) -> list[int]:
     return [prod(shape[d + 1 :]) for d in range(len(shape))]
 
 
-def unflat(place: Index, shape: Sequence[int]) -> list[Index]:
-    """Subscripts of a place in row-major memory."""
+def unflat(position: Index, shape: Sequence[int]) -> list[Index]:
+    """Subscripts of a position in row-major memory."""
     strides = row_major(shape)
     first = next((d for d, n in enumerate(shape) if n != 1), 0)
     subscripts = []
     for d, (extent, stride) in enumerate(zip(shape, strides)):
-        quotient = place // stride
-        inside = d == first and place.range[0] >= 0 and place.range[1] < prod(shape)
+        quotient = position // stride
+        inside = d == first and position.range[0] >= 0 and position.range[1] < prod(shape)
         subscripts.append(quotient if inside else quotient % extent)
     return subscripts
 

@@ -12,7 +12,7 @@ from tilec.torch import indices as ix
 from tilec.torch.indices import Index
 
 Subscript = Index | str
-Places = Callable[[Sequence[Index]], list[Index]]
+Positions = Callable[[Sequence[Index]], list[Index]]
 
 _KEYWORDS = "op def return where if else and or not in using expect import true false pad rand"
 WORDS = frozenset(_KEYWORDS.split())
@@ -31,25 +31,25 @@ def dtype_name(dtype: np.dtype) -> str:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value of the program, of the type `dtype`. A view is an access to another's elements, which nothing stores: `places` gives
-    the subscripts of the tensor of that name. A tensor by a `formula` is nowhere stored either: a number, or what is made of its
-    subscripts. `nominal` is the type that it is to have where it leaves the program, if the program keeps it wider."""
+    """A value of the program, of the type `dtype`. A view is an access to another's elements, which nothing stores: `positions`
+    gives the subscripts of the tensor of that name. A tensor by a `formula` is nowhere stored either: a number, or what is made
+    of its subscripts. `nominal` is the type that it is to have where it leaves the program, if the program keeps it wider."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     nominal: str = ""
-    places: Places | None = None
+    positions: Positions | None = None
     formula: Callable[[Sequence[Index]], str] | None = None
 
     def at(self, *subscripts: Subscript) -> str:
         """An access; of a scalar, its name."""
         assert len(subscripts) == len(self.shape), (self, subscripts)
-        if self.places is not None or self.formula is not None:
+        if self.positions is not None or self.formula is not None:
             known = [s if isinstance(s, Index) else ix.opaque(s) for s in subscripts]
-            subscripts = tuple(self.places(known) if self.places else known)
+            subscripts = tuple(self.positions(known) if self.positions else known)
             if self.formula is not None:
-                return self.formula(known if self.places is None else self.places(known))
+                return self.formula(known if self.positions is None else self.positions(known))
         texts = [s.sum_text() if isinstance(s, Index) else s for s in subscripts]
         return f"{self.name}[{', '.join(texts)}]" if texts else self.name
 
@@ -64,11 +64,11 @@ class Tensor:
         """The type that PyTorch gives it, by its name here."""
         return self.nominal or self.dtype
 
-    def seen(self, shape: Sequence[int], places: Callable[[Sequence[Index]], Sequence[Index]]) -> Tensor:
-        """A view: an element of it is this tensor's at `places`."""
-        before = self.places
-        after: Places = (lambda i: before(list(places(i)))) if before else (lambda i: list(places(i)))
-        return replace(self, shape=tuple(int(n) for n in shape), places=after)
+    def seen(self, shape: Sequence[int], positions: Callable[[Sequence[Index]], Sequence[Index]]) -> Tensor:
+        """A view: an element of it is this tensor's at `positions`."""
+        before = self.positions
+        after: Positions = (lambda i: before(list(positions(i)))) if before else (lambda i: list(positions(i)))
+        return replace(self, shape=tuple(int(n) for n in shape), positions=after)
 
     def reshaped(self, shape: Sequence[int]) -> Tensor:
         """A view of the same elements in row-major order."""
@@ -89,10 +89,10 @@ class Tensor:
     @property
     def is_rearranged(self) -> bool:
         """Whether the view does more than order dimensions anew, so that being outside of it is not being outside of the tensor."""
-        if self.places is None or self.formula is not None:
+        if self.positions is None or self.formula is not None:
             return self.formula is not None
         names = [ix.name(f"k{d}", n) for d, n in enumerate(self.shape)]
-        found = [str(p) for p in self.places(names)]
+        found = [str(p) for p in self.positions(names)]
         return any(n != 1 and str(i) not in found for i, n in zip(names, self.shape)) or any(
             f not in [str(i) for i in names] and f != "0" for f in found
         )
@@ -106,7 +106,7 @@ def ranges(names: Sequence[str], extents: Sequence[int]) -> str:
     return ", ".join(f"{i} in 0:{n}" for i, n in zip(names, extents))
 
 
-def places(count_or_shape: Sequence[int], letter: str = "i") -> list[Index]:
+def positions(count_or_shape: Sequence[int], letter: str = "i") -> list[Index]:
     """An index for each dimension."""
     return [ix.name(f"{letter}{d}", n) for d, n in enumerate(count_or_shape)]
 
@@ -146,17 +146,17 @@ def literal(value: float | int | bool, dtype: str = "") -> str:
 
 
 def reducing(
-    kind: str, x: Tensor, axes: Sequence[int], keep: bool, body: str | Callable[[list[Index]], str] = "{0}",
+    kind: str, x: Tensor, axes: Sequence[int], keepdim: bool, body: str | Callable[[list[Index]], str] = "{0}",
     dtype: str | None = None, after: str = "{0}",
 ) -> tuple[list[int], str, Callable[[list[Index]], str]]:  # fmt: skip
     """Shape, type and expression of a reduction over these dimensions: of `body` with an element, or of what it is at given
-    places, put into `after`."""
+    positions, put into `after`."""
     axes = sorted(axes)
     shape = [1 if d in axes else n for d, n in enumerate(x.shape)]
     short = [n for d, n in enumerate(x.shape) if d not in axes]
 
     def expression(i: list[Index]) -> str:
-        outer = iter([p for d, p in enumerate(i) if d not in axes] if keep else i)
+        outer = iter([p for d, p in enumerate(i) if d not in axes] if keepdim else i)
         inner = [ix.name(f"k{d}", n) if d in axes else next(outer) for d, n in enumerate(x.shape)]
         element = body.format(x.at(*inner)) if isinstance(body, str) else body(inner)
         if not axes:
@@ -164,7 +164,7 @@ def reducing(
         over = ranges([f"k{d}" for d in axes], [x.shape[d] for d in axes])
         return after.format(f"{kind}[{over}]({element})")
 
-    return shape if keep else short, dtype or x.dtype, expression
+    return shape if keepdim else short, dtype or x.dtype, expression
 
 
 @dataclass
@@ -205,7 +205,7 @@ class Graph:
         """A tensor by an expression of its indices i0, i1, ..."""
         shape = tuple(int(n) for n in shape)
         name = self._free(self.hint)
-        text = expression if isinstance(expression, str) else expression(places(shape))
+        text = expression if isinstance(expression, str) else expression(positions(shape))
         names = indices(len(shape))
         left = f"{name}[{', '.join(names)}]" if names else name
         where = f" where {ranges(names, shape)}" if names else ""
@@ -234,16 +234,16 @@ class Graph:
         return self.copied(x.reshaped(shape))
 
     def reduce(
-        self, kind: str, x: Tensor, axes: Sequence[int], keep: bool, body: str = "{0}", dtype: str | None = None,
+        self, kind: str, x: Tensor, axes: Sequence[int], keepdim: bool, body: str = "{0}", dtype: str | None = None,
         after: str = "{0}",
     ) -> Tensor:  # fmt: skip
-        return self.emit(*reducing(kind, x, axes, keep, body, dtype, after))
+        return self.emit(*reducing(kind, x, axes, keepdim, body, dtype, after))
 
     def program(self, outputs: Sequence[Tensor], name: str = "f") -> str:
         """The text. A result that is an input, a view or another result is copied, and one that is kept wider is rounded."""
         results: list[Tensor] = []
         for t in outputs:
-            itself = t.places is None and t.formula is None and not t.nominal and t.name not in self.inputs
+            itself = t.positions is None and t.formula is None and not t.nominal and t.name not in self.inputs
             if not itself or t.name in [r.name for r in results]:
                 self.hint = f"{t.name}_out" if t.name else "out"
                 t = self.copied(t, t.torch_dtype)

@@ -1,4 +1,4 @@
-"""Tensors made of numbers and places alone; random ones."""
+"""Tensors made of numbers and positions alone; random ones."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def arange(call: Call) -> Tensor:
 
     def formula(i: Sequence[Index]) -> str:
         if whole:
-            place = i[0] * step + start
-            return f"{dtype}({place.sum_text()})" if dtype != "i64" else str(place)
+            position = i[0] * step + start
+            return f"{dtype}({position.sum_text()})" if dtype != "i64" else str(position)
         wide = "f64" if dtype == "f64" else "f32"
         return f"({literal(float(start))} + {literal(float(step))} * {wide}({i[0].sum_text()}))"
 
@@ -51,7 +51,7 @@ def eye(call: Call) -> Tensor:
 
 
 @expresses("tril_indices triu_indices")
-def triangle_places(call: Call) -> Tensor:
+def triangle_positions(call: Call) -> Tensor:
     raise Inexpressible(f"{call.name}: not translated")
 
 

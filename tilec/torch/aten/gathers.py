@@ -1,4 +1,4 @@
-"""Gathers: elements at places that are data."""
+"""Gathers: elements at positions that are data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilec.torch.program import Inexpressible, Tensor
 
 
 def wrapped(text: str, extent: int) -> Index:
-    """A place that counts from the end where it is negative."""
+    """A position that counts from the end where it is negative."""
     return ix.opaque(f"{text} + {extent} if {text} < 0 else {text}", (0, extent - 1))
 
 
@@ -21,44 +21,44 @@ def plain(text: str, extent: int) -> Index:
 
 @expresses("embedding")
 def embedding(call: Call) -> Tensor:
-    table, places = call["weight"], call["indices"]
-    rank = len(places.shape)
-    return call.emit(call.shape, call.dtype, lambda i: table.at(plain(places.at(*i[:rank]), table.shape[0]), i[-1]))
+    table, positions = call["weight"], call["indices"]
+    rank = len(positions.shape)
+    return call.emit(call.shape, call.dtype, lambda i: table.at(plain(positions.at(*i[:rank]), table.shape[0]), i[-1]))
 
 
 @expresses("index_select")
 def index_select(call: Call) -> Tensor:
-    x, places = call["self"], call["index"]
+    x, positions = call["self"], call["index"]
     if not x.shape:
         return call.emit((), call.dtype, x.at())
     axis = call["dim"] % len(x.shape)
-    at = lambda i: plain(places.at(i[axis]) if places.shape else places.at(), x.shape[axis])  # noqa: E731
+    at = lambda i: plain(positions.at(i[axis]) if positions.shape else positions.at(), x.shape[axis])  # noqa: E731
     return call.emit(call.shape, call.dtype, lambda i: x.at(*(at(i) if d == axis else p for d, p in enumerate(i))))
 
 
 @expresses("gather")
 def gather(call: Call) -> Tensor:
-    x, places = call["self"], call["index"]
+    x, positions = call["self"], call["index"]
     if not x.shape:
         return x.expanded(call.shape)
     axis = call["dim"] % len(x.shape)
-    if not places.shape:
-        return call.emit((), call.dtype, x.at(plain(places.at(), x.shape[0])))
-    at = lambda i: plain(places.at(*i), x.shape[axis])  # noqa: E731
+    if not positions.shape:
+        return call.emit((), call.dtype, x.at(plain(positions.at(), x.shape[0])))
+    at = lambda i: plain(positions.at(*i), x.shape[axis])  # noqa: E731
     return call.emit(call.shape, call.dtype, lambda i: x.at(*(at(i) if d == axis else p for d, p in enumerate(i))))
 
 
 @expresses("take")
 def take(call: Call) -> Tensor:
-    x, places = call["self"], call["index"]
+    x, positions = call["self"], call["index"]
     total = int(np.prod(x.shape))
     whole = x.reshaped((total,))
-    return call.emit(call.shape, call.dtype, lambda i: whole.at(wrapped(places.at(*i), total)))
+    return call.emit(call.shape, call.dtype, lambda i: whole.at(wrapped(positions.at(*i), total)))
 
 
 @expresses("index _unsafe_index")
 def index(call: Call) -> Tensor:
-    """NumPy's advanced indexing: the places are broadcast together, and stand where they began if they are neighbours."""
+    """NumPy's advanced indexing: the positions are broadcast together, and stand where they began if they are neighbours."""
     x, given = call["self"], list(call["indices"])
     given += [None] * (len(x.shape) - len(given))
     chosen = [d for d, t in enumerate(given) if t is not None]
@@ -84,7 +84,7 @@ def masked_index(call: Call) -> Tensor:
         raise Inexpressible("a masked gather of rows")
 
     def expression(i: list[Index]) -> str:
-        places = [wrapped(t.along(i, shape), n) for t, n in zip(given, x.shape)]
-        return f"{x.at(*places)} if {mask.along(i, shape)} else {operand(fill, call.dtype, lambda t: t.at())}"
+        positions = [wrapped(t.along(i, shape), n) for t, n in zip(given, x.shape)]
+        return f"{x.at(*positions)} if {mask.along(i, shape)} else {operand(fill, call.dtype, lambda t: t.at())}"
 
     return call.emit(shape, call.dtype, expression)

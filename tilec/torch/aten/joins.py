@@ -13,7 +13,7 @@ MOST_PARTS = 64
 
 @expresses("cat concat concatenate stack")
 def cat(call: Call) -> Tensor:
-    """A choice by the place along the joined dimension."""
+    """A choice by the position along the joined dimension."""
     parts = [t for t in call["tensors"] if 0 not in t.shape]
     if len(parts) > MOST_PARTS:
         raise Inexpressible("joins of many tensors")
@@ -44,7 +44,7 @@ def constant_pad(call: Call) -> Tensor:
     x, pads, shape, dtype = call.graph.stored(call["self"]), call["pad"], call.shape, call.dtype
     before = [0] * (len(x.shape) - len(pads) // 2) + list(pads[::2])[::-1]
     value = literal(call["value"] or 0, dtype)
-    if all(b <= 0 for b in before) and all(n - b >= m for n, m, b in zip(x.shape, shape, before)):
+    if all(b <= 0 and m - b <= n for n, m, b in zip(x.shape, shape, before)):
         return x.seen(shape, lambda i: [p - b for p, b in zip(i, before)])
     return call.emit(shape, dtype, lambda i: f"pad({x.at(*(p - b for p, b in zip(i, before)))}, {value})")
 
@@ -53,17 +53,17 @@ def constant_pad(call: Call) -> Tensor:
 def border(call: Call) -> Tensor:
     x, pads = call["self"], call["padding"]
     before = [0] * (len(x.shape) - len(pads) // 2) + list(pads[::2])[::-1]
-    places = lambda i: [_inside(call.name, p - b, n) for p, b, n in zip(i, before, x.shape)]  # noqa: E731
-    return call.emit(call.shape, call.dtype, lambda i: x.at(*places(i)))
+    positions = lambda i: [_inside(call.name, p - b, n) for p, b, n in zip(i, before, x.shape)]  # noqa: E731
+    return call.emit(call.shape, call.dtype, lambda i: x.at(*positions(i)))
 
 
-def _inside(kind: str, place: Index, extent: int) -> Index | str:
-    if place.range[0] >= 0 and place.range[1] < extent:
-        return place
+def _inside(kind: str, position: Index, extent: int) -> Index | str:
+    if position.range[0] >= 0 and position.range[1] < extent:
+        return position
     if kind.startswith("replication"):
-        return f"clamp({place.sum_text()}, 0, {extent - 1})"
+        return f"clamp({position.sum_text()}, 0, {extent - 1})"
     period = 2 * (extent - 1)
-    around = (place + period) % period if place.range[0] < 0 else place % period
+    around = (position + period) % period if position.range[0] < 0 else position % period
     return f"min({around.sum_text()}, {period} - {around})"
 
 
@@ -83,10 +83,10 @@ def replaced_part(call: Call) -> Tensor:
         return part.expanded(shape)
 
     def expression(i: list[Index]) -> str:
-        place = i[axis]
-        tests = [f"{place} >= {begin}"] if begin else []
-        tests += [f"{place} < {end}"] if end < shape[axis] else []
-        tests += [f"{(place - begin) % step} == 0"] if step > 1 else []
+        position = i[axis]
+        tests = [f"{position} >= {begin}"] if begin else []
+        tests += [f"{position} < {end}"] if end < shape[axis] else []
+        tests += [f"{(position - begin) % step} == 0"] if step > 1 else []
         inside = [(p - begin) // step if d == axis else p for d, p in enumerate(i)]
         return f"{_cast(part, x.torch_dtype, inside)} if {' and '.join(tests)} else {x.at(*i)}"
 
@@ -106,7 +106,7 @@ def triangle(call: Call) -> Tensor:
 
 
 refused(
-    "writes to computed places",
+    "writes to computed positions",
     "scatter scatter_add scatter_reduce index_put _unsafe_index_put index_add index_copy index_reduce "
     "masked_scatter put embedding_dense_backward col2im histc bincount as_strided_scatter "
     "_unsafe_masked_index_put_accumulate max_unpool2d max_unpool3d",

@@ -109,10 +109,10 @@ def batch_norm(call: Call) -> Value:
         if old_mean is None or old_variance is None:
             raise Inexpressible("a batch norm without statistics")
         momentum, count = float(call["momentum"]), prod(x.shape[d] for d in axes)
-        keep, enter = literal(1 - momentum), literal(momentum)
+        old, enter = literal(1 - momentum), literal(momentum)
         unbiased = literal(count / (count - 1)) if count > 1 else "inf"
         (shape, dtype), (_, other) = call.results()[3:]
-        text = f"{keep} * {{}} + {enter} * {{}}"
+        text = f"{old} * {{}} + {enter} * {{}}"
         results.append(call.graph.emit(shape, dtype, lambda i: text.format(old_mean.at(i[0]), at(mean, i[0]))))
         wider = lambda i: f"{at(spread, i[0])} * {unbiased}"  # noqa: E731
         results.append(call.graph.emit(shape, other, lambda i: text.format(old_variance.at(i[0]), wider(i))))

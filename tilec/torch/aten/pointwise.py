@@ -220,8 +220,8 @@ def clamp(call: Call) -> Tensor:
     if call.dtype == "bool":
         raise Inexpressible("clamp of bools")
     template = "{0}"
-    for place, name in enumerate(names[1:], 1):
-        template = f"{'max' if name == low else 'min'}({template}, {{{place}}})"
+    for position, name in enumerate(names[1:], 1):
+        template = f"{'max' if name == low else 'min'}({template}, {{{position}}})"
     if len(names) == 3 and not isinstance(call[low], Tensor) and not isinstance(call[high], Tensor):
         template = "clamp({0}, {1}, {2})"
     return elementwise(call, template, names)

@@ -22,8 +22,8 @@ def element(x: Tensor, dtype: str) -> str:
 
 
 def reduced(call: Call, kind: str, x: Tensor, axes: Any, body: str, dtype: str, after: str = "{0}") -> Tensor:
-    keep = bool(call.get("keepdim"))
-    return call.emit(*reducing(kind, x, axes, keep, body, dtype, after))
+    keepdim = bool(call.get("keepdim"))
+    return call.emit(*reducing(kind, x, axes, keepdim, body, dtype, after))
 
 
 @expresses(" ".join(SIMPLE))
@@ -34,7 +34,7 @@ def reduce(call: Call) -> Value:
     kind, of_bools = SIMPLE[call.name]
     axes = call.axes(call.get("dim"), len(x.shape))
     if isinstance(call.meta, tuple | list):
-        return _with_place(call, kind, x, axes)
+        return _with_position(call, kind, x, axes)
     dtype = call.dtype
     if x.dtype == "bool" and dtype == "bool":
         return reduced(call, of_bools, x, axes, "{0}", dtype)
@@ -43,35 +43,35 @@ def reduce(call: Call) -> Value:
     return reduced(call, kind, x, axes, body, dtype, after)
 
 
-def _with_place(call: Call, kind: str, x: Tensor, axes: list[int]) -> tuple[Tensor, Tensor]:
+def _with_position(call: Call, kind: str, x: Tensor, axes: list[int]) -> tuple[Tensor, Tensor]:
     """The largest or smallest element and where it is."""
-    (_, dtype), (_, place) = call.results()
-    keep = bool(call["keepdim"])
+    (_, dtype), (_, position) = call.results()
+    keepdim = bool(call["keepdim"])
     body = "i32({0})" if x.dtype == "bool" else "{0}"
     logic = {"max": "any", "min": "all"}[kind] if x.dtype == "bool" else kind
-    value = call.graph.emit(*reducing(logic, x, axes, keep, "{0}", dtype), x.nominal)
-    where = call.graph.emit(*_places(kind, x, axes, keep, body, place))
+    value = call.graph.emit(*reducing(logic, x, axes, keepdim, "{0}", dtype), x.nominal)
+    where = call.graph.emit(*_positions(kind, x, axes, keepdim, body, position))
     return value, where
 
 
-def _places(kind: str, x: Tensor, axes: list[int], keep: bool, body: str, dtype: str) -> tuple:
+def _positions(kind: str, x: Tensor, axes: list[int], keepdim: bool, body: str, dtype: str) -> tuple:
     if not axes:
         shape = list(x.shape)
         return shape, dtype, "0"
-    return reducing(f"arg{kind}", x, axes, keep, body, dtype)
+    return reducing(f"arg{kind}", x, axes, keepdim, body, dtype)
 
 
 @expresses("argmax argmin")
-def place(call: Call) -> Tensor:
+def position(call: Call) -> Tensor:
     x, dim = call["self"], call["dim"]
     if x.dtype == "bool":
         raise Inexpressible(f"{call.name} of bools")
     if dim is None and x.shape:
-        whole, keep = x.reshaped((prod(x.shape),)), bool(call["keepdim"])
+        whole, keepdim = x.reshaped((prod(x.shape),)), bool(call["keepdim"])
         shape, _, expression = reducing(call.name, whole, [0], False)
-        return call.graph.emit([1] * len(x.shape) if keep else shape, "i64", lambda i: expression([]))
+        return call.graph.emit([1] * len(x.shape) if keepdim else shape, "i64", lambda i: expression([]))
     axes = call.axes(dim, len(x.shape)) if x.shape else []
-    return call.graph.emit(*_places(call.name[3:], x, axes, bool(call["keepdim"]), "{0}", "i64"))
+    return call.graph.emit(*_positions(call.name[3:], x, axes, bool(call["keepdim"]), "{0}", "i64"))
 
 
 @expresses("var var_mean")
@@ -81,7 +81,7 @@ def variance(call: Call) -> Value:
     correction = call.get("correction")
     if correction is None:
         correction = 1 if call.get("unbiased") in (None, True) else 0
-    axes, keep, count = call.axes(call.get("dim"), len(x.shape)), bool(call.get("keepdim")), 1
+    axes, keepdim, count = call.axes(call.get("dim"), len(x.shape)), bool(call.get("keepdim")), 1
     for d in axes:
         count *= x.shape[d]
     wide = "f64" if x.dtype == "f64" else "f32"
@@ -91,11 +91,11 @@ def variance(call: Call) -> Value:
     divisor = count - correction
     after = f"{{0}} / {literal(float(divisor))}" if divisor > 0 else "{0} * inf"
     off = lambda k: f"({x.at(*k)} - {mean.along(k, x.shape)})"  # noqa: E731
-    squares = reducing("sum", x, axes, keep, lambda k: f"{off(k)} * {off(k)}", dtype, after)
+    squares = reducing("sum", x, axes, keepdim, lambda k: f"{off(k)} * {off(k)}", dtype, after)
     made = call.emit(*squares)
     if not pair:
         return made
-    return made, mean if keep else mean.reshaped(shape)
+    return made, mean if keepdim else mean.reshaped(shape)
 
 
 @expresses("linalg_vector_norm norm")
@@ -151,6 +151,6 @@ def softmax(call: Call) -> Tensor:
     return call.emit(call.shape, call.dtype, lambda i: f"{name}[i{axis}]({x.at(*i)})")
 
 
-refused("the places of a scan's maximum", "cummax cummin")
+refused("the positions of a scan's maximum", "cummax cummin")
 refused("no scan of this kind", "logcumsumexp")
 refused("sorting", "sort topk kthvalue median nanmedian mode msort unique_dim _unique2 argsort searchsorted")

@@ -136,7 +136,7 @@ class Call:
 
     def emit(self, shape: Sequence[int], dtype: str, expression: Any) -> Tensor:
         """A result: of 16 bits, unrounded if its one reader may have it so."""
-        if dtype in ("f16", "bf16") and keeps_wide(self.node):
+        if dtype in ("f16", "bf16") and stays_wide(self.node):
             return self.graph.emit(shape, "f32", expression, dtype)
         return self.graph.emit(shape, dtype, expression)
 
@@ -159,7 +159,7 @@ class Call:
         return made
 
 
-def keeps_wide(node: Node) -> bool:
+def stays_wide(node: Node) -> bool:
     """Whether a result of 16 bits has one reader in the graph, and that one computes with its digits: an expression of several
     operations is rounded once, as in Inductor. Weights of a softmax go into their product so."""
     product_ok = op_name(node) in SOFTMAXES
@@ -190,12 +190,12 @@ def decompositions() -> dict:
     from torch._decomp import core_aten_decompositions
     from torch._ops import OpOverload
 
-    kept = {f"aten.{name}" for name in KEPT}
+    kept = {f"aten.{name}" for name in WHOLE}
     table = dict(core_aten_decompositions())
     return {op: f for op, f in table.items() if not (isinstance(op, OpOverload) and str(op).rpartition(".")[0] in kept)}
 
 
-KEPT = ("_safe_softmax", "silu", "baddbmm", "stack", "softplus")
+WHOLE = ("_safe_softmax", "silu", "baddbmm", "stack", "softplus", "logsumexp")
 
 
 def scratch(node: Node) -> tuple[Graph, Mapping[Node, Value]]:

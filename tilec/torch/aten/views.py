@@ -55,10 +55,10 @@ def bounds(extent: int, start: int | None, end: int | None, step: int | None) ->
 @expresses("select select_copy")
 def select(call: Call) -> Tensor:
     x = call["self"]
-    axis, place = call["dim"] % len(x.shape), call["index"]
-    if isinstance(place, Tensor):
-        raise Inexpressible("a place that is known when it runs")
-    at = ix.number(place % x.shape[axis])
+    axis, position = call["dim"] % len(x.shape), call["index"]
+    if isinstance(position, Tensor):
+        raise Inexpressible("a position that is known when it runs")
+    at = ix.number(position % x.shape[axis])
     return x.seen(call.shape, lambda i: [*i[:axis], at, *i[axis:]])
 
 
@@ -90,8 +90,8 @@ def split(call: Call) -> Value:
 
 @expresses("getitem")
 def getitem(call: Call) -> Value:
-    values, place = call.args
-    found = values[place]
+    values, position = call.args
+    found = values[position]
     if found is None:
         raise Inexpressible("a result that is not computed")
     return found
@@ -102,17 +102,17 @@ def diagonal(call: Call) -> Tensor:
     x, offset = call["self"], call["offset"]
     first, second = (call[d] % len(x.shape) for d in ("dim1", "dim2"))
 
-    def places(i: Any) -> list[ix.Index]:
+    def positions(i: Any) -> list[ix.Index]:
         rest = iter(i[:-1])
         found = {first: i[-1] + max(-offset, 0), second: i[-1] + max(offset, 0)}
         return [found[d] if d in found else next(rest) for d in range(len(x.shape))]
 
-    return x.seen(call.shape, places)
+    return x.seen(call.shape, positions)
 
 
 @expresses("unfold unfold_copy")
 def unfold(call: Call) -> Tensor:
-    """Windows along a dimension: their number there, and their places as a new last dimension."""
+    """Windows along a dimension: their number there, and their positions as a new last dimension."""
     x, step = call["self"], call["step"]
     if not x.shape:
         return x.seen(call.shape, lambda i: [])
@@ -129,14 +129,14 @@ def flip(call: Call) -> Tensor:
 
 @expresses("roll")
 def roll(call: Call) -> Tensor:
-    x, shifts, axes = call["self"], call["shifts"], call["dims"]
+    x, amounts, axes = call["self"], call["shifts"], call["dims"]
     if not axes:
         whole = x.reshaped((prod(x.shape),))
         total = prod(x.shape)
-        return whole.seen((total,), lambda i: [(i[0] - shifts[0] % total + total) % total]).reshaped(x.shape)
+        return whole.seen((total,), lambda i: [(i[0] - amounts[0] % total + total) % total]).reshaped(x.shape)
     by = [0] * len(x.shape)
-    for axis, shift in zip(axes, shifts):
-        by[axis % len(x.shape)] += shift
+    for axis, amount in zip(axes, amounts):
+        by[axis % len(x.shape)] += amount
     return x.seen(x.shape, lambda i: [(p + (-b % n)) % n if b % n else p for p, b, n in zip(i, by, x.shape)])
 
 
@@ -149,7 +149,7 @@ def repeat(call: Call) -> Tensor:
 
 @expresses("as_strided as_strided_copy")
 def as_strided(call: Call) -> Tensor:
-    """Of a tensor that fills its memory in the order of its strides: places in memory are places in it."""
+    """Of a tensor that fills its memory in the order of its strides: positions in memory are positions in it."""
     x, node = call["self"], call.node.args[0]
     given = node.meta["val"]
     size, stride, offset = given.shape, given.stride(), given.storage_offset()
