@@ -79,10 +79,10 @@ def drawn_matrix_case(draw: Choices, large: bool = False) -> Case:
 
 def _attention(m: _Maker) -> Case:
     draw, kind = m.draw, m.draw.pick("bf16", "f16")
-    sizes = {"b": draw.pick(1, 2), "h": draw.pick(2, 1, 4), "i": m.size(), "j": m.size()}
+    sizes = {"b": draw.pick(1, 2), "h": draw.pick(2, 1, 4, 2, 4, 20), "i": m.size(), "j": m.size()}
     sizes["d"] = draw.pick(16, 64, 24, 40, 65, 72, 128)
     sizes["e"] = draw.pick(sizes["d"], sizes["d"], 16, 48)
-    group = draw.pick(*(g for g in (1, 2, 4) if sizes["h"] % g == 0))
+    group = draw.pick(*(g for g in (1, 2, 4, 20) if sizes["h"] % g == 0))
     part = lambda names: {n: sizes[n] for n in names}  # noqa: E731
     query = m.tensor("q", kind, part("bhid"), "d")
     key = m.tensor("k", kind, part("bhjd"), draw.pick("d", "d", "j"))

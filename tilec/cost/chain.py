@@ -80,12 +80,18 @@ class ChainProblem:
     other_registers: int = 0
     score_registers: float = 0
 
+    def has_box(self, rows: int) -> bool:
+        """Whether a block may have so many rows: not 16 where 24 go together."""
+        return any(self._boxes(rows))
+
     def box(self, rows: int) -> tuple[int, ...]:
         """The part of every dimension of rows that a block of so many has: powers of two with this product, such that the fewest
         blocks cover the rows; then the longest inside."""
+        return min(self._boxes(rows), key=lambda b: (self._blocks(b), [-t for t in reversed(b)]))
+
+    def _boxes(self, rows: int) -> Iterator[tuple[int, ...]]:
         granules = self.granules or (0,) * max(1, len(self.row_extents))
-        boxes = [b for b in _boxes(len(granules), rows) if all(map(fits_granule, b, granules))]
-        return min(boxes, key=lambda b: (self._blocks(b), [-t for t in reversed(b)]))
+        return (b for b in _boxes(len(granules), rows) if all(map(fits_granule, b, granules)))
 
     def blocks(self, rows: int) -> int:
         """Of so many rows, for one problem."""
@@ -163,7 +169,7 @@ def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
         if unit == "mma.sync" and "wgmma" in p.units and p.rows >= ROWS:  # never faster
             continue
         for bm, own in product(CHAIN_ROWS[unit], WARP_ROWS if unit == "mma.sync" else WARP_ROWS[:1]):
-            if bm < own or bm >= 2 * round_up(p.rows, CHAIN_ROWS[unit][0]):
+            if bm < own or bm >= 2 * round_up(p.rows, CHAIN_ROWS[unit][0]) or not p.has_box(bm):
                 continue
             for bn in range(32, fit.step_elements + 1, 16):
                 if bn >= 2 * round_up(p.length, 16) > 32 or (bn % LINE and p.line_steps):
@@ -211,6 +217,8 @@ def _reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
     for groups, bn, kept in product((1, 2), (32, 64, 96, 128, 160, 192, 224, 256), (True, False)):
         if bn >= 2 * round_up(p.length, 16) > 32 or (kept and not p.k_major[0]) or (bn % LINE and not p.k_major[1]):
             continue
+        if not p.has_box(ROWS * groups):
+            continue
         tile = ChainTile(ROWS * groups, bn, 1, 168, 0, kept_left=kept, ping_pong=False)
         for deepest in [*_staged(target, p, tile, range(2, DEEPEST + 1))][-1:]:
             for ping_pong in (False, True) if groups > 1 and kept else (False,):
@@ -225,6 +233,8 @@ def _warp_reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile
     for bm, own, bn, kept in product(CHAIN_ROWS["mma.sync"], WARP_ROWS, range(32, 257, 32), (True, False)):
         most, scores = fit.warp_registers if own == WARP_ROWS[0] else fit.tall_warp_registers, own * bn // 32
         if bm < own or bm >= 2 * round_up(p.rows, 16) > 32 or bn >= 2 * round_up(p.length, 16) > 32 or scores > most:
+            continue
+        if not p.has_box(bm):
             continue
         registers = min(target.sm.registers_per_thread, scores + fit.warp_other)
         tile = ChainTile(bm, bn, 2, registers, 0, kept_left=kept, ping_pong=False, unit="mma.sync", warp_rows=own)

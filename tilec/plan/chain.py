@@ -196,7 +196,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
         k_major=(chain.left.contiguous == chain.inner, chain.right.contiguous == chain.inner),
         units=chain_units(chain, target),
         row_extents=tuple(extents[d] for d in chain.rows),
-        granules=tuple(chain.granules.get(d, 0) for d in chain.rows),
+        granules=tuple(n if (n := chain.granules.get(d, 0)) < extents[d] else 0 for d in chain.rows),
         score_bytes=sum(element_bytes(p.key.type.element_type) for p in per_score),
         operand_bytes=sum(_bytes(p.key) for p in per_score),
         factor_bytes=sum(min(_bytes(v), 2 * sum(read(x) for x in factors if x.key == v)) for v in stored),

@@ -75,6 +75,26 @@ def test_decoding_is_one_chain():
         assert isinstance(kernel.options, ContractionChain) and kernel.options.blocks_per_row > 1, name
 
 
+@pytest.mark.parametrize(
+    ("heads", "groups", "tile"),
+    [(40, 2, warps(32, 16, parts=2)), (18, 1, warps(16, 16, parts=2)), (40, 2, ChainTile(64, 32, 2, 168, 0, ping_pong=False))],
+)
+def test_numbers_of_heads_that_no_power_of_two_divides(heads, groups, tile, monkeypatch):
+    """20 heads are a part of 32 rows; a block of 16 has some of all the heads that share keys, not of 20 of them."""
+    sizes = {"B": 2, "H": heads, "T": 50, "D": 24, "G": groups}
+    check(of_one_query("heads that share keys"), sizes, tile, monkeypatch)
+
+
+@pytest.mark.parametrize("target", ["h200", "a100"])
+@pytest.mark.parametrize(("heads", "groups"), [(40, 2), (48, 2), (71, 1), (144, 2)])
+def test_blocks_hold_all_heads_that_share_keys(heads, groups, target):
+    """Planning failed where 16 rows are fewer than the heads that share keys, and do not divide them."""
+    sizes = {"B": 4, "H": heads, "G": groups, "T": 2048, "D": 128}
+    _, result = lower_text(Source("t.tile", of_one_query("heads that share keys")), None, sizes, target=target, end="plan")
+    (kernel,) = result.plan.kernels
+    assert isinstance(kernel.options, ContractionChain)
+
+
 def test_parts_of_lengths_that_are_data(monkeypatch):
     """Sequences of other lengths have other numbers of tiles, of which each part has its share, or none."""
     text = """op f(q: bf16[B, H, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D], n: i32[B]) -> (o: bf16[B, H, D]) {
