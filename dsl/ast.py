@@ -119,7 +119,7 @@ class Pad:
 
 @dataclass(frozen=True)
 class Unary:
-    op: Literal["-", "not"]
+    op: Literal["-", "~", "not"]
     operand: Expr
     dtype: DType | None = None
     span: Span = _span()
@@ -129,7 +129,7 @@ class Unary:
 class Binary:
     """Arithmetic and logic. After `check` both operands have the node's own dtype (`and`/`or`: bool)."""
 
-    op: Literal["+", "-", "*", "/", "//", "%", "**", "and", "or"]
+    op: Literal["+", "-", "*", "/", "//", "%", "**", "&", "|", "^", "<<", ">>", "and", "or"]
     left: Expr
     right: Expr
     dtype: DType | None = None

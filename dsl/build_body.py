@@ -14,6 +14,7 @@ from tilec.core.dtypes import BOOL, I64
 from tilec.core.mlir import affine, arith, cf, ir, linalg, tensor
 from tilec.dsl import ast, scalars
 from tilec.dsl.index_values import index_values
+from tilec.dsl.notation import arithmetic
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Body:
                 return self.pad(expr)
             case ast.Unary("-"):
                 return scalars.negate(self.value(expr.operand), expr.dtype)
+            case ast.Unary("~"):
+                return scalars.invert(self.value(expr.operand), expr.dtype)
             case ast.Unary("not"):
                 return scalars.logical_not(self.value(expr.operand))
             case ast.Binary():
@@ -161,6 +164,8 @@ class Body:
             case ast.Unary("-", operand=operand):
                 inner = self._affine(operand)
                 return None if inner is None else inner * -1
+            case ast.Binary() if (same := arithmetic(expr)) is not None:
+                return self._affine(same)
             case ast.Binary(op, left, right) if op in ("+", "-", "*", "//", "%"):
                 a, b = self._affine(left), self._affine(right)
                 return None if a is None or b is None else _affine_binary(op, a, b)

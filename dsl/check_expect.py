@@ -44,6 +44,9 @@ class _Checker:
                 self.report.error(f"`expect` does not know the function `{name}`", span, hint=hint)
             case ast.Binary(op="and" | "or" as op, left=left, right=right):
                 return _BOOL if self._all((left, right), _BOOL, f"`{op}`") else None
+            case ast.Unary(op="~") | ast.Binary(op="&" | "|" | "^" | "<<" | ">>"):
+                hint = "it has `and`, `or` and `not`"
+                self.report.error(f"`expect` has no operator `{expr.op}`", expr.span, hint=hint)
             case ast.Unary(op="not", operand=operand):
                 return _BOOL if self._all((operand,), _BOOL, "`not`") else None
             case ast.Unary(op=op, operand=operand):

@@ -12,6 +12,7 @@ from tilec.core.dtypes import I64
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, free_indices, text_of
 from tilec.dsl.index_values import index_values
+from tilec.dsl.notation import arithmetic
 from tilec.dsl.ranges import Atom, Facts, Poly, divide, indices_of, interval, nonnegative, size_poly, to_size
 
 _MAX_TERMS = 400  # a subscript with larger products is treated like data
@@ -301,6 +302,8 @@ class RangeChecker:
             case ast.Unary(op="-", operand=operand):
                 p = self._polynomial(operand, facts)
                 return None if p is None else -p
+            case ast.Binary() if (same := arithmetic(expr)) is not None:
+                return self._polynomial(same, facts)
             case ast.Binary(op=op, left=left, right=right):
                 a, b = self._polynomial(left, facts), self._polynomial(right, facts)
                 return None if a is None or b is None else self._arithmetic(op, a, b, expr, facts)

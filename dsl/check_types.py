@@ -200,6 +200,8 @@ class Typer:
         operand = self._expr(expr.operand)
         if expr.op == "not":
             return replace(expr, operand=self._condition(operand, "the operand of `not`"), dtype=BOOL)
+        if expr.op == "~":
+            return self._inverted(expr, operand)
         if operand.dtype is BOOL:
             self.report.error("a bool cannot be negated with `-`", expr.span, hint="write `not`, or cast it: `i32(…)`")
         operand = self._computed(operand)
@@ -207,13 +209,31 @@ class Typer:
             return replace(operand, value=-operand.value, span=expr.span)
         return replace(expr, operand=operand, dtype=operand.dtype)
 
+    def _inverted(self, expr: ast.Unary, operand: ast.Expr) -> ast.Expr:
+        self._of_bits(operand, "~")
+        if operand.dtype is BOOL:
+            return replace(expr, op="not", operand=operand, dtype=BOOL)
+        if isinstance(operand, ast.Number) and operand.dtype is WEAK_INT:
+            return replace(operand, value=~int(operand.value), span=expr.span)
+        return replace(expr, operand=operand, dtype=operand.dtype)
+
+    def _of_bits(self, operand: ast.Expr, op: str) -> None:
+        if operand.dtype.is_float and operand.dtype is not UNKNOWN:
+            kind = f"a {operand.dtype.name}" if operand.dtype in WEAK else str(operand.dtype)
+            message = f"`{op}` takes whole numbers or bools, and `{text_of(operand)}` is {kind}"
+            self.report.error(message, operand.span, hint="a power is written `**`" if op == "^" else None)
+
     def _binary(self, expr: ast.Binary) -> ast.Expr:
         left, right = self._expr(expr.left), self._expr(expr.right)
         if expr.op in ("and", "or"):
             left, right = (self._condition(e, f"an operand of `{expr.op}`") for e in (left, right))
             return replace(expr, left=left, right=right, dtype=BOOL)
         dtype = meet(left.dtype, right.dtype)
-        if dtype is BOOL:
+        if expr.op in ("&", "|", "^", "<<", ">>"):
+            for operand in (left, right):
+                self._of_bits(operand, expr.op)
+            dtype = UNKNOWN if dtype.is_float else dtype
+        if dtype is BOOL and expr.op not in ("&", "|", "^"):
             dtype = I32
         if expr.op == "/" and not dtype.is_float:
             dtype = WEAK_FLOAT if dtype is WEAK_INT else F32

@@ -21,7 +21,7 @@ from tilec.dsl.parse import lex, parse
 _INDENT = "    "
 _NO_SPACE_BEFORE = {",", ")", "]", ";", ":"}
 _NO_SPACE_AFTER = {"(", "["}
-_BINARY = {"+", "-", "*", "/", "//", "%", "**", "^"}
+_BINARY = {"+", "-", "*", "/", "//", "%", "**", "&", "|", "^", "<<", ">>"}
 _OPERATOR_WORDS = {
     "not",
     "and",
@@ -181,13 +181,13 @@ def _spaced(tokens: list[Token], k: int, nesting: list[str]) -> bool:
 
 
 def _is_sign(tokens: list[Token], k: int) -> bool:
-    """Whether token k is a unary minus."""
-    if tokens[k].value not in ("-", "!"):
+    """Whether token k is a unary minus, or another sign before an operand."""
+    if tokens[k].value not in ("-", "!", "~"):
         return False
     if k == 0:
         return True
     before = tokens[k - 1]
-    opens = before.value in ("(", "[", ",", "{", *_BINARY, *_OPERATOR_WORDS)
+    opens = before.value in ("(", "[", ",", "{", "~", *_BINARY, *_OPERATOR_WORDS)
     return opens or before.type == "COMPARISON"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from tilec.core.dtypes import I64
 from tilec.dsl import ast
+from tilec.dsl.notation import arithmetic
 
 Values = tuple[int, int]
 """The least and the greatest."""
@@ -29,6 +30,8 @@ def index_values(expr: ast.Expr, names: Mapping[str, Values]) -> Values | None:
         case ast.Unary(op="-", operand=operand):
             a = index_values(operand, names)
             found = None if a is None else (-a[1], -a[0])
+        case ast.Binary() if (same := arithmetic(expr)) is not None:
+            return index_values(same, names)
         case ast.Binary(op=op, left=left, right=right):
             a, b = index_values(left, names), index_values(right, names)
             found = None if a is None or b is None else _binary(op, a, b)
@@ -52,6 +55,8 @@ def _binary(op: str, a: Values, b: Values) -> Values | None:
             return _ends(x // y for x in a for y in b)
         case "%":
             return min(0, b[0] + 1), max(0, b[1] - 1)
+        case "&" | "|" | "^" if a[0] >= 0 and b[0] >= 0:
+            return 0, min(a[1], b[1]) if op == "&" else (1 << (a[1] | b[1]).bit_length()) - 1
     return None
 
 

@@ -20,6 +20,18 @@ def rename(expr: ast.Expr, names: dict[str, str]) -> ast.Expr:
     return ast.with_children(expr, tuple(rename(child, names) for child in ast.children(expr)))
 
 
+def arithmetic(expr: ast.Binary) -> ast.Binary | None:
+    """A shift of an index by a number, or its last bits, as the product, quotient or remainder that it is; else None."""
+    right = expr.right
+    if not isinstance(right, ast.Number) or not isinstance(value := right.value, int) or value < 0:
+        return None
+    if expr.op in ("<<", ">>") and value < 62:
+        return replace(expr, op="*" if expr.op == "<<" else "//", right=replace(right, value=1 << value))
+    if expr.op == "&" and value < 1 << 62 and value & (value + 1) == 0:
+        return replace(expr, op="%", right=replace(right, value=value + 1))
+    return None
+
+
 def written_ranges(expr: ast.Expr) -> Iterator[ast.Range]:
     """The text in brackets before a `(`."""
     for node in ast.traverse(expr):

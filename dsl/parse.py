@@ -31,7 +31,7 @@ MAX_NAMES = 10_000
 MAX_DIAGNOSTICS = 50
 
 _IMPORTED = re.compile(r"(?<=import)([ \t]+)'([^'\"\n]*)'")
-_LEGAL = re.compile(r'#[^\n]*|"[^"\n]*"|[A-Za-z0-9_ \t\r\n\f]+|->|[()\[\]{}:;,.<>=+\-*/%^]+|!|&&|\|\|')
+_LEGAL = re.compile(r'#[^\n]*|"[^"\n]*"|[A-Za-z0-9_ \t\r\n\f]+|->|[()\[\]{}:;,.<>=+\-*/%^&|~]+|!')
 _LOOKALIKE = {
     "−": "-",
     "–": "-",

@@ -22,7 +22,7 @@ from tilec.core.diagnostics import Diagnostic, Note, Source, Span
 
 _OPENERS = {"RPAR": "LPAR", "RSQB": "LSQB", "RBRACE": "LBRACE"}
 _DECLARATIONS = {"OP", "DEF", "IMPORT", "$END"}
-_OPERANDS = {"NAME", "NUMBER", "TRUE", "FALSE", "LPAR", "NOT", "MINUS"}
+_OPERANDS = {"NAME", "NUMBER", "TRUE", "FALSE", "LPAR", "NOT", "MINUS", "TILDE"}
 _ENDS = {"RBRACE", "RPAR", "RSQB", "COMMA", "SEMICOLON", "WHERE", "EXPECT", *_DECLARATIONS}  # of an expression
 _CONDITIONAL = "`if` and `else` are parts of an expression: `y[i] = a if condition else b`"
 _LOOPS = {"for", "while", "loop", "parallel", "do"}

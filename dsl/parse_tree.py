@@ -25,7 +25,7 @@ _MAX_REPORTS = 200
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "mean", "argmin", "argmax", "logsumexp")
 SCANS = ("cumsum", "cumprod", "cummax", "cummin")
-_RIGHT_WORD = {"&&": "and", "||": "or", "!": "not", "^": "**"}
+_RIGHT_WORD = {"&&": "and", "||": "or", "!": "not"}
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
 
 

@@ -97,6 +97,10 @@ def negate(value: ir.Value, dtype: DType) -> ir.Value:
     return arith.negf(value) if dtype.is_float else arith.subi(number(0, dtype), value)
 
 
+def invert(value: ir.Value, dtype: DType) -> ir.Value:
+    return arith.xori(value, number(-1, dtype))
+
+
 def logical_not(value: ir.Value) -> ir.Value:
     return arith.xori(value, number(True, BOOL))
 
@@ -112,10 +116,14 @@ def compare(op: str, left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
 
 def binary(op: str, left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
     match op:
-        case "and":
+        case "and" | "&":
             return arith.andi(left, right)
-        case "or":
+        case "or" | "|":
             return arith.ori(left, right)
+        case "^":
+            return arith.xori(left, right)
+        case "<<" | ">>":
+            return _shift(op, left, right, dtype)
         case "+" | "-" | "*":
             name = {"+": "add", "-": "sub", "*": "mul"}[op]
             return getattr(arith, name + ("f" if dtype.is_float else "i"))(left, right)
@@ -128,6 +136,18 @@ def binary(op: str, left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
         case "**":
             return _power(left, right, dtype)
     raise AssertionError(op)
+
+
+def _shift(op: str, value: ir.Value, by: ir.Value, dtype: DType) -> ir.Value:
+    """All bits are shifted out by an amount that is negative, or no less than the type's bits, which `arith` has no result for."""
+    shift = arith.shli if op == "<<" else arith.shrui if dtype.kind == "uint" else arith.shrsi
+    known, zero = constant_value(by), number(0, dtype)
+    if known is not None and 0 <= known < dtype.bits:
+        return shift(value, by)
+    inside = arith.cmpi(arith.CmpIPredicate.ult, by, number(dtype.bits, dtype))
+    if op == ">>" and dtype.kind == "int":  # copies of the sign remain
+        return shift(value, arith.select(inside, by, number(dtype.bits - 1, dtype)))
+    return arith.select(inside, shift(value, arith.select(inside, by, zero)), zero)
 
 
 def _floor_divide(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:

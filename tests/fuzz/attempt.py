@@ -101,9 +101,12 @@ def judged(verdict: Verdict, counts: Counts) -> None:
 
 WORDS = re.compile(
     r"\b(sum|prod|max|min|any|all|mean|argmin|argmax|logsumexp|cum\w+|softmax|log_softmax|pad|rand|exp|log|sin|def|op g|"
-    r"using \w+|in f64|clamp|round|floor|u?i\d+|b?f\d+\w*|bool|nan|inf)\b|\*\*|//|%|(?<= )/(?= )| if |-f?\d"
+    r"using \w+|in f64|clamp|round|floor|"
+    r"trunc|sign|fmod|copysign|atan2|a?sinh?|a?cosh?|a?tanh?|erfc|"
+    r"u?i\d+|b?f\d+\w*|bool|nan|inf)\b|\*\*|//|%|[&|^~]|<<|>>|(?<= )/(?= )| if |-f?\d"
 )
 OPERATORS = {"**": "power", "//": "floor division", "%": "remainder", "/": "division", "if": "conditional"}
+OPERATORS |= dict.fromkeys(("&", "|", "^", "~", "<<", ">>"), "bits")
 
 
 def constructs(text: str) -> set[str]:

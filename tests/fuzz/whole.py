@@ -21,7 +21,13 @@ class Whole(Accesses):
     def whole_arithmetic(self, scope: Scope, fuel: int) -> Value:
         a = self.int(scope, fuel)
         b = self.literal_like(a) if self.chance(30) else self.int(scope, fuel)
-        dtype, operator = meeting(a, b), self.pick("+", "-", "*", "**")
+        dtype, operator = meeting(a, b), self.pick("+", "-", "*", "**", "&", "|", "^", "<<", ">>", "~")
+        if operator == "~":
+            return computed(replace(a, text=f"(~{a.text})", bound=limit(a.dtype), negative=a.dtype.kind == "int"))
+        if operator in ("&", "|", "^", "<<", ">>"):
+            a, b = operand(a, dtype), operand(b, dtype)
+            text, negative = f"({a.text} {operator} {b.text})", dtype.kind == "int"
+            return computed(Value(text, dtype, limit(dtype), worst(a, b), True, negative))
         if operator == "**":
             return computed(replace(a, text=f"({a.text} ** {self.pick(2, 3, 0, 1, 5)})", bound=limit(a.dtype)))
         a, b = operand(a, dtype), operand(b, dtype)
@@ -107,7 +113,7 @@ class Whole(Accesses):
         return Value(f"({a.text} {operator} {b.text})", BOOL, 1, 0 if a.exact and b.exact else None, True, False)
 
     def logic(self, scope: Scope, fuel: int) -> Value:
-        a, operator = self.bool(scope, fuel), self.pick("and", "or", "not")
+        a, operator = self.bool(scope, fuel), self.pick("and", "or", "not", "&", "|", "^")
         if operator == "not":
             return replace(a, text=f"(not {a.text})")
         b = self.bool(scope, fuel)

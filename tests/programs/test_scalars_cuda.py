@@ -23,6 +23,10 @@ BINARY = {"add": "x[i] + z[i]", "sub": "x[i] - z[i]", "mul": "x[i] * z[i]", "low
           "sign": "sign(x[i])", "square": "x[i] ** 2"}  # fmt: skip
 
 
+BITS = {"both": "x[i] & z[i]", "either": "x[i] | z[i]", "one": "x[i] ^ z[i]", "other": "~x[i]", "up": "x[i] << z[i]",
+        "down": "x[i] >> z[i]", "far_up": "x[i] << 3", "far_down": "x[i] >> 3", "beyond": "x[i] >> 64", "gone": "x[i] << 64"}
+
+
 def of_pairs(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
     x, z = np.meshgrid(values, values, indexing="ij")
     return {"x": np.ascontiguousarray(x).reshape(-1), "z": np.ascontiguousarray(z).reshape(-1)}
@@ -49,6 +53,22 @@ def test_integers(name, way):
     results = {n: (f"{name}[N]", text) for n, text in BINARY.items()}
     results |= {n: ("bool[N]", f"x[i] {sign} z[i]") for n, sign in COMPARISONS.items()}
     run(name, results, of_pairs(name, values), way)
+
+
+@WAYS
+@pytest.mark.parametrize("name", INTEGERS)
+def test_bits_of_integers(name, way):
+    kind = DTYPES[name]
+    low, high = np.iinfo(kind.numpy).min, np.iinfo(kind.numpy).max
+    ends = [low, low + 1, 0, 1, 5, kind.bits - 1, kind.bits, kind.bits + 1, high // 3, high, *([-1, -kind.bits] if low else [])]
+    texts = {n: text for n, text in BITS.items() if "64" not in text or kind.bits == 64}
+    run(name, {n: (f"{name}[N]", text) for n, text in texts.items()}, of_pairs(name, np.array(ends, kind.numpy)), way)
+
+
+@WAYS
+def test_bits_of_bools(way):
+    texts = ("x[i] & z[i]", "x[i] | z[i]", "x[i] ^ z[i]", "~x[i]")
+    run("bool", {f"y{n}": ("bool[N]", text) for n, text in enumerate(texts)}, of_pairs("bool", np.array([False, True])), way)
 
 
 @WAYS

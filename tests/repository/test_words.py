@@ -19,7 +19,8 @@ RETIRED = {  # word: the nouns used instead, and where the word is another's (a 
     "keep": ("residency, on chip, intermediates", ["runtime/*"]),  # what is kept alive, and instructions that LLVM would drop
     "shift": (
         "unaligned, misalignment, rescale",  # shifts of bits, and those of Lark's parser
-        ["runtime/*", "dsl/parse_errors.py", "tilec/core/functions.py", "tilec/semantics/interpreter/scalars.py",
+        ["runtime/*", "dsl/parse_errors.py", "tilec/core/functions.py", "tilec/core/operators.py",
+         "tilec/semantics/interpreter/scalars.py", "dsl/scalars.py",
          "passes/cuda/threaded/reduce.py", "passes/cuda/threaded/unaligned.py"],
     ),
     "chain": (  # contraction chains

@@ -15,6 +15,17 @@ def _power(base: np.ndarray, exponent: np.ndarray) -> np.ndarray:
     return np.where(exponent < 0, unit, np.power(base, np.maximum(exponent, 0)))
 
 
+def _shift_left(a: np.ndarray, by: np.ndarray) -> np.ndarray:
+    inside = (by >= 0) & (by < 8 * a.dtype.itemsize)
+    return np.where(inside, np.left_shift(a, np.where(inside, by, 0)), 0).astype(a.dtype)
+
+
+def _shift_right(a: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """Copies of the sign come in, as a quotient that is rounded down has them."""
+    inside = (by >= 0) & (by < 8 * a.dtype.itemsize)
+    return np.where(inside, np.right_shift(a, np.where(inside, by, 0)), np.where(a < 0, -1, 0).astype(a.dtype)).astype(a.dtype)
+
+
 def floor_divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """`a // b`, of floats as Python's in the type that they are of: (a - r) / b, where r is the remainder with the sign of
     a, is whole but for rounding, so that 1.0 // 0.1 is 9. It is one less where a % b has the other sign, so that
@@ -45,10 +56,13 @@ def _other_sign(remainder: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 OPERATORS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "//": floor_divide, "%": modulo,
+    "&": np.bitwise_and, "|": np.bitwise_or, "^": np.bitwise_xor, "<<": _shift_left, ">>": _shift_right,
     "**": _power, "and": np.logical_and, "or": np.logical_or,
     "==": np.equal, "!=": np.not_equal,
     "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
 }  # fmt: skip
+
+UNARY: dict[str, Callable[[np.ndarray], np.ndarray]] = {"-": np.negative, "~": np.invert, "not": np.logical_not}
 
 COMBINE: dict[str, np.ufunc] = {
     "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,

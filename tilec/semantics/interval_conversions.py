@@ -58,6 +58,8 @@ def cast(x: Enclosure, source: DType, target: DType, kind: str | None) -> Enclos
 
 
 def _open(x: Enclosure, where: np.ndarray, dtype: DType) -> Enclosure:
+    if dtype.kind == "bool":
+        return Enclosure(x.low & ~where, x.high | where)
     limits = np.iinfo(dtype.numpy)
     low, high = (np.where(where, np.asarray(n, dtype.numpy), end) for n, end in zip((limits.min, limits.max), x))
     return Enclosure(low, high)
@@ -65,7 +67,7 @@ def _open(x: Enclosure, where: np.ndarray, dtype: DType) -> Enclosure:
 
 def of_integers(op: str, a: Enclosure, b: Enclosure, dtype: DType) -> Enclosure:
     """Exact on points; sums, differences and products of intervals that stay inside the type; else anything."""
-    if (a.is_point and b.is_point) or op in ("and", "or"):
+    if (a.is_point and b.is_point) or op in ("and", "or") or (dtype.kind == "bool" and op in ("&", "|")):
         return Enclosure(*_ends(OPERATORS[op], a, b))
     known = (a.low == a.high) & (b.low == b.high)
     exact = OPERATORS[op](a.low, b.low)

@@ -31,7 +31,7 @@ from tilec.core.conversions import to_float, to_integer
 from tilec.core.diagnostics import CallError, Diagnostic, TileError
 from tilec.core.dtypes import DType, from_numpy
 from tilec.core.functions import FUNCTIONS
-from tilec.core.operators import COMBINE, OPERATORS
+from tilec.core.operators import COMBINE, OPERATORS, UNARY
 from tilec.core.reductions import REDUCTIONS
 from tilec.core.source import read_source
 from tilec.driver.arguments import as_declared
@@ -216,7 +216,7 @@ class Space:
             case ast.Pad():
                 return self.pad(expr, mask)
             case ast.Unary(op, operand):
-                return (np.negative if op == "-" else np.logical_not)(self.value(operand, mask))
+                return UNARY[op](self.value(operand, mask))
             case ast.Binary(op, left, right) | ast.Compare(op, left, right):
                 return OPERATORS[op](self.value(left, mask), self.value(right, mask))
             case ast.Conditional():

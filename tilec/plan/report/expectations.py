@@ -129,7 +129,7 @@ class _Plan:
                 return self.apply(op, self.value(left), self.value(right), expr.span)
             case ast.Unary(op="not", operand=operand):
                 return not self.value(operand)
-            case ast.Unary(operand=operand):
+            case ast.Unary(op="-", operand=operand):
                 return -self.value(operand)
             case ast.Conditional(condition=condition, then=then, otherwise=otherwise):
                 return self.value(then if self.value(condition) else otherwise)

@@ -159,8 +159,10 @@ def _shift(code: Code, op: ir.Operation) -> Step:
 
     def step(values: Values, mask: Mask) -> None:
         x, y = values[a], values[b]
-        if left or arithmetic or (type(x) is int and x >= 0):
-            values[r] = x << y if left else x >> y
+        if left:
+            values[r] = narrowed(np.asarray(x, dtype) << np.asarray(y, dtype), dtype)
+        elif arithmetic or (type(x) is int and x >= 0):
+            values[r] = x >> y
         else:
             values[r] = (unsigned(x, dtype) >> unsigned(y, dtype)).view(dtype)[()]
 
