@@ -290,6 +290,11 @@ class Printer(Variables):
                 return COMPARE_FLOAT[ir.IntegerAttr(op.attributes["predicate"]).value].format(a=texts[0], b=texts[1])
             case "arith.cmpi":
                 return self.compare_integers(op, texts)
+            case "arith.trunci" | "arith.index_cast" if type_ == "i1":  # the last bit
+                return f"({texts[0]} & 1) != 0"
+            case "arith.extsi" | "arith.sitofp" | "arith.index_cast" if str(operands[0].type) == "i1":  # true is -1
+                byte = self.use("i8")
+                return self.convert(f"{byte}(-{byte}({texts[0]}))", "i8", "i64" if type_ == "index" else type_)
             case "arith.index_cast" | "arith.index_castui":
                 wide = [str(t) in ("index", "i64") for t in (operands[0].type, op.results[0].type)]
                 return texts[0] if all(wide) else f"{self.use('i64' if wide[1] else type_)}({texts[0]})"
