@@ -9,12 +9,16 @@ from math import prod
 
 from tilec.analysis.chain import Chain, read_chain
 from tilec.analysis.expression import Expr, Reader
+from tilec.analysis.subscripts import period
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
+from tilec.core.hardware import WARPGROUP
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.kernels import ContractionChain, Planned
-from tilec.passes.cuda.chain.values import Values
+from tilec.passes.cuda.chain.values import At, Values
+from tilec.passes.cuda.contraction.checks import check_each
 from tilec.passes.cuda.contraction.grid import enter, erase, in_groups
+from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.cuda.ring import carried_loop
 from tilec.passes.loops import delinearise, sum_of
@@ -83,6 +87,21 @@ class ChainBlock:
     def largest(self) -> int:
         """The longest dimension of what the kernel reads and writes."""
         return max(e for a in mlir.entry(self.function).arguments for e in ir.ShapedType(a.type).shape)
+
+    def check(self, thread: Thread) -> None:
+        """The program's run-time checks of a block, by the threads that multiply."""
+        threads, number = self.options.block_threads, thread.number
+        if self.options.unit == "wgmma":
+            threads, number = threads - WARPGROUP, sum_of([(number, 1)], -WARPGROUP)
+        for condition, message in self.checks:
+
+            def holds(at: dict[int, ir.Value], condition: Expr = condition) -> ir.Value:
+                return self.subscripts.build(condition, At(at, mlir.index(0)))
+
+            sizes = {d: self.box.get(d, self.sizes[d]) for d in sorted(condition.dims)}
+            steps = {d: max(1, period(condition, d)) for d in sizes}
+            counts = {d: -(-size // steps[d]) for d, size in sizes.items()}
+            check_each(counts, self.sizes, number, threads, holds, message, steps)
 
     def rows_at(self, number: ir.Value) -> dict[int, ir.Value]:
         """The subscripts of a block's row of this number, along the dimensions of rows."""

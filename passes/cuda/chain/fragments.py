@@ -21,7 +21,6 @@ from tilec.analysis.neighbours import Neighbours
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, memref, vector
 from tilec.passes.cuda.chain.block import ChainBlock
-from tilec.passes.cuda.chain.checks import check_subscripts
 from tilec.passes.cuda.chain.exchange import Exchange
 from tilec.passes.cuda.chain.masks import Tiles
 from tilec.passes.cuda.chain.matches import Span, TileList
@@ -114,7 +113,7 @@ class Fragments:
 
     def clear(self) -> None:
         """States and sums of nothing, while the first tiles arrive."""
-        check_subscripts(self.block, self.thread)
+        self.block.check(self.thread)
         self.states.clear()
         if self.chain.product is not None:
             clear(self.sums)

@@ -121,5 +121,3 @@ class TileList:
             scf.YieldOp([arith.addi(a, b) for a, b in zip((count, cut, below), more)])
         for k, value in enumerate(tiles.results):
             memref.StoreOp(arith.index_cast(self.i32, value), self.list, [mlir.index(self.most + k)])
-
-

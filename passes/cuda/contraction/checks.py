@@ -1,12 +1,15 @@
 """The program's run-time checks in kernels of contractions: subscripts that depend on data are inside their tensors.
 
-    assert 0 <= p[t] < S        for each row t of a block's tile, once, before its products; the threads that multiply share them
+    assert 0 <= p[t] < S                   for each row t of a block's tile
+    assert 0 <= table[b, j // 16] < G      for each page of a block's keys
 
-A factor's element is read many times, where threads or TMA need it. What a check asks depends on few of the indices.
+The threads that multiply share them, before the products: an element is read many times, where threads or TMA need it, and what a
+check asks depends on few of the indices, and on some by a quotient alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from math import prod
 
@@ -19,24 +22,34 @@ from tilec.passes.loops import delinearise, loop, sum_of, when
 
 def check_subscripts(problem: Problem, number: ir.Value, threads: int) -> None:
     """All checks of a block's tile, by so many threads, of which this is `number`."""
-    sides = (problem.left, problem.right)
-    extents = {d: size for side in sides for d, size in zip(side.dims, side.box)} | dict(zip(problem.options.inner, problem.inner))
+    sides, inner = (problem.left, problem.right), problem.options.inner
+    extents = {d: size for side in sides for d, size in zip(side.dims, side.box)} | dict(zip(inner, problem.inner))
+    steps = [prod(problem.inner[n + 1 :]) for n in range(len(inner))]
     for op in [o.operation for o in problem.body.operations if o.operation.name == "cf.assert"]:
         (condition,) = mlir.operands_of(op)
         found = {problem.dims[d] for d in dims_of(problem.body, condition, problem.operand_dims)}
-        dims = [d for d in extents if d in found or (FLAT in found and d in problem.options.inner)]
-        sizes = [extents[d] for d in dims]
-        count = prod(sizes)
-        with loop(-(-count // threads), name="check") as i:
-            position = sum_of([(i, threads), (number, 1)])
-            at = dict.fromkeys(problem.dims, mlir.index(0)) | dict(zip(dims, delinearise(position, sizes)))
-            steps = [prod(problem.inner[n + 1 :]) for n in range(len(problem.inner))]
-            at[FLAT] = sum_of([(at[d], step) for d, step in zip(problem.options.inner, steps)])
-            edge = [below(at[d], size) for d in dims if isinstance(size := problem.sizes[d], ir.Value)]
-            exists = all_of([*([below(position, count)] if count % threads else []), *edge])
-            with nullcontext() if exists is None else when(exists):
-                (holds,) = problem.copied([condition], at)
-                cf.AssertOp(holds, ir.StringAttr(op.attributes["msg"]).value)
+        counts = {d: size for d, size in extents.items() if d in found or (FLAT in found and d in inner)}
+
+        def holds(at: dict[int, ir.Value], condition: ir.Value = condition) -> ir.Value:
+            whole = dict.fromkeys(problem.dims, mlir.index(0)) | at
+            whole[FLAT] = sum_of([(whole[d], step) for d, step in zip(inner, steps)])
+            return problem.copied([condition], whole)[0]
+
+        check_each(counts, problem.sizes, number, threads, holds, ir.StringAttr(op.attributes["msg"]).value)
 
 
-
+def check_each(
+    counts: Mapping[int, int], sizes: Mapping[int, int | ir.Value], number: ir.Value, threads: int,
+    holds: Callable[[dict[int, ir.Value]], ir.Value], message: str, steps: Mapping[int, int] | None = None,
+) -> None:  # fmt: skip
+    """One check at so many places along each of these dimensions, `steps` apart, by so many threads, of which this is `number`.
+    `sizes`: the elements that a block has, fewer at the edge of the grid. `holds` builds the condition at coordinates."""
+    total = prod(counts.values())
+    with loop(-(-total // threads), name="check") as i:
+        position = sum_of([(i, threads), (number, 1)])
+        digits = zip(counts, delinearise(position, list(counts.values())))
+        at = {d: sum_of([(n, steps[d] if steps else 1)]) for d, n in digits}
+        edge = [below(at[d], size) for d in at if isinstance(size := sizes.get(d), ir.Value)]
+        exists = all_of([*([below(position, total)] if total % threads else []), *edge])
+        with nullcontext() if exists is None else when(exists):
+            cf.AssertOp(holds(at), message)

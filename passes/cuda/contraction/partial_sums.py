@@ -139,5 +139,3 @@ class PartialSums:
     def _each_sum(self) -> Iterator[list[ir.Value]]:
         with loop(self.shape.wide, name="fragment") as j, loop(2, name="half") as half, loop(2, name="pair") as lane:
             yield [j, half, lane]
-
-

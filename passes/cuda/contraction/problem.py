@@ -301,7 +301,8 @@ class Problem:
         inside = at
         if not access.is_affine:  # memory is read for subscripts, also for those of rows that do not exist
             inside = self.existing(side, at)
-            inside |= {d: arith.minsi(at[d], mlir.index(e - 1)) for d, e in zip(self.options.inner, self.inner)}
+            ends = dict(zip(self.options.inner, self.inner)) | {FLAT: self.length}
+            inside |= {d: arith.minsi(at[d], mlir.index(end - 1)) for d, end in ends.items() if d in at}
         found: list[ir.Value] = []  # others stay as they are: hardware knows where a box begins, and what is outside
         for s in access.subscripts:
             found += self.copied([s.value], at if s.is_affine else inside) if s.value is not None else []

@@ -39,6 +39,10 @@ GATHERED = """op g(x: {t}[M, K], p: i32[K], w: {t}[S, N]) -> (y: {o}[M, N]) {{
  y[m, n] = sum[k](x[m, k] * w[p[k], n])
 }}
 """
+PAIRS = """op g(x: {t}[M, A, B], p: i32[A, B], w: {t}[S, N]) -> (y: {o}[M, N]) {{
+ y[m, n] = sum[a, b](x[m, a, b] * w[p[a, b], n])
+}}
+"""
 PAGES = """op g(q: {t}[M, D], k: {t}[G, P, D], table: i32[U]) -> (s: {o}[M, U * P]) {{
  s[m, j] = sum[d](q[m, d] * k[table[j // P], j % P, d])
 }}
@@ -106,6 +110,27 @@ def test_places_that_data_tell(name, rows, monkeypatch):
     inputs = [a if a.dtype.kind != "i" else indices(a, sizes) for a in arrays(specialised)]
     exact = expected(*(a.astype(np.float64) if a.dtype.kind != "i" else a for a in inputs))
     assert both(text, inputs, sizes, WGMMA[rows], exact, monkeypatch).copies == copies
+
+
+def pairs(x, p, w):
+    return x.reshape(len(x), -1) @ w[p.reshape(-1)]
+
+
+@pytest.mark.parametrize("tile", [WGMMA[64], ("mma.sync", 64, 64, 64, (2, 2))])
+@pytest.mark.parametrize("a, b", [(5, 13), (6, 16)])
+def test_places_that_two_reduced_indices_tell(a, b, tile, monkeypatch):
+    """By mma.sync they are one index, k, which ends within a step, and where memory ends; by wgmma a box has both."""
+    text, sizes = PAIRS.format(t="bf16", o="f32"), {"M": 34, "A": a, "B": b, "S": 20, "N": 24}
+    x, p, w = arrays(lower_text(Source("t.tile", text), None, sizes)[0])
+    inputs = [x, indices(p, sizes), w]
+    exact = pairs(*(i if i.dtype.kind == "i" else i.astype(np.float64) for i in inputs))
+    if tile[0] == "wgmma":
+        both(text, inputs, sizes, tile, exact, monkeypatch)
+        return
+    specialised, result = lowered(text, sizes, "h200", tile, monkeypatch)
+    assert_within(text, inputs, emulated(specialised, result, inputs), kind="cuda", expected=exact)
+    found = interpret_stage(specialised, result.texts, "map", dict(zip("xpw", inputs)))
+    assert_within(text, inputs, list(found.values()), kind="cuda", expected=exact)
 
 
 def indices(a, sizes):
