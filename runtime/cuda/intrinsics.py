@@ -1,6 +1,6 @@
 """What emitted CUDA kernels import: device functions by name, made when first asked for.
 
-    from tilec.runtime.cuda.intrinsics import barrier, cuda, float32, load_f32x4, shuffle_xor_f32, wgmma
+    from tilec.runtime.cuda.intrinsics import cuda, float32, load_f32x4, shuffle_xor_f32, wgmma
 
     wgmma_n128 = wgmma("bf16", n=128, steps=4)
 
@@ -9,8 +9,8 @@ Addresses are int64, in global and in shared memory alike. The families:
 | names | module |
 |---|---|
 | `[shared_]load_T`, `load_TxN`, `store_...`, `_nc`, `_nc_again`, `_nc_last` | `runtime/cuda/device/memory.py` |
-| `exp2_approx`, `tanh_f32`, `maximum_f32`, `shuffle_xor_f32`, `barrier`, clusters, counters | `runtime/cuda/device/scalar.py` |
-| `cp_async_16`, `mbarrier_*`, `bulk_*`, `tma_load(2)`, `set_registers(240, more=True)` | `runtime/cuda/device/asynchronous.py` |
+| `exp2_approx_f32`, `tanh_f32`, `maximum_f32`, `shuffle_xor_f32`, barriers, clusters | `runtime/cuda/device/scalar.py` |
+| `cp_async_16`, `mbarrier_*`, `tma_load(2)`, `set_registers(240, more=True)` | `runtime/cuda/device/asynchronous.py` |
 | `ldmatrix_x4`, `mma_bf16`, `wgmma(...)`, `wgmma_wait(...)` | `runtime/cuda/device/matrix.py` |
 | `unpack_bf16` | `runtime/cuda/device/packed.py` |
 | `unrolled(8)` | `runtime/cuda/unroll.py` |

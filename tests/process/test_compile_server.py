@@ -198,7 +198,7 @@ def test_kernels_for_gpus_compile_there(monkeypatch):
         raise AssertionError("compiled by the caller")
 
     monkeypatch.setattr(cuda_compile, "_compile_here", never)
-    body = SHARED + "store_f8e4m3(y + tid, sin_f32(load_bf16(x + tid * 2)))\nbarrier()"
-    names = ("load_bf16", "sin_f32", "store_f8e4m3", "barrier")
+    body = SHARED + "store_f8e4m3(y + tid, sin_f32(load_bf16(x + tid * 2)))\nwarp_barrier()"
+    names = ("load_bf16", "sin_f32", "store_f8e4m3", "warp_barrier")
     source = kernel(body, *names, parameters="x, y")
     assert "cvt.rn.satfinite.e4m3x2.f32" in cuda_compile._to_ptx(source, "kernel", "sm_90a", 128, None, 1)

@@ -38,11 +38,11 @@ PLANTED = {
         "racecheck", "shared_store_f32(base + place, load_f32(x + place))\n"
         "store_f32(y + place, shared_load_f32(base + (tid ^ 64) * 4))", "shared_store_f32 shared_load_f32"),
     "a read of what an asynchronous copy brings, before the wait": Planted(
-        "racecheck", "if tid < 32:\n    cp_async_16(base + tid * 16, x + tid * 16, 16)\ncp_async_commit()\nbarrier()\n"
+        "racecheck", "if tid < 32:\n    cp_async_16(base + tid * 16, x + tid * 16, 16)\ncp_async_commit()\ncuda.syncthreads()\n"
         "store_f32(y + place, shared_load_f32(base + place))\nwait()",
-        "cp_async_16 cp_async_commit cp_async_wait shared_load_f32 barrier", "wait = cp_async_wait(0)"),
+        "cp_async_16 cp_async_commit cp_async_wait shared_load_f32", "wait = cp_async_wait(0)"),
     "a barrier that half of each warp reaches": Planted(
-        "synccheck", "if tid & 31 < 16:\n    barrier()\nstore_f32(y + place, load_f32(x + place))", "barrier"),
+        "synccheck", "if tid & 31 < 16:\n    cuda.syncthreads()\nstore_f32(y + place, load_f32(x + place))"),
     "a read of memory that nothing wrote": Planted("initcheck", "store_f32(y + place, load_f32(y + (tid ^ 64) * 4))"),
 }  # fmt: skip
 

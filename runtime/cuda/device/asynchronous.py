@@ -72,7 +72,6 @@ _PTX: dict[str, tuple[str, str, str]] = {
     "cp_async_commit": ("cp.async.commit_group;", "", ""),
     # (mbarrier, arrivals that end a phase)
     "mbarrier_init": ("mbarrier.init.shared::cta.b64 [$0], $1;", "rr", ""),
-    "mbarrier_invalidate": ("mbarrier.inval.shared::cta.b64 [$0];", "r", ""),
     # (mbarrier, bytes): one arrival that also announces bytes
     "mbarrier_expect": ("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", "rr", ""),
     "mbarrier_arrive": ("mbarrier.arrive.shared::cta.b64 _, [$0];", "r", ""),
@@ -87,20 +86,10 @@ _PTX: dict[str, tuple[str, str, str]] = {
     # Shared memory written by threads becomes visible to bulk copies and wgmma.
     "fence_async_shared": ("fence.proxy.async.shared::cta;", "", ""),
     "bulk_commit": ("cp.async.bulk.commit_group;", "", ""),
-    # (shared, address, bytes, mbarrier): a multiple of 16 bytes, 16-byte aligned on both sides
-    "bulk_load": (
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
-        "rlrr",
-        "",
-    ),
-    "bulk_store": ("cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;", "lrr", ""),
     # until the kernel before this one is complete, and its writes can be seen
     "grid_wait": ("griddepcontrol.wait;", "", ""),
     # blocks of the next kernel may be placed once all of this one have said so
     "grid_release": ("griddepcontrol.launch_dependents;", "", ""),
-    "tma_prefetch": ("prefetch.tensormap [$0];", "l", ""),
-    # 1 in one thread of a converged warp (PTX ISA, `elect.sync`)
-    "elect": ("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 $0, 1, 0, p;\n}", "", "r"),
 }
 
 ASYNC: dict[str, Callable[[], Any]] = {

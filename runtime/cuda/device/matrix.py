@@ -1,4 +1,4 @@
-"""Matrix instructions: ldmatrix, stmatrix and mma.sync (sm_80), wgmma (sm_90a). Fragments are local arrays.
+"""Matrix instructions: ldmatrix and mma.sync (sm_80), wgmma (sm_90a). Fragments are local arrays.
 
 A fragment of 16-bit or narrower elements is an int32 array, two or four elements a word; accumulators are
 float32 or int32. Layouts of fragments: PTX ISA, "Matrix Fragments for mma.m16n8k*" and "Register Fragments
@@ -46,19 +46,6 @@ def ldmatrix(count: int, transposed: bool = False, element: str = "i32") -> Any:
 def _cast(name: str, count: int, source: str, target: str) -> str:
     """`%name0_f32`, ...: the same bits as another type."""
     return "\n".join(f"%{name}{j}_{target} = arith.bitcast %{name}{j} : {source} to {target}" for j in range(count))
-
-
-def stmatrix(count: int, transposed: bool = False) -> Any:
-    """`(array, at, shared)`: the opposite of `ldmatrix` (sm_90)."""
-    sources = ", ".join(f"${j + 1}" for j in range(count))
-    kind = ".trans" if transposed else ""
-    text = f"stmatrix.sync.aligned.m8n8.x{count}{kind}.shared.b16 [$0], {{{sources}}};"
-    body = f"""{indices("array", "at", count)}
-      {read("array", "i32", count)}
-      %narrow = arith.trunci %address : i64 to i32
-      {asm(text, "", [("r", "%narrow"), *(("r", f"%array_v{j}") for j in range(count))])}"""
-    name = f"stmatrix_x{count}" + ("_trans" if transposed else "")
-    return define(name, {"array": Array("i32"), "at": "i64", "address": "i64"}, None, body)
 
 
 # dtype: shape, types of the instruction, words of A and of B, element type of the accumulators
@@ -281,7 +268,6 @@ def widen(source: str, dtype: str, step: int) -> Any:
 
 MATRIX: dict[str, Callable[[], Any]] = {
     **{f"ldmatrix_x{c}{s}": partial(ldmatrix, c, bool(s)) for c in (1, 2, 4) for s in ("", "_trans")},
-    **{f"stmatrix_x{c}{s}": partial(stmatrix, c, bool(s)) for c in (1, 2, 4) for s in ("", "_trans")},
     **{f"mma_{dtype}": partial(mma, dtype) for dtype in _MMA},
     **{f"pack_{dtype}": partial(pack, dtype) for dtype in ("bf16", "f16")},
     "ldmatrix_x4_f32": partial(ldmatrix, 4, element="f32"),

@@ -315,7 +315,7 @@ def _encode_f8(value: str, dtype: str, n: str) -> str:
     PTX has only the saturating conversion, hence the select after it.
     """
     beyond, compare = ("0x7F", "ugt") if dtype == "f8e4m3" else ("0x7C", "oge")
-    rounded = _round_f8_cvt(value, dtype, n) if chip_number() >= 89 else _round_f8_emulated(dtype, n)
+    rounded = _round_f8_cvt(dtype, n) if chip_number() >= 89 else _round_f8_emulated(dtype, n)
     return f"""
       %{n}_bits = arith.bitcast {value} : f32 to i32
       %{n}_m31 = arith.constant 0x7FFFFFFF : i32
@@ -334,7 +334,7 @@ def _encode_f8(value: str, dtype: str, n: str) -> str:
       %{n} = arith.trunci %{n}_all : i32 to i8"""
 
 
-def _round_f8_cvt(value: str, dtype: str, n: str) -> str:
+def _round_f8_cvt(dtype: str, n: str) -> str:
     kind = dtype.removeprefix("f8")
     text = f"{{\n.reg .f32 z;\nmov.f32 z, 0f00000000;\ncvt.rn.satfinite.{kind}x2.f32 $0, z, $1;\n}}"
     return f"""%{n}_cvt = {asm(text, "h", [("f", f"%{n}_mag")], pure=True)}

@@ -1,4 +1,4 @@
-"""Arithmetic, shuffles, barriers, clusters and counters: device functions on scalars, by name.
+"""Arithmetic, shuffles, barriers and clusters: device functions on scalars, by name.
 
 `SCALAR` maps each name to a function of no arguments that defines it. Names end in the type they work on.
 """
@@ -50,18 +50,6 @@ _LIBDEVICE = [
 ]
 _LIBDEVICE_2 = ["atan2", "copysign", "fmod", "hypot", "pow"]
 
-# One instruction each, float32, with the error that PTX ISA states for it.
-_APPROX = {
-    "exp2_approx": "ex2.approx.ftz.f32",  # 2 ulp
-    "log2_approx": "lg2.approx.ftz.f32",  # 2^-22 absolute near 1
-    "rcp_approx": "rcp.approx.ftz.f32",  # 1 ulp
-    "rsqrt_approx": "rsqrt.approx.ftz.f32",  # relative 2^-22.9
-    "sqrt_approx": "sqrt.approx.ftz.f32",  # relative 2^-23
-    "sin_approx": "sin.approx.ftz.f32",  # 2^-20.5 absolute in [-pi, pi]
-    "cos_approx": "cos.approx.ftz.f32",
-    "tanh_approx": "tanh.approx.f32",  # relative 2^-11
-}
-
 # What approximate operations are printed as (`passes/tensor/approximate.py`); those without .ftz take subnormal numbers, too.
 _APPROXIMATIONS = {
     "exp2_approx_f32": ("ex2.approx.ftz.f32", 1),  # 2^-22
@@ -79,9 +67,6 @@ _PTX: dict[str, tuple[str, str, str]] = {
     # NaN wins, as NumPy's maximum has it; Numba's own max() loses it. One instruction on sm_80.
     "maximum_f32": ("max.NaN.f32 $0, $1, $2;", "ff", "f"),
     "minimum_f32": ("min.NaN.f32 $0, $1, $2;", "ff", "f"),
-    "maximum_number_f32": ("max.f32 $0, $1, $2;", "ff", "f"),
-    "minimum_number_f32": ("min.f32 $0, $1, $2;", "ff", "f"),
-    **{name: (f"{instruction} $0, $1;", "f", "f") for name, instruction in _APPROX.items()},
     **{
         n: (f"{i} $0, {', '.join(f'${k + 1}' for k in range(count))};", "f" * count, "f")
         for n, (i, count) in _APPROXIMATIONS.items()
@@ -89,28 +74,15 @@ _PTX: dict[str, tuple[str, str, str]] = {
 }
 
 _PTX_EFFECTS: dict[str, tuple[str, str, str]] = {
-    # `.aligned`: every thread of the warp is there together. `barrier_any` is for code that may have
-    # diverged.
-    "barrier": ("bar.sync 0;", "", ""),
-    "barrier_any": ("barrier.sync 0;", "", ""),
     "named_barrier": ("bar.sync $0, $1;", "rr", ""),  # (barrier 1..15, threads)
     "named_barrier_arrive": ("bar.arrive $0, $1;", "rr", ""),
     "warp_barrier": ("bar.warp.sync 0xffffffff;", "", ""),
-    # Counters and flags between blocks (PTX ISA, memory consistency model): release what was written before,
-    # acquire what others released. Integer only: float atomics would make results differ from run to run.
-    "atomic_add_i32": ("atom.add.acq_rel.gpu.global.s32 $0, [$1], $2;", "lr", "r"),
-    "load_acquire_i32": ("ld.acquire.gpu.global.s32 $0, [$1];", "l", "r"),
-    "store_release_i32": ("st.release.gpu.global.s32 [$0], $1;", "lr", ""),
     # Words that are complete by themselves: no other memory is published with them, so nothing is ordered.
     "publish_i64": ("st.relaxed.gpu.global.b64 [$0], $1;", "ll", ""),
     "observe_i64": ("ld.relaxed.gpu.global.b64 $0, [$1];", "l", "l"),
-    "fence_gpu": ("fence.acq_rel.gpu;", "", ""),
     # Clusters (sm_90).
     "cluster_arrive": ("barrier.cluster.arrive.release;", "", ""),
-    "cluster_arrive_relaxed": ("barrier.cluster.arrive.relaxed;", "", ""),
     "cluster_wait": ("barrier.cluster.wait.acquire;", "", ""),
-    "remote_load_f32": ("ld.shared::cluster.f32 $0, [$1];", "r", "f"),
-    "remote_store_f32": ("st.shared::cluster.f32 [$0], $1;", "rf", ""),
     # (remote address, value, remote mbarrier): the store arrives with its bytes at the mbarrier.
     **{
         f"remote_store_async_{name}": (
@@ -124,10 +96,8 @@ _PTX_EFFECTS: dict[str, tuple[str, str, str]] = {
 
 _REGISTERS = {
     "cluster_rank": "%cluster_ctarank",
-    "cluster_size": "%cluster_nctarank",
     "cluster_id": "%clusterid.x",
     "cluster_count": "%nclusterid.x",
-    "lane_id": "%laneid",
 }
 
 

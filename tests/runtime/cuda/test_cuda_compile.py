@@ -82,9 +82,9 @@ for i in range(64):
     assert error.value.cubin.stack == 256 and error.value.cubin.faults == ("stack",)
     assert compile_kernel(source, "kernel", "sm_90a", 128, allow=("stack",)).stack == 256
     loop = "a = cuda.local.array(96, float32)\nfor i in range(96):\n    a[i] = load_f32(x + i * 4)\n"
-    loop += "barrier()\nfor i in range(96):\n    store_f32(y + i * 4, a[i])"
+    loop += "cuda.syncthreads()\nfor i in range(96):\n    store_f32(y + i * 4, a[i])"
     with pytest.raises(ResourceError, match="spills"):
-        compile_kernel(kernel(loop, "load_f32", "store_f32", "barrier"), "kernel", "sm_90a", 128, max_registers=32)
+        compile_kernel(kernel(loop, "load_f32", "store_f32"), "kernel", "sm_90a", 128, max_registers=32)
 
 
 def test_serialised_wgmma_is_refused():

@@ -274,7 +274,7 @@ def test_gpu_tensor_map(torch):
 if tid == 0:
     mbarrier_init(base, 1)
     mbarrier_fence()
-barrier()
+cuda.syncthreads()
 if tid == 0:
     mbarrier_expect(base, 2048)
     load(base + 1024, x, base, 8, 4)
@@ -282,7 +282,7 @@ mbarrier_wait(base, 0)
 for i in range(4):
     store_f32(y + (i * 128 + tid) * 4, shared_load_f32(base + 1024 + (i * 128 + tid) * 4))
 """
-    names = "mbarrier_init mbarrier_fence mbarrier_expect mbarrier_wait barrier tma_load store_f32"
+    names = "mbarrier_init mbarrier_fence mbarrier_expect mbarrier_wait tma_load store_f32"
     names += " shared_load_f32"
     source = kernel(SHARED + body, *names.split(), before="load = tma_load(2)", parameters="x, y")
     described = TiledMap(0, "f32", (64, 64), (16, 32), item_bytes=4).encode(x.data_ptr())

@@ -14,10 +14,10 @@ from tilec.runtime.cuda.device.memory import WIDTH, in_array
 @pytest.mark.parametrize("dtype", WIDTH)
 def test_scalar_access(dtype):
     size = WIDTH[dtype] // 8
-    names = [f"{s}{a}_{dtype}" for s in ("", "shared_") for a in ("load", "store")] + ["barrier", f"load_{dtype}_nc"]
+    names = [f"{s}{a}_{dtype}" for s in ("", "shared_") for a in ("load", "store")] + [f"load_{dtype}_nc"]
     body = f"""
 shared_store_{dtype}(base + tid * {size}, load_{dtype}(x + tid * {size}))
-barrier()
+cuda.syncthreads()
 store_{dtype}(y + tid * {size}, shared_load_{dtype}(base + (tid ^ 1) * {size}))
 store_{dtype}(y + 4096 + tid * {size}, load_{dtype}_nc(x + 4096 + tid * {size}))
 """
@@ -40,14 +40,14 @@ load_{v}_nc(a, {count}, x + 4096 + tid * {size})
 load_{v}_nc(a, {2 * count}, x + 8192 + tid * {size})
 load_{v}_nc_where(a, {3 * count}, x + 12288 + tid * {size}, tid < n)
 shared_store_{v}(a, 0, base + tid * {size})
-barrier()
+cuda.syncthreads()
 shared_load_{v}(a, 0, base + (tid ^ 1) * {size})
 for i in range({count}):
     a[i] = a[i] + a[i + {count}] + a[i + {3 * count}]
 store_{v}(a, 0, y + tid * {size})
 store_{v}(a, {2 * count}, y + 4096 + tid * {size})
 """
-    names += [f"load_{v}_nc", f"load_{v}_nc_where", "barrier", array]
+    names += [f"load_{v}_nc", f"load_{v}_nc_where", array]
     cubin = check(kernel(SHARED + body, *names), ("sm_80", "sm_90a"))
     body = f"a = cuda.local.array({2 * count}, {array})\n"
     for n, hint in enumerate(("again", "last")):
@@ -109,19 +109,14 @@ def test_shuffles(mode):
 
 def test_synchronisation():
     body = """
-barrier()
-barrier_any()
 if tid < 64:
     named_barrier_arrive(2, 128)
 else:
     named_barrier(2, 128)
 warp_barrier()
-old = atomic_add_i32(x, 1)
-fence_gpu()
-store_release_i32(y + old * 4, load_acquire_i32(x + 8) + lane_id())
+publish_i64(y + tid * 8, observe_i64(x))
 """
-    names = "barrier barrier_any named_barrier named_barrier_arrive warp_barrier atomic_add_i32 fence_gpu"
-    check(kernel(body, *names.split(), "store_release_i32", "load_acquire_i32", "lane_id"))
+    check(kernel(body, "named_barrier", "named_barrier_arrive", "warp_barrier", "publish_i64", "observe_i64"))
 
 
 def test_clusters():
@@ -129,19 +124,18 @@ def test_clusters():
 if tid == 0:
     mbarrier_init(base, 1)
     mbarrier_fence()
-cluster_arrive_relaxed()
+cluster_arrive()
 cluster_wait()
 there = map_shared(base + 64, cluster_rank() ^ 1)
-remote_store_f32(there + tid * 4, float32(cluster_size() + cluster_id()))
 mbarrier_expect(base, 512)
-remote_store_async_f32(there + 512 + tid * 4, float32(1), map_shared(base, cluster_rank() ^ 1))
+remote_store_async_f32(there + tid * 4, float32(cluster_count() + cluster_id()), map_shared(base, cluster_rank() ^ 1))
 mbarrier_wait(base, 0)
 mbarrier_arrive_remote(map_shared(base, 0))
 cluster_arrive()
-store_f32(y, remote_load_f32(there))
+store_f32(y, shared_load_f32(base + 64))
 """
     names = [n for n in (*scalar.SCALAR, *asynchronous.ASYNC) if n in body.replace("(", " ").split()]
-    check(kernel(SHARED + body, *names, "store_f32", "map_shared", "cluster_rank", "cluster_size"), ("sm_90a",))
+    check(kernel(SHARED + body, *names, "store_f32", "shared_load_f32", "map_shared", "cluster_rank", "cluster_count"), ("sm_90a",))
 
 
 def test_cp_async():
@@ -154,11 +148,11 @@ cp_async_commit()
 wait1()
 wait0()
 cp_async_arrive(base + 16384)
-barrier()
+cuda.syncthreads()
 store_f32(y, shared_load_f32(base + 16))
 """
     names = "cp_async_16 cp_async_8 cp_async_4 cp_async_commit cp_async_wait cp_async_arrive"
-    names += " mbarrier_init barrier"
+    names += " mbarrier_init"
     before = "wait1, wait0 = cp_async_wait(1), cp_async_wait(0)"
     check(kernel(SHARED + body, *names.split(), "store_f32", "shared_load_f32", before=before))
 
@@ -190,15 +184,14 @@ store_{short}x4(acc, 0, y + tid * 16)
     check(kernel(SHARED + body, *names, f"mma_{dtype}", f"store_{short}x4"), chips)
 
 
-def test_stmatrix_and_packing():
+def test_packing():
     body = """
 a = cuda.local.array(4, int32)
 a[0], a[1] = pack_bf16(load_f32(x), load_f32(x + 4)), pack_f16(load_f32(x), load_f32(x + 4))
-a[2], a[3] = round_tf32(load_f32(x)), 0
-stmatrix_x4(a, 0, base + tid * 16)
-stmatrix_x4_trans(a, 0, base + 4096 + tid * 16)
+a[2], a[3] = bits_f32(round_tf32(load_f32(x))), 0
+store_i32x4(a, 0, y + tid * 16)
 """
-    names = "pack_bf16 pack_f16 round_tf32 stmatrix_x4 stmatrix_x4_trans load_f32"
+    names = "pack_bf16 pack_f16 round_tf32 bits_f32 load_f32 store_i32x4"
     check(kernel(SHARED + body, *names.split()), ("sm_90a",))
 
 
@@ -266,38 +259,33 @@ def test_wgmma_with_a_in_registers():
 
 
 def test_tma_and_registers():
-    loads = "".join(f"            load{r}(base + 1024, x, base, {', '.join('0' * r)})\n" for r in range(1, 6))
+    loads = "".join(f"        load{r}(base + 1024, x, base, {', '.join('0' * r)})\n" for r in range(1, 6))
     body = f"""
 if tid == 0:
-    tma_prefetch(x)
     mbarrier_init(base, 1)
     mbarrier_fence()
-barrier()
+cuda.syncthreads()
 if tid >= 128:
     more()
     mbarrier_wait(base, 0)
     mbarrier_arrive(base + 8)
 else:
     fewer()
-    if tid < 32:
-        if elect() != 0:
-            mbarrier_expect(base, 4096)
-{loads}            many(base + 1024, x, base, 0, n, 3)
-            bulk_load(base + 8192, y, 1024, base)
-barrier()
+    if tid == 0:
+        mbarrier_expect(base, 4096)
+{loads}        many(base + 1024, x, base, 0, n, 3)
+cuda.syncthreads()
 fence_async_shared()
 if tid == 0:
     store2(x, base + 1024, 0, 0)
-    bulk_store(y, base + 1024, 512)
     bulk_commit()
     wait_read()
-    mbarrier_invalidate(base)
 """
     before = "".join(f"load{r} = tma_load({r})\n" for r in range(1, 6))
     before += "many, store2, wait_read = tma_load(2, multicast=True), tma_store(2), bulk_wait(0)\n"
     before += "more, fewer = set_registers(240, more=True), set_registers(40, more=False)"
     names = [n for n in asynchronous.ASYNC if f"{n}(" in body]
-    names += ["tma_load", "tma_store", "bulk_wait", "set_registers", "barrier"]
+    names += ["tma_load", "tma_store", "bulk_wait", "set_registers"]
     source = kernel(SHARED + body, *names, before=before)
     cubin = check(source, ("sm_90a", "sm_100a"), threads=384, parameters=("tensor_map", "i64", "i32"))
     assert (
