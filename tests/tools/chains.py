@@ -6,22 +6,16 @@ from dataclasses import replace
 
 from conftest import assert_within
 
-from tilec.core import mlir
 from tilec.core.diagnostics import Source
-from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.core.targets import load
 from tilec.cost.chain import ChainTile, choose_chain_tile
 from tilec.cost.model import Choice
-from tilec.driver.lowering import lower
-from tilec.dsl.build import build
-from tilec.dsl.parse import parse
-from tilec.dsl.specialise import specialise
 from tilec.kernels import ContractionChain
 from tilec.plan import chain_fusion
 from tilec.semantics.interpreter import interpret
 from tools.contractions import arrays, emulated
-from tools.lowering import assert_reads_back
+from tools.lowering import assert_reads_back, planned
 from tools.lowering import lowered as lower_text
 
 
@@ -69,8 +63,6 @@ def check(text, sizes, tile, monkeypatch, inputs=None, printed=False, target="h2
 
 
 def reasons(text: str, sizes: dict[str, int], target: str = "h200") -> str:
-    specialised = specialise(parse(Source("t.tile", text)), None, None, sizes)
-    with mlir.context(), ir.Location.unknown():
-        result = lower(build(specialised), load(target))
-    assert not any(isinstance(k.options, ContractionChain) for k in result.plan.kernels)
-    return "\n".join(str(r) for r in result.plan.remarks)
+    plan = planned(Source("t.tile", text), None, sizes, target)
+    assert not any(isinstance(k.options, ContractionChain) for k in plan.kernels)
+    return "\n".join(map(str, plan.remarks))

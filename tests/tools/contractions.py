@@ -88,6 +88,11 @@ def lowered(text: str, sizes: dict[str, int], target: str | Target, tile: tuple 
     return specialised, result
 
 
+def arrays_of(text: str, sizes: dict[str, int]) -> list[np.ndarray]:
+    """`arrays` of a program that is lowered later, or elsewhere."""
+    return arrays(lowering.specialised(Source("t.tile", text), None, sizes))
+
+
 def arrays(specialised, seed: int = 0) -> list[np.ndarray]:
     random = np.random.default_rng(seed)
     made = []

@@ -182,7 +182,7 @@ def test_results_take_the_place_of_what_is_read_for_the_last_time(always):
 
 def test_refusals_have_reasons():
     def reason(text: str, **sizes: int) -> str:
-        plan = lowering.lowered(text, None, sizes, target=load(BUILT_IN / "cpu.toml"))[1].plan
+        plan = lowering.planned(text, None, sizes, load(BUILT_IN / "cpu.toml"))
         return " ".join(str(r) for r in plan.remarks if r.verb == "refused")
 
     wide = reason(ATTENTION.format(scores=SCORES["full"][0]), H=1, S=64, T=1 << 18, D=16, E=16)

@@ -86,7 +86,7 @@ def test_products_of_parts():
 
 @amx
 @pytest.mark.parametrize("positive", [False, True])
-def test_errors_are_no_larger_than_those_of_f32_products(positive, rng):
+def test_errors_are_no_larger_than_those_of_f32_products(positive, rng, always):
     """Than those of the fastest order of sums; and half of those of sums in order, as docs/numerics.md says."""
     a, b = (rng.standard_normal((512, 512), np.float32) for _ in range(2))
     a, b = (np.abs(a), np.abs(b)) if positive else (a, b)
@@ -193,7 +193,7 @@ def test_sums_of_several_steps_stay_in_memory_of_the_block(sizes, rng, always):
 @pytest.mark.parametrize("m", [2, 4])
 def test_few_rows_pack_a_few_rows_of_the_other_factor(m):
     """They are used once, so that they stay in L1."""
-    plan = lowering.lowered(MATMUL, None, {"M": m, "N": 4096, "K": 4096}, target=load(BUILT_IN / "cpu.toml"))[1].plan
+    plan = lowering.planned(MATMUL, None, {"M": m, "N": 4096, "K": 4096}, load(BUILT_IN / "cpu.toml"))
     assert max(plan.kernels[0].options.depths) <= 32
 
 
@@ -202,7 +202,7 @@ def test_a_window_lies_along_its_last_subscript(always):
     parameters, result, body, _ = CONVOLUTIONS["nhwc"]
     text = f"op f({parameters.format(t='f32')}) -> ({result}) {{ {body} }}"
     sizes = {"N": 1, "H": 28, "W": 28, "C": 64, "K": 64, "R": 3, "S": 3}
-    plan = lowering.lowered(text, None, sizes, target=load(BUILT_IN / "cpu.toml"))[1].plan
+    plan = lowering.planned(text, None, sizes, load(BUILT_IN / "cpu.toml"))
     options = plan.kernels[0].options
     assert options.along[0] == options.inner[-1] == options.along[1]
 

@@ -8,7 +8,9 @@ from conftest import assert_within, from_torch, to_gpu
 from tools.chains import check, lowered, reasons, warps
 from tools.contractions import arrays
 from tools.cuda_kernels import compiled
+from tools.lowering import specialised
 
+from tilec.core.diagnostics import Source
 from tilec.kernels import ContractionChain
 from tilec.plan import chain_fusion
 
@@ -148,11 +150,11 @@ WEIGHTED = {
 }  # fmt: skip
 
 
-def inputs_of(text, monkeypatch, sizes=SIZES):
+def inputs_of(text, sizes=SIZES):
     """Numbers from a normal distribution; lengths, segments and masks as programs have them."""
-    specialised, _ = lowered(text, sizes, (64, 32), monkeypatch)
-    random, found = np.random.default_rng(1), arrays(specialised)
-    for n, t in enumerate(specialised.inputs):
+    program = specialised(Source("t.tile", text), None, sizes)
+    random, found = np.random.default_rng(1), arrays(program)
+    for n, t in enumerate(program.inputs):
         shape = found[n].shape
         match t.name:
             case "seg":
@@ -169,24 +171,25 @@ def inputs_of(text, monkeypatch, sizes=SIZES):
 @pytest.mark.parametrize("name", SCORED | WEIGHTED)
 def test_scores_and_weights(name, monkeypatch):
     text = (SCORED | WEIGHTED)[name]
-    check(text, SIZES, (64, 32), monkeypatch, inputs_of(text, monkeypatch))
+    check(text, SIZES, (64, 32), monkeypatch, inputs_of(text))
 
 
 @pytest.mark.parametrize("name", ["a soft cap and a window", "lengths and a bias", "a sink"])
 def test_printed(name, monkeypatch):
     text = (SCORED | WEIGHTED)[name]
-    check(text, SIZES, (64, 32), monkeypatch, inputs_of(text, monkeypatch), printed=True)
+    check(text, SIZES, (64, 32), monkeypatch, inputs_of(text), printed=True)
 
 
 def test_four_numbers_of_one_run_of_rand(monkeypatch):
     """Two threads draw four neighbours each, and exchange halves. Rows that do not begin at multiples of four draw each alone."""
     text = WEIGHTED["dropout"]
     for length in (72, 70):
-        result = check(text, SIZES | {"S": length}, (64, 32), monkeypatch, inputs_of(text, monkeypatch, SIZES | {"S": length}))
+        result = check(text, SIZES | {"S": length}, (64, 32), monkeypatch, inputs_of(text, SIZES | {"S": length}))
         module, together = result.emitted.module, length % 4 == 0
         runs = module.count("multiply_wide_u32(") // 13  # in the loops over four columns, or over each
-        assert (("shuffle_xor_i32" in module) == together and module.count("for two in") == runs * together > 0) or not together
-    check(text, SIZES, (64, 32), monkeypatch, inputs_of(text, monkeypatch), printed=True)
+        assert runs > 0 and ("shuffle_xor_i32" in module) == together
+        assert module.count("for two in") == runs or not together
+    check(text, SIZES, (64, 32), monkeypatch, inputs_of(text), printed=True)
 
 
 def test_two_functions_of_one_tensor_share_reductions(monkeypatch):
@@ -200,7 +203,7 @@ def test_two_functions_of_one_tensor_share_reductions(monkeypatch):
 def test_lengths_beyond_the_tensor(length, monkeypatch):
     """A length is a number like any other: rows of nothing are NaN, or 0 under a guard."""
     for text in (SCORED["long lengths"], WEIGHTED["guarded"].replace("n: i32", "n: i64")):
-        inputs = inputs_of(text, monkeypatch)
+        inputs = inputs_of(text)
         inputs[3][:] = [length, 40]
         check(text, SIZES, (64, 32), monkeypatch, inputs)
 
@@ -227,7 +230,7 @@ def test_tiles_that_data_exclude(name, tile, monkeypatch):
     condition, more = MATCHED[name]
     text = attention(f"t[b, h, i, j] if {condition} else -inf", more=more)
     sizes = {"B": 3, "H": 1, "S": 130, "D": 16}
-    result, inputs = lowered(text, sizes, tile, monkeypatch)[1], inputs_of(text, monkeypatch, sizes)
+    result, inputs = lowered(text, sizes, tile, monkeypatch)[1], inputs_of(text, sizes)
     assert "needed_tiles" in result.emitted.module
     random = np.random.default_rng(3)
     inputs[3][0] = np.arange(130) // 40 if "==" in condition or ">=" in condition else np.arange(130) // 40 * 40 + 20
@@ -354,7 +357,7 @@ def test_on_a_gpu(name, monkeypatch):
     if name in MATCHED:
         condition, more = MATCHED[name]
         text = attention(f"t[b, h, i, j] if {condition} else -inf", more=more)
-    inputs = inputs_of(text, monkeypatch, sizes)
+    inputs = inputs_of(text, sizes)
     monkeypatch.undo()
     monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
     op = tilec.compile(text)

@@ -4,9 +4,9 @@ error bounds."""
 import numpy as np
 import pytest
 from tools.attention_programs import PROGRAMS, SIZES, two_results
-from tools.chains import check, lowered, warps
-from tools.contractions import arrays
-from tools.lowering import lowered as lower_text
+from tools.chains import check, warps
+from tools.contractions import arrays_of
+from tools.lowering import planned
 
 from tilec.core.diagnostics import Source
 from tilec.cost.chain import ChainTile
@@ -70,8 +70,7 @@ def test_decoding_is_one_chain():
     for name, (inputs, *_) in VECTORS.items():
         text = of_one_query(name)
         sizes = {"B": 4, "H": 8, "T": 8192, "D": 128} | ({"G": 2} if "G" in inputs else {})
-        _, result = lower_text(Source("t.tile", text), None, sizes, target="h200")
-        (kernel,) = result.plan.kernels
+        (kernel,) = planned(Source("t.tile", text), None, sizes).kernels
         assert isinstance(kernel.options, ContractionChain) and kernel.options.blocks_per_row > 1, name
 
 
@@ -104,8 +103,7 @@ def test_parts_of_lengths_that_are_data(monkeypatch):
 }"""
     sizes = {"B": 3, "H": 2, "T": 80, "D": 24}
     tile = warps(16, 16, parts=3)
-    specialised, _ = lowered(text, sizes, tile, monkeypatch)
-    *factors, _ = arrays(specialised)
+    *factors, _ = arrays_of(text, sizes)
     check(text, sizes, tile, monkeypatch, [*factors, np.array([80, 7, 33], np.int32)])
 
 
@@ -113,8 +111,7 @@ def test_parts_of_other_results(monkeypatch):
     """Results for each row, of rows without anything, and infinities."""
     text = two_results("/ 8 if j < i - 3 else -inf")
     sizes = {"H": 2, "S": 40, "T": 50, "D": 20}
-    specialised, _ = lowered(text, sizes, warps(16, 16, parts=3), monkeypatch)
-    inputs = arrays(specialised)
+    inputs = arrays_of(text, sizes)
     check(text, sizes, warps(16, 16, parts=3), monkeypatch, inputs)
     inputs[0][0, 20, 5], inputs[1][0, 30], inputs[2][1, 3, 3] = np.inf, np.nan, np.inf
     check(text, sizes, warps(16, 16, parts=3), monkeypatch, inputs)

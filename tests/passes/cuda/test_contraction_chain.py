@@ -9,14 +9,15 @@ from conftest import assert_within, from_torch
 from tools import lowering
 from tools.attention_programs import PROGRAMS, SIZES, program, two_results
 from tools.chains import WITHOUT_WGMMA, check, lowered, reasons, warps, without_wgmma
-from tools.contractions import arrays
+from tools.contractions import arrays_of
 from tools.cuda_kernels import compiled
 
 from tilec.core import mlir
 from tilec.core.diagnostics import CallError, Source
 from tilec.core.mlir import ir
 from tilec.core.targets import load
-from tilec.cost.chain import ChainTile
+from tilec.cost.chain import ChainTile, choose_chain_tile
+from tilec.cost.model import Choice
 from tilec.driver.lowering import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
@@ -104,8 +105,7 @@ def test_maxima_that_grow(kind, monkeypatch):
     l[i] = logsumexp[j](s[i, j])
 }}"""
     sizes = {"S": 64, "T": 160, "D": 16}
-    specialised, _ = lowered(text, sizes, (64, 32), monkeypatch)
-    q, k, v = (a.copy() for a in arrays(specialised))
+    q, k, v = arrays_of(text, sizes)
     q[:], k[:] = 0, 0
     q[:, 0] = 1
     q[:, 1] = np.linspace(-1, 1, 64)
@@ -142,8 +142,7 @@ def test_rows_without_anything(monkeypatch):
 
 
 def test_infinities_and_nans(monkeypatch):
-    specialised, _ = lowered(PROGRAMS["softmax"], SIZES, (64, 32), monkeypatch)
-    q, k, v = arrays(specialised)
+    q, k, v = arrays_of(PROGRAMS["softmax"], SIZES)
     q[0, 0, 3, 5], q[0, 0, 7] = np.inf, np.nan
     v[0, 0, 11, 2], v[0, 0, 12, 3] = np.nan, np.inf
     check(PROGRAMS["softmax"], SIZES, (64, 32), monkeypatch, [q, k, v])
@@ -163,8 +162,7 @@ def test_three_parts_are_f32(monkeypatch):
 def test_infinite_weights(monkeypatch):
     """An infinity is not taken apart into a NaN."""
     text = PROGRAMS["no maximum"]
-    specialised, _ = lowered(text, SIZES, (64, 32), monkeypatch)
-    q, k, v = arrays(specialised)
+    q, k, v = arrays_of(text, SIZES)
     q[0, 0, 5], k[0, 0, 9] = 12, 12
     check(text, SIZES, (64, 32), monkeypatch, [q, k, np.abs(v)])
 
@@ -177,7 +175,7 @@ def test_what_is_waited_for_is_needed(left_out, monkeypatch):
     _, result = lowered(PROGRAMS["softmax"], SIZES | {"T": 100}, (64, 32), monkeypatch)
     lines = result.texts["map"].splitlines(keepends=True)
     (*_, last) = [n for n, line in enumerate(lines) if left_out in line and "func.func" not in line]
-    inputs = arrays(specialise(parse(Source("t.tile", PROGRAMS["softmax"])), None, None, SIZES | {"T": 100}))
+    inputs = arrays_of(PROGRAMS["softmax"], SIZES | {"T": 100})
     interpret("".join(lines), inputs)
     with pytest.raises(Fault, match=r"race|stuck|unwritten|may still run|wait"):
         interpret("".join(lines[:last] + lines[last + 1 :]), inputs)
@@ -208,16 +206,13 @@ def test_refused(text, sizes, target, reason):
 def test_every_gpu_has_a_unit(target):
     """Warps where there are no warpgroups, and where TMA cannot load the rows."""
     for depth in (64, 65, 128, 256):
-        specialised = specialise(
-            parse(Source("t.tile", PROGRAMS["causal"])), None, None, LARGE | {"B": 32, "D": depth, "E": depth}
-        )
-        with mlir.context(), ir.Location.unknown():
-            (kernel,) = lower(build(specialised), load(target)).plan.kernels
+        sizes = LARGE | {"B": 32, "D": depth, "E": depth}
+        (kernel,) = lowering.planned(Source("t.tile", PROGRAMS["causal"]), None, sizes, target).kernels
         assert isinstance(kernel.options, ContractionChain), depth
         assert (kernel.options.unit == "wgmma") == (target == "h200" and depth != 65)
 
 
-def test_a_schedule_is_obeyed_or_refused(tmp_path):
+def test_a_schedule_is_obeyed_or_refused(tmp_path, monkeypatch):
     from tilec.plan.schedule.write import read_schedule, write_schedule
 
     specialised = specialise(parse(Source("t.tile", PROGRAMS["causal"])), None, None, LARGE)
@@ -227,7 +222,11 @@ def test_a_schedule_is_obeyed_or_refused(tmp_path):
         with mlir.context(), ir.Location.unknown():
             return lower(build(specialised), load("h200"), schedule=schedule)
 
-    first = planned()
+    with monkeypatch.context() as patch:
+        _, chosen = lowered(PROGRAMS["causal"], LARGE, (128, 128), patch)
+    path.write_text(write_schedule(chosen.plan, specialised))
+    first = planned(read_schedule(path))
+    assert first.plan.kernels[0].options == chosen.plan.kernels[0].options
     text = write_schedule(first.plan, specialised)
     path.write_text(text)
     assert planned(read_schedule(path)).plan.kernels == first.plan.kernels
@@ -268,14 +267,19 @@ def test_compiled(name, depth):
 @pytest.mark.parametrize("target, chip", WITHOUT_WGMMA)
 @pytest.mark.parametrize("name, depth", [("causal", 64), ("softmax", 128), ("in three parts", 128), ("softmax", 256)])
 def test_warps_are_compiled(name, depth, target, chip, monkeypatch):
-    """The tile that the planner chooses where there are no warpgroups, and parts of rows: no spills, no stack."""
+    """The tile that the planner chooses where there are no warpgroups, and parts of few rows: no spills, no stack."""
     machine = without_wgmma(target)
-    for rows in (4096, 1):
+    for rows, parts in ((4096, 1), (1, 4)):
         sizes = {"B": 4, "H": 16, "S": rows, "T": 4096, "D": depth, "E": depth}
-        _, result = lowering.lowered(Source("t.tile", PROGRAMS[name]), None, sizes, target=machine)
+
+        def chosen(task, place, parts=parts):
+            return [Choice(replace(c.tile, parts=parts), c.prediction) for c in choose_chain_tile(task, place)[:1]]
+
+        monkeypatch.setattr("tilec.plan.cuda.chain.choose_chain_tile", chosen)
+        _, result = lowered(PROGRAMS[name], sizes, None, monkeypatch, machine)
         assert result.plan.kernels[0].options.unit == "mma.sync"
-        assert name == "causal" or len(result.emitted.kernels) == (1 if rows > 1 else 2)
-        first, cubin = compiled(result.emitted, chip)[0]
+        (first, cubin), *combining = compiled(result.emitted, chip)
+        assert len(combining) == (parts > 1)
         assert "mma.sync" in cubin.ptx and first.shared <= machine.sm.shared_per_block
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import assert_within
 from tools import contractions as T
-from tools.contractions import arrays, emulated, lowered
+from tools.contractions import arrays, arrays_of, emulated, lowered
 from tools.lowering import lowered as lower_text
 
 from tilec.core.diagnostics import CallError, Source
@@ -78,7 +78,7 @@ def test_rows_that_begin_anywhere(name, m, n, k, monkeypatch):
     """Rows of multiples of 2, 4 and 8 bytes, and edges along every dimension."""
     text, expected = PRODUCTS[name]
     text = text.format(t="bf16", o="bf16")
-    inputs = arrays(lower_text(Source("t.tile", text), None, {"M": m, "N": n, "K": k})[0])
+    inputs = arrays_of(text, {"M": m, "N": n, "K": k})
     exact = expected(*(a.astype(np.float64) for a in inputs))
     built = both(text, inputs, {"M": m, "N": n, "K": k}, WGMMA[64], exact, monkeypatch)
     if name != "computed":
@@ -106,8 +106,7 @@ FOUND = {
 def test_places_that_data_tell(name, rows, monkeypatch):
     text, sizes, expected, copies = FOUND[name]
     text = text.format(t="bf16", o="f32")
-    specialised = lower_text(Source("t.tile", text), None, sizes)[0]
-    inputs = [a if a.dtype.kind != "i" else indices(a, sizes) for a in arrays(specialised)]
+    inputs = [a if a.dtype.kind != "i" else indices(a, sizes) for a in arrays_of(text, sizes)]
     exact = expected(*(a.astype(np.float64) if a.dtype.kind != "i" else a for a in inputs))
     assert both(text, inputs, sizes, WGMMA[rows], exact, monkeypatch).copies == copies
 
@@ -165,8 +164,7 @@ def test_a_factor_with_a_check_is_not_stored_before(monkeypatch):
 def test_windows_of_few_channels(channels, monkeypatch):
     sizes = {"N": 2, "H": 5, "W": 7, "C": channels, "K": channels, "R": 3, "S": 3}
     text = CHANNELS.format(t="bf16", o="bf16")
-    specialised = lower_text(Source("t.tile", text), None, sizes)[0]
-    x, f = inputs = arrays(specialised)
+    x, f = inputs = arrays_of(text, sizes)
     padded = np.pad(x.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
     exact = sum(padded[:, r : r + 5, s : s + 7] @ f[r, s].astype(np.float64) for r in range(3) for s in range(3))
     both(text, inputs, sizes, WGMMA[64], exact, monkeypatch)

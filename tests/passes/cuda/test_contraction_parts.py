@@ -5,6 +5,7 @@ import pytest
 from conftest import assert_within
 from tools import contractions as T
 from tools.cuda_kernels import compiled
+from tools.lowering import planned
 
 from tilec.kernels import matrix
 from tilec.plan import prepack
@@ -54,8 +55,8 @@ def test_numbers_of_every_size(name, monkeypatch):
 
 def test_parts_pay_for_large_products():
     """And fit registers: no spills, no stack."""
-    for sizes, kind in ((T.LARGE, "bf16x3"), ({"M": 512, "N": 512, "K": 512}, "f32")):
-        _, result = T.lowered(T.MATMUL.format(t="f32", o="f32"), sizes, "h200")
-        assert result.plan.kernels[-1].options.multiplicand == kind
+    plan = planned(T.MATMUL.format(t="f32", o="f32"), None, {"M": 256, "N": 256, "K": 256})
+    assert plan.kernels[-1].options.multiplicand == "f32"
     _, result = T.lowered(T.MATMUL.format(t="f32", o="f32"), T.LARGE, "h200")
+    assert result.plan.kernels[-1].options.multiplicand == "bf16x3"
     compiled(result.emitted, "sm_90a")

@@ -1,14 +1,12 @@
 """Contractions whose factors lie in memory in another order than C does, or have several reduced dimensions."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from conftest import assert_within
 from tools import contractions as T
 from tools.contractions import PROJECTION, TO_HEADS, check, fma, mma, projected
+from tools.lowering import planned
 
-from tilec.core.targets import load
 from tilec.plan import prepack
 
 WGMMA = ("wgmma", 64, 128, 64, (4, 1))
@@ -105,9 +103,7 @@ def test_factors_in_lines_that_tma_cannot_copy_are_stored_in_longer_ones(name, m
     text, sizes, extents = UNALIGNED[name]
     monkeypatch.setattr(prepack, "GAIN", 1e-6)
     text = text.format(t="bf16", o="bf16")
-    target = load("h200")
-    slow = {kind: rates | {"mma.sync": 0.01} for kind, rates in target.tensor.items()}  # which would take so few elements
-    specialised, result = T.lowered(text, {"M": 35, "N": 37, "K": 69} | sizes, replace(target, tensor=slow))
+    specialised, result = T.lowered(text, {"M": 35, "N": 37, "K": 69} | sizes, "h200", WGMMA, monkeypatch)
     assert tuple(p.extents for p in result.plan.packs) == extents
     assert result.emitted.module.count("= wgmma(") == 1
     inputs = T.arrays(specialised)
@@ -116,13 +112,13 @@ def test_factors_in_lines_that_tma_cannot_copy_are_stored_in_longer_ones(name, m
 
 
 def test_lines_that_tma_cannot_copy_are_stored_at_large_sizes():
-    _, result = T.lowered(T.MATMUL.format(t="bf16", o="bf16"), {"M": 2047, "N": 1999, "K": 2001}, "h200")
-    assert [getattr(k.options, "instruction", None) for k in result.plan.kernels] == [None, None, "wgmma"]
+    plan = planned(T.MATMUL.format(t="bf16", o="bf16"), None, {"M": 2047, "N": 1999, "K": 2001})
+    assert [getattr(k.options, "instruction", None) for k in plan.kernels] == [None, None, "wgmma"]
 
 
 @pytest.mark.parametrize("kind, stored", [("tf32", 1), ("bf16", 2)])
 def test_storing_pays_at_large_sizes(kind, stored):
-    _, result = T.lowered(T.USING.format(t=kind, o="f32"), T.LARGE, "h200")
-    assert [getattr(k.options, "instruction", None) for k in result.plan.kernels] == [None] * stored + ["wgmma"]
-    _, result = T.lowered(T.USING.format(t=kind, o="f32"), {"M": 128, "N": 128, "K": 128}, "h200")
-    assert [k.options.instruction for k in result.plan.kernels] == ["mma.sync"]
+    plan = planned(T.USING.format(t=kind, o="f32"), None, T.LARGE)
+    assert [getattr(k.options, "instruction", None) for k in plan.kernels] == [None] * stored + ["wgmma"]
+    plan = planned(T.USING.format(t=kind, o="f32"), None, {"M": 128, "N": 128, "K": 128})
+    assert [k.options.instruction for k in plan.kernels] == ["mma.sync"]

@@ -9,7 +9,7 @@ import pytest
 from conftest import assert_within
 from expectations import EXAMPLES
 from tools.emulation import emulate
-from tools.lowering import lowered
+from tools.lowering import lowered, planned
 
 import tilec
 from tilec.core import mlir
@@ -157,5 +157,5 @@ def test_rows_that_end_within_a_step_branch_there_only(length, ends, branches):
 def test_blocks_that_only_write_take_two_vectors_a_thread(source, moved):
     """A block that moves less than 32 bytes a thread is over before the next one is there."""
     inputs = {n: np.zeros(s, np.float32) for n, s in (("a", 4096), ("b", 4096), ("x", (4096, 4096))) if n in source}
-    (kernel,) = lowered(source, None, inputs)[1].plan.kernels
+    (kernel,) = planned(source, None, inputs).kernels
     assert moved * np.prod(kernel.options.steps) == 32 and max(kernel.options.vectors) == 4

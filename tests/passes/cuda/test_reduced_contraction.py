@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tools.chains import WITHOUT_WGMMA, check, lowered, without_wgmma
-from tools.contractions import arrays, emulated
+from tools.contractions import arrays_of, emulated
 from tools.cuda_kernels import compiled
 from tools.lowering import lowered as lower_text
+from tools.lowering import planned
 
 from tilec.core.diagnostics import CallError, Source
 from tilec.core.targets import load
@@ -130,8 +131,7 @@ def test_rows_without_anything(monkeypatch):
 def test_infinities_and_nans(parts, monkeypatch):
     tile = replace(KEPT, parts=parts)
     for name in ("maximum", "log of sums", "least distance"):
-        specialised, _ = lowered(PROGRAMS[name], SIZES, tile, monkeypatch)
-        x, y, *others = arrays(specialised)
+        x, y, *others = arrays_of(PROGRAMS[name], SIZES)
         x[3, 5], x[7], y[11, 2], y[50, 3] = np.inf, np.nan, -np.inf, np.inf
         check(PROGRAMS[name], SIZES, tile, monkeypatch, [x, y, *others])
 
@@ -146,8 +146,7 @@ def test_infinities_and_nans(parts, monkeypatch):
 def test_positions_of_extremes(tile, printed, monkeypatch):
     """The first of equal elements, of NaNs before all numbers, and of nothing but infinities, in whatever tile and part it is."""
     sizes = {"M": 66, "N": 136, "D": 16}
-    specialised, _ = lowered(PROGRAMS["top 1"], sizes, tile, monkeypatch)
-    x, y = arrays(specialised)
+    x, y = arrays_of(PROGRAMS["top 1"], sizes)
     rng = np.random.default_rng(3)
     x[:], y[:] = rng.integers(-1, 2, x.shape), rng.integers(-1, 2, y.shape)
     x[5:20] = 0
@@ -214,11 +213,11 @@ def test_drawn(seed, monkeypatch):
 )
 def test_refused(text, sizes, reason, monkeypatch):
     monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
-    _, result = lower_text(Source("t.tile", text), None, sizes, target="h200")
-    remarks = "\n".join(map(str, result.plan.remarks))
+    plan = planned(Source("t.tile", text), None, sizes)
+    remarks = "\n".join(map(str, plan.remarks))
     assert reason in remarks, remarks
     if reason:
-        assert not any(isinstance(k.options, ContractionChain) for k in result.plan.kernels)
+        assert not any(isinstance(k.options, ContractionChain) for k in plan.kernels)
 
 
 LARGE = {"M": 32768, "N": 8192, "D": 128}
@@ -226,34 +225,36 @@ LARGE = {"M": 32768, "N": 8192, "D": 128}
 
 def test_the_model_prefers_one_kernel():
     """Reductions read a result of 1 GB that is never stored."""
-    _, result = lower_text(Source("t.tile", PROGRAMS["log of sums"]), None, LARGE, target="h200")
-    (kernel,) = result.plan.kernels
+    (kernel,) = planned(Source("t.tile", PROGRAMS["log of sums"]), None, LARGE).kernels
     assert isinstance(kernel.options, ContractionChain) and kernel.options.ping_pong
 
 
 @pytest.mark.parametrize("target, sizes", [("a100", LARGE), ("rtx4090", LARGE), ("h200", LARGE | {"D": 129})])
 def test_warps_multiply_where_warpgroups_cannot(target, sizes):
     """Without wgmma, and where TMA cannot copy rows."""
-    _, result = lower_text(Source("t.tile", PROGRAMS["log of sums"]), None, sizes, target=target)
-    (kernel,) = result.plan.kernels
+    (kernel,) = planned(Source("t.tile", PROGRAMS["log of sums"]), None, sizes, target).kernels
     assert isinstance(kernel.options, ContractionChain) and kernel.options.unit == "mma.sync"
 
 
-def test_a_schedule_is_obeyed_or_refused(tmp_path):
+def test_a_schedule_is_obeyed_or_refused(tmp_path, monkeypatch):
     from tilec.plan.schedule.write import read_schedule, write_schedule
 
     def planned(schedule=None):
         return lower_text(Source("t.tile", PROGRAMS["log of sums"]), None, LARGE, target="h200", schedule=schedule)
 
-    specialised, first = planned()
-    text, path = write_schedule(first.plan, specialised), tmp_path / "t.sched.toml"
+    with monkeypatch.context() as patch:
+        specialised, chosen = lowered(PROGRAMS["log of sums"], LARGE, ChainTile(128, 128, 4, 168, 0, True, True), patch)
+    path = tmp_path / "t.sched.toml"
+    path.write_text(write_schedule(chosen.plan, specialised))
+    first = planned(read_schedule(path))[1]
+    assert first.plan.kernels[0].options == chosen.plan.kernels[0].options
+    text = write_schedule(first.plan, specialised)
     path.write_text(text)
     assert planned(read_schedule(path))[1].plan.kernels == first.plan.kernels
     options = first.plan.kernels[0].options
-    bm, bn = options.block
-    path.write_text(text.replace(f"block = [{bm}, {bn}]", f"block = [{bm}, 64]"))
+    path.write_text(text.replace("block = [128, 128]", "block = [128, 64]"))
     edited = planned(read_schedule(path))[1]
-    assert edited.plan.kernels[0].options.block == (bm, 64)
+    assert edited.plan.kernels[0].options.block == (128, 64)
     for old, new, why in (
         ("blocks_per_row = 1", "blocks_per_row = 0", "`blocks_per_row` must be from 1 to 256"),
         ("kept_left = true", "kept_left = false", "`ping_pong` needs the left factor in shared memory"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import assert_within
 from expectations import EXAMPLES
-from tools.lowering import lowered
+from tools import lowering
 from tools.plans import built
 from tools.rows import PLANS, TOP, VARIANCE, planned, run
 
@@ -70,7 +70,7 @@ def test_a_row_is_read_twice_where_that_leaves_more_in_l2():
     """The last reading says so; neither is asked for where the kernel is small, or there is more than one reduction."""
     text = EXAMPLES["rmsnorm"].path.read_text().replace("bf16[", "f32[")
     inputs = {"x": np.zeros((32768, 4096), np.float32), "gain": np.zeros(4096, np.float32)}
-    result = lowered(text, None, inputs)[1]
+    result = lowering.lowered(text, None, inputs)[1]
     assert result.plan.kernels[0].options.residency == "reload"
     reads = re.findall(r"load_f32x4(\w*)\(.*, x \+", result.emitted.module)
     assert reads == ["_nc_again", "_nc_last"] and "_nc(gain" in result.emitted.module.replace("load_f32x4", "")
@@ -140,22 +140,22 @@ def test_one_walk_down_columns(name, length, rng):
 def test_few_long_rows_are_one_kernel(rows):
     """The blocks of a cluster share a row, so that a kernel for all of it has as much to do at a time as several have."""
     inputs = {"x": np.zeros((rows, 262144), np.float32)} | {n: np.zeros(262144, np.float32) for n in ("gain", "bias")}
-    (kernel,) = lowered(EXAMPLES["layernorm"].path, None, inputs)[1].plan.kernels
+    (kernel,) = planned(EXAMPLES["layernorm"].path, None, inputs).kernels
     assert kernel.options.cluster == 16
 
 
 def test_a_variance_reads_once():
     """What threads do not hold is read by one walk, where its reductions can be one."""
     x = {"x": np.zeros((4096, 512), np.float32)}
-    (kernel,) = lowered(EXAMPLES["variance"].path, None, x)[1].plan.kernels
+    (kernel,) = lowering.planned(EXAMPLES["variance"].path, None, x).kernels
     assert kernel.options.online and kernel.work.dram_read == 4 * 4096 * 512
-    (kernel,) = lowered(EXAMPLES["variance"].path, None, {"x": x["x"][:8]})[1].plan.kernels
+    (kernel,) = lowering.planned(EXAMPLES["variance"].path, None, {"x": x["x"][:8]}).kernels
     assert kernel.options.online is False
 
 
 def plan_of(source: str, **inputs) -> Threaded:
     """Options of the first kernel; arrays are given by shape and type."""
-    return lowered(source, None, {n: np.zeros(*a) for n, a in inputs.items()})[1].plan.kernels[0].options
+    return lowering.planned(source, None, {n: np.zeros(*a) for n, a in inputs.items()}).kernels[0].options
 
 
 def test_what_is_read_once_is_planned_so():
@@ -197,7 +197,7 @@ def refused(kernel_options, tile=(1,)):
     """Why the rows of a softmax cannot be dealt out so."""
     inputs = {"x": np.zeros((64, 4096), np.float32)}
     plans = []
-    lowered(EXAMPLES["softmax"].path, None, inputs, lambda plan: plans.append(plan) or plan)
+    lowering.lowered(EXAMPLES["softmax"].path, None, inputs, lambda plan: plans.append(plan) or plan)
     (kernel,) = plans[0].kernels
     layout = {"thread_order": (1,), "thread_counts": (1, 128), "vectors": (1, 4), "steps": (1, 2)}
     old = kernel_options.pop("old", False)

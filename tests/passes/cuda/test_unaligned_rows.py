@@ -11,7 +11,7 @@ import pytest
 from conftest import assert_within
 from tools.cuda_row_emulator import RowIntrinsics
 from tools.emulation import run_printed
-from tools.lowering import lowered
+from tools.lowering import lowered, planned
 from tools.plans import built
 
 from tilec.analysis.layout import padded_extent
@@ -111,8 +111,8 @@ def test_a_gain_is_moved_to_where_rows_begin(name, length, stages, kind, rng):
     """By persistent blocks in shared memory, and again only for rows that begin elsewhere."""
     inputs = inputs_of(name, kind, 7, length, rng)
     text = check(PROGRAMS[name].format(t=kind), inputs, shifted(32, 1, 2, stages, kind != "f32"))
-    moved = text.index("!= aligned:")
-    assert all(moved < m.start() < text.index("cp_async_wait", moved) for m in re.finditer(r"\bg \+", text))
+    moved, reads = text.index("!= aligned:"), [m.start() for m in re.finditer(r"\bg \+", text)]
+    assert reads and all(moved < at < text.index("cp_async_wait", moved) for at in reads)
 
 
 @pytest.mark.parametrize(("kind", "length", "places"), [("bf16", 50257, 8), ("f32", 50257, 4)])
@@ -129,7 +129,7 @@ def test_what_the_planner_takes(rng):
     shifted, nor short ones, which have little but ends."""
     for rows, length, wanted in ((2048, 4099, True), (2048, 4096, None), (1 << 19, 18, False)):
         x = {"x": np.zeros((rows, length), np.float32)}
-        (kernel,) = lowered(PROGRAMS["softmax"].format(t="f32"), None, x)[1].plan.kernels
+        (kernel,) = planned(PROGRAMS["softmax"].format(t="f32"), None, x).kernels
         assert kernel.options.unaligned is wanted and max(kernel.options.vectors) == (4 if length > 18 else 2)
 
 
@@ -149,7 +149,7 @@ def test_long_rows_wait_in_sram(name, kind, residency):
     """Those of 16 bits that few passes read; what a softmax makes of them is computed twice."""
     given = inputs_of(name, kind, 1, 8, np.random.default_rng(0))
     inputs = {n: np.zeros((2670, 50257) if n == "x" else 50257, KINDS[kind]) for n in given}
-    (kernel,) = lowered(PROGRAMS[name].format(t=kind), None, inputs)[1].plan.kernels
+    (kernel,) = planned(PROGRAMS[name].format(t=kind), None, inputs).kernels
     assert (kernel.options.unaligned, kernel.options.residency) == (True, residency)
     assert "e" not in kernel.loop_groups
 
@@ -159,7 +159,7 @@ def test_many_operands_that_begin_elsewhere_are_moved_once(name, persistent):
     """By persistent blocks; the work of moving one for every row is hidden."""
     given = inputs_of(name, "bf16", 1, 8, np.random.default_rng(0))
     inputs = {n: np.zeros((20480, 10001) if n == "x" else 10001, KINDS["bf16"]) for n in given}
-    (kernel,) = lowered(PROGRAMS[name].format(t="bf16"), None, inputs)[1].plan.kernels
+    (kernel,) = planned(PROGRAMS[name].format(t="bf16"), None, inputs).kernels
     assert kernel.options.unaligned and (kernel.options.persistent_blocks > 0) is persistent
 
 
