@@ -89,8 +89,7 @@ def test_numbers_of_heads_that_no_power_of_two_divides(heads, groups, tile, monk
 def test_blocks_hold_all_heads_that_share_keys(heads, groups, target):
     """Planning failed where 16 rows are fewer than the heads that share keys, and do not divide them."""
     sizes = {"B": 4, "H": heads, "G": groups, "T": 2048, "D": 128}
-    _, result = lower_text(Source("t.tile", of_one_query("heads that share keys")), None, sizes, target=target, end="plan")
-    (kernel,) = result.plan.kernels
+    (kernel,) = planned(Source("t.tile", of_one_query("heads that share keys")), None, sizes, target).kernels
     assert isinstance(kernel.options, ContractionChain)
 
 
