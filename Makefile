@@ -1,6 +1,7 @@
 # make demo    sets up .venv, then compiles and runs a transformer block
 # make test    sets up .venv, then runs the tests that this machine can run, but for those that take long
 # make test-all runs the rest: the tests that are marked slow
+# make torch   installs PyTorch (TORCH), and runs the tests of torch.compile(backend="tilec"), those that take long, too
 # make bench   times tilec beside the peers that are installed (PEERS="torch jax" installs them first)
 # make outside runs the test cases of NumPy, opt_einsum, ONNX and PyTorch, and writes their counts into docs/outside.md
 # make fuzz    draws random programs, schedules and texts for MINUTES (60), or CASES of each way, from SEED (0), JOBS processes at
@@ -19,6 +20,7 @@ VENV   ?= .venv
 JOBS   ?= $(shell n=$$(nproc 2>/dev/null || sysctl -n hw.ncpu); echo $$(( n > 8 ? 8 : n )))
 EXTRAS ?= $(if $(wildcard /proc/driver/nvidia/version /dev/dxg),cuda)
 PEERS  ?=
+TORCH  ?= torch==2.13.0
 SUITE  ?= cpu
 
 BIN  := $(VENV)/bin
@@ -32,7 +34,7 @@ TARGET ?= all
 FUZZ   ?= 32
 CASES  ?=
 
-.PHONY: demo test test-all bench fuzz fuzz-ptxas sanitize outside lint docs clean
+.PHONY: demo test test-all torch bench fuzz fuzz-ptxas sanitize outside lint docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(BASE)
@@ -43,6 +45,10 @@ test: $(TEST)
 
 test-all: $(TEST)
 	$(RUN) -m pytest -q -n $(JOBS) -m slow $(ARGS)
+
+torch: $(TEST)
+	$(RUN) -m pip install -q "$(TORCH)"
+	$(RUN) -m pytest -q -n $(JOBS) --slow tests/pytorch $(ARGS)
 
 bench: $(BASE)
 	$(if $(PEERS),$(RUN) -m pip install -q $(PEERS))

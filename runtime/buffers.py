@@ -262,6 +262,11 @@ def to_torch(name: str) -> Any:
     return next(there for there, here in _torch_dtypes().items() if here.name == name)
 
 
+def parameter() -> Any:
+    """The type of PyTorch's parameters, which are tensors like others where no gradients are recorded."""
+    return sys.modules["torch"].nn.Parameter
+
+
 @cache
 def _torch_device(device: Device) -> Any:
     return sys.modules["torch"].device("cpu" if device == "cpu" else f"cuda:{device}")

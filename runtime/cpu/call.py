@@ -57,7 +57,8 @@ class CallTable:
         table = alive.table(
             Call, execute=native()[runner.execute], program=runner.table, words=runner.words,
             device=runner.device[0] | runner.device[1] << 32, current=runner.current, handle=alive.object(runner.handle),
-            kind=alive.object(kind), describe=describe, inputs=len(inputs), specs=alive.words(specs), outputs=len(outputs),
+            kind=alive.object(kind), like=alive.object(buffers.parameter()) if describe else 0, describe=describe,
+            inputs=len(inputs), specs=alive.words(specs), outputs=len(outputs),
             new=alive.words([alive.object(each) for each in new]), wrap=alive.object(wrap) if len(outputs) > 1 else 0,
             no=alive.object(no), none=id(None), false=id(False), tuple=id(tuple), list=id(list), records=records, **attributes,
         )  # fmt: skip

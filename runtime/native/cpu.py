@@ -188,7 +188,8 @@ def _fits(module: ir.Module) -> ir.Function:
         f.call("Py_DecRef", answer)
         return answer
 
-    demand(f.is_("==", f.load(object_, HEAD - 8), f.field(call, Call.kind)))
+    kind = f.load(object_, HEAD - 8)
+    demand(b.or_(f.is_("==", kind, f.field(call, Call.kind)), f.is_("==", kind, f.field(call, Call.like))))
     describe, address = f.field(call, Call.describe), f.words(1)
     tensor = f.words(TENSOR_WORDS)
     with b.if_else(f.is_("==", describe, 0)) as (numpy, dlpack):

@@ -149,8 +149,9 @@ class Pool(_Fields):
 
 class Call(_Fields):
     """`execute(program, memory, stream)` runs the program on `words` words, of which the first are addresses of inputs and
-    outputs. `kind`: the arrays' type; `describe` 0 for NumPy, else the exchange API's function. `device`: DLPack's type and
-    number. `current`: 0, or the exchange API's function that tells the stream; `handle(stream)` gives that of an object.
+    outputs. `kind`: the arrays' type; `like`: another one that counts as it, or 0; `describe` 0 for NumPy, else the exchange API's
+    function. `device`: DLPack's type and number. `current`: 0, or the exchange API's function that tells the stream;
+    `handle(stream)` gives that of an object.
     `new`: functions that allocate results; `wrap` makes one value of several; `no` is returned where the arrays do not fit."""
 
     execute = auto()
@@ -160,6 +161,7 @@ class Call(_Fields):
     current = auto()
     handle = auto()
     kind = auto()
+    like = auto()
     describe = auto()
     inputs = auto()
     outputs = auto()

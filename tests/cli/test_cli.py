@@ -19,7 +19,7 @@ from tools.commands import ROOT, SOFTMAX, examples_folder, tilec_command  # noqa
 from tilec.cli import common
 
 GOLDEN = TESTS / "golden" / "cli"
-COMMANDS = ("check", "fmt", "plan", "explain", "tune", "dump", "opt", "emit", "run", "verify", "cache", "doctor")
+COMMANDS = ("check", "fmt", "plan", "explain", "tune", "dump", "opt", "emit", "run", "verify", "torch", "cache", "doctor")
 
 
 # ---- help ------------------------------------------------------------------------------------------------

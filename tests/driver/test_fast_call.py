@@ -195,15 +195,23 @@ class TestTorch:
             assert type(results.y) is torch.Tensor and not results.y.requires_grad
             check(results, x, w)
 
-    @pytest.mark.parametrize("kind", ["shape", "stride", "type", "parameter", "numpy", "sparse", "negative bit"])
+    @pytest.mark.parametrize("kind", ["shape", "stride", "type", "subclass", "numpy", "sparse", "negative bit"])
     def test_what_differs_is_not_taken(self, op, torch, rng, kind):
         x, w = map(torch.from_numpy, arrays(rng))
         other = {
             "shape": lambda: x[:2].clone(), "stride": lambda: x.t().contiguous().t(), "type": lambda: x.double(),
-            "parameter": lambda: torch.nn.Parameter(x, requires_grad=False), "numpy": x.numpy, "sparse": x.to_sparse,
+            "subclass": lambda: x.as_subclass(type("Mine", (torch.Tensor,), {})), "numpy": x.numpy, "sparse": x.to_sparse,
             "negative bit": lambda: torch.complex(x, x).conj().imag[:, :],
         }[kind]()  # fmt: skip
         assert not taken(op, other, w)
+
+    def test_parameters_are_taken_where_no_gradients_are_recorded(self, op, torch, rng):
+        x, w = map(torch.from_numpy, arrays(rng))
+        parameter = torch.nn.Parameter(x)
+        with torch.no_grad():
+            assert taken(op, parameter, w) and taken(op, x, torch.nn.Parameter(w))
+        assert not taken(op, torch.nn.Parameter(x, requires_grad=False), torch.nn.Parameter(w))
+        assert taken(op, torch.nn.Parameter(x, requires_grad=False), w)
 
     def test_gradients_are_refused_each_time(self, op, torch, rng):
         x, w = map(torch.from_numpy, arrays(rng))

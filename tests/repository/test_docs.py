@@ -43,6 +43,11 @@ def _commands():
 def test_python_runs(page, monkeypatch, capsys):
     """The blocks of a page follow one another, in the repository's root."""
     monkeypatch.chdir(ROOT)
+    if "backend=\"tilec\"" in text(page):
+        pytest.importorskip("torch")
+        from tilec.torch.backend import register
+
+        register()
     names: dict = {"__name__": "__docs__"}
     for body in blocks(page, "python"):
         line = text(page)[: text(page).index(body)].count("\n")

@@ -16,7 +16,7 @@ RETIRED = {  # word: the nouns used instead, and where the word is another's (a 
     "place": ("index, coordinates, offset, position, dims, location", []),
     "turn": ("transpose, ping-pong, phase", ["runtime/cpu/math_trig.py"]),  # angles in turns
     "beside": ("register chunks, rows per block, lane offset", []),
-    "keep": ("residency, on chip, intermediates", ["runtime/*"]),  # what is kept alive, and instructions that LLVM would drop
+    "keep": ("residency, on chip, intermediates", ["runtime/*", "tilec/torch/backend.py"]),  # kept alive, or from LLVM
     "shift": (
         "unaligned, misalignment, rescale",  # shifts of bits, and those of Lark's parser
         ["runtime/*", "dsl/parse_errors.py", "tilec/core/functions.py", "tilec/core/operators.py",
@@ -38,7 +38,7 @@ RETIRED = {  # word: the nouns used instead, and where the word is another's (a 
     "feed": ("operand", ["dsl/parse.py"]),  # Lark's `feed_token`
     "raster": ("grouped order", []),
     "mailbox": ("distributed shared memory buffer", []),
-    "tag": ("mbarrier", ["runtime/*/frontend.py"]),  # Numba's `abi_tags`
+    "tag": ("mbarrier", ["runtime/*/frontend.py", "tilec/torch/*"]),  # `abi_tags` of Numba, `Tag` of PyTorch
     "resident": ("persistent", ["tilec/cost/*"]),  # blocks that are resident on a multiprocessor
     "finish": ("epilogue, complete, store", []),
 }  # fmt: skip

@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     top.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = top.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for add in (_check, _fmt, _plan, _explain, _tune, _dump, _opt, _emit, _run_op, _verify, _cache, _doctor):
+    for add in (_check, _fmt, _plan, _explain, _tune, _dump, _opt, _emit, _run_op, _verify, _torch, _cache, _doctor):
         add(commands)
     return top
 
@@ -318,6 +318,18 @@ def _verify(commands: Any) -> None:
     p.add_argument("--ir", metavar="FILE", type=Path, help="begin with this dump, edited by hand, for the sizes given")
     p.add_argument("--all", action="store_true", help="also sizes that take the interpreter long")
     add_output(p, "the reproducer (default: tilec-verify.mlir)")
+
+
+def _torch(commands: Any) -> None:
+    p = _command(
+        commands, "torch", "torch:torch", "report FOLDER", "report what became of a compiled PyTorch model",
+        "Prints for every graph that torch.compile(backend=\"tilec\") compiled: its partitions, the share of\n"
+        "operations that tilec computes, and why PyTorch runs the others. FOLDER is what the variable\n"
+        "TILEC_TORCH_DUMP named while the model ran; it has the partitions' .tile programs, too.",
+        """tilec torch report dump""",
+    )  # fmt: skip
+    p.add_argument("action", metavar="ACTION", choices=("report",), help="report")
+    p.add_argument("folder", metavar="FOLDER", type=Path, help="the folder that TILEC_TORCH_DUMP named")
 
 
 def _cache(commands: Any) -> None:

@@ -27,14 +27,15 @@ def make(
     """The fast path for calls with arrays like these, or None. `wrap` makes the return value of a call from new arrays."""
     if not tables.native_calls():
         return None
-    kinds = {type(a) for a in (*arrays, *results)}
+    kinds, torch = {type(a) for a in (*arrays, *results)}, sys.modules.get("torch")
+    if torch is not None and torch.Tensor in kinds:
+        kinds.discard(torch.nn.Parameter)
     if not arrays or len(kinds) > 1 or any(v.device != views[0].device for v in views):
         return None
     (kind,), inputs = kinds, [(v.dtype, v.shape) for v in views]
     outputs = [(dtype, shape) for _, dtype, shape in executable.outputs]
     if views[0].device == "cpu":
         return _on_cpu(executable, kind, inputs, outputs, wrap)
-    torch = sys.modules.get("torch")
     if torch is None or kind is not torch.Tensor or executable.runs < FEW:
         return None
     from tilec.runtime.buffers import new_tensor

@@ -1,1 +1,24 @@
-"""PyTorch programs: ATen graphs as `.tile` text. Nothing of torch is imported before it is used."""
+"""PyTorch programs: `torch.compile(model, backend="tilec")`, and ATen graphs as `.tile` text. Nothing of torch is imported before
+it is used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tilec.torch.call import wait
+    from tilec.torch.reports import report
+
+__all__ = ["report", "wait"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "report":
+        from tilec.torch.reports import report
+
+        return report
+    if name == "wait":
+        from tilec.torch.call import wait
+
+        return wait
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -1,0 +1,212 @@
+"""The back end of `torch.compile(model, backend="tilec")`: AOTAutograd's graphs, each cut into partitions and compiled."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilec.core.diagnostics import CallError
+from tilec.torch import aten, dump, reports
+from tilec.torch.call import Partition
+from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, traced
+from tilec.torch.inplace import is_write, reuse_inputs
+from tilec.torch.options import Options, read
+from tilec.torch.partition import decide, is_light
+from tilec.torch.split import cut, join
+from tilec.torch.write import module_path, source_line
+
+Run = Callable[[list[Any]], list[Any]]
+_number = itertools.count()
+
+
+class Backend:
+    """What `torch.compile` calls, by the name "tilec" or itself: `torch.compile(model, backend=tilec.torch.backend)`."""
+
+    compiler_name = "tilec"
+    __name__ = "tilec"
+
+    def __call__(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None,
+        **unknown: Any,
+    ) -> Callable[..., Any]:  # fmt: skip
+        """Compiles a graph of Dynamo's for inputs like these. Raises CallError for options that there are not."""
+        for name in unknown:
+            raise CallError(f"torch.compile(backend='tilec') takes no {name}=")
+        chosen = read(mode, options)
+        _tell_recompile_limit()
+        return compile_graph(gm, inputs, chosen)
+
+    @staticmethod
+    def reset() -> None:
+        """For `torch._dynamo.reset()`."""
+        reports.forget()
+        if torch.cuda.is_initialized():
+            from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+            reset_cudagraph_trees()
+
+
+backend = Backend()
+
+
+def register() -> None:
+    """Makes "tilec" a name for `torch.compile` where no installed package says so."""
+    if "tilec" not in torch._dynamo.list_backends(exclude_tags=()):
+        torch._dynamo.register_backend(backend, name="tilec")
+
+
+@cache
+def _table() -> dict[Any, Any]:
+    return aten.decompositions()
+
+
+def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    """A function like `gm`, forward and backward."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    graphs = None
+    if options.mode == "reduce-overhead":
+        from tilec.torch.cuda_graphs import Replayed
+
+        graphs = Replayed()
+
+    def of(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Run]:
+        def compiled(graph: fx.GraphModule, given: Sequence[Any]) -> Run:
+            _name(graph.graph, names)
+            run, told = compile_aten(graph, given, kind, options)
+            if graphs is not None:
+                run, told.not_replayed = graphs.wrap(run, graph, given, kind)
+            return run
+
+        return compiled
+
+    names = [_source(n) for n in gm.graph.nodes if n.op == "placeholder"]
+    aot = aot_autograd(
+        fw_compiler=of("forward"), bw_compiler=of("backward"), inference_compiler=of("inference"), decompositions=_table(),
+        partition_fn=min_cut_rematerialization_partition, keep_inference_input_mutations=True,
+    )  # fmt: skip
+    with sdpa_kernel(SDPBackend.MATH):
+        return aot(gm, inputs)
+
+
+def _source(node: fx.Node) -> str:
+    """What the user calls an input of Dynamo's graph: `layers.0.weight`, `x`."""
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    name = getattr(source, "name", "")
+    text = name = str(name() if callable(name) else name)
+    for word in ("_modules", "_parameters", "_buffers"):
+        text = text.replace(f".{word}[", "[")
+    words = [w for w in re.split(r"[\[\]'\".]+", text) if w]
+    return ".".join(words[2:] if text != name else words[1:]) or node.name  # without `L['self']`
+
+
+def _name(graph: fx.Graph, names: Sequence[str]) -> None:
+    """Has AOTAutograd's placeholders, `primals_3` or `arg2_1`, remember the names of the user's."""
+    for node in graph.nodes:
+        if node.op == "placeholder" and (found := re.fullmatch(r"primals_(\d+)|arg(\d+)_1", node.name)):
+            number = int(found[1]) - 1 if found[1] else int(found[2])
+            if number < len(names):
+                node.meta["name"] = names[number]
+
+
+def compile_aten(gm: fx.GraphModule, inputs: Sequence[Any], kind: str, options: Options) -> tuple[Run, reports.GraphReport]:
+    """The function of an ATen graph, which takes a list that it empties, and returns a list; and what to report. `kind` is
+    "forward", "backward" or "inference". Raises CallError under `strict` where PyTorch would run an operation."""
+    begin = time.perf_counter()
+    number = next(_number)
+    graph, attribute = gm.graph, partial(_attribute, gm)
+    reuse_inputs(graph)
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    mode = _mode(placeholders)
+    with torch.no_grad():  # the graphs of a partition are no gradients' business
+        known = _known(graph, placeholders, mode, attribute)
+        decision = decide(graph, known, _refusal(options))
+        pieces = cut(graph, decision, known)
+        told = reports.GraphReport(f"{number:03}-{kind}", kind)
+        for node, reason in decision.reasons.items():
+            if is_light(node) or is_write(node):  # no computation
+                continue
+            told.eager.append(reports.Eager(_operation(node), reason, module_path(node), source_line(node)))
+        if options.strict and told.eager:
+            raise CallError(f"PyTorch would run an operation, and the option 'strict' is set\n{told}")
+        folder = dump.folder(told.name)
+        calls = []
+        for k, piece in enumerate(pieces):
+            about = reports.PartReport(f"part{k}", len(piece.part.nodes))
+            told.parts.append(about)
+            calls.append(Partition(piece.graph, options, mode, dump.noting(about, folder, piece.graph, told)))
+        whole = join(graph, decision, pieces, calls, attribute)
+    told.seconds = time.perf_counter() - begin
+    reports.add(told)
+    dump.whole(folder, told, whole.text)
+    run = whole.run
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run, told
+
+
+def _refusal(options: Options) -> Callable[[fx.Node], str | None]:
+    if options.mode != "reduce-overhead":
+        return aten.refusal
+    from tilec.torch.cuda_graphs import refusal
+
+    return lambda node: refusal(node) or aten.refusal(node)
+
+
+def _mode(placeholders: Sequence[fx.Node]) -> Any:
+    """A mode for fake tensors of known sizes: apart from the one that traced the graph, whose symbols would be guarded."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _known(
+    graph: fx.Graph, placeholders: Sequence[fx.Node], mode: Any, attribute: Callable[[str], Any]
+) -> Mapping[fx.Node, Any]:
+    """For each node, the node with known sizes that stands for it, a number, or UNDECIDED."""
+    if not is_symbolic(graph):
+        return {n: n.meta["val"] if isinstance(n.meta.get("val"), (bool, int, float)) else n for n in graph.nodes}
+    _, became = concrete(graph, [traced(n.meta.get("val"), mode) for n in placeholders], mode, attribute)
+    return {n: became.get(n, UNDECIDED) for n in graph.nodes}
+
+
+def _attribute(gm: fx.GraphModule, name: str) -> Any:
+    value: Any = gm
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _operation(node: fx.Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return schema.name.removeprefix("aten::") if schema is not None else getattr(node.target, "__name__", str(node.target))
+
+
+_told: set[Any] = set()
+
+
+def _tell_recompile_limit() -> None:
+    """Says in one line that PyTorch will run a function eagerly from now on, for sizes or values that it was not compiled for."""
+    from torch._dynamo import config
+    from torch._guards import CompileContext
+
+    compile_id = CompileContext.current_compile_id()
+    frame, count = getattr(compile_id, "frame_id", None), getattr(compile_id, "frame_compile_id", None)
+    limit = getattr(config, "recompile_limit", None)
+    if frame is None or count is None or limit is None or count + 1 < limit or frame in _told:
+        return
+    _told.add(frame)
+    warnings.warn(
+        f"tilec: PyTorch has compiled one function {count + 1} times, its recompile_limit: it runs the function eagerly for "
+        f"further sizes and values. Mark what changes by torch._dynamo.mark_dynamic, or raise torch._dynamo.config.recompile_limit",
+        stacklevel=2,
+    )

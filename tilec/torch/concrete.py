@@ -1,0 +1,108 @@
+"""Graphs with symbolic sizes as graphs of numbers: the same operations, for the sizes of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+NUMBERS = (bool, int, float)
+
+
+class Undecided:
+    """Stands for a value whose size depends on data, so that nobody knows it before the graph runs."""
+
+
+UNDECIDED = Undecided()
+
+
+def is_symbolic(graph: fx.Graph) -> bool:
+    """Whether a size, a stride or a number in the graph is a symbol."""
+    return any(_has_symbol(n.meta.get("val")) for n in graph.nodes)
+
+
+def _has_symbol(value: Any) -> bool:
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, SYMBOLS):
+            return True
+        if isinstance(leaf, torch.Tensor) and any(isinstance(n, SYMBOLS) for n in (*leaf.shape, *_strides(leaf))):
+            return True
+    return False
+
+
+def _strides(tensor: torch.Tensor) -> Sequence[Any]:
+    return tensor.stride() if tensor.layout is torch.strided else ()
+
+
+def hint(value: Any) -> Any:
+    """The number that a symbol had when it was traced; no guard is made. UNDECIDED where data decides it."""
+    if not isinstance(value, SYMBOLS):
+        return value
+    try:
+        found = value.node.hint
+    except Exception:  # what it raises differs between versions of PyTorch
+        return UNDECIDED
+    return UNDECIDED if found is None else found
+
+
+def traced(value: Any, mode: Any) -> Any:
+    """A value of a placeholder, of the sizes that its symbols had when they were traced."""
+    if not isinstance(value, torch.Tensor):
+        return hint(value)
+    if value.layout is not torch.strided:
+        return value
+    shape, strides = [hint(n) for n in value.shape], [hint(n) for n in value.stride()]
+    if UNDECIDED in shape or UNDECIDED in strides:
+        return UNDECIDED
+    with mode:
+        return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+
+
+def concrete(
+    graph: fx.Graph, values: Sequence[Any], mode: Any, attribute: Callable[[str], Any]
+) -> tuple[fx.Graph, dict[fx.Node, Any]]:
+    """The graph for these values of its placeholders (fake tensors of `mode`, numbers), and what became of each of its nodes: a
+    node whose `meta["val"]` is a fake tensor of known sizes (or a tuple of them), a number, or UNDECIDED. `attribute` gives
+    the graph's constants by name."""
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedOperatorException,
+    )
+
+    made = fx.Graph()
+    became: dict[fx.Node, Any] = {}
+    found: dict[fx.Node, Any] = {}
+    given = iter(values)
+
+    def value_of(node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return next(given)
+        if node.op == "get_attr":
+            value = attribute(str(node.target))
+            return mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+        if any(found[n] is UNDECIDED for n in node.all_input_nodes):
+            return UNDECIDED
+        args, kwargs = fx.map_arg((node.args, node.kwargs), found.__getitem__)
+        try:
+            return node.target(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException):
+            return UNDECIDED
+
+    with mode:
+        for node in graph.nodes:
+            if node.op == "output":
+                break
+            value = found[node] = value_of(node)
+            if value is UNDECIDED or isinstance(value, NUMBERS):
+                became[node] = value
+                if node.op == "placeholder":
+                    made.node_copy(node)
+                continue
+            became[node] = new = made.node_copy(node, became.__getitem__)
+            new.meta = {**node.meta, "val": value}
+    return made, became

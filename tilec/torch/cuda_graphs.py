@@ -1,0 +1,79 @@
+"""`mode="reduce-overhead"`: PyTorch's trees of CUDA graphs around compiled graphs. On the CPU there is nothing to replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+Run = Callable[[list[Any]], list[Any]]
+CHECKED = {f"aten::{name}" for name in ("embedding", "index", "index_select", "gather", "take", "index_put")}
+"""Operations whose indices a program checks. The host must see what is found, and while a CUDA graph is recorded or replayed it
+cannot: PyTorch runs them."""
+
+
+def refusal(node: fx.Node) -> str | None:
+    """Why an operation is not in a partition that CUDA graphs replay, or None."""
+    schema, value = getattr(node.target, "_schema", None), node.meta.get("val")
+    if schema is not None and schema.name in CHECKED and isinstance(value, torch.Tensor) and value.is_cuda:
+        return "its indices are checked by the host, which a CUDA graph does not wait for"
+    return None
+
+
+class Replayed:
+    """The graphs of one compiled function: forward and backward share a pool of memory."""
+
+    def __init__(self) -> None:
+        self.device: int | None = None  # of a graph that is recorded
+
+    def wrap(self, run: Run, gm: fx.GraphModule, given: Sequence[Any], kind: str) -> tuple[Run, str | None]:
+        """`run` with its GPU work recorded at the second call for given sizes, and replayed from then on; or `run` as it is, and
+        why."""
+        from torch._dynamo.backends import cudagraphs as torchs
+        from torch._inductor.cudagraph_trees import cudagraphify_impl
+        from torch._inductor.cudagraph_utils import check_multiple_devices_or_any_cpu_nodes, get_placeholder_info
+        from torch._inductor.utils import count_tangents, get_first_incompatible_cudagraph_node
+
+        nodes = torchs.get_device_node_mapping(gm)
+        if not any(device.type == "cuda" for device in nodes):
+            return run, "its tensors are on the CPU"
+        reason = check_multiple_devices_or_any_cpu_nodes(nodes)
+        reason = None if reason is None else reason.splitlines()[0]
+        if reason is None and (node := get_first_incompatible_cudagraph_node(gm)) is not None:
+            reason = f"{node.target} cannot be recorded"
+        if reason is not None:
+            return self._unrecorded(run, kind), reason
+        fixed = list(range(count_tangents(gm))) if kind == "backward" else _static()
+        made = cudagraphify_impl(
+            run, list(given), fixed, device_index=torchs.get_device_index(gm), is_backward=kind == "backward",
+            is_inference=kind == "inference", stack_traces=torchs.get_stack_traces(gm),
+            placeholders=get_placeholder_info(gm.graph), mutated_input_idxs=torchs.find_input_mutations(gm.graph),
+        )  # fmt: skip
+        self.device = torchs.get_device_index(gm)
+        made._boxed_call = True
+        return made, None
+
+    def _unrecorded(self, run: Run, kind: str) -> Run:
+        """A backward graph that is not recorded tells the tree of its forward graph that the backward pass has begun."""
+        if kind != "backward" or self.device is None:
+            return run
+        device = self.device
+
+        def told(args: list[Any]) -> list[Any]:
+            from torch._inductor.cudagraph_trees import get_manager
+
+            if (manager := get_manager(device, create_if_none_exists=False)) is not None:
+                manager.set_to_running_backward()
+            return run(args)
+
+        told._boxed_call = True  # type: ignore[attr-defined]
+        return told
+
+
+def _static() -> list[int]:
+    """Inputs whose memory stays where it is: parameters and buffers."""
+    context = torch._guards.TracingContext.try_get()
+    found = getattr(context.fw_metadata, "static_input_indices", None) if context and context.fw_metadata else None
+    return list(found or ())

@@ -1,0 +1,127 @@
+"""Writes into a part of an input, in place again: a decoder's step writes its cache without copying it.
+
+AOTAutograd makes a graph functional: `cache[:, i] = k` becomes a new value of the whole cache, copied back at the end of the graph.
+Where nothing reads an old value after the write, the write goes into the input itself, and the copies vanish.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+WRITES = {
+    aten.index_put.default: aten.index_put_.default, aten.scatter.src: aten.scatter_.src, aten.scatter.value: aten.scatter_.value,
+    aten.scatter_add.default: aten.scatter_add_.default, aten.index_add.default: aten.index_add_.default,
+}  # fmt: skip
+"""Operations that make a changed copy of their first argument, and those that change it."""
+PARTS = {aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.default: aten.select.int}
+"""Operations that replace a part of their first argument by their second, and the view of that part."""
+
+
+def reuse_inputs(graph: fx.Graph) -> int:
+    """Changes the graph; returns how many writes are in place now."""
+    position = {n: k for k, n in enumerate(graph.nodes)}
+    count = 0
+    for node in list(graph.nodes):
+        if copies_back(node) and node.args[0].op == "placeholder":
+            writes = _writes_of(node)
+            if writes and _allowed(node, writes, position):
+                _rewrite(graph, node, writes)
+                count += len(writes)
+    if count:
+        graph.eliminate_dead_code(is_impure_node=_stays)
+    return count
+
+
+def copies_back(node: fx.Node) -> bool:
+    """Whether the operation is the copy of a new value into an input, as AOTAutograd ends a graph with."""
+    return node.target is aten.copy_.default
+
+
+def is_write(node: fx.Node) -> bool:
+    """Whether the operation moves a value into an input or a part of it, and computes nothing."""
+    return copies_back(node) or node.target in (aten.index_put_.default, aten.scatter_.src, aten.scatter_.value)
+
+
+def _stays(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function":
+        return node.op in ("placeholder", "output")
+    return node.is_impure() or (schema is not None and schema.is_mutable)
+
+
+def _writes_of(last: fx.Node) -> list[fx.Node]:
+    """The writes from an input to the value that is copied into it at the end, first one first; empty if there is anything else."""
+    (target, value), found = last.args[:2], list[fx.Node]()
+    while value is not target:
+        if not isinstance(value, fx.Node) or value.target not in (*WRITES, *PARTS):
+            return []
+        found.append(value)
+        value = value.args[0]
+    return found[::-1]
+
+
+def _allowed(last: fx.Node, writes: list[fx.Node], position: dict[fx.Node, int]) -> bool:
+    """Whether each write comes after all that reads what was there before, and writes nothing that it reads."""
+    target = last.args[0]
+    assert isinstance(target, fx.Node)
+    if any(n.target is aten.copy_.default and n is not last for n in target.users):
+        return False
+    for before, write in zip([target, *writes], writes):
+        own = _reaching(before) - {before}
+        if any(position[reader] > position[write] for reader in own if reader is not last and reader not in writes):
+            return False
+        if any(source is before or source in own for argument in write.args[1:] for source in _nodes(argument)):
+            source = write.args[1]
+            if write.target not in PARTS or not isinstance(source, fx.Node) or source.target is not aten.copy.default:
+                return False
+            if any(read is before or read in own for read in _nodes(source.args[1])):
+                return False
+    return True
+
+
+def _reaching(value: fx.Node) -> set[fx.Node]:
+    """All that reads the value's memory: directly, or through views."""
+    from tilec.torch.partition import is_view
+
+    found, pending = {value}, [value]
+    while pending:
+        n = pending.pop()
+        if n is value or is_view(n):
+            pending += [u for u in n.users if u not in found]
+            found.update(n.users)
+    return found
+
+
+def _nodes(argument: object) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.map_arg(argument, lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
+    return found
+
+
+def _rewrite(graph: fx.Graph, last: fx.Node, writes: list[fx.Node]) -> None:
+    target = last.args[0]
+    assert isinstance(target, fx.Node)
+    for write in writes:
+        with graph.inserting_before(write):
+            if write.target in WRITES:
+                made = graph.call_function(WRITES[write.target], (target, *write.args[1:]), dict(write.kwargs))
+                made.meta = {**write.meta, "val": target.meta.get("val")}
+            else:
+                part = graph.call_function(PARTS[write.target], (target, *write.args[2:]), dict(write.kwargs))
+                source = write.args[1]
+                assert isinstance(source, fx.Node)
+                part.meta = {**write.meta, "val": source.meta.get("val")}
+                if source.target is aten.copy.default:  # of the whole part: what was there does not matter
+                    source = source.args[1]
+                made = graph.call_function(aten.copy_.default, (part, source))
+                made.meta = dict(part.meta)
+        write.replace_all_uses_with(target)
+    last.replace_all_uses_with(target)
+    graph.erase_node(last)
+    for write in reversed(writes):
+        graph.erase_node(write)
+
+
+__all__ = ["reuse_inputs"]

@@ -1,0 +1,238 @@
+"""A graph cut along its partitions: a graph for each, and a function that runs all of it."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilec.torch.partition import Decision, Part, is_view
+
+
+@dataclass
+class Piece:
+    """A partition, cut out: `graph` has its operations and the views that they read through; `inputs` and `outputs` are nodes of
+    the whole graph."""
+
+    part: Part
+    graph: fx.Graph
+    inputs: list[fx.Node]
+    outputs: list[fx.Node]
+
+
+def cut(graph: fx.Graph, decision: Decision, known: Mapping[fx.Node, Any]) -> list[Piece]:
+    """The partitions, lowest level first. A result that everything outside reads through one view of all its elements leaves its
+    partition as that view: `decision` then has the view's owner."""
+    position = {n: k for k, n in enumerate(graph.nodes)}
+    gathered = [_gather(part, decision, position) for part in decision.parts]
+    asked: dict[fx.Node, set[fx.Node]] = {}  # of a partition's result, what is read of it outside: itself, or views
+    for n in (
+        *(n for _, inputs in gathered for n in inputs),
+        *(n for node in decision.reasons for n in node.all_input_nodes),
+        *(n for node in graph.nodes if node.op == "output" for n in node.all_input_nodes),
+    ):
+        for result, seen in _seen_through(n, decision, known).items():
+            asked.setdefault(result, set()).add(seen)
+    pieces = []
+    for part, (members, inputs) in zip(decision.parts, gathered):
+        outputs = []
+        for result in sorted((n for n in part.nodes if n in asked), key=position.__getitem__):
+            (seen,) = asked[result] if len(asked[result]) == 1 else (result,)
+            outputs.append(seen)
+            while seen is not result:
+                decision.owner.setdefault(seen, part)
+                if seen not in members:
+                    members.append(seen)
+                seen = seen.all_input_nodes[0]
+        if outputs:
+            members.sort(key=position.__getitem__)
+            pieces.append(Piece(part, _graph_of(members, inputs, outputs), inputs, outputs))
+    return pieces
+
+
+def _seen_through(node: fx.Node, decision: Decision, known: Mapping[fx.Node, Any]) -> dict[fx.Node, fx.Node]:
+    """The results of partitions that something outside reads where it reads `node`, each with what it reads of it: `node`, if that
+    is all elements in another order, or the result itself."""
+    found, pending, done = dict[fx.Node, fx.Node](), [(node, True)], set[fx.Node]()
+    while pending:
+        n, whole = pending.pop()
+        if n in done:
+            continue
+        done.add(n)
+        if n in decision.owner:
+            found[n] = node if whole else n
+        elif n in decision.light:
+            whole = whole and is_view(n) and len(n.all_input_nodes) == 1 and _elements(known[n]) is not None
+            whole = whole and _elements(known[n]) == _elements(known.get(n.all_input_nodes[0]))
+            pending += [(m, whole) for m in n.all_input_nodes]
+    return found
+
+
+def _elements(known: Any) -> int | None:
+    """The number of elements of a tensor."""
+    value = known.meta.get("val") if isinstance(known, fx.Node) else None
+    return value.numel() if isinstance(value, torch.Tensor) else None
+
+
+def _gather(part: Part, decision: Decision, position: Mapping[fx.Node, int]) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The partition's operations with those that move no data and that it reads through, and what it is given."""
+    mine, members, inputs = set(part.nodes), set(part.nodes), dict[fx.Node, None]()
+    pending = list(part.nodes)
+    while pending:
+        for n in pending.pop().all_input_nodes:
+            if n in members or n in inputs:
+                continue
+            if n in mine or (n in decision.light and isinstance(n.meta.get("val"), (torch.Tensor, list, tuple))):
+                members.add(n)
+                pending.append(n)
+            else:
+                inputs[n] = None
+    return sorted(members, key=position.__getitem__), sorted(inputs, key=position.__getitem__)
+
+
+def _graph_of(members: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> fx.Graph:
+    """Names of operations begin anew, so that equal parts of a model are equal texts."""
+    made, became = fx.Graph(), dict[fx.Node, fx.Node]()
+    for k, node in enumerate(inputs):
+        became[node] = made.placeholder(f"x{k}")
+        became[node].meta = {**node.meta, "name": node.meta.get("name", node.name)}
+    for node in members:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), became.__getitem__)
+        name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
+        became[node] = made.create_node(node.op, node.target, args, kwargs, name)
+        became[node].meta = dict(node.meta)
+    made.output(tuple(became[n] for n in outputs))
+    return made
+
+
+# ---- the whole -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Whole:
+    """`run(args)` computes the graph from the list of its arguments, which it empties. `text` is the function's."""
+
+    run: Callable[[list[Any]], list[Any]]
+    text: str
+
+
+@dataclass
+class _Writer:
+    names: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    def constant(self, value: Any, name: str = "") -> str:
+        name = name or f"c{len(self.names)}"
+        while self.names.get(name, value) is not value or keyword.iskeyword(name) or hasattr(builtins, name):
+            name += "_"
+        self.names[name] = value
+        return name
+
+    def argument(self, value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return f"{value.name}_"
+        if isinstance(value, (list, tuple)):
+            inner = ", ".join(self.argument(v) for v in value)
+            return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
+        if isinstance(value, slice):
+            return f"slice({self.argument(value.start)}, {self.argument(value.stop)}, {self.argument(value.step)})"
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{k!r}: {self.argument(v)}" for k, v in value.items()) + "}"
+        if value is None or isinstance(value, (bool, int, str)):
+            return repr(value)
+        return self.constant(value)
+
+
+def join(
+    graph: fx.Graph, decision: Decision, pieces: Sequence[Piece], calls: Sequence[Callable[..., Any]],
+    attribute: Callable[[str], Any],
+) -> Whole:  # fmt: skip
+    """The function that runs partitions by `calls`, and all else as the graph has it. A call takes its piece's inputs one by one,
+    and returns its output, or a sequence of several."""
+    steps: list[fx.Node | int] = []
+    written = set[fx.Node]()
+    of_part = {id(piece.part): k for k, piece in enumerate(pieces)}
+
+    def want(node: fx.Node) -> None:
+        """Operations without an owner, where they are first read."""
+        pending = [(node, False)]
+        while pending:
+            n, ready = pending.pop()
+            if n in written or n in decision.owner or n in decision.reasons or n.op != "call_function":
+                continue
+            if ready:
+                written.add(n)
+                steps.append(n)
+            else:
+                pending += [(n, True), *((m, False) for m in n.all_input_nodes)]
+
+    for unit in decision.order:
+        if isinstance(unit, Part):
+            if id(unit) not in of_part:
+                continue  # nothing reads its results
+            k = of_part[id(unit)]
+            for n in pieces[k].inputs:
+                want(n)
+            steps.append(k)
+        else:
+            for n in unit.all_input_nodes:
+                want(n)
+            steps.append(unit)
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    for n in output.all_input_nodes:
+        want(n)
+
+    w = _Writer()
+    arguments = [n for n in graph.nodes if n.op == "placeholder"]
+    if arguments:
+        w.lines.append(f"{', '.join(f'{n.name}_' for n in arguments)}, = args")
+    w.lines.append("args.clear()")
+    held = set(arguments)
+    last: dict[fx.Node, int] = {}
+    for k, step in enumerate(steps):
+        for n in pieces[step].inputs if isinstance(step, int) else step.all_input_nodes:
+            last[n] = k
+    kept = set(output.all_input_nodes)
+    for n in graph.nodes:
+        if n.op == "get_attr":
+            w.names[f"{n.name}_"] = attribute(str(n.target))
+            kept.add(n)
+    unread = [f"{n.name}_" for n in arguments if n not in last and n not in kept]
+    if unread:
+        w.lines.append(f"del {', '.join(unread)}")
+    for k, step in enumerate(steps):
+        if isinstance(step, int):
+            piece = pieces[step]
+            read, made = piece.inputs, list(piece.outputs)
+            left = ", ".join(f"{n.name}_" for n in made)
+            function = w.constant(calls[step], f"part{step}")
+            w.lines.append(f"{left} = {function}({', '.join(f'{n.name}_' for n in read)})")
+        else:
+            read, made = step.all_input_nodes, [step]
+            w.lines.append(f"{step.name}_ = {_called(w, step)}")
+        held.update(made)
+        dead = [n for n in dict.fromkeys((*read, *made)) if n in held and n not in kept and last.get(n, -1) <= k]
+        if dead:
+            w.lines.append(f"del {', '.join(f'{n.name}_' for n in dead)}")
+            held -= set(dead)
+    w.lines.append(f"return {w.argument(list(output.args[0]))}")
+    text = "def run(args):\n" + "".join(f"    {line}\n" for line in w.lines)
+    names = dict(w.names)
+    exec(compile(text, "<tilec: a graph's partitions>", "exec"), names)
+    return Whole(names["run"], text)
+
+
+def _called(w: _Writer, node: fx.Node) -> str:
+    if node.target is operator.getitem:
+        return f"{w.argument(node.args[0])}[{w.argument(node.args[1])}]"
+    overload = isinstance(node.target, torch._ops.OpOverload)
+    name = str(node.target) if overload else getattr(node.target, "__name__", "function")
+    function = w.constant(node.target, "".join(c if c.isalnum() else "_" for c in name))
+    given = [w.argument(a) for a in node.args] + [f"{k}={w.argument(v)}" for k, v in node.kwargs.items()]
+    return f"{function}({', '.join(given)})"

@@ -1,0 +1,146 @@
+"""A partition as `.tile` text: parameters and results in the order of memory, and one statement after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilec.torch.aten import dtype_of, translate
+from tilec.torch.indices import number
+from tilec.torch.layout import Layout, layout, row_major
+from tilec.torch.program import Graph, Tensor
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor that a program reads: the number of the partition's argument, and how it must lie. `layout` is None where it has
+    gaps, and is copied."""
+
+    number: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    layout: Layout | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tensor that a program makes, with the strides that the graph promises."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    layout: Layout | None
+
+    @property
+    def plain(self) -> bool:
+        """Whether a new row-major tensor has exactly the promised strides."""
+        return self.strides == row_major(self.shape)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A partition's program. `comments` gives for each line of the text what it was made from."""
+
+    text: str
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+    comments: dict[int, str]
+    given: int
+    """How many values the partition is given; some may be read by nothing."""
+
+    @property
+    def commented(self) -> str:
+        lines = self.text.splitlines()
+        return "\n".join(f"{line}  # {self.comments[k]}" if k in self.comments else line for k, line in enumerate(lines)) + "\n"
+
+
+def write(graph: fx.Graph) -> Written:
+    """The program of a partition whose nodes have fake tensors of known sizes. Raises Inexpressible."""
+    program, comments = Graph(), dict[int, str]()
+    values: dict[fx.Node, Any] = {}
+    arguments = []
+    outputs: Sequence[fx.Node] = ()
+    count = -1
+    for node in graph.nodes:
+        first = len(program.lines)
+        if node.op == "placeholder":
+            count += 1
+            value = node.meta.get("val")
+            if node.users and isinstance(value, torch.Tensor):
+                arguments.append(_argument(count, value))
+                values[node] = _parameter(program, arguments[-1], value)
+        elif node.op == "output":
+            outputs = node.args[0]
+        else:
+            values[node] = translate(program, node, values)
+        for line in range(first, len(program.lines)):
+            comments[line + 1] = said(node)
+    results, made = [], []
+    for node in outputs:
+        results.append(result := _result(node.meta["val"]))
+        made.append(_in_order(values[node], result))
+    return Written(program.program(made), tuple(arguments), tuple(results), comments, count + 1)
+
+
+def said(node: fx.Node) -> str:
+    """The operation, and the module and the line of the model that it comes from."""
+    parts = [str(node.target) if node.op == "call_function" else node.name]
+    if path := module_path(node):
+        parts.append(path)
+    if line := source_line(node):
+        parts.append(line)
+    return ", ".join(parts)
+
+
+def module_path(node: fx.Node) -> str:
+    """The innermost module that the operation was called in, as the model names it: `layers.0.mlp`."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    _, found, inner = path.partition("']")  # of `L['self'].layers[0]`
+    return (inner if found else path).lstrip(".").replace("[", "").replace("]", "")
+
+
+def source_line(node: fx.Node) -> str:
+    """File and line of the model's code, without folders."""
+    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
+    for line in reversed(trace):
+        words = line.strip().split('"')
+        if line.strip().startswith("File ") and len(words) > 2:
+            return f"{words[1].rpartition('/')[2]}:{words[2].split(',')[1].split()[-1]}"
+    return ""
+
+
+def _argument(number: int, value: torch.Tensor) -> Argument:
+    shape, strides = tuple(value.shape), tuple(value.stride())
+    return Argument(number, shape, strides, layout(shape, strides))
+
+
+def _parameter(program: Graph, argument: Argument, value: torch.Tensor) -> Tensor:
+    found, name = argument.layout, f"x{argument.number}"
+    if found is None or found.plain:
+        return program.argument(name, argument.shape, dtype_of(value.dtype))
+    stored = program.argument(name, found.stored, dtype_of(value.dtype))
+    return stored.seen(argument.shape, lambda i: [i[d] for d in found.order])
+
+
+def _result(value: torch.Tensor) -> Result:
+    shape, strides = tuple(value.shape), tuple(value.stride())
+    found = layout(shape, strides)
+    if found is not None and any(shape[d] > 1 for d in range(len(shape)) if d not in found.order):
+        found = None
+    return Result(shape, strides, value.dtype, found)
+
+
+def _in_order(tensor: Tensor, result: Result) -> Tensor:
+    """The tensor as the row-major array that the result is stored as."""
+    found = result.layout
+    if found is None or found.plain:
+        return tensor
+    order, rank = found.order, len(found.shape)
+    return tensor.seen(found.stored, lambda i: [i[order.index(d)] if d in order else number(0) for d in range(rank)])
