@@ -6,10 +6,12 @@ from dataclasses import replace
 from math import prod
 
 import pytest
+from fuzz.matrix import machine
 from tools import TESTS
 from tools.lowering import lowered
 
 from tilec.core.targets import load
+from tilec.kernels.contraction import WarpgroupContraction
 from tilec.plan.cuda import contraction
 
 H200 = load("h200")
@@ -93,6 +95,14 @@ def test_slow_instructions_are_left_out_only_where_they_cannot_win(size, monkeyp
     monkeypatch.setattr(contraction.contraction, "least_us", lambda *_: 0.0)
     (whole,) = planned(MATMUL, M=size, K=size, N=size).kernels
     assert found.options == whole.options
+
+
+@pytest.mark.parametrize("sizes", [{"M": 70, "N": 1, "K": 64}, {"M": 1, "N": 70, "K": 64}])
+def test_warpgroups_multiply_no_single_column(sizes):
+    """On a machine whose other units are slow, a plan by them had a tile that no pass could build."""
+    text = "op f(x: f8e4m3[M, K], w: f16[N, K]) -> (y: f32[M, N]) { y[i, j] = sum[k](x[i, k] * w[j, k]) }"
+    (kernel,) = planned(text, machine("wgmma"), **sizes).kernels
+    assert not isinstance(kernel.options, WarpgroupContraction)
 
 
 def test_each_shape_of_a_contraction_is_built_once(monkeypatch):

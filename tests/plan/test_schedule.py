@@ -331,3 +331,14 @@ def test_a_block_of_a_contraction_has_one_place_of_the_batch(tmp_path):
         with pytest.raises(CallError) as error:
             planned(specialised, path)
         assert why in str(error.value)
+
+
+@pytest.mark.parametrize("sizes", [{"M": 1024, "N": 1, "K": 512}, {"M": 1, "N": 1024, "K": 512}])
+def test_contractions_of_a_vector_are_read_back(sizes, tmp_path):
+    """The tile of a kernel without rows, or without columns, could not be checked."""
+    program = "op f(x: f8e4m3[M, K], w: f16[K, N]) -> (y: f32[M, N]) { y[i, j] = sum[k](x[i, k] * w[k, j]) }"
+    specialised, path = lowering.specialised(program, None, sizes), tmp_path / "f.toml"
+    own = planned(specialised)
+    assert () in (own.kernels[0].options.rows, own.kernels[0].options.columns)
+    path.write_text(write_schedule(own, specialised))
+    assert planned(specialised, path) == own

@@ -193,7 +193,7 @@ def _staged(
     registers = min(registers, sm.registers // (32 * (wm * wn + producers)) // 8 * 8) if p.promoted else registers
     stage = round((p.widths[0] * bm + p.widths[1] * bn) * bk * p.bytes)
     spare = bm * 64 * 4 if producers else 0  # sums leave 64 columns at a time
-    deepest = min(8 if producers else 6, max(0, sm.shared_per_block - spare - 1024) // stage, max(2, ceil(p.k / bk)))
+    deepest = min(DEEPEST[instruction], max(0, sm.shared_per_block - spare - 1024) // stage, max(2, ceil(p.k / bk)))
     least = min(3, max(2, ceil(p.k / bk))) if producers and p.parts == 1 else 2  # as in DeepGEMM; steps of parts are long
     if own > sm.registers_per_thread - 7 or deepest < least:
         return
@@ -201,10 +201,10 @@ def _staged(
     clusters = [c for c in shapes if ceil(p.m / bm) % c[0] == 0 == ceil(p.n / bn) % c[1]]
     depths = {deepest} if producers else {2, min(3, deepest), min(4, deepest), deepest} & set(range(2, deepest + 1))
     depths -= {2} if min(p.widths) < 1 and deepest > 2 else set()
+    group = _group(target, bm, bn, p)
     for stages, cluster in product(sorted(depths), clusters):
         shared = stages * stage + spare
         if occupancy(target, 32 * (wm * wn * inner + producers), registers, shared).blocks:
-            group = _group(target, bm, bn, p)
             tile = BlockTile(
                 bm, bn, bk, stages, instruction, wm, wn, producers, cluster, group, registers, shared, inner_warps=inner,
             )  # fmt: skip
@@ -223,6 +223,8 @@ def _kept(target: Target, p: Contraction, tile: BlockTile) -> Iterator[BlockTile
         yield replace(tile, stages=stages, shared=stages * stage + spare + held, kept=True)
 
 
+DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}
+"""Stages; more hide no more latency."""
 INNER_WARPS = (2, 4)  # that divide a step of k, where there are few tiles
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))  # blocks along m and n
 
@@ -240,11 +242,9 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
     fit, warpgroups, idle = target.fit(WarpgroupTimes), tile.instruction == "wgmma", {}
     k = round(round_up(p.k, tile.bk) * (p.overhang if warpgroups else 1))
     lines = [1 + fit.unaligned * (warpgroups and u) for u in p.unaligned]
-    high, wide = (round_up(n, step) for n, step in zip((tile.bm, tile.bn), p.together))
-    of_each = lines[0] * p.widths[0] * high / tile.cluster[1], lines[1] * p.widths[1] * wide / tile.cluster[0]
-    times = [tiles, min(tiles, target.units) if tile.kept else tiles]
-    loaded = sum(n * k * p.bytes * size for n, size in zip(times, of_each))  # L2 to SRAM
-    staged = sum(n * k * p.bytes * size for n, size in zip(times, (p.widths[0] * high, p.widths[1] * wide)))
+    left = tiles * k * p.bytes * p.widths[0] * round_up(tile.bm, p.together[0])
+    right = (min(tiles, target.units) if tile.kept else tiles) * k * p.bytes * p.widths[1] * round_up(tile.bn, p.together[1])
+    loaded = lines[0] * left / tile.cluster[1] + lines[1] * right / tile.cluster[0]  # L2 to SRAM
     result = p.batch * p.m * p.n * p.out_bytes * p.stored
     flops = 2.0 * tiles * tile.bm * tile.bn * k * p.products
     unit = p.vector_unit if tile.instruction == "fma" else f"tensor.{p.unit_type}@{tile.instruction}"
@@ -255,7 +255,7 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
     if p.promoted:
         other["fma.f32"] = other.get("fma.f32", 0) + 2.0 * tiles * tile.bm * tile.bn * ceil(k / p.promoted)
     further = p.reads * p.batch * p.m * p.n
-    shared = staged + _operand_reads(tile, tiles * k * p.bytes * p.products / p.parts) + (2 * result if tile.producers else 0)
+    shared = left + right + _operand_reads(tile, tiles * k * p.bytes * p.products / p.parts) + (2 * result if tile.producers else 0)
     if warpgroups:
         slower = _rounds(target, tile, tiles) * (1 + fit.cluster * (prod(tile.cluster) > 1))
         loaded, shared = slower * loaded / fit.l2, slower * shared / fit.smem

@@ -233,6 +233,8 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
     def refuse_shape(self) -> Refusal | None:
         if len(self.block) != 3 or self.persistent_blocks < 1:
             return Refusal("block", "`block` must be rows, columns and inner elements; `persistent_blocks` at least 1")
+        if not self.rows or not all(self.column_sets):
+            return Refusal("block", "warpgroups multiply no single row or column")
         shapes = _shapes("wgmma", self.element_bytes)
         if self.block not in shapes:
             return _nearest(self, shapes)

@@ -246,6 +246,8 @@ class StoredContraction(MatrixKernel, backend="cuda"):
         sides = (("rows", self.rows, 0), *(("columns", dims, 1) for dims in self.column_sets))
         for name, dims, side in sides:
             box, most = [tile[d] for d in dims], (self.block[0], self.own_columns)[side]
+            if not box:  # a single row or column
+                continue
             if prod(box) > most:
                 return Refusal("tile", f"`block` has {most} {name}, and the tile has {prod(box)}")
             if not whole_pieces(box, self.piece(side)):
@@ -258,7 +260,7 @@ class StoredContraction(MatrixKernel, backend="cuda"):
                 return Refusal("tile", f"a tile must have at least 2 {name} where TMA copies boxes")
             unit = WIDE // self.side_bytes[side]  # hardware copies no other boxes
             in_lines = self.copies[side] == "tma" and not self.k_major[side]
-            if in_lines and box and box[-1] % unit and box[-1] < kernel.extents[dims[-1]]:
+            if in_lines and box[-1] % unit and box[-1] < kernel.extents[dims[-1]]:
                 why = f"TMA copies boxes that begin at multiples of {unit} {name}, and tiles of {box[-1]} begin between them"
                 return Refusal("tile", why)
         return None
