@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tilec.analysis.graph import Graph
@@ -81,9 +82,12 @@ def _group(problem: ChainProblem, tile: ChainTile, target: Target) -> int:
     fewest problems with which none has much more to do than others, of those that L2 holds unless that costs more."""
     shared, fit = 2 * problem.length * (problem.inner + problem.columns), target.fit(ChainTimes)
     if tile.persistent:
-        rows, all_of = problem.blocks(tile.bm), problem.batch
+        rows, all_of = problem.blocks(tile.bm), min(problem.batch, MANY)
+        weigh = partial(longest_share, rows, all_of, blocks=target.units, tile_steps=fit.tile_steps)
+        if shared <= target.l2.bytes and weigh(1) <= EVEN:  # as of many problems, of which the others take long to weigh
+            return 1
         sizes = (n for n in range(1, all_of + 1) if n <= 32 or n % 16 == 0 or n == all_of)
-        most = {n: longest_share(rows, all_of, n, target.units, fit.tile_steps) for n in sizes}
+        most = {n: weigh(n) for n in sizes}
         held = {n: share for n, share in most.items() if n * shared <= target.l2.bytes} or most
         if min(held.values()) > fit.beyond_l2 * min(most.values()):
             held = most
@@ -91,6 +95,8 @@ def _group(problem: ChainProblem, tile: ChainTile, target: Target) -> int:
     return max(1, min(problem.batch, int(0.5 * target.l2.bytes / shared)))
 
 
+MANY = 1024
+"""Problems of which the order is weighed: more are no less even."""
 EVEN = 1.005
 """How much longer than the shortest a schedule may be."""
 
