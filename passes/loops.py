@@ -63,6 +63,15 @@ def when(condition: ir.Value) -> Iterator[scf.IfOp]:
         scf.YieldOp([])
 
 
+def below(value: ir.Value, limit: ir.Value | int) -> ir.Value:
+    limit = mlir.index(limit) if isinstance(limit, int) else limit
+    return arith.cmpi(arith.CmpIPredicate.slt, value, limit)
+
+
+def _least(value: ir.Value, least: int) -> ir.Value:
+    return arith.cmpi(arith.CmpIPredicate.sge, value, mlir.index(least))
+
+
 def sum_of(terms: list[tuple[ir.Value, int]], constant: int = 0) -> ir.Value:
     """constant + the sum of value * factor, as one `affine.apply`; known values are folded."""
     kept = []
@@ -264,7 +273,7 @@ class Threads:
                 position.lane = sum_of([(number, apart)])
                 if kind == EDGE:
                     element, d = position.coordinate(layout.lane_dim), layout.lane_dim
-                    inside = arith.andi(_least(element, 0), _below(element, sizes[d]))
+                    inside = arith.andi(_least(element, 0), below(element, sizes[d]))
                     if masked:
                         position.inside = inside
                     else:
@@ -301,8 +310,8 @@ class Threads:
         first, vector = position.coordinate(d), self.layout.vectors[d]
         last = sum_of([(first, 1)], vector - 1)
         if part == WHOLE:
-            return arith.andi(_least(first, 0), _below(last, size))
-        touched = arith.andi(_least(last, 0), _below(first, size))
+            return arith.andi(_least(first, 0), below(last, size))
+        touched = arith.andi(_least(last, 0), below(first, size))
         if part == TOUCHED:
             return touched
         begins = arith.cmpi(arith.CmpIPredicate.slt, first, mlir.index(0))
@@ -324,20 +333,10 @@ class Threads:
     def _guard(self, position: Position, d: int, size: int | ir.Value) -> Any:
         if not self._partial(d, size):
             return nullcontext()
-        limit = size if isinstance(size, ir.Value) else mlir.index(size)
-        return when(arith.cmpi(arith.CmpIPredicate.slt, position.bases[d], limit))
+        return when(below(position.bases[d], size))
 
     def _partial(self, d: int, size: int | ir.Value) -> bool:
         return isinstance(size, ir.Value) or size % self.layout.chunk(d) != 0
-
-
-def _least(value: ir.Value, least: int) -> ir.Value:
-    return arith.cmpi(arith.CmpIPredicate.sge, value, mlir.index(least))
-
-
-def _below(value: ir.Value, size: int | ir.Value) -> ir.Value:
-    limit = size if isinstance(size, ir.Value) else mlir.index(size)
-    return arith.cmpi(arith.CmpIPredicate.slt, value, limit)
 
 
 __all__ = [
@@ -348,6 +347,7 @@ __all__ = [
     "Part",
     "Position",
     "Threads",
+    "below",
     "delinearise",
     "flat_slot",
     "loop",

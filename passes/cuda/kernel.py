@@ -26,6 +26,7 @@ from tilec.core.mlir import gpu, ir
 from tilec.kernels import ContractionChain, StoredContraction, Threaded, planned_kernels
 from tilec.passes.cuda.chain.kernel import map_chain
 from tilec.passes.cuda.cluster import arrive, cluster_rank
+from tilec.passes.cuda.contraction.grid import enter, tiles_of
 from tilec.passes.cuda.contraction.kernel import map_contraction
 from tilec.passes.cuda.memory_spaces import is_local, root, space_of
 from tilec.passes.cuda.threaded import transpose, unaligned
@@ -154,26 +155,22 @@ class KernelMapper(KernelContext):
             elif self.spread:
                 self.rank = cluster_rank()
                 arrive()
-        forall = next((o for o in mlir.entry(self.function).operations if o.operation.name == "scf.forall"), None)
-        if forall is None:
+        if not (foralls := tiles_of(self.function)):
             return 1
+        forall = foralls[0]
         counts = list(ir.DenseI64ArrayAttr(forall.attributes["staticUpperBound"]))
-        block = forall.operation.regions[0].blocks[0]
         with ir.InsertionPoint(forall), self.function.location:
             if self.persistent_blocks:
-                pipeline = Pipeline(self, forall.operation, self.persistent_blocks, self._realign)
+                pipeline = Pipeline(self, forall, self.persistent_blocks, self._realign)
                 self.body = pipeline.build()
-                forall.operation.erase()
+                forall.erase()
                 self.function.attributes["tilec.persistent"] = mlir.integer(pipeline.period)
                 return pipeline.most
             number = self.row
             if number is None:
                 number = (gpu.ClusterIdOp if self.spread else gpu.BlockIdOp)(gpu.Dimension.x).result
-            mapping = dict(zip(block.arguments, delinearise(number, counts, locations.variables(forall.operation))))
-            for op in block.operations:
-                if op.operation.name != "scf.forall.in_parallel":
-                    mlir.clone_op(op.operation, mapping)
-        forall.operation.erase()
+            enter(forall, delinearise(number, counts, locations.variables(forall)))
+        forall.erase()
         return prod(counts)
 
     def _name_tiles(self, generics: list[ir.Operation]) -> None:

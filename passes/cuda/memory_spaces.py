@@ -3,11 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from tilec.core import mlir
 from tilec.core.mlir import ir, memref
 
-SPACES = ("private", "workgroup")
+PRIVATE, SHARED = SPACES = ("private", "workgroup")
+
+
+def local(shape: Sequence[int], element: ir.Type, space: str) -> ir.MemRefType:
+    """Memory of a thread (`PRIVATE`) or of a block (`SHARED`)."""
+    return ir.MemRefType.get(list(shape), element, None, attribute_of(space))
+
+
+def attribute_of(space: str) -> ir.Attribute:
+    return ir.Attribute.parse(f"#gpu.address_space<{space}>")
+
+
+def registers(shape: Sequence[int], name: str, type_: ir.Type | str = "f32", words: bool = False) -> ir.Value:
+    """An array of each thread, declared before any loop. `words`: a fragment, of which a register has 32 bits."""
+    element = mlir.type_of(type_) if isinstance(type_, str) else type_
+    with _before_loops(), ir.Location.name(name) if name else nullcontext():
+        made = memref.AllocaOp(local(shape, element, PRIVATE), [], [])
+    if words:
+        made.operation.attributes["tilec.words"] = ir.UnitAttr.get()
+    return made.result
+
+
+def _before_loops() -> ir.InsertionPoint | AbstractContextManager[None]:
+    block = ir.InsertionPoint.current.block
+    if block.owner.operation.name == "func.func":
+        return nullcontext()
+    while block.owner.operation.name != "func.func":
+        block = block.owner.operation.block
+    return ir.InsertionPoint.at_block_begin(block)
 
 
 def operand_dims(op: ir.Operation) -> list[list[int]]:

@@ -28,13 +28,13 @@ from math import prod
 
 from tilec.core import locations, mlir, opcodes
 from tilec.core.diagnostics import InternalError
-from tilec.core.hardware import LINE, WARPGROUP
+from tilec.core.hardware import LINE, WARPGROUP, WIDE
 from tilec.core.mlir import arith, ir, memref, nvgpu, nvvm, scf
 from tilec.core.opcodes import CopyArrive
 from tilec.passes.cuda.contraction.clusters import Cluster
-from tilec.passes.cuda.contraction.problem import SHARED, Thread, below, local
-from tilec.passes.cuda.memory_spaces import root
-from tilec.passes.loops import loop, sum_of, when
+from tilec.passes.cuda.contraction.problem import Thread
+from tilec.passes.cuda.memory_spaces import SHARED, local, root
+from tilec.passes.loops import below, loop, sum_of, when
 
 TICKS = 10_000_000  # ns that one wait may take before it is tried again
 
@@ -272,6 +272,16 @@ def _after(stage: ir.Value, stages: int) -> tuple[ir.Value, ir.Value]:
     """The number after a stage's, and whether it is one too many."""
     after = locations.named(sum_of([(stage, 1)], 1), "next_stage")
     return after, locations.named(arith.cmpi(arith.CmpIPredicate.eq, after, mlir.index(stages)), "around")
+
+
+def start_copy(
+    tile: ir.Value, at: list[ir.Value], source: ir.Value, subscripts: list[ir.Value], count: int,
+    exists: ir.Value | None = None,
+) -> None:  # fmt: skip
+    """Starts a thread's copy of so many adjacent elements (cp.async); zeros take the place of those that do not exist."""
+    elements = None if exists is None else arith.select(exists, mlir.index(count), mlir.index(0))
+    whole = count * ir.MemRefType(tile.type).element_type.width == 8 * WIDE
+    nvgpu.DeviceAsyncCopyOp(tile, at, source, subscripts, count, srcElements=elements, bypassL1=whole)
 
 
 class CopyRing:

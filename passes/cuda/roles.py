@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 from tilec.core import locations, mlir, opcodes
 from tilec.core.hardware import WARP, WARPGROUP
 from tilec.core.mlir import arith, gpu, ir, nvvm, scf
 from tilec.core.opcodes import NamedBarrier, WarpgroupWait
-from tilec.passes.cuda.contraction.problem import Thread, below
-from tilec.passes.loops import sum_of, when
+from tilec.passes.cuda.contraction.problem import Thread
+from tilec.passes.loops import below, sum_of, when
 
-
-@dataclass(frozen=True)
-class Registers:
-    """Of a thread, once the kernel runs: they are moved from the warpgroup that loads to those that multiply. One alone that
-    multiplies has enough."""
-
-    producer: int
-    consumer: int
+REGISTERS = 1 << 16  # of an SM
 
 
 class Roles:
@@ -39,17 +31,20 @@ class Roles:
         """The number of this warpgroup among the consumers."""
         return mlir.index(0) if self.consumers == 1 else sum_of([(self.warpgroup, 1)], -1)
 
-    def divide(self, registers: Registers, produce: Callable[[], None], consume: Callable[[], None]) -> None:
-        """Builds both sides: `produce` for the producer, `consume` for all of the consumers."""
+    def divide(self, registers: int, produce: Callable[[], None], consume: Callable[[], None]) -> None:
+        """Builds both sides: `produce` for the producer, `consume` for all of the consumers. A thread of the producer keeps so many
+        of its registers; the consumers get the others, but for a single one, which has enough."""
+        at_launch = REGISTERS // (WARPGROUP * (self.consumers + 1)) // 8 * 8
+        others = (at_launch * (self.consumers + 1) - registers) // self.consumers // 8 * 8
         producer = arith.cmpi(arith.CmpIPredicate.eq, self.warpgroup, mlir.index(0))
         choice = scf.IfOp(locations.named(producer, "is_producer"), has_else=True)
         with ir.InsertionPoint(choice.then_block):
-            self._move(registers.producer, "decrease")
+            self._move(registers, "decrease")
             with nullcontext() if self.loaders == WARPGROUP else when(below(self.thread.number, self.loaders)):
                 produce()
             scf.YieldOp([])
         with ir.InsertionPoint(choice.else_block):
-            self._move(registers.consumer, "increase")
+            self._move(others, "increase")
             consume()
             scf.YieldOp([])
 

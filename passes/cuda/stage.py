@@ -25,7 +25,7 @@ from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir, linalg, memref
 from tilec.kernels import Threaded, planned_kernels
 from tilec.passes.cuda.cluster import planned_spread, spread
-from tilec.passes.cuda.memory_spaces import is_local, operand_dims, root, space_of
+from tilec.passes.cuda.memory_spaces import PRIVATE, SHARED, attribute_of, is_local, operand_dims, root, space_of
 from tilec.passes.cuda.threaded import transpose
 from tilec.passes.cuda.threaded.hoist_gathers import hoist_gathers
 from tilec.passes.cuda.threaded.persistent_rows import STAGES, hold_rows, stage_rows
@@ -64,7 +64,7 @@ def _stage(function: ir.Operation, tiles: dict[int, int], options: Threaded) -> 
     generics = [op for op in mlir.traverse(function) if mlir.is_generic(op)]
     for op in generics:
         if STAGES in op.attributes:
-            _set_space(root(op.operands[1]), ir.Attribute.parse("#gpu.address_space<workgroup>"))
+            _set_space(root(op.operands[1]), SHARED)
     for op in list(mlir.traverse(function)):
         if op.name == "memref.alloc" and space_of(op.results[0]) is None:
             _assign_space(op.results[0], generics, layout)
@@ -148,7 +148,7 @@ def _transpose_inputs(op: ir.Operation, along: list[int], layout: Layout) -> Non
         with ir.InsertionPoint(op), op.location:
             tile = _tile_like(value, dims, layout, pad=1)
             _copy(value, tile, dims, None).attributes["tilec.transpose"] = mlir.integer(dims[-1])
-        _set_space(root(tile), ir.Attribute.parse("#gpu.address_space<workgroup>"))
+        _set_space(root(tile), SHARED)
         op.operands[n] = tile
 
 
@@ -205,13 +205,12 @@ def _next(op: ir.Operation) -> ir.Operation:
 def _assign_space(alloc: ir.Value, generics: list[ir.Operation], layout: Layout) -> None:
     """Registers where every thread holds all its elements at once, else workgroup memory."""
     dims = next((p for op in generics for v, p in zip(op.operands, operand_dims(op)) if root(v) == alloc), None)
-    space = "private" if dims is None or layout.whole(dims) else "workgroup"
-    _set_space(alloc, ir.Attribute.parse(f"#gpu.address_space<{space}>"))
+    _set_space(alloc, PRIVATE if dims is None or layout.whole(dims) else SHARED)
 
 
-def _set_space(value: ir.Value, space: ir.Attribute) -> None:
+def _set_space(value: ir.Value, space: str) -> None:
     type_ = ir.MemRefType(value.type)
-    value.set_type(ir.MemRefType.get(type_.shape, type_.element_type, type_.layout, space))
+    value.set_type(ir.MemRefType.get(type_.shape, type_.element_type, type_.layout, attribute_of(space)))
     for user in mlir.uses(value):
         if user.name in ("memref.subview", "memref.cast"):
             _set_space(user.results[0], space)

@@ -108,7 +108,7 @@ def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str, 
     operands = [
         (v, m, a) for v, m, a in zip(mlir.inputs_of(op), mlir.maps_of(op), body.arguments) if a in read
     ]  # fmt: skip
-    shape, in_parts, lengths = list(whole), kind == parts.KIND, _lengths(op, operands)
+    shape, in_parts, lengths = list(whole), kind == parts.KIND, _lengths(operands)
     ends = {d: lengths[d] for d, extent in zip(dims, whole) if lengths.get(d, extent) < extent}
     beyond = [each for each in operands if not ends.keys().isdisjoint(mlir.map_dims(each[1]))]  # read where they exist
     operands = [each for each in operands if each not in beyond]
@@ -143,7 +143,7 @@ def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str, 
     return new.operation
 
 
-def _lengths(op: ir.Operation, operands: list) -> dict[int, int]:
+def _lengths(operands: list) -> dict[int, int]:
     """Of the dimensions that these operands have."""
     return {d: n for v, m, _ in operands for d, n in zip(mlir.map_dims(m), ir.ShapedType(v.type).shape)}
 

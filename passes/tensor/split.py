@@ -33,7 +33,7 @@ def split(op: ir.Operation, dim: int, parts: int) -> tuple[ir.Operation, ir.Oper
     assert refuse_split(op, dim, parts) is None
     with ir.InsertionPoint(op), op.location:
         partial = _partial(op, dim, parts)
-        combine = _combine(op, partial, parts)
+        combine = _combine(op, partial)
     for before, after in zip(op.results, combine.results):
         before.replace_all_uses_with(after)
     op.erase()
@@ -88,7 +88,7 @@ def _index(d: int, dim: int, chunk: int) -> ir.Value:
     return affine.AffineApplyOp(whole, [linalg.IndexOp(0).result, linalg.IndexOp(d + 1).result]).result
 
 
-def _combine(op: ir.Operation, partial: ir.Operation, parts: int) -> ir.Operation:
+def _combine(op: ir.Operation, partial: ir.Operation) -> ir.Operation:
     count = len(op.results)
     ranks = [len(ir.ShapedType(r.type).shape) for r in op.results]
     rank = max(ranks) + 1  # every output of a split reduction has the same parallel dimensions

@@ -63,11 +63,11 @@ def is_part_of_addresses(op: ir.Operation) -> bool:
     return (
         op.name == "affine.apply"
         and any(v is not None and _counts_steps(v) for v, _ in _terms(op.results[0]))
-        and all(_is_global_subscript(op.results[0], user) for user in mlir.uses(op.results[0]))
+        and all(_is_global_subscript(user) for user in mlir.uses(op.results[0]))
     )
 
 
-def _is_global_subscript(value: ir.Value, user: ir.Operation) -> bool:
+def _is_global_subscript(user: ir.Operation) -> bool:
     if user.name not in ACCESSES:
         return False
     memory = next(v for v in user.operands if isinstance(v.type, ir.MemRefType))

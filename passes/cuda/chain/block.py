@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
 
@@ -15,13 +15,13 @@ from tilec.core.diagnostics import InternalError
 from tilec.core.hardware import WARPGROUP
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.kernels import ContractionChain, Planned
-from tilec.passes.cuda.chain.values import At, Values
+from tilec.passes.cuda.chain.values import At, Values, halves
 from tilec.passes.cuda.contraction.checks import check_each
 from tilec.passes.cuda.contraction.grid import enter, erase, in_groups
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.cuda.ring import carried_loop
-from tilec.passes.loops import delinearise, sum_of
+from tilec.passes.loops import delinearise, sum_of, when
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,16 @@ class ChainBlock:
         """The subscripts of a block's row of this number, along the dimensions of rows."""
         names = [None] * len(self.box)
         return dict(zip(self.box, delinearise(number, list(self.box.values()), names)))
+
+    @contextmanager
+    def existing_rows(self, first: ir.Value, count: int, values: Values) -> Iterator[tuple[ir.Value, dict[int, ir.Value]]]:
+        """Over a thread's rows, 8 apart from the first on, that the tensor has: the number of each, and its subscripts."""
+        with halves(count) as half, ExitStack() as inside:
+            rows = self.rows_at(locations.named(sum_of([(half, 8), (first, 1)]), "row"))
+            for d, last in values.limits.items():
+                if d in rows:
+                    inside.enter_context(when(arith.cmpi(arith.CmpIPredicate.sle, rows[d], last)))
+            yield half, rows
 
     def limits(self) -> dict[int, ir.Value]:
         """The last subscript along each dimension of rows in which a block may have fewer rows than it multiplies."""

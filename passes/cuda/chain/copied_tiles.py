@@ -13,13 +13,14 @@ from tilec.analysis.chain import Factor
 from tilec.analysis.subscripts import base_multiple, subscripts
 from tilec.core import locations, mlir
 from tilec.core.hardware import WIDE
-from tilec.core.mlir import arith, ir, memref, nvgpu, scf
+from tilec.core.mlir import arith, ir, memref, scf
 from tilec.cost.chain import chain_line
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.values import At
-from tilec.passes.cuda.contraction.problem import SHARED, Thread, all_of, below, local
-from tilec.passes.cuda.memory_spaces import root
-from tilec.passes.loops import delinearise, loop, sum_of, when
+from tilec.passes.cuda.contraction.problem import Thread, all_of
+from tilec.passes.cuda.memory_spaces import SHARED, local, root
+from tilec.passes.cuda.ring import start_copy
+from tilec.passes.loops import below, delinearise, loop, sum_of, when
 
 
 class CopiedTiles:
@@ -88,11 +89,7 @@ class CopiedTiles:
 
     def _copy(self, target: list[ir.Value], source: list[ir.Value], exists: ir.Value | None) -> None:
         if self.vector > 1:
-            elements = None if exists is None else arith.select(exists, mlir.index(self.vector), mlir.index(0))
-            nvgpu.DeviceAsyncCopyOp(
-                self.tile, target, self.view, source, self.vector, srcElements=elements,
-                bypassL1=self.vector * self.bytes == WIDE,
-            )  # fmt: skip
+            start_copy(self.tile, target, self.view, source, self.vector, exists)
             return
         if exists is None:
             memref.StoreOp(memref.LoadOp(self.view, source).result, self.tile, target)

@@ -12,8 +12,9 @@ from tilec.analysis.expression import Expr
 from tilec.analysis.neighbours import SIZE, Neighbours
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, memref
-from tilec.passes.cuda.chain.values import At, Values, registers, shuffle
+from tilec.passes.cuda.chain.values import At, Values, shuffle
 from tilec.passes.cuda.contraction.problem import Thread
+from tilec.passes.cuda.memory_spaces import registers
 from tilec.passes.loops import sum_of
 
 

@@ -31,14 +31,13 @@ from tilec.passes.cuda.chain.values import (
     Values,
     halves,
     pairs,
-    registers,
     rows_of,
     selected,
     statements,
 )
 from tilec.passes.cuda.chain.weights import Packer, exclude
 from tilec.passes.cuda.contraction.problem import Thread
-from tilec.passes.cuda.memory_spaces import root
+from tilec.passes.cuda.memory_spaces import registers, root
 from tilec.passes.cuda.ring import carried_loop
 from tilec.passes.loops import loop, sum_of, when
 
@@ -91,8 +90,7 @@ class Fragments:
         assert chain.columns is not None and chain.weights is not None
         self.wide = -(-self.block.sizes[chain.columns] // 16) * 16
         self.sums = registers([self.wide // 8, self.rows, 2], "%sums")
-        self.weights = registers([options.weight_terms * self.rows * self.bn // 8, 2], "%weights", options.multiplicand)
-        self.weights.owner.attributes["tilec.words"] = ir.UnitAttr.get()
+        self.weights = registers([options.weight_terms * self.rows * self.bn // 8, 2], "%weights", options.multiplicand, words=True)
         bounded = chain.weight_bound <= 1
         self.packer = Packer(self.scores, self.weights, options.weight_terms, options.multiplicand, bounded)
 

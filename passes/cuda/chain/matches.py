@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from tilec.analysis.chain_masks import Match
 from tilec.analysis.expression import Expr
 from tilec.core import locations, mlir
+from tilec.core.hardware import WARP
 from tilec.core.mlir import arith, gpu, ir, memref, scf
 from tilec.passes.cuda.chain.values import At, Values, as_index, combine, shuffle
-from tilec.passes.cuda.contraction.problem import SHARED, Thread, local
+from tilec.passes.cuda.contraction.problem import Thread
+from tilec.passes.cuda.memory_spaces import SHARED, local
 from tilec.passes.loops import sum_of, when
 
 LIMIT = 1 << 31  # numbers beyond are as good as the last one within
-WARP = 32
 Range = tuple[ir.Value, ir.Value]
 
 

@@ -17,7 +17,7 @@ from tilec.core.mlir import arith, ir
 from tilec.core.opcodes import WarpgroupProduct
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.values import statements
-from tilec.passes.cuda.chain.warpgroups import REGISTERS, Engine, FactorTiles
+from tilec.passes.cuda.chain.warpgroups import LOADING, Engine, FactorTiles
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.ring import Ring, carried_loop
 from tilec.passes.cuda.roles import begin_ping_pong
@@ -42,7 +42,7 @@ class ReducedWarpgroups(Engine):
         self.begin([self.ring, *([self.rows] if self.rows else [])])
 
     def run(self) -> None:
-        self.roles.divide(REGISTERS, self._load, self._consume)
+        self.roles.divide(LOADING, self._load, self._consume)
 
     # ---- loading -------------------------------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ from tilec.analysis.expression import Expr
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, memref, vector
 from tilec.passes.cuda.chain.block import ChainBlock, Output
-from tilec.passes.cuda.chain.values import At, Values, halves, hoisted
-from tilec.passes.cuda.contraction.problem import PRIVATE, Thread, below, local
-from tilec.passes.cuda.memory_spaces import root
-from tilec.passes.loops import loop, sum_of, when
+from tilec.passes.cuda.chain.values import At, Values, hoisted
+from tilec.passes.cuda.contraction.problem import Thread
+from tilec.passes.cuda.memory_spaces import registers, root
+from tilec.passes.loops import below, loop, sum_of, when
 
 
 class Results:
@@ -27,11 +27,7 @@ class Results:
         self.o, self.thread, self.row, self.column, self.count, self.columns = sums, thread, row, column, count, columns
 
     def store(self) -> None:
-        with halves(self.count) as half, ExitStack() as inside:
-            rows = self.block.rows_at(locations.named(sum_of([(half, 8), (self.row, 1)]), "row"))
-            for d, last in self.values.limits.items():
-                if d in rows:
-                    inside.enter_context(when(arith.cmpi(arith.CmpIPredicate.sle, rows[d], last)))
+        with self.block.existing_rows(self.row, self.count, self.values) as (half, rows):
             self._store_row(rows, half)
 
     def _store_row(self, rows: dict[int, ir.Value], half: ir.Value) -> None:
@@ -62,9 +58,7 @@ class Results:
         even = all(s % 2 == 0 for s in (self.columns, *strides[:-1]))
         assert dim is not None
         adjacent = output.dims[-1] == dim and even
-        name = ir.Location.name(locations.argument(root(output.view)) or "%pair")
-        with ir.InsertionPoint.at_block_begin(self.thread.block), name:
-            tile = memref.AllocaOp(local([2], element, PRIVATE), [], []).result
+        tile = registers([2], locations.argument(root(output.view)) or "%pair", element)
         with ExitStack() as stack:
             j = stack.enter_context(loop(-(-self.columns // 8), name="fragment"))
             first = sum_of([(j, 8), (self.column, 1)])

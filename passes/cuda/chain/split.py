@@ -11,23 +11,21 @@ The order of combination is the order of parts. The rules are those by which a b
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import reduce
 from math import prod
 
 from tilec.analysis.carried import Carried, Rescale
 from tilec.analysis.expression import Expr
-from tilec.core import locations, mlir
+from tilec.core import mlir
 from tilec.core.mlir import arith, func, gpu, ir, memref, vector
 from tilec.kernels import ContractionChain, Planned
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.fragments import Fragments
 from tilec.passes.cuda.chain.states import moved, none_of, reference_of, same
-from tilec.passes.cuda.chain.values import At, Values, combine, halves
+from tilec.passes.cuda.chain.values import At, Values, combine
 from tilec.passes.cuda.contraction.grid import erase, tiles_of
-from tilec.passes.cuda.contraction.problem import below
 from tilec.passes.cuda.memory_spaces import erase_unused
-from tilec.passes.loops import delinearise, loop, states, sum_of, when
+from tilec.passes.loops import below, delinearise, loop, states, sum_of, when
 
 THREADS = 128  # of a block that combines
 
@@ -47,11 +45,7 @@ class PartialStates:
         arguments = list(mlir.entry(block.function).arguments)
         sums = arguments.pop() if block.chain.product else None
         first = arith.cmpi(arith.CmpIPredicate.eq, own.column, mlir.index(0))
-        with halves(own.rows) as half, ExitStack() as inside:
-            rows = block.rows_at(locations.named(sum_of([(half, 8), (own.row, 1)]), "row"))
-            for d, last in own.values.limits.items():
-                if d in rows:
-                    inside.enter_context(when(arith.cmpi(arith.CmpIPredicate.sle, rows[d], last)))
+        with block.existing_rows(own.row, own.rows, own.values) as (half, rows):
             position = [block.number, block.part, *rows.values()]
             with when(first):
                 for n, c in enumerate(block.chain.row_states):

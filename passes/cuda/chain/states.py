@@ -22,10 +22,10 @@ from tilec.passes.cuda.chain.values import (
     fill,
     halves,
     pairs,
-    registers,
     shuffle,
     statements,
 )
+from tilec.passes.cuda.memory_spaces import registers
 from tilec.passes.loops import loop, sum_of, when
 
 SLACK = 8  # powers of 2 by which a weight may exceed what it is relative to, before sums are rescaled

@@ -7,14 +7,13 @@ Row values are arrays over halves.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from tilec.analysis.affine_conditions import linear
 from tilec.analysis.expression import Expr, Total, operation
 from tilec.core import mlir
 from tilec.core.mlir import arith, gpu, ir, math, memref
-from tilec.passes.cuda.contraction.problem import PRIVATE, local
 from tilec.passes.loops import loop, sum_of
 
 EXACT = 1 << 24  # integers below are exact floats
@@ -123,21 +122,6 @@ def is_of_one_index(value: ir.Value) -> bool:
 
 def as_index(value: ir.Value) -> ir.Value:
     return value if isinstance(value.type, ir.IndexType) else arith.index_cast(ir.IndexType.get(), value)
-
-
-def registers(shape: list[int], name: str, type_: str = "f32") -> ir.Value:
-    """An array of each thread, declared before any loop."""
-    with _before_loops(), ir.Location.name(name):
-        return memref.AllocaOp(local(shape, mlir.type_of(type_), PRIVATE), [], []).result
-
-
-def _before_loops() -> ir.InsertionPoint | AbstractContextManager[None]:
-    block = ir.InsertionPoint.current.block
-    if block.owner.operation.name == "func.func":
-        return nullcontext()
-    while block.owner.operation.name != "func.func":
-        block = block.owner.operation.block
-    return ir.InsertionPoint.at_block_begin(block)
 
 
 def fill(array: ir.Value, value: float) -> None:

@@ -28,13 +28,13 @@ from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.fragments import Fragments, Terms, tiles_of, values_of
 from tilec.passes.cuda.chain.split import PartialStates
 from tilec.passes.cuda.chain.values import At, Values, statements
-from tilec.passes.cuda.contraction.problem import Thread, below
+from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.ring import Ring, RingTiles, carried_loop, make_ready, offsets_of
-from tilec.passes.cuda.roles import Registers, Roles, begin_ping_pong, ping_pong, wait_for_products
-from tilec.passes.loops import sum_of, when
+from tilec.passes.cuda.roles import Roles, begin_ping_pong, ping_pong, wait_for_products
+from tilec.passes.loops import below, sum_of, when
 
-REGISTERS = Registers(producer=24, consumer=240)  # of 168 at launch
-THREE = Registers(producer=32, consumer=160)  # of 128 at launch, where three warpgroups multiply
+LOADING = 24  # registers of a thread that loads
+THREE = 32  # where three warpgroups multiply
 
 
 class FactorTiles(RingTiles):
@@ -148,7 +148,7 @@ class Warpgroups(Engine):
         self.begin([self.q, self.k, self.v])
 
     def run(self) -> None:
-        self.roles.divide(REGISTERS if self.groups < 3 else THREE, self._load, self._consume)
+        self.roles.divide(LOADING if self.groups < 3 else THREE, self._load, self._consume)
 
     def _consume(self) -> None:
         assert self.chain.product is not None

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from tilec.core import locations, mlir
-from tilec.core.mlir import arith, gpu, ir, memref
+from tilec.core import mlir
+from tilec.core.mlir import arith, gpu, ir
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.copied_tiles import CopiedTiles
 from tilec.passes.cuda.chain.fragments import Fragments, Terms, clear
 from tilec.passes.cuda.chain.split import PartialStates
 from tilec.passes.cuda.chain.values import statements
 from tilec.passes.cuda.contraction.fragments import load_matrices, multiply_fragments
-from tilec.passes.cuda.contraction.problem import PRIVATE, Thread, local
+from tilec.passes.cuda.contraction.problem import Thread
+from tilec.passes.cuda.memory_spaces import registers
 from tilec.passes.cuda.ring import CopyRing, carried_loop
 from tilec.passes.loops import loop, sum_of
 
@@ -42,9 +43,7 @@ class WarpProducts:
 
     def _part(self, words: int, name: str) -> ir.Value:
         """Words of a factor's fragments."""
-        made = memref.AllocaOp(local([words, 2], mlir.type_of(self.block.options.multiplicand), PRIVATE), [], [])
-        made.operation.attributes["tilec.words"] = ir.UnitAttr.get()
-        return locations.named(made.result, name)
+        return registers([words, 2], name, self.block.options.multiplicand, words=True)
 
     def add_scores(
         self, left: tuple[CopiedTiles, ir.Value, ir.Value], right: tuple[CopiedTiles, ir.Value], depth: int, rolled: bool = False

@@ -12,7 +12,8 @@ from tilec.analysis.expression import Expr
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, math, memref, vector
 from tilec.passes.cuda.chain.masks import clamped, number_of
-from tilec.passes.cuda.chain.values import At, Values, halves, registers, rows_of, selected
+from tilec.passes.cuda.chain.values import At, Values, halves, rows_of, selected
+from tilec.passes.cuda.memory_spaces import registers
 from tilec.passes.loops import loop, sum_of
 
 UPPER = -65536  # the bits of an f32 that a bf16 has

@@ -23,9 +23,9 @@ from tilec.core import locations, mlir
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, memref, vector
 from tilec.passes.cuda.contraction.fragments import Chunks, Sums
-from tilec.passes.cuda.contraction.problem import PRIVATE, SHARED, Problem, Thread, all_of, local
+from tilec.passes.cuda.contraction.problem import Problem, Thread, all_of
 from tilec.passes.cuda.contraction.result_boxes import ResultBoxes, Use, synchronise, uses_of
-from tilec.passes.cuda.memory_spaces import is_local, root
+from tilec.passes.cuda.memory_spaces import SHARED, is_local, local, registers, root
 from tilec.passes.loops import loop, sum_of, when
 
 
@@ -271,9 +271,6 @@ class Epilogue:
 
     def _tile(self, use: Use, width: int) -> ir.Value:
         if use not in self.tiles:
-            tensor = locations.argument(root(use.value))
-            name = ir.Location.name(tensor) if tensor else ir.Location.name("%finished")
-            with ir.InsertionPoint.at_block_begin(self.thread.block), name:
-                type_ = local([width], ir.MemRefType(use.value.type).element_type, PRIVATE)
-                self.tiles[use] = memref.AllocaOp(type_, [], []).result
+            element = ir.MemRefType(use.value.type).element_type
+            self.tiles[use] = registers([width], locations.argument(root(use.value)) or "%finished", element)
         return self.tiles[use]

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from tilec.core import locations, mlir
+from tilec.core import mlir
 from tilec.core.mlir import arith, ir, memref, vector
 from tilec.kernels.contraction import Contraction, fma_group
 from tilec.passes.cuda.contraction.fragments import PARTS, Chunks, Sums, overlapped, whole
 from tilec.passes.cuda.contraction.operands import Stage
-from tilec.passes.cuda.contraction.problem import PRIVATE, Problem, Side, Thread, local
+from tilec.passes.cuda.contraction.problem import Problem, Side, Thread
+from tilec.passes.cuda.memory_spaces import registers
 from tilec.passes.loops import delinearise, loop, sum_of
 
 
@@ -37,8 +38,7 @@ class FmaTile:
         self.warp_column = arith.remui(thread.warp, mlir.index(warps_n))
         self.row = sum_of([(self.warp_row, 4), (arith.divui(thread.lane, mlir.index(8)), 1)])
         self.column = sum_of([(self.warp_column, 8), (arith.remui(thread.lane, mlir.index(8)), 1)])
-        self.sums = memref.AllocaOp(local([self.high, self.wide], problem.accumulator, PRIVATE), [], []).result
-        locations.named(self.sums, "sums")
+        self.sums = registers([self.high, self.wide], "%sums", problem.accumulator)
         self.parts = [
             (self._part(problem.left, self.high, which), self._part(problem.right, self.wide, which)) for which in PARTS
         ]
@@ -46,8 +46,7 @@ class FmaTile:
 
     def _part(self, side: Side, count: int, which: str) -> ir.Value:
         shape = [count, self.group] if side.major else [self.group, count]
-        made = memref.AllocaOp(local(shape, self.problem.element, PRIVATE), [], []).result
-        return locations.named(made, f"{self.problem.tensor(side)}_{which}")
+        return registers(shape, f"%{self.problem.tensor(side)}_{which}", self.problem.element)
 
     def clear(self, value: ir.Value) -> None:
         with loop(self.high, name="row") as i, loop(self.wide, name="column") as j:

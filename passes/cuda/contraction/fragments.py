@@ -14,7 +14,7 @@ row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,8 @@ from tilec.core.hardware import WARP, WIDE
 from tilec.core.mlir import arith, gpu, ir, memref, nvgpu, vector
 from tilec.kernels.contraction import widest
 from tilec.passes.cuda.contraction.operands import Stage
-from tilec.passes.cuda.contraction.problem import PRIVATE, SHARED, Problem, Side, Thread, local
+from tilec.passes.cuda.contraction.problem import Problem, Side, Thread
+from tilec.passes.cuda.memory_spaces import SHARED, local, registers
 from tilec.passes.loops import delinearise, loop, sum_of, when
 
 LINES = 4  # instructions for 16 numbers of a thread
@@ -113,8 +114,7 @@ class MmaTile:
         self.by_lines = problem.left.narrow or problem.right.narrow
         self.transposed = problem.right.narrow and not problem.left.narrow
         self.fragments = (2 * self.high, self.wide // 2) if self.transposed else (self.high, self.wide)
-        self.sums = memref.AllocaOp(local([*self.fragments, 2, 2], problem.accumulator, PRIVATE), [], []).result
-        locations.named(self.sums, "sums")
+        self.sums = registers([*self.fragments, 2, 2], "%sums", problem.accumulator)
         self.together = LINES if self.by_lines else 1
         words = 4 * self.high * self.together, 2 * self.wide * self.together
         self.parts = [
@@ -126,10 +126,8 @@ class MmaTile:
         return ir.VectorType.get([count, 32 // self.problem.element.width], self.problem.element)
 
     def _part(self, side: Side, words: int, which: str) -> ir.Value:
-        part = memref.AllocaOp(local(self._words(words).shape, self.problem.element, PRIVATE), [], [])
-        if self.problem.element.width < 32:
-            part.operation.attributes["tilec.words"] = ir.UnitAttr.get()
-        return locations.named(part.result, f"{self.problem.tensor(side)}_{which}")
+        element = self.problem.element
+        return registers(self._words(words).shape, f"%{self.problem.tensor(side)}_{which}", element, words=element.width < 32)
 
     def clear(self, value: ir.Value) -> None:
         with self._each_sum() as (at, _):
@@ -297,10 +295,8 @@ class MmaTile:
         if self.transposed:
             self._spill_transposed(columns, i, part, put)
             return
-        with loop(2, name="half") as half, loop(columns // 8, name="fragment") as j:
-            each = [sum_of([(part, columns // 8), (j, 1)], self.own * p) for p in range(self.products)]
-            of_first, *further = (Sums(self.sums, [i, at, half, mlir.index(0)], 2) for at in each)
-            put(replace(of_first, further=tuple(further)), *fragment_coordinates(self.thread, half, j))
+        starts = [self.own * p for p in range(self.products)]
+        spill_pairs(self.sums, [i], starts, part, columns // 8, self.thread, put)
 
     def _spill_transposed(self, columns: int, i: ir.Value, part: ir.Value, put: Callable[..., None]) -> None:
         """A thread has two rows of two columns of each fragment."""
@@ -319,6 +315,18 @@ class MmaTile:
     ) -> tuple[ir.Value, ir.Value]:
         i, part = self._which(columns, number)
         return sum_of([(i, 16), (self.row, 1), (row, 1)]), sum_of([(part, columns), (self.column, 1), (column, 1)])
+
+
+def spill_pairs(
+    sums: ir.Value, row: list[ir.Value], starts: Sequence[int], number: ir.Value, count: int, thread: Thread,
+    put: Callable[..., None],
+) -> None:  # fmt: skip
+    """Has `put` the two adjacent sums that a thread has in each half of the fragments of a row: of every `count` of them those of
+    this number. `starts`: where the fragments of each product begin."""
+    with loop(2, name="half") as half, loop(count, name="fragment") as j:
+        each = [sum_of([(number, count), (j, 1)], start) for start in starts]
+        of_first, *further = (Sums(sums, [*row, at, half, mlir.index(0)], 2) for at in each)
+        put(replace(of_first, further=tuple(further)), *fragment_coordinates(thread, half, j))
 
 
 def load_matrices(

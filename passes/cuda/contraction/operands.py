@@ -20,11 +20,11 @@ from functools import partial
 
 from tilec.core import locations, mlir
 from tilec.core.hardware import LINE, WARPGROUP, WIDE
-from tilec.core.mlir import arith, ir, memref, nvgpu, scf, vector
+from tilec.core.mlir import arith, ir, memref, scf, vector
 from tilec.kernels.matrix import ASYNC, padding
-from tilec.passes.cuda.contraction.problem import PRIVATE, SHARED, Problem, Side, Thread, all_of, local
-from tilec.passes.cuda.memory_spaces import is_local, root
-from tilec.passes.cuda.ring import LineTiles
+from tilec.passes.cuda.contraction.problem import Problem, Side, Thread, all_of
+from tilec.passes.cuda.memory_spaces import SHARED, is_local, local, registers, root
+from tilec.passes.cuda.ring import LineTiles, start_copy
 from tilec.passes.loops import loop, sum_of, when
 
 GROUP = 4
@@ -132,14 +132,7 @@ class Stage:
             self._mine(stack, i)
             line, column, at, k = self._coordinates(i, number)
             source, subscripts = self.problem.source(self.side, at)
-            condition = self._exists(at, k)
-            elements = None
-            if condition is not None:
-                elements = arith.select(condition, mlir.index(self.vector), mlir.index(0))
-            nvgpu.DeviceAsyncCopyOp(
-                self.tile, self._location(slot, line, column), source, subscripts, self.vector,
-                srcElements=elements, bypassL1=self.vector * self.bytes == WIDE,
-            )  # fmt: skip
+            start_copy(self.tile, self._location(slot, line, column), source, subscripts, self.vector, self._exists(at, k))
 
     def _pieces(self, stack: ExitStack, count: int) -> ir.Value:
         """Over so many pieces. Those of a group lie constants apart. What is known of rows of several dimensions before the loop
@@ -180,9 +173,7 @@ class Stage:
     def _registers(self, count: int) -> ir.Value:
         """For so many vectors."""
         if self.held is None:
-            with ir.InsertionPoint.at_block_begin(self.thread.block):
-                self.held = memref.AllocaOp(local([count, self.vector], self.problem.element, PRIVATE), [], []).result
-                locations.named(self.held, f"{self.side.name}_fetched")
+            self.held = registers([count, self.vector], f"%{self.side.name}_fetched", self.problem.element)
         return self.held
 
     def _fetch(self, i: ir.Value, number: ir.Value, held: ir.Value, to: ir.Value, stack: ExitStack) -> None:
@@ -240,10 +231,7 @@ class Stage:
         if self._along not in [self.problem.dims[d] for d in self.problem.operand_dims[n]]:
             return None
         element = ir.MemRefType(value.type).element_type
-        tensor = locations.argument(root(value))
-        name = ir.Location.name(tensor) if tensor else ir.Location.current
-        with ir.InsertionPoint.at_block_begin(self.thread.block), name:
-            tile = memref.AllocaOp(local([self.vector], element, PRIVATE), [], []).result
+        tile = registers([self.vector], locations.argument(root(value)) or "", element)
         width = min(self.vector, WIDE * 8 // max(8, element.width))
         for begin in range(0, self.vector, width):
             subscripts = self.problem.subscripts(n, {**at, self._along: sum_of([(at[self._along], 1)], begin)})

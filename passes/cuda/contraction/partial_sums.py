@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tilec.core import locations, mlir
+from tilec.core import mlir
 from tilec.core.mlir import arith, ir, memref
 from tilec.kernels import WarpgroupContraction
 from tilec.kernels.contraction import SPAN
 from tilec.passes.cuda.contraction.fragments import fragment_coordinates
-from tilec.passes.cuda.contraction.problem import PRIVATE, Problem, Side, below, local
+from tilec.passes.cuda.contraction.problem import Problem, Side
 from tilec.passes.cuda.contraction.scales import Scales
+from tilec.passes.cuda.memory_spaces import registers
 from tilec.passes.cuda.ring import Ring, carried_loop
-from tilec.passes.loops import loop, sum_of, when
+from tilec.passes.loops import below, loop, sum_of, when
 
 _State = list[ir.Value]
 
@@ -36,9 +37,7 @@ class PartialSums:
         self.problem, self.function, self.shape, self.ring, self.sums = problem, function, shape, ring, sums
         self.product, self.wait, self.options = product, wait, problem.options
         self.steps, self.scales = self.options.promoted // problem.depth, Scales(problem, shape)
-        with ir.InsertionPoint.at_block_begin(shape.thread.block):
-            made = memref.AllocaOp(ir.MemRefType(sums.type), [], []).result
-        self.partial = locations.named(made, "partial_sums")
+        self.partial = registers(ir.MemRefType(sums.type).shape, "%partial_sums", problem.accumulator)
 
     def multiply(self, problem: Problem, state: _State) -> None:
         self.problem = problem
@@ -102,8 +101,7 @@ class PartialSums:
         """Where a sum is not finite, a thread adds its products anew, of whole numbers: one of them may be marked as one that has
         no parts (`tilec/analysis/parts.py`), or may be infinite."""
         problem, f32, zero = self.problem, ir.F32Type.get(), mlir.index(0)
-        with ir.InsertionPoint.at_block_begin(self.shape.thread.block):
-            check, rows = (memref.AllocaOp(local([n], f32, PRIVATE), [], []).result for n in (1, 2))
+        check, rows = registers([1], "%check"), registers([2], "%of_rows")
         nothing = mlir.constant(0.0, f32)
         memref.StoreOp(nothing, check, [zero])
         with self._each_sum() as at:

@@ -8,7 +8,7 @@ dimensions are known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from math import prod
@@ -22,16 +22,10 @@ from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.kernels import StoredContraction, WarpgroupContraction
 from tilec.kernels.matrix import ELEMENTS
 from tilec.passes.cuda.memory_spaces import root, sizes_of
-from tilec.passes.loops import delinearise, sum_of
+from tilec.passes.loops import below, delinearise, sum_of
 from tilec.passes.predicate_loads import guard_loads
 
-PRIVATE, SHARED = "private", "workgroup"
 FLAT = -1  # a kernel dimension: all reduced ones as one
-
-
-def local(shape: list[int], element: ir.Type, space: str) -> ir.MemRefType:
-    """Memory of a thread (`PRIVATE`) or of a block (`SHARED`)."""
-    return ir.MemRefType.get(shape, element, None, ir.Attribute.parse(f"#gpu.address_space<{space}>"))
 
 
 def element_of(multiplicand: str) -> ir.Type:
@@ -312,17 +306,22 @@ class Problem:
         """Conditions under which a factor that is copied is not 0."""
         return self.copied(self.access(side).bounds, at)
 
-    def copied(self, values: Sequence[ir.Value], at: dict[int, ir.Value]) -> list[ir.Value]:
-        """Values that the body computes of its indices, and of what its operands have, at coordinates."""
+    def copied(
+        self, values: Sequence[ir.Value], at: dict[int, ir.Value], elements: Mapping[int, ir.Value] | None = None
+    ) -> list[ir.Value]:  # fmt: skip
+        """Values that the body computes of its indices, and of what its operands have, at coordinates; `elements` are those that
+        were loaded already."""
         mapping: dict[ir.Value, ir.Value] = {}
         for n in dict.fromkeys(n for value in values for n in self.arguments(value)):
-            mapping[self.body.arguments[n]] = memref.LoadOp(self.operands[n], self.subscripts(n, at)).result
+            known = (elements or {}).get(n)
+            element = memref.LoadOp(self.operands[n], self.subscripts(n, at)).result if known is None else known
+            mapping[self.body.arguments[n]] = element
         for op in [o for value in values for o in mlir.slice_of(self.body, value)]:
             if op.name == "linalg.index":
                 mapping[op.results[0]] = at[self.dims[index_dim(op)]]
             elif op.results[0] not in mapping:
                 mlir.clone_op(op, mapping)
-        return [mapping.get(value, value) for value in values]
+        return [mapping.get(value, value) for value in values]  # a factor may be a constant from outside the body
 
     def dims_of(self, value: ir.Value) -> frozenset[int]:
         return dims_of(self.body, value, self.operand_dims)
@@ -334,31 +333,12 @@ class Problem:
         return [at[self.dims[d]] for d in self.operand_dims[n]]
 
     def evaluate(
-        self, value: ir.Value, at: dict[int, ir.Value], elements: dict[int, ir.Value] | None = None,
+        self, value: ir.Value, at: dict[int, ir.Value], elements: Mapping[int, ir.Value] | None = None,
         element: ir.Type | None = None,
     ) -> ir.Value:  # fmt: skip
-        """Computes a value of the body at coordinates, in the staged type or that of `element`; `elements` are those that were
-        loaded already.
-        """
-        mapping: dict[ir.Value, ir.Value] = {}
-        for n in self.arguments(value):
-            known = (elements or {}).get(n)
-            mapping[self.body.arguments[n]] = (
-                memref.LoadOp(self.operands[n], self.subscripts(n, at)).result if known is None else known
-            )
-        for op in mlir.slice_of(self.body, value):
-            if op.name == "linalg.index":
-                mapping[op.results[0]] = at[self.dims[index_dim(op)]]
-            else:
-                mlir.clone_op(op, mapping)
-        result = mapping.get(value, value)  # a factor may be a constant from outside the body
-        element = element or self.element
+        """A value of the body at coordinates, in the staged type or that of `element`."""
+        (result,), element = self.copied([value], at, elements), element or self.element
         return result if result.type == element else arith.truncf(element, result)
-
-
-def below(value: ir.Value, limit: ir.Value | int) -> ir.Value:
-    limit = mlir.index(limit) if isinstance(limit, int) else limit
-    return arith.cmpi(arith.CmpIPredicate.slt, value, limit)
 
 
 def all_of(conditions: list[ir.Value]) -> ir.Value | None:
@@ -381,4 +361,3 @@ class Thread:
         self.lane = arith.andi(self.number, mlir.index(31))
 
 
-__all__ = ["PRIVATE", "SHARED", "Block", "Problem", "Side", "Thread", "all_of", "below", "local"]

@@ -18,8 +18,8 @@ from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, memref, nvgpu, nvvm
 from tilec.kernels import WarpgroupContraction
 from tilec.kernels.contraction import boxes_of
-from tilec.passes.cuda.contraction.problem import SHARED, Problem, Side, Thread, local
-from tilec.passes.cuda.memory_spaces import is_local, root
+from tilec.passes.cuda.contraction.problem import Problem, Side, Thread
+from tilec.passes.cuda.memory_spaces import SHARED, is_local, local, root
 from tilec.passes.cuda.ring import as_box, offsets_of, show_stores, tensor_map
 from tilec.passes.loops import sum_of, when
 

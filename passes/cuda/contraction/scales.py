@@ -22,8 +22,9 @@ from tilec.core.mlir import arith, ir, memref
 from tilec.kernels import WarpgroupContraction
 from tilec.kernels.contraction import EACH, SPAN
 from tilec.passes.cuda.contraction.fragments import fragment_coordinates
-from tilec.passes.cuda.contraction.problem import PRIVATE, SHARED, Problem, Side, local
+from tilec.passes.cuda.contraction.problem import Problem, Side
 from tilec.passes.cuda.contraction.result_boxes import synchronise
+from tilec.passes.cuda.memory_spaces import SHARED, local, registers
 from tilec.passes.loops import loop, sum_of
 
 
@@ -54,9 +55,7 @@ class Scales:
             self.memory = locations.named(memref.AllocOp(type_, [], []).result, "kept_scales")
 
     def _registers(self, counts: list[int], name: str) -> ir.Value:
-        with ir.InsertionPoint.at_block_begin(self.shape.thread.block):
-            made = memref.AllocaOp(local(counts, ir.F32Type.get(), PRIVATE), [], []).result
-        return locations.named(made, name)
+        return registers(counts, f"%{name}")
 
     @property
     def _warp(self) -> ir.Value:

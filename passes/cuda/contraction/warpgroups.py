@@ -17,7 +17,6 @@ of 16 bytes); CUTLASS and fast.cu for the division of work.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from math import prod
 
@@ -32,22 +31,20 @@ from tilec.kernels.matrix import ELEMENTS
 from tilec.passes.cuda.contraction.checks import check_subscripts
 from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
-from tilec.passes.cuda.contraction.fragments import Chunks, Sums, fragment_coordinates
+from tilec.passes.cuda.contraction.fragments import Chunks, spill_pairs
 from tilec.passes.cuda.contraction.grid import Blocks, erase, of_its_grid
 from tilec.passes.cuda.contraction.operands import Stage
 from tilec.passes.cuda.contraction.partial_sums import PartialSums
-from tilec.passes.cuda.contraction.problem import PRIVATE, Block, Problem, Side, Thread, local
+from tilec.passes.cuda.contraction.problem import Block, Problem, Side, Thread
 from tilec.passes.cuda.contraction.result_boxes import result_boxes
-from tilec.passes.cuda.memory_spaces import root
+from tilec.passes.cuda.memory_spaces import registers, root
 from tilec.passes.cuda.ring import LineTiles, Ring, RingTiles, carried_loop, make_ready, offsets_of
-from tilec.passes.cuda.roles import Registers, Roles, begin_ping_pong, ping_pong, wait_for_products
+from tilec.passes.cuda.roles import Roles, begin_ping_pong, ping_pong, wait_for_products
 from tilec.passes.loops import delinearise, loop, sum_of, when
 
 EQUAL = arith.CmpIPredicate.eq
-REGISTERS = Registers(producer=40, consumer=232)  # of 168 at launch
-THREE = Registers(producer=32, consumer=160)  # of 128 at launch, where three warpgroups multiply
-FILLING = Registers(producer=104, consumer=200)  # where the producer's threads compute where elements lie
-THREE_FILLING = Registers(producer=80, consumer=144)
+LOADING = 40, 32  # registers of a thread that loads, where two warpgroups multiply, and where three do
+FILLING = 104, 80  # where it computes where elements lie
 
 
 def map_wgmma(
@@ -118,10 +115,8 @@ def map_wgmma(
         if loads.boxes:
             loads.boxes[0].wait(thread)
 
-    registers = THREE if shape.roles.consumers > 2 else REGISTERS
-    if options.filled:
-        registers = THREE_FILLING if shape.roles.consumers > 2 else FILLING
-    shape.roles.divide(registers, produce, consume)
+    registers = FILLING if options.filled else LOADING
+    shape.roles.divide(registers[shape.roles.consumers > 2], produce, consume)
     if cluster:
         cluster.meet()
 
@@ -155,10 +150,8 @@ class _Shape:
         return Chunks(count, 16, columns, partial(self._spill, sums, columns), partial(self._coordinates, columns))
 
     def _spill(self, sums: ir.Value, columns: int, number: ir.Value, put: Callable[..., None]) -> None:
-        with loop(2, name="half") as half, loop(columns // 8, name="fragment") as j:
-            each = [sum_of([(number, columns // 8), (j, 1)], self.own * p) for p in range(self.products)]
-            of_first, *further = (Sums(sums, [at, half, mlir.index(0)], 2) for at in each)
-            put(replace(of_first, further=tuple(further)), *fragment_coordinates(self.thread, half, j))
+        starts = [self.own * p for p in range(self.products)]
+        spill_pairs(sums, [], starts, number, columns // 8, self.thread, put)
 
     def _coordinates(
         self, columns: int, number: ir.Value, row: ir.Value, column: ir.Value
@@ -193,8 +186,7 @@ class _Loads:
         copied = self.boxed[0] if kept else [tiles for side in self.boxed for tiles in side]
         self.ring = Ring(copied, problem.options.stages, count, cluster, shape.roles.loaders > 1, spare=problem.is_promoted)
         self.kept = Ring(self.boxed[1], kept, count) if kept else None  # filled once, by a block's first tile
-        self.sums = memref.AllocaOp(local([shape.parts * shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
-        locations.named(self.sums, "sums")
+        self.sums = registers([shape.parts * shape.wide, 2, 2], "%sums", problem.accumulator)
         self.partial, wait = None, partial(wait_for_products, function)
         if problem.is_promoted:
             self.partial = PartialSums(problem, function, shape, self.ring, self.sums, self._product, wait)

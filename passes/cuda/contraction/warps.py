@@ -26,9 +26,9 @@ from tilec.passes.cuda.contraction.fma import FmaTile
 from tilec.passes.cuda.contraction.fragments import MmaTile
 from tilec.passes.cuda.contraction.grid import Blocks, erase
 from tilec.passes.cuda.contraction.operands import Stage
-from tilec.passes.cuda.contraction.problem import Block, Problem, Thread, below
+from tilec.passes.cuda.contraction.problem import Block, Problem, Thread
 from tilec.passes.cuda.ring import CopyRing
-from tilec.passes.loops import loop, sum_of, when
+from tilec.passes.loops import below, loop, sum_of, when
 
 
 def map_warps(function: ir.Operation, options: Contraction, blocks: Blocks, tiles: dict[int, int]) -> None:

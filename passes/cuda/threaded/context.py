@@ -12,7 +12,7 @@ from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir, memref
 from tilec.kernels import Threaded
 from tilec.passes.cuda.cluster import planned_spread, wait_for_cluster
-from tilec.passes.cuda.memory_spaces import is_local, operand_dims, root, sizes_of, space_of
+from tilec.passes.cuda.memory_spaces import PRIVATE, SHARED, is_local, local, operand_dims, root, sizes_of, space_of
 from tilec.passes.cuda.threaded.row_alignment import RowAlignment
 from tilec.passes.loops import Position, Threads
 
@@ -62,8 +62,7 @@ class KernelContext:
 
     def mbarriers(self, count: int) -> ir.Value:
         """Words in workgroup memory that asynchronous copies count on."""
-        space = ir.Attribute.parse("#gpu.address_space<workgroup>")
-        type_ = ir.MemRefType.get([count], ir.IntegerType.get_signless(64), None, space)
+        type_ = local([count], ir.IntegerType.get_signless(64), SHARED)
         with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)):
             return locations.named(memref.AllocOp(type_, [], []).result, "arrived")
 
@@ -80,10 +79,9 @@ class KernelContext:
         return self._alloca([count], element, name)
 
     def _alloca(self, shape: list[int], element: ir.Type, name: str | None) -> ir.Value:
-        space = ir.Attribute.parse("#gpu.address_space<private>")
         location = ir.Location.name(name) if name else ir.Location.current
         with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)), location:
-            return memref.AllocaOp(ir.MemRefType.get(shape, element, None, space), [], []).result
+            return memref.AllocaOp(local(shape, element, PRIVATE), [], []).result
 
     def name_of(self, value: ir.Value) -> str | None:
         """The source's name of global memory."""

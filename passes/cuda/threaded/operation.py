@@ -229,7 +229,7 @@ class GenericMapper(OperationContext):
             return tile
         mark, reading = transpose.mark_of(root(value)), self._reading(value)
         with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1) as position:
-            for lane in self._pieces(dims, width):
+            for lane in self._pieces(width):
                 if width > 1:
                     type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
                     at = position.coordinates(dims, lane)
@@ -261,7 +261,7 @@ class GenericMapper(OperationContext):
         """The accesses of one step, or of one of its elements."""
         value, dims, tile = self.operands[n], self.operand_dims[n], self.tiles[n]
         width = self._vector(value, dims)
-        for lane in self._pieces(dims, width):
+        for lane in self._pieces(width):
             if width > 1:
                 type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
                 element = vector.LoadOp(type_, tile, position.slot(dims, lane)).result
@@ -300,7 +300,7 @@ class GenericMapper(OperationContext):
         """Whether it is memory that asynchronous copies fill."""
         return root(value) in self.kernel.buffers
 
-    def _pieces(self, dims: tuple[int, ...], width: int) -> range:
+    def _pieces(self, width: int) -> range:
         """Where the accesses of one step begin among its lanes."""
         return range(0, self.layout.vectors[self.layout.lane_dim], width) if width > 1 else range(1)
 

@@ -28,9 +28,9 @@ from math import prod
 
 from tilec.analysis.layout import Layout
 from tilec.core import locations, mlir
-from tilec.core.mlir import arith, gpu, ir, memref, nvgpu, nvvm, scf
+from tilec.core.mlir import arith, gpu, ir, memref, nvvm, scf
 from tilec.passes.cuda.memory_spaces import is_local, operand_dims, root, sizes_of
-from tilec.passes.cuda.ring import CopyRing
+from tilec.passes.cuda.ring import CopyRing, start_copy
 from tilec.passes.cuda.threaded.context import KernelContext
 from tilec.passes.cuda.threaded.row_alignment import RowAlignment
 from tilec.passes.cuda.threaded.unaligned import ends_before, flat, flat_index, load_rest, uncut
@@ -339,7 +339,7 @@ def _copy_async(
             if plain:
                 memref.StoreOp(memref.LoadOp(source, at).result, target, at)
             else:
-                nvgpu.DeviceAsyncCopyOp(target, at, source, at, width, bypassL1=width * bits == WIDEST)
+                start_copy(target, at, source, at, width)
 
 
 def _copy_unaligned(
@@ -353,7 +353,7 @@ def _copy_unaligned(
 ) -> None:
     """The vectors of rows that begin anywhere in one, as they are in memory, as far as that goes."""
     threads, vectors, memory, target = kernel.threads, kernel.layout.vectors[dims[-1]], flat(source), uncut(target)
-    (total,), bits = ir.MemRefType(memory.type).shape, ir.MemRefType(memory.type).element_type.width
+    (total,) = ir.MemRefType(memory.type).shape
     for part, lane in product(threads.parts(dims, TOUCHED), range(0, vectors, width)):
         assert part is not None  # rows are unaligned
         cut = total % vectors > 0 and part.kind != INNER  # the memory may end within the vector
@@ -363,7 +363,7 @@ def _copy_unaligned(
                 at = flat_index(source, dims, position, lane)
                 to = [*position.coordinates(dims[:-1]), sum_of([(position.bases[dims[-1]], 1)], lane)]
                 if inside:
-                    nvgpu.DeviceAsyncCopyOp(target, to, memory, [at], width, bypassL1=width * bits == WIDEST)
+                    start_copy(target, to, memory, [at], width)
                 else:
                     load_rest(memory, at, width, target, partial(_advanced, to), narrow=True)
 

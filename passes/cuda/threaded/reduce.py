@@ -14,6 +14,7 @@ from tilec.core.hardware import WARP
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.passes.combiner import Combiner
 from tilec.passes.cuda.cluster import across_blocks
+from tilec.passes.cuda.memory_spaces import SHARED, local
 from tilec.passes.loops import flat_slot, states, sum_of
 
 
@@ -139,7 +140,6 @@ def _read_serially(
 
 
 def _buffer(tile: ir.Value, slots: int, threads: int, tensor: str) -> ir.Value:
-    space = ir.Attribute.parse("#gpu.address_space<workgroup>")
     element = ir.MemRefType(tile.type).element_type
-    made = memref.AllocOp(ir.MemRefType.get([slots, threads], element, None, space), [], []).result
+    made = memref.AllocOp(local([slots, threads], element, SHARED), [], []).result
     return locations.named(made, f"{tensor}_parts")

@@ -15,6 +15,7 @@ from tilec.core import mlir
 from tilec.core.hardware import WARP
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.passes.combiner import Combiner
+from tilec.passes.cuda.memory_spaces import SHARED, local
 from tilec.passes.cuda.threaded.context import OperationContext
 from tilec.passes.cuda.threaded.look_back import LookBack
 from tilec.passes.cuda.threaded.vector_gather import evaluate
@@ -174,8 +175,7 @@ class _Scan:
 
 
 def _workgroup(slots: int, element: ir.Type) -> ir.Value:
-    space = ir.Attribute.parse("#gpu.address_space<workgroup>")
-    return memref.AllocOp(ir.MemRefType.get([slots], element, None, space), [], []).result
+    return memref.AllocOp(local([slots], element, SHARED), [], []).result
 
 
 def _shuffle(value: ir.Value, lane: ir.Value, mode: gpu.ShuffleMode) -> ir.Value:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from tilec.analysis.layout import Layout
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, linalg, memref, vector
+from tilec.passes.cuda.memory_spaces import SHARED, attribute_of, local
 from tilec.passes.cuda.threaded.context import OperationContext
 from tilec.passes.cuda.threaded.unaligned import uncut
 from tilec.passes.loops import Threads
@@ -43,14 +44,13 @@ def stage_transposed(op: ir.Operation, n: int, value: ir.Value, dims: list[int],
     order = [*(k for k, d in enumerate(dims) if d != layout.lane), dims.index(layout.lane)]
     shaped = ir.ShapedType(value.type)
     sizes, whole = [shaped.shape[k] for k in order], [layout.extents[dims[k]] for k in order]
-    space = ir.Attribute.parse("#gpu.address_space<workgroup>")
-    memory = memref.AllocOp(ir.MemRefType.get(whole, shaped.element_type, None, space), [], [])
+    memory = memref.AllocOp(local(whole, shaped.element_type, SHARED), [], [])
     memory.operation.attributes[MARK] = ir.DenseI64ArrayAttr.get([layout.vectors[layout.lane], whole[-1]])
     tile = memory.result
     if sizes != whole:
         dynamic = [memref.DimOp(value, mlir.index(k)).result for k in order if shaped.shape[k] == mlir.DYNAMIC]
         strides = ir.MemRefType(tile.type).get_strides_and_offset()[0]
-        type_ = ir.MemRefType.get(sizes, shaped.element_type, ir.StridedLayoutAttr.get(0, strides), space)
+        type_ = ir.MemRefType.get(sizes, shaped.element_type, ir.StridedLayoutAttr.get(0, strides), attribute_of(SHARED))
         tile = memref.SubViewOp(type_, tile, [], dynamic, [], [0] * len(sizes), sizes, [1] * len(sizes)).result
     rank = len(dims)
     maps = [mlir.projection(rank, range(rank)), mlir.projection(rank, order)]
