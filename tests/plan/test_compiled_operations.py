@@ -2,7 +2,7 @@
 
 import pytest
 from tools.cuda_kernels import compiled
-from tools.lowering import lowered
+from tools.lowering import lowered, planned
 
 from tilec.plan.report.compiled import arithmetic, counts
 
@@ -30,6 +30,16 @@ GELU = """op f(a: bf16[M, K], b: bf16[K, N]) -> (y: bf16[M, N]) {
     h[m, n] = sum[k](a[m, k] * b[k, n])
     y[m, n] = exp(h[m, n])
 }"""
+
+
+@pytest.mark.parametrize("text, sizes, operations", [
+    (CAPPED.replace(" if j <= i else -inf", ""), {"H": 8, "S": 1024, "D": 64}, 4 * 8 * 1024**2 * 64),
+    (GELU, {"M": 1024, "N": 1024, "K": 1024}, 2 * 1024**3),
+])  # fmt: skip
+def test_all_products_are_counted_however_fast_they_are(text, sizes, operations):
+    (kernel,) = planned(text, None, sizes).kernels
+    assert sum(n for unit, n in kernel.work.flops.items() if unit.startswith("tensor")) == operations
+    assert kernel.work.pace
 
 
 @pytest.mark.slow

@@ -298,7 +298,7 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     waves = ceil(blocks / target.units) if p.share == 1 else max(1.0, blocks / target.units)  # short blocks fill the last round
     step_us, own = (fit.step_us, ROWS) if tile.unit == "wgmma" else (fit.warp_step_us, tile.warp_rows)
     inner, columns = round_up(p.inner, 16), round_up(p.columns, 16)
-    flops = 2 * scores * (inner + p.weight_terms * columns) * (fit.products if tile.unit == "wgmma" else 1)
+    unit, flops = f"tensor.{p.dtype}@{tile.unit}", 2 * scores * (inner + p.weight_terms * columns)
     further = 1.5 * p.weight_terms + 4 * (p.weight_terms - 1)  # weights taken apart and packed
     loaded = 2 * scores * (inner + columns) / tile.bm
     once = 2 * p.batch * (p.rows * p.inner + p.length * (p.inner + p.columns))
@@ -314,10 +314,11 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         l2_bytes=loaded + scores * p.score_bytes + result + 2 * partial,
         shared_bytes=loaded + 2 * scores * (inner + p.weight_terms * columns) / own,
         flops={
-            f"tensor.{p.dtype}@{tile.unit}": flops,
+            unit: flops,
             "fma.f32": 2 * scores * (p.fma + further),
             "special": scores * p.special,
         },
+        pace={unit: fit.products} if tile.unit == "wgmma" else {},
         blocks=blocks,
         threads=tile.threads,
         registers=tile.registers,
@@ -361,7 +362,8 @@ def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         dram_write=result,
         l2_bytes=loaded / (target.fit(WarpgroupTimes).l2 if tile.unit == "wgmma" else 1) + result,
         shared_bytes=loaded + 2 * scores * inner * (1 / own + 1 / tile.bn),
-        flops={unit: flops * boosted(target, unit, flops), **arithmetic},
+        flops={unit: flops, **arithmetic},
+        pace={unit: boosted(target, unit, flops)},
         blocks=blocks,
         threads=tile.threads,
         registers=tile.registers,

@@ -259,17 +259,18 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
     if warpgroups:
         slower = _rounds(target, tile, tiles) * (1 + fit.cluster * (prod(tile.cluster) > 1))
         loaded, shared = slower * loaded / fit.l2, slower * shared / fit.smem
-        flops *= slower * boosted(target, unit, flops + p.neighbours)
+        pace = {unit: slower * boosted(target, unit, flops + p.neighbours)}
         idle = _between_tiles(target, p, tile, tiles)
         serial = fit.start_us + fit.cluster_us * (prod(tile.cluster) > 1)
     else:
-        serial = _fill_and_drain(target, p, tile, tiles)
+        serial, pace = _fill_and_drain(target, p, tile, tiles), {}
     return Work(
         dram_read=_contraction_reads(target, p, tile) + further,
         dram_write=result,
         l2_bytes=loaded + result + further,
         shared_bytes=shared,
         flops={unit: flops, **{u: n + (flops if u == unit else 0) for u, n in other.items()}},
+        pace=pace,
         blocks=tiles,
         threads=tile.threads,
         registers=tile.registers,

@@ -27,7 +27,8 @@ class Work:
     """The work of one kernel.
 
     `flops`: operations by unit ("fma.f32", "tensor.bf16@mma.sync", "special", "int"), a fused multiply-add
-    being two. `bytes_in_flight`: of each thread, its independent loads times their size; 0 for no limit.
+    being two. `pace`: by unit, the time of its operations over that at its peak rate, where it is another.
+    `bytes_in_flight`: of each thread, its independent loads times their size; 0 for no limit.
     `stall_ns`: of each block, time in which none of its loads is in flight (barriers, exchanges).
     `serial_us`: time in which all units wait (filling a pipeline, storing the last tile). `exposed_us`: the same of known
     causes, by unit: arithmetic under which nothing else goes on. `idle_us`: by cause, time in which matrix units and shared
@@ -43,6 +44,7 @@ class Work:
     l2_bytes: float = 0
     shared_bytes: float = 0
     flops: Mapping[str, float] = field(default_factory=dict, hash=False)
+    pace: Mapping[str, float] = field(default_factory=dict, hash=False)
     blocks: int = 1
     threads: int = 128
     registers: int = 32
@@ -147,7 +149,7 @@ def predict(work: Work, target: Target) -> Prediction:
     for unit, amount in work.flops.items():
         lanes = 1.0 if unit.startswith("tensor") else work.lanes
         name = unit.partition(".")[0]
-        time = 1e6 * amount / (target.peak(unit) * efficiency * issue * lanes)
+        time = 1e6 * amount * work.pace.get(unit, 1.0) / (target.peak(unit) * efficiency * issue * lanes)
         terms[name] = terms.get(name, 0.0) + time
     for name in ("tensor", "shared"):
         if name in terms:
@@ -221,7 +223,8 @@ class Roofline:
 
 
 def roofline(work: Work, target: Target) -> Roofline:
-    dram, busy = target.dram.rate(target.units), {u: n / target.peak(u) for u, n in work.flops.items()}
+    dram = target.dram.rate(target.units)
+    busy = {u: n * work.pace.get(u, 1.0) / target.peak(u) for u, n in work.flops.items()}
     traffic, flops = work.dram_read + work.dram_write, sum(work.flops.values())
     main = max(busy, key=lambda u: busy[u], default="fma.f32")
     intensity = flops / traffic if traffic else inf if flops else 0.0
