@@ -220,6 +220,23 @@ def test_what_fails_to_compile_is_run_by_pytorch(monkeypatch):
     assert "run by PyTorch: ValueError: not today" in str(tilec.torch.report()) and tilec.torch.report().share == 0
 
 
+def test_a_statement_that_is_refused_costs_its_operation_alone(monkeypatch):
+    from tilec.torch import write
+
+    def wrong(graph, node, values):
+        made = translate(graph, node, values)
+        if node.target is torch.ops.aten.sin.default:
+            graph.lines[-1] = graph.lines[-1].replace("sin(", "sine(")
+        return made
+
+    translate = write.translate
+    monkeypatch.setattr(write, "translate", wrong)
+    assert_agrees(lambda x: torch.exp(torch.sin(torch.exp(x) + 1)) * 2, torch.randn(4, 5))
+    (graph,) = tilec.torch.report().graphs
+    assert [e.operation for e in graph.eager] == ["sin"] and "sine" in graph.eager[0].reason and graph.taken == 4
+    assert all(p.reason is None for p in graph.parts)
+
+
 def test_strict_makes_that_an_error():
     with pytest.raises(Exception, match="the option 'strict' is set") as caught:
         compiled(lambda x: torch.sort(x)[0] + 1, options={"strict": True})(torch.randn(4))

@@ -21,9 +21,10 @@ from tilec.torch.inplace import is_write, reuse_inputs
 from tilec.torch.options import Options, read
 from tilec.torch.partition import decide, is_light
 from tilec.torch.split import cut, join
-from tilec.torch.write import module_path, source_line
+from tilec.torch.write import Unwritten, module_path, source_line
 
 Run = Callable[[list[Any]], list[Any]]
+MOST_REFUSED = 64  # operations of one graph whose programs fail; beyond them whole partitions are left to PyTorch
 _number = itertools.count()
 
 
@@ -128,23 +129,29 @@ def compile_aten(gm: fx.GraphModule, inputs: Sequence[Any], kind: str, options: 
     reuse_inputs(graph)
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     mode = _mode(placeholders)
+    folder = dump.folder(f"{number:03}-{kind}")
     with torch.no_grad():  # the graphs of a partition are no gradients' business
         known = _known(graph, placeholders, mode, attribute)
-        decision = decide(graph, known, _refusal(options))
-        pieces = cut(graph, decision, known)
-        told = reports.GraphReport(f"{number:03}-{kind}", kind)
-        for node, reason in decision.reasons.items():
-            if is_light(node) or is_write(node):  # no computation
-                continue
-            told.eager.append(reports.Eager(_operation(node), reason, module_path(node), source_line(node)))
-        if options.strict and told.eager:
-            raise CallError(f"PyTorch would run an operation, and the option 'strict' is set\n{told}")
-        folder = dump.folder(told.name)
-        calls = []
-        for k, piece in enumerate(pieces):
-            about = reports.PartReport(f"part{k}", len(piece.part.nodes))
-            told.parts.append(about)
-            calls.append(Partition(piece.graph, options, mode, dump.noting(about, folder, piece.graph, told)))
+        refusal, refused = cache(_refusal(options)), dict[fx.Node, str]()
+        while True:  # what a program turns out not to say, PyTorch runs, and the graph is cut anew
+            decision = decide(graph, known, refusal, refused)
+            pieces = cut(graph, decision, known)
+            told = reports.GraphReport(f"{number:03}-{kind}", kind)
+            for node, reason in decision.reasons.items():
+                if not (is_light(node) or is_write(node)):  # those compute nothing
+                    told.eager.append(reports.Eager(_operation(node), reason, module_path(node), source_line(node)))
+            if options.strict and told.eager:
+                raise CallError(f"PyTorch would run an operation, and the option 'strict' is set\n{told}")
+            try:
+                calls = []
+                for k, piece in enumerate(pieces):
+                    about = reports.PartReport(f"part{k}", len(piece.part.nodes))
+                    told.parts.append(about)
+                    note = dump.noting(about, folder, piece.graph, told)
+                    calls.append(Partition(piece.graph, options, mode, note, last=len(refused) >= MOST_REFUSED))
+                break
+            except Unwritten as error:
+                refused[error.node.meta["origin"]] = error.reason
         whole = join(graph, decision, pieces, calls, attribute)
     told.seconds = time.perf_counter() - begin
     reports.add(told)

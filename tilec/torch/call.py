@@ -16,13 +16,14 @@ from tilec.api import Op
 from tilec.api import compile as compile_program
 from tilec.core.diagnostics import CheckError
 from tilec.core.dtypes import DTYPES
-from tilec.torch.aten import Inexpressible, dtype_of
-from tilec.torch.concrete import concrete, is_symbolic
+from tilec.torch.aten import dtype_of
+from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, traced
 from tilec.torch.options import Options
 from tilec.torch.schedules import schedule_of
-from tilec.torch.write import Argument, Result, Written, write
+from tilec.torch.write import Argument, Result, Unwritten, Written, blamed, write
 
 Call = Callable[..., Any]
+Note = Callable[[Written | None, str | None], None]
 MOST_SIZES = 512
 """Sizes of one partition that are kept compiled; of further ones the oldest is forgotten."""
 
@@ -30,35 +31,39 @@ MOST_SIZES = 512
 class Partition:
     """`partition(*values)` takes the values of the graph's placeholders, and returns its output, or several.
 
-    A partition whose sizes are symbols is compiled for each set of sizes that it is called with. `note` is told what was compiled
-    (`text`, None where PyTorch runs it) and the reason where PyTorch runs it."""
+    A partition whose sizes are symbols is compiled for each set of sizes that it is called with; for those that it was traced with,
+    at once. `note` is told what was compiled (a program, None where PyTorch runs it) and the reason where PyTorch runs it. Raises
+    Unwritten, unless `last`, where one operation is why the partition cannot be compiled."""
 
-    def __init__(
-        self, graph: fx.Graph, options: Options, mode: Any,
-        note: Callable[[Written | None, str | None], None] = lambda text, reason: None,
-    ):  # fmt: skip
-        self.graph, self.options, self.mode, self.note = graph, options, mode, note
-        self.values = [n.meta.get("val") for n in graph.nodes if n.op == "placeholder"]
+    def __init__(self, graph: fx.Graph, options: Options, mode: Any, note: Note, last: bool = True):
+        self.graph, self.options, self.mode, self.note, self.last = graph, options, mode, note, last
         self.eager = eager_call(graph)
         self.made: dict[tuple[Any, ...], Call] = {}
         self._lock = threading.Lock()
-        self.call: Call = self._by_size
-        if is_symbolic(graph):
-            return
+        symbolic = is_symbolic(graph)
+        self.call: Call = self._by_size if symbolic else self.eager
         if options.background:
-            self.call = self.eager
-            _in_background(self._prepare)
+            self.last = True
+            _in_background(self._prepare_traced if symbolic else self._prepare)
+        elif symbolic:
+            self._prepare_traced()
         else:
             self._prepare()
+        self.last = True
 
     def _prepare(self) -> None:
         self.call = self._compiled(self.graph)
+
+    def _prepare_traced(self) -> None:
+        values = [traced(n.meta.get("val"), self.mode) for n in self.graph.nodes if n.op == "placeholder"]
+        if UNDECIDED not in values:
+            self.made[_key(values)] = self._compiled(_sized(self.graph, values, self.mode))
 
     def __call__(self, *values: Any) -> Any:
         return self.call(*values)
 
     def _by_size(self, *values: Any) -> Any:
-        key = tuple((v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in values)
+        key = _key(values)
         found = self.made.get(key)
         if found is None:
             found = self._for(key, values)
@@ -84,13 +89,17 @@ class Partition:
 
     def _compiled(self, graph: fx.Graph) -> Call:
         """The call of a graph of known sizes. Where it cannot be compiled, PyTorch's, and the reason is told."""
+        written = None
         try:
             written = write(graph)
             made = self._bound(written, graph)
         except Exception as error:  # of any kind: PyTorch can run it
+            found = error if isinstance(error, Unwritten) else blamed(error, written) if written is not None else None
+            if found is not None and not self.last:
+                raise found from error
             if self.options.strict:
                 raise
-            self.note(None, f"{type(error).__name__}: {error}" if not isinstance(error, Inexpressible) else str(error))
+            self.note(None, f"{type(error).__name__}: {error}")
             return self.eager
         self.note(written, None)
         return made
@@ -99,11 +108,15 @@ class Partition:
         device = _device(graph)
         op = program(written.text, self.options.target, schedule_of(written.text, self.options.schedule))
         if not written.arguments and device != "cpu":
-            raise Inexpressible("a program on a GPU that reads nothing")
+            raise ValueError("a program on a GPU that reads nothing")
         values = [n.meta.get("val") for n in graph.nodes if n.op == "placeholder"]
         inputs = [(DTYPES[dtype_of(values[a.number].dtype)], _stored(a)) for a in written.arguments]
         op.build_for(tuple(inputs), device)
         return bind(op, written, self._by_size)
+
+
+def _key(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple((v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in values)
 
 
 @lru_cache(maxsize=4096)

@@ -56,9 +56,12 @@ class Decision:
         return [unit for _, unit in sorted(units, key=lambda u: u[0])]
 
 
-def decide(graph: fx.Graph, known: Mapping[fx.Node, Any], refusal: Refusal) -> Decision:
+def decide(
+    graph: fx.Graph, known: Mapping[fx.Node, Any], refusal: Refusal, refused: Mapping[fx.Node, str] | None = None
+) -> Decision:
     """`known` gives for each node the node with known sizes that stands for it, a number, or UNDECIDED; `refusal` says why such a
-    node cannot be in a partition, or None."""
+    node cannot be in a partition, or None; `refused` has nodes that are in none for another reason."""
+    refused = refused or {}
     made = Decision()
     level, parts = made.level, dict[tuple[int, torch.device], Part]()
     drawn = floor = highest = 0
@@ -84,7 +87,7 @@ def decide(graph: fx.Graph, known: Mapping[fx.Node, Any], refusal: Refusal) -> D
                 part.nodes.append(node)
                 made.owner[node] = part
             continue
-        reason = _outside(node, known[node]) or refusal(known[node])
+        reason = refused.get(node) or _outside(node, known[node]) or refusal(known[node])
         if reason is None and is_light(node):
             made.light.add(node)
             level[node] = least

@@ -106,7 +106,7 @@ def _graph_of(members: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Se
         args, kwargs = fx.map_arg((node.args, node.kwargs), became.__getitem__)
         name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
         became[node] = made.create_node(node.op, node.target, args, kwargs, name)
-        became[node].meta = dict(node.meta)
+        became[node].meta = {**node.meta, "origin": node}
     made.output(tuple(became[n] for n in outputs))
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,10 @@ from torch import fx
 from tilec.torch.aten import dtype_of, translate
 from tilec.torch.indices import number
 from tilec.torch.layout import Layout, layout, row_major
-from tilec.torch.program import Graph, Tensor
+from tilec.torch.program import Graph, Inexpressible, Tensor
+
+TEXT = "<program>"
+"""What the compiler calls a program that is given as text."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Written:
-    """A partition's program. `comments` gives for each line of the text what it was made from."""
+    """A partition's program. `comments` and `nodes` give for each line of the text what it was made from."""
 
     text: str
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
     comments: dict[int, str]
+    nodes: dict[int, fx.Node]
     given: int
     """How many values the partition is given; some may be read by nothing."""
 
@@ -58,9 +63,17 @@ class Written:
         return "\n".join(f"{line}  # {self.comments[k]}" if k in self.comments else line for k, line in enumerate(lines)) + "\n"
 
 
+class Unwritten(Exception):
+    """A node of a partition that cannot be written or compiled after all, and why."""
+
+    def __init__(self, node: fx.Node, reason: str):
+        super().__init__(f"{node.target}: {reason}")
+        self.node, self.reason = node, reason
+
+
 def write(graph: fx.Graph) -> Written:
-    """The program of a partition whose nodes have fake tensors of known sizes. Raises Inexpressible."""
-    program, comments = Graph(), dict[int, str]()
+    """The program of a partition whose nodes have fake tensors of known sizes. Raises Unwritten."""
+    program, nodes = Graph(), dict[int, fx.Node]()
     values: dict[fx.Node, Any] = {}
     arguments = []
     outputs: Sequence[fx.Node] = ()
@@ -76,14 +89,31 @@ def write(graph: fx.Graph) -> Written:
         elif node.op == "output":
             outputs = node.args[0]
         else:
-            values[node] = translate(program, node, values)
-        for line in range(first, len(program.lines)):
-            comments[line + 1] = said(node)
+            try:
+                values[node] = translate(program, node, values)
+            except Exception as error:  # of any kind: PyTorch can run it
+                raise Unwritten(node, _reason(error)) from error
+        nodes.update(dict.fromkeys(range(first + 1, len(program.lines) + 1), node))
     results, made = [], []
     for node in outputs:
         results.append(result := _result(node.meta["val"]))
         made.append(_in_order(values[node], result))
-    return Written(program.program(made), tuple(arguments), tuple(results), comments, count + 1)
+    text, comments = program.program(made), {line: said(node) for line, node in nodes.items()}
+    return Written(text, tuple(arguments), tuple(results), comments, nodes, count + 1)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, Inexpressible) else f"{type(error).__name__}: {error}"
+
+
+def blamed(error: Exception, written: Written) -> Unwritten | None:
+    """The node whose statement an error of the compiler is about, if it names one."""
+    found = re.search(rf"{re.escape(TEXT)}:(\d+):", str(error))
+    node = written.nodes.get(int(found[1]) - 1) if found else None
+    if node is None:
+        return None
+    first = str(error).splitlines()[0].partition("error: ")
+    return Unwritten(node, f"the program is refused: {first[2] or first[0]}")
 
 
 def said(node: fx.Node) -> str:
