@@ -166,7 +166,7 @@ def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
     fit = target.fit(ChainTimes)
     columns = round_up(p.columns, 16)
     for unit in p.units:
-        if unit == "mma.sync" and "wgmma" in p.units and p.rows >= ROWS:  # never faster
+        if unit == "mma.sync" and "wgmma" in p.units and p.rows >= ROWS:  # slower wherever it was measured: from 4,096 elements on
             continue
         for bm, own in product(CHAIN_ROWS[unit], WARP_ROWS if unit == "mma.sync" else WARP_ROWS[:1]):
             if bm < own or bm >= 2 * round_up(p.rows, CHAIN_ROWS[unit][0]) or not p.has_box(bm):

@@ -234,7 +234,7 @@ class _Space(Space):
             parts = [space.sums(expr, mask) for space in self.halves(half)]
             return [a + b for a, b in zip(*parts)]
         body = self.enclose(expr.body, mask)
-        if product and expr.multiplicand is not None:
+        if product and (expr.multiplicand is not None or self.weights):  # which are not what the program has
             factors = ((left, product.left), (right, product.right))
             left, right = (multiplicand(x, self.using(expr, f)) for x, f in factors)
             body = on.multiply(left, right, product.dtype, product.left == product.right)
