@@ -278,6 +278,9 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         for name, dims, most in zip(("rows", "columns"), (self.rows, self.columns), self.longest_box):
             if any(tile[d] > most for d in dims):
                 return Refusal("tile", f"TMA copies at most {most} {name} along one dimension here")
+        columns = sorted({prod(tile[d] for d in dims) for dims in self.column_sets})
+        if len(columns) > 1 and self.k_major[1]:  # boxes of right factors take turns in one ring, and have equally many bytes
+            return Refusal("tile", f"tiles of results apart must have equally many columns, not {columns[0]} and {columns[-1]}")
         return self.refuse_cluster(extents, tile) or self.refuse_kept(extents, tile)
 
     @property
