@@ -60,6 +60,32 @@ def test_dimensions_leave_room_for_the_vectors_of_a_lane():
     assert max(both.options.vectors) == 8 and prod(both.options.vectors) * prod(both.options.steps) <= 64
 
 
+TURNED = """op f(q: bf16[B, H, S, D], k: bf16[C, G, S, D]) -> (y: bf16[B, H, S, D], z: bf16[C, G, S, D]) {
+    a[s, d] = s * 10000 ** (d / D) where s in 0:S, d in 0:D
+    y[b, h, s, d] = q[b, h, s, d] * cos(a[s, d])
+    z[c, g, s, d] = k[c, g, s, d] * cos(a[s, d])
+}"""
+
+
+def test_dimensions_that_nothing_connects_are_one():
+    """Heads of queries and of keys that are turned by one table of angles: a thread once held all heads of the keys."""
+    (kernel,) = planned(TURNED, B=4, C=4, H=16, G=16, S=512, D=128).kernels
+    assert len(kernel.extents) == 4
+
+
+def test_dimensions_of_operations_that_need_one_another_stay_apart():
+    """Each row of z needs a whole row of y: one dimension for both would mean elements of other blocks."""
+    text = "op f(x: f32[M, N], p: i32[M, N]) -> (y: f32[M, N], z: f32[M, N]) { y[i, j] = exp(x[i, j]) z[i, k] = y[i, p[i, k]] }"
+    assert all(len(k.extents) == (3 if {"y", "z"} <= {*k.nodes} else 2) for k in planned(text, M=512, N=512).kernels)
+
+
+def test_a_thread_holds_few_results_of_long_dimensions():
+    (kernel,) = planned(TURNED, B=4, C=4, H=16, G=8, S=512, D=128).kernels
+    assert len(kernel.extents) == 6
+    for dims in kernel.dims.values():
+        assert prod(kernel.options.steps[d] for d in dims) * max(kernel.options.vectors) <= 64
+
+
 def test_a_scanned_row_that_has_no_room_is_in_memory():
     """A tile that no block has room for was priced, which failed, before the group was refused."""
     text = "op f(x: i32[N, 1]) -> (y: i32[N, 1, 1]) { y[i, j, l] = cumsum[i](cumsum[i](x[i, l])) where j in 0:1 }"

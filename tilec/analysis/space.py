@@ -49,6 +49,8 @@ def space_of(nodes: list[Node], graph: Graph) -> Space | str:
     if clash := _clash(nodes, find):
         return clash
     united = _unite_shared_inputs(nodes, graph, {key: find(key) for key in parent})
+    if not any(n.reduced or n.scan is not None for n in nodes):
+        united = _unite_independent(nodes, graph, united)
     numbers: dict[Dim, int] = {}
     for node in nodes:
         for d in range(len(node.extents)):
@@ -110,3 +112,37 @@ def _unite_shared_inputs(nodes: list[Node], graph: Graph, root: dict[Dim, Dim]) 
                     less, more = above.popitem()
                     nodes_of[more] -= nodes_of[less]
     return find
+
+
+def _unite_independent(nodes: list[Node], graph: Graph, united: Callable[[Dim], Dim]) -> Callable[[Dim], Dim]:
+    """Unites the dimensions that operations have besides those of all, where none of the operations needs another, and the
+    extents are equal: of two tensors that are scaled by one vector, the rows are one dimension of the kernel, as if the
+    tensors were one. `united` has the dimensions that are united already. Returns a function to the united dimension."""
+    roots = {n: tuple(united((n, d)) for d in range(len(n.extents))) for n in nodes}
+    common = set.intersection(*(set(r) for r in roots.values()))
+    own = {n: tuple(key for key in r if key not in common) for n, r in roots.items()}
+    kinds = {dims: n for n, dims in enumerate(dict.fromkeys(own.values()))}
+    if len(kinds) < 2:
+        return united
+    needs: dict[Node, int] = {}  # the kinds of operations that an operation needs, as bits
+    needed = dict.fromkeys(kinds, 0)
+    for node in nodes:
+        producers = (graph.producer.get(read.value) for read in node.reads)
+        needs[node] = 0
+        for producer in producers:
+            if producer in own:
+                needs[node] |= needs[producer] | 1 << kinds[own[producer]]
+        needed[own[node]] |= needs[node]
+    above: dict[Dim, Dim] = {}
+    first: dict[tuple[int, ...], list[tuple[Dim, ...]]] = {}
+    for dims, number in kinds.items():
+        extents = tuple(node.extents[d] for node, d in dims)
+        others = first.setdefault(extents, [])
+        for other in others:
+            apart = not (needed[dims] >> kinds[other] & 1 or needed[other] >> number & 1)
+            if apart and set(other).isdisjoint(dims):
+                above |= zip(dims, other)
+                break
+        else:
+            others.append(dims)
+    return lambda dim: above.get(united(dim), united(dim))

@@ -14,7 +14,7 @@ from tilec.core.quantities import by_sizes, count
 from tilec.cost import model as cost
 from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
 from tilec.plan.cuda.online import online_reductions
-from tilec.plan.cuda.view import LINE, THREADS, UNROLLED, View, lay_out, power, unrolled, vector_of
+from tilec.plan.cuda.view import HELD, LINE, THREADS, UNROLLED, View, lay_out, power, unrolled, vector_of
 from tilec.plan.cuda.windows import deal_neighbours, neighbours
 
 
@@ -53,6 +53,7 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     steps = unrolled(view, {*view.reduced} - {*splits}, vector) | dict.fromkeys(
         splits, (4 if joined else 2) * fit.loads
     )
+    _hold_less(view, vector, steps)
     tile = {d: min(max(1, extents[d]), counts.get(d, 1) * (vector if d == lane else 1)) for d in kernel.grid}
     others = sorted((d for d in tile if d != lane), reverse=True)
     computed = [v for n in view.group.nodes for v in n.extracts]
@@ -75,6 +76,20 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
         layout,
         f"{threads}, {count(vector, 'element')} an access, tiles of {by_sizes(tile[d] for d in kernel.grid)}",
     )
+
+
+def _hold_less(view: View, vector: int, steps: dict[int, int]) -> None:
+    """Fewer steps along dimensions that operations without a reduction have besides the grid's: a thread holds each of their
+    results, where a reduction has one sum for all steps."""
+    alike: dict[tuple[int, ...], int] = {}
+    for node in view.group.nodes:
+        dims = tuple(d for d in view.group.space.dims[node] if d in steps)
+        if dims and not node.reduced and node.scan is None:
+            alike[dims] = alike.get(dims, 0) + 1
+    for dims, results in alike.items():
+        while results * vector * prod(steps[d] for d in dims) > HELD and max(steps[d] for d in dims) > 1:
+            longest = max(dims, key=lambda d: steps[d])
+            steps[longest] = (steps[longest] + 1) // 2
 
 
 def _is_light(view: View, vector: int) -> bool:
