@@ -8,7 +8,7 @@ from functools import reduce as fold
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tilec
@@ -86,6 +86,8 @@ def test_arithmetic_of_values_within_is_within(op, a, b):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", ["atan2", "copysign", "fmod"])
 @given(intervals, intervals)
+@example(f32((0.0, 0.0, np.nan)), f32((-0.0,)))  # atan2 of a NaN was an angle
+@example(f32((0.0, -0.0)), f32((1.0,)))  # fmod of -0 was 0
 @settings(deadline=None, max_examples=300)
 def test_functions_of_two_values_within_are_within(name, a, b):
     found = function(name, [interval(a), interval(b)], F32)

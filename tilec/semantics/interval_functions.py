@@ -159,7 +159,7 @@ def _image_of_two(name: str, a: Enclosure, b: Enclosure) -> Enclosure:
         case "atan2":  # grows or falls along either axis but for the step across the negative numbers
             found = corners(np.arctan2, a, b)
             step = ((b.low < 0) | np.signbit(b.low)) & (a.low <= 0) & (a.high >= 0) & ~is_known(a)
-            return Enclosure(np.where(step, -np.pi, found.low), np.where(step, np.pi, found.high))
+            return settled(np.where(step, -np.pi, found.low), np.where(step, np.pi, found.high), a, b)
         case "fmod":  # a - n b where the quotient has one whole number n; else between 0 and either of a and b
             exact = is_known(a) & is_known(b)
             quotient = outwards(quotient_of(a, b))
@@ -167,7 +167,8 @@ def _image_of_two(name: str, a: Enclosure, b: Enclosure) -> Enclosure:
             one = (n == np.trunc(quotient.high)) & (b.low == b.high) & (np.abs(n) < 2.0**53) & np.isfinite(b.low)
             size = lesser(most, greater(np.abs(b.low), np.abs(b.high)))
             low, high = np.where(a.low < 0, -size, -0.0), np.where(a.high > 0, size, 0.0)
-            low, high = np.where(one, a.low - n * b.low, low), np.where(one, a.high - n * b.low, high)
+            rest = [np.where(end == n * b.low, np.copysign(0.0, end), end - n * b.low) for end in a]  # a zero has the sign of a
+            low, high = np.where(one, rest[0], low), np.where(one, rest[1], high)
             found = settled(low, high, a, b)
             open_ = ((b.low <= 0) & (b.high >= 0)) | np.isinf(a.low) | np.isinf(a.high)
             found = Enclosure(np.where(open_, -np.inf, found.low), np.where(open_, np.inf, found.high))
