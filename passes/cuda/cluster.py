@@ -80,7 +80,7 @@ def _part(
         return cut[value, at]
     owner = mlir.definition(value)
     local = owner is not None and owner.name == "memref.alloc"
-    point = ir.InsertionPoint(_after_constants(value.owner) if owner is None else _next(owner))
+    point = ir.InsertionPoint(_after_constants(value.owner) if owner is None else operation_after(owner))
     shaped = ir.MemRefType(value.type)
     with point, ir.Location.unknown() if owner is None else owner.location:
         source = value
@@ -119,7 +119,7 @@ def _offset_indices(op: ir.Operation, d: int, start: ir.Value) -> None:
     for inner in list(mlir.body_of(op).operations):
         if inner.operation.name != "linalg.index" or ir.IntegerAttr(inner.operation.attributes["dim"]).value != d:
             continue
-        with ir.InsertionPoint(_next(inner.operation)):
+        with ir.InsertionPoint(operation_after(inner.operation)):
             total = ir.AffineMap.get(2, 0, [ir.AffineDimExpr.get(0) + ir.AffineDimExpr.get(1)])
             users = mlir.uses(inner.results[0])
             moved = affine.AffineApplyOp(total, [start, inner.results[0]]).result
@@ -129,7 +129,7 @@ def _offset_indices(op: ir.Operation, d: int, start: ir.Value) -> None:
                         user.operands[n] = moved
 
 
-def _next(op: ir.Operation) -> ir.Operation:
+def operation_after(op: ir.Operation) -> ir.Operation:
     operations = [o.operation for o in op.block.operations]
     return operations[operations.index(op) + 1]
 

@@ -24,7 +24,7 @@ from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir, linalg, memref
 from tilec.kernels import Threaded, planned_kernels
-from tilec.passes.cuda.cluster import planned_spread, spread
+from tilec.passes.cuda.cluster import operation_after, planned_spread, spread
 from tilec.passes.cuda.memory_spaces import PRIVATE, SHARED, attribute_of, is_local, operand_dims, root, space_of
 from tilec.passes.cuda.threaded import transpose
 from tilec.passes.cuda.threaded.hoist_gathers import hoist_gathers
@@ -106,7 +106,7 @@ def _stage_output(op: ir.Operation, n: int, layout: Layout) -> None:
             for position, operand in enumerate(user.operands):
                 if operand == value:
                     user.operands[position] = tile
-        with ir.InsertionPoint(_next(op)):
+        with ir.InsertionPoint(operation_after(op)):
             _copy(tile, value, dims, op)
 
 
@@ -192,11 +192,6 @@ def _first_user(op: ir.Operation, value: ir.Value) -> ir.Operation:
     """The first operation of the block that touches `value`: its fill, or `op`."""
     users = {u for u in mlir.uses(value) if u.name.startswith("linalg.")}
     return next(o.operation for o in op.block.operations if o.operation in users)
-
-
-def _next(op: ir.Operation) -> ir.Operation:
-    operations = [o.operation for o in op.block.operations]
-    return operations[operations.index(op) + 1]
 
 
 # ---- memory spaces ---------------------------------------------------------------------------------------------------

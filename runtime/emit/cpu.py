@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -22,7 +22,7 @@ from tilec.analysis.traffic import element_bytes
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir
-from tilec.runtime.emit.index import Memory, affine_text, plus
+from tilec.runtime.emit.index import Memory, plus
 from tilec.runtime.emit.kernels import print_kernels
 from tilec.runtime.emit.printer import Printer
 from tilec.runtime.emit.steps import read_steps
@@ -216,15 +216,9 @@ class _CpuPrinter(Printer):
             return f"{self.use('opaque')}({text})"
         return text
 
-    def affine(self, op: ir.Operation) -> str:
-        """Extremes of more than two are pairs of pairs, as `runtime/cpu/builtins.py` has them."""
-        map_, kind = ir.AffineMapAttr(op.attributes["map"]).value, op.name[-3:]
-        if op.name == "affine.apply" or len(map_.results) <= 2:
-            return super().affine(op)
-        operands = [self.index(v) for v in op.operands]
-        divided = partial(self.divided, op, map_.n_dims)
-        texts = [str(affine_text(e, operands, map_.n_dims, divided)) for e in map_.results]
-        return reduce(lambda a, b: f"{kind}({a}, {b})", texts)
+    def extremum(self, name: str, texts: list[str]) -> str:
+        """Of more than two: pairs of pairs, as `runtime/cpu/builtins.py` has them."""
+        return reduce(lambda a, b: f"{name}({a}, {b})", texts)
 
     def expression(self, op: ir.Operation) -> str:
         if op.name == "arith.addf" and isinstance(op.results[0].type, ir.VectorType):

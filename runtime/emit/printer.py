@@ -370,7 +370,10 @@ class Printer(Variables):
         operands = [self.index(v) for v in op.operands]
         divided = partial(self.divided, op, map_.n_dims)
         texts = [str(affine_text(e, operands, map_.n_dims, divided)) for e in map_.results]
-        return texts[0] if op.name == "affine.apply" else f"{op.name[-3:]}({', '.join(texts)})"
+        return texts[0] if op.name == "affine.apply" else self.extremum(op.name[-3:], texts)
+
+    def extremum(self, name: str, texts: list[str]) -> str:
+        return f"{name}({', '.join(texts)})"
 
     def divided(self, op: ir.Operation, dims: int, expr: ir.AffineExpr, left: str | int, right: str | int) -> str:
         """A division in the affine map of `op`: a backend may know of a cheaper one."""

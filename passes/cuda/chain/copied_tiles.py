@@ -17,6 +17,7 @@ from tilec.core.mlir import arith, ir, memref, scf
 from tilec.cost.chain import chain_line
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.values import At
+from tilec.passes.cuda.contraction.operands import piece_location
 from tilec.passes.cuda.contraction.problem import Thread, all_of
 from tilec.passes.cuda.memory_spaces import SHARED, local, root
 from tilec.passes.cuda.ring import start_copy
@@ -54,7 +55,8 @@ class CopiedTiles:
         together = self.threads // self.pieces  # lines, or none
         with ExitStack() as stack:
             i = stack.enter_context(loop(-(-self.lines * self.pieces // self.threads), name="piece"))
-            line, column = self._coordinates(i)
+            line, number = piece_location(i, self.thread, self.threads, self.pieces)
+            column = arith.muli(number, mlir.index(self.vector))
             if together and self.lines % together:
                 stack.enter_context(when(below(line, self.lines)))
             if self.pieces * self.vector > self.used:
@@ -76,16 +78,6 @@ class CopiedTiles:
         """Vectors of a line, and so many more that they are a power of 2 as threads are: then a thread's lines are a constant
         apart."""
         return 1 << (self.used // self.vector - 1).bit_length()
-
-    def _coordinates(self, i: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Line and column of this thread's vector `i`."""
-        number, together = self.thread.number, self.threads // self.pieces
-        if together:
-            line = sum_of([(arith.divui(number, mlir.index(self.pieces)), 1), (i, together)])
-            return line, arith.muli(arith.remui(number, mlir.index(self.pieces)), mlir.index(self.vector))
-        parts = mlir.index(self.pieces // self.threads)
-        number = sum_of([(arith.remui(i, parts), self.threads), (number, 1)])
-        return arith.divui(i, parts), arith.muli(number, mlir.index(self.vector))
 
     def _copy(self, target: list[ir.Value], source: list[ir.Value], exists: ir.Value | None) -> None:
         if self.vector > 1:

@@ -77,9 +77,9 @@ class Fragments:
         self.scores = registers([self.bn // 8, self.rows, 2], "%scores")
         if chain.product is not None:
             self._allocate_product()
-        quad = arith.shrui(thread.lane, mlir.index(2))
-        self.row = locations.named(sum_of([*warp_row(), (quad, 1)]), "row")
-        self.column = sum_of([(arith.andi(thread.lane, mlir.index(3)), 2)])
+        group = thread.group
+        self.row = locations.named(sum_of([*warp_row(), (group, 1)]), "row")
+        self.column = sum_of([(thread.member, 2)])
         self.values, self.neighbours = values_of(block), Neighbours(chain.between)
         self.tiles = tiles_of(block, self.values, self._needed_tiles if chain.matches else None)
         self.states = States(chain.online, chain.product, self.values, self.rows, self._slack())

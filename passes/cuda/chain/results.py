@@ -41,9 +41,9 @@ class Results:
             if chain.columns in output.dims:
                 self._store_columns(output, final, rows, half, known)
                 continue
-            quad = arith.andi(self.thread.lane, mlir.index(3))
+            member = self.thread.member
             value = self.values.build(final, at)
-            with when(arith.cmpi(arith.CmpIPredicate.eq, quad, mlir.index(0))):
+            with when(arith.cmpi(arith.CmpIPredicate.eq, member, mlir.index(0))):
                 memref.StoreOp(value, output.view, [at.coordinates.get(d, mlir.index(0)) for d in output.dims])
 
     def _varies(self, x: Expr) -> bool:

@@ -202,7 +202,7 @@ class MmaTile:
     ) -> None:  # fmt: skip
         """Lane l has row l / 4 of 8, and 16 adjacent numbers from 16 (l % 4) of k on: two words for an instruction. The left factor
         has words of two rows by turns. `before`: groups of rows that `part` has already."""
-        group, member = arith.shrui(self.thread.lane, mlir.index(2)), arith.andi(self.thread.lane, mlir.index(3))
+        group, member = self.thread.group, self.thread.member
         words, step = 2 * LINES, 2 if rows_first else 1
         numbers = 16 if stage.side.narrow else self.half  # of 16 bytes
         with loop(count, name="fragment") as number, loop(2, name="half") as half:
@@ -255,7 +255,7 @@ class MmaTile:
 
     def _load_words(self, part: Any, stage: Stage, first: Any, slot: Any, k: int, i: int, rows_first: bool) -> None:
         """32-bit elements in lines of rows, one by one: lane l has row l / 4 of the place l % 4 of k."""
-        group, member = arith.shrui(self.thread.lane, mlir.index(2)), arith.andi(self.thread.lane, mlir.index(3))
+        group, member = self.thread.group, self.thread.member
         with loop(2, name="high") as high, loop(2, name="low") as low:
             row_half, k_half = (low, high) if rows_first else (high, low)
             line = sum_of([(k, 1), (k_half, self.half), (member, 1)])
@@ -300,7 +300,7 @@ class MmaTile:
 
     def _spill_transposed(self, columns: int, i: ir.Value, part: ir.Value, put: Callable[..., None]) -> None:
         """A thread has two rows of two columns of each fragment."""
-        group, member = arith.shrui(self.thread.lane, mlir.index(2)), arith.andi(self.thread.lane, mlir.index(3))
+        group, member = self.thread.group, self.thread.member
         with (
             loop(2, name="rows") as rows, loop(columns // 16, name="fragment") as j, loop(2, name="half") as half,
             loop(2, name="pair") as lane,
@@ -370,8 +370,7 @@ def fragment_coordinates(thread: Thread, half: ir.Value, j: ir.Value) -> tuple[i
     """Row and first column of a thread's two elements in fragment `j` of 16 x 8, of which it has the upper
     and lower half.
     """
-    row = locations.named(sum_of([(half, 8), (arith.shrui(thread.lane, mlir.index(2)), 1)]), "row")
-    return row, sum_of([(j, 8), (arith.andi(thread.lane, mlir.index(3)), 2)])
+    return locations.named(sum_of([(half, 8), (thread.group, 1)]), "row"), sum_of([(j, 8), (thread.member, 2)])
 
 
 def whole(memory: ir.Value) -> ir.Value:

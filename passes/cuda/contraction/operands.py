@@ -33,6 +33,18 @@ ALONE = 8
 """Elements, where each is loaded alone."""
 
 
+def piece_location(i: ir.Value, thread: Thread, threads: int, per_line: int) -> tuple[ir.Value, ir.Value]:
+    """Of this thread's piece `i` of a tile, of so many threads: its line, and its number among the pieces of a line."""
+    if threads % per_line == 0:  # what differs between a thread's pieces is added to what they have in common
+        line = sum_of([(i, threads // per_line), (arith.divui(thread.number, mlir.index(per_line)), 1)])
+        return line, arith.remui(thread.number, mlir.index(per_line))
+    if per_line % threads == 0:
+        parts = mlir.index(per_line // threads)
+        return arith.divui(i, parts), sum_of([(arith.remui(i, parts), threads), (thread.number, 1)])
+    index = sum_of([(i, threads), (thread.number, 1)])
+    return arith.divui(index, mlir.index(per_line)), arith.remui(index, mlir.index(per_line))
+
+
 class Stage:
     """One factor's tiles in shared memory. Tile `number` of k gets to a slot by `copy`, or by `fetch` and `put`.
 
@@ -92,14 +104,7 @@ class Stage:
 
     def _coordinates(self, i: ir.Value, number: ir.Value) -> tuple[ir.Value, ir.Value, dict[int, ir.Value], ir.Value]:
         """Line and column of this thread's vector `i`, its coordinates in tile `number`, and its number along k."""
-        per_line = self.width // self.vector
-        threads = self.threads
-        if threads % per_line == 0:  # what differs between a thread's vectors is added to what they have in common
-            line = sum_of([(i, threads // per_line), (arith.divui(self.thread.number, mlir.index(per_line)), 1)])
-            number_in_line = arith.remui(self.thread.number, mlir.index(per_line))
-        else:
-            index = sum_of([(i, threads), (self.thread.number, 1)])
-            line, number_in_line = arith.divui(index, mlir.index(per_line)), arith.remui(index, mlir.index(per_line))
+        line, number_in_line = piece_location(i, self.thread, self.threads, self.width // self.vector)
         column = arith.muli(number_in_line, mlir.index(self.vector))
         row, k = (line, column) if self.side.major else (column, line)
         at, k = self.problem.position_in_k(number, k)

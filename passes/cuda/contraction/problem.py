@@ -360,4 +360,14 @@ class Thread:
         self.warp = arith.shrui(self.number, mlir.index(5))
         self.lane = arith.andi(self.number, mlir.index(31))
 
+    @property
+    def group(self) -> ir.Value:
+        """Of four lanes, which have a row of 8 in a matrix instruction's fragment."""
+        return arith.shrui(self.lane, mlir.index(2))
+
+    @property
+    def member(self) -> ir.Value:
+        """Of such a group: each has two adjacent elements of the row."""
+        return arith.andi(self.lane, mlir.index(3))
+
 
