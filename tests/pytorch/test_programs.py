@@ -1,0 +1,170 @@
+"""Programs at the edges of what PyTorch hands to a back end: no inputs, no tensors, other types, graph breaks, checkpoints."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tools.pytorch import assert_agrees  # noqa: E402
+
+import tilec.torch  # noqa: E402
+
+nn, F = torch.nn, torch.nn.functional
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x,
+        lambda x: (x, None, 3),
+        lambda x: x.shape[0],
+        lambda x: (torch.arange(5) * 2, torch.full((2, 2), 1.5) + 1),
+        lambda x: {"sum": x.sum(), "parts": [x[0] * 2, x[1].exp()]},
+        lambda x: x.clone(),
+        lambda x: (x * 2, x * 2),
+        lambda x: (x + 1).to(torch.complex64) * 1j,
+        lambda x: torch.fft.rfft(x * 2).abs() + 1,
+        lambda x: torch.linalg.qr(x * 2)[1].abs() * 3,
+        lambda x: (x.double() * 2, x.half() + 1, x.bfloat16().exp()),
+        lambda x: torch.stack([x, x * 2]).transpose(0, 1).contiguous().split(2)[0],
+        lambda x: [y * 2 for y in x.unbind(0)],
+        lambda x: x.sum(dtype=torch.float64),
+        lambda x: (x > 0).sum() + x.argmax(),
+        lambda x: torch.empty_like(x).copy_(x) * 2,
+        lambda x: x.new_zeros(3, 2) + x[0, 0],
+        lambda x: torch.as_strided(x * 2, (2, 2), (1, 2)) + 1,
+        lambda x: x.cumsum(0).flip(1) * x.tril(),
+        lambda x: x.masked_fill(x > 0, float("-inf")).softmax(-1),
+    ],
+)
+def test_functions_of_one_tensor(function):
+    assert_agrees(function, torch.randn(3, 4))
+
+
+def test_no_arguments():
+    assert_agrees(lambda: torch.arange(6.0).view(2, 3).sin() @ torch.ones(3, 2))
+
+
+def test_graph_breaks():
+    def broken(x):
+        y = torch.exp(x) + 1
+        if y.sum() > 0:
+            y = y * 2
+        torch._dynamo.graph_break()
+        return y.tanh()
+
+    assert_agrees(broken, torch.randn(4, requires_grad=True), backward=True)
+
+
+def test_checkpoints():
+    from torch.utils.checkpoint import checkpoint
+
+    layer = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    again = lambda x: checkpoint(lambda y: torch.exp(y).cos(), x, use_reentrant=False)  # noqa: E731
+    assert_agrees(again, torch.randn(4, requires_grad=True), backward=True)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return checkpoint(self.layer, x, use_reentrant=False)
+
+    assert_agrees(Model(), torch.randn(3, 6, requires_grad=True), backward=True)
+
+
+def test_branches_of_a_graph():
+    def either(x):
+        return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos() * 2, (x * 3,)) + 1
+
+    assert_agrees(either, torch.randn(4))
+
+
+def test_tied_weights():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(10, 6)
+            self.head = nn.Linear(6, 10, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids):
+            return F.cross_entropy(self.head(self.embed(ids)).flatten(0, 1), ids.flatten())
+
+    assert_agrees(Tied(), torch.randint(0, 10, (2, 5)), backward=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_models_of_other_types(dtype):
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.SiLU(), nn.Linear(16, 4)).to(dtype)
+    assert_agrees(model, torch.randn(3, 8).to(dtype).requires_grad_(), backward=True)
+
+
+def test_training_under_autocast():
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+
+    def loss(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).float().square().mean()
+
+    compiled, x = torch.compile(loss, backend="tilec"), torch.randn(6, 8)
+    gradients = []
+    for function in (compiled, loss):
+        model.zero_grad()
+        function(x).backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for found, eager in zip(*gradients):
+        torch.testing.assert_close(found, eager, rtol=0.05, atol=1e-3)
+
+
+def test_dropout_while_training():
+    """The numbers are PyTorch's, so that a run with the same seed is the same."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 4)).train()
+    compiled, x = torch.compile(model, backend="tilec"), torch.randn(6, 8)
+    made = []
+    for function in (compiled, model):
+        model.zero_grad()
+        torch.manual_seed(5)
+        y = function(x)
+        y.sum().backward()
+        made.append([y.detach(), *(p.grad.clone() for p in model.parameters())])
+    for found, eager in zip(*made):
+        torch.testing.assert_close(found, eager)
+
+
+def test_an_optimiser_step_is_compiled():
+    def step(w, g, m):
+        m.mul_(0.9).add_(g)
+        w.sub_(m, alpha=0.1)
+
+    w, g, m = torch.randn(5), torch.randn(5), torch.randn(5)
+    expected = w - 0.1 * (0.9 * m + g)
+    torch.compile(step, backend="tilec")(w, g, m)
+    torch.testing.assert_close(w, expected)
+    assert tilec.torch.report().share == 1
+
+
+def test_gradients_accumulate():
+    model = nn.Linear(4, 2)
+    compiled = torch.compile(model, backend="tilec")
+    for _ in range(2):
+        compiled(torch.ones(3, 4)).sum().backward()
+    assert torch.equal(model.weight.grad, torch.full((2, 4), 6.0))
+
+
+def test_a_model_that_is_saved_and_copied():
+    import copy
+    import io
+
+    model = nn.Linear(4, 2)
+    compiled = torch.compile(model, backend="tilec")
+    x = torch.randn(3, 4)
+    compiled(x)
+    other = copy.deepcopy(model)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file))
+    torch.testing.assert_close(torch.compile(other, backend="tilec")(x), model(x))
