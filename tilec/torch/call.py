@@ -145,7 +145,7 @@ def bind(op: Op, written: Written, otherwise: Call) -> Call:
     restrided = [None if r.plain else _restride(r) for r in results]
     example = None
     if not arguments:
-        example = [(r.layout.stored if r.layout else r.shape, r.dtype) for r in results]
+        example = [(r.made, r.dtype) for r in results]
     single = len(results) == 1
 
     def call(*values: Any) -> Any:
@@ -184,7 +184,7 @@ def _restride(result: Result) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda made: made.as_strided(shape, strides)
 
     def copied(made: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(shape, strides, dtype=made.dtype, device=made.device).copy_(made)
+        return torch.empty_strided(shape, strides, dtype=made.dtype, device=made.device).copy_(made.view(shape))
 
     return copied
 

@@ -32,17 +32,19 @@ class Argument:
 
 @dataclass(frozen=True)
 class Result:
-    """A tensor that a program makes, with the strides that the graph promises."""
+    """A tensor that a program makes, with the strides that the graph promises. The program has its elements in the order of memory,
+    in the shape `made`."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     layout: Layout | None
+    made: tuple[int, ...]
 
     @property
     def plain(self) -> bool:
-        """Whether a new row-major tensor has exactly the promised strides."""
-        return self.strides == row_major(self.shape)
+        """Whether what the program makes is the tensor, with exactly the promised strides."""
+        return self.made == self.shape and self.strides == row_major(self.shape)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Unwritten(Exception):
 
 def write(graph: fx.Graph) -> Written:
     """The program of a partition whose nodes have fake tensors of known sizes. Raises Unwritten."""
-    program, nodes = Graph(), dict[int, fx.Node]()
+    program, origin = Graph(), dict[str, fx.Node]()
     values: dict[fx.Node, Any] = {}
     arguments = []
     outputs: Sequence[fx.Node] = ()
@@ -93,13 +95,21 @@ def write(graph: fx.Graph) -> Written:
                 values[node] = translate(program, node, values)
             except Exception as error:  # of any kind: PyTorch can run it
                 raise Unwritten(node, _reason(error)) from error
-        nodes.update(dict.fromkeys(range(first + 1, len(program.lines) + 1), node))
-    results, made = [], []
-    for node in outputs:
-        results.append(result := _result(node.meta["val"]))
-        made.append(_in_order(values[node], result))
-    text, comments = program.program(made), {line: said(node) for line, node in nodes.items()}
+        origin.update((_defined(line), node) for line in program.lines[first:])
+    layouts = [_result_layout(node.meta["val"]) for node in outputs]
+    given = [_in_order(values[node], found) for node, found in zip(outputs, layouts)]
+    text = program.program(given)
+    declared = getattr(program, "results", given)
+    results = [_result(node.meta["val"], found, made.shape) for node, found, made in zip(outputs, layouts, declared)]
+    lines = enumerate(text.splitlines())
+    nodes = {k: origin[name] for k, line in lines if (name := _defined(line)) in origin}
+    comments = {line: said(node) for line, node in nodes.items()}
     return Written(text, tuple(arguments), tuple(results), comments, nodes, count + 1)
+
+
+def _defined(line: str) -> str:
+    """The name that a statement defines."""
+    return re.split(r"[\[:]", line, maxsplit=1)[0].strip()
 
 
 def _reason(error: Exception) -> str:
@@ -159,17 +169,19 @@ def _parameter(program: Graph, argument: Argument, value: torch.Tensor) -> Tenso
     return stored.seen(argument.shape, lambda i: [i[d] for d in found.order])
 
 
-def _result(value: torch.Tensor) -> Result:
-    shape, strides = tuple(value.shape), tuple(value.stride())
-    found = layout(shape, strides)
-    if found is not None and any(shape[d] > 1 for d in range(len(shape)) if d not in found.order):
-        found = None
-    return Result(shape, strides, value.dtype, found)
+def _result_layout(value: torch.Tensor) -> Layout | None:
+    found = layout(value.shape, value.stride())
+    if found is not None and any(value.shape[d] > 1 for d in range(value.dim()) if d not in found.order):
+        return None
+    return found
 
 
-def _in_order(tensor: Tensor, result: Result) -> Tensor:
-    """The tensor as the row-major array that the result is stored as."""
-    found = result.layout
+def _result(value: torch.Tensor, found: Layout | None, made: tuple[int, ...]) -> Result:
+    return Result(tuple(value.shape), tuple(value.stride()), value.dtype, found, made)
+
+
+def _in_order(tensor: Tensor, found: Layout | None) -> Tensor:
+    """The tensor as the row-major array that a result is stored as."""
     if found is None or found.plain:
         return tensor
     order, rank = found.order, len(found.shape)
