@@ -278,10 +278,19 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         for name, dims, most in zip(("rows", "columns"), (self.rows, self.columns), self.longest_box):
             if any(tile[d] > most for d in dims):
                 return Refusal("tile", f"TMA copies at most {most} {name} along one dimension here")
-        columns = sorted({prod(tile[d] for d in dims) for dims in self.column_sets})
-        if len(columns) > 1 and self.k_major[1]:  # boxes of right factors take turns in one ring, and have equally many bytes
-            return Refusal("tile", f"tiles of results apart must have equally many columns, not {columns[0]} and {columns[-1]}")
-        return self.refuse_cluster(extents, tile) or self.refuse_kept(extents, tile)
+        return self._refuse_unequal(tile) or self.refuse_cluster(extents, tile) or self.refuse_kept(extents, tile)
+
+    def _refuse_unequal(self, tile: Mapping[int, int]) -> Refusal | None:
+        """Why the right factors of several results, whose boxes fill the same stages, cannot have boxes of one size. One with fewer
+        columns has more of its outermost dimension, beyond its tensor."""
+        boxes = [[tile[d] for d in dims] for dims in self.column_sets]
+        most = max(map(prod, boxes))
+        for box in boxes if self.k_major[1] else []:
+            inner = prod(box) // next((size for size in box if size > 1), 1)
+            if most % inner or most // inner > self.longest_box[1] or (self.products > 1 and prod(box) < most):
+                columns = " and ".join(str(prod(b)) for b in boxes)
+                return Refusal("tile", f"the results' tiles have {columns} columns, for which there are no boxes of one size")
+        return None
 
     @property
     def together(self) -> bool:

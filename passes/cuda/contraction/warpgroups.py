@@ -177,6 +177,7 @@ class _Loads:
     ):
         self.problem = problem = problems[0][0]
         self.shape, self.function, self.cluster = shape, function, cluster
+        self.columns = max(prod(p.right.box) for each in problems for p in each)
         self.sides = [[self._tiles(problem, side, part) for part in range(problem.parts)] for side in (problem.left, problem.right)]
         self.boxed = [[tiles for tiles in side if isinstance(tiles, RingTiles)] for side in self.sides]
         self.rights = [[self._further(p.right, p) for p in each] for each in problems] if self.boxed[1] else []
@@ -215,8 +216,11 @@ class _Loads:
         line = LINE * 8 // problem.element.width
         sizes: dict[int, int] = dict(zip(side.dims, side.box)) if side.major else {side.dims[-1]: line}
         sizes |= dict(zip(problem.options.inner, problem.inner_box))
-        slabs, splits = self._slabs(side), self._splits(side)
-        sizes[self._split_dim(side)] //= splits
+        slabs, splits, outermost = self._slabs(side), self._splits(side), self._split_dim(side)
+        if side.major and side.name == "right":  # as many columns as a sibling's, so that all stages have as many bytes
+            sizes[outermost] *= self.columns
+            sizes[outermost] //= prod(side.box)
+        sizes[outermost] //= splits
         box, steps, access = [], [], problem.access(side, part)
         for subscript in access.subscripts:
             varying = [(sizes[problem.dims[d]], f) for d, f in subscript.factors.items() if sizes.get(problem.dims[d], 1) > 1]

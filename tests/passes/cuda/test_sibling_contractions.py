@@ -80,11 +80,11 @@ LARGE = {"M": 4096, "K": 2048, "N": 4096}
 LARGE_APART = {"M": 512, "K": 2048, "N": 2048, "P": 512}
 
 
-def lowered(text, kinds, sizes, **changes):
-    """With these options, in one kernel by warpgroups, even where warps would be faster."""
+def lowered(text, kinds, sizes, columns=None, **changes):
+    """With these options, in one kernel by warpgroups, even where warps would be faster; in blocks of so many columns."""
 
     def by_warpgroups(built) -> bool:
-        return built.instruction == "wgmma" and built.refuse_shape() is None
+        return built.instruction == "wgmma" and built.refuse_shape() is None and built.block[1] == (columns or built.block[1])
 
     def schedule(plan):
         (kernel,) = plan.kernels
@@ -140,6 +140,21 @@ def test_forms_of_results_apart(text, sizes, siblings):
     """Blocks go from the tiles of one result to those of the next; stages go on over the edge between them."""
     options = check(text, ("bf16", "bf16"), sizes, persistent_blocks=3, stages=3)
     assert options.siblings == siblings
+
+
+KEYS = QKV.replace("K, N]", "N, K]").replace("K, P]", "P, K]").replace("wq[j, n]", "wq[n, j]")
+KEYS = KEYS.replace("wk[j, p]", "wk[p, j]").replace("wv[j, p]", "wv[p, j]")
+
+
+@pytest.mark.parametrize("text, sizes", [(HEADS, BATCH | {"G": 1}), (KEYS, {"M": 40, "K": 72, "N": 72, "P": 24}), (
+    KEYS.replace("(q: {o}[M, N], k: {o}[M, P], ", "(k: {o}[M, P], q: {o}[M, N], "), {"M": 40, "K": 72, "N": 72, "P": 24}),
+])  # fmt: skip
+def test_results_of_fewer_columns_than_a_tile(text, sizes):
+    """Their boxes have as many as those of the others, beyond the tensor."""
+    text, specialised, result, _ = lowered(text, ("bf16", "bf16"), sizes, columns=64, persistent_blocks=2, stages=3)
+    inputs = T.arrays(specialised)
+    assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
+    assert_within(text, inputs, interpret_stage(specialised, result.texts, "map", inputs), kind="cuda")
 
 
 @pytest.mark.parametrize("text, products", [(GATED, 2), (TURNED, 2), (RESIDUAL, 2), (EXPERTS, 2)])
