@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -66,9 +67,7 @@ def program(info: Any, sample: Any, dtype: str) -> Program:
         graph, outputs, inputs = translated(call, tensors)
         wide = lambda v: v.double() if isinstance(v, torch.Tensor) and v.dtype == getattr(torch, dtype) else v  # noqa: E731
         expected = tree_flatten(call(*(wide(t.clone()) for t in tensors)))[0]
-    expected = [
-        np.asarray(e) if not isinstance(e, torch.Tensor) else e.detach().resolve_neg().numpy() for e in expected
-    ]
+    expected = [array(e) if isinstance(e, torch.Tensor) else np.asarray(e) for e in expected]
     kept = [(t, e) for t, e in zip(outputs, expected, strict=True) if isinstance(t, Tensor)]
     if not kept:
         raise Inexpressible("the result is known without the data")
@@ -105,7 +104,7 @@ def translated(call: Callable, tensors: list) -> tuple[Graph, list, list[np.ndar
 def array(tensor: Any) -> np.ndarray:
     import torch
 
-    tensor = tensor.detach().contiguous()
+    tensor = tensor.detach().resolve_neg().contiguous()
     if tensor.dtype == torch.bfloat16:
         import ml_dtypes
 
@@ -127,6 +126,7 @@ def trace(call: Callable, tensors: list) -> Any:
             raise Inexpressible("complex numbers")
         if t.layout != torch.strided:
             raise Inexpressible("sparse tensors")
+    logging.disable(logging.WARNING)  # of sizes that depend on data, which are refused
     try:
         with sdpa_kernel(SDPBackend.MATH):
             pure = functionalize(call, remove="mutations_and_views")
@@ -134,6 +134,8 @@ def trace(call: Callable, tensors: list) -> Any:
             module = made(*(t.detach().clone() for t in tensors))
     except Exception as error:
         raise Inexpressible(f"not traced: {reason(error)}") from error
+    finally:
+        logging.disable(logging.NOTSET)
     module.graph.eliminate_dead_code()
     return module
 

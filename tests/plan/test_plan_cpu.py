@@ -98,3 +98,17 @@ def test_places_of_extremes_in_runs(kind, columns):
     both = tilec.compile(f"place[i] = {kind}[j](x[i, j]); value[i] = {largest}[j](x[i, j])", target="cpu")(x)
     np.testing.assert_array_equal(both[0], place)
     np.testing.assert_array_equal(both[1], getattr(np, largest)(x, 1))
+
+
+def test_kernels_of_like_names_stay_apart():
+    """Where extents of 1 are dropped, a result of `m` is `m.1` inside, whose kernel must not be that of a tensor `m_1`."""
+    text = """op f(x: f32[1, 2, 6]) -> (m: f32[1, 2, 3], m_1: i64[1, 2, 3]) {
+        m[a, b, c] = max[r in 0:2](x[0, b, c * 2 + r]) where a in 0:1, b in 0:2, c in 0:3
+        p[a, b, c]: i64 = argmax[r in 0:2](x[0, b, c * 2 + r]) where a in 0:1, b in 0:2, c in 0:3
+        m_1[a, b, c] = clamp(c * 2 + p[0, b, c] % 2, 0, 5) where a in 0:1, b in 0:2, c in 0:3
+    }"""
+    x = np.random.default_rng(0).standard_normal((1, 2, 6)).astype(np.float32)
+    found, positions = tilec.compile(text, target="cpu")(x)
+    pairs = x.reshape(1, 2, 3, 2)
+    assert np.array_equal(found, pairs.max(-1))
+    assert np.array_equal(positions, np.arange(3) * 2 + pairs.argmax(-1))

@@ -10,6 +10,7 @@ attributes (`tilec/kernels/attributes.py`). The passes after it read nothing els
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -105,7 +106,7 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
     remarks = why + reasons + remarks + _approximation_remarks(approximations)
     stem = ir.StringAttr(function.attributes["sym_name"]).value
     kernels: list[KernelPlan] = []
-    starts = [unchosen(g, graph, _kernel_name(stem, g, graph), target) for g in groups]
+    starts = [unchosen(g, graph, name, target) for g, name in zip(groups, _kernel_names(stem, groups, graph))]
     for g, start in zip(groups, starts):
         try:
             kernel, why = choose(start, g, graph, target)
@@ -219,10 +220,19 @@ def _signature(function: ir.Operation) -> str:
     return f"{ir.StringAttr(function.attributes['sym_name']).value}({', '.join(inputs)})"
 
 
-def _kernel_name(stem: str, g: Group, graph: Graph) -> str:
-    values = outputs_of(g.nodes, graph)
-    named = [n for n in g.nodes if any(r.value in values for r in n.results)] or g.nodes  # some have a check alone
-    return f"{stem}_{'_'.join(n.name.replace('.', '_') for n in named[:3])}"
+def _kernel_names(stem: str, groups: Sequence[Group], graph: Graph) -> list[str]:
+    """A name for each kernel, after its results; a number tells apart what would be one name (`a.1` and `a_1`)."""
+    names: list[str] = []
+    for g in groups:
+        values = outputs_of(g.nodes, graph)
+        named = [n for n in g.nodes if any(r.value in values for r in n.results)] or g.nodes  # some have a check alone
+        name = wanted = f"{stem}_{'_'.join(n.name.replace('.', '_') for n in named[:3])}"
+        count = 1
+        while name in names:
+            count += 1
+            name = f"{wanted}__{count}"
+        names.append(name)
+    return names
 
 
 # ---- the plan as attributes ------------------------------------------------------------------------------------------

@@ -10,7 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tilec.torch.aten import contractions, creation, gathers, joins, norms, pointwise, reductions, views, windows  # noqa: F401
+from tilec.torch.aten import (  # noqa: F401
+    contractions,
+    creation,
+    gathers,
+    joins,
+    norms,
+    pointwise,
+    pools,
+    reductions,
+    resampling,
+    views,
+    windows,
+)
 from tilec.torch.aten.table import Call, Value, decompositions, dtype_of, scratch, statement_name, translator
 from tilec.torch.program import Graph, Inexpressible, Tensor
 

@@ -132,7 +132,16 @@ class Call:
 
     def results(self) -> list[tuple[tuple[int, ...], str]]:
         """Shapes and types of several results."""
-        return [(tuple(int(n) for n in m.shape), dtype_of(m.dtype)) for m in self.meta]
+        return [self.typed(m) for m in self.meta]
+
+    @staticmethod
+    def typed(meta: Any) -> tuple[tuple[int, ...], str]:
+        return tuple(int(n) for n in meta.shape), dtype_of(meta.dtype)
+
+    def reads(self, number: int) -> bool:
+        """Whether something may read one of several results."""
+        users = self.node.users
+        return not users or any(op_name(u) != "getitem" or u.args[1] == number for u in users)
 
     def emit(self, shape: Sequence[int], dtype: str, expression: Any) -> Tensor:
         """A result: of 16 bits, unrounded if its one reader may have it so."""

@@ -1,5 +1,169 @@
-"""Convolutions and pooling."""
+"""Convolutions, forward and backward, as sums of products over windows."""
 
 from __future__ import annotations
 
-from tilec.torch.aten.table import Call, expresses  # noqa: F401
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from tilec.torch import indices as ix
+from tilec.torch.aten.table import Call, Value, expresses
+from tilec.torch.indices import Index
+from tilec.torch.program import Graph, Tensor, ranges
+
+
+@dataclass(frozen=True)
+class Window:
+    """Of each spatial dimension: distance of windows, border before the first, distance of elements, extent."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    extent: tuple[int, ...]
+
+    @staticmethod
+    def of(call: Call, extent: Sequence[int], stride: str = "stride") -> Window:
+        rank = len(extent)
+        every = lambda name, otherwise: _each(call.get(name), rank, otherwise)  # noqa: E731
+        return Window(every(stride, extent), every("padding", [0] * rank), every("dilation", [1] * rank), tuple(extent))
+
+    def read(self, i: Sequence[Index], r: Sequence[Index]) -> list[Index]:
+        """The position in the input of element r of window i."""
+        return [w * s + e * d - p for w, e, s, p, d in zip(i, r, self.stride, self.padding, self.dilation)]
+
+    def leaves(self, windows: Sequence[int], spatial: Sequence[int]) -> bool:
+        """Whether an element of a window is outside of the input."""
+        last = [(n - 1) * s + (k - 1) * d - p for n, s, k, d, p in
+                zip(windows, self.stride, self.extent, self.dilation, self.padding)]  # fmt: skip
+        return any(self.padding) or any(a >= n for a, n in zip(last, spatial))
+
+
+def _each(given: Sequence[int] | int | None, rank: int, otherwise: Sequence[int]) -> tuple[int, ...]:
+    given = [given] if isinstance(given, int) else list(given) if given is not None else []
+    given = given or list(otherwise)
+    return tuple(given * rank if len(given) == 1 else given)
+
+
+def counted(names: Sequence[str], extents: Sequence[int]) -> tuple[list[Index], str]:
+    """Indices to sum over, and their ranges as text: what has one element is 0, and has no range."""
+    found = [ix.name(n, e) if e > 1 else ix.number(0) for n, e in zip(names, extents)]
+    many = [(n, e) for n, e in zip(names, extents) if e > 1]
+    return found, ranges([n for n, _ in many], [e for _, e in many])
+
+
+def summed(over: str, text: str) -> str:
+    return f"sum[{over}]({text})" if over else text
+
+
+def _letters(rank: int) -> list[str]:
+    return [f"r{d}" for d in range(rank)]
+
+
+def forward(
+    graph: Graph,
+    x: Tensor,
+    w: Tensor,
+    shape: tuple[int, ...],
+    dtype: str,
+    window: Window,
+    groups: int,
+    bias: Tensor | None,
+) -> tuple:
+    """Shape, type and expression of a convolution: w has output channels first."""
+    x = graph.stored(x)
+    per, each = w.shape[1], w.shape[0] // groups
+    (c, *r), over = counted(["c", *_letters(len(window.extent))], [per, *window.extent])
+    pads = window.leaves(shape[2:], x.shape[2:])
+
+    def expression(i: list[Index]) -> str:
+        channel = c if groups == 1 else i[1] // each * per + c
+        element = x.at(i[0], channel, *window.read(i[2:], r))
+        text = summed(over, f"{f'pad({element}, 0)' if pads else element} * {w.at(i[1], c, *r)}")
+        return text + (f" + {bias.at(i[1])}" if bias is not None else "")
+
+    return shape, dtype, expression
+
+
+def transposed(
+    graph: Graph,
+    x: Tensor,
+    w: Tensor,
+    shape: tuple[int, ...],
+    dtype: str,
+    window: Window,
+    groups: int,
+    bias: Tensor | None,
+) -> tuple:
+    """Of a convolution's transpose: w has input channels first. At a position every stride-th element of a window counts."""
+    x = graph.stored(x)
+    from_each, to_each = w.shape[0] // groups, w.shape[1]
+    straight = all(d == 1 for d in window.dilation)
+    steps = [ceil(k / s) if straight else k for k, s in zip(window.extent, window.stride)]
+    (c, *r), over = counted(["c", *_letters(len(steps))], [from_each, *steps])
+    if straight and any(k % s for k, s in zip(window.extent, window.stride)):
+        w = graph.stored(w)
+
+    def expression(i: list[Index]) -> str:
+        channel = c if groups == 1 else i[1] // to_each * from_each + c
+        begins = [position + p for position, p in zip(i[2:], window.padding)]
+        if straight:
+            at = [b // s - t for b, s, t in zip(begins, window.stride, r)]
+            taps = [b % s + t * s for b, s, t in zip(begins, window.stride, r)]
+            weight = w.at(channel, i[1] % to_each, *taps)
+            if any(t.range[1] >= k for t, k in zip(taps, window.extent)):
+                weight = f"pad({weight}, 0)"
+            text = f"pad({x.at(i[0], channel, *at)}, 0) * {weight}"
+        else:
+            apart = [b - t * d for b, t, d in zip(begins, r, window.dilation)]
+            element = f"pad({x.at(i[0], channel, *(a // s for a, s in zip(apart, window.stride)))}, 0)"
+            text = f"{element} * {w.at(channel, i[1] % to_each, *r)}"
+            tests = [f"{a % s} == 0" for a, s in zip(apart, window.stride) if s > 1]
+            text = f"{text} if {' and '.join(tests)} else 0" if tests else text
+        return summed(over, text) + (f" + {bias.at(i[1])}" if bias is not None else "")
+
+    return shape, dtype, expression
+
+
+def of_weight(
+    graph: Graph, x: Tensor, grad: Tensor, shape: tuple[int, ...], dtype: str, window: Window, groups: int
+) -> tuple:
+    """Of the gradient with respect to the weight: x is what the windows read, and `grad` has an element for each window."""
+    x = graph.stored(x)
+    per, each = shape[1], shape[0] // groups
+    (n, *y), over = counted(["n", *(f"y{d}" for d in range(len(window.extent)))], [x.shape[0], *grad.shape[2:]])
+    pads = window.leaves(grad.shape[2:], x.shape[2:])
+
+    def expression(i: list[Index]) -> str:
+        channel = i[1] if groups == 1 else i[0] // each * per + i[1]
+        element = x.at(n, channel, *window.read(y, i[2:]))
+        return summed(over, f"{grad.at(n, i[0], *y)} * {f'pad({element}, 0)' if pads else element}")
+
+    return shape, dtype, expression
+
+
+@expresses("convolution")
+def convolution(call: Call) -> Tensor:
+    x, w, bias = call["input"], call["weight"], call["bias"]
+    window = Window.of(call, w.shape[2:])
+    make = transposed if call["transposed"] else forward
+    return call.emit(*make(call.graph, x, w, call.shape, call.dtype, window, call["groups"], bias))
+
+
+@expresses("convolution_backward")
+def convolution_backward(call: Call) -> Value:
+    """Gradients of the input, the weight and the bias, each a statement. The input's is a convolution the other way round."""
+    grad, x, w, groups = call["grad_output"], call["input"], call["weight"], call["groups"]
+    window, results = Window.of(call, w.shape[2:]), call.meta
+    made: list[Value] = [None, None, None]
+    types = [None if m is None else call.typed(m) for m in results]
+    if types[0] is not None:
+        make = forward if call["transposed"] else transposed
+        made[0] = call.graph.emit(*make(call.graph, grad, w, *types[0], window, groups, None))
+    if types[1] is not None:
+        windows, read = (x, grad) if call["transposed"] else (grad, x)
+        made[1] = call.graph.emit(*of_weight(call.graph, read, windows, *types[1], window, groups))
+    if types[2] is not None:
+        rank = len(grad.shape) - 2
+        (n, *y), over = counted(["n", *(f"y{d}" for d in range(rank))], [grad.shape[0], *grad.shape[2:]])
+        made[2] = call.graph.emit(*types[2], lambda i: summed(over, grad.at(n, i[0], *y)))
+    return tuple(made)

@@ -1,0 +1,86 @@
+"""Resampling: nearest and linear, by whole-number arithmetic where scales are ratios."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+
+from tilec.torch import indices as ix
+from tilec.torch.aten.table import Call, expresses, refused
+from tilec.torch.indices import Index
+from tilec.torch.program import Inexpressible, Tensor
+
+
+def scales(call: Call, spatial: tuple[int, ...]) -> list[float | None]:
+    """How many times larger the result is, where the call says it."""
+    given = call.get("scale_factors")
+    if given is None:
+        names = {1: ["scales"], 2: ["scales_h", "scales_w"], 3: ["scales_d", "scales_h", "scales_w"]}[len(spatial)]
+        given = [call.get(n) for n in names]
+    return [None if s is None else float(s) for s in given]
+
+
+@expresses(
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+    "_upsample_nearest_exact3d"
+)
+def nearest(call: Call) -> Tensor:
+    x = call["input"] if "input" in call else call["self"]
+    spatial, half = x.shape[2:], 0.5 if "exact" in call.name else 0.0
+    chosen = []
+    for n, m, s in zip(spatial, call.shape[2:], scales(call, spatial)):
+        by = np.float32(1 / s) if s else np.float32(n) / np.float32(m)
+        theirs = np.minimum(np.floor((np.arange(m, dtype=np.float32) + np.float32(half)) * by), n - 1).astype(np.int64)
+        twice = int(2 * half)
+        mine = np.minimum((2 * np.arange(m) + twice) * n // (2 * m), n - 1)
+        if (theirs != mine).any():
+            raise Inexpressible("nearest elements by a scale that is no ratio of the sizes")
+        chosen.append(lambda p, n=n, m=m, twice=twice: (p * (2 * n) + twice * n) // (2 * m))
+    return x.seen(call.shape, lambda i: [*i[:2], *(at(p) for at, p in zip(chosen, i[2:]))])
+
+
+@expresses("upsample_linear1d upsample_bilinear2d upsample_trilinear3d")
+def linear(call: Call) -> Tensor:
+    """Between two neighbours in each dimension. The position is a ratio: its whole part chooses, its rest weighs."""
+    x = call["input"] if "input" in call else call["self"]
+    spatial = x.shape[2:]
+    wide = "f64" if x.dtype == "f64" else "f32"
+    ratios = []
+    for n, m, s in zip(spatial, call.shape[2:], scales(call, spatial)):
+        if call["align_corners"]:
+            ratios.append((n - 1, 0, max(m - 1, 1)))  # of i: i * (n - 1) / (m - 1)
+            continue
+        by = Fraction(1 / s).limit_denominator(1 << 16) if s else Fraction(n, m)
+        ratios.append((2 * by.numerator, by.numerator - by.denominator, 2 * by.denominator))
+
+    def expression(i: list[Index]) -> str:
+        corners = []
+        for p, n, (factor, offset, over) in zip(i[2:], spatial, ratios):
+            position = p * factor + offset
+            begin, rest = position // over, position % over
+            if n == 1 or (not rest.terms and not rest.constant):
+                corners.append([(_inside(begin, n), "")])
+                continue
+            share = f"{wide}({rest.sum_text()}) / {float(over)}"
+            if begin.range[0] < 0:  # before the first element: the first element
+                share = f"({share} if {position.sum_text()} > 0 else 0)"
+            corners.append([(_inside(begin, n), f"(1 - {share})"), (_inside(begin + 1, n), f"({share})")])
+        parts = []
+        for corner in product(*corners):
+            weights = [w for _, w in corner if w]
+            parts.append(" * ".join([*weights, x.at(*i[:2], *(at for at, _ in corner))]))
+        return " + ".join(parts)
+
+    return call.emit(call.shape, call.dtype, expression)
+
+
+def _inside(position: Index, extent: int) -> Index:
+    low, high = position.range
+    if low >= 0 and high < extent:
+        return position
+    return Index(((ix.Atom(f"clamp({position.sum_text()}, 0, {extent - 1})", (0, extent - 1)), 1),))
+
+
+refused("not translated: sixteen neighbours", "upsample_bicubic2d")
