@@ -71,7 +71,8 @@ def program(info: Any, sample: Any, dtype: str) -> Program:
     kept = [(t, e) for t, e in zip(outputs, expected, strict=True) if isinstance(t, Tensor)]
     if not kept:
         raise Inexpressible("the result is known without the data")
-    return Program(graph.program([t for t, _ in kept]), inputs, [e for _, e in kept], *TOLERANCES[dtype])
+    text = graph.program([t for t, _ in kept])
+    return Program(text, inputs, [e.reshape(r.shape) for r, (_, e) in zip(graph.results, kept)], *TOLERANCES[dtype])
 
 
 def translated(call: Callable, tensors: list) -> tuple[Graph, list, list[np.ndarray]]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import prod
 
 import numpy as np
 
@@ -15,6 +18,7 @@ Subscript = Index | str
 Positions = Callable[[Sequence[Index]], list[Index]]
 
 _KEYWORDS = "op def return where if else and or not in using expect import true false pad rand"
+_WORD = re.compile(r"[A-Za-z_]\w*")
 WORDS = frozenset(_KEYWORDS.split())
 
 
@@ -33,7 +37,9 @@ def dtype_name(dtype: np.dtype) -> str:
 class Tensor:
     """A value of the program, of the type `dtype`. A view is an access to another's elements, which nothing stores: `positions`
     gives the subscripts of the tensor of that name. A tensor by a `formula` is nowhere stored either: a number, or what is made
-    of its subscripts. `nominal` is the type that it is to have where it leaves the program, if the program keeps it wider."""
+    of its subscripts. `nominal` is the type that it is to have where it leaves the program, if the program keeps it wider.
+    `origin` is a tensor and a number whose product it is, where it is a multiple of another, or another in a wider type: a sum of
+    products may read that, and multiply once."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,6 +47,7 @@ class Tensor:
     nominal: str = ""
     positions: Positions | None = None
     formula: Callable[[Sequence[Index]], str] | None = None
+    origin: tuple[Tensor, float] | None = None
 
     def at(self, *subscripts: Subscript) -> str:
         """An access; of a scalar, its name."""
@@ -68,7 +75,8 @@ class Tensor:
         """A view: an element of it is this tensor's at `positions`."""
         before = self.positions
         after: Positions = (lambda i: before(list(positions(i)))) if before else (lambda i: list(positions(i)))
-        return replace(self, shape=tuple(int(n) for n in shape), positions=after)
+        origin = (self.origin[0].seen(shape, positions), self.origin[1]) if self.origin else None
+        return replace(self, shape=tuple(int(n) for n in shape), positions=after, origin=origin)
 
     def reshaped(self, shape: Sequence[int]) -> Tensor:
         """A view of the same elements in row-major order."""
@@ -76,6 +84,11 @@ class Tensor:
             raise Inexpressible("tensors without elements")
         mine = self.shape
         return self.seen(shape, lambda i: ix.unflat(ix.flat(i, ix.row_major(shape)), mine))
+
+    def times(self, factor: float) -> tuple[Tensor, float]:
+        """This times a number, as the origin of that."""
+        tensor, own = self.origin or (self, 1.0)
+        return tensor, own * factor
 
     def expanded(self, shape: Sequence[int]) -> Tensor:
         """A view that repeats what has one element along a dimension, aligned at the last one."""
@@ -125,7 +138,7 @@ def literal(value: float | int | bool, dtype: str = "") -> str:
         return str(value).lower()
     if dtype == "bool":
         return str(bool(value)).lower()
-    if isinstance(value, bool | int) and (not dtype or not DTYPES[dtype].is_float):
+    if not DTYPES[dtype].is_float if dtype else isinstance(value, bool | int):
         value = int(value)
         if dtype:
             bits, signed = DTYPES[dtype].bits, DTYPES[dtype].kind == "int"
@@ -145,6 +158,22 @@ def literal(value: float | int | bool, dtype: str = "") -> str:
     return f"({text})" if text.startswith("-") else text
 
 
+def reduction(kind: str, extents: Sequence[int], inside: Callable[[list[Index]], str]) -> str:
+    """A reduction over indices k0, k1, ... of these extents; of no index, what would be reduced."""
+    many = [n for n in extents if n > 1] or list(extents[:1])
+
+    def spread(k: Sequence[Index]) -> str:
+        found = iter(k)
+        return inside([next(found) if n > 1 or len(many) == len(extents) == 1 else ix.number(0) for n in extents])
+
+    if not many:
+        return inside([])
+    if kind in ("argmax", "argmin"):
+        return f"{kind}[k0 in 0:{many[0]}]({spread([ix.name('k0', many[0])])})"
+    found, text = in_parts(indices(len(many), "k"), many, spread, "k")
+    return f"{kind}[{ranges(indices(len(found), 'k'), found)}]({text})"
+
+
 def reducing(
     kind: str, x: Tensor, axes: Sequence[int], keepdim: bool, body: str | Callable[[list[Index]], str] = "{0}",
     dtype: str | None = None, after: str = "{0}",
@@ -156,25 +185,66 @@ def reducing(
     short = [n for d, n in enumerate(x.shape) if d not in axes]
 
     def expression(i: list[Index]) -> str:
-        outer = iter([p for d, p in enumerate(i) if d not in axes] if keepdim else i)
-        inner = [ix.name(f"k{d}", n) if d in axes else next(outer) for d, n in enumerate(x.shape)]
-        element = body.format(x.at(*inner)) if isinstance(body, str) else body(inner)
-        if not axes:
-            return after.format(element)
-        over = ranges([f"k{d}" for d in axes], [x.shape[d] for d in axes])
-        return after.format(f"{kind}[{over}]({element})")
+        outer = list([p for d, p in enumerate(i) if d not in axes] if keepdim else i)
+
+        def inside(k: Sequence[Index]) -> str:
+            at, rest = dict(zip(axes, k)), iter(outer)
+            inner = [at[d] if d in at else next(rest) for d in range(len(x.shape))]
+            return body.format(x.at(*inner)) if isinstance(body, str) else body(inner)
+
+        return after.format(reduction(kind, [x.shape[d] for d in axes], inside))
 
     return shape if keepdim else short, dtype or x.dtype, expression
 
 
+def in_parts(
+    names: Sequence[str],
+    extents: Sequence[int],
+    make: Callable[[list[Index]], str],
+    letter: str,
+    whole: Sequence[int] = (),
+) -> tuple[tuple[int, ...], str]:
+    """The text that `make` gives for indices of these names, and their extents: where the text has only quotients and remainders
+    of one, there is an index for each part instead, but for those that are to stay `whole`. Names are the letter and a number."""
+    text = make([ix.name(n, e) for n, e in zip(names, extents)])
+    parts = [[e] if d in whole else _parts(text, n, e) for d, (n, e) in enumerate(zip(names, extents))]
+    if all(len(p) == 1 for p in parts):
+        return tuple(extents), text
+    count = iter(range(sum(map(len, parts))))
+    found = [ix.flat([ix.name(f"{letter}{next(count)}", n) for n in p], ix.row_major(p)) for p in parts]
+    finer = make(found)
+    if _computed(finer) >= _computed(text):
+        return tuple(extents), text
+    return tuple(n for p in parts for n in p), finer
+
+
+def _parts(text: str, name: str, extent: int) -> list[int]:
+    """Extents of the parts of an index that the text reads."""
+    cuts = {1, extent}
+    for by, of in re.findall(rf"\b{name} // (\d+)(?: % (\d+))?", text):
+        cuts |= {int(by), int(by) * int(of or 1)}
+    cuts |= {int(by) for by in re.findall(rf"\b{name} % (\d+)", text)}
+    ends = sorted(cuts)
+    if any(b % a for a, b in pairwise(ends)):
+        return [extent]
+    return [b // a for a, b in pairwise(ends)][::-1] or [extent]
+
+
+def _computed(text: str) -> int:
+    return text.count(" // ") + text.count(" % ")
+
+
 @dataclass
 class Graph:
-    """Equations so far. `inputs` are the program's arguments by name; `values` their values, where these are known."""
+    """Equations so far, and what each of them `stored`. `inputs` are the program's arguments by name; `values` their values,
+    where these are known."""
 
     inputs: dict[str, Tensor] = field(default_factory=dict)
     values: dict[str, np.ndarray] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    stored: dict[str, Tensor] = field(default_factory=dict)
+    results: list[Tensor] = field(default_factory=list)
     hint: str = "t"
 
     def argument(self, name: str, shape: Sequence[int], dtype: str) -> Tensor:
@@ -200,17 +270,21 @@ class Graph:
         return name
 
     def emit(
-        self, shape: Sequence[int], dtype: str, expression: str | Callable[[list[Index]], str], nominal: str = ""
-    ) -> Tensor:
-        """A tensor by an expression of its indices i0, i1, ..."""
+        self, shape: Sequence[int], dtype: str, expression: str | Callable[[list[Index]], str], nominal: str = "",
+        whole: Sequence[int] = (),
+    ) -> Tensor:  # fmt: skip
+        """A tensor by an expression of its indices i0, i1, ... An index that is only read in parts, as `i0 // 4` and `i0 % 4`,
+        becomes an index for each part: the tensor is stored so, and what is returned is a view of it that has the shape."""
         shape = tuple(int(n) for n in shape)
-        name = self._free(self.hint)
-        text = expression if isinstance(expression, str) else expression(positions(shape))
-        names = indices(len(shape))
-        left = f"{name}[{', '.join(names)}]" if names else name
-        where = f" where {ranges(names, shape)}" if names else ""
+        made = self._free(self.hint)
+        make = expression if not isinstance(expression, str) else lambda i: expression
+        extents, text = in_parts(indices(len(shape)), shape, make, "i", whole)
+        names = indices(len(extents))
+        left = f"{made}[{', '.join(names)}]" if names else made
+        where = f" where {ranges(names, extents)}" if names else ""
         self.lines.append(f"  {left}: {dtype} = {text}{where}")
-        return Tensor(name, shape, dtype, nominal if nominal != dtype else "")
+        stored = self.stored[made] = Tensor(made, extents, dtype, nominal if nominal != dtype else "")
+        return stored if extents == shape else stored.reshaped(shape)
 
     def map(self, template: str, *operands: Tensor, dtype: str | None = None) -> Tensor:
         """Elementwise, broadcast; `{0}` is the first operand."""
@@ -219,9 +293,11 @@ class Graph:
             shape, dtype or operands[0].dtype, lambda i: template.format(*(t.along(i, shape) for t in operands))
         )
 
-    def stored(self, x: Tensor) -> Tensor:
+    def solid(self, x: Tensor) -> Tensor:
         """The tensor itself, where being outside of it can be asked: a view that rearranges is copied."""
-        return self.copied(x) if x.is_rearranged else x
+        if x.is_rearranged:
+            return self.emit(x.shape, x.dtype, lambda i: x.at(*i), x.nominal, range(len(x.shape)))
+        return x
 
     def copied(self, x: Tensor, dtype: str | None = None) -> Tensor:
         return self.emit(x.shape, dtype or x.dtype, lambda i: x.at(*i), x.nominal if dtype is None else "")
@@ -240,14 +316,36 @@ class Graph:
         return self.emit(*reducing(kind, x, axes, keepdim, body, dtype, after))
 
     def program(self, outputs: Sequence[Tensor], name: str = "f") -> str:
-        """The text. A result that is an input, a view or another result is copied, and one that is kept wider is rounded."""
-        results: list[Tensor] = []
+        """The text. A result that is an input, a view or another result is copied, and one that is kept wider is rounded.
+        `results` then has what is returned: the elements of the outputs in row-major order, whose dimensions may be in parts."""
+        self.results = []
         for t in outputs:
-            itself = t.positions is None and t.formula is None and not t.nominal and t.name not in self.inputs
-            if not itself or t.name in [r.name for r in results]:
+            if (result := self._itself(t)) is None or result in self.results:
                 self.hint = f"{t.name}_out" if t.name else "out"
-                t = self.copied(t, t.torch_dtype)
-            results.append(t)
+                made = self.copied(t, t.torch_dtype)
+                result = self.stored[made.name]
+            self.results.append(result)
+        lines = self._read([t.name for t in self.results])
         declared = lambda t: f"{t.name}: {t.dtype}" + (f"[{', '.join(map(str, t.shape))}]" if t.shape else "")  # noqa: E731
-        inputs, leaving = (", ".join(map(declared, ts)) for ts in (self.inputs.values(), results))
-        return f"op {name}({inputs}) -> ({leaving}) {{\n" + "\n".join(self.lines) + "\n}"
+        inputs, leaving = (", ".join(map(declared, ts)) for ts in (self.inputs.values(), self.results))
+        return f"op {name}({inputs}) -> ({leaving}) {{\n" + "\n".join(lines) + "\n}"
+
+    def _itself(self, t: Tensor) -> Tensor | None:
+        """The stored tensor whose elements, in their order, these are."""
+        found = self.stored.get(t.name)
+        if found is None or t.formula is not None or t.nominal or prod(t.shape) != prod(found.shape):
+            return None
+        if t.positions is None:
+            return found
+        here = positions(found.shape)
+        return found if t.reshaped(found.shape).at(*here) == found.at(*here) else None
+
+    def _read(self, results: Sequence[str]) -> list[str]:
+        """The statements that results depend on."""
+        wanted, kept = set(results), []
+        for line in reversed(self.lines):
+            name, *words = _WORD.findall(line)
+            if name in wanted:
+                wanted.update(words)
+                kept.append(line)
+        return kept[::-1]

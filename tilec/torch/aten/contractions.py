@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tilec.core.dtypes import DTYPES
-from tilec.torch.aten.table import Call, expresses
-from tilec.torch.indices import name
-from tilec.torch.program import Tensor, literal
+from tilec.torch.aten.table import Call, expresses, rounded_to
+from tilec.torch.indices import Index
+from tilec.torch.program import Tensor, literal, reduction
 
 
-def product(a: str, b: str, depth: int, x: Tensor, y: Tensor) -> str:
-    """The sum of products over k. A factor that is kept wider than its type may be rounded to it for the product."""
-    narrow = next((t.torch_dtype for t in (x, y) if t.dtype != t.torch_dtype), "")
-    using = f" using {narrow}" if narrow else ""
+def product(call: Call, x: Tensor, y: Tensor, access: Callable[[Tensor, Tensor, Index], tuple[str, str]]) -> str:
+    """The sum of products over k. Factors that are multiples are read without their number, which multiplies the sum; factors
+    that are kept wider than PyTorch's type, or are products of a result that is rounded at once, may be rounded for the product."""
+    depth = x.shape[-1]
     if x.dtype == "bool":
-        return f"any[k in 0:{depth}]({a} and {b})"
-    if depth == 1:
-        return f"{a} * {b}"
-    return f"sum[k in 0:{depth}]({a} * {b}){using}"
+        return reduction("any", [depth], lambda k: " and ".join(access(x, y, k[0])))
+    (x, one), (y, other) = (t.origin or (t, 1.0) for t in (x, y))
+    narrow = next((t.torch_dtype for t in (x, y) if t.dtype != t.torch_dtype), "")
+    if (
+        not narrow
+        and "f32" in (x.dtype, y.dtype)
+        and x.dtype != y.dtype
+        and rounded_to(call.node) in (x.dtype, y.dtype)
+    ):
+        narrow = rounded_to(call.node)
+    text = reduction("sum", [depth], lambda k: " * ".join(access(x, y, k[0])))
+    text = f"({text} using {narrow})" if narrow else text
+    return text if one * other == 1 else f"{literal(one * other)} * {text}"
+
+
+def _accessed(kind: str, x: Tensor, y: Tensor, i: list[Index], k: Index) -> tuple[str, str]:
+    """The factors of a matrix product at these subscripts."""
+    lead, inner = ([i[0]], i[1:]) if kind in ("bmm", "baddbmm") else ([], i)
+    rows = inner[:1] if len(x.shape) - len(lead) == 2 else []
+    return x.at(*lead, *rows, k), y.at(*lead, k, *inner[len(rows) :])
+
+
+def _sum(call: Call, x: Tensor, y: Tensor, i: list[Index]) -> str:
+    return product(call, x, y, lambda x, y, k: _accessed(call.name, x, y, i, k))
 
 
 @expresses("mm bmm mv dot vdot")
 def matmul(call: Call) -> Tensor:
     x, y = (call[n] for n in list(call.named)[:2])
-    return call.emit(call.shape, call.dtype, lambda i: _sum(call.name, x, y, i))
-
-
-def _sum(kind: str, x: Tensor, y: Tensor, i: list) -> str:
-    depth = x.shape[-1]
-    k = name("k", depth)
-    lead, inner = ([i[0]], i[1:]) if kind in ("bmm", "baddbmm") else ([], i)
-    rows = inner[:1] if len(x.shape) - len(lead) == 2 else []
-    columns = inner[len(rows) :]
-    return product(x.at(*lead, *rows, k), y.at(*lead, k, *columns), depth, x, y)
+    return call.emit(call.shape, call.dtype, lambda i: _sum(call, x, y, i))
 
 
 @expresses("addmm baddbmm addmv addr")
@@ -41,12 +54,11 @@ def with_addend(call: Call) -> Tensor:
     integers = not DTYPES[call.dtype].is_float
     scale = lambda v, text: text if v == 1 else f"{literal(int(v) if integers else float(v))} * {text}"  # noqa: E731
 
-    def expression(i: list) -> str:
+    def expression(i: list[Index]) -> str:
         if call.name == "addr":
             total = f"{x.at(i[0])} * {y.at(i[1])}"
         else:
-            total = _sum(call.name, x, y, i)
-            total = f"({total})" if "using" in total or not total.startswith("sum[") else total
+            total = _sum(call, x, y, i)
         if beta == 0:
             return scale(alpha, total)
         return f"{scale(alpha, total)} + {scale(beta, first.along(i, shape))}"

@@ -41,7 +41,7 @@ def _with(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 @expresses("constant_pad_nd")
 def constant_pad(call: Call) -> Tensor:
-    x, pads, shape, dtype = call.graph.stored(call["self"]), call["pad"], call.shape, call.dtype
+    x, pads, shape, dtype = call.graph.solid(call["self"]), call["pad"], call.shape, call.dtype
     before = [0] * (len(x.shape) - len(pads) // 2) + list(pads[::2])[::-1]
     value = literal(call["value"] or 0, dtype)
     if all(b <= 0 and m - b <= n for n, m, b in zip(x.shape, shape, before)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 from tilec.core.dtypes import DTYPES
 from tilec.torch.aten.promotion import cast, computed, elementwise
@@ -19,14 +20,6 @@ FLOAT_UNARY = {  # integers and bools become the default float type
     "log10": "log2({0}) * 0.30102999566398120", "reciprocal": "1 / {0}", "softplus": "softplus({0})",
 }  # fmt: skip
 
-WRITTEN_OUT = {  # where the language has no function of the name
-    "sinh": "(expm1({0}) - expm1(-{0})) / 2", "cosh": "(exp({0}) + exp(-{0})) / 2",
-    "sign": "(1 if {0} > 0 else (-1 if {0} < 0 else {0} * 0))",
-    "trunc": "(floor({0}) if {0} >= 0 else ceil({0}))",
-    "fmod": "(abs({0}) % abs({1}) if {0} >= 0 else -(abs({0}) % abs({1})))",
-    "hypot": "sqrt({0} * {0} + {1} * {1})",
-}  # fmt: skip
-
 SAME_UNARY = {
     "abs": "abs({0})", "neg": "-{0}", "relu": "relu({0})", "ceil": "ceil({0})", "floor": "floor({0})", "sign": "sign({0})",
     "trunc": "trunc({0})", "positive": "{0}",
@@ -40,46 +33,37 @@ BINARY = {
     "maximum": "max({0}, {1})", "minimum": "min({0}, {1})", "remainder": "{0} % {1}", "fmod": "fmod({0}, {1})",
     "fmax": "({0} if {1} != {1} else ({1} if {0} != {0} else max({0}, {1})))",
     "fmin": "({0} if {1} != {1} else ({1} if {0} != {0} else min({0}, {1})))",
-    "hypot": "hypot({0}, {1})",
-    "copysign": "(abs({0}) if {1} > 0 or ({1} == 0 and 1 / {1} > 0) else -abs({0}))",
+    "hypot": "sqrt({0} * {0} + {1} * {1})",
 }  # fmt: skip
 
-FLOAT_BINARY = {"atan2": "atan2({0}, {1})", "copysign": BINARY.pop("copysign")}
+FLOAT_BINARY = {"atan2": "atan2({0}, {1})", "copysign": "copysign({0}, {1})"}
 BITS = {
-    "bitwise_and": "&",
-    "bitwise_or": "|",
-    "bitwise_xor": "^",
-    "bitwise_left_shift": "<<",
-    "bitwise_right_shift": ">>",
+    "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}", "bitwise_xor": "{0} ^ {1}", "bitwise_not": "~{0}",
+    "bitwise_left_shift": "{0} << {1}", "bitwise_right_shift": "{0} >> {1}",
+}  # fmt: skip
+DUNDER = {f"__{n}__": f"bitwise_{n}" for n in ("and", "or", "xor")} | {
+    f"__{n[0]}shift__": f"bitwise_{n}_shift" for n in ("left", "right")
 }
-ON_BOOLS = {"bitwise_and": "{0} and {1}", "bitwise_or": "{0} or {1}", "bitwise_xor": "{0} != {1}"}
-
-
-def _template(name: str, template: str) -> str:
-    """The function of that name if the language has it, and what it is otherwise."""
-    from tilec.torch.aten.promotion import _known
-
-    return template if name not in WRITTEN_OUT or name in _known() else WRITTEN_OUT[name]
+ON_BOOLS = {
+    "bitwise_and": "{0} and {1}", "bitwise_or": "{0} or {1}", "bitwise_xor": "{0} != {1}", "bitwise_not": "not {0}",
+}  # fmt: skip
 
 
 def _unary(template: str, kind: str, call: Call) -> Tensor:
     if kind == "arithmetic" and call.dtype == "bool" and template != "{0}":
         raise Inexpressible(f"{call.name} of bools")
     integer = kind == "arithmetic" and not DTYPES[call.dtype].is_float and call.name in ("ceil", "floor", "trunc")
-    return elementwise(call, "{0}" if integer else _template(call.name, template), ["self"], kind)
+    return elementwise(call, "{0}" if integer else template, ["self"], kind)
 
 
 def _binary(template: str, kind: str, call: Call) -> Tensor:
     compute = computed(call, ["self", "other"], kind)
-    if call.name == "fmod" and not DTYPES[compute].is_float:  # the remainder of integers has the dividend's sign
-        template = "({0} - {1} * {2})".replace("{2}", TRUNCATED)
-        return elementwise(call, template, ["self", "other"], compute=compute)
     if compute == "bool":
         logic = {"maximum": "{0} or {1}", "minimum": "{0} and {1}"}.get(call.name)
         if logic is None:
             raise Inexpressible(f"{call.name} of bools")
         template = logic
-    return elementwise(call, _template(call.name, template), ["self", "other"], kind)
+    return elementwise(call, template, ["self", "other"], kind)
 
 
 TRUNCATED = "({0} // {1} if ({0} >= 0) == ({1} > 0) else -((-{0}) // {1}))"
@@ -111,21 +95,34 @@ def add(call: Call) -> Tensor:
 @expresses("mul")
 def mul(call: Call) -> Tensor:
     both = computed(call, ["self", "other"], "arithmetic") == "bool"
-    return elementwise(call, "{0} and {1}" if both else "{0} * {1}", ["self", "other"])
+    made = elementwise(call, "{0} and {1}" if both else "{0} * {1}", ["self", "other"])
+    return multiple(made, call["self"], call["other"])
+
+
+def multiple(made: Tensor, x: Tensor, factor: Value) -> Tensor:
+    """A product with a Python number keeps what it is a multiple of."""
+    known = isinstance(factor, int | float) and not isinstance(factor, bool) and factor and abs(factor) < inf
+    alike = DTYPES[made.dtype].is_float and x.torch_dtype == made.torch_dtype
+    return replace(made, origin=x.times(float(factor))) if known and alike else made
 
 
 @expresses("div true_divide floor_divide")
 def div(call: Call) -> Tensor:
     mode = "floor" if call.name == "floor_divide" else call.get("rounding_mode")
     if mode is None:
-        return elementwise(call, "{0} / {1}", ["self", "other"], "float")
+        made = elementwise(call, "{0} / {1}", ["self", "other"], "float")
+        return (
+            multiple(made, call["self"], 1 / call["other"])
+            if isinstance(call["other"], float | int) and call["other"]
+            else made
+        )
     compute = computed(call, ["self", "other"], "arithmetic")
     if compute == "bool":
         raise Inexpressible(f"{call.name} of bools")
     if mode == "floor":
         return elementwise(call, "{0} // {1}", ["self", "other"])
     if DTYPES[compute].is_float:
-        return elementwise(call, _template("trunc", "trunc({0})").replace("{0}", "({0} / {1})"), ["self", "other"])
+        return elementwise(call, "trunc({0} / {1})", ["self", "other"])
     unsigned = DTYPES[compute].kind == "uint"
     return elementwise(call, "{0} // {1}" if unsigned else TRUNCATED, ["self", "other"])
 
@@ -182,19 +179,16 @@ def logic(call: Call) -> Tensor:
     return elementwise(call, template, ["self", "other"][: 1 + ("other" in call)], compute="bool")
 
 
-@expresses(f"{' '.join(BITS)} bitwise_not")
+@expresses(f"{' '.join(BITS)} __and__ __or__ __xor__ __lshift__ __rshift__")
 def bits(call: Call) -> Tensor:
-    from tilec.torch.aten.promotion import _known
-
     names = ["self"] if call.name == "bitwise_not" else [n for n in call.named if n in ("self", "other")]
     compute = computed(call, names, "arithmetic")
-    if compute == "bool" and (call.name in ON_BOOLS or call.name == "bitwise_not"):
-        return elementwise(call, ON_BOOLS.get(call.name, "not {0}"), names)
-    if call.name == "bitwise_not":
-        return elementwise(call, "-1 - {0}", names)
-    if call.name in _known():
-        return elementwise(call, f"{call.name}({{0}}, {{1}})", names)
-    raise Inexpressible(f"{call.name}: bits of integers")
+    name = DUNDER.get(call.name, call.name)
+    if compute == "bool":
+        if name not in ON_BOOLS:
+            raise Inexpressible(f"{name} of bools")
+        return elementwise(call, ON_BOOLS[name], names)
+    return elementwise(call, BITS[name], names)
 
 
 @expresses("where")

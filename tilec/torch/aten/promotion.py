@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 from tilec.core.dtypes import DTYPES
@@ -63,4 +64,8 @@ def _known() -> frozenset[str]:
 
 def cast(graph: Graph, x: Tensor, dtype: str) -> Tensor:
     """The tensor in another type."""
-    return graph.emit(x.shape, dtype, lambda i: f"{dtype}({x.at(*i)})") if x.dtype != dtype or x.nominal else x
+    if x.dtype == dtype and not x.nominal:
+        return x
+    made = graph.emit(x.shape, dtype, lambda i: f"{dtype}({x.at(*i)})")
+    widened = x.dtype in ("f16", "bf16") and dtype == "f32"
+    return replace(made, origin=(x, 1.0)) if widened else made

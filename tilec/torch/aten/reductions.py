@@ -124,7 +124,7 @@ def scan(call: Call) -> Tensor:
     axis, body = call["dim"] % len(x.shape), element(x, dtype)
     if x.shape[axis] == 1:
         return call.emit(x.shape, dtype, lambda i: body.format(x.at(*i)))
-    return call.emit(x.shape, dtype, lambda i: f"{call.name}[i{axis}]({body.format(x.at(*i))})")
+    return call.emit(x.shape, dtype, lambda i: f"{call.name}[{i[axis]}]({body.format(x.at(*i))})", [axis])
 
 
 def softmax_axis(call: Call) -> tuple[Tensor, int | None]:
@@ -139,16 +139,12 @@ def softmax_axis(call: Call) -> tuple[Tensor, int | None]:
 @expresses("_softmax _log_softmax _safe_softmax softmax log_softmax")
 def softmax(call: Call) -> Tensor:
     x, axis = softmax_axis(call)
-    name = call.name.lstrip("_").removeprefix("safe_")
+    name = call.name.lstrip("_")
     if axis is None:  # of one number: 1 and 0, and of an infinite one NaN
         return call.emit(
             call.shape, call.dtype, lambda i: f"{x.at(*i)} - {x.at(*i)}" + (" + 1" if name == "softmax" else "")
         )
-    if call.name == "_safe_softmax":  # 0 in rows of minus infinities
-        return call.emit(
-            call.shape, call.dtype, lambda i: f"0 if max[i{axis}]({x.at(*i)}) == -inf else softmax[i{axis}]({x.at(*i)})"
-        )
-    return call.emit(call.shape, call.dtype, lambda i: f"{name}[i{axis}]({x.at(*i)})")
+    return call.emit(call.shape, call.dtype, lambda i: f"{name}[{i[axis]}]({x.at(*i)})", [axis])
 
 
 refused("the positions of a scan's maximum", "cummax cummin")

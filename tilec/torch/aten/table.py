@@ -143,11 +143,11 @@ class Call:
         users = self.node.users
         return not users or any(op_name(u) != "getitem" or u.args[1] == number for u in users)
 
-    def emit(self, shape: Sequence[int], dtype: str, expression: Any) -> Tensor:
+    def emit(self, shape: Sequence[int], dtype: str, expression: Any, whole: Sequence[int] = ()) -> Tensor:
         """A result: of 16 bits, unrounded if its one reader may have it so."""
         if dtype in ("f16", "bf16") and stays_wide(self.node):
-            return self.graph.emit(shape, "f32", expression, dtype)
-        return self.graph.emit(shape, dtype, expression)
+            return self.graph.emit(shape, "f32", expression, dtype, whole)
+        return self.graph.emit(shape, dtype, expression, whole=whole)
 
     def axes(self, dims: Any, rank: int) -> list[int]:
         """Dimensions as a list of numbers from 0: all of them where none is named."""
@@ -184,6 +184,20 @@ def stays_wide(node: Node) -> bool:
     return False
 
 
+def rounded_to(node: Node) -> str:
+    """The type of 16 bits that the one reader of a result casts it to, or nothing."""
+    while len(node.users) == 1:
+        (node,) = node.users
+        if node.op != "call_function":
+            return ""
+        if op_name(node) in ("_to_copy", "convert_element_type"):
+            dtype = dtype_of(node.meta["val"].dtype)
+            return dtype if dtype in ("f16", "bf16") else ""
+        if op_name(node) not in SEEN_THROUGH:
+            return ""
+    return ""
+
+
 def operand(x: Tensor | float | int | bool, compute: str, access: Callable[[Tensor], str]) -> str:
     """Text of an operand in a computation of type `compute`: a cast where the language would take another type than PyTorch."""
     if not isinstance(x, Tensor):
@@ -204,7 +218,12 @@ def decompositions() -> dict:
     return {op: f for op, f in table.items() if not (isinstance(op, OpOverload) and str(op).rpartition(".")[0] in kept)}
 
 
-WHOLE = ("_safe_softmax", "silu", "baddbmm", "stack", "softplus", "logsumexp")
+WHOLE = words(
+    "_safe_softmax silu baddbmm addmv mv dot vdot stack softplus logsumexp roll tril triu narrow narrow_copy select_scatter "
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+    "_upsample_nearest_exact3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
+    "replication_pad3d"
+)
 
 
 def scratch(node: Node) -> tuple[Graph, Mapping[Node, Value]]:
