@@ -245,6 +245,7 @@ class Graph:
     names: set[str] = field(default_factory=set)
     stored: dict[str, Tensor] = field(default_factory=dict)
     results: list[Tensor] = field(default_factory=list)
+    printed: list[int] = field(default_factory=list)
     hint: str = "t"
 
     def argument(self, name: str, shape: Sequence[int], dtype: str) -> Tensor:
@@ -317,7 +318,8 @@ class Graph:
 
     def program(self, outputs: Sequence[Tensor], name: str = "f") -> str:
         """The text. A result that is an input, a view or another result is copied, and one that is kept wider is rounded.
-        `results` then has what is returned: the elements of the outputs in row-major order, whose dimensions may be in parts."""
+        `results` then has what is returned: the elements of the outputs in row-major order, whose dimensions may be in parts;
+        `printed` has the numbers of the lines that they depend on."""
         self.results = []
         for t in outputs:
             if (result := self._itself(t)) is None or result in self.results:
@@ -325,10 +327,10 @@ class Graph:
                 made = self.copied(t, t.torch_dtype)
                 result = self.stored[made.name]
             self.results.append(result)
-        lines = self._read([t.name for t in self.results])
+        self.printed = self._read([t.name for t in self.results])
         declared = lambda t: f"{t.name}: {t.dtype}" + (f"[{', '.join(map(str, t.shape))}]" if t.shape else "")  # noqa: E731
         inputs, leaving = (", ".join(map(declared, ts)) for ts in (self.inputs.values(), self.results))
-        return f"op {name}({inputs}) -> ({leaving}) {{\n" + "\n".join(lines) + "\n}"
+        return f"op {name}({inputs}) -> ({leaving}) {{\n" + "\n".join(self.lines[n] for n in self.printed) + "\n}"
 
     def _itself(self, t: Tensor) -> Tensor | None:
         """The stored tensor whose elements, in their order, these are."""
@@ -340,12 +342,12 @@ class Graph:
         here = positions(found.shape)
         return found if t.reshaped(found.shape).at(*here) == found.at(*here) else None
 
-    def _read(self, results: Sequence[str]) -> list[str]:
-        """The statements that results depend on."""
-        wanted, kept = set(results), []
-        for line in reversed(self.lines):
-            name, *words = _WORD.findall(line)
+    def _read(self, results: Sequence[str]) -> list[int]:
+        """The numbers of the statements that results depend on."""
+        wanted, found = set(results), []
+        for number in reversed(range(len(self.lines))):
+            name, *words = _WORD.findall(self.lines[number])
             if name in wanted:
                 wanted.update(words)
-                kept.append(line)
-        return kept[::-1]
+                found.append(number)
+        return found[::-1]

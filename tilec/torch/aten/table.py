@@ -249,7 +249,7 @@ def _argument(graph: Graph, name: str, value: Any) -> Value:
 def _check(value: Any, result: bool = False) -> None:
     if isinstance(value, tuple | list):
         for v in value:  # of several results, one may be nothing, and then nothing asks for it
-            if not (hasattr(v, "shape") and tuple(v.shape) == (0,)):
+            if not (hasattr(v, "shape") and all(isinstance(n, int) for n in v.shape) and 0 in v.shape):
                 _check(v, result)
     elif hasattr(value, "shape"):
         dtype_of(value.dtype)

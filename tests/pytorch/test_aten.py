@@ -1,0 +1,246 @@
+"""The translator table of ATen: what nodes become, and that samples of PyTorch's own tests come out right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("expecttest")
+
+from tests.outside import opinfo  # noqa: E402
+from tests.outside.common import Program as Case  # noqa: E402
+from tests.outside.common import attempt, check  # noqa: E402
+from tilec.torch import aten  # noqa: E402
+from tilec.torch import indices as ix  # noqa: E402
+from tilec.torch.program import Graph, Inexpressible, literal  # noqa: E402
+
+FAMILIES = {  # of each kind of operation some whose samples are run
+    "pointwise": [
+        "add",
+        "sub",
+        "div",
+        "clamp",
+        "where",
+        "nn.functional.gelu",
+        "nn.functional.softplus",
+        "remainder",
+        "bitwise_and",
+    ],
+    "reductions": ["sum", "mean", "var", "amax", "argmax", "cumsum", "logsumexp", "softmax"],
+    "contractions": ["mm", "bmm", "addmm", "baddbmm", "nn.functional.linear"],
+    "views": ["permute", "flip", "roll", "as_strided", "diagonal", "unfold", "narrow", "split"],
+    "joins": ["cat", "stack", "nn.functional.pad", "tril", "select_scatter"],
+    "gathers": ["gather", "index_select", "nn.functional.embedding", "take"],
+    "windows": [
+        "nn.functional.conv2d",
+        "nn.functional.conv_transpose1d",
+        "nn.functional.avg_pool2d",
+        "nn.functional.max_pool2d",
+    ],
+    "norms": [
+        "nn.functional.layer_norm",
+        "nn.functional.group_norm",
+        "nn.functional.batch_norm",
+        "nn.functional.interpolate",
+    ],
+}
+
+
+def text(call, *tensors) -> str:
+    graph, results, _ = opinfo.translated(call, list(tensors))
+    return graph.program(results)
+
+
+def said(call, *tensors) -> list[str]:
+    """The statements."""
+    return [line.strip() for line in text(call, *tensors).splitlines()[1:-1]]
+
+
+def right(call, *tensors, rtol=1e-5, atol=1e-5) -> None:
+    """The compiled function agrees with PyTorch's at f64."""
+    graph, results, inputs = opinfo.translated(call, list(tensors))
+    wide = [t.double() if t.is_floating_point() else t for t in tensors]
+    expected = call(*wide)
+    expected = list(expected) if isinstance(expected, tuple | list) else [expected]
+    program = graph.program(results)
+    arrays = [e.numpy().reshape(r.shape) for e, r in zip(expected, graph.results, strict=True)]
+    assert check(Case(program, inputs, arrays, rtol, atol)) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_samples_of_operations(family):
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    found = []
+    for info in op_db:
+        if info.name in FAMILIES[family] and torch.float32 in info.dtypes and not info.variant_test_name:
+            samples = [s for s in opinfo.samples(info, torch.float32) if all(0 not in t.shape for t in _tensors(s))]
+            found += [(info, s) for s in opinfo.spread(samples, 2)]
+    outcomes = [attempt(i.name, lambda i=i, s=s: opinfo.program(i, s, "float32")) for i, s in found]
+    assert [o for o in outcomes if o.verdict == "failed"] == []
+    assert sum(o.verdict == "passed" for o in outcomes) >= len(FAMILIES[family])
+
+
+def _tensors(sample):
+    from torch.utils._pytree import tree_flatten
+
+    return [v for v in tree_flatten((sample.input, sample.args, sample.kwargs))[0] if isinstance(v, torch.Tensor)]
+
+
+def test_refusal_and_translation_are_one():
+    """A node is refused with the reason that its translation raises, and only then."""
+
+    def call(x, n):
+        return torch.topk(x.softmax(-1), 2)[0] + x[:, n].sum(), torch.acos(x), x.sort()[0]
+
+    module = opinfo.trace(call, [torch.randn(3, 4), torch.tensor([0, -1])])
+    for node in module.graph.nodes:
+        if node.op != "call_function" or any(isinstance(n.meta["val"], tuple) for n in node.all_input_nodes):
+            continue
+        graph = Graph()
+        read = {
+            n: graph.argument(n.name, n.meta["val"].shape, aten.dtype_of(n.meta["val"].dtype))
+            for n in node.all_input_nodes
+        }
+        try:
+            aten.translate(graph, node, read)
+            raised = None
+        except Inexpressible as why:
+            raised = str(why)
+        assert aten.refusal(node) == raised
+    refused = {str(n.target) for n in module.graph.nodes if n.op == "call_function" and aten.refusal(n)}
+    assert "aten.sort.default" in refused and "aten._softmax.default" not in refused
+
+
+def test_views_are_accesses():
+    """A split into heads and a transpose store nothing; what merges dimensions is read by its parts."""
+    x, w = torch.randn(2, 6, 8), torch.randn(8, 12)
+    lines = said(lambda x, w: (x @ w).view(2, 6, 3, 4).transpose(1, 2).softmax(-1), x, w)
+    assert len(lines) == 2 and "//" not in "".join(lines) and "%" not in "".join(lines)
+    assert "sum[k0 in 0:8](x_1[i0, i1, k0] * w_1[k0, i2])" in lines[0].replace("arg0_1", "x_1").replace("arg1_1", "w_1")
+    right(lambda x, w: (x @ w).view(2, 6, 3, 4).transpose(1, 2).softmax(-1), x, w)
+
+
+def test_attention_is_two_products_and_a_softmax():
+    q, k, v = (torch.randn(2, 3, 8, 16, dtype=torch.bfloat16) for _ in range(3))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    lines = said(lambda q, k, v: attend(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 8, 48), q, k, v)
+    products = [line for line in lines if "sum[" in line]
+    assert len(products) == 2 and "0.25 * sum[k0 in 0:16]" in products[0] and "using bf16" in products[1]
+    assert sum("safe_softmax[i3]" in line for line in lines) == 1
+    assert not any("//" in line for line in lines)
+
+
+def test_a_softmax_of_rows_that_nothing_attends_to_is_zero():
+    x = torch.randn(4, 8)
+    x[1] = -torch.inf
+    x[2, 3] = torch.nan
+    right(lambda x: torch.ops.aten._safe_softmax(x, -1), x)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, n: x + n,
+        lambda x, n: n / 3,
+        lambda x, n: 1 / (n + 10),
+        lambda x, n: torch.div(n, 3, rounding_mode="trunc"),
+        lambda x, n: torch.div(n, -2, rounding_mode="floor"),
+        lambda x, n: n % 3 + torch.fmod(n, 3),
+        lambda x, n: (x > 0) + (n > 1),
+        lambda x, n: (x > 0) * n,
+        lambda x, n: n.sum() + n.prod(),
+        lambda x, n: (x > 0).sum(1),
+        lambda x, n: n.to(torch.int8) * 100,
+        lambda x, n: x[:, n],
+        lambda x, n: x[n[0] % 3, n[1]],
+        lambda x, n: torch.where(n > 0, x, 2),
+        lambda x, n: x.masked_fill(n > 0, -1.5),
+        lambda x, n: torch.full((3, 4), 0.1, dtype=torch.float64) * 3,
+        lambda x, n: torch.arange(3, 9, 2) + n.flatten()[:3],
+    ],
+)
+def test_types_are_promoted_as_in_pytorch(call):
+    right(call, torch.randn(3, 4), torch.tensor([[-1, 2, 0, 1], [3, -3, 1, 2], [0, 0, 1, -2]]))
+
+
+def test_expressions_of_16_bits_are_rounded_once():
+    """What one smooth operation reads of another is not rounded; what leaves the program or is cast is."""
+    x = torch.randn(8, dtype=torch.bfloat16)
+    first, second = said(lambda x: torch.exp(x * 0.3), x)
+    assert ": f32 =" in first and ": bf16 =" in second
+    one, *_ = said(lambda x: (x * 0.3, torch.exp(x * 0.3)), x)
+    assert ": bf16 =" in one or ": f32 =" in one
+    cast = said(lambda x: torch.exp(x.float().bfloat16() + 1), x.float())
+    assert any("bf16(" in line for line in cast)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation", "groups"), [(3, 2, 1, 1, 1), (2, 1, 0, 2, 2), (1, 1, 0, 1, 1)]
+)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients_of_convolutions(kernel, stride, padding, dilation, groups, transposed):
+    x = torch.randn(2, 4, 7, 6)
+    w = torch.randn(4, 6 // groups, kernel, kernel) if transposed else torch.randn(6, 4 // groups, kernel, kernel)
+    sizes = [stride] * 2, [padding] * 2, [dilation] * 2, transposed, [0, 0], groups
+    y = torch.ops.aten.convolution(x, w, None, *sizes)
+    backward = torch.ops.aten.convolution_backward
+    right(lambda g, x, w: backward(g, x, w, [6], *sizes, [True] * 3), torch.randn_like(y), x, w, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+def test_gradients_of_pools(ceil_mode):
+    x = torch.randn(2, 3, 7, 8)
+    values, chosen = torch.ops.aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1], [1, 1], ceil_mode)
+    backward = torch.ops.aten.max_pool2d_with_indices_backward
+    shape = [3, 3], [2, 2], [1, 1]
+    right(lambda g, x, i: backward(g, x, *shape, [1, 1], ceil_mode, i), torch.randn_like(values), x, chosen)
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("counted", [False, True])
+def test_gradients_of_means(ceil_mode, counted):
+    x, shape = torch.randn(2, 3, 7, 8), ([3, 3], [2, 2], [1, 1])
+    mean = torch.ops.aten.avg_pool2d(x, *shape, ceil_mode, counted)
+    backward = torch.ops.aten.avg_pool2d_backward
+    right(lambda g, x: backward(g, x, *shape, ceil_mode, counted, None), torch.randn_like(mean), x)
+
+
+def test_subscripts_are_simplified():
+    i, j = ix.name("a", 6), ix.name("b", 8)
+    whole = i * 8 + j
+    assert (whole // 8, whole % 8) == (i, j)
+    assert str(whole // 2 % 4) == "b // 2"
+    assert whole // 8 * 8 + whole % 8 == whole
+    k = ix.name("c", 48)
+    assert k // 8 * 8 + k % 8 == k
+    assert ix.unflat(ix.flat([k // 8, k % 8], [8, 1]), [48]) == [k]
+    assert str((k + 5) // 4) == "((c + 1) // 4 + 1)"
+
+
+def test_subscripts_are_what_they_were():
+    """Simplified text has the value of the arithmetic that it stands for."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        extents = rng.integers(1, 9, 3)
+        names = [ix.name(n, int(e)) for n, e in zip("abc", extents)]
+        made, plain = ix.number(0), "0"
+        for n, text in zip(names, "abc"):
+            factor = int(rng.integers(-3, 9))
+            made, plain = made + n * factor, f"({plain} + {text} * {factor})"
+        for _ in range(3):
+            by = int(rng.integers(1, 13))
+            if rng.integers(2):
+                made, plain = made // by, f"({plain} // {by})"
+            else:
+                made, plain = made % by + names[0] * by, f"({plain} % {by} + a * {by})"
+        for _ in range(8):
+            values = {n: int(rng.integers(e)) for n, e in zip("abc", extents)}
+            assert eval(made.sum_text(), values) == eval(plain, values), (made, plain)
+
+
+def test_numbers_have_the_type_they_stand_in():
+    assert literal(-100.0, "i64") == "(-100)" and literal(300, "i8") == "44" and literal(2, "f32") == "2.0"
+    assert literal(1e300, "f32") == "inf" and literal(-128, "i8") == "(-127 - 1)" and literal(2.5, "bool") == "true"
