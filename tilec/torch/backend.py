@@ -120,7 +120,9 @@ def _name(graph: fx.Graph, names: Sequence[str]) -> None:
                 node.meta["name"] = names[number]
 
 
-def compile_aten(gm: fx.GraphModule, inputs: Sequence[Any], kind: str, options: Options) -> tuple[Run, reports.GraphReport]:
+def compile_aten(
+    gm: fx.GraphModule, inputs: Sequence[Any], kind: str, options: Options
+) -> tuple[Run, reports.GraphReport]:
     """The function of an ATen graph, which takes a list that it empties, and returns a list; and what to report. `kind` is
     "forward", "backward" or "inference". Raises CallError under `strict` where PyTorch would run an operation."""
     begin = time.perf_counter()
@@ -195,7 +197,9 @@ def _attribute(gm: fx.GraphModule, name: str) -> Any:
 
 def _operation(node: fx.Node) -> str:
     schema = getattr(node.target, "_schema", None)
-    return schema.name.removeprefix("aten::") if schema is not None else getattr(node.target, "__name__", str(node.target))
+    return (
+        schema.name.removeprefix("aten::") if schema is not None else getattr(node.target, "__name__", str(node.target))
+    )
 
 
 _told: set[Any] = set()

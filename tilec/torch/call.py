@@ -173,7 +173,9 @@ def bind(op: Op, written: Written, otherwise: Call) -> Call:
         except CheckError as error:
             raise IndexError(str(error)) from None
 
-    everything = numbers == list(range(len(written.arguments))) and not transposed and not any(restrided) and example is None
+    everything = (
+        numbers == list(range(len(written.arguments))) and not transposed and not any(restrided) and example is None
+    )
     return plain if everything and len(numbers) == written.given else call
 
 

@@ -31,6 +31,7 @@ def noting(
     about: PartReport, directory: Path | None, graph: fx.Graph, told: GraphReport
 ) -> Callable[[Written | None, str | None], None]:
     """What a partition tells when it is compiled: into the report, and as a file."""
+
     def note(written: Written | None, reason: str | None) -> None:
         about.reason = reason
         if written is None:

@@ -22,7 +22,10 @@ from tilec.torch.concrete import NUMBERS, UNDECIDED
 Refusal = Callable[[fx.Node], str | None]
 
 CONSTANTS = {
-    *(f"aten::{n}" for n in ("full", "zeros", "ones", "arange", "scalar_tensor", "new_full", "new_zeros", "new_ones", "eye")),
+    *(
+        f"aten::{n}"
+        for n in ("full", "zeros", "ones", "arange", "scalar_tensor", "new_full", "new_zeros", "new_ones", "eye")
+    ),
     "prims::iota",
 }
 """What is computed from numbers alone."""
@@ -80,7 +83,9 @@ def decide(
             made.light.add(node)
             level[node] = least
             continue
-        if node.target is operator.getitem and node.args[0] not in made.light:  # one of several results: with the operation
+        if (
+            node.target is operator.getitem and node.args[0] not in made.light
+        ):  # one of several results: with the operation
             level[node] = level[node.args[0]]
             base[node] = bases[0]
             if (part := made.owner.get(node.args[0])) is not None:
@@ -139,7 +144,9 @@ def is_view(node: fx.Node) -> bool:
     if schema is None:
         return False
     aliases = [r.alias_info for r in schema.returns]
-    return schema.name == "aten::_unsafe_view" or (bool(aliases) and all(a is not None and not a.is_write for a in aliases))
+    return schema.name == "aten::_unsafe_view" or (
+        bool(aliases) and all(a is not None and not a.is_write for a in aliases)
+    )
 
 
 def _draws(node: fx.Node) -> bool:
@@ -170,7 +177,9 @@ def _outside(node: fx.Node, known: Any) -> str | None:
     made = [v for v in pytree.tree_leaves(known.meta.get("val")) if v is not None]
     if not made or not all(isinstance(v, torch.Tensor) for v in made):
         return "its result is no tensor"
-    read = [v for n in known.all_input_nodes for v in pytree.tree_leaves(n.meta.get("val")) if isinstance(v, torch.Tensor)]
+    read = [
+        v for n in known.all_input_nodes for v in pytree.tree_leaves(n.meta.get("val")) if isinstance(v, torch.Tensor)
+    ]
     for value in (*made, *read):
         if type(value).__name__ != "FakeTensor" or value.layout is not torch.strided:
             return f"a tensor of the kind {_kind(value)}"

@@ -63,7 +63,9 @@ class GraphReport:
         ]
         reasons = Counter((e.operation, e.reason) for e in self.eager)
         for (operation, reason), count in reasons.most_common():
-            where = next((e.module or e.line for e in self.eager if e.operation == operation and (e.module or e.line)), "")
+            where = next(
+                (e.module or e.line for e in self.eager if e.operation == operation and (e.module or e.line)), ""
+            )
             lines.append(f"  {count} x {operation}: {reason}{f' (first in {where})' if where else ''}")
         lines += [f"  {p.name}: run by PyTorch: {p.reason}" for p in self.parts if p.reason is not None]
         if self.not_replayed:

@@ -62,7 +62,10 @@ class Written:
     @property
     def commented(self) -> str:
         lines = self.text.splitlines()
-        return "\n".join(f"{line}  # {self.comments[k]}" if k in self.comments else line for k, line in enumerate(lines)) + "\n"
+        return (
+            "\n".join(f"{line}  # {self.comments[k]}" if k in self.comments else line for k, line in enumerate(lines))
+            + "\n"
+        )
 
 
 class Unwritten(Exception):

@@ -33,11 +33,11 @@ def nearest(call: Call) -> Tensor:
     for n, m, s in zip(spatial, call.shape[2:], scales(call, spatial)):
         by = np.float32(1 / s) if s else np.float32(n) / np.float32(m)
         theirs = np.minimum(np.floor((np.arange(m, dtype=np.float32) + np.float32(half)) * by), n - 1).astype(np.int64)
-        twice = int(2 * half)
-        mine = np.minimum((2 * np.arange(m) + twice) * n // (2 * m), n - 1)
+        doubled = int(2 * half)
+        mine = np.minimum((2 * np.arange(m) + doubled) * n // (2 * m), n - 1)
         if (theirs != mine).any():
             raise Inexpressible("nearest elements by a scale that is no ratio of the sizes")
-        chosen.append(lambda p, n=n, m=m, twice=twice: (p * (2 * n) + twice * n) // (2 * m))
+        chosen.append(lambda p, n=n, m=m, doubled=doubled: (p * (2 * n) + doubled * n) // (2 * m))
     return x.seen(call.shape, lambda i: [*i[:2], *(at(p) for at, p in zip(chosen, i[2:]))])
 
 
