@@ -27,23 +27,24 @@ from tilec.core.mlir import arith, func, ir, linalg, tensor
 from tilec.core.reductions import REDUCTIONS
 from tilec.dsl import ast, scalars
 from tilec.dsl.build_body import Body, Index, bare, index_value, projected
+from tilec.dsl.flat import flattened
 from tilec.dsl.specialise import Specialised
 
 
 def build(op: Specialised) -> ir.Module:
-    """The module of one specialised op: a function of its inputs that returns its outputs. Needs a current MLIR context."""
+    """The module of one specialised op: a function of its inputs that returns its outputs. Needs a current MLIR context.
+
+    Tensors may have fewer dimensions in it, see `flat`.
+    """
+    written, op = op, flattened(op)
     with ir.Location.unknown():
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
             inputs = [_tensor_type(t) for t in op.inputs]
             outputs = [_tensor_type(t) for t in op.outputs]
             function = func.FuncOp(op.name, (inputs, outputs))
-            function.attributes["arg_attrs"] = ir.ArrayAttr.get(
-                [ir.DictAttr.get({"tilec.name": mlir.string(t.name)}) for t in op.inputs]
-            )
-            function.attributes["res_attrs"] = ir.ArrayAttr.get(
-                [ir.DictAttr.get({"tilec.name": mlir.string(t.name)}) for t in op.outputs]
-            )
+            function.attributes["arg_attrs"] = _described(written.inputs, op.inputs)
+            function.attributes["res_attrs"] = _described(written.outputs, op.outputs)
             with ir.InsertionPoint(function.add_entry_block()):
                 builder = Builder({t.name: v for t, v in zip(op.inputs, function.arguments)}, op.sizes)
                 for equation in op.equations:
@@ -51,6 +52,17 @@ def build(op: Specialised) -> ir.Module:
                 locations.set_statements(module.operation, _statements(op.equations))
                 func.ReturnOp([builder.tensors[t.name] for t in op.outputs])
     return module
+
+
+def _described(written: Sequence[ast.Tensor], tensors: Sequence[ast.Tensor]) -> ir.Attribute:
+    """Names, and the shapes in the source of tensors that have another one here."""
+    return ir.ArrayAttr.get([
+        ir.DictAttr.get({
+            "tilec.name": mlir.string(t.name),
+            **({"tilec.shape": mlir.integers(size.value for size in own.shape)} if own.shape != t.shape else {}),
+        })
+        for own, t in zip(written, tensors)
+    ])  # fmt: skip
 
 
 def _tensor_type(t: ast.Tensor) -> ir.Type:

@@ -216,7 +216,8 @@ def _signature(function: ir.Operation) -> str:
     attributes = ir.ArrayAttr(function.attributes["arg_attrs"]) if "arg_attrs" in function.attributes else []
     names = [ir.StringAttr(a["tilec.name"]).value for a in attributes]
     types = [ir.ShapedType(a.type) for a in mlir.entry(function).arguments]
-    inputs = [f"{n}: {t.element_type}{list(t.shape) if t.rank else ''}" for n, t in zip(names, types)]
+    shapes = [list(a["tilec.shape"]) if "tilec.shape" in a else list(t.shape) for a, t in zip(attributes, types)]
+    inputs = [f"{n}: {t.element_type}{shape or ''}" for n, t, shape in zip(names, types, shapes)]
     return f"{ir.StringAttr(function.attributes['sym_name']).value}({', '.join(inputs)})"
 
 

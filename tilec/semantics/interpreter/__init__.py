@@ -104,13 +104,17 @@ class _Program:
         names = _names(self.entry, "arg_attrs", len(parameters))
         count = mlir.get_integer(self.entry, "tilec.inputs")
         count = len(parameters) if count is None else count
-        views = [_input(n, a, p) for n, a, p in zip(names, _in_order(arrays, names[:count]), parameters)]
+        shapes = _shapes(self.entry, "arg_attrs", len(parameters))
+        given = _in_order(arrays, names[:count])
+        views = [_input(n, a, p, shape) for n, a, p, shape in zip(names, given, parameters, shapes)]
         made = [_output(n, p) for n, p in zip(names[count:], parameters[count:])]
         name = ir.StringAttr(self.entry.attributes["sym_name"]).value
         returned = self.call(name, Context(), [*views, *made])
         if returned:
             made, names = returned, [*names[:count], *_names(self.entry, "res_attrs", len(returned))]
-        return {n: _result(self.entry, n, v) for n, v in zip(names[count:], made)}
+            shapes = [*shapes[:count], *_shapes(self.entry, "res_attrs", len(returned))]
+        results = zip(names[count:], made, shapes[count:])
+        return {n: _result(self.entry, n, v).reshape(v.shape if shape is None else shape) for n, v, shape in results}
 
 
 def _names(function: ir.Operation, attribute: str, count: int) -> list[str]:
@@ -118,6 +122,14 @@ def _names(function: ir.Operation, attribute: str, count: int) -> list[str]:
         return [str(n) for n in range(count)]
     found = [ir.DictAttr(a) for a in ir.ArrayAttr(function.attributes[attribute])]
     return [ir.StringAttr(d["tilec.name"]).value if "tilec.name" in d else str(n) for n, d in enumerate(found)]
+
+
+def _shapes(function: ir.Operation, attribute: str, count: int) -> list[tuple[int, ...] | None]:
+    """Of arguments or results whose shape in the source is another one than in the IR."""
+    if attribute not in function.attributes:
+        return [None] * count
+    found = [ir.DictAttr(a) for a in ir.ArrayAttr(function.attributes[attribute])]
+    return [tuple(ir.DenseI64ArrayAttr(d["tilec.shape"])) if "tilec.shape" in d else None for d in found]
 
 
 def _in_order(arrays: Arrays, names: list[str]) -> list[np.ndarray]:
@@ -130,13 +142,13 @@ def _in_order(arrays: Arrays, names: list[str]) -> list[np.ndarray]:
     return list(arrays)
 
 
-def _input(name: str, array: np.ndarray, parameter: ir.Value) -> View:
+def _input(name: str, array: np.ndarray, parameter: ir.Value, written: tuple[int, ...] | None) -> View:
     array, shape, dtype = np.asarray(array), shape_of(parameter.type), dtype_of(parameter.type)
     if array.dtype.kind == "u":
         array = array.view(f"i{array.dtype.itemsize}")
-    if array.shape != shape or array.dtype != dtype:
+    if array.shape != (written or shape) or array.dtype != dtype:
         raise CallError(
-            f"'{name}' is {dtype}{list(shape)} in the IR, and the array is {array.dtype}{list(array.shape)}"
+            f"'{name}' is {dtype}{list(written or shape)} in the IR, and the array is {array.dtype}{list(array.shape)}"
         )
     data = np.ascontiguousarray(array).reshape(-1)
     return View.whole(Buffer(data, None, f"'{name}'", readonly=True), shape)
