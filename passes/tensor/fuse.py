@@ -16,6 +16,7 @@ function keeps the calls in their order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from tilec.analysis.loop_groups import GroupedOp, loop_nests
@@ -40,8 +41,10 @@ def fuse(module: ir.Operation) -> None:
     for ops in order.values():
         _merge_loop_groups(ops)
     merged = _kernels(function)
+    (*_, terminator) = mlir.entry(function).operations
+    outlined: dict[str, ir.Operation] = {}
     for name in order:
-        _outline(function, name, merged[name])
+        outlined[name] = _outline(function, name, merged[name], terminator, outlined)
 
 
 def _generics(function: ir.Operation) -> list[ir.Operation]:
@@ -132,7 +135,10 @@ def _merged(ops: list[ir.Operation]) -> None:
         joined.attributes["tilec.reduce"] = mlir.string(",".join(kinds))
 
 
-def _outline(function: ir.Operation, name: str, ops: list[ir.Operation]) -> None:
+def _outline(
+    function: ir.Operation, name: str, ops: list[ir.Operation], terminator: ir.OpView, outlined: Mapping[str, ir.Operation]
+) -> ir.Operation:  # fmt: skip
+    """Moves the operations of a kernel into a function, which it returns, and calls that. `outlined`: those before it, by name."""
     ops = _in_order(ops)
     made = [r for op in ops for r in op.results]
     inner, own = set(made), set(ops)
@@ -145,7 +151,7 @@ def _outline(function: ir.Operation, name: str, ops: list[ir.Operation]) -> None
             types = [v.type for v in (*inputs, *outputs)]
             kernel = func.FuncOp(name, (types, [v.type for v in outputs]))
         kernel.attributes["tilec.kernel"] = ir.UnitAttr.get()
-        kernel.attributes["arg_attrs"] = ir.ArrayAttr.get([_names(v, function) for v in (*inputs, *outputs)])
+        kernel.attributes["arg_attrs"] = ir.ArrayAttr.get([_names(v, function, outlined) for v in (*inputs, *outputs)])
         block = kernel.add_entry_block()
         mapping = dict(zip(inputs, block.arguments))
         with ir.InsertionPoint(block):
@@ -158,7 +164,6 @@ def _outline(function: ir.Operation, name: str, ops: list[ir.Operation]) -> None
                         del copy.attributes[key]
                 _name_dims(kernel.operation, copy)
             func.ReturnOp([mapping[v] for v in outputs])
-        terminator = list(mlir.entry(function).operations)[-1]
         for value in inputs:  # shapes of what earlier calls returned
             if (shape := mlir.definition(value)) is not None and shape.name == "tensor.expand_shape":
                 shape.move_before(terminator.operation)
@@ -169,6 +174,7 @@ def _outline(function: ir.Operation, name: str, ops: list[ir.Operation]) -> None
         old.replace_all_uses_with(new)
     for op in reversed(ops):
         op.erase()
+    return kernel.operation
 
 
 def _name_dims(kernel: ir.Operation, op: ir.Operation) -> None:
@@ -223,18 +229,17 @@ def _clone_local(value: ir.Value, mapping: dict[ir.Value, ir.Value]) -> None:
     mlir.clone_op(owner, mapping)
 
 
-def _names(value: ir.Value, function: ir.Operation) -> ir.Attribute:
+def _names(value: ir.Value, function: ir.Operation, outlined: Mapping[str, ir.Operation]) -> ir.Attribute:
     """The source's name of a tensor: `%0` says little in a kernel that a person reads."""
     owner = mlir.definition(value)
     if owner is None:
         return ir.ArrayAttr(function.attributes["arg_attrs"])[value.arg_number]
     if owner.name == "tensor.expand_shape":
-        return _names(owner.operands[0], function)
+        return _names(owner.operands[0], function, outlined)
     if owner.name == "func.call":
-        callee = ir.FlatSymbolRefAttr(owner.attributes["callee"]).value
-        kernel = next(f for f in mlir.functions(function.parent) if mlir.get_string(f, "sym_name") == callee)
-        end = list(mlir.entry(kernel).operations)[-1].operation
-        return _names(end.operands[ir.OpResult(value).result_number], kernel)
+        kernel = outlined[ir.FlatSymbolRefAttr(owner.attributes["callee"]).value]
+        (*_, end) = mlir.entry(kernel).operations
+        return _names(end.operands[ir.OpResult(value).result_number], kernel, outlined)
     names = (mlir.get_string(owner, "tilec.name") or "t").split(",")
     position = ir.OpResult(value).result_number
     return ir.DictAttr.get({"tilec.name": mlir.string(names[min(position, len(names) - 1)])})

@@ -19,7 +19,7 @@ def print_kernels(
     module: ir.Module, printer: Callable[[Names, Comments], P], kernel: Callable[[P, ir.Operation], KernelSource]
 ) -> list[tuple[P, KernelSource]]:
     """Every kernel and its printer. A kernel is printed again if a variable has the name of an import."""
-    program, statements = program_names(module.operation), locations.statements(module.operation)
+    program, statements = frozenset(program_names(module.operation)), locations.statements(module.operation)
     imported: set[str] = set()
     while True:
         made = []

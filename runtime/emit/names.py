@@ -15,6 +15,7 @@ import keyword
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import count
 
 from tilec.core import locations, mlir
@@ -29,7 +30,7 @@ class Names:
     those that the printed module has besides the kernel."""
 
     def __init__(self, program: Collection[str], indices: Collection[str], imported: Collection[str] = ()):
-        self.program, self.indices = {identifier(n) for n in program}, set(map(identifier, indices))
+        self.program, self.indices = _identifiers(frozenset(program)), set(map(identifier, indices))
         self.taken = _RESERVED | set(imported)
         self.given: set[str] = set()
         self.open: set[str] = set()  # variables of the loops around
@@ -55,7 +56,7 @@ class Names:
         may have one name each for a variable of the same `kind`."""
         letters = self._foreign(letters)
         other = {name for name, known in self.released.items() if known != kind}
-        free = letters not in self.taken | self.loops | other
+        free = not any(letters in names for names in (self.taken, self.loops, other))
         name = self._take(letters if free else self._numbered(letters, 2, self.loops | other))
         if kind is not None:
             self.kinds[name] = kind
@@ -73,7 +74,7 @@ class Names:
     def loop(self, letters: str) -> Iterator[str]:
         """A loop's variable, which no loop inside has."""
         letters = self._foreign(letters)
-        found = letters if letters not in self.taken | self.open else self._numbered(letters, 2, self.open)
+        found = letters if letters not in self.taken and letters not in self.open else self._numbered(letters, 2, self.open)
         self.open.add(found)
         self.loops.add(found)
         yield found
@@ -88,13 +89,19 @@ class Names:
         return letters
 
     def _numbered(self, letters: str, first: int = 1, unless: Collection[str] | None = None) -> str:
-        known = self.taken | self.program | (self.released.keys() | self.loops if unless is None else set(unless))
-        return next(n for n in (f"{letters}_{k}" for k in count(first)) if n not in known)
+        others = self.released.keys() | self.loops if unless is None else set(unless)
+        known = (self.taken, self.program, others)
+        return next(n for n in (f"{letters}_{k}" for k in count(first)) if not any(n in names for names in known))
 
     def _take(self, name: str) -> str:
         self.taken.add(name)
         self.given.add(name)
         return name
+
+
+@lru_cache(1)  # the printers of all kernels of a program ask for the same
+def _identifiers(names: frozenset[str]) -> frozenset[str]:
+    return frozenset(map(identifier, names))
 
 
 def identifier(name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tilec.analysis.traffic import element_bytes
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
@@ -56,17 +58,17 @@ def allocate(sizes: list[int], steps: list[Step]) -> tuple[Temporary, ...]:
         for slot in step.slots:
             if slot.kind == "temporary":
                 lives[slot.number] = (lives.get(slot.number, (position, position))[0], position)
-    allocated: dict[int, Temporary] = {}
-    for number in sorted(range(len(sizes)), key=lambda n: (-sizes[n], n)):
-        first, last = lives.get(number, (0, len(steps)))
-        others = [allocated[o] for o in allocated if o not in lives or (lives[o][0] <= last and first <= lives[o][1])]
-        offset = 0
-        for other in sorted(others, key=lambda t: t.offset):
-            if offset + sizes[number] <= other.offset:
-                break
-            offset = max(offset, -(-other.end // ALIGN) * ALIGN)
-        allocated[number] = Temporary(sizes[number], offset)
-    return tuple(allocated[n] for n in range(len(sizes)))
+    spans = np.array([lives.get(n, (0, len(steps))) for n in range(len(sizes))], np.int64).reshape(-1, 2)
+    first, last = spans.T
+    offsets, ends = np.zeros(len(sizes), np.int64), np.full(len(sizes), -1, np.int64)  # -1: has no place yet
+    for n in sorted(range(len(sizes)), key=lambda n: (-sizes[n], n)):
+        (others,) = np.nonzero((ends >= 0) & (first <= last[n]) & (first[n] <= last))
+        others = others[np.argsort(offsets[others], kind="stable")]
+        free = np.maximum.accumulate(np.append(0, -(-ends[others] // ALIGN) * ALIGN))  # above the first so many of the others
+        (fits,) = np.nonzero(free[:-1] + sizes[n] <= offsets[others])
+        offsets[n] = free[fits[0] if len(fits) else -1]
+        ends[n] = offsets[n] + sizes[n]
+    return tuple(Temporary(size, int(offset)) for size, offset in zip(sizes, offsets))
 
 
 def _bytes(shaped: ir.ShapedType) -> int:

@@ -8,52 +8,20 @@ operation by its `tilec.name`, which is unique in a function.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any, TypeVar
 
 from tilec.analysis import products
-from tilec.analysis.lane_invariance import find_lane_invariance
-from tilec.analysis.precision import SAVED
+from tilec.analysis.alike import Alike, Found
+from tilec.analysis.operation_costs import FREE, SPECIAL, cost_of, instructions_of, issued, together
 from tilec.analysis.products import factors_of
 from tilec.core import mlir
-from tilec.core.functions import FUNCTIONS, POWER
 from tilec.core.mlir import ir
+from tilec.core.structure import structure_of
 
-# Floating-point operations (or issue slots) of one operation; others cost 1.
-VECTOR = 8  # elements of the widest access
-_COST = {
-    "arith.divf": 8,
-    "arith.remf": 20,
-    "math.sqrt": 8,
-    "math.rsqrt": 8,
-    "math.powf": 60,
-    "math.tanh": 25,
-    "math.erf": 25,
-}
-_FREE = {
-    "linalg.index",
-    "linalg.yield",
-    "arith.constant",
-    "arith.index_cast",
-    "affine.apply",
-    "arith.extf",
-    "arith.truncf",
-}
-_GPU_COST = {row.mlir: row.cost for row in (*FUNCTIONS.values(), POWER) if row.mlir.startswith("math.")} | {
-    "arith.divf": 8, "arith.remf": 20, "arith.extf": 1, "arith.truncf": 0.5, "arith.minimumf": 2, "arith.maximumf": 2,
-}  # fmt: skip
-_SPECIAL = {
-    "math.exp",
-    "math.exp2",
-    "math.expm1",
-    "math.log",
-    "math.log2",
-    "math.log1p",
-    "math.sin",
-    "math.cos",
-    "math.tan",
-}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -79,6 +47,9 @@ class Node:
     special: float
     scan: int | None
     line: tuple[str, int] | None
+    structure: int  # see `tilec/analysis/alike.py`
+    outside: tuple[ir.Value, ...]  # the values from outside that the operation uses, each once
+    facts: dict[Hashable, Any] = field(default_factory=dict, repr=False)  # of all operations of its structure
     size: int = 0  # operations that its loops hold, those that are inlined among them: what compiling it takes
     instructions: float = 0  # of a GPU, for each element
     part: bool = False  # makes the parts of a split reduction
@@ -137,6 +108,7 @@ class Graph:
     inputs: list[ir.Value]
     names: dict[ir.Value, str] = field(default_factory=dict)
     approximate: Mapping[ir.Operation, str] = field(default_factory=dict)
+    alike: Alike = field(default_factory=Alike)
 
     def __post_init__(self) -> None:
         self.position = {n: k for k, n in enumerate(self.nodes)}
@@ -145,25 +117,89 @@ class Graph:
         for node in self.nodes:
             for value in node.values:
                 self._readers.setdefault(value, set()).add(node)
+        self._producers: dict[Node, tuple[Node, ...]] = {}
+        self._consumers: dict[Node, tuple[Node, ...]] = {}
 
     def in_order(self, nodes: Iterable[Node]) -> list[Node]:
         return sorted(nodes, key=self.position.__getitem__)
 
-    def consumers(self, node: Node) -> list[Node]:
+    def consumers(self, node: Node) -> tuple[Node, ...]:
         """Those that read a result of `node`, in order; inlined operations read through their readers."""
-        return self.in_order({n for r in node.results for n in self._readers.get(r.value, ())})
+        if (found := self._consumers.get(node)) is None:
+            readers = {n for r in node.results for n in self._readers.get(r.value, ())}
+            found = self._consumers[node] = tuple(self.in_order(readers))
+        return found
 
-    def producers(self, node: Node) -> list[Node]:
-        return list(dict.fromkeys(self.producer[v] for v in node.values if v in self.producer))
+    def producers(self, node: Node) -> tuple[Node, ...]:
+        """Those that make what `node` reads."""
+        if (found := self._producers.get(node)) is None:
+            makers = (self.producer[v] for v in node.values if v in self.producer)
+            found = self._producers[node] = tuple(dict.fromkeys(makers))
+        return found
+
+    def is_result(self, value: ir.Value) -> bool:
+        """Whether a value is a result of the program."""
+        return value in self._returned
 
     def is_returned(self, node: Node) -> bool:
         return any(r.value in self._returned for r in node.results)
+
+    def maker_in(self, nodes: Collection[Node], value: ir.Value) -> tuple[ir.Operation, int] | None:
+        """The operation that makes a value, and which of its results that is, if it is of the nodes or inlined."""
+        node = self.producer.get(value)
+        if node is None or not (node.inlined or node in nodes):
+            return None
+        return node.op, next(k for k, r in enumerate(node.results) if r.value == value)
 
     def leaves(self, value: ir.Value, nodes: Set[Node]) -> bool:
         """Whether a value is returned, or read by a node that is not among `nodes`."""
         return value in self._returned or not self._readers.get(value, set()) <= nodes
 
-    def inline(self, node: Node, consumers: list[Node]) -> None:
+    def once(self, what: Hashable, nodes: Sequence[Node], find: Callable[[], T]) -> Found[T]:
+        """The result of `find`, which depends on `what`, the nodes with what is computed inside them, their order, the
+        types of what they read, and which of their results leave them. It must not depend on names, or on the rest of
+        the graph."""
+        return self.alike.once((what, self.key(nodes)), tuple(n.name for n in nodes), find)
+
+    def key(self, nodes: Sequence[Node]) -> Hashable:
+        """Equal for nodes that are alike."""
+        inside, numbers, rows = set(nodes), dict[ir.Value, int](), list[Hashable]()
+
+        def number_of(value: ir.Value) -> int:
+            if (number := numbers.get(value)) is None:
+                owner, maker = mlir.definition(value), self.producer.get(value)
+                row: Hashable = maker is not None and "tilec.stored" in maker.op.attributes, maker is not None
+                if maker is None and owner is not None:  # such as a tensor in another shape
+                    structure, values = structure_of(owner)
+                    row = self.alike.number(structure), tuple(map(number_of, values))
+                rows.append(row)
+                number = numbers[value] = len(numbers)
+            return number
+
+        for node in self._with_inlined(nodes):
+            read = tuple(map(number_of, node.outside))
+            leaving = tuple((self.is_result(r.value), self.leaves(r.value, inside)) for r in node.results)
+            contraction = node.contraction is not None, node.vector_product is not None
+            rows.append((node.structure, read, leaving, contraction, node.inlined, node.part, node in inside))
+            for r in node.results:
+                numbers[r.value] = len(numbers)
+        return tuple(rows)
+
+    def _with_inlined(self, nodes: Sequence[Node]) -> list[Node]:
+        """The nodes, and before each the operations that it computes anew."""
+        found: dict[Node, None] = {}
+        for node in nodes:
+            own, pending = {node}, [node]
+            while pending:
+                for value in pending.pop().outside:
+                    maker = self.producer.get(mlir.source_of(value))
+                    if maker is not None and maker.inlined and maker not in own:
+                        own.add(maker)
+                        pending.append(maker)
+            found |= dict.fromkeys(self.in_order(own))
+        return list(found)
+
+    def inline(self, node: Node, consumers: Sequence[Node]) -> None:
         """Has `consumers`, which are all that read an elementwise `node`, compute it where they read it."""
         for consumer in consumers:
             _inline_into(node, consumer)
@@ -172,6 +208,10 @@ class Graph:
         for value in dict.fromkeys(node.values):
             self._readers[value].remove(node)
             self._readers[value].update(consumers)
+        for changed in (node, *self.producers(node)):
+            self._consumers.pop(changed, None)
+        for changed in consumers:
+            self._producers.pop(changed, None)
 
 
 def reads_per_element(value: ir.Value, node: Node) -> int:
@@ -198,131 +238,92 @@ def _inline_into(node: Node, consumer: Node) -> None:
     consumer.instructions += times * node.instructions * min(1.0, node.iterations / max(1, consumer.iterations))
 
 
-def build_graph(function: ir.Operation, approximate: Mapping[ir.Operation, str] | None = None) -> Graph:
-    """`approximate` are operations that take fewer instructions than others of their name, see `tilec/analysis/precision.py`."""
-    block = function.regions[0].blocks[0]
+def build_graph(
+    function: ir.Operation, approximate: Mapping[ir.Operation, str] | None = None, alike: Alike | None = None
+) -> Graph:  # fmt: skip
+    """`approximate` are operations that take fewer instructions than others of their name, see `tilec/analysis/precision.py`.
+    `alike`: what is known from another graph of the program."""
+    block, alike = function.regions[0].blocks[0], alike or Alike()
     nodes, returned = [], []
     for view in block.operations:
         op = view.operation
         if mlir.is_generic(op):
-            nodes.append(_node(op, approximate or {}))
+            nodes.append(_node(op, approximate or {}, alike))
         elif op.name == "func.return":
             returned = list(op.operands)
     producer = {r.value: n for n in nodes for r in n.results}
-    return Graph(nodes, producer, returned, list(block.arguments), approximate=approximate or {})
+    return Graph(nodes, producer, returned, list(block.arguments), approximate=approximate or {}, alike=alike)
 
 
-def _node(op: ir.Operation, approximate: Mapping[ir.Operation, str]) -> Node:
-    inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
-    iterators = mlir.iterators_of(op)
-    body = list(mlir.body_of(op).operations)
-    reads = [Read(v, tuple(mlir.map_dims(m))) for v, m in zip(inputs, maps) if not _is_empty(v)]
-    used = {v for inner in mlir.traverse(op) for v in inner.operands}
-    live = [
-        r for r, a in zip(_padded(inputs, maps), mlir.body_of(op).arguments) if a in used and not _is_empty(r.value)
-    ]
-    reshaped = [
-        v for v in (mlir.source_of(r.value) for r in live if mlir.source_of(r.value) != r.value) if mlir.definition(v)
-    ]
-    together = _together(op)
+def _node(op: ir.Operation, approximate: Mapping[ir.Operation, str], alike: Alike) -> Node:
+    structure, outside = alike.structure(op, approximate)
+    facts = alike.facts(structure)
+    if "node" not in facts:
+        facts["node"] = _pattern(op, approximate, outside)
+    pattern: _Pattern = facts["node"]
+    inputs = mlir.inputs_of(op)
+    sources = [(v, mlir.source_of(v)) for v in (inputs[n] for n, _ in pattern.reads)]
+    reshaped = [source for v, source in sources if source != v and mlir.definition(source)]
     node = Node(
         name=mlir.get_string(op, "tilec.name") or "op",
         op=op,
-        extents=tuple(mlir.extents_of(op)),
-        reduced=frozenset(d for d, kind in enumerate(iterators) if kind == "reduction"),
-        reads=live or reads[:0],
+        reads=[Read(inputs[n], dims) for n, dims in pattern.reads],
         # tensors that are read in another shape, or at computed subscripts, must be in memory
-        extracts=[inner.operation.operands[0] for inner in body if inner.operation.name == "tensor.extract"] + reshaped,
-        results=[Read(v, tuple(mlir.map_dims(m))) for v, m in zip(op.results, maps[len(inputs) :])],
-        flops=sum(_cost(inner.operation) / together.get(inner.operation, 1) for inner in body),
-        special=sum(inner.operation.name in _SPECIAL for inner in body),
-        instructions=sum(
-            (_instructions(inner) - SAVED.get(approximate.get(inner), 0)) / together.get(inner, 1)
-            for inner in _issued(op)
-        ),
-        size=sum(inner.name not in _FREE for inner in mlir.traverse(op)),
-        scan=mlir.get_integer(op, "tilec.scan"),
+        extracts=[outside[n] for n in pattern.extracts] + reshaped,
+        results=[Read(v, dims) for v, dims in zip(op.results, pattern.results)],
         line=mlir.source_line(op),
-        part="tilec.part" in op.attributes,
+        structure=structure,
+        outside=outside,
+        facts=facts,
+        **pattern.numbers,
     )
-    found = _contraction(node)
+    if "contraction" not in facts:
+        facts["contraction"] = _contraction(node)
+    found = facts["contraction"]
+    if found is not None:
+        left, right = factors_of(op)
+        found = replace(found, left=left, right=right)
     single = found is not None and any(prod(node.extents[d] for d in side) == 1 for side in (found.m, found.n))
     node.contraction, node.vector_product = (None, found) if single else (found, None)
     return node
 
 
-def _together(op: ir.Operation) -> dict[ir.Operation, int]:
-    """Over how many elements side by side an operation of the body is shared, where it is: see
-    `tilec/analysis/lane_invariance.py`."""
-    last, block = len(mlir.iterators_of(op)) - 1, mlir.body_of(op)
-    maps = dict(zip(block.arguments, mlir.maps_of(op)))
+@dataclass(frozen=True)
+class _Pattern:
+    """The nodes of one structure: which inputs and values from outside they read, dimensions of the results, and further fields."""
 
-    def is_last(value: ir.Value) -> bool:
-        owner = mlir.definition(value)
-        return (
-            owner is not None and owner.name == "linalg.index" and ir.IntegerAttr(owner.attributes["dim"]).value == last
-        )
-
-    extent = mlir.extents_of(op)[last] if last >= 0 else 0
-    found = find_lane_invariance(block, is_last, lambda a: last in mlir.map_dims(maps[a]), max(1, extent & -extent))
-    return dict.fromkeys(found.once, found.size) if found.once else _same_in_vectors(op, maps)
+    reads: list[tuple[int, tuple[int, ...]]]
+    extracts: list[int]
+    results: list[tuple[int, ...]]
+    numbers: dict[str, Any]
 
 
-def _same_in_vectors(op: ir.Operation, maps: dict[ir.Value, ir.AffineMap]) -> dict[ir.Operation, int]:
-    """Operations that are the same for all elements of a vector, where vectors lie along the last subscript of all accesses at
-    computed subscripts: the subscripts themselves, and the conditions of padding."""
-    body = mlir.body_of(op)
-    lasts = [mlir.definition(list(o.operands)[-1]) for o in body.operations if o.operation.name == "tensor.extract"]
-    lanes = {products.index_dim(o) if o is not None and o.name == "linalg.index" else None for o in lasts}
-    if len(lanes) != 1 or None in lanes:
-        return {}
-    (lane,) = lanes
-    operand_dims = [mlir.map_dims(m) for m in maps.values()]
-    extent = mlir.extents_of(op)[lane]
-    shared = [o.operation for o in body.operations if len(o.results) == 1]
-    found = [o for o in shared if lane not in products.dims_of(body, o.results[0], operand_dims)]
-    return dict.fromkeys(found, max(1, min(VECTOR, extent & -extent)))
-
-
-def _padded(inputs: list[ir.Value], maps: list[ir.AffineMap]) -> list[Read]:
-    return [Read(v, tuple(mlir.map_dims(m))) for v, m in zip(inputs, maps)]
+def _pattern(op: ir.Operation, approximate: Mapping[ir.Operation, str], outside: tuple[ir.Value, ...]) -> _Pattern:
+    inputs, dims = mlir.inputs_of(op), [tuple(mlir.map_dims(m)) for m in mlir.maps_of(op)]
+    arguments, body = list(mlir.body_of(op).arguments), [o.operation for o in mlir.body_of(op).operations]
+    used = {v for inner in mlir.traverse(op) for v in inner.operands}
+    shared, offset = together(op), {v: n for n, v in enumerate(outside)}
+    numbers = {
+        "extents": tuple(mlir.extents_of(op)),
+        "reduced": frozenset(d for d, kind in enumerate(mlir.iterators_of(op)) if kind == "reduction"),
+        "flops": sum(cost_of(inner) / shared.get(inner, 1) for inner in body),
+        "special": sum(inner.name in SPECIAL for inner in body),
+        "instructions": sum(instructions_of(inner, approximate) / shared.get(inner, 1) for inner in issued(op)),
+        "size": sum(inner.name not in FREE for inner in mlir.traverse(op)),
+        "scan": mlir.get_integer(op, "tilec.scan"),
+        "part": "tilec.part" in op.attributes,
+    }
+    return _Pattern(
+        [(n, dims[n]) for n, v in enumerate(inputs) if arguments[n] in used and not _is_empty(v)],
+        [offset[inner.operands[0]] for inner in body if inner.name == "tensor.extract"],
+        dims[len(inputs) :],
+        numbers,
+    )
 
 
 def _is_empty(value: ir.Value) -> bool:
     owner = mlir.definition(value)
     return owner is not None and owner.name == "tensor.empty"
-
-
-def _issued(op: ir.Operation) -> list[ir.Operation]:
-    """The operations of a body that a GPU's threads carry out. A reduction that keeps a place is met by each thread in ascending
-    order (`passes/cuda/threaded/argreduce.py`): the comparisons that break ties between places are dropped."""
-    block = mlir.body_of(op)
-    (*inner, end) = [o.operation for o in block.operations]
-    states = list(block.arguments)[len(mlir.inputs_of(op)) :] if "reduction" in mlir.iterators_of(op) else []
-    false = {o.results[0] for o in inner if o.name == "arith.cmpi" and not {*states}.isdisjoint(o.operands)}
-    for o in inner if false else ():
-        if o.name == "arith.andi" and not false.isdisjoint(o.operands):
-            false.add(o.results[0])
-    needed = {*end.operands}
-    for o in reversed(inner):
-        if not needed.isdisjoint(o.results) or not len(o.results):
-            needed |= {v for v in mlir.operands_of(o) if v not in false}
-    return [o for o in inner if (o.results and o.results[0] in needed - false) or not len(o.results)]
-
-
-def _cost(op: ir.Operation) -> float:
-    if op.name in _FREE or op.name in _SPECIAL:
-        return 0
-    return _COST.get(op.name, 1)
-
-
-def instructions_of(op: ir.Operation, approximate: Mapping[ir.Operation, str]) -> float:
-    """Those of one operation on a GPU, in its approximate form if it has one."""
-    return _instructions(op) - SAVED.get(approximate.get(op, ""), 0)
-
-
-def _instructions(op: ir.Operation) -> float:
-    return _GPU_COST.get(op.name, 0 if op.name in _FREE else 1)
 
 
 # ---- contractions ----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import gcd
 
 from tilec.analysis import parts
+from tilec.analysis.alike import of_structure
 from tilec.analysis.graph import Node
 from tilec.analysis.products import Scaled, scaled, stored
 from tilec.core import mlir
@@ -32,6 +33,7 @@ _INTEGERS = {"arith.extsi": "i8", "arith.extui": "u8"}
 _FROM_INTEGERS = {"arith.sitofp": "i8", "arith.uitofp": "u8"}
 
 
+@of_structure
 def multiplicands_of(node: Node, target: Target) -> tuple[str, ...]:
     """The types in which a target's matrix units may multiply both factors of a contraction, the fastest first: those that lose
     nothing that the source does not allow to be lost. Where there is none, the type of the product.
@@ -46,6 +48,7 @@ def multiplicand_of(node: Node, target: Target) -> str:
     return multiplicands_of(node, target)[0]
 
 
+@of_structure
 def scales_of(node: Node) -> int:
     """How many adjacent places of k share what the factors are scaled by; 0 where they are not scaled."""
     assert node.contraction is not None

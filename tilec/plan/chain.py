@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from typing import Any
 
 from tilec.analysis.chain import Chain, multiplicand_allowed, read_chain
 from tilec.analysis.expression import Expr, Reader, Unreadable
-from tilec.analysis.graph import Graph, Node, instructions_of
+from tilec.analysis.graph import Graph, Node
 from tilec.analysis.neighbours import SIZE, Neighbours
+from tilec.analysis.operation_costs import instructions_of
 from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space
 from tilec.analysis.traffic import element_bytes, outputs_of
@@ -153,10 +155,9 @@ def weight_terms_of(chain: Chain) -> int | None:
 def chain_of(nodes: list[Node], space: Space, graph: Graph) -> Chain | str:
     """The contraction chain of the nodes, or the reason why they are none."""
     dims = {n.op: space.dims[n] for n in nodes}
-    made = {r.value: (n.op, k) for n in graph.nodes for k, r in enumerate(n.results) if n in nodes or n.inlined}
-    reader = Reader(dims, made.get, computed=True)
+    reader = Reader(dims, partial(graph.maker_in, nodes), computed=True)
     try:
-        outputs = [reader.result(*made[v]) for v in outputs_of(nodes, graph)]
+        outputs = [reader.result(*made) for v in outputs_of(nodes, graph) if (made := graph.maker_in(nodes, v))]
         checks = [condition for n in nodes for condition, _ in reader.checks(n.op)]
     except Unreadable as error:
         return str(error)

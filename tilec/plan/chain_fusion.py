@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from math import prod
 
+from tilec.analysis.ancestors import Ancestors
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.space import space_of
 from tilec.analysis.traffic import work_of
@@ -14,26 +16,37 @@ from tilec.cost.model import TooLarge, predict
 from tilec.plan.chain import as_contractions, chain_problem, is_contraction_chain
 from tilec.plan.cpu.chain import chain_us, separate_us
 from tilec.plan.groups import Group, Remark, join
-from tilec.plan.legality import refuse
+from tilec.plan.legality import refuse, refuse_reads, refuse_reads_of
 from tilec.plan.unchosen import unchosen
 
 
 def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> None:
     """Joins contractions with the operations between them and an earlier contraction, if that is legal and takes less time."""
+    made = Ancestors(graph.nodes, graph.producers, graph.position)
+    near = Ancestors(graph.nodes, graph.producers, graph.position, _multiplies)
     for node in graph.nodes:
         if not _multiplies(node) or node.inlined:
             continue
         before = _before(node, graph)
+        computed = [p for v in node.extracts if (p := graph.producer.get(v)) is not None]
         for first in filter(_multiplies, before):
-            chain = [first, *(n for n in before if first in _before(n, graph)), node]
-            if len(chain) > 2 and (member[first] is not member[node] or not is_contraction_chain(member[node].nodes)):
-                chain = _with_readers(chain, first, node, graph)
-                whole = [m for g in {id(member[n]): member[n] for n in chain}.values() for m in g.nodes]
+            if member[first] is member[node] and is_contraction_chain(member[node].nodes):
+                continue
+            chain = [n for n in computed if n is first or near.has(n, first)]  # asked first, since most are refused
+            why = refuse_reads([*chain, node], graph)
+            if why is None:
+                chain = [first, *(n for n in before if near.has(n, first)), node]
+                why = refuse_reads(chain, graph)
+            found = why or (_with_readers(chain, first, node, graph, made) if len(chain) > 2 else [])
+            if isinstance(found, str):
+                remarks.append(Remark("refused", f"{first.name} with {node.name}", found, node.line))
+            elif found:
+                whole = [m for g in {id(member[n]): member[n] for n in found}.values() for m in g.nodes]
                 _join(graph.in_order(whole), graph, member, target, remarks, (first, node))
     for node in graph.nodes:
         if node.contraction is None or node.inlined or is_contraction_chain(member[node].nodes):
             continue
-        core = _reductions(node, graph, member)
+        core = _reductions(node, graph, member, made)
         whole = graph.in_order({m for n in core for m in member[n].nodes})
         if core and not _join(whole, graph, member, target, remarks) and len(core) < len(whole):
             _join(core, graph, member, target, remarks)
@@ -47,7 +60,7 @@ def chain_factor_of(node: Node, graph: Graph) -> Node | None:
     if not kinds <= {"bf16", "f16"} or len(readers) != 1 or readers[0].contraction is None:
         return None
     (reader,) = readers
-    for last in graph.nodes:
+    for last in graph.in_order({reader, *_after(reader, graph)}):
         if last.contraction is None:
             continue
         before = _before(last, graph)
@@ -57,46 +70,46 @@ def chain_factor_of(node: Node, graph: Graph) -> Node | None:
     return None
 
 
-def _with_readers(chain: list[Node], first: Node, last: Node, graph: Graph) -> list[Node]:
+def _with_readers(chain: list[Node], first: Node, last: Node, graph: Graph, made: Ancestors) -> list[Node] | str:
     """A chain with what else reads tensors as large as the first contraction's result, which are not stored: further reductions of
-    them, and what these are computed of."""
+    them, and what these are computed of. A text as soon as there is one that no kernel can have."""
     size = prod(first.extents[d] for d in first.results[0].dims)
-    inside = list(chain)
-    for n in inside:  # grows
+    inside, pending = dict.fromkeys(chain), deque(chain)
+    while pending:
+        n = pending.popleft()
         large = n is not last and any(prod(n.extents[d] for d in r.dims) >= size for r in n.results)
-        near = [c for c in graph.consumers(n) if not c.inlined and not _descends(c, last, graph)] if large else []
-        near += [p for p in graph.producers(n) if not p.inlined and _descends(p, first, graph)]
-        inside += [m for m in dict.fromkeys(near) if m not in inside]
-    return inside
+        near = [c for c in graph.consumers(n) if not c.inlined and c is not last and not made.has(c, last)] if large else []
+        near += [p for p in graph.producers(n) if not p.inlined and (p is first or made.has(p, first))]
+        more = [m for m in dict.fromkeys(near) if m not in inside]
+        inside |= dict.fromkeys(more)
+        pending += more
+        for m in more:
+            if why := next((w for c in (m, *graph.consumers(m)) if c in inside and (w := refuse_reads_of(c, inside, graph))), None):
+                return why
+    return list(inside)
 
 
 def _multiplies(node: Node) -> bool:
     return node.contraction is not None or node.vector_product is not None
 
 
-def _reductions(node: Node, graph: Graph, member: dict[Node, Group]) -> list[Node]:
+def _reductions(node: Node, graph: Graph, member: dict[Node, Group], made: Ancestors) -> list[Node]:
     """A contraction, the operations that reduce its result, and what they are computed of: all that reads a tensor no smaller than
     the result. None if it is stored, or not reduced."""
     size = prod(node.extents[d] for d in node.results[0].dims)
-    inside = list(member[node].nodes)
-    for n in inside:  # grows
+    inside, pending = dict.fromkeys(member[node].nodes), deque(member[node].nodes)
+    while pending:
+        n = pending.popleft()
+        more: list[Node] = []
         if any(prod(n.extents[d] for d in r.dims) >= size for r in n.results):
             if graph.is_returned(n):
                 return []
-            inside += [c for c in graph.consumers(n) if c not in inside]
-        inside += [p for p in graph.producers(n) if p not in inside and _descends(p, node, graph)]
+            more += graph.consumers(n)
+        more += [p for p in graph.producers(n) if p is node or made.has(p, node)]
+        pending += [m for m in dict.fromkeys(more) if m not in inside]
+        inside |= dict.fromkeys(more)
     reduced = any(n.reduced for n in inside if n is not node)
     return graph.in_order(inside) if reduced and sum(n.contraction is not None for n in inside) == 1 else []
-
-
-def _descends(node: Node, first: Node, graph: Graph) -> bool:
-    """Whether an operation is computed from another."""
-    found, pending = {node}, [node]
-    while pending:
-        more = [p for p in graph.producers(pending.pop()) if p not in found]
-        found.update(more)
-        pending += more
-    return first in found
 
 
 def _join(
@@ -114,7 +127,10 @@ def _join(
             remarks.append(Remark("refused", subject, space, line))
             return False
         if target.kind == "cuda":
-            together = choose_chain_tile(target, chain_problem(nodes, space, graph, target))[0].prediction.time_us
+            together = graph.once(
+                "chain", nodes,
+                lambda: choose_chain_tile(target, chain_problem(nodes, space, graph, target))[0].prediction.time_us,
+            ).result  # fmt: skip
         else:
             together = chain_us(nodes, space, graph, target)
     rests = [r for g in groups for r in _without(g, nodes, graph, member, target)]
@@ -145,6 +161,10 @@ def _without(g: Group, nodes: list[Node], graph: Graph, member: dict[Node, Group
 
 def time_us(g: Group, graph: Graph, target: Target) -> float:
     """Of a kernel, with its best tile where it multiplies."""
+    return graph.once("tiled", g.nodes, lambda: _time_us(g, graph, target)).result
+
+
+def _time_us(g: Group, graph: Graph, target: Target) -> float:
     from tilec.plan.cuda.choose import choose
     from tilec.plan.cuda.contraction import tiles_of
 
@@ -167,11 +187,23 @@ def profitable(together: float, separate: float) -> bool:
 
 def _before(node: Node, graph: Graph) -> list[Node]:
     """The operations that `node` is computed from, back to contractions and no further."""
-    found: list[Node] = []
-    pending = graph.producers(node)
+    found: dict[Node, None] = {}
+    pending = list(graph.producers(node))
     while pending:
         producer = pending.pop()
         if producer not in found and not producer.inlined:
-            found.append(producer)
+            found[producer] = None
             pending += [] if _multiplies(producer) else graph.producers(producer)
+    return list(found)
+
+
+def _after(node: Node, graph: Graph) -> set[Node]:
+    """The operations that are computed from `node`, on to contractions and no further."""
+    found: set[Node] = set()
+    pending = list(graph.consumers(node))
+    while pending:
+        consumer = pending.pop()
+        if consumer not in found and not consumer.inlined:
+            found.add(consumer)
+            pending += [] if _multiplies(consumer) else graph.consumers(consumer)
     return found

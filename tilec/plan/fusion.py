@@ -72,7 +72,7 @@ def _standing(remarks: list[Remark], member: dict[Node, Group]) -> list[Remark]:
         first, _, second = remark.subject.partition(" with ")
         if remark.verb != "refused" or first not in home or home[first] != home.get(second):
             found.append(remark)
-    return found
+    return list(dict.fromkeys(found))
 
 
 class _Neighbours:
@@ -171,7 +171,7 @@ def _contraction_before(node: Node, graph: Graph) -> Node | None:
     """The contraction whose epilogue this operation is, if the result of the operation is no larger than the contraction's."""
     (result,) = node.results
     for producer in graph.producers(node):
-        if producer.contraction is None or graph.consumers(producer) != [node]:
+        if producer.contraction is None or graph.consumers(producer) != (node,):
             continue
         (made,) = producer.results
         if len(made.dims) == len(node.extents) and bytes_of(result.value) <= bytes_of(made.value):

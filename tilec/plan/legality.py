@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Set
+
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space, space_of
@@ -15,20 +17,16 @@ from tilec.plan.siblings import refuse_siblings
 
 def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: Target) -> Space | str:
     """The kernel space of `nodes` as one kernel, or why they cannot be one."""
-    made, inside = {r.value for n in nodes for r in n.results}, set(nodes)
-    for node in nodes:
-        if any(p.part and p in inside for p in graph.producers(node)):
-            return "the reduction is split over many blocks, and a second kernel combines the parts"
-        for value in node.extracts:
-            if value in made:
-                return f"{node.name} reads it at computed subscripts, so that all blocks must have stored their parts first"
+    if why := refuse_reads(nodes, graph):
+        return why
     if cycle := _between(nodes, graph, member):
         return f"{cycle.name}, in another kernel, must run between them"
     space = space_of(nodes, graph)
     if isinstance(space, str):
         return space
     if sum(n.contraction is not None for n in nodes):
-        return _refuse_contraction(nodes, space, graph, target)
+        found = graph.once("refused", nodes, lambda: _refuse_contraction(nodes, space, graph, target))
+        return found.reason(found.result, [n.name for n in nodes]) if found.result else space
     if target.kind == "cuda" and allows_look_back(nodes, space):  # of as many blocks as it takes
         return space
     if not space.grid and sum(n.iterations for n in nodes) > 1 << 14:
@@ -40,16 +38,31 @@ def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: T
     return space
 
 
-def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: Target) -> Space | str:
+def refuse_reads(nodes: Collection[Node], graph: Graph) -> str | None:
+    """Why some of the nodes read what others make in a way that no kernel allows, whatever else it has."""
+    inside = nodes if isinstance(nodes, (dict, Set)) else set(nodes)
+    return next((why for node in nodes if (why := refuse_reads_of(node, inside, graph))), None)
+
+
+def refuse_reads_of(node: Node, inside: Collection[Node], graph: Graph) -> str | None:
+    """The same of what one node reads, for which `inside` has the nodes."""
+    if any(p.part and p in inside for p in graph.producers(node)):
+        return "the reduction is split over many blocks, and a second kernel combines the parts"
+    if any(graph.producer.get(value) in inside for value in node.extracts):
+        return f"{node.name} reads it at computed subscripts, so that all blocks must have stored their parts first"
+    return None
+
+
+def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
     contractions = [n for n in nodes if n.contraction is not None]
     if target.kind == "cuda" and are_siblings(nodes):
-        return refuse_siblings(nodes, space, graph, target) or space
+        return refuse_siblings(nodes, space, graph, target)
     if is_contraction_chain(nodes) and (len(contractions) == 1 or _connected(nodes, graph)):
         if target.kind == "cuda":
-            return refuse_contraction_chain(nodes, space, graph, target) or space
+            return refuse_contraction_chain(nodes, space, graph, target)
         both = "both are contractions, but " if len(contractions) > 1 else ""
         why = refuse_panel_chain(nodes, space, graph, target)
-        return f"{both}no contraction chain: {why}" if why else space
+        return f"{both}no contraction chain: {why}" if why else None
     if len(contractions) > 1:
         return "both are contractions, and the tile that one writes is not the tile that the other reads"
     (contraction,) = contractions
@@ -65,7 +78,7 @@ def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: T
             return (
                 f"{node.name} comes before the contraction {contraction.name}, whose tiles would all compute it again"
             )
-    return space
+    return None
 
 
 def _connected(nodes: list[Node], graph: Graph) -> bool:

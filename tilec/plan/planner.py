@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from tilec.analysis.alike import Alike
 from tilec.analysis.copied_results import copies_of
 from tilec.analysis.graph import Graph, build_graph
 from tilec.analysis.multiplicands import converts
@@ -37,26 +38,30 @@ from tilec.plan.model import Plan
 from tilec.plan.prepack import apply_packs, choose_packs
 from tilec.plan.recompute import plan_with_reads, recomputable_reads
 from tilec.plan.split_reduction import apply_splits, choose_splits
-from tilec.plan.unchosen import unchosen
+from tilec.plan.unchosen import renamed, unchosen
 
 
-def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None, splitting: bool = True) -> Plan:
+def make_plan(
+    function: ir.Operation, target: Target, fixed: Fixed | None = None, splitting: bool = True, alike: Alike | None = None
+) -> Plan:  # fmt: skip
     """Decides everything for one function of `linalg` on tensors. `fixed` gives the kernels, where a schedule names them.
 
     With `splitting`, long reductions may be split, where the whole program then takes less time. A kernel whose intermediates
-    do not fit on chip becomes one kernel for each operation; a kernel of `fixed` raises CallError instead.
+    do not fit on chip becomes one kernel for each operation; a kernel of `fixed` raises CallError instead. `alike`: what is
+    known from another plan of the program.
     """
+    planned = partial(_fitting_plan, alike=alike or Alike())
     if reads := recomputable_reads(function, target):
-        return plan_with_reads(function, reads, target, fixed, splitting, _fitting_plan)
-    return _fitting_plan(function, target, fixed, splitting)
+        return plan_with_reads(function, reads, target, fixed, splitting, planned)
+    return planned(function, target, fixed, splitting)
 
 
-def _fitting_plan(function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool) -> Plan:
+def _fitting_plan(function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool, alike: Alike) -> Plan:
     remarks: list[Remark] = []
     wanted = fixed
     while True:
         try:
-            plan = _make_plan(function, target, wanted, splitting)
+            plan = _make_plan(function, target, wanted, splitting, alike)
             return replace(plan, remarks=(*remarks, *plan.remarks)) if remarks else plan
         except _Apart as error:
             if fixed is not None or wanted == error.kernels:
@@ -77,13 +82,13 @@ class _Apart(Exception):
         self.kernels = Fixed((*others, *((name,) for name in self.names)), inlined)
 
 
-def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool) -> Plan:
+def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool, alike: Alike) -> Plan:
     if target.kind == "cuda":
         from tilec.plan.cuda.choose import choose
     else:
         from tilec.plan.cpu.loops import choose
     approximations = approximate_operations(function, target.kind)
-    graph = _for_target(build_graph(function, approximations), target)
+    graph = _for_target(build_graph(function, approximations, alike), target)
     groups, remarks = group(graph, target)
     splits, why = choose_splits(groups, graph, target) if splitting else ([], [])
     packs, reasons = choose_packs(
@@ -96,12 +101,12 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
             apply_packs(function_then, packs)
             graph = _for_target(
                 build_graph(
-                    function_then, approximate_operations(function_then, target.kind) if approximations else {}
+                    function_then, approximate_operations(function_then, target.kind) if approximations else {}, alike
                 ),
                 target,
             )
         else:
-            graph = _for_target(build_graph(function, approximations), target)
+            graph = _for_target(build_graph(function, approximations, alike), target)
         groups, remarks = group_as(graph, target, fixed) if fixed else group(graph, target)
     remarks = why + reasons + remarks + _approximation_remarks(approximations)
     stem = ir.StringAttr(function.attributes["sym_name"]).value
@@ -109,7 +114,8 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
     starts = [unchosen(g, graph, name, target) for g, name in zip(groups, _kernel_names(stem, groups, graph))]
     for g, start in zip(groups, starts):
         try:
-            kernel, why = choose(start, g, graph, target)
+            found = graph.once("kernel", g.nodes, partial(choose, start, g, graph, target))
+            kernel, why = renamed(start, *found.result, found)
         except TooLarge as error:
             raise _Apart(error, g, groups, graph) from None
         if kernels and target.launch.overlap_us:
@@ -134,7 +140,7 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
         partial(_candidates, groups, starts, graph, target),
     )
     if splits and fixed is None and target.kind == "cuda":
-        return _whole_if_faster(plan, make_plan(function, target, splitting=False))
+        return _whole_if_faster(plan, make_plan(function, target, splitting=False, alike=alike))
     return plan
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import inf, prod
 
 from tilec.analysis import parts
@@ -41,12 +42,14 @@ def choose_packs(groups: list[Group], graph: Graph, target: Target) -> tuple[lis
         if is_contraction_chain(g.nodes):
             continue
         (node,) = contractions
-        found = _packs(node, g, graph, target)
+        known, names = graph.once("packs", g.nodes, partial(_packs, node, g, graph, target)), [n.name for n in g.nodes]
+        found = known.result
         if isinstance(found, str):
-            remarks.append(Remark("refused", f"packing factors of {node.name}", found, node.line))
+            remarks.append(Remark("refused", f"packing factors of {node.name}", known.reason(found, names), node.line))
         elif found:
-            packs += found[0]
-            remarks.append(Remark("packed", ", ".join(p.stored for p in found[0]), found[1], node.line))
+            own = [replace(p, name=node.name) for p in found[0]]
+            packs += own
+            remarks.append(Remark("packed", ", ".join(p.stored for p in own), known.reason(found[1], names), node.line))
     return packs, remarks
 
 

@@ -47,6 +47,10 @@ WEIGHED = "with a tenth of the time of resources that wait for another, as tiles
 def _weighed_us(g: Group, others: float, graph: Graph, target: Target) -> float:
     """Predicted, with the best tile: a result in memory between two kernels takes time even where products take more. `others`:
     operations of the other kernel."""
+    return graph.once(("with others", others), g.nodes, lambda: _with_others_us(g, others, graph, target)).result
+
+
+def _with_others_us(g: Group, others: float, graph: Graph, target: Target) -> float:
     contractions = [n for n in g.nodes if n.contraction is not None]
     several = len(contractions) > 1
     found = sibling_tiles(g, graph, target) if several else tiles_of(contractions[0], g, graph, target)

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from math import ceil, isqrt
 
 from tilec.analysis.graph import Graph, Node
@@ -33,9 +35,11 @@ def choose_splits(groups: list[Group], graph: Graph, target: Target) -> tuple[li
         if not node.reduced or node.scan is not None:
             continue
         if node.contraction is not None:
-            if target.kind == "cuda" and (chosen := _split_contraction(node, g, graph, target)):
-                splits.append(chosen[0])
-                remarks.append(Remark("split", node.name, chosen[1], node.line))
+            if target.kind == "cuda":
+                known = graph.once("parts", g.nodes, partial(_split_contraction, node, g, graph, target))
+                if known.result:
+                    splits.append(replace(known.result[0], name=node.name))
+                    remarks.append(Remark("split", node.name, known.result[1], node.line))
             continue
         if any(p in g.nodes for p in graph.producers(node)) or node.iterations < 2 * MIN_PART:
             continue

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from tilec.analysis.alike import Found
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.traffic import outputs_of, work_of
 from tilec.core.target import Target
 from tilec.cost.model import predict
 from tilec.kernels import KernelPlan
-from tilec.plan.groups import Group
+from tilec.plan.groups import Group, Remark
 
 
 def unchosen(g: Group, graph: Graph, name: str, target: Target) -> KernelPlan:
@@ -30,6 +33,26 @@ def unchosen(g: Group, graph: Graph, name: str, target: Target) -> KernelPlan:
         prediction=predict(work, target),
         lines=tuple(dict.fromkeys(n.line for n in g.nodes if n.line)),
     )
+
+
+def renamed(
+    start: KernelPlan, kernel: KernelPlan, remarks: list[Remark], found: Found[object]
+) -> tuple[KernelPlan, list[Remark]]:  # fmt: skip
+    """The plan of the kernel `start`, and its remarks, from those that were `found` for a kernel that is alike."""
+    if found.names == start.nodes:
+        return kernel, remarks
+    own = dict(zip(found.names, start.nodes))
+    mine = replace(
+        kernel, name=start.name, nodes=start.nodes, outputs=start.outputs, lines=start.lines,
+        dims={own[n]: dims for n, dims in kernel.dims.items()}, loops={own[n]: dims for n, dims in kernel.loops.items()},
+        loop_groups={own[n]: number for n, number in kernel.loop_groups.items()},
+    )  # fmt: skip
+    line = start.lines[-1] if start.lines else None
+    names = own | {kernel.name: start.name}
+    return mine, [
+        replace(r, subject=names.get(r.subject, r.subject), reason=found.reason(r.reason, start.nodes), line=r.line and line)
+        for r in remarks
+    ]
 
 
 def number_loop_groups(nodes: list[Node], graph: Graph) -> dict[str, int]:

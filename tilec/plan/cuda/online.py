@@ -7,6 +7,7 @@ dimension before the last reduction is complete.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tilec.analysis.carried import Online
@@ -39,13 +40,7 @@ def online_reductions(view: View) -> list[Node]:
 
 def _derive(view: View, nodes: list[Node], dim: int) -> Online | None:
     dims = {n.op: view.group.space.dims[n] for n in view.group.nodes}
-    made = {
-        r.value: (n.op, k)
-        for n in view.graph.nodes
-        for k, r in enumerate(n.results)
-        if n in view.group.nodes or n.inlined
-    }
-    reader = Reader(dims, made.get)
+    reader = Reader(dims, partial(view.graph.maker_in, view.group.nodes))
     try:
         for n in nodes:
             for k in range(len(n.results)):

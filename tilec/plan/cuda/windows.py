@@ -12,8 +12,9 @@ from itertools import product
 from math import prod
 
 from tilec.analysis.directions import Window, windows_of
-from tilec.analysis.graph import Node, instructions_of
+from tilec.analysis.graph import Node
 from tilec.analysis.layout import Layout
+from tilec.analysis.operation_costs import instructions_of
 from tilec.analysis.traffic import OVERHEAD, bytes_of, element_bytes
 from tilec.core import mlir
 from tilec.core.fitted import Layouts

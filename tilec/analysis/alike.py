@@ -1,0 +1,89 @@
+"""Kernels that are alike: what was found for one holds for the others. The layers of a model are planned once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+
+from tilec.core import mlir
+from tilec.core.mlir import ir
+from tilec.core.structure import structure_of
+
+T = TypeVar("T", covariant=True)
+P = ParamSpec("P")
+
+
+class _Node(Protocol):
+    facts: dict[Hashable, Any]
+
+
+N = TypeVar("N", bound=_Node)
+
+
+@dataclass(frozen=True)
+class Found(Generic[T]):
+    """A result, and the names of the operations that it was found for, in the order of those that were asked for."""
+
+    result: T
+    names: tuple[str, ...]
+
+    def reason(self, text: str, names: Sequence[str]) -> str:
+        """A text of the result, which may speak of its own operations, for operations of other names."""
+        if self.names == tuple(names) or not any(re.search(rf"\b{re.escape(n)}\b", text) for n in self.names):
+            return text
+        return f"as for {self.names[0]} with {self.names[-1]}: {text}"
+
+
+@dataclass
+class Alike:
+    """What was found for sets of operations, by their structure (`Graph.once`). One for a target; graphs of one program may
+    share it."""
+
+    _numbers: dict[Hashable, int] = field(default_factory=dict)  # of structures
+    _facts: dict[int, dict[Hashable, Any]] = field(default_factory=dict)
+    _found: dict[Hashable, Found[Any]] = field(default_factory=dict)
+
+    def once(self, key: Hashable, names: tuple[str, ...], find: Callable[[], T]) -> Found[T]:
+        """The result of `find`, which is the same wherever `key` is; `names` are those of the operations here."""
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = Found(find(), names)
+        return found
+
+    def structure(self, op: ir.Operation, approximate: Mapping[ir.Operation, str]) -> tuple[int, tuple[ir.Value, ...]]:
+        """The number of an operation's structure, and the values from outside that it uses."""
+        structure, values = structure_of(op)
+        forms = tuple(approximate.get(o, "") for o in mlir.traverse(op)) if approximate else ()
+        return self.number((structure, forms, tuple(map(_kind, values)))), values
+
+    def facts(self, structure: int) -> dict[Hashable, Any]:
+        """What is known of all operations of a structure; nothing in it is of one of them, such as a value."""
+        return self._facts.setdefault(structure, {})
+
+    def number(self, structure: Hashable) -> int:
+        return self._numbers.setdefault(structure, len(self._numbers))
+
+
+def _kind(value: ir.Value) -> Hashable:
+    """Of a value that an operation reads: a constant's number, else the name of what makes it, but for other operations of the
+    graph."""
+    owner = mlir.definition(value)
+    if owner is None or mlir.is_generic(owner):
+        return None
+    return owner.name, owner.attributes["value"] if owner.name == "arith.constant" else None
+
+
+def of_structure(function: Callable[Concatenate[N, P], T]) -> Callable[Concatenate[N, P], T]:
+    """A function of a node that depends on its structure alone is called once for all nodes of that structure."""
+
+    @wraps(function)
+    def known(node: N, *more: P.args, **named: P.kwargs) -> T:
+        key = (function, more, tuple(named.items()))
+        if key not in node.facts:
+            node.facts[key] = function(node, *more, **named)
+        return node.facts[key]
+
+    return known
