@@ -89,9 +89,7 @@ class _Elements:
         mapping = {a: self.of(v, tuple(at[d] for d in dims), depth) for a, v, dims in used}
         for value in dict.fromkeys(mlir.captured(op)):
             mlir.clone_op(mlir.definition(value), mapping)
-        for inner in block.operations:
-            if inner.operation.name == "linalg.index":
-                mapping[inner.results[0]] = self._index(at[ir.IntegerAttr(inner.attributes["dim"]).value])
+        mlir.map_indices(block.operations, mapping, lambda d: self._index(at[d]))
         (element,) = mlir.clone_body(block, mapping)
         return element
 

@@ -97,9 +97,7 @@ class _Rewritten:
             for a, v, own in zip(body.arguments, mlir.inputs_of(op), maps)
             if mlir.uses(a)
         }
-        for inner in body.operations:
-            if inner.operation.name == "linalg.index":
-                mapping[inner.results[0]] = at[index_dim(inner)]
+        mlir.map_indices(body.operations, mapping, at.__getitem__)
         (element,) = mlir.clone_body(body, mapping)
         return element
 
@@ -167,9 +165,7 @@ def _reduction(reader: ir.Operation, made: ir.Operation, dims: list[int], subscr
                     else tensor.ExtractOp(value, [positions[d] for d in mlir.map_dims(map_)]).result
                 )  # fmt: skip
             mapping[body.arguments[len(body.arguments) - 1]] = arguments[-1]
-            for o in body.operations:
-                if o.operation.name == "linalg.index":
-                    mapping[o.results[0]] = positions[index_dim(o)]
+            mlir.map_indices(body.operations, mapping, positions.__getitem__)
             linalg.YieldOp(mlir.clone_body(body, mapping))
     new.attributes["tilec.name"], new.attributes["tilec.reduce"] = mlir.string(name_of_read(reader)), mlir.string("sum")
     if (of_reader := locations.indices(reader)) and (of_made := locations.indices(made)):

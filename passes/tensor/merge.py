@@ -62,10 +62,7 @@ def clone_with_indices(
     block: ir.Block, mapping: dict[ir.Value, ir.Value], dims: dict[int, int] | tuple[int, ...]
 ) -> list[ir.Value]:
     """clone_body for a body whose `linalg.index` dimensions change their numbers."""
-    for op in block.operations:
-        if op.operation.name == "linalg.index":
-            old = ir.IntegerAttr(op.attributes["dim"]).value
-            mapping[op.results[0]] = linalg.IndexOp(dims[old]).result
+    mlir.map_indices(block.operations, mapping, lambda d: linalg.IndexOp(dims[d]).result)
     return mlir.clone_body(block, mapping)
 
 

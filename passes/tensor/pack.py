@@ -127,12 +127,8 @@ def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str, 
         exists = [arith.cmpi(arith.CmpIPredicate.slt, at[d], mlir.index(end)) for d, end in ends.items()]
         at |= {d: arith.minsi(at[d], mlir.index(end - 1)) for d, end in ends.items()}
         mapping |= {a: tensor.extract(v, [at[d] for d in mlir.map_dims(m)]) for v, m, a in beyond}
-        for inner in operations:
-            if inner.name == "linalg.index":
-                d = ir.IntegerAttr(inner.attributes["dim"]).value
-                mapping[inner.results[0]] = at[d] if ends else linalg.IndexOp(own[d]).result
-            else:
-                mlir.clone_op(inner, mapping)
+        mlir.map_indices(operations, mapping, lambda d: at[d] if ends else linalg.IndexOp(own[d]).result)
+        mlir.clone_all(operations, mapping)
         result = mapping.get(value, value)
         number = linalg.IndexOp(rank - 2).result if in_parts else None
         result = parts.part_of(result, number) if in_parts else _rounded(result, element, kind)

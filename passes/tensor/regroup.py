@@ -88,11 +88,8 @@ def _apply(op: ir.Operation, outside: Sequence[ir.Value]) -> None:
         )
         with ir.InsertionPoint(block):
             mapping: dict[ir.Value, ir.Value] = {a: b for (_, _, a), b in zip(operands, list(block.arguments)[1:])}
-            for o in operations:
-                if o.name == "linalg.index":
-                    mapping[o.results[0]] = linalg.IndexOp(own[ir.IntegerAttr(o.attributes["dim"]).value]).result
-                else:
-                    mlir.clone_op(o, mapping)
+            mlir.map_indices(operations, mapping, lambda d: linalg.IndexOp(own[d]).result)
+            mlir.clone_all(operations, mapping)
             linalg.YieldOp([reduce(arith.mulf, [block.arguments[0], *(mapping.get(leaf, leaf) for leaf in outside)])])
     op.results[0].replace_all_uses_except(made.results[0], made.operation)
     made.attributes["tilec.name"] = mlir.string(name or "sum")

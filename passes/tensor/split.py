@@ -65,10 +65,7 @@ def _partial(op: ir.Operation, dim: int, parts: int) -> ir.Operation:
     )  # fmt: skip
     with ir.InsertionPoint(block):
         mapping = dict(zip(mlir.body_of(op).arguments, block.arguments))
-        for inner in mlir.body_of(op).operations:
-            if inner.operation.name == "linalg.index":
-                d = ir.IntegerAttr(inner.operation.attributes["dim"]).value
-                mapping[inner.operation.results[0]] = _index(d, dim, chunk)
+        mlir.map_indices(mlir.body_of(op).operations, mapping, lambda d: _index(d, dim, chunk))
         linalg.YieldOp(mlir.clone_body(mlir.body_of(op), mapping))
     name = mlir.get_string(op, "tilec.name")
     new.attributes["tilec.name"] = mlir.string(f"{name}.partial")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from tilec.core.bindings import (
@@ -293,6 +293,20 @@ def clone_op(op: ir.Operation, mapping: dict[ir.Value, ir.Value]) -> ir.Operatio
     for old, new in zip(op.results, copy.results):
         mapping[old] = new
     return copy
+
+
+def clone_all(operations: Iterable[Any], mapping: dict[ir.Value, ir.Value]) -> None:
+    """`clone_op` of all operations but those whose result `mapping` has."""
+    for op in operations:
+        if not len(op.results) or op.results[0] not in mapping:
+            clone_op(op.operation, mapping)
+
+
+def map_indices(operations: Iterable[Any], mapping: dict[ir.Value, ir.Value], index: Callable[[int], ir.Value]) -> None:
+    """Has `mapping` take each `linalg.index` of these operations to `index(d)`, its dimension's."""
+    for op in operations:
+        if op.operation.name == "linalg.index":
+            mapping[op.results[0]] = index(ir.IntegerAttr(op.operation.attributes["dim"]).value)
 
 
 def _map_operands(op: ir.Operation, mapping: dict[ir.Value, ir.Value]) -> None:

@@ -217,9 +217,7 @@ class Epilogue:
             if argument in live:
                 mapping[argument] = self._element(use, known, loaded, at, lane)
         dims = mlir.get_integers(op, "tilec.dims")
-        for inner in body.operations:
-            if inner.operation.name == "linalg.index":
-                mapping[inner.results[0]] = at[dims[ir.IntegerAttr(inner.attributes["dim"]).value]]
+        mlir.map_indices(body.operations, mapping, lambda d: at[dims[d]])
         for use, value in zip(uses[count:], mlir.clone_body(body, mapping)):
             known[root(use.value)] = value
             self._store_result(use, value, at, lane, width, stored)

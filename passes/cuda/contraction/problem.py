@@ -15,7 +15,7 @@ from math import prod
 
 from tilec.analysis.access import Access, access_of
 from tilec.analysis.parts import parted
-from tilec.analysis.products import Scaled, arguments_of, dims_of, factors_of, index_dim, narrow, scaled, stored
+from tilec.analysis.products import Scaled, arguments_of, dims_of, factors_of, narrow, scaled, stored
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, gpu, ir, memref
@@ -316,11 +316,9 @@ class Problem:
             known = (elements or {}).get(n)
             element = memref.LoadOp(self.operands[n], self.subscripts(n, at)).result if known is None else known
             mapping[self.body.arguments[n]] = element
-        for op in [o for value in values for o in mlir.slice_of(self.body, value)]:
-            if op.name == "linalg.index":
-                mapping[op.results[0]] = at[self.dims[index_dim(op)]]
-            elif op.results[0] not in mapping:
-                mlir.clone_op(op, mapping)
+        operations = [o for value in values for o in mlir.slice_of(self.body, value)]
+        mlir.map_indices(operations, mapping, lambda d: at[self.dims[d]])
+        mlir.clone_all(operations, mapping)
         return [mapping.get(value, value) for value in values]  # a factor may be a constant from outside the body
 
     def dims_of(self, value: ir.Value) -> frozenset[int]:

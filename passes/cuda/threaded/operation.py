@@ -358,11 +358,7 @@ class GenericMapper(OperationContext):
         for n, argument in enumerate(self.block.arguments):
             if self.live[n]:
                 mapping[argument] = self.element(n, position)
-        for inner in self.block.operations:
-            if inner.operation.name == "linalg.index":
-                mapping[inner.results[0]] = position.coordinate(
-                    self.dims[ir.IntegerAttr(inner.attributes["dim"]).value]
-                )
+        mlir.map_indices(self.block.operations, mapping, lambda d: position.coordinate(self.dims[d]))
         for inner in self.block.operations:
             if inner.operation in self.gathered:
                 mapping[inner.results[0]] = self.gathered[inner.operation].element(position, self.dims)
