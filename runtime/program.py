@@ -16,10 +16,12 @@ class Slot:
 
 @dataclass(frozen=True)
 class Temporary:
-    """An intermediate tensor: its bytes, and where it begins in the program's workspace."""
+    """An intermediate tensor: its bytes, and where it begins in the program's workspace. `stays_clear`: kernels find it zero, and
+    leave it so; the workspace is cleared there once."""
 
     bytes: int
     offset: int
+    stays_clear: bool = False
 
     @property
     def end(self) -> int:

@@ -1,16 +1,17 @@
 """Numbers that blocks of one kernel leave for each other in global memory, in words of 64 bits.
 
-Half of a word is a number's 32 bits, the other half a mark that it has arrived, so that no fence is needed. The program clears
-the words before the launch.
+Half of a word is a number's 32 bits, the other half a mark that it has arrived, so that no fence is needed. A word may also be a
+flag that other memory has been written: then a `fence` is before it is published, and after it is received. The program clears the
+words before the launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from tilec.core import mlir
-from tilec.core.mlir import arith, func, ir, linalg, memref, scf
+from tilec.core.mlir import arith, func, ir, linalg, memref, nvvm, scf
 
 MARK = 1 << 32  # in a word: the lower half is a number's bits
 
@@ -18,21 +19,39 @@ MARK = 1 << 32  # in a word: the lower half is a number's bits
 def add_words(module: ir.Operation, function: ir.Operation, shape: list[int], name: str) -> None:
     """Gives a kernel cleared words as its last argument."""
     assert prod(shape) > 0
-    type_ = ir.MemRefType.get(shape, _i64())
-    block = mlir.entry(function)
-    block.add_argument(type_, function.location)
-    arguments = [a.type for a in block.arguments]
-    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(arguments, []))
-    function.attributes["arg_attrs"] = ir.ArrayAttr.get(
-        [*ir.ArrayAttr(function.attributes["arg_attrs"]), ir.DictAttr.get({"tilec.name": mlir.string(name)})]
-    )
-    kernel = ir.StringAttr(function.attributes["sym_name"]).value
-    for call in [op for op in mlir.traverse(module) if op.name == "func.call"]:
-        if ir.FlatSymbolRefAttr(call.attributes["callee"]).value == kernel:
+    add_memory([function], {name: ir.MemRefType.get(shape, _i64())}, cleared=name)
+
+
+def add_flags(function: ir.Operation, shape: list[int], name: str) -> None:
+    """The same of words that the kernel takes back (`take_back`): it finds and leaves them cleared, so that the program clears them
+    only once."""
+    add_memory([function], {name: ir.MemRefType.get(shape, _i64())}, cleared=name, stays_clear=True)
+
+
+def add_memory(
+    kernels: Sequence[ir.Operation], types: Mapping[str, ir.Type], cleared: str = "", stays_clear: bool = False
+) -> None:
+    """Gives kernels memory as their last arguments. Where the program calls the first, it calls one after another, with the first
+    one's arguments. `cleared`: that of this name is zero before; `stays_clear`: and after the calls."""
+    names = [ir.DictAttr.get({"tilec.name": mlir.string(name)}) for name in types]
+    symbols = [ir.StringAttr(kernel.attributes["sym_name"]).value for kernel in kernels]
+    for kernel in kernels:
+        block = mlir.entry(kernel)
+        for type_ in types.values():
+            block.add_argument(type_, kernel.location)
+        arguments = [a.type for a in block.arguments]
+        kernel.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(arguments, []))
+        kernel.attributes["arg_attrs"] = ir.ArrayAttr.get([*ir.ArrayAttr(kernel.attributes["arg_attrs"]), *names])
+    for call in [op for op in mlir.traverse(kernels[0].parent) if op.name == "func.call"]:
+        if ir.FlatSymbolRefAttr(call.attributes["callee"]).value == symbols[0]:
             with ir.InsertionPoint(call), call.location:
-                words = memref.AllocOp(type_, [], []).result
-                linalg.fill(mlir.constant(0, _i64()), outs=[words])
-                func.CallOp([], kernel, [*call.operands, words])
+                memory = {name: memref.AllocOp(type_, [], []) for name, type_ in types.items()}
+                if cleared:
+                    linalg.fill(mlir.constant(0, _i64()), outs=[memory[cleared].result])
+                if stays_clear:
+                    memory[cleared].operation.attributes["tilec.stays_clear"] = ir.UnitAttr.get()
+                for symbol in symbols:
+                    func.CallOp([], symbol, [*call.operands, *(m.result for m in memory.values())])
             call.erase()
 
 
@@ -40,6 +59,17 @@ def publish(bits: ir.Value, memory: ir.Value, at: list[ir.Value]) -> None:
     """Leaves a number's 32 bits."""
     word = arith.ori(arith.extui(_i64(), bits), mark())
     memref.AtomicRMWOp(_kind("assign"), word, memory, at)
+
+
+def take_back(memory: ir.Value, at: list[ir.Value]) -> None:
+    """Clears a word, after its only reader has seen it."""
+    memref.AtomicRMWOp(_kind("assign"), mlir.constant(0, _i64()), memory, at)
+
+
+def fence() -> None:
+    """Between a thread's accesses of memory and words that tell of them: those before are performed before those after, as other
+    blocks see them."""
+    nvvm.MembarOp(ir.Attribute.parse("#nvvm.mem_scope<gpu>"))
 
 
 def observe(memory: ir.Value, at: list[ir.Value]) -> ir.Value:

@@ -158,9 +158,13 @@ class Ring:
         flipped = arith.xori(phase, mlir.index(1))
         return [arith.select(last, mlir.index(0), after), arith.select(last, flipped, phase)]
 
-    def after(self, state: list[ir.Value], steps: int, times: ir.Value) -> list[ir.Value]:
+    def after(self, state: list[ir.Value], steps: int | ir.Value, times: ir.Value) -> list[ir.Value]:
         """The stage and its phase so many steps after those of `state`, or none where `times` is 0."""
         stage, phase = state
+        if isinstance(steps, ir.Value):
+            later, stages = sum_of([(stage, 1), (arith.muli(steps, times), 1)]), mlir.index(self.stages)
+            flips = arith.andi(arith.divui(later, stages), mlir.index(1))
+            return [arith.remui(later, stages), arith.xori(phase, flips)]
         rounds, rest = divmod(steps, self.stages)
         later = sum_of([(stage, 1), (times, rest)])
         around = arith.cmpi(arith.CmpIPredicate.sge, later, mlir.index(self.stages))
@@ -194,12 +198,12 @@ class Ring:
         nvgpu.TmaAsyncLoadOp(target, self.full, tiles.map, kept[::-1], stage, multicastMask=blocks)
 
     def fill(
-        self, steps: int, state: list[ir.Value], copy: Callable[[ir.Value, ir.Value], None], name: str = "step",
-        one: Callable[[], AbstractContextManager] = nullcontext,
+        self, steps: int | ir.Value, state: list[ir.Value], copy: Callable[[ir.Value, ir.Value], None], name: str = "step",
+        one: Callable[[], AbstractContextManager] = nullcontext, first: ir.Value | None = None,
     ) -> None:  # fmt: skip
-        """The copies of so many steps: `copy(stage, step)` starts those of a step, for which `one` has one thread of several say
-        what is expected."""
-        with carried_loop(mlir.index(0), mlir.index(steps), state, name=name) as (step, now):
+        """The copies of steps up to this one: `copy(stage, step)` starts those of a step, for which `one` has one thread of several
+        say what is expected. `first`: the first step, by default 0."""
+        with carried_loop(first or mlir.index(0), _index(steps), state, name=name) as (step, now):
             stage, phase = now
             self.wait_empty(stage, phase)
             if self.tiles:
@@ -222,7 +226,7 @@ class Ring:
             show_stores()
 
     def multiply(
-        self, steps: int, state: list[ir.Value], thread: Thread, product: Callable[[ir.Value, ir.Value], None],
+        self, steps: int | ir.Value, state: list[ir.Value], thread: Thread, product: Callable[[ir.Value, ir.Value], None],
         wait: Callable[[int], None], running: int = 1, alternate: Callable[[str], None] | None = None, name: str = "step",
     ) -> None:  # fmt: skip
         """The products of so many steps: `product(stage, step)` starts those of a step, which are `running`; `wait(running)` waits
@@ -231,7 +235,7 @@ class Ring:
         whole, zero = [*state, mlir.index(0)], mlir.index(0)
         if alternate:  # a wait for a stage is for its next phase: none may be between
             alternate("sync")
-        with carried_loop(zero, mlir.index(steps), whole, name=name) as (step, now):
+        with carried_loop(zero, _index(steps), whole, name=name) as (step, now):
             stage, phase, before = now
             self.wait_full(stage, phase)
             product(stage, step)
@@ -255,6 +259,10 @@ class Ring:
         first = arith.cmpi(arith.CmpIPredicate.eq, lane, mlir.index(0))
         with when(locations.named(first, "is_first_of_group")):
             nvgpu.MBarrierArriveOp(self.empty, stage)
+
+
+def _index(count: int | ir.Value) -> ir.Value:
+    return mlir.index(count) if isinstance(count, int) else count
 
 
 def show_stores() -> None:
@@ -324,11 +332,12 @@ def make_ready(rings: Sequence[Ring], thread: Thread) -> None:
 
 @contextmanager
 def carried_loop(
-    first: ir.Value, end: ir.Value, state: list[ir.Value], step: int = 1, name: str = "tile"
+    first: ir.Value, end: ir.Value, state: list[ir.Value], step: int = 1, name: str = "tile",
+    carried_names: Sequence[str] = ("stage", "phase", "previous_stage", "previous_phase"),
 ) -> Iterator[tuple[ir.Value, list[ir.Value]]]:  # fmt: skip
     """A loop that carries stages and phases; the body writes what goes on into the list that it gets."""
     made = scf.ForOp(first, end, mlir.index(step), state)
-    locations.named(made, name, *("stage", "phase", "previous_stage", "previous_phase")[: len(state)])
+    locations.named(made, name, *carried_names[: len(state)])
     with ir.InsertionPoint(made.body):
         carried = list(made.inner_iter_args)
         yield made.induction_variable, carried

@@ -67,7 +67,7 @@ class DeviceProgram:
         for word, step in enumerate(checked):
             step.word = word
         self.offsets = [t.offset for t in emitted.temporaries]
-        self._bytes = emitted.workspace
+        self._bytes, self._clear = emitted.workspace, [t for t in emitted.temporaries if t.stays_clear]
         self.checks = len(checked)
         self.plain = not self.offsets and not self.checks
         self._spaces: dict[int, _Space] = {}
@@ -154,6 +154,7 @@ class DeviceProgram:
         with _relaxed(self.device):
             if self._bytes:
                 driver.call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(self._bytes))
+                _clear([(memory.value + t.offset, t.bytes) for t in self._clear])
             if self.checks:  # host memory that kernels write, so that reading it needs no copy
                 pointer = ctypes.c_void_p()
                 driver.call("cuMemAllocHost_v2", ctypes.byref(pointer), ctypes.c_size_t(4 * self.checks))
@@ -179,6 +180,18 @@ def _move(addresses: Sequence[int], count: int, stream: int) -> None:
         driver.call("cuMemsetD8Async", ctypes.c_uint64(addresses[0]), ctypes.c_ubyte(0), size, queue)
     else:
         driver.call("cuMemcpyDtoDAsync_v2", *map(ctypes.c_uint64, reversed(addresses)), size, queue)
+
+
+def _clear(pieces: Sequence[tuple[int, int]]) -> None:
+    """Memory at these addresses, of so many bytes, is zero on return: on a stream of its own, as the caller's may be captured."""
+    if not pieces:
+        return
+    stream = ctypes.c_void_p()
+    driver.call("cuStreamCreate", ctypes.byref(stream), 1)  # CU_STREAM_NON_BLOCKING
+    for address, count in pieces:
+        _move([address], count, stream.value or 0)
+    driver.synchronize_stream(stream.value or 0)
+    driver.call("cuStreamDestroy_v2", stream)
 
 
 def _capturing(stream: int) -> bool:

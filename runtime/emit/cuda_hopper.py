@@ -206,6 +206,7 @@ HOPPER: dict[str, Callable[[MemoryPrinter, ir.Operation], None]] = {
     "nvvm.cp.async.bulk.commit.group": lambda printer, op: printer.line(f"{printer.use('bulk_commit')}()"),
     "nvvm.cp.async.bulk.wait_group": _wait_for_stores,
     "nvvm.fence.proxy": lambda printer, op: printer.line(f"{printer.use('fence_async_shared')}()"),
+    "nvvm.memory.barrier": lambda printer, op: printer.line(f"{printer.use('fence_gpu')}()"),
     "nvvm.fence.mbarrier.init": lambda printer, op: printer.line(f"{printer.use('mbarrier_fence')}()"),
     "nvvm.setmaxregister": _registers,
     "memref.expand_shape": _expand,

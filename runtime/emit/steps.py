@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from tilec.analysis.traffic import element_bytes
@@ -23,12 +25,14 @@ def read_steps(module: ir.Module) -> tuple[str, tuple[Step, ...], tuple[Temporar
     slots = {a: Slot("input", n) if n < inputs else Slot("output", n - inputs) for n, a in enumerate(block.arguments)}
     steps: list[Step] = []
     temporaries: list[int] = []
+    lasting: list[int] = []
     for view in block.operations:
         op = view.operation
         match op.name:
             case "memref.alloc":
                 shaped = ir.ShapedType(op.results[0].type)
                 slots[op.results[0]] = Slot("temporary", len(temporaries))
+                lasting += [len(temporaries)] * ("tilec.stays_clear" in op.attributes)
                 temporaries.append(_bytes(shaped))
             case "memref.expand_shape":  # the same memory, seen with another shape
                 slots[op.results[0]] = slots[op.operands[0]]
@@ -39,24 +43,27 @@ def read_steps(module: ir.Module) -> tuple[str, tuple[Step, ...], tuple[Temporar
                 steps.append(
                     Step(None, tuple(slots[v] for v in op.operands), _bytes(ir.ShapedType(op.operands[0].type)))
                 )
+            case "linalg.fill" if slots[op.operands[1]] in [Slot("temporary", n) for n in lasting]:
+                pass
             case "linalg.fill" if mlir.constant_value(op.operands[0]) == 0:
                 steps.append(Step(None, (slots[op.operands[1]],), _bytes(ir.ShapedType(op.operands[1].type))))
             case "func.return" | "memref.dealloc" | "arith.constant":
                 pass
             case other:
                 raise InternalError(f"'{other}' cannot stand between kernels", "emit", str(module))
-    return ir.StringAttr(program.attributes["sym_name"]).value, tuple(steps), allocate(temporaries, steps)
+    return ir.StringAttr(program.attributes["sym_name"]).value, tuple(steps), allocate(temporaries, steps, lasting)
 
 
-def allocate(sizes: list[int], steps: list[Step]) -> tuple[Temporary, ...]:
-    """Where each temporary lies in one workspace: two that are never needed at the same step may share memory.
+def allocate(sizes: list[int], steps: list[Step], lasting: Collection[int] = ()) -> tuple[Temporary, ...]:
+    """Where each temporary lies in one workspace: two that are never needed at the same step may share memory. `lasting`: those
+    that stay clear from call to call, and share none.
 
     The largest first, each at the lowest offset that is free for as long as it lives.
     """
     lives: dict[int, tuple[int, int]] = {}
     for position, step in enumerate(steps):
         for slot in step.slots:
-            if slot.kind == "temporary":
+            if slot.kind == "temporary" and slot.number not in lasting:
                 lives[slot.number] = (lives.get(slot.number, (position, position))[0], position)
     spans = np.array([lives.get(n, (0, len(steps))) for n in range(len(sizes))], np.int64).reshape(-1, 2)
     first, last = spans.T
@@ -68,7 +75,7 @@ def allocate(sizes: list[int], steps: list[Step]) -> tuple[Temporary, ...]:
         (fits,) = np.nonzero(free[:-1] + sizes[n] <= offsets[others])
         offsets[n] = free[fits[0] if len(fits) else -1]
         ends[n] = offsets[n] + sizes[n]
-    return tuple(Temporary(size, int(offset)) for size, offset in zip(sizes, offsets))
+    return tuple(Temporary(size, int(offset), n in lasting) for n, (size, offset) in enumerate(zip(sizes, offsets)))
 
 
 def _bytes(shaped: ir.ShapedType) -> int:

@@ -17,6 +17,7 @@ from fuzz.edges import integer_data
 from fuzz.programs import Case
 from tilec.core import mlir
 from tilec.core.dtypes import BOOL, DTYPES
+from tilec.core.fitted import WarpgroupTimes
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.core.targets import load
@@ -26,7 +27,8 @@ from tilec.semantics.interpreted import interpret_stage
 
 SMALL = (16, 8, 17, 24, 33, 40, 64, 65, 72, 1, 2, 5)
 LARGE = (128, 64, 72, 120, 129, 136, 200, 256, 257, 300, 520, 1, 7, 33)
-MACHINES = {"wgmma": "h200", "mma.sync": "a100"}
+MACHINES = {"wgmma": "h200", "mma.sync": "a100", "stream-k": "h200"}
+"""Of those who multiply: `wgmma`, where blocks share the steps of tiles that do not fill the machine, too."""
 
 
 @dataclass
@@ -258,7 +260,11 @@ def machine(unit: str) -> Target:
     """One whose planner takes this unit for few elements, and one kernel wherever that is legal."""
     target = load(MACHINES[unit])
     rates = target.tensor
-    if unit == "wgmma":
+    if unit == "stream-k":
+        free = replace(target.fit(WarpgroupTimes), stream_k=0.1, part_us=0, part_wait_us=0)
+        groups = target.fitted.groups | {"warpgroup_contraction": free}
+        target = replace(target, units=3, fitted=replace(target.fitted, groups=groups))
+    if unit != "mma.sync":
         rates = {kind: of | {"mma.sync": 0.01} if "wgmma" in of else of for kind, of in rates.items()}
     return replace(target, tensor=rates, dram=replace(target.dram, bandwidth_gbs=1.0))
 

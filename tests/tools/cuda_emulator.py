@@ -170,6 +170,9 @@ class Intrinsics(ModuleType):
         assert word, "a block waits for one with a higher number"
         return np.int64(word)
 
+    def fence_gpu(self) -> None:
+        """Blocks run one after another, and see what those before have stored."""
+
     def _access(self, shared, action, dtype, count, hint):
         kind, register = DTYPES[dtype].numpy, np.float32 if DTYPES[dtype].bits < 32 and DTYPES[dtype].is_float else None
 
@@ -276,7 +279,7 @@ def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray], intrinsics
     slots = {
         "input": [memory.add(_read_only(a)) for a in inputs],
         "output": [memory.add(a) for a in outputs],
-        "temporary": [memory.add(np.full(t.bytes, CANARY, np.uint8)) for t in emitted.temporaries],
+        "temporary": [memory.add(np.full(t.bytes, 0 if t.stays_clear else CANARY, np.uint8)) for t in emitted.temporaries],
     }
     saved = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
@@ -303,6 +306,8 @@ def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray], intrinsics
         for first in range(0, launched, kernel.cluster):
             _run_blocks(module, namespace[kernel.name], kernel, first, launched, addresses, memory)
         failed.append(int(errors[0]))
+        for t, address in zip(emitted.temporaries, slots["temporary"]):
+            assert not (t.stays_clear and memory.bytes_at(address, t.bytes).any()), "the kernel leaves flags behind"
     return failed
 
 

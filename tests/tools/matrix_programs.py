@@ -76,6 +76,7 @@ PROGRAMS: dict[str, tuple[str, dict[str, int]]] = {
     "product": (BF16, SIDE),
     "large product": (BF16, {"M": 4096, "N": 4096, "K": 2048}),
     "product by clusters": (BF16, {"M": 2048, "N": 2048, "K": 528}),
+    "product of shared steps": (BF16, SIDE | {"K": 2064}),
     "products of one left factor": (GATED, SIDE),
     "products of one left factor, apart": (APART, SIDE | {"P": 520}),
     "product, rows that begin anywhere": (BF16, {"M": 1031, "N": 1033, "K": 517}),
@@ -102,6 +103,15 @@ target = "h200"
 operations = ["c.sum", "c"]
 [plan.kernels.f_c.warpgroup_contraction]
 cluster = [2, 1]
-"""
+""",
+    "product of shared steps": """version = 2
+[[plan]]
+program = "f(a: bf16[1032, 2064], b: bf16[2064, 1032])"
+target = "h200"
+[plan.kernels.f_c]
+operations = ["c.sum", "c"]
+[plan.kernels.f_c.warpgroup_contraction]
+stream_k = 48
+""",
 }
 """Of programs for which the model chooses other options; where the target is another, they say nothing."""

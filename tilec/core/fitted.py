@@ -209,6 +209,9 @@ class WarpgroupTimes(Group, name="warpgroup_contraction", kind="cuda"):
     piece_operations: float = number("integer operations of a piece that the threads of the producer copy (cp.async)")
     filled: float = number("operations of an element that these threads alone compute, over those where all threads do")
     kept: float = number("time of a kernel whose right factor stays in shared memory, over the predicted one")
+    stream_k: float = number("the same of a kernel whose blocks share the steps of tiles")
+    part_us: float = number("time in which a block stores 128 x 256 sums for another one, or adds them")
+    part_wait_us: float = number("time that it waits for the sums of each")
     parts: float = number("time of f32 products by three bf16 parts over that on the vector units, both over their predicted ones")
 
 

@@ -12,6 +12,7 @@ from tilec.core.dtypes import DTYPES
 from tilec.core.fitted import ContractionTimes, WarpgroupTimes
 from tilec.core.target import Target
 from tilec.cost.model import Choice, Prediction, Work, occupancy, predict, ranked, round_up
+from tilec.cost.stream_k import parts_us, shared_rounds
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class BlockTile:
     blocks along m, which share their B tile by multicast, and along n, which share their A tile. `group`: rows of tiles
     that blocks compute together, for L2. `registers`: of a thread, as launched. `inner_warps`: warps that share rows and
     columns, and divide k. `kept`: all of B stays in shared memory, where each of the persistent blocks loads it once.
+    `stream_k`: rounds of tiles, the last of which is not full, whose steps along k all blocks share (stream-k).
     """
 
     bm: int
@@ -105,6 +107,7 @@ class BlockTile:
     registers: int = 128
     shared: int = 0
     kept: bool = False
+    stream_k: int = 0
     inner_warps: int = 1
 
     @property
@@ -209,6 +212,9 @@ def _staged(
                 bm, bn, bk, stages, instruction, wm, wn, producers, cluster, group, registers, shared, inner_warps=inner,
             )  # fmt: skip
             yield tile
+            if instruction == "wgmma" and not p.promoted:
+                rounds = shared_rounds(tiles, _reached(target, tile), ceil(p.k / bk))
+                yield from (replace(tile, stream_k=n) for n in rounds)
             if instruction == "wgmma" and bn >= p.n and tiles >= 2 * target.units and p.batch == prod(cluster) == 1:
                 yield from _kept(target, p, tile)
 
@@ -239,7 +245,7 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
     """The work of one tiling, including the parts of tiles beyond the edges of C."""
     rows, columns = ceil(p.m / tile.bm), ceil(p.n / tile.bn)
     tiles = rows * columns * p.batch
-    fit, warpgroups, idle = target.fit(WarpgroupTimes), tile.instruction == "wgmma", {}
+    fit, warpgroups, idle, partial = target.fit(WarpgroupTimes), tile.instruction == "wgmma", {}, 0.0
     k = round(round_up(p.k, tile.bk) * (p.overhang if warpgroups else 1))
     lines = [1 + fit.unaligned * (warpgroups and u) for u in p.unaligned]
     left = tiles * k * p.bytes * p.widths[0] * round_up(tile.bm, p.together[0])
@@ -264,14 +270,17 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
         serial = fit.start_us + fit.cluster_us * (prod(tile.cluster) > 1)
     else:
         serial, pace = _fill_and_drain(target, p, tile, tiles), {}
+    if tile.stream_k:
+        idle["waits"] += parts_us(fit, tiles, _reached(target, tile), tile.stream_k, tile.bm * tile.bn)
+        partial = 2 * 4.0 * target.units * tile.bm * tile.bn  # written, and read
     return Work(
         dram_read=_contraction_reads(target, p, tile) + further,
         dram_write=result,
-        l2_bytes=loaded + result + further,
+        l2_bytes=loaded + result + partial + further,
         shared_bytes=shared,
         flops={unit: flops, **{u: n + (flops if u == unit else 0) for u, n in other.items()}},
         pace=pace,
-        blocks=tiles,
+        blocks=round_up(tiles, target.units) if tile.stream_k else tiles,
         threads=tile.threads,
         registers=tile.registers,
         shared_per_block=tile.shared,
@@ -308,7 +317,9 @@ def _reached(target: Target, tile: BlockTile) -> int:
 
 
 def _rounds(target: Target, tile: BlockTile, blocks: int) -> float:
-    """Rounds of clusters over those of single blocks: clusters do not reach all units."""
+    """Rounds of clusters over those of single blocks: clusters do not reach all units. Rounds that blocks share are not whole."""
+    if tile.stream_k:
+        return target.units / _reached(target, tile)
     return max(1.0, ceil(blocks / _reached(target, tile)) / ceil(blocks / target.units))
 
 
@@ -375,4 +386,4 @@ def _choose(target: Target, problem: Contraction, instructions: tuple[str, ...] 
 
 def _effort(tile: BlockTile) -> tuple[int, ...]:
     """A tie goes to the simpler tile."""
-    return prod(tile.cluster), tile.threads, tile.shared
+    return tile.stream_k, prod(tile.cluster), tile.threads, tile.shared

@@ -286,6 +286,8 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("halves", ("memref.alloca",), _mark(), "map", "emit", "elements of 16 bits, two of which share a register of 32"),
     Attribute("overlay", ("memref.alloc",), _mark(), "map", "emit",
               "placed at the start of workgroup memory, over tiles that are no longer read"),
+    Attribute("stays_clear", ("memref.alloc",), _mark(), "map", "emit",
+              "zero between kernels, which leave it so: the program clears it once"),
     Attribute("read", ("vector.load",), _word("again", "last"), "map", "emit",
               "a load of a row that is loaded more than once: whether a later operation loads it again"),
     Attribute("element_steps", ("nvgpu.tma.create.descriptor",), _numbers(), "map", "emit",

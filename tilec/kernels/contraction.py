@@ -158,6 +158,11 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         "steps of the right factor, all of them, that stay in shared memory: each block copies them once; 0: they come with those "
         "of the left factor", default=0, shown="{} steps of the right factor stay in shared memory",
     )  # fmt: skip
+    stream_k: int = option(
+        "tiles, the first ones, whose steps along `inner` all blocks share equally (stream-k): one with a tile's first step adds "
+        "the sums of those that have the others; 0: every tile is one block's", default=0,
+        shown="{} tiles, whose steps all blocks share",
+    )  # fmt: skip
     result_boxes: int = option(
         "boxes of the result that a warp has room for in shared memory, of 16 rows of 128 bytes: TMA copies one while the warp "
         "fills the next",
@@ -271,7 +276,7 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
 
     def _refuse_tile(self, kernel: KernelPlan) -> Refusal | None:
         extents, tile = kernel.extents, dict(zip(kernel.grid, kernel.tile))
-        return super()._refuse_tile(kernel) or self.refuse_sizes(extents, tile)
+        return super()._refuse_tile(kernel) or self.refuse_sizes(extents, tile) or self._refuse_stream_k(extents, tile)
 
     def refuse_sizes(self, extents: Mapping[int, int], tile: Mapping[int, int]) -> Refusal | None:
         """Why tiles of this size, of dimensions of these extents, cannot be copied."""
@@ -291,6 +296,25 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
                 columns = " and ".join(str(prod(b)) for b in boxes)
                 return Refusal("tile", f"the results' tiles have {columns} columns, for which there are no boxes of one size")
         return None
+
+    def _refuse_stream_k(self, extents: Mapping[int, int], tile: Mapping[int, int]) -> Refusal | None:
+        """Why blocks cannot share the steps of so many tiles."""
+        if not self.stream_k:
+            return None
+        tiles, size = self.tiles({d: -(-extents[d] // tile[d]) for d in tile}), prod(self.cluster)
+        if not 0 < self.stream_k <= tiles or self.stream_k % size:
+            whole = f", in multiples of a cluster's {size}" if size > 1 else ""
+            return Refusal("stream_k", f"`stream_k` must be from 0 to all {tiles} tiles{whole}, not {self.stream_k}")
+        if self.promoted or self.kept_steps or self.alternate_tiles:
+            why = "blocks share tiles whose sums the matrix units keep, whose factors both come with each step, one tile at a time"
+            return Refusal("stream_k", why)
+        return None
+
+    def launched(self, tiles: int, steps: int) -> int:
+        """Blocks, for so many tiles of so many steps: as many as there are tiles, or steps to share."""
+        size = prod(self.cluster)
+        most = self.stream_k * steps if self.stream_k else tiles
+        return min(self.persistent_blocks, most) // size * size
 
     @property
     def together(self) -> bool:

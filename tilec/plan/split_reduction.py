@@ -12,6 +12,7 @@ from tilec.analysis.graph import Graph, Node
 from tilec.analysis.siblings import are_siblings
 from tilec.analysis.traffic import work_of
 from tilec.core import mlir
+from tilec.core.fitted import WarpgroupTimes
 from tilec.core.mlir import ir
 from tilec.core.quantities import count, duration
 from tilec.core.target import Target
@@ -85,7 +86,7 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
     if not now.choices:
         return None
     before = now.choices[0].prediction.time_us
-    best = SAVING * before
+    best = before * (target.fit(WarpgroupTimes).stream_k if now.choices[0].tile.stream_k else SAVING)
     found = None
     dim = max(node.contraction.k, key=lambda d: node.extents[d])
     for parts in (2, 4, 8, 16, 32):

@@ -17,7 +17,7 @@ from math import prod
 from tilec.analysis.carried import Carried, Rescale
 from tilec.analysis.expression import Expr
 from tilec.core import mlir
-from tilec.core.mlir import arith, func, gpu, ir, memref, vector
+from tilec.core.mlir import arith, gpu, ir, memref, vector
 from tilec.kernels import ContractionChain, Planned
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.fragments import Fragments
@@ -25,6 +25,7 @@ from tilec.passes.cuda.chain.states import moved, none_of, reference_of, same
 from tilec.passes.cuda.chain.values import At, Values, combine
 from tilec.passes.cuda.contraction.grid import erase, tiles_of
 from tilec.passes.cuda.memory_spaces import erase_unused
+from tilec.passes.cuda.messages import add_memory
 from tilec.passes.loops import below, delinearise, loop, states, sum_of, when
 
 THREADS = 128  # of a block that combines
@@ -80,30 +81,10 @@ def split(function: ir.Operation, planned: Planned) -> Callable[[ChainBlock], No
         shapes = {"states": [len(chain.row_states), *counts]}
         if chain.columns is not None:
             shapes["sums"] = [*counts, -(-block.sizes[chain.columns] // 16) * 16]
-        _share_memory(function, copy, {name: ir.MemRefType.get(shape, ir.F32Type.get()) for name, shape in shapes.items()})
+        add_memory([function, copy], {name: ir.MemRefType.get(shape, ir.F32Type.get()) for name, shape in shapes.items()})
         _Combined(copy, planned).build()
 
     return build
-
-
-def _share_memory(function: ir.Operation, after: ir.Operation, types: dict[str, ir.Type]) -> None:
-    """Gives two kernels memory as their last arguments. The program calls the second one after the first, with its arguments."""
-    names = [ir.DictAttr.get({"tilec.name": mlir.string(name)}) for name in types]
-    for kernel in (function, after):
-        block = mlir.entry(kernel)
-        for type_ in types.values():
-            block.add_argument(type_, kernel.location)
-        arguments = [a.type for a in block.arguments]
-        kernel.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(arguments, []))
-        kernel.attributes["arg_attrs"] = ir.ArrayAttr.get([*ir.ArrayAttr(kernel.attributes["arg_attrs"]), *names])
-    first, second = (ir.StringAttr(kernel.attributes["sym_name"]).value for kernel in (function, after))
-    for call in [op for op in mlir.traverse(function.parent) if op.name == "func.call"]:
-        if ir.FlatSymbolRefAttr(call.attributes["callee"]).value == first:
-            with ir.InsertionPoint(call), call.location:
-                memory = [memref.AllocOp(type_, [], []).result for type_ in types.values()]
-                for name in (first, second):
-                    func.CallOp([], name, [*call.operands, *memory])
-            call.erase()
 
 
 class _Combined:

@@ -9,6 +9,7 @@ dimensions are known.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from math import prod
@@ -18,6 +19,7 @@ from tilec.analysis.parts import parted
 from tilec.analysis.products import Scaled, arguments_of, dims_of, factors_of, narrow, scaled, stored
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
+from tilec.core.hardware import WARP
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.kernels import StoredContraction, WarpgroupContraction
 from tilec.kernels.matrix import ELEMENTS
@@ -367,5 +369,14 @@ class Thread:
     def member(self) -> ir.Value:
         """Of such a group: each has two adjacent elements of the row."""
         return arith.andi(self.lane, mlir.index(3))
+
+    def reread_lane(self) -> Thread:
+        """The same thread, whose lane a shuffle tells: what follows from it is computed here, and not before a loop around, which
+        would take registers."""
+        found, i32 = copy(self), ir.IntegerType.get_signless(32)
+        lane = arith.index_cast(i32, self.lane)
+        own = gpu.ShuffleOp(lane, lane, mlir.constant(WARP, i32), gpu.ShuffleMode.IDX).results[0]
+        found.lane = locations.named(arith.index_cast(ir.IndexType.get(), own), "same_lane")
+        return found
 
 

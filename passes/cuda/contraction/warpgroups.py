@@ -16,7 +16,8 @@ of 16 bytes); CUTLASS and fast.cu for the division of work.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from math import prod
 
@@ -37,6 +38,7 @@ from tilec.passes.cuda.contraction.operands import Stage
 from tilec.passes.cuda.contraction.partial_sums import PartialSums
 from tilec.passes.cuda.contraction.problem import Block, Problem, Side, Thread
 from tilec.passes.cuda.contraction.result_boxes import result_boxes
+from tilec.passes.cuda.contraction.stream_k import Part, Parts, StreamK
 from tilec.passes.cuda.memory_spaces import registers, root
 from tilec.passes.cuda.ring import LineTiles, Ring, RingTiles, carried_loop, make_ready, offsets_of
 from tilec.passes.cuda.roles import Roles, begin_ping_pong, ping_pong, wait_for_products
@@ -44,6 +46,7 @@ from tilec.passes.loops import delinearise, loop, sum_of, when
 
 EQUAL = arith.CmpIPredicate.eq
 LOADING = 40, 32  # registers of a thread that loads, where two warpgroups multiply, and where three do
+SHARING = 40, 56  # where blocks share steps
 FILLING = 104, 80  # where it computes where elements lie
 
 
@@ -53,8 +56,6 @@ def map_wgmma(
     """`grids`: of each result, whose tiles follow one another."""
     function.attributes["tilec.threads"] = mlir.integer(options.block_threads)
     size, total = prod(options.cluster), sum(blocks.count for blocks in grids)
-    count = min(options.persistent_blocks // size, total // size)  # clusters that are launched
-    function.attributes["tilec.blocks"] = mlir.integer(count * size)
     thread, first = Thread(), gpu.BlockIdOp(gpu.Dimension.x).result
     cluster = None
     if size > 1:
@@ -65,24 +66,38 @@ def map_wgmma(
     found = [Block(sample) for sample in samples]
     loads = _Loads([_problems(b, blocks, tiles) for b, blocks in zip(found, grids)], shape, function, found, cluster)
     steps = loads.problem.steps  # of every tile
+    count = options.launched(total, steps) // size  # clusters
+    function.attributes["tilec.blocks"] = mlir.integer(count * size)
     for sample in samples:
         erase(sample)
     start = [mlir.index(0), mlir.index(0)]  # the first stage, in phase 0
     end = mlir.index(total // size)
+    stream_k = StreamK(options, first, count, total // size, steps) if options.stream_k else None
+    parts = Parts(function, stream_k, thread, loads.sums) if stream_k else None
+
+    @contextmanager
+    def tiles_from(number: ir.Value, state: list[ir.Value], step: int) -> Iterator[tuple[ir.Value, Part | None, list[ir.Value]]]:
+        """Tile after tile, or the block's parts of tiles."""
+        if stream_k:
+            with stream_k.parts(state) as (part, now):
+                yield part.tile, part, now
+        else:
+            with carried_loop(number, end, state, step) as (number, now):
+                yield number, None, now
 
     def produce() -> None:
-        with carried_loop(first, end, list(start), count) as (number, state):
+        with tiles_from(first, list(start), count) as (number, part, state):
 
             def load(which: int, own: ir.Value) -> None:
                 operations = grids[which].enter(own, cluster)
                 problems = _problems(Block(operations), grids[which], tiles)
                 now = state if len(grids) == 1 else list(state)  # of one branch of several
-                loads.load(problems, which, now, arith.cmpi(EQUAL, number, first))
+                loads.load(problems, which, now, arith.cmpi(EQUAL, number, first), part)
                 erase(operations)
 
             of_its_grid(number, grids, load)
             if len(grids) > 1:
-                state[:] = loads.ring.after(state, steps, mlir.index(1))
+                state[:] = loads.ring.after(state, part.count if part else steps, mlir.index(1))
 
     def consume() -> None:
         mine, state, step = first, list(start), count
@@ -90,9 +105,8 @@ def map_wgmma(
             mine, step = sum_of([(first, 1), (shape.roles.consumer, count)]), 2 * count
             state = loads.ring.after(state, steps, shape.roles.consumer)
             begin_ping_pong(function, shape.roles)
-        with carried_loop(mine, end, state, step) as (number, state):
-            if len(grids) > 1:
-                loads.multiply(loads.problem, state)
+        with tiles_from(mine, state, step) as (number, part, state):
+            completed = partial(parts.complete, part) if parts else nullcontext
 
             def complete(which: int, own: ir.Value) -> None:
                 # a variable that is set in branches of several others is no register for the compiler: names for one side only
@@ -102,20 +116,27 @@ def map_wgmma(
                 shape.check(problems)
                 if len(grids) == 1:
                     with ir.Location.name(mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location):
-                        loads.multiply(problems[0], state)
-                with (block.after or [block.contraction])[-1].location:
+                        loads.multiply(problems[0], state, part)
+                with (completed if len(grids) == 1 else nullcontext)(), (block.after or [block.contraction])[-1].location:
                     warp = sum_of([(shape.thread.warp, 1)], -4)  # among those that multiply
                     to = loads.boxes[which] if loads.boxes else loads.buffer
+                    shape.thread = thread.reread_lane() if parts else thread
                     Epilogue(problems, block.after, shape.thread, to, warp).store(loads.chunks)
+                    shape.thread = thread
                 erase(operations)
 
-            of_its_grid(number, grids, complete)
+            if len(grids) == 1:
+                complete(0, number)
+            else:
+                loads.multiply(loads.problem, state, part)
+                with completed():
+                    of_its_grid(number, grids, complete)
             if options.alternate_tiles:
                 state[:] = loads.ring.after(state, steps, mlir.index(1))
         if loads.boxes:
             loads.boxes[0].wait(thread)
 
-    registers = FILLING if options.filled else LOADING
+    registers = FILLING if options.filled else SHARING if parts else LOADING
     shape.roles.divide(registers[shape.roles.consumers > 2], produce, consume)
     if cluster:
         cluster.meet()
@@ -261,8 +282,10 @@ class _Loads:
 
     # ---- loading -------------------------------------------------------------------------------------------
 
-    def load(self, problems: list[Problem], which: int, state: list[ir.Value], is_first: ir.Value) -> None:
-        """All copies of one tile of a result, the first of a block or another."""
+    def load(
+        self, problems: list[Problem], which: int, state: list[ir.Value], is_first: ir.Value, part: Part | None
+    ) -> None:  # fmt: skip
+        """All copies of one tile of a result, the first of a block or another, or of a part of its steps."""
         problem = problems[0]
         sides = zip((problem.left, problem.right), self.sides)
         filled = [Stage(problem, side, self.shape.thread, 0, tiles[0]) for side, tiles in sides if side.copy != "tma"]
@@ -287,7 +310,8 @@ class _Loads:
                 stored = [tiles.fill(stage, step) for tiles in filled]
                 self.ring.arrive(self.function, stage, any(stored))
 
-        self.ring.fill(problem.steps, state, copy, f"{problem.inner_name}_step", self.shape.roles.one)
+        end, first = (part.end, part.first) if part else (problem.steps, None)
+        self.ring.fill(end, state, copy, f"{problem.inner_name}_step", self.shape.roles.one, first)
 
     def _copy_tiles(
         self, ring: Ring, problem: Problem, side: Side, step: ir.Value, stage: ir.Value, several: list[RingTiles], product: int = 0
@@ -320,8 +344,8 @@ class _Loads:
 
     # ---- multiplying ---------------------------------------------------------------------------------------
 
-    def multiply(self, problem: Problem, state: list[ir.Value]) -> None:
-        """One tile of C."""
+    def multiply(self, problem: Problem, state: list[ir.Value], part: Part | None) -> None:
+        """One tile of C, or a part of its steps."""
         if self.partial is not None:
             self.partial.multiply(problem, state)
             return
@@ -334,7 +358,8 @@ class _Loads:
 
         alternate = partial(ping_pong, self.function, self.shape.roles) if self.shape.alternate else None
         name = f"{problem.inner_name}_step"
-        self.ring.multiply(problem.steps, state, self.shape.thread, product, self._wait, self.shape.parts, alternate, name)
+        steps = part.count if part else problem.steps
+        self.ring.multiply(steps, state, self.shape.thread, product, self._wait, self.shape.parts, alternate, name)
 
     def _wait(self, running: int) -> None:
         wait_for_products(self.function, running, self.sums)

@@ -77,9 +77,10 @@ _PTX_EFFECTS: dict[str, tuple[str, str, str]] = {
     "named_barrier": ("bar.sync $0, $1;", "rr", ""),  # (barrier 1..15, threads)
     "named_barrier_arrive": ("bar.arrive $0, $1;", "rr", ""),
     "warp_barrier": ("bar.warp.sync 0xffffffff;", "", ""),
-    # Words that are complete by themselves: no other memory is published with them, so nothing is ordered.
+    # Words that are complete by themselves, or flags beside a fence.
     "publish_i64": ("st.relaxed.gpu.global.b64 [$0], $1;", "ll", ""),
     "observe_i64": ("ld.relaxed.gpu.global.b64 $0, [$1];", "l", "l"),
+    "fence_gpu": ("fence.acq_rel.gpu;", "", ""),
     # Clusters (sm_90).
     "cluster_arrive": ("barrier.cluster.arrive.release;", "", ""),
     "cluster_wait": ("barrier.cluster.wait.acquire;", "", ""),

@@ -145,6 +145,12 @@ def test_intermediates_that_live_together_lie_apart(sizes, uses):
             assert x.end <= y.offset or y.end <= x.offset or not x.bytes or not y.bytes
 
 
+def test_what_lasts_from_call_to_call_lies_alone():
+    allocated = allocate([512] * 3, [Step("k", (Slot("temporary", n),)) for n in range(3)], lasting=[1])
+    assert [t.offset == allocated[1].offset for t in allocated] == [False, True, False] == [t.stays_clear for t in allocated]
+    assert allocated[0].offset == allocated[2].offset
+
+
 def test_a_chain_needs_two_intermediates_at_a_time():
     steps = [Step("k", tuple(Slot("temporary", n) for n in (i, i + 1) if n < 6)) for i in range(6)]
     allocated = allocate([1024] * 6, steps)

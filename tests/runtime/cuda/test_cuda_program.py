@@ -48,6 +48,18 @@ def test_a_stream_has_one_workspace(driver):
     assert launched(driver)[4:] == [(8, (16, second)), (8, (second, 32))]
 
 
+@pytest.mark.parametrize("capturing", [False, True])
+def test_what_kernels_leave_clear_is_cleared_once(driver, capturing):
+    """On a stream of its own: the caller's may be captured."""
+    made, driver.capturing = program([Temporary(100, 0), Temporary(64, 256, stays_clear=True)]), capturing
+    for _ in range(2):
+        made.launch([16], [32], 7)
+    cleared = [q for q in driver.queued if q not in driver.launches and q[0] != "wait"]
+    first, second = (("clear", 0, memory + 256, 0, 64) for memory in (0x1000_0000, 0x2000_0000))
+    assert cleared == ([first, second] if capturing else [first])
+    assert driver.names().count("cuStreamDestroy_v2") == len(cleared)
+
+
 def test_what_is_captured_has_a_workspace_of_its_own(driver):
     made = program([Temporary(100, 0)])
     made.launch([16], [32], 7)

@@ -157,4 +157,5 @@ def _describe(tile: BlockTile) -> str:
     warps = "" if tile.instruction == "wgmma" else f", {tile.warp_m}x{tile.warp_n}{inner} warps"
     grouped = f", {tile.group} rows of tiles at a time" if tile.group > 1 else ""
     clusters = f", clusters of {tile.cluster[0]}x{tile.cluster[1]}" if prod(tile.cluster) > 1 else ""
-    return f"{tile.instruction} {tile.bm}x{tile.bn}x{tile.bk}{warps}, {tile.stages} stages{clusters}{grouped}"
+    shared = ", blocks share steps" if tile.stream_k else ""
+    return f"{tile.instruction} {tile.bm}x{tile.bn}x{tile.bk}{warps}, {tile.stages} stages{clusters}{shared}{grouped}"

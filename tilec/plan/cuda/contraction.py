@@ -33,6 +33,7 @@ from tilec.core.target import Target
 from tilec.cost import contraction
 from tilec.cost.contraction import BlockTile
 from tilec.cost.model import Choice
+from tilec.cost.stream_k import shared_tiles
 from tilec.kernels.contraction import Contraction, WarpgroupContraction
 from tilec.kernels.matrix import ASYNC, BYTES, StoredContraction, whole_pieces
 from tilec.plan.cuda.operands import FactorAccess, Operand, Roles, arrange, factor_access, warpgroup_copies
@@ -159,8 +160,8 @@ def ranked_tiles(
         found, by_warpgroups = fit(choice.tile), choice.tile.instruction == "wgmma"
         if found is None or not (by_warpgroups or choice.tile.stages <= found.deepest):
             return None
-        times = fit_times.kept if choice.tile.kept else 1 if by_warpgroups else slower
-        return times * found.rank(choice, problem, target)
+        of_its_kind = fit_times.kept if choice.tile.kept else fit_times.stream_k if choice.tile.stream_k else 1
+        return (of_its_kind if by_warpgroups else slower) * found.rank(choice, problem, target)
 
     choices = _ranked(target, problem, instructions, weigh)
     return Tiles(kind, roles, operands, problem, choices, build, fit, instructions)
@@ -186,12 +187,23 @@ def _built(
         own = {"inner_box": roles.inner_box if "tma" in by else (), "promoted": promoted, "cluster": tile.cluster}
         own["longest_box"] = (left.longest, right.longest)
         built = WarpgroupContraction(**common, persistent_blocks=blocks, **own, **together)
+        if tile.stream_k:
+            return replace(built, stream_k=_shared_tiles(built, extents, tile.stream_k))
         return replace(built, kept_steps=built.steps(extents)) if tile.kept else built
     stored = {f"{side}_stored": f.stored for side, f in operands.items()}
     gathers = any(f.gathers and not f.pieces for f in operands.values())
     warps = {"warps": (tile.warp_m, tile.warp_n), "inner_warps": tile.inner_warps}
     own = {"products": together.get("products", 1), "gathers": gathers}
     return Contraction(**common, **stored, **warps, **own, unit=tile.instruction)
+
+
+def _shared_tiles(built: WarpgroupContraction, extents: Sizes, rounds: int) -> int:
+    """Tiles whose steps blocks share, of those that there are."""
+    sizes = _boxes_of(built, extents) if _is_buildable(built) else None
+    if sizes is None:
+        return 0
+    tiles = built.tiles({d: ceil(n / sizes.get(d, 1)) for d, n in extents.items() if d not in built.inner})
+    return shared_tiles(tiles, built.persistent_blocks, rounds)
 
 
 def promoted_of(kind: str, node: Node) -> int:

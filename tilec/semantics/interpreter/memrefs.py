@@ -99,7 +99,7 @@ def _store(code: Code, op: ir.Operation) -> Step:
 
 @operation("memref.atomic_rmw")
 def _atomic(code: Code, op: ir.Operation) -> Step:
-    """To assign a word, or to read it (to or it with 0). Atomic accesses race with nothing, and order nothing."""
+    """To assign a word, or to read it (to or it with 0). Atomic accesses race with nothing; with fences they order others."""
     value, target, *subscripts = code.operands(op)
     (r,), kind = code.results(op), ir.IntegerAttr(op.attributes["kind"]).value
     if kind not in (arith.AtomicRMWKind.assign, arith.AtomicRMWKind.ori):
@@ -117,8 +117,23 @@ def _atomic(code: Code, op: ir.Operation) -> Step:
                 write(view, offset, new, op, values[0], mask)
         finally:
             buffer.guard = guard
+        if values[0].lanes is not None:
+            _tell(buffer, offset, values[0], mask, kind == arith.AtomicRMWKind.assign)
 
     return step
+
+
+def _tell(buffer: Buffer, offset: Any, context: Any, mask: Mask, assigned: bool) -> None:
+    """What words bring from a block that assigns them to one that reads them."""
+    lanes = np.arange(context.lanes) if mask is None else np.flatnonzero(mask)
+    offsets = np.broadcast_to(offset, context.lanes)[lanes]
+    rows, threads, clocks = context.row_of[lanes], context.thread_of[lanes], context.clocks
+    for n, at in zip(*np.unique(offsets, return_index=True)):
+        if assigned:
+            cluster = int(context.block_of[lanes[at]]) // context.kernel.cluster
+            buffer.told[int(n)] = clocks.tell(rows[at], threads[at], cluster)
+        elif (told := buffer.told.get(int(n))) is not None:
+            clocks.seen.append((rows[offsets == n], threads[offsets == n], told))
 
 
 @operation("memref.copy")

@@ -4,7 +4,8 @@ Every thread has a clock, which ticks when it publishes its accesses. It also kn
 it is ordered after (vector clocks, as in FastTrack: Flanagan and Freund, 2009). A barrier orders all threads of a block, a
 warp's barrier those of the warp, and an mbarrier orders those that wait after those that arrive. Asynchronous work is an agent
 with a clock of its own: the copies of a thread, the copies that an mbarrier counts, the products of a warpgroup. Blocks of one
-cluster can be ordered; other blocks never are.
+cluster can be ordered; of other blocks a thread knows what one of theirs knew at a fence before it assigned a word, once it has
+read the word and passed a fence itself.
 
 For every element of memory the last write and the last two reads by different agents are kept. An access races with one
 of them if it is not ordered after it, and one of the two is a write that changes the value: threads that hold copies of one
@@ -26,6 +27,9 @@ from tilec.semantics.interpreter.code import Context, Mask, differs
 from tilec.semantics.interpreter.faults import Fault, first
 from tilec.semantics.interpreter.memory import Buffer
 
+Told = tuple[int, np.ndarray]
+"""The number of a cluster, and the ticks of its agents."""
+
 
 class Clocks:
     """`known[block, thread, column]`: the last tick that a thread has heard of, with a column for each agent of the
@@ -37,6 +41,9 @@ class Clocks:
         self.known = np.zeros((blocks, threads, self.columns), np.int32)
         self.own = np.arange(blocks)[:, None] % cluster * agents + np.arange(threads)
         self._tick(np.arange(blocks)[:, None], np.arange(threads))
+        self.foreign: dict[int, np.ndarray] = {}  # `known` of the agents of other clusters, by the cluster's number
+        self.fenced: np.ndarray | None = None  # `known` at a thread's last fence
+        self.seen: list[tuple[np.ndarray, np.ndarray, Told]] = []  # by threads of rows, that have passed no fence since
 
     def _tick(self, rows: Any, threads: Any) -> None:
         self.known[rows, threads, self.own[rows, threads]] += 1
@@ -57,6 +64,25 @@ class Clocks:
         handed = self.known[row, threads].max(axis=0)
         self._tick(row, threads)
         return handed
+
+    def fence(self, rows: np.ndarray, threads: np.ndarray) -> None:
+        """Of these threads."""
+        if self.fenced is None:
+            self.fenced = np.zeros_like(self.known)
+        self.fenced[rows, threads] = self.known[rows, threads]
+        self._tick(rows, threads)
+        fences, seen = np.zeros(self.known.shape[:2], np.bool_), self.seen
+        fences[rows, threads], self.seen = True, []
+        for at, of, told in seen:
+            cluster, ticks = told
+            now = fences[at, of]
+            known = self.foreign.setdefault(cluster, np.full_like(self.known, -1))
+            known[at[now], of[now]] = np.maximum(known[at[now], of[now]], ticks)
+            self.seen += [(at[~now], of[~now], told)] if not now.all() else []
+
+    def tell(self, row: int, thread: int, cluster: int) -> Told | None:
+        """What a word brings that this thread of a cluster assigns."""
+        return None if self.fenced is None else (cluster, self.fenced[row, thread].copy())
 
     def acquire(self, row: int, threads: np.ndarray, heard: np.ndarray) -> None:
         self.known[row, threads] = np.maximum(self.known[row, threads], heard)
@@ -221,9 +247,13 @@ class _Threads:
         self.ticks = clocks.known[self.rows, self.threads, clocks.own[self.rows, self.threads]]
 
     def knows(self, ids: np.ndarray) -> np.ndarray:
-        """Up to which tick each accessor has heard of each agent; nothing of other clusters."""
-        heard = self.clocks.known[self.rows, self.threads, ids % self.clocks.columns]
-        return np.where(ids // self.clocks.columns == self.ids // self.clocks.columns, heard, -1)
+        """Up to which tick each accessor has heard of each agent."""
+        columns = self.clocks.columns
+        heard = self.clocks.known[self.rows, self.threads, ids % columns]
+        found = np.where(ids // columns == self.ids // columns, heard, -1)
+        for cluster, known in self.clocks.foreign.items():
+            found = np.where(ids // columns == cluster, known[self.rows, self.threads, ids % columns], found)
+        return found
 
 
 class Agent:

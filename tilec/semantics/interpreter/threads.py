@@ -142,6 +142,18 @@ def _warp_barrier(code: Code, op: ir.Operation) -> Step:
     return step
 
 
+@operation("nvvm.memory.barrier")
+def _fence(code: Code, op: ir.Operation) -> Step:
+    """Orders what a thread does before and after, as other blocks see it."""
+
+    def step(values: Values, mask: Mask) -> None:
+        context: Threads = values[0]
+        lanes = np.arange(context.lanes) if mask is None else np.flatnonzero(mask)
+        context.clocks.fence(context.row_of[lanes], context.thread_of[lanes])
+
+    return step
+
+
 @operation("nvvm.setmaxregister", "nvvm.fence.proxy")
 def _no_meaning(code: Code, op: ir.Operation) -> None:
     """No effect on memory; the clocks of waiting threads have the order that fences give."""

@@ -1,0 +1,28 @@
+"""The cost of stream-k: blocks share the steps along k of the tiles in the last rounds (`passes/cuda/contraction/stream_k.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+
+from tilec.core.fitted import WarpgroupTimes
+from tilec.cost.model import balance
+
+EVEN = 0.95  # share of the units' time that blocks use if there is nothing to share
+
+
+def shared_rounds(tiles: int, blocks: int, steps: int) -> Iterator[int]:
+    """Rounds of tiles that may be shared: the last one, or a full one with it, so that a block has at least a tile's steps."""
+    if balance(tiles, blocks) < EVEN:
+        yield from (n for n in (1, 2) if n <= ceil(tiles / blocks) and shared_tiles(tiles, blocks, n) * steps >= blocks)
+
+
+def shared_tiles(tiles: int, blocks: int, rounds: int) -> int:
+    """In the last rounds of so many blocks; none where the last one is full."""
+    return tiles - tiles // blocks * blocks + (rounds - 1) * blocks if tiles % blocks else 0
+
+
+def parts_us(fit: WarpgroupTimes, tiles: int, blocks: int, rounds: int, elements: int) -> float:
+    """Time in which a block stores the sums of a part of a tile of so many elements, and adds those of others to its own."""
+    shared, us = shared_tiles(tiles, blocks, rounds), fit.part_us * elements / (128 * 256)
+    return us + ceil(blocks / shared) * (fit.part_wait_us + us) if shared else 0.0
