@@ -214,12 +214,12 @@ class Op:
             self._latest = self._built[key, "cpu" if target.kind == "cpu" else 0] = built
         return self
 
-    def build_for(self, inputs: Signature, device: str | int) -> Op:
+    def build_for(self, inputs: Signature, device: str | int) -> Executable:
         """Compiles for arguments of these types and shapes now rather than at the first call. `device`: "cpu" or a GPU's number."""
         executable = self._executable(tuple(inputs), device)
         with compiling():
             executable.load()
-        return self
+        return executable
 
     # ---- looking inside ----------------------------------------------------------------------------------------------
 

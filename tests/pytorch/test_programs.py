@@ -168,3 +168,24 @@ def test_a_model_that_is_saved_and_copied():
     file.seek(0)
     other.load_state_dict(torch.load(file))
     torch.testing.assert_close(torch.compile(other, backend="tilec")(x), model(x))
+
+
+def test_what_the_host_checks_is_not_in_a_cuda_graph():
+    """Without a GPU: a partition's checks name the operations that PyTorch is to run instead."""
+    from tilec.torch.call import _checks, program
+    from tilec.torch.write import named, write
+
+    graphs = []
+
+    def capture(gm, inputs):
+        graphs.append(gm.graph)
+        return gm.forward
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    table, ids = torch.randn(5, 4), torch.tensor([1, 2])
+    torch.compile(lambda t, i: F.embedding(i, t).exp() * 2, backend=aot_autograd(fw_compiler=capture))(table, ids)
+    written = write(graphs[0])
+    built = program(written.text, None, None).build()
+    (executable,) = built._built.values()
+    assert [str(n.target) for n in named(_checks(executable), written)] == ["aten.embedding.default"]

@@ -134,7 +134,8 @@ def compile_aten(
     folder = dump.folder(f"{number:03}-{kind}")
     with torch.no_grad():  # the graphs of a partition are no gradients' business
         known = _known(graph, placeholders, mode, attribute)
-        refusal, refused = cache(_refusal(options)), dict[fx.Node, str]()
+        refusal, refused = cache(aten.refusal), dict[fx.Node, str]()
+        final = False
         while True:  # what a program turns out not to say, PyTorch runs, and the graph is cut anew
             decision = decide(graph, known, refusal, refused)
             pieces = cut(graph, decision, known)
@@ -144,16 +145,18 @@ def compile_aten(
                     told.eager.append(reports.Eager(_operation(node), reason, module_path(node), source_line(node)))
             if options.strict and told.eager:
                 raise CallError(f"PyTorch would run an operation, and the option 'strict' is set\n{told}")
+            Partition.ahead([piece.graph for piece in pieces], options, mode)
             try:
                 calls = []
                 for k, piece in enumerate(pieces):
                     about = reports.PartReport(f"part{k}", len(piece.part.nodes))
                     told.parts.append(about)
                     note = dump.noting(about, folder, piece.graph, told)
-                    calls.append(Partition(piece.graph, options, mode, note, last=len(refused) >= MOST_REFUSED))
+                    calls.append(Partition(piece.graph, options, mode, note, last=final))
                 break
             except Unwritten as error:
-                refused[error.node.meta["origin"]] = error.reason
+                refused.update((node.meta["origin"], error.reason) for node in error.nodes)
+                final = len(refused) >= MOST_REFUSED
         whole = join(graph, decision, pieces, calls, attribute)
     told.seconds = time.perf_counter() - begin
     reports.add(told)
@@ -161,14 +164,6 @@ def compile_aten(
     run = whole.run
     run._boxed_call = True  # type: ignore[attr-defined]
     return run, told
-
-
-def _refusal(options: Options) -> Callable[[fx.Node], str | None]:
-    if options.mode != "reduce-overhead":
-        return aten.refusal
-    from tilec.torch.cuda_graphs import refusal
-
-    return lambda node: refusal(node) or aten.refusal(node)
 
 
 def _mode(placeholders: Sequence[fx.Node]) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any
@@ -15,15 +17,17 @@ from torch import fx
 from tilec.api import Op
 from tilec.api import compile as compile_program
 from tilec.core.diagnostics import CheckError
-from tilec.core.dtypes import DTYPES
+from tilec.core.dtypes import DTYPES, DType
+from tilec.driver.executable import Executable
 from tilec.torch.aten import dtype_of
-from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, traced
+from tilec.torch.concrete import concrete, is_symbolic, traced
 from tilec.torch.options import Options
 from tilec.torch.schedules import schedule_of
-from tilec.torch.write import Argument, Result, Unwritten, Written, blamed, write
+from tilec.torch.write import Argument, Result, Unwritten, Written, blamed, named, write
 
 Call = Callable[..., Any]
 Note = Callable[[Written | None, str | None], None]
+AT_ONCE = 4  # partitions that are compiled at a time
 MOST_SIZES = 512
 """Sizes of one partition that are kept compiled; of further ones the oldest is forgotten."""
 
@@ -51,13 +55,34 @@ class Partition:
             self._prepare()
         self.last = True
 
+    @staticmethod
+    def ahead(graphs: Sequence[fx.Graph], options: Options, mode: Any) -> None:
+        """Compiles what partitions of these graphs will ask for, several at a time. What fails, fails there again."""
+        if len(graphs) < 2 or options.background:
+            return
+
+        def compiled(asked: tuple[Op, Any, str | int]) -> None:
+            op, inputs, device = asked
+            with suppress(Exception):
+                op.build_for(inputs, device)
+
+        asked = {}
+        for graph in graphs:
+            with suppress(Exception):
+                known = _traced(graph, mode)
+                written = write(known)
+                op = _program(written, options)
+                asked[written.text] = op, _inputs(known, written), _device(known)
+        with ThreadPoolExecutor(min(len(asked) or 1, AT_ONCE)) as pool:
+            list(pool.map(compiled, asked.values()))
+
     def _prepare(self) -> None:
         self.call = self._compiled(self.graph)
 
     def _prepare_traced(self) -> None:
-        values = [traced(n.meta.get("val"), self.mode) for n in self.graph.nodes if n.op == "placeholder"]
-        if UNDECIDED not in values:
-            self.made[_key(values)] = self._compiled(_sized(self.graph, values, self.mode))
+        known = _traced(self.graph, self.mode)
+        values = [n.meta.get("val") for n in known.nodes if n.op == "placeholder"]
+        self.made[_key(values)] = self._compiled(known)
 
     def __call__(self, *values: Any) -> Any:
         return self.call(*values)
@@ -95,7 +120,7 @@ class Partition:
             made = self._bound(written, graph)
         except Exception as error:  # of any kind: PyTorch can run it
             found = error if isinstance(error, Unwritten) else blamed(error, written) if written is not None else None
-            if found is not None and not self.last:
+            if found is not None and found.nodes and not self.last:
                 raise found from error
             if self.options.strict:
                 raise
@@ -106,12 +131,13 @@ class Partition:
 
     def _bound(self, written: Written, graph: fx.Graph) -> Call:
         device = _device(graph)
-        op = program(written.text, self.options.target, schedule_of(written.text, self.options.schedule))
+        op = _program(written, self.options)
         if not written.arguments and device != "cpu":
             raise ValueError("a program on a GPU that reads nothing")
-        values = [n.meta.get("val") for n in graph.nodes if n.op == "placeholder"]
-        inputs = [(DTYPES[dtype_of(values[a.number].dtype)], _stored(a)) for a in written.arguments]
-        op.build_for(tuple(inputs), device)
+        built = op.build_for(_inputs(graph, written), device)
+        if device != "cpu" and self.options.mode == "reduce-overhead" and (checks := _checks(built)):
+            reason = "its indices are checked by the host, which a CUDA graph does not wait for"
+            raise Unwritten(named(checks, written), reason)
         return bind(op, written, self._by_size)
 
 
@@ -121,8 +147,31 @@ def _key(values: Sequence[Any]) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=4096)
 def program(text: str, target: str | None, schedule: str | None) -> Op:
-    """The op of a text: equal partitions have one."""
-    return compile_program(text, target=target, schedule=schedule)
+    """The op of a text: equal partitions have one. On a GPU, an index outside of its tensor is raised by a later call, as PyTorch's
+    own checks are there."""
+    return compile_program(text, target=target, schedule=schedule, deferred_checks=True)
+
+
+def _program(written: Written, options: Options) -> Op:
+    return program(written.text, options.target, schedule_of(written.text, options.schedule))
+
+
+def _inputs(graph: fx.Graph, written: Written) -> tuple[tuple[DType, tuple[int, ...]], ...]:
+    """Types and shapes of the program's arguments."""
+    values = [n.meta.get("val") for n in graph.nodes if n.op == "placeholder"]
+    return tuple((DTYPES[dtype_of(values[a.number].dtype)], _stored(a)) for a in written.arguments)
+
+
+def _traced(graph: fx.Graph, mode: Any) -> fx.Graph:
+    """The graph for the sizes that it was traced with."""
+    if not is_symbolic(graph):
+        return graph
+    return _sized(graph, [traced(n.meta.get("val"), mode) for n in graph.nodes if n.op == "placeholder"], mode)
+
+
+def _checks(built: Executable) -> str:
+    """The messages of all run-time checks."""
+    return "\n".join(site for kernel in built.emitted.kernels for site in kernel.sites)
 
 
 def _device(graph: fx.Graph) -> str | int:

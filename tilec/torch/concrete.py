@@ -101,7 +101,7 @@ def concrete(
             if value is UNDECIDED or isinstance(value, NUMBERS):
                 became[node] = value
                 if node.op == "placeholder":
-                    made.node_copy(node)
+                    made.node_copy(node).meta = {**node.meta, "val": value}
                 continue
             became[node] = new = made.node_copy(node, became.__getitem__)
             new.meta = {**node.meta, "val": value}

@@ -9,18 +9,6 @@ import torch
 from torch import fx
 
 Run = Callable[[list[Any]], list[Any]]
-CHECKED = {f"aten::{name}" for name in ("embedding", "index", "index_select", "gather", "take", "index_put")}
-"""Operations whose indices a program checks. The host must see what is found, and while a CUDA graph is recorded or replayed it
-cannot: PyTorch runs them."""
-
-
-def refusal(node: fx.Node) -> str | None:
-    """Why an operation is not in a partition that CUDA graphs replay, or None."""
-    schema, value = getattr(node.target, "_schema", None), node.meta.get("val")
-    if schema is not None and schema.name in CHECKED and isinstance(value, torch.Tensor) and value.is_cuda:
-        return "its indices are checked by the host, which a CUDA graph does not wait for"
-    return None
-
 
 class Replayed:
     """The graphs of one compiled function: forward and backward share a pool of memory."""

@@ -69,11 +69,11 @@ class Written:
 
 
 class Unwritten(Exception):
-    """A node of a partition that cannot be written or compiled after all, and why."""
+    """Nodes of a partition that cannot be written or compiled after all, and why."""
 
-    def __init__(self, node: fx.Node, reason: str):
-        super().__init__(f"{node.target}: {reason}")
-        self.node, self.reason = node, reason
+    def __init__(self, nodes: Sequence[fx.Node], reason: str):
+        super().__init__(f"{', '.join(str(n.target) for n in nodes)}: {reason}")
+        self.nodes, self.reason = nodes, reason
 
 
 def write(graph: fx.Graph) -> Written:
@@ -97,13 +97,11 @@ def write(graph: fx.Graph) -> Written:
             try:
                 values[node] = translate(program, node, values)
             except Exception as error:  # of any kind: PyTorch can run it
-                raise Unwritten(node, _reason(error)) from error
+                raise Unwritten([node], _reason(error)) from error
         origin.update((_defined(line), node) for line in program.lines[first:])
     layouts = [_result_layout(node.meta["val"]) for node in outputs]
-    given = [_in_order(values[node], found) for node, found in zip(outputs, layouts)]
-    text = program.program(given)
-    declared = getattr(program, "results", given)
-    results = [_result(node.meta["val"], found, made.shape) for node, found, made in zip(outputs, layouts, declared)]
+    text = program.program([_in_order(values[node], found) for node, found in zip(outputs, layouts)])
+    results = [_result(node.meta["val"], found, made.shape) for node, found, made in zip(outputs, layouts, program.results)]
     lines = enumerate(text.splitlines())
     nodes = {k: origin[name] for k, line in lines if (name := _defined(line)) in origin}
     comments = {line: said(node) for line, node in nodes.items()}
@@ -121,12 +119,15 @@ def _reason(error: Exception) -> str:
 
 def blamed(error: Exception, written: Written) -> Unwritten | None:
     """The node whose statement an error of the compiler is about, if it names one."""
-    found = re.search(rf"{re.escape(TEXT)}:(\d+):", str(error))
-    node = written.nodes.get(int(found[1]) - 1) if found else None
-    if node is None:
-        return None
-    first = str(error).splitlines()[0].partition("error: ")
-    return Unwritten(node, f"the program is refused: {first[2] or first[0]}")
+    nodes = named(str(error), written)[:1]
+    first = str(error).partition("\n")[0].partition("error: ")
+    return Unwritten(nodes, f"the program is refused: {first[2] or first[0]}") if nodes else None
+
+
+def named(text: str, written: Written) -> list[fx.Node]:
+    """The nodes of the statements whose lines a message of the compiler names."""
+    lines = re.findall(rf"{re.escape(TEXT)}:(\d+):", text)
+    return list(dict.fromkeys(written.nodes[int(k) - 1] for k in lines if int(k) - 1 in written.nodes))
 
 
 def said(node: fx.Node) -> str:
