@@ -342,3 +342,18 @@ def test_contractions_of_a_vector_are_read_back(sizes, tmp_path):
     assert () in (own.kernels[0].options.rows, own.kernels[0].options.columns)
     path.write_text(write_schedule(own, specialised))
     assert planned(specialised, path) == own
+
+
+def test_rows_that_are_contiguous_stay_in_shared_memory_of_warps(tmp_path):
+    """The planner's own option was refused as soon as another one was edited."""
+    program = """op f(x: bf16[D, M], y: bf16[N, D]) -> (r: f32[M]) {
+    s[i, j] = sum[k](x[k, i] * y[j, k])
+    r[i] = logsumexp[j](s[i, j])
+}"""
+    specialised, path = lowering.specialised(program, None, {"M": 4096, "N": 8192, "D": 128}), tmp_path / "f.toml"
+    (kernel,) = (own := lowering.lowered(specialised, target="a100", end="plan", emit=False)[1].plan).kernels
+    assert kernel.options.kept_left and not kernel.options.left_k_major
+    stages = 5 - kernel.options.stages
+    path.write_text(edited(write_schedule(own, specialised), ("(?m)^stages = .*", f"stages = {stages}")))
+    result = lowering.lowered(specialised, target="a100", schedule=read_schedule(path), end="plan", emit=False)[1]
+    assert result.plan.kernels[0].options.stages == stages

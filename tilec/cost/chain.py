@@ -15,12 +15,12 @@ from itertools import product
 from math import ceil, prod
 
 from tilec.core.fitted import ChainTimes, WarpgroupTimes
+from tilec.core.hardware import ROWS
 from tilec.core.target import Target
 from tilec.cost.contraction import boosted
 from tilec.cost.model import Choice, Prediction, Work, predict, ranked, round_up
 
 LINE = 64  # 16-bit elements of a swizzled line
-ROWS = 64  # rows that a warpgroup multiplies
 MOST_PARTS = 256  # blocks that share rows
 PARTS_WAVES = 8  # rounds of such blocks
 DEEPEST = 8  # steps in shared memory; more hide no more latency
@@ -159,43 +159,58 @@ class ChainTile:
 
 def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
     """Every tile that fits registers and shared memory."""
-    assert target.sm is not None
-    if not p.columns:
-        yield from _reduction_tiles(target, p)
-        return
-    fit = target.fit(ChainTimes)
-    columns = round_up(p.columns, 16)
+    several = False
     for unit in p.units:
-        if unit == "mma.sync" and "wgmma" in p.units and p.rows >= ROWS:  # slower wherever it was measured: from 4,096 elements on
+        if several and p.columns and p.rows >= ROWS:  # mma.sync was slower wherever it was measured: from 4,096 elements on
+            return
+        for tile in (_product_tiles if p.columns else _reduction_tiles)(target, p, unit):
+            if unit != "wgmma" or fits_pages(tile.bn, p.pages):
+                several = True
+                yield tile
+
+
+def _blocks(p: ChainProblem, unit: str) -> Iterator[tuple[int, int]]:
+    """Rows of a block, and of a warp."""
+    least = CHAIN_ROWS[unit][0]
+    for bm, own in product(CHAIN_ROWS[unit], WARP_ROWS if unit == "mma.sync" else WARP_ROWS[:1]):
+        if own <= bm < max(2 * round_up(p.rows, least), least + 1) and p.has_box(bm):
+            yield bm, own
+
+
+def _product_tiles(target: Target, p: ChainProblem, unit: str) -> Iterator[ChainTile]:
+    """Of a chain with a second contraction."""
+    assert target.sm is not None
+    fit, wide, columns = target.fit(ChainTimes), unit == "wgmma", round_up(p.columns, 16)
+    steps = range(32, (fit.step_elements if wide else min(fit.step_elements, fit.warp_step_elements)) + 1, 16)
+    for (bm, own), bn in product(_blocks(p, unit), steps):
+        if _is_no_step(bn, p, p.line_steps):
             continue
-        for bm, own in product(CHAIN_ROWS[unit], WARP_ROWS if unit == "mma.sync" else WARP_ROWS[:1]):
-            if bm < own or bm >= 2 * round_up(p.rows, CHAIN_ROWS[unit][0]) or not p.has_box(bm):
-                continue
-            for bn in range(32, fit.step_elements + 1, 16):
-                if bn >= 2 * round_up(p.length, 16) > 32 or (bn % LINE and p.line_steps):
-                    continue
-                scores, sums, most = own * bn // 32, own * columns // 32, fit.registers if bm < 3 * ROWS else fit.third_registers
-                held = scores + sums + p.weight_terms * scores // 2
-                if unit == "mma.sync":  # weights take the places of scores
-                    held = scores + sums + max(0, p.weight_terms - 2) * scores // 2
-                    most = fit.warp_registers if own == WARP_ROWS[0] else fit.tall_warp_registers
-                held += p.other_registers + (int(scores * p.score_registers) if unit == "wgmma" else 0)
-                if held > most or (unit == "mma.sync" and bn > fit.warp_step_elements):
-                    continue
-                registers = min(target.sm.registers_per_thread, held + fit.warp_other)
-                if unit == "wgmma":  # at launch
-                    registers = 168 if bm < 3 * ROWS else 128
-                both = unit == "wgmma" and bm > ROWS
-                one = ChainTile(bm, bn, 1, registers, 0, ping_pong=both, unit=unit, warp_rows=own)
-                for tile in _staged(target, p, one, (2, 3, 4) if unit == "wgmma" else (1, 2)):
-                    if tile.stages <= 2 or p.rows < ROWS:  # deeper where the factors' bytes count, and not the products
-                        yield tile
-                        if unit == "wgmma" and not p.by_data and not p.pages and p.blocks(bm) * p.batch > target.units:
-                            each = (replace(tile, persistent=True, row_stages=n) for n in (2, 1))
-                            sized = (replace(t, shared=chain_bytes(p, t)) for t in each)
-                            yield next(t for t in sized if t.shared <= target.sm.shared_per_block)
-                    if p.blocks(bm) * p.batch < 2 * target.units and bn % 32 == 0:
-                        yield from (replace(tile, parts=parts) for parts in _parts(target, p, tile)[1:])
+        scores, sums, most = own * bn // 32, own * columns // 32, fit.registers if bm < 3 * ROWS else fit.third_registers
+        held = scores + sums + p.weight_terms * scores // 2
+        if not wide:  # weights take the places of scores
+            held = scores + sums + max(0, p.weight_terms - 2) * scores // 2
+            most = fit.warp_registers if own == WARP_ROWS[0] else fit.tall_warp_registers
+        held += p.other_registers + (int(scores * p.score_registers) if wide else 0)
+        if held > most:
+            continue
+        registers = min(target.sm.registers_per_thread, held + fit.warp_other)
+        if wide:  # at launch
+            registers = 168 if bm < 3 * ROWS else 128
+        one = ChainTile(bm, bn, 1, registers, 0, ping_pong=wide and bm > ROWS, unit=unit, warp_rows=own)
+        for tile in _staged(target, p, one, (2, 3, 4) if wide else (1, 2)):
+            if tile.stages <= 2 or p.rows < ROWS:  # deeper where the factors' bytes count, and not the products
+                yield tile
+                if wide and not p.by_data and not p.pages and p.blocks(bm) * p.batch > target.units:
+                    each = (replace(tile, persistent=True, row_stages=n) for n in (2, 1))
+                    sized = (replace(t, shared=chain_bytes(p, t)) for t in each)
+                    yield next(t for t in sized if t.shared <= target.sm.shared_per_block)
+            if p.blocks(bm) * p.batch < 2 * target.units and bn % 32 == 0:
+                yield from (replace(tile, parts=parts) for parts in _parts(target, p, tile)[1:])
+
+
+def _is_no_step(size: int, p: ChainProblem, lines: bool) -> bool:
+    """Whether half as many elements would do, or are no whole lines where these are asked for."""
+    return (lines and size % LINE > 0) or (size > (LINE if lines else 32) and size >= 2 * round_up(p.length, 16))
 
 
 def _staged(target: Target, p: ChainProblem, tile: ChainTile, depths: Iterable[int]) -> Iterator[ChainTile]:
@@ -206,40 +221,23 @@ def _staged(target: Target, p: ChainProblem, tile: ChainTile, depths: Iterable[i
             yield replace(tile, stages=stages, shared=shared)
 
 
-def _reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
+def _reduction_tiles(target: Target, p: ChainProblem, unit: str) -> Iterator[ChainTile]:
     """Of reductions of the scores, whose factors come in steps of a line of `inner`."""
     assert target.sm is not None
-    if "mma.sync" in p.units:
-        yield from _warp_reduction_tiles(target, p)
-    if "wgmma" not in p.units:
-        return
-    steps = ceil(p.inner / LINE)
-    for groups, bn, kept in product((1, 2), (32, 64, 96, 128, 160, 192, 224, 256), (True, False)):
-        if bn >= 2 * round_up(p.length, 16) > 32 or (kept and not p.k_major[0]) or (bn % LINE and not p.k_major[1]):
+    fit, wide, steps = target.fit(ChainTimes), unit == "wgmma", ceil(p.inner / LINE)
+    for (bm, own), bn, kept in product(_blocks(p, unit), range(32, 257, 32), (True, False)):
+        if _is_no_step(bn, p, wide and not p.k_major[1]) or (wide and (bm > 2 * ROWS or kept > p.k_major[0])):
             continue
-        if not p.has_box(ROWS * groups):
+        scores = own * bn // 32
+        if not wide and scores > (fit.warp_registers if own == WARP_ROWS[0] else fit.tall_warp_registers):
             continue
-        tile = ChainTile(ROWS * groups, bn, 1, 168, 0, kept_left=kept, ping_pong=False)
-        for deepest in [*_staged(target, p, tile, range(2, DEEPEST + 1))][-1:]:
-            for ping_pong in (False, True) if groups > 1 and kept else (False,):
-                if not ping_pong or deepest.stages > steps:  # the first group's steps, while the second has not read them
-                    yield from (replace(deepest, ping_pong=ping_pong, parts=parts) for parts in _parts(target, p, tile))
-
-
-def _warp_reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
-    """The same by `mma.sync`: warps have all columns of a step."""
-    assert target.sm is not None
-    fit = target.fit(ChainTimes)
-    for bm, own, bn, kept in product(CHAIN_ROWS["mma.sync"], WARP_ROWS, range(32, 257, 32), (True, False)):
-        most, scores = fit.warp_registers if own == WARP_ROWS[0] else fit.tall_warp_registers, own * bn // 32
-        if bm < own or bm >= 2 * round_up(p.rows, 16) > 32 or bn >= 2 * round_up(p.length, 16) > 32 or scores > most:
-            continue
-        if not p.has_box(bm):
-            continue
-        registers = min(target.sm.registers_per_thread, scores + fit.warp_other)
-        tile = ChainTile(bm, bn, 2, registers, 0, kept_left=kept, ping_pong=False, unit="mma.sync", warp_rows=own)
-        for staged in _staged(target, p, tile, (2, 3, 4)):
-            yield from (replace(staged, parts=parts) for parts in _parts(target, p, tile))
+        registers = 168 if wide else min(target.sm.registers_per_thread, scores + fit.warp_other)
+        tile = ChainTile(bm, bn, 2, registers, 0, kept_left=kept, ping_pong=False, unit=unit, warp_rows=own)
+        staged = [*_staged(target, p, tile, range(2, DEEPEST + 1) if wide else (2, 3, 4))]
+        for one in staged[-1:] if wide else staged:
+            for ping_pong in (False, True) if wide and bm > ROWS and kept else (False,):
+                if not ping_pong or one.stages > steps:  # the first group's steps, while the second has not read them
+                    yield from (replace(one, ping_pong=ping_pong, parts=parts) for parts in _parts(target, p, one))
 
 
 def _parts(target: Target, p: ChainProblem, tile: ChainTile) -> list[int]:
@@ -287,9 +285,7 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     rows = p.blocks(tile.bm)
     covered = round_up(p.length, tile.bn) * p.share
     cut = tile.bn * (p.length % tile.bn > 0)
-    if (
-        p.share < 1
-    ):  # of the tiles that a mask cuts, it excludes half; they are fewest where blocks and steps are aligned
+    if p.share < 1:  # of the tiles that a mask cuts, it excludes half; they are fewest where blocks and steps are aligned
         aligned = max(tile.bm, tile.bn) % min(tile.bm, tile.bn) == 0
         across = max(tile.bm, tile.bn) if aligned else tile.bm + tile.bn
         covered, cut = covered + across / 2, cut + across
@@ -309,24 +305,14 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         idle += fit.start_us + (waves - 1) * (fit.next_us if tile.persistent else fit.start_us)
     partial = 4 * p.batch * p.rows * tile.parts * (columns + 2) if tile.parts > 1 else 0
     work = Work(
-        dram_read=once,
-        dram_write=result,
-        l2_bytes=loaded + scores * p.score_bytes + result + 2 * partial,
+        dram_read=once, dram_write=result, l2_bytes=loaded + scores * p.score_bytes + result + 2 * partial,
         shared_bytes=loaded + 2 * scores * (inner + p.weight_terms * columns) / own,
-        flops={
-            unit: flops,
-            "fma.f32": 2 * scores * (p.fma + further),
-            "special": scores * p.special,
-        },
+        flops={unit: flops, "fma.f32": 2 * scores * (p.fma + further), "special": scores * p.special},
         pace={unit: fit.products} if tile.unit == "wgmma" else {},
-        blocks=blocks,
-        threads=tile.threads,
-        registers=tile.registers,
-        shared_per_block=tile.shared,
+        blocks=blocks, threads=tile.threads, registers=tile.registers, shared_per_block=tile.shared,
         bytes_in_flight=tile.shared / tile.threads * (1 - 1 / (tile.stages if tile.unit == "wgmma" else 2 * tile.stages)),
-        serial_us=2e-3 * target.dram.latency_ns,
-        launches=2 if tile.parts > 1 else 1,
-    )
+        serial_us=2e-3 * target.dram.latency_ns, launches=2 if tile.parts > 1 else 1,
+    )  # fmt: skip
     return replace(work, serial_us=work.serial_us + _serial_us(target, work, tile, idle, ceil(covered / tile.bn / tile.parts)))
 
 
@@ -364,14 +350,11 @@ def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         shared_bytes=loaded + 2 * scores * inner * (1 / own + 1 / tile.bn),
         flops={unit: flops, **arithmetic},
         pace={unit: boosted(target, unit, flops)},
-        blocks=blocks,
-        threads=tile.threads,
-        registers=tile.registers,
-        shared_per_block=tile.shared,
+        blocks=blocks, threads=tile.threads, registers=tile.registers, shared_per_block=tile.shared,
         bytes_in_flight=tile.stages * stage_bytes(p, tile) / tile.threads,
         serial_us=2e-3 * target.dram.latency_ns + (fit.part_us * blocks if tile.parts > 1 else 0.0),
         launches=2 if tile.parts > 1 else 1,
-    )
+    )  # fmt: skip
     found = predict(work, target)
     terms, together = found.terms, tile.ping_pong
     idle = fit.reduced_step_us * steps * waves
@@ -404,6 +387,5 @@ def chain_cost(target: Target, p: ChainProblem, tile: ChainTile) -> Prediction:
 @lru_cache(maxsize=64)  # a program asks for one several times, and for each of its tiles
 def choose_chain_tile(target: Target, p: ChainProblem) -> list[Choice[ChainTile]]:
     """All tiles, cheapest first; of equals, that with fewer and larger steps."""
-    fitting = (t for t in chain_tiles(target, p) if t.unit != "wgmma" or fits_pages(t.bn, p.pages))
-    tiles = (Choice(t, chain_cost(target, p, t)) for t in fitting)
+    tiles = (Choice(t, chain_cost(target, p, t)) for t in chain_tiles(target, p))
     return ranked(tiles, lambda t: (-t.bm, -t.bn))

@@ -158,7 +158,7 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
         if self.unit == "wgmma" and self.warpgroups > 2:
             why = f"`block` must be 64 or 128 rows where no second contraction follows, not {self.block[0]}"
             return Refusal("block", why)
-        if self.kept_left and not self.left_k_major:
+        if self.unit == "wgmma" and self.kept_left and not self.left_k_major:
             return Refusal("kept_left", "only a left factor that is contiguous along `inner` stays in shared memory")
         if self.unit == "wgmma" and not self.right_k_major and self.block[1] % (LINE // BYTES[self.multiplicand]):
             why = f"a factor that is contiguous along columns takes steps of a multiple of 64, not {self.block[1]}"

@@ -51,7 +51,10 @@ def check(text, sizes, tile, below, monkeypatch, printed=False):
 
 
 @pytest.mark.parametrize("printed", [False, True])
-@pytest.mark.parametrize("page, tile", [(16, (64, 48)), (32, (64, 32)), (64, (128, 32)), (8, warps(64, 32)), (4, warps(32, 32))])
+@pytest.mark.parametrize(
+    ("page", "tile"),
+    [(16, (64, 48)), (32, (64, 32)), (64, (128, 32)), (8, warps(64, 32)), (4, warps(32, 32)), (24, warps(32, 32))],
+)
 def test_pages(page, tile, printed, monkeypatch):
     """Several pages in a step, and several steps in a page; rows and steps at their ends."""
     sizes = {"B": 1, "S": 70, "H": 2, "D": 16, "G": 40, "P": page, "U": -(-72 // page)}
@@ -102,3 +105,23 @@ def test_what_pages_are_refused():
     sizes = {"B": 1, "S": 70, "H": 2, "D": 16, "G": 40, "P": 12, "U": 6}
     along = PREFILL.replace("G, P, H, D", "G, H, D, P").replace("j % P, h, d", "h, d, j % P")
     assert "contiguous along an index whose elements lie at places that data tell" in reasons(along, sizes)
+
+
+def test_pages_of_which_no_step_is_a_part():
+    """Warps copy line by line; a step of warpgroups has whole boxes, of which 72 elements allow none up to 128."""
+    sizes = {"B": 1, "S": 4096, "H": 2, "D": 64, "G": 40, "P": 72, "U": 60}
+    _, result = lower_text(PREFILL, None, sizes, target="h200", end="plan", emit=False)
+    (kernel,) = result.plan.kernels
+    assert isinstance(kernel.options, ContractionChain) and kernel.options.unit == "mma.sync"
+
+
+def test_few_elements_that_are_contiguous_along_them():
+    """Steps are whole lines of 64 then, which is more than the 24 elements that there are."""
+    text = """op f(q: bf16[H, S, D], k: bf16[H, S, D], v: bf16[H, D, S]) -> (o: bf16[H, S, D]) {
+ s[h, i, j] = sum[d](q[h, i, d] * k[h, j, d]) / 8
+ p[h, i, j]: bf16 = softmax[j](s[h, i, j])
+ o[h, i, d] = sum[j](p[h, i, j] * v[h, d, j])
+}"""
+    _, result = lower_text(text, None, {"H": 64, "S": 24, "D": 64}, target="h200", end="plan", emit=False)
+    (kernel,) = result.plan.kernels
+    assert isinstance(kernel.options, ContractionChain) and kernel.options.block[1] == 64
