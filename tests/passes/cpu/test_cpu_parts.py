@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import assert_within
 from tools import lowering
+from tools.machines import refitted
 
 import tilec
 from tilec.core import host
@@ -215,9 +216,8 @@ def test_every_stage(form, scale, rng, always):
     sizes = {"M": 5, "N": 17 if scale == 1 else 9, "K": 35}
     a, b = draw(form, sizes, rng, 1.0 if form == "f16" else scale)
     target = load(BUILT_IN / "cpu.toml")
-    slow = replace(target.fit(PanelTimes), plain_ns=1000.0, pack_along_ns=0.01, pack_across_ns=0.01, split_ns=0.01)
-    groups = target.fitted.groups | {"panels": slow}
-    target = replace(target, tensor={"bf16": {"amx": 9000.0}}, fitted=replace(target.fitted, groups=groups))
+    target = refitted(target, PanelTimes, plain_ns=1000.0, pack_along_ns=0.01, pack_across_ns=0.01, split_ns=0.01)
+    target = replace(target, tensor={"bf16": {"amx": 9000.0}})
     program, result = lowering.lowered(text, None, sizes, target=target)
     assert result.plan.kernels[0].options.instruction == "amx"
     for stage in ("tile", "stage", "map"):

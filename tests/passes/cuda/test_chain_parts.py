@@ -18,7 +18,10 @@ PARTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("tile", PARTS, ids=["a warp", "empty", "empty, wgmma", "tall warps", "wgmma", "ping-pong"])
+@pytest.mark.parametrize("tile", [
+    pytest.param(tile, id=name, marks=[pytest.mark.slow] * (name in ("empty", "wgmma")))
+    for name, tile in zip(("a warp", "empty", "empty, wgmma", "tall warps", "wgmma", "ping-pong"), PARTS)
+])  # fmt: skip
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_blocks_that_share_rows(name, tile, monkeypatch):
     """Each has a part of the elements; a kernel combines their states, of which some have seen nothing."""

@@ -69,12 +69,12 @@ def test_three_warpgroups_take_turns(name, monkeypatch):
 
 
 @pytest.mark.parametrize("tile", [(64, 32), (128, 32)], ids=["alone", "ping-pong"])
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("name", ["softmax", "causal", "a window", "no reduction"])
 def test_persistent_blocks(name, rows, tile, monkeypatch):
     """Three blocks of tiles of which there are more, of which a mask leaves each another number of steps, or none."""
     machine = replace(load("h200"), units=3)
-    sizes = {"B": 2, "H": 2, "S": 130, "T": 100, "D": 64, "E": 64}
+    sizes = {"B": 2, "H": 2, "S": 130, "T": 72, "D": 32, "E": 32}
     own = ChainTile(*tile, 2, 168, 0, ping_pong=tile[0] > 64, persistent=True, row_stages=rows)
     result = check(PROGRAMS[name], sizes, own, monkeypatch, target=machine)
     assert result.emitted.kernels[0].grid == 3 and result.plan.kernels[0].blocks > 6
@@ -254,7 +254,7 @@ def test_a_schedule_is_obeyed_or_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["causal", "in three parts"])
-@pytest.mark.parametrize("depth", [64, 128])
+@pytest.mark.parametrize("depth", [pytest.param(64, marks=pytest.mark.slow), 128])
 def test_compiled(name, depth):
     """No spills, no stack, no products that the assembler serialises."""
     sizes = {"B": 4, "H": 16, "S": 4096, "T": 4096, "D": depth, "E": depth}

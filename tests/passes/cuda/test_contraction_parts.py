@@ -6,9 +6,10 @@ from conftest import assert_within
 from tools import contractions as T
 from tools.cuda_kernels import compiled
 from tools.lowering import planned
+from tools.machines import H200, refitted
 
+from tilec.core.fitted import WarpgroupTimes
 from tilec.kernels import matrix
-from tilec.plan import prepack
 
 pytestmark = pytest.mark.slow  # all stages of many tiles
 
@@ -17,9 +18,8 @@ TILE = ("wgmma", 64, 64, 64, (4, 1))
 
 
 def lowered(text, sizes, monkeypatch):
-    monkeypatch.setattr(prepack, "PARTS_GAIN", 1e-9)
     monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
-    specialised, result = T.lowered(text, sizes, "h200", TILE, monkeypatch)
+    specialised, result = T.lowered(text, sizes, refitted(H200, WarpgroupTimes, parts=1e-9), TILE, monkeypatch)
     assert result.plan.kernels[-1].options.multiplicand == "bf16x3"
     return specialised, result
 
