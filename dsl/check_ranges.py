@@ -11,7 +11,7 @@ from tilec.core.diagnostics import Note, Span
 from tilec.core.dtypes import I64
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, free_indices, text_of
-from tilec.dsl.index_values import index_values
+from tilec.dsl.index_values import Values, index_values
 from tilec.dsl.notation import arithmetic
 from tilec.dsl.ranges import Atom, Facts, Poly, divide, indices_of, interval, nonnegative, size_poly, to_size
 
@@ -220,7 +220,7 @@ class RangeChecker:
         for k, (subscript, extent) in enumerate(zip(access.subscripts, info.shape)):
             p = self.affine(subscript, facts)
             if p is None:
-                guarded = True  # a gather: checked where it is used
+                guarded |= not self._within(subscript, extent, always)  # a gather: checked where it is used
             elif not _inside(
                 p, extent, always
             ):  # a reduction does not run along the empty range of an index it does not use
@@ -281,13 +281,24 @@ class RangeChecker:
         """As far as sizes are known."""
         if isinstance(expr, (ast.Name, ast.Number)):
             return False
+        names = self._values(expr, facts)
+        return names is not None and index_values(expr, names) is None
+
+    def _within(self, subscript: ast.Expr, extent: Poly, facts: Facts) -> bool:
+        """Whether a subscript of indices that is not affine, such as `abs(i - 3)` or `min(i + 1, N - 1)`, is surely inside."""
+        names = self._values(subscript, facts)
+        found = None if names is None or extent.constant is None else index_values(subscript, names)
+        return found is not None and found[0] >= 0 and found[1] < extent.constant
+
+    def _values(self, expr: ast.Expr, facts: Facts) -> dict[str, Values] | None:
+        """The values of the names in an expression; None where sizes are open."""
         names = {}
         for name in {e.name for e in ast.traverse(expr) if isinstance(e, ast.Name)}:
-            low, high = facts.unconditional.bounds.get(name) or (self.sizes[name], self.sizes[name])
-            if low.constant is None or high.constant is None:
-                return False
+            low, high = facts.unconditional.bounds.get(name) or (self.sizes.get(name),) * 2
+            if low is None or high is None or low.constant is None or high.constant is None:
+                return None
             names[name] = low.constant, max(low.constant, high.constant)
-        return index_values(expr, names) is None
+        return names
 
     def _polynomial(self, expr: ast.Expr, facts: Facts) -> Poly | None:
         match expr:

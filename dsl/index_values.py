@@ -35,6 +35,9 @@ def index_values(expr: ast.Expr, names: Mapping[str, Values]) -> Values | None:
         case ast.Binary(op=op, left=left, right=right):
             a, b = index_values(left, names), index_values(right, names)
             found = None if a is None or b is None else _binary(op, a, b)
+        case ast.Call(function="abs" | "min" | "max" | "clamp" as function, arguments=arguments):
+            inner = [index_values(a, names) for a in arguments]
+            found = None if None in inner else _called(function, inner)  # type: ignore[arg-type]
         case _:
             return None
     return found if found is not None and found[0] >= _LEAST and found[1] <= _GREATEST else None
@@ -58,6 +61,19 @@ def _binary(op: str, a: Values, b: Values) -> Values | None:
         case "&" | "|" | "^" if a[0] >= 0 and b[0] >= 0:
             return 0, min(a[1], b[1]) if op == "&" else (1 << (a[1] | b[1]).bit_length()) - 1
     return None
+
+
+def _called(function: str, inner: list[Values]) -> Values:
+    match function:
+        case "abs":
+            ((low, high),) = inner
+            return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+        case "min":
+            return min(low for low, _ in inner), min(high for _, high in inner)
+        case "max":
+            return max(low for low, _ in inner), max(high for _, high in inner)
+    value, least, most = inner
+    return _called("min", [_called("max", [value, least]), most])
 
 
 def _ends(values: Iterable[int]) -> Values:

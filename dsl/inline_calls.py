@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from tilec.core.diagnostics import Note, Span
 from tilec.core.dtypes import OTHER_NAMES
@@ -114,7 +115,7 @@ class Calls:
             value = self._resolve(argument, outside)
             if not matters(function, parameter) and not scope.guards:
                 self.unread.append(value)
-            once = not reduces and uses(function, parameter) <= 1
+            once = (not reduces and uses(function, parameter) <= 1) or self._counts(value)
             values[parameter] = value if once else self._share(value, instance, parameter, scope)
         inner = Scope(
             home, dict(zip(function.indices, (g.index for g in given))), values, dict(zip(function.indices, given)),
@@ -129,6 +130,23 @@ class Calls:
                 message = f"`{function.name}` keeps index `{index}`, which is not on the left side"
                 self.report.error(message, span, hint=f"add `{index}` on the left side, or reduce: `sum[{index}](…)`")
         return result
+
+    def _counts(self, value: ast.Expr) -> bool:
+        """Whether a value is arithmetic of indices and sizes, which a subscript must show."""
+        nodes = list(islice(ast.traverse(value), _SMALL + 1))
+
+
+        def plain(n: ast.Expr) -> bool:
+            match n:
+                case ast.Number(value=value):
+                    return isinstance(value, int)
+                case ast.Name(name=name):
+                    return name not in self.tensors
+                case ast.Binary(op=op) | ast.Unary(op=op):
+                    return op in ("+", "-", "*", "//", "%", "<<", ">>", "&")
+            return False
+
+        return len(nodes) <= _SMALL and all(map(plain, nodes))
 
     def _call_index(self, item: ast.Range, scope: Scope) -> ast.Range:
         if item.low is None and item.index in scope.indices:

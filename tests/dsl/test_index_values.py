@@ -54,6 +54,29 @@ def test_what_wraps_is_checked_where_it_is_used(body):
             run(source(body), np.arange(10, dtype=np.float32))
 
 
+INSIDE = {
+    "repeated edges": "y[i] = t[clamp(i - 3, 0, 9)] where i in 0:16",
+    "mirrored edges": "y[i] = t[reflect(i - 3, 10)] where i in 0:16",
+    "the end": "y[i] = t[min(i * 2 + 1, 9)] where i in 0:10",
+    "both": "y[i] = t[max(min(i - 2, 9), abs(i - 5) // 3)] where i in 0:12",
+}
+
+
+@pytest.mark.parametrize("body", INSIDE.values(), ids=INSIDE)
+def test_extremes_and_sizes_of_indices_are_proved(body):
+    t = np.arange(10, dtype=np.float32)
+    expected, *found = (np.asarray(as_list(run(source(body), t))[0]) for run in reversed(WAYS.values()))
+    assert all(np.array_equal(expected, f) for f in found)
+    assert "cf.assert" not in tilec.compile(source(body), target="cpu").build().stages["build"]
+
+
+def test_extremes_that_leave_the_tensor_are_checked():
+    bodies = ("t[abs(i - 3)] where i in 0:16", "t[max(i, 3)] where i in 0:12", "t[min(i, 20) - 1] where i in 0:5")
+    for body in (f"y[i] = {b}" for b in bodies):
+        with pytest.raises(CallError, match="outside"):
+            tilec.compile(source(body), target="cpu")(np.zeros(10, np.float32))
+
+
 def test_an_index_that_is_cast_to_its_own_type_is_proved():
     with pytest.raises(TileError, match=r"takes the values 5 to 14"):
         tilec.compile(source("y[i] = t[i64(i) + 5] where i in 0:10"))(np.zeros(10, np.float32))
