@@ -215,15 +215,16 @@ class Ring:
     # ---- the consumers' ----------------------------------------------------------------------------------------------
 
     def wait_full(self, stage: ir.Value, phase: ir.Value) -> None:
+        """Where threads copy (cp.async), a fence follows: products of warpgroups read memory by another proxy (PTX ISA)."""
         _wait(self.full, stage, phase, 0)
+        if self.filled:
+            show_stores()
 
     def wait_full_if(self, condition: ir.Value, stage: ir.Value, phase: ir.Value) -> None:
         """The same without a branch, past which the assembler would move nothing: else the wait is at the spare barrier, for the
         phase before its first one, which is over."""
         at, of = mlir.index(self.stages), mlir.index(1)
-        _wait(self.full, arith.select(condition, stage, at), arith.select(condition, phase, of), 0)
-        if self.filled:
-            show_stores()
+        self.wait_full(arith.select(condition, stage, at), arith.select(condition, phase, of))
 
     def multiply(
         self, steps: int | ir.Value, state: list[ir.Value], thread: Thread, product: Callable[[ir.Value, ir.Value], None],

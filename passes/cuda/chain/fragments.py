@@ -258,7 +258,7 @@ class Fragments:
         return At(rows | {self.chain.between: column}, half, score, parts={self.chain.between: (first, offset)})
 
     def _exists(self, at: At, masked: bool) -> ir.Value | None:
-        """Whether an element of the walk is before its end; None where all are."""
+        """Whether an element of j exists; None where all of a tile do."""
         if self.tiles.even or not masked:
             return None
         leaf = Expr("outer", key="exists")

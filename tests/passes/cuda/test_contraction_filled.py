@@ -85,6 +85,15 @@ def test_rows_that_begin_anywhere(name, m, n, k, monkeypatch):
         assert built.left_copy == {67: "registers", 68: "async8", 70: "async4"}[m]
 
 
+def test_products_see_what_threads_have_copied(monkeypatch):
+    """Copies by threads and products of warpgroups access memory by different proxies, with a fence between."""
+    sizes = {"M": 68, "N": 60, "K": 132}
+    _, result = lowered(NT.format(t="bf16", o="f32"), sizes, "h200", WGMMA[64], monkeypatch)
+    lines = [line.strip() for line in result.emitted.kernels[0].text.splitlines()]
+    waits = [n for n, line in enumerate(lines) if line.startswith("mbarrier_wait(shared + full")]
+    assert waits and all(lines[n + 1] == "fence_async_shared()" for n in waits)
+
+
 def paged(k, table):
     return k[table].reshape(-1, k.shape[-1])
 
