@@ -54,6 +54,8 @@ def program(info: Any, sample: Any, dtype: str) -> Program:
     import torch
     from torch.utils._pytree import tree_flatten, tree_unflatten
 
+    if info.name.removeprefix("new_").startswith("empty"):
+        raise Inexpressible("elements that have no promised value")
     leaves, tree = tree_flatten((sample.input, sample.args, sample.kwargs))
     tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
 

@@ -8,9 +8,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")
 
+from tools.lowering import lowered  # noqa: E402
+
 from tests.outside import opinfo  # noqa: E402
 from tests.outside.common import Program as Case  # noqa: E402
 from tests.outside.common import attempt, check  # noqa: E402
+from tilec.core.targets import load  # noqa: E402
 from tilec.torch import aten  # noqa: E402
 from tilec.torch import indices as ix  # noqa: E402
 from tilec.torch.program import Graph, Inexpressible, literal  # noqa: E402
@@ -131,6 +134,38 @@ def test_attention_is_two_products_and_a_softmax():
     assert len(products) == 2 and "0.25 * sum[k0 in 0:16]" in products[0] and "using bf16" in products[1]
     assert sum("safe_softmax[i3]" in line for line in lines) == 1
     assert not any("//" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_decoder_layer_is_a_few_kernels():
+    """Root mean squares, products of one factor, rotations, attention with shared keys, products with residuals: as planned for an
+    H200, each is a kernel, and no kernel is a copy."""
+    b, s, heads, shared, d, wide = 2, 256, 8, 2, 64, 1408
+    e, f = heads * d, torch.nn.functional
+
+    def norm(x, w):
+        h = x.float()
+        return w * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+    def rotated(t, cos, sin):
+        half = torch.cat([-t[..., d // 2 :], t[..., : d // 2]], -1)
+        return t * cos + half * sin
+
+    def layer(x, cos, sin, n, wq, wk, wv, wo, gate, up, down):
+        h = norm(x, n)
+        q, k, v = (f.linear(h, w).view(b, s, -1, d).transpose(1, 2) for w in (wq, wk, wv))
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        k, v = (t[:, :, None].expand(b, shared, heads // shared, s, d).reshape(b, heads, s, d) for t in (k, v))
+        a = f.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, e)
+        x = x + f.linear(a, wo)
+        h = norm(x, n)
+        return x + f.linear(f.silu(f.linear(h, gate)) * f.linear(h, up), down)
+
+    shapes = [(b, s, e), (s, d), (s, d), (e,), (e, e), *[(shared * d, e)] * 2, (e, e), *[(wide, e)] * 2, (e, wide)]
+    program = text(layer, *(torch.randn(shape).bfloat16() for shape in shapes))
+    assert "//" not in program and "%" not in program
+    plan = lowered(program, None, {}, target=load("h200"), end="plan", emit=False)[1].plan
+    assert len(plan.kernels) <= 9 and any(type(k.options).__name__ == "ContractionChain" for k in plan.kernels)
 
 
 def test_a_softmax_of_rows_that_nothing_attends_to_is_zero():

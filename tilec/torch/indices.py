@@ -12,7 +12,8 @@ ANY: Range = (-(2**62), 2**62)
 
 @dataclass(frozen=True)
 class Atom:
-    """A name, or another text that stands alone; a quotient or remainder (`op`) keeps what it was made of."""
+    """A name, or another text that stands alone; a quotient or remainder (`op`) keeps what it was made of. One of `op` "=" is the
+    index that it is `of`, in a smaller range."""
 
     text: str
     range: Range
@@ -37,8 +38,19 @@ class Index:
         return low, high
 
     def __str__(self) -> str:
-        text = self.sum_text()
-        return text if self.is_atom or (not self.terms and self.constant >= 0) else f"({text})"
+        plain = self._plain()
+        text = plain.sum_text()
+        return text if plain.is_atom or (not plain.terms and plain.constant >= 0) else f"({text})"
+
+    def _plain(self) -> Index:
+        """Without the knowledge of smaller ranges."""
+        if not any(atom.op == "=" for atom, _ in self.terms):
+            return self
+        total = number(self.constant)
+        for atom, factor in self.terms:
+            of = atom.of._plain() if atom.op == "=" and atom.of is not None else Index(((atom, 1),))
+            total = total + of * factor
+        return total
 
     @property
     def is_atom(self) -> bool:
@@ -50,6 +62,7 @@ class Index:
 
     def sum_text(self) -> str:
         """Without parentheses, as a subscript may be written."""
+        self = self._plain()
         parts: list[str] = []
         ordered = sorted(self.terms, key=lambda t: t[1] < 0)
         for atom, factor in ordered:
@@ -149,6 +162,14 @@ def number(value: int) -> Index:
 def name(text: str, extent: int) -> Index:
     """An index whose values are 0 to extent - 1."""
     return number(0) if extent == 1 and text.startswith("i") else Index(((Atom(text, (0, extent - 1)), 1),))
+
+
+def within(index: Index, extent: int) -> Index:
+    """An index that is known to be 0 to extent - 1 where it is read: a condition says so."""
+    low, high = index.range
+    if (low >= 0 and high < extent) or not index.terms:
+        return index
+    return Index(((Atom(str(index), (0, extent - 1), "=", index), 1),))
 
 
 def opaque(text: str, range: Range = ANY) -> Index:

@@ -99,16 +99,13 @@ class Tensor:
         """Dimension d of the view is dimension `order[d]`."""
         return self.seen([self.shape[p] for p in order], lambda i: [i[list(order).index(d)] for d in range(len(order))])
 
-    @property
-    def is_rearranged(self) -> bool:
-        """Whether the view does more than order dimensions anew, so that being outside of it is not being outside of the tensor."""
-        if self.positions is None or self.formula is not None:
-            return self.formula is not None
-        names = [ix.name(f"k{d}", n) for d, n in enumerate(self.shape)]
+    def is_bare(self, dims: Sequence[int]) -> bool:
+        """Whether being outside of the view in these dimensions is being outside of the tensor: each is one of its dimensions."""
+        if self.formula is not None or self.positions is None:
+            return self.formula is None
+        names = [ix.name(f"k{d}_", n) for d, n in enumerate(self.shape)]
         found = [str(p) for p in self.positions(names)]
-        return any(n != 1 and str(i) not in found for i, n in zip(names, self.shape)) or any(
-            f not in [str(i) for i in names] and f != "0" for f in found
-        )
+        return all([f for f in found if str(names[d]) in f] == [str(names[d])] for d in dims)
 
 
 def indices(count: int, letter: str = "i") -> list[str]:
@@ -205,17 +202,19 @@ def in_parts(
     whole: Sequence[int] = (),
 ) -> tuple[tuple[int, ...], str]:
     """The text that `make` gives for indices of these names, and their extents: where the text has only quotients and remainders
-    of one, there is an index for each part instead, but for those that are to stay `whole`. Names are the letter and a number."""
+    of one, there is an index for each part instead, but for those that are to stay `whole`; and of one element none. Names are
+    the letter and a number."""
     text = make([ix.name(n, e) for n, e in zip(names, extents)])
-    parts = [[e] if d in whole else _parts(text, n, e) for d, (n, e) in enumerate(zip(names, extents))]
-    if all(len(p) == 1 for p in parts):
-        return tuple(extents), text
-    count = iter(range(sum(map(len, parts))))
-    found = [ix.flat([ix.name(f"{letter}{next(count)}", n) for n in p], ix.row_major(p)) for p in parts]
-    finer = make(found)
-    if _computed(finer) >= _computed(text):
-        return tuple(extents), text
-    return tuple(n for p in parts for n in p), finer
+    few = [[e] if e > 1 or d in whole else [] for d, e in enumerate(extents)]
+    for parts in ([_parts(text, names[d], f[0]) if f and d not in whole else f for d, f in enumerate(few)], few):
+        if all(len(p) == 1 for p in parts):
+            break
+        count = iter(range(sum(map(len, parts))))
+        found = [ix.flat([ix.name(f"{letter}{next(count)}", n) for n in p], ix.row_major(p)) for p in parts]
+        finer = make(found)
+        if _computed(finer) < _computed(text) + (parts is few):
+            return tuple(n for p in parts for n in p), finer
+    return tuple(extents), text
 
 
 def _parts(text: str, name: str, extent: int) -> list[int]:
@@ -294,11 +293,11 @@ class Graph:
             shape, dtype or operands[0].dtype, lambda i: template.format(*(t.along(i, shape) for t in operands))
         )
 
-    def solid(self, x: Tensor) -> Tensor:
-        """The tensor itself, where being outside of it can be asked: a view that rearranges is copied."""
-        if x.is_rearranged:
-            return self.emit(x.shape, x.dtype, lambda i: x.at(*i), x.nominal, range(len(x.shape)))
-        return x
+    def solid(self, x: Tensor, dims: Sequence[int]) -> Tensor:
+        """The tensor itself, where it is asked for what is outside of it in these dimensions: some views are copied."""
+        if x.is_bare(dims):
+            return x
+        return self.emit(x.shape, x.dtype, lambda i: x.at(*i), x.nominal, range(len(x.shape)))
 
     def copied(self, x: Tensor, dtype: str | None = None) -> Tensor:
         return self.emit(x.shape, dtype or x.dtype, lambda i: x.at(*i), x.nominal if dtype is None else "")

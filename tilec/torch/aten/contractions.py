@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from tilec.core.dtypes import DTYPES
 from tilec.torch.aten.table import Call, expresses, rounded_to
 from tilec.torch.indices import Index
@@ -27,7 +29,13 @@ def product(call: Call, x: Tensor, y: Tensor, access: Callable[[Tensor, Tensor, 
         narrow = rounded_to(call.node)
     text = reduction("sum", [depth], lambda k: " * ".join(access(x, y, k[0])))
     text = f"({text} using {narrow})" if narrow else text
-    return text if one * other == 1 else f"{literal(one * other)} * {text}"
+    return text if one * other == 1 else f"{literal(_short(one * other, call.dtype))} * {text}"
+
+
+def _short(value: float, dtype: str) -> float:
+    """A number without the digits that the type does not have: 0.125 of 0.12500000000000003."""
+    short = float(f"{value:.9g}")
+    return short if dtype != "f64" and np.float32(short) == np.float32(value) else value
 
 
 def _accessed(kind: str, x: Tensor, y: Tensor, i: list[Index], k: Index) -> tuple[str, str]:

@@ -26,13 +26,13 @@ def cat(call: Call) -> Tensor:
         text, begin = "", 0
         for n, t in enumerate(parts):
             inside = [p - begin if d == axis else p for d, p in enumerate(i)]
-            inside[axis] = inside[axis] if t.shape[axis] > 1 else ix.number(0)
+            inside[axis] = ix.within(inside[axis], t.shape[axis]) if t.shape[axis] > 1 else ix.number(0)
             part = _cast(t, dtype, inside)
             begin += t.shape[axis]
             text += part if n == len(parts) - 1 else f"{part} if {i[axis]} < {begin} else ("
         return text + ")" * (len(parts) - 1)
 
-    return call.emit(call.shape, dtype, expression)
+    return call.emit(call.shape, dtype, expression, [axis])
 
 
 def _with(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
@@ -41,11 +41,12 @@ def _with(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 @expresses("constant_pad_nd")
 def constant_pad(call: Call) -> Tensor:
-    x, pads, shape, dtype = call.graph.solid(call["self"]), call["pad"], call.shape, call.dtype
+    x, pads, shape, dtype = call["self"], call["pad"], call.shape, call.dtype
     before = [0] * (len(x.shape) - len(pads) // 2) + list(pads[::2])[::-1]
     value = literal(call["value"] or 0, dtype)
     if all(b <= 0 and m - b <= n for n, m, b in zip(x.shape, shape, before)):
         return x.seen(shape, lambda i: [p - b for p, b in zip(i, before)])
+    x = call.graph.solid(x, [d for d, (n, m) in enumerate(zip(x.shape, shape)) if n != m])
     return call.emit(shape, dtype, lambda i: f"pad({x.at(*(p - b for p, b in zip(i, before)))}, {value})")
 
 
@@ -77,7 +78,7 @@ def replaced_part(call: Call) -> Tensor:
     if call.name == "select_scatter":
         at = call["index"] % shape[axis]
         inner = lambda i: _cast(part, x.torch_dtype, i[:axis] + i[axis + 1 :])  # noqa: E731
-        return call.emit(shape, call.dtype, lambda i: f"{inner(i)} if {i[axis]} == {at} else {x.at(*i)}")
+        return call.emit(shape, call.dtype, lambda i: f"{inner(i)} if {i[axis]} == {at} else {x.at(*i)}", [axis])
     begin, end, step = bounds(shape[axis], call["start"], call["end"], call["step"])
     if (begin, step) == (0, 1) and end >= shape[axis]:
         return part.expanded(shape)
@@ -87,10 +88,10 @@ def replaced_part(call: Call) -> Tensor:
         tests = [f"{position} >= {begin}"] if begin else []
         tests += [f"{position} < {end}"] if end < shape[axis] else []
         tests += [f"{(position - begin) % step} == 0"] if step > 1 else []
-        inside = [(p - begin) // step if d == axis else p for d, p in enumerate(i)]
+        inside = [ix.within((p - begin) // step, part.shape[axis]) if d == axis else p for d, p in enumerate(i)]
         return f"{_cast(part, x.torch_dtype, inside)} if {' and '.join(tests)} else {x.at(*i)}"
 
-    return call.emit(shape, call.dtype, expression)
+    return call.emit(shape, call.dtype, expression, [axis])
 
 
 def _cast(part: Tensor, dtype: str, at: list[Index]) -> str:

@@ -23,6 +23,12 @@ def _split(x: Tensor, rank: int) -> tuple[int, tuple[int, ...]]:
     return len(x.shape) - rank, x.shape[len(x.shape) - rank :]
 
 
+def _padded(call: Call, name: str, rank: int) -> Tensor:
+    """An argument whose last dimensions are read beyond their ends."""
+    x = call[name]
+    return call.graph.solid(x, range(len(x.shape) - rank, len(x.shape)))
+
+
 def _rank(call: Call) -> int:
     return int(call.name.partition("_pool")[2][:1])
 
@@ -35,7 +41,8 @@ def _extents(call: Call, rank: int) -> tuple[int, ...]:
 @expresses("max_pool2d_with_indices max_pool3d_with_indices")
 def max_pool(call: Call) -> Value:
     """The largest element of each window, and its position in the input's row-major order."""
-    x, rank = call.graph.solid(call["self"]), _rank(call)
+    rank = _rank(call)
+    x = _padded(call, "self", rank)
     window = Window.of(call, _extents(call, rank))
     lead, spatial = _split(x, rank)
     (shape, dtype), (_, position) = call.results()
@@ -86,7 +93,8 @@ def _share(call: Call, window: Window, i: Sequence[Index], spatial: Sequence[int
 
 @expresses("avg_pool1d avg_pool2d avg_pool3d")
 def average_pool(call: Call) -> Tensor:
-    x, rank = call.graph.solid(call["self"]), _rank(call)
+    rank = _rank(call)
+    x = _padded(call, "self", rank)
     window = Window.of(call, _extents(call, rank))
     lead, spatial = _split(x, rank)
     r, over = counted([f"r{d}" for d in range(rank)], window.extent)
@@ -112,8 +120,8 @@ def _inverse(window: Window, i: Sequence[Index]) -> tuple[list[list[Index]], lis
 @expresses("max_pool2d_with_indices_backward max_pool3d_with_indices_backward")
 def max_pool_backward(call: Call) -> Tensor:
     """At each position the gradients of the windows whose largest element is there."""
-    grad, chosen, rank = call["grad_output"], call["indices"], _rank(call)
-    grad, chosen = call.graph.solid(grad), call.graph.solid(chosen)
+    rank = _rank(call)
+    grad, chosen = _padded(call, "grad_output", rank), _padded(call, "indices", rank)
     window = Window.of(call, _extents(call, rank))
     lead, spatial = _split(call["self"], rank)
 
@@ -128,7 +136,8 @@ def max_pool_backward(call: Call) -> Tensor:
 
 @expresses("avg_pool2d_backward avg_pool3d_backward")
 def average_pool_backward(call: Call) -> Tensor:
-    grad, rank = call.graph.solid(call["grad_output"]), _rank(call)
+    rank = _rank(call)
+    grad = _padded(call, "grad_output", rank)
     window = Window.of(call, _extents(call, rank))
     lead, spatial = _split(call["self"], rank)
 
@@ -169,7 +178,7 @@ def _windows(
 @expresses("_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d")
 def adaptive_average_pool(call: Call) -> Tensor:
     rank = _rank(call)
-    x = call.graph.solid(call["self"])
+    x = _padded(call, "self", rank)
     lead, spatial = _split(x, rank)
 
     def expression(i: list[Index]) -> str:
@@ -184,7 +193,7 @@ def adaptive_average_pool(call: Call) -> Tensor:
 @expresses("adaptive_max_pool2d adaptive_max_pool3d")
 def adaptive_max_pool(call: Call) -> Value:
     rank = _rank(call)
-    x = call.graph.solid(call["self"])
+    x = _padded(call, "self", rank)
     lead, spatial = _split(x, rank)
     (shape, dtype), (_, position) = call.results()
     low = lowest(dtype)

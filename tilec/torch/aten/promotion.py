@@ -10,6 +10,7 @@ from functools import cache
 from tilec.core.dtypes import DTYPES
 from tilec.core.functions import FUNCTIONS
 from tilec.torch.aten.table import Call, dtype_of, operand
+from tilec.torch.indices import Index
 from tilec.torch.program import Graph, Inexpressible, Tensor
 
 KINDS = {
@@ -38,12 +39,15 @@ def elementwise(
     require(template, call.name)
     compute = compute or computed(call, names, kind)
     operands = [call[n] for n in names]
-    shape = call.shape
-    return call.emit(
-        shape,
-        dtype or call.dtype,
-        lambda i: template.format(*(operand(x, compute, lambda t: t.along(i, shape)) for x in operands)),
-    )
+    shape, dtype = call.shape, dtype or call.dtype
+
+    def expression(i: Sequence[Index]) -> str:
+        return template.format(*(operand(x, compute, lambda t: t.along(i, shape)) for x in operands))
+
+    if call.joined():
+        wide = "f32" if dtype in ("f16", "bf16") else dtype
+        return Tensor("", shape, wide, dtype if wide != dtype else "", formula=lambda i: f"({expression(i)})")
+    return call.emit(shape, dtype, expression)
 
 
 def require(template: str, name: str) -> None:

@@ -31,6 +31,7 @@ SMOOTH = words(
 """Operations that a value may enter unrounded: its rounding to 16 bits would be an error, and nobody's intention."""
 
 SEEN_THROUGH = words("view _unsafe_view reshape expand permute unsqueeze squeeze clone alias transpose t")
+JOINS = words("cat stack slice_scatter select_scatter")
 PRODUCTS = words("bmm mm addmm baddbmm")
 SOFTMAXES = {"_softmax", "_safe_softmax"}
 
@@ -148,6 +149,15 @@ class Call:
         if dtype in ("f16", "bf16") and stays_wide(self.node):
             return self.graph.emit(shape, "f32", expression, dtype, whole)
         return self.graph.emit(shape, dtype, expression, whole=whole)
+
+    def joined(self) -> bool:
+        """Whether the one reader joins it with others, or has it as a part: it reads the element that it needs."""
+        node = self.node
+        while len(node.users) == 1:
+            (node,) = node.users
+            if node.op != "call_function" or op_name(node) not in SEEN_THROUGH:
+                return node.op == "call_function" and op_name(node) in JOINS
+        return False
 
     def axes(self, dims: Any, rank: int) -> list[int]:
         """Dimensions as a list of numbers from 0: all of them where none is named."""

@@ -70,7 +70,7 @@ def forward(
     bias: Tensor | None,
 ) -> tuple:
     """Shape, type and expression of a convolution: w has output channels first."""
-    x = graph.solid(x)
+    x = graph.solid(x, range(2, len(x.shape)))
     per, each = w.shape[1], w.shape[0] // groups
     (c, *r), over = counted(["c", *_letters(len(window.extent))], [per, *window.extent])
     pads = window.leaves(shape[2:], x.shape[2:])
@@ -95,13 +95,13 @@ def transposed(
     bias: Tensor | None,
 ) -> tuple:
     """Of a convolution's transpose: w has input channels first. At a position every stride-th element of a window counts."""
-    x = graph.solid(x)
+    x = graph.solid(x, range(2, len(x.shape)))
     from_each, to_each = w.shape[0] // groups, w.shape[1]
     straight = all(d == 1 for d in window.dilation)
     steps = [ceil(k / s) if straight else k for k, s in zip(window.extent, window.stride)]
     (c, *r), over = counted(["c", *_letters(len(steps))], [from_each, *steps])
     if straight and any(k % s for k, s in zip(window.extent, window.stride)):
-        w = graph.solid(w)
+        w = graph.solid(w, range(2, len(w.shape)))
 
     def expression(i: list[Index]) -> str:
         channel = c if groups == 1 else i[1] // to_each * from_each + c
@@ -128,7 +128,7 @@ def of_weight(
     graph: Graph, x: Tensor, grad: Tensor, shape: tuple[int, ...], dtype: str, window: Window, groups: int
 ) -> tuple:
     """Of the gradient with respect to the weight: x is what the windows read, and `grad` has an element for each window."""
-    x = graph.solid(x)
+    x = graph.solid(x, range(2, len(x.shape)))
     per, each = shape[1], shape[0] // groups
     (n, *y), over = counted(["n", *(f"y{d}" for d in range(len(window.extent)))], [x.shape[0], *grad.shape[2:]])
     pads = window.leaves(grad.shape[2:], x.shape[2:])
