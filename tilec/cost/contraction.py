@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import product
 from math import ceil, log2, prod
 
@@ -53,14 +53,14 @@ class Contraction:
     stored: float = 1.0
     neighbours: float = 0.0
 
-    @property
+    @cached_property
     def shared(self) -> tuple[float, float]:
         """How much of A and of B is in memory: less than 1 where elements are shared."""
         whole = self.batch * self.k * self.m * self.bytes, self.batch * self.k * self.n * self.bytes
         left, right = (min(1.0, s / max(1, w)) if s else 1.0 for s, w in zip(self.sources, whole))
         return left, right
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return self.parts * element_bytes(self.dtype)
 
