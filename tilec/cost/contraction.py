@@ -212,7 +212,7 @@ def _staged(
                 bm, bn, bk, stages, instruction, wm, wn, producers, cluster, group, registers, shared, inner_warps=inner,
             )  # fmt: skip
             yield tile
-            if instruction == "wgmma" and not p.promoted:
+            if instruction == "wgmma" and (not p.promoted or (p.promoted == bk and p.parts == 1 and accumulators <= 64)):
                 rounds = shared_rounds(tiles, _reached(target, tile), ceil(p.k / bk))
                 yield from (replace(tile, stream_k=n) for n in rounds)
             if instruction == "wgmma" and bn >= p.n and tiles >= 2 * target.units and p.batch == prod(cluster) == 1:

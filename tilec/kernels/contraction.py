@@ -21,6 +21,7 @@ what is known of a place before the loop over k is kept."""
 PARTIAL = 176
 """Registers of a thread for sums, and for partial sums that leave the matrix units, beside those for scales and addresses, of up to
 two warpgroups; of three, whose threads have fewer, no more than of sums alone."""
+SHARED = 40  # registers of these for steps that blocks share, and what others have
 SPAN = 8  # partial sums whose scales warps keep in shared memory: 32 bytes that are adjacent along k
 EACH = WARP // SPAN  # lines of scales that a warp fetches at a time
 SCALES = 8  # registers of a thread for scales that have room beside most partial sums
@@ -270,6 +271,7 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         multiply = WARPGROUP if self.alternate_tiles else 32 * prod(self.warps)
         held = self.block[0] * self.block[1] // multiply * (2 if self.promoted else 1)
         most = PARTIAL if self.promoted and self.warps[0] <= 8 else 65536 // self.block_threads - OTHER
+        most -= SHARED if self.stream_k and self.promoted else 0
         if held > most or held + self._scales > most + SCALES:
             return Refusal("block", f"a thread would hold {held + self._scales} sums and scales, which is more than its registers")
         return None
@@ -305,8 +307,8 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         if not 0 < self.stream_k <= tiles or self.stream_k % size:
             whole = f", in multiples of a cluster's {size}" if size > 1 else ""
             return Refusal("stream_k", f"`stream_k` must be from 0 to all {tiles} tiles{whole}, not {self.stream_k}")
-        if self.promoted or self.kept_steps or self.alternate_tiles:
-            why = "blocks share tiles whose sums the matrix units keep, whose factors both come with each step, one tile at a time"
+        if self.promoted not in (0, self.block[2]) or self.parts > 1 or self.kept_steps or self.alternate_tiles:
+            why = "blocks share tiles of which each step is added as it is, and brings both factors, one tile at a time"
             return Refusal("stream_k", why)
         return None
 

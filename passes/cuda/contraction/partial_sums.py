@@ -18,6 +18,7 @@ from tilec.kernels.contraction import SPAN
 from tilec.passes.cuda.contraction.fragments import fragment_coordinates
 from tilec.passes.cuda.contraction.problem import Problem, Side
 from tilec.passes.cuda.contraction.scales import Scales
+from tilec.passes.cuda.contraction.stream_k import Part
 from tilec.passes.cuda.memory_spaces import registers
 from tilec.passes.cuda.ring import Ring, carried_loop
 from tilec.passes.loops import below, loop, sum_of, when
@@ -39,32 +40,41 @@ class PartialSums:
         self.steps, self.scales = self.options.promoted // problem.depth, Scales(problem, shape)
         self.partial = registers(ir.MemRefType(sums.type).shape, "%partial_sums", problem.accumulator)
 
-    def multiply(self, problem: Problem, state: _State) -> None:
+    def multiply(self, problem: Problem, state: _State, shared: Part | None = None) -> None:
+        """`shared`: the part of the steps that a block has, each of which is a partial sum."""
         self.problem = problem
         with self._each_sum() as at:
             memref.StoreOp(mlir.constant(0.0, problem.accumulator), self.sums, at)
         parts, zero = -(-problem.steps // self.steps), mlir.index(0)
         whole = parts // SPAN if self.scales.lines else 0
-        self.scales.fetch(problem, zero, parts)
+        self.first, self.end = (shared.first, shared.end) if shared else (zero, mlir.index(parts))
+        self.scales.fetch(problem, self.first, parts)
         if self.steps == 1:
             self.ring.wait_full(*state)
-        if whole:
+        if shared and self.scales.lines:
+            spans = arith.divui(sum_of([(shared.count, 1)], SPAN - 1), mlir.index(SPAN))
+            with carried_loop(zero, spans, state, name=f"{problem.inner_name}_span") as (number, now):
+                count = arith.minsi(sum_of([(shared.count, 1), (number, -SPAN)]), mlir.index(SPAN))
+                self._span(number, count, parts, now)
+        elif shared:
+            self._span(zero, shared.count, parts, state)
+        elif whole:
             with carried_loop(zero, mlir.index(whole), state, name=f"{problem.inner_name}_span") as (number, now):
-                self._span(number, SPAN, parts, now)
-        if rest := parts - SPAN * whole:
-            self._span(mlir.index(whole), rest, parts, state)
+                self._span(number, mlir.index(SPAN), parts, now)
+        if not shared and (rest := parts - SPAN * whole):
+            self._span(mlir.index(whole), mlir.index(rest), parts, state)
         if problem.parts > 1:
             self._recompute()
 
-    def _span(self, number: ir.Value, count: int, parts: int, state: _State) -> None:
+    def _span(self, number: ir.Value, count: ir.Value, parts: int, state: _State) -> None:
         """So many parts, whose scales are in shared memory together."""
-        self.scales.store(self.problem, number, parts)
-        with carried_loop(mlir.index(0), mlir.index(count), state, name=f"{self.problem.inner_name}_part") as (position, now):
-            part = sum_of([(number, SPAN), (position, 1)])
+        self.scales.store(self.problem, sum_of([(self.first, 1), (number, SPAN)]), parts)
+        with carried_loop(mlir.index(0), count, state, name=f"{self.problem.inner_name}_part") as (position, now):
+            part = sum_of([(self.first, 1), (number, SPAN), (position, 1)])
             (self._stage if self.steps == 1 else self._stages)(part, position, now)
             self._add()
             if self.steps == 1:
-                self.ring.wait_full_if(below(sum_of([(part, 1)], 1), parts), *now)
+                self.ring.wait_full_if(below(sum_of([(part, 1)], 1), self.end), *now)
 
     def _stage(self, part: ir.Value, position: ir.Value, state: _State) -> None:
         """A part of one stage, which is full. No products run from one turn of the loop to the next, as the assembler would wait

@@ -29,9 +29,9 @@ from tilec.passes.loops import loop, sum_of
 
 
 class Scales:
-    """`fetch(problem, span, parts)` begins to load the scales of a span, `store` brings them to shared memory and fetches the next,
-    `load(problem, number, position)` brings those of a part, by its number and its position in the span, into registers, and
-    `apply(value, at)` applies them to a thread's sum `[fragment, half, pair]`."""
+    """`fetch(problem, first, parts)` begins to load the scales of a span from this part on, `store` brings them to shared memory
+    and fetches the next, `load(problem, number, position)` brings those of a part, by its number and its position in the span, into
+    registers, and `apply(value, at)` applies them to a thread's sum `[fragment, half, pair]`."""
 
     def __init__(self, problem: Problem, shape: Any):
         assert isinstance(problem.options, WarpgroupContraction)
@@ -68,11 +68,11 @@ class Scales:
         lane, span = self.shape.thread.lane, mlir.index(SPAN)
         return arith.divui(lane, span), arith.remui(lane, span)
 
-    def fetch(self, problem: Problem, span: ir.Value, parts: int) -> None:
+    def fetch(self, problem: Problem, first: ir.Value, parts: int) -> None:
         if not self.lines:
             return
         line, position = self._mine
-        number = arith.minsi(sum_of([(span, SPAN), (position, 1)]), mlir.index(parts - 1))
+        number = arith.minsi(sum_of([(first, 1), (position, 1)]), mlir.index(parts - 1))
         k = sum_of([(number, self.promoted)])
         for n in range(self.rows // EACH):
             row = self.shape.row(sum_of([(line, 1)], EACH * n))
@@ -83,7 +83,7 @@ class Scales:
             column = arith.muli(group, mlir.index(self.group))
             self._evaluate(problem, problem.right, column, k, self.next_columns, [mlir.index(n)])
 
-    def store(self, problem: Problem, span: ir.Value, parts: int) -> None:
+    def store(self, problem: Problem, first: ir.Value, parts: int) -> None:
         if not self.lines:
             return
         rows, columns = (
@@ -100,7 +100,7 @@ class Scales:
         for n, value in enumerate(values):
             memref.StoreOp(value, self.memory, [self._warp, sum_of([(line, 1)], EACH * n), position])
         synchronise()
-        self.fetch(problem, sum_of([(span, 1)], 1), parts)
+        self.fetch(problem, sum_of([(first, 1)], SPAN), parts)
 
     def load(self, problem: Problem, number: ir.Value, position: ir.Value) -> None:
         zero = mlir.index(0)

@@ -347,7 +347,7 @@ class _Loads:
     def multiply(self, problem: Problem, state: list[ir.Value], part: Part | None) -> None:
         """One tile of C, or a part of its steps."""
         if self.partial is not None:
-            self.partial.multiply(problem, state)
+            self.partial.multiply(problem, state, part)
             return
 
         def product(stage: ir.Value, step: ir.Value) -> None:

@@ -85,6 +85,11 @@ APART = """op apart(x: {t}[M, K], g: {t}[K, N], u: {t}[K, P]) -> (h: {o}[M, N], 
 }}
 """
 
+SCALED = """op mm(a: f8e4m3[M, K], b: f8e4m3[N, K], u: f32[M, K // 128], v: f32[{n}, K // 128]) -> (c: bf16[M, N]) {{
+ c[m, n] = sum[k](f32(a[m, k]) * f32(b[n, k]) * u[m, k // 128] * v[{at}, k // 128])
+}}
+"""
+
 
 def gelu(x):
     from math import erf
@@ -151,7 +156,18 @@ def test_what_cannot_be_shared(monkeypatch):
     assert refused() is None
     assert "from 0 to all 12 tiles, not 13" in str(refused(stream_k=13)) and refused(stream_k=-1).option == "stream_k"
     assert "multiples of a cluster's 2, not 3" in str(refused(stream_k=3, cluster=(2, 1)))
-    assert "each step, one tile at a time" in str(refused(alternate_tiles=True))
+    assert "both factors, one tile at a time" in str(refused(alternate_tiles=True))
+    assert "added as it is" in str(refused(promoted=128))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [136, 1032])
+def test_partial_sums_stay_in_registers(n):
+    """The largest blocks that the model has for 8-bit factors."""
+    text, sizes = SCALED.format(n="N // 8", at="n // 8"), {"M": 1032, "N": n, "K": 4096}
+    _, result = lowering.lowered(Source("t.tile", text), None, sizes, target=machine("stream-k"))
+    assert result.plan.kernels[0].options.stream_k
+    compiled(result.emitted, "sm_90a")
 
 
 @pytest.mark.slow
@@ -169,3 +185,19 @@ def test_the_model_shares_steps_where_a_round_is_nearly_empty():
     for n, k, shares in ((2304, 9216, True), (4096, 4096, False), (512, 512, False)):
         _, result = lowering.lowered(Source("t.tile", NT.format(t="bf16", o="bf16")), None, {"M": n, "N": n, "K": k}, end="plan")
         assert bool(result.plan.kernels[0].options.stream_k) == shares
+
+
+
+@pytest.mark.parametrize(
+    "text, sizes",
+    [(NT.format(t="f8e4m3", o="bf16"), {"N": 136, "K": 700}), (SCALED.format(n="N", at="n"), {"N": 40, "K": 5 * 128}),
+     (SCALED.format(n="N // 128", at="n // 128"), {"N": 128, "K": 21 * 128})],
+)  # fmt: skip
+def test_partial_sums_share_steps(text, sizes):
+    """Each step is added to the sums in registers, times the scales of this step, wherever a block begins."""
+    specialised, result = lowering.lowered(Source("t.tile", text), None, sizes | {"M": 136}, target=machine("stream-k"))
+    (kernel,) = result.plan.kernels
+    assert kernel.options.stream_k and kernel.options.promoted == 128
+    inputs = dict(zip((i.name for i in specialised.inputs), c.arrays(specialised)))
+    found = interpret_stage(specialised, result.texts, "map", inputs)
+    assert_within(text, inputs, list(found.values()), kind="cuda")
