@@ -1,0 +1,139 @@
+"""A model compiled beside the model in eager mode: both against f64, forward and one training step.
+
+Results of compiled code may differ from those of eager code, which rounds after every operation; so neither is the reference.
+The reference is the model at f64, and compiled results may have ERROR times the error of eager ones, as root mean squares (the
+rule of PyTorch's own benchmarks, `torch._dynamo.utils.same`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from tests.pytorch.zoo import Inputs, Model, without_dropout
+
+ERROR = 3.0
+LEAST = 2e-6  # of the largest value of the reference: an error of eager mode may be 0 by luck
+
+
+@dataclass
+class Verdict:
+    """What is wrong, if anything, of the forward pass and of the training step."""
+
+    model: str
+    wrong: list[str] = field(default_factory=list)
+    failed: str = ""
+
+    @property
+    def right(self) -> bool:
+        return not self.wrong and not self.failed
+
+
+Compile = Callable[[torch.nn.Module], Callable]
+
+
+def judge(model: Model, compile: Compile, training: bool = True) -> Verdict:
+    """`compile` makes a callable of a module."""
+    verdict = Verdict(model.name)
+    torch.manual_seed(0)
+    eager = without_dropout(model.make())
+    inputs = model.inputs(eager)
+    steps = [("inference", _forward, False), ("training", _step, True)][: 2 if training else 1]
+    for name, run, train in steps:
+        results = {}
+        for kind in ("reference", "eager", "compiled"):
+            module = copy.deepcopy(eager).train(train)
+            values = inputs
+            if kind == "reference":
+                module, values = _at_f64(module), {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+            torch._dynamo.reset()
+            try:
+                results[kind] = run(module, compile(module) if kind == "compiled" else module, values)
+            except Exception as error:
+                if kind != "compiled":
+                    raise
+                verdict.failed = f"{name}: {type(error).__name__}: {error}"
+                return verdict
+        verdict.wrong += [f"{name}: {line}" for line in _differences(results)]
+    return verdict
+
+
+def _at_f64(module: torch.nn.Module) -> torch.nn.Module:
+    if hasattr(module, "set_experts_implementation"):
+        module.set_experts_implementation("eager")  # PyTorch's grouped product takes no f64
+    return module.double()
+
+
+def _forward(module: torch.nn.Module, call: Callable, inputs: Inputs) -> dict[str, torch.Tensor]:
+    with torch.no_grad():
+        return dict(leaves("output", call(**inputs)))
+
+
+def _step(module: torch.nn.Module, call: Callable, inputs: Inputs) -> dict[str, torch.Tensor]:
+    """Outputs, gradients of every parameter, and the buffers that the step changes."""
+    # Models of speech set `requires_grad` of a view of their input, which PyTorch allows where the input itself has none.
+    inputs = {k: v.clone().requires_grad_() if v.dim() == 4 else v for k, v in inputs.items()}
+    outputs = dict(leaves("output", call(**inputs)))
+    loss = None
+    for n, value in enumerate(outputs.values()):
+        if value.is_floating_point() and value.requires_grad:
+            # Weights that differ by element: a sum of plain outputs has no gradient where a norm or a softmax is last.
+            weights = torch.randn(value.shape, generator=torch.Generator().manual_seed(n)).to(value.dtype)
+            term = (value * weights).sum() / max(value.numel(), 1) ** 0.5
+            loss = term if loss is None else loss + term
+    assert loss is not None, "no output has a gradient"
+    loss.backward()
+    results = {k: v.detach() for k, v in outputs.items()}
+    results |= {f"gradient of {k}": p.grad for k, p in module.named_parameters() if p.grad is not None}
+    results |= {f"gradient of {k}": v.grad for k, v in inputs.items() if v.grad is not None}
+    return results | {f"buffer {k}": b.detach() for k, b in module.named_buffers()}
+
+
+def leaves(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from leaves(f"{name}.{key}", part)
+    elif isinstance(value, list | tuple):
+        for n, part in enumerate(value):
+            yield from leaves(f"{name}[{n}]", part)
+
+
+def _differences(results: dict[str, dict[str, torch.Tensor]]) -> Iterator[str]:
+    reference, eager, compiled = (results[k] for k in ("reference", "eager", "compiled"))
+    for missing in eager.keys() ^ compiled.keys():
+        yield f"{missing}: {'missing' if missing in eager else 'not in eager mode'}"
+    for name in eager.keys() & compiled.keys():
+        want, plain, got = reference[name], eager[name], compiled[name]
+        if (got.shape, got.dtype) != (plain.shape, plain.dtype):
+            yield f"{name}: {got.dtype}{tuple(got.shape)}, eager mode {plain.dtype}{tuple(plain.shape)}"
+        elif got.numel() and _strides(got) != _strides(plain):
+            yield f"{name}: strides {got.stride()}, eager mode {plain.stride()}"
+        elif not got.is_floating_point():
+            if not torch.equal(got, plain):
+                yield f"{name}: {int((got != plain).sum())} of {got.numel()} differ"
+        else:
+            error, allowed = _error(got, want), max(ERROR * _error(plain, want), LEAST * _largest(want))
+            if not error <= allowed:
+                yield f"{name}: error {error:.2g}, eager mode {_error(plain, want):.2g}, largest value {_largest(want):.2g}"
+
+
+def _strides(value: torch.Tensor) -> list[int]:
+    """Those that address anything: a stride along one place does not."""
+    return [s for s, n in zip(value.stride(), value.shape) if n > 1]
+
+
+def _error(value: torch.Tensor, want: torch.Tensor) -> float:
+    """Root mean square of the difference; infinities and NaNs at the same places do not count."""
+    value, want = value.double(), want.double()
+    same = (value == want) | (value.isnan() & want.isnan())
+    return float(torch.where(same, 0.0, value - want).square().mean().sqrt()) if value.numel() else 0.0
+
+
+def _largest(value: torch.Tensor) -> float:
+    finite = value[value.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
