@@ -13,13 +13,17 @@ PACKAGES = {"einsum": ("numpy", "opt_einsum"), "onnx": ("onnx",), "torch": ("tor
 
 
 def write(reports: list[Report]) -> None:
-    text = PAGE.read_text(encoding="utf-8")
     for report in reports:
-        start, end = f"<!-- outside: {report.suite} -->\n", "<!-- end -->"
-        pattern = re.compile(re.escape(start) + ".*?" + re.escape(end), re.DOTALL)
-        assert pattern.search(text), f"docs/outside.md has no place for {report.suite}"
-        text = pattern.sub(lambda _, r=report, s=start, e=end: s + section(r) + e, text)
-    PAGE.write_text(text, encoding="utf-8")
+        replace_section(report.suite, section(report))
+
+
+def replace_section(name: str, section: str) -> None:
+    """Writes a section of docs/outside.md between its markers."""
+    text = PAGE.read_text(encoding="utf-8")
+    start, end = f"<!-- outside: {name} -->\n", "<!-- end -->"
+    pattern = re.compile(re.escape(start) + ".*?" + re.escape(end), re.DOTALL)
+    assert pattern.search(text), f"docs/outside.md has no place for {name}"
+    PAGE.write_text(pattern.sub(lambda _: start + section + end, text), encoding="utf-8")
 
 
 def section(report: Report) -> str:

@@ -14,16 +14,30 @@ from dataclasses import dataclass, field
 import torch
 
 from tests.pytorch.zoo import Inputs, Model, without_dropout
+from tilec.torch import report
 
 ERROR = 3.0
 LEAST = 2e-6  # of the largest value of the reference: an error of eager mode may be 0 by luck
 
 
 @dataclass
+class Step:
+    """A forward pass, or a training step: the operations of its graphs, those that tilec computes, partitions, and why PyTorch
+    computes the others."""
+
+    name: str
+    taken: int
+    operations: int
+    partitions: int
+    reasons: dict[str, int]
+
+
+@dataclass
 class Verdict:
-    """What is wrong, if anything, of the forward pass and of the training step."""
+    """The differences of the forward pass and of the training step beyond their bounds, or the error that ended either."""
 
     model: str
+    steps: list[Step] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     failed: str = ""
 
@@ -57,6 +71,9 @@ def judge(model: Model, compile: Compile, training: bool = True) -> Verdict:
                     raise
                 verdict.failed = f"{name}: {type(error).__name__}: {error}"
                 return verdict
+        found = report()
+        parts = sum(len(graph.parts) for graph in found.graphs)
+        verdict.steps.append(Step(name, found.taken, found.operations, parts, dict(found.reasons)))
         verdict.wrong += [f"{name}: {line}" for line in _differences(results)]
     return verdict
 

@@ -142,7 +142,7 @@ def _names_of_torchvision() -> None:
                 raise AttributeError(name)
             return type(name, (), {})
 
-    modes = enum.Enum("InterpolationMode", {m: m.lower() for m in "NEAREST BILINEAR BICUBIC BOX HAMMING LANCZOS".split()})
+    modes = enum.Enum("InterpolationMode", {m: m.lower() for m in ["NEAREST", "BILINEAR", "BICUBIC", "BOX", "HAMMING", "LANCZOS"]})
     for path in (
         "torchvision", "torchvision.datasets", "torchvision.datasets.folder", "torchvision.models",
         "torchvision.models.feature_extraction", "torchvision.ops", "torchvision.ops.misc", "torchvision.transforms",

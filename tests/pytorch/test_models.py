@@ -1,0 +1,33 @@
+"""Models of other projects: a forward pass and a training step. `python -m tests.pytorch` runs all of the zoo."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from tests.pytorch.judge import judge  # noqa: E402
+from tests.pytorch.zoo import models  # noqa: E402
+
+MODELS = {m.name: m for m in models()}
+FEW = [
+    "gpt2", "llama", "gemma2", "bloom", "gpt_neox", "bert", "distilbert", "roberta", "t5", "bart", "vit", "segformer",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FEW)
+def test_models_are_right(name):
+    """No difference from f64 beyond that of eager mode, and most operations in few partitions."""
+    verdict = judge(MODELS[name], lambda module: torch.compile(module, backend="tilec"))
+    assert verdict.right, verdict
+    for step in verdict.steps:
+        assert step.taken >= 0.9 * step.operations, step
+
+
+@pytest.mark.parametrize("change, word", [(lambda x: x * 1.001, "error"), (lambda x: x.float().to(torch.float16), "eager mode")])
+def test_wrong_results_are_noticed(change, word):
+    def wrong(module):
+        return lambda **inputs: {k: change(v) for k, v in module(**inputs).items()}
+
+    (line, *_) = judge(MODELS["distilbert"], wrong, training=False).wrong
+    assert word in line
