@@ -30,8 +30,7 @@ def _descriptor_map(printer: MemoryPrinter, op: ir.Operation) -> None:
     box = tuple(int(mlir.constant_value(v)) for v in list(op.operands)[1:])
     number = next(n for n, m in enumerate(printer.parameters) if m == memory.base)
     size = ir.UnrankedMemRefType(op.operands[0].type).element_type.width // 8
-    side = sum(name.startswith(memory.base) for name in printer.maps)
-    name = f"{memory.base}_map" + ("" if side == 0 else f"_{side + 1}")
+    name = printer.names.variable(f"{memory.base}_map")
     steps = tuple(mlir.get_integers(op, "tilec.element_steps") or ())
     dtype = mlir.get_string(op, "tilec.rounded") or printer.dtype(memory.element)
     printer.maps[name] = TensorMap(number, dtype, size, memory.shape, box, steps, int(found[1]))

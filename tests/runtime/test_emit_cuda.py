@@ -65,6 +65,13 @@ def test_names_of_the_source_never_become_code():
     assert all(cubin.spills == 0 for _, cubin in compiled(program, "sm_90a"))
 
 
+def test_tensor_maps_have_names_of_their_own():
+    source = "op f(a: bf16[M, K], a_map: bf16[K, N]) -> (c: bf16[M, N]) { c[i, j] = sum[k](a[i, k] * a_map[k, j]) }"
+    (kernel,) = emitted(source, None, {"M": 1024, "N": 1024, "K": 512}).kernels
+    arguments = [a.arg for a in ast.parse(kernel.text).body[0].args.args]
+    assert len(kernel.maps) == 3 and len({*arguments}) == len(arguments) == 6
+
+
 @pytest.mark.parametrize("function", ["min", "max"])
 @pytest.mark.parametrize("bits", [8, 16, 32, 64])
 def test_unsigned_extrema_have_no_sign(function, bits):
