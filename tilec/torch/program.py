@@ -167,7 +167,7 @@ def reduction(kind: str, extents: Sequence[int], inside: Callable[[list[Index]],
         return inside([])
     if kind in ("argmax", "argmin"):
         return f"{kind}[k0 in 0:{many[0]}]({spread([ix.name('k0', many[0])])})"
-    found, text = in_parts(indices(len(many), "k"), many, spread, "k")
+    found, text = in_parts(indices(len(many), "k"), many, spread, "k", [0] if many == [1] else ())
     return f"{kind}[{ranges(indices(len(found), 'k'), found)}]({text})"
 
 
@@ -295,8 +295,10 @@ class Graph:
 
     def solid(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """The tensor itself, where it is asked for what is outside of it in these dimensions: some views are copied."""
-        if x.is_bare(dims):
+        if x.positions is None and x.formula is None:
             return x
+        if x.is_bare(dims):  # what is outside stays outside: subscripts are made as of indices that are inside
+            return x.seen(x.shape, lambda i: [ix.within(p, x.shape[d]) if d in dims else p for d, p in enumerate(i)])
         return self.emit(x.shape, x.dtype, lambda i: x.at(*i), x.nominal, range(len(x.shape)))
 
     def copied(self, x: Tensor, dtype: str | None = None) -> Tensor:

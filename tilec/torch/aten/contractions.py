@@ -74,6 +74,21 @@ def with_addend(call: Call) -> Tensor:
     return call.emit(shape, call.dtype, expression)
 
 
+@expresses("addbmm")
+def sum_of_products(call: Call) -> Tensor:
+    """Of matrices, over a batch."""
+    first, x, y, beta, alpha = (call[n] for n in ("self", "batch1", "batch2", "beta", "alpha"))
+    integers = not DTYPES[call.dtype].is_float
+    scale = lambda v, text: text if v == 1 else f"{literal(int(v) if integers else float(v))} * {text}"  # noqa: E731
+
+    def expression(i: list[Index]) -> str:
+        inside = lambda k: f"{x.at(k[0], i[0], k[1])} * {y.at(k[0], k[1], i[1])}"  # noqa: E731
+        total = scale(alpha, reduction("sum", [x.shape[0], x.shape[2]], inside))
+        return f"{total} + {scale(beta, first.along(i, call.shape))}" if beta else total
+
+    return call.emit(call.shape, call.dtype, expression)
+
+
 @expresses("_int_mm")
 def integer_product(call: Call) -> Tensor:
     x, y = call["self"], call["mat2"]

@@ -260,7 +260,7 @@ def _round(call: Call) -> Tensor:
 TABLE |= {"gelu": _gelu, "softplus": _softplus, "round": _round}
 
 
-@expresses("_to_copy convert_element_type to clone alias detach lift_fresh_copy lift copy expand_copy")
+@expresses("_to_copy convert_element_type to clone alias detach detach_copy alias_copy lift_fresh_copy lift copy")
 def copies(call: Call) -> Value:
     """Casts and copies. A copy is the thing itself: equations do not change what they read. What is made narrower is rounded."""
     x = call[next(iter(call.named))]

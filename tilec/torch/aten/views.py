@@ -20,7 +20,7 @@ def view(call: Call) -> Tensor:
     return x if call.shape == x.shape else x.reshaped(call.shape)
 
 
-@expresses("expand")
+@expresses("expand expand_copy")
 def expand(call: Call) -> Tensor:
     return call["self"].expanded(call.shape)
 
@@ -71,7 +71,7 @@ def narrow(call: Call) -> Tensor:
 
 
 @expresses(
-    "split_with_sizes split unsafe_split unsafe_split_with_sizes chunk unbind tensor_split "
+    "split_with_sizes split split_copy unsafe_split unsafe_split_with_sizes chunk unbind tensor_split "
     "split_with_sizes_copy unbind_copy"
 )
 def split(call: Call) -> Value:
