@@ -29,9 +29,9 @@ UNARY = {
     "Sqrt": "sqrt({0})", "Sin": "sin({0})", "Cos": "cos({0})", "Tan": "tan({0})", "Tanh": "tanh({0})", "Erf": "erf({0})",
     "Sigmoid": "sigmoid({0})", "Abs": "abs({0})", "Neg": "-{0}", "Reciprocal": "1 / {0}", "Relu": "max({0}, 0)",
     "Softplus": "softplus({0})", "Softsign": "{0} / (1 + abs({0}))", "Identity": "{0}", "Not": "not {0}",
-    "Sign": "(1 if {0} > 0 else (-1 if {0} < 0 else 0))", "IsNaN": "{0} != {0}", "Mish": "{0} * tanh(softplus({0}))",
-    "HardSwish": "{0} * clamp({0} / 6 + 0.5, 0, 1)", "Cosh": "(exp({0}) + exp(-{0})) / 2",
-    "Sinh": "(expm1({0}) - expm1(-{0})) / 2",
+    "Sign": "sign({0})", "IsNaN": "isnan({0})", "Asin": "asin({0})", "Acos": "acos({0})", "Atan": "atan({0})",
+    "Asinh": "asinh({0})", "Acosh": "acosh({0})", "Atanh": "atanh({0})", "BitwiseNot": "~{0}", "Mish": "{0} * tanh(softplus({0}))",
+    "HardSwish": "{0} * clamp({0} / 6 + 0.5, 0, 1)", "Cosh": "cosh({0})", "Sinh": "sinh({0})",
 }  # fmt: skip
 for _name, _template in UNARY.items():
     EXPRESSED[_name] = _unary(_template)
@@ -39,7 +39,8 @@ for _name, _template in UNARY.items():
 BINARY = {
     "Add": "{0} + {1}", "Sub": "{0} - {1}", "Mul": "{0} * {1}", "And": "{0} and {1}", "Or": "{0} or {1}", "Xor": "{0} != {1}",
     "Equal": "{0} == {1}", "Less": "{0} < {1}", "LessOrEqual": "{0} <= {1}", "Greater": "{0} > {1}",
-    "GreaterOrEqual": "{0} >= {1}", "PRelu": "{0} if {0} >= 0 else {0} * {1}",
+    "GreaterOrEqual": "{0} >= {1}", "BitwiseAnd": "{0} & {1}", "BitwiseOr": "{0} | {1}", "BitwiseXor": "{0} ^ {1}",
+    "PRelu": "{0} if {0} >= 0 else {0} * {1}",
 }  # fmt: skip
 for _name, _template in BINARY.items():
     EXPRESSED[_name] = lambda g, n, t=_template: g.map(t, n.x(0), n.x(1), dtype=n.dtype())
@@ -58,8 +59,13 @@ def divide(g: Graph, n: Node) -> Tensor:
 def modulo(g: Graph, n: Node) -> Tensor:
     template = "{0} % {1}"
     if n.attribute("fmod", 0):
-        template = "abs({0}) % abs({1}) if {0} >= 0 else -(abs({0}) % abs({1}))"
+        template = "fmod({0}, {1})"
     return g.map(template, n.x(0), n.x(1), dtype=n.dtype())
+
+
+@expressed("BitShift")
+def shift(g: Graph, n: Node) -> Tensor:
+    return g.map("{0} << {1}" if n.attribute("direction", b"LEFT") in (b"LEFT", "LEFT") else "{0} >> {1}", n.x(0), n.x(1))
 
 
 @expressed("Pow")

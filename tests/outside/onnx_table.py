@@ -37,15 +37,11 @@ _WRITES = dict.fromkeys(
     "writes to computed places; equations define each element once",
 )
 _STEPS = dict.fromkeys(["GRU", "LSTM", "RNN", "LinearAttention"], "a recurrence that is no scan of the language")
-_BITS = dict.fromkeys(
-    ["BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "BitCast"], "bits of integers or floats"
-)
 _RANDOM = dict.fromkeys(["Bernoulli", "RandomUniformLike", "RandomNormalLike"], "ONNX's random numbers have no stream")
-_ARCS = dict.fromkeys(["Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh"], "no inverse trigonometric function")
 _COMPLEX = dict.fromkeys(["DFT", "STFT", "MelWeightMatrix"], "complex numbers, or spectra of them")
 WHY_NOT: dict[str, str] = {
-    **_STRINGS, **_SEQUENCES, **_CONTROL, **_SHAPES, **_WRITES, **_STEPS, **_BITS, **_RANDOM, **_ARCS, **_COMPLEX,
-    "ImageDecoder": "files of images", "TreeEnsemble": "trees walked by data", "TopK": "sorting",
+    **_STRINGS, **_SEQUENCES, **_CONTROL, **_SHAPES, **_WRITES, **_STEPS, **_RANDOM, **_COMPLEX,
+    "BitCast": "bits of floats", "ImageDecoder": "files of images", "TreeEnsemble": "trees walked by data", "TopK": "sorting",
     "Det": "elimination, a recurrence over rows", "QLinearConv": "4- and 8-bit types with saturation",
     "Adagrad": "training operators", "Adam": "training operators", "Momentum": "training operators",
     "Gradient": "training operators",
