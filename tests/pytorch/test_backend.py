@@ -95,6 +95,18 @@ def test_block():
 
 
 @pytest.mark.slow
+def test_attention_of_16_bits_multiplies_16_bits(tmp_path, monkeypatch):
+    """PyTorch's formula casts its factors to f32; no product of the programs does."""
+    monkeypatch.setenv("TILEC_TORCH_DUMP", str(tmp_path))
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    q, k, v = (torch.randn(2, 2, 6, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    assert_agrees(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), q, k, v, backward=True)
+    assert torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed() == before
+    texts = [p.read_text() for p in tmp_path.rglob("*.tile")]
+    assert len(texts) == 2 and all("bmm" in t and "to_copy" not in t.partition("bmm")[0] for t in texts)
+
+
+@pytest.mark.slow
 def test_a_cache_is_written_in_place():
     model = Cached()
     before = model.keys.data_ptr()

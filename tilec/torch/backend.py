@@ -6,7 +6,8 @@ import itertools
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -96,8 +97,20 @@ def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -
         fw_compiler=of("forward"), bw_compiler=of("backward"), inference_compiler=of("inference"), decompositions=_table(),
         partition_fn=min_cut_rematerialization_partition, keep_inference_input_mutations=True,
     )  # fmt: skip
-    with sdpa_kernel(SDPBackend.MATH):
+    with sdpa_kernel(SDPBackend.MATH), _narrow_attention():
         return aot(gm, inputs)
+
+
+@contextmanager
+def _narrow_attention() -> Iterator[None]:
+    """Has attention of f16 and bf16 traced as products of these types. PyTorch's plain formula has its factors cast to f32, so that
+    its products cannot accumulate in 16 bits; a kernel's accumulate in f32 whatever their factors are, as flash attention's do."""
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
 def _source(node: fx.Node) -> str:
