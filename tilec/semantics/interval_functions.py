@@ -172,8 +172,7 @@ def _image_of_two(name: str, a: Enclosure, b: Enclosure) -> Enclosure:
             found = settled(low, high, a, b)
             open_ = ((b.low <= 0) & (b.high >= 0)) | np.isinf(a.low) | np.isinf(a.high)
             found = Enclosure(np.where(open_, -np.inf, found.low), np.where(open_, np.inf, found.high))
-            sure, zero = np.fmod(a.low, b.low), (found.low == 0) & (found.high == 0)  # a zero has the sign of a
-            found = Enclosure(np.where(zero, -0.0, found.low), np.where(zero, 0.0, found.high))
+            sure = np.fmod(a.low, b.low)
             return Enclosure(np.where(exact, sure, found.low), np.where(exact, sure, found.high))
     raise AssertionError(name)
 
