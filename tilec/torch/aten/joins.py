@@ -63,9 +63,7 @@ def _inside(kind: str, position: Index, extent: int) -> Index | str:
         return position
     if kind.startswith("replication"):
         return f"clamp({position.sum_text()}, 0, {extent - 1})"
-    period = 2 * (extent - 1)
-    around = (position + period) % period if position.range[0] < 0 else position % period
-    return f"min({around.sum_text()}, {period} - {around})"
+    return f"reflect({position.sum_text()}, {extent})"
 
 
 @expresses("slice_scatter select_scatter diagonal_scatter")
