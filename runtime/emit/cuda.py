@@ -56,7 +56,7 @@ def emit_cuda(module: ir.Module) -> Emitted:
     if constants:
         header.append(f"from math import {', '.join(constants)}")
     printed = set(re.findall(r"\w+", " ".join([*(k.text for k in kernels), *definitions.values()])))
-    names = sorted((used & printed) - {"inf", "nan"})
+    names = sorted(n for n in used - {"inf", "nan"} if n.split()[-1] in printed)
     if names:
         header += ["from tilec.runtime.cuda.intrinsics import (", *(f"    {n}," for n in names), ")"]
     header += ["", *(f"{n} = {call}" for n, call in definitions.items())] if definitions else []

@@ -45,6 +45,7 @@ class MemoryPrinter(UnrollPrinter):
 
     def define(self, name: str, maker: str, arguments: str) -> str:
         """A device function that the module makes for its own numbers: `name = maker(...)`."""
+        name = self.names.apart(name)
         self.definitions[name] = f"{self.use(maker)}{arguments}"
         return name
 

@@ -20,14 +20,15 @@ def print_kernels(
 ) -> list[tuple[P, KernelSource]]:
     """Every kernel and its printer. A kernel is printed again if a variable has the name of an import."""
     program, statements = frozenset(program_names(module.operation)), locations.statements(module.operation)
+    kernels = [f for f in mlir.functions(module) if "tilec.kernel" in f.attributes]
+    called = {ir.StringAttr(f.attributes["sym_name"]).value for f in kernels}
     imported: set[str] = set()
     while True:
         made = []
-        for function in mlir.functions(module):
-            if "tilec.kernel" in function.attributes:
-                names = Names(program, locations.indices(function), imported)
-                own = printer(names, Comments(statements, function.location))
-                made.append((own, kernel(own, function)))
+        for function in kernels:
+            names = Names(program, locations.indices(function), imported, called)
+            own = printer(names, Comments(statements, function.location))
+            made.append((own, kernel(own, function)))
         new = {name for own, _ in made for name in own.imports()} - imported
         if not any(new & (own.names.given | own.names.loops) for own, _ in made):
             return made

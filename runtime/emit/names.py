@@ -27,9 +27,12 @@ _RESERVED = {*keyword.kwlist, *dir(builtins), "args", "cuda", "errors", "inf", "
 
 class Names:
     """The names of one kernel. `program` are those of the source, `indices` those of them that are indices, `imported`
-    those that the printed module has besides the kernel."""
+    those that the printed module has besides its `kernels`."""
 
-    def __init__(self, program: Collection[str], indices: Collection[str], imported: Collection[str] = ()):
+    def __init__(
+        self, program: Collection[str], indices: Collection[str], imported: Collection[str] = (), kernels: Collection[str] = ()
+    ):
+        self.kernels = kernels
         self.program, self.indices = _identifiers(frozenset(program)), set(map(identifier, indices))
         self.taken = _RESERVED | set(imported)
         self.given: set[str] = set()
@@ -37,6 +40,10 @@ class Names:
         self.loops: set[str] = set()  # and of all loops so far
         self.kinds: dict[str, str] = {}  # of variables that both branches of an `if` may have
         self.released: dict[str, str] = {}  # those that one of them has had
+
+    def apart(self, name: str) -> str:
+        """What an import is called: its own name, if no kernel of the module has that."""
+        return f"device_{name}" if name in self.kernels else name
 
     def source(self, name: str) -> str:
         """A tensor's own name; with a number where that means something else in Python or in the kernel."""

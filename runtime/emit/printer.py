@@ -61,8 +61,9 @@ class Printer(Variables):
 
     def use(self, name: str) -> str:
         """A name that the module must import."""
-        self.used.add(name)
-        return name
+        own = self.names.apart(name)
+        self.used.add(name if own == name else f"{name} as {own}")
+        return own
 
     def say(self, op: ir.Operation) -> None:
         """The statements that the next lines serve, where they are others than before."""

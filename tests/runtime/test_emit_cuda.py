@@ -65,6 +65,20 @@ def test_names_of_the_source_never_become_code():
     assert all(cubin.spills == 0 for _, cubin in compiled(program, "sm_90a"))
 
 
+@pytest.mark.parametrize("target", ["h200", "cpu"])
+@pytest.mark.parametrize("op, result", [("bulk", "commit"), ("fewer", "registers"), ("reassoc", "add")])
+def test_kernels_with_names_of_device_functions(op, result, target):
+    """Which they call by another name then."""
+    source = f"op {op}(a: bf16[M, K], b: bf16[K, N]) -> ({result}: bf16[M, N]) {{ {result}[i, j] = sum[k](a[i, k] * b[k, j]) }}"
+    program = emitted(source, None, {"M": 1024, "N": 1024, "K": 512}, target)
+    tree, (kernel,) = ast.parse(program.module), program.kernels
+    imported = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names}
+    assigned = {t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets}
+    assert kernel.name == f"{op}_{result}" and kernel.name not in imported | assigned
+    if target == "h200" and op == "bulk":
+        assert all(cubin.spills == 0 for _, cubin in compiled(program, "sm_90a"))
+
+
 def test_tensor_maps_have_names_of_their_own():
     source = "op f(a: bf16[M, K], a_map: bf16[K, N]) -> (c: bf16[M, N]) { c[i, j] = sum[k](a[i, k] * a_map[k, j]) }"
     (kernel,) = emitted(source, None, {"M": 1024, "N": 1024, "K": 512}).kernels
