@@ -7,6 +7,7 @@ Every program is small, hangs over the edges of its tiles, and takes several til
 import numpy as np
 import pytest
 from by_numpy import np_conv2d
+from conftest import assert_within
 from tools.contractions import (
     BATCHED,
     CONV,
@@ -22,12 +23,15 @@ from tools.contractions import (
     TURNED_USING,
     TWO_ROWS,
     USING,
+    arrays,
     check,
+    emulated,
     fma,
     lowered,
     mma,
 )
 from tools.cuda_kernels import compiled
+from tools.lowering import lowered as lower_text
 
 from tilec.core.targets import load
 from tilec.kernels import StoredContraction, matrix
@@ -261,6 +265,24 @@ def test_a_vector_by_numbers_that_are_converted(monkeypatch):
     assert result.plan.kernels[-1].options.stored == ("bf16", "f8e4m3")
     _, plain = lowered(MATMUL_TURNED.format(t="bf16", o="f32"), sizes, "h200")
     assert not isinstance(plain.plan.kernels[-1].options, StoredContraction)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "result", "sizes"),
+    [
+        ("b, i, k", "b, j, k", "j, i, b", {"B": 3, "I": 20, "J": 1, "K": 64}),
+        ("b, i, k", "b, j, k", "i, j, b", {"B": 3, "I": 1, "J": 20, "K": 64}),
+        ("k, b, i", "j, b, k", "b, i, j", {"B": 3, "I": 1, "J": 20, "K": 64}),
+    ],
+)
+def test_vectors_of_a_batch(left, right, result, sizes):
+    """Where the result is contiguous along the batch, or a single row along neither k nor rows, planning had none to go along."""
+    a, b, y = (x.upper() for x in (left, right, result))
+    text = f"op f(a: f8e5m2[{a}], b: f8e4m3[{b}]) -> (y: bf16[{y}]) {{ y[{result}] = sum[k](a[{left}] * b[{right}]) }}"
+    special, lower = lower_text(text, None, sizes)
+    assert isinstance(lower.plan.kernels[-1].options, StoredContraction)
+    inputs = arrays(special)
+    assert_within(text, inputs, emulated(special, lower, inputs), kind="cuda")
 
 
 @pytest.mark.parametrize("left, right", [("bf16", "bf16"), ("bf16", "i8"), ("f8e4m3", "f16"), ("f8e5m2", "bf16")])

@@ -128,7 +128,7 @@ def _roles(node: Node, g: Group, graph: Graph) -> list[Roles]:
         return tuple(sorted(wide, key=lambda d: order.index(d) if d in order else d))
 
     m, n, left, right = kernel_dims(c.m), kernel_dims(c.n), c.left, c.right
-    if order and order[-1] in m:
+    if not n or (order and order[-1] in m):  # of the result's dimensions of one element there is none to store along
         m, n, left, right = n, m, right, left
     k = [dims[d] for d in c.k if node.extents[d] > 1] or [dims[c.k[-1]]]
     found = (factor_access(node, f, g) for f in (left, right))
@@ -158,9 +158,11 @@ def _operand(
     found = factor_access(node, factor, g)
     made = graph.producer.get(found.access.tensor) if found else None
     if found is None or not found.access.exact or (made is not None and made.inlined):
-        return _computed(factor, node, kind)
+        computed = _computed(factor, node, kind)
+        return computed if roles.order(side) else replace(computed, major=1)
     along, size = found.along, BYTES[kind]
-    major, gathers = int(along in roles.inner), not found.access.is_affine
+    major = int(along in roles.inner or not roles.order(side))  # a single row is stored along k, wherever its elements lie
+    gathers = not found.access.is_affine
     if size == 1 and not major:  # of which matrix units take lines of k only
         return Operand("registers", 1, gathers)
     if major and kind in ("bf16", "f16") and (narrow := converted(node, factor, target)) and target.has("cp_async"):
