@@ -2,6 +2,7 @@
 python -m benchmarks audit [--target cpu|cuda] [--matrix] [--trials PLANS] [--json FILE] [--only TEXT ...] [--missing]
 python -m benchmarks numerics [--json FILE] [--only FUNCTION ...] [--target cpu|cuda ...]
 python -m benchmarks compile [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
+python -m benchmarks large [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
 python -m benchmarks merge --json FILE
 python -m benchmarks docs
 
@@ -80,12 +81,12 @@ def numerics(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", usage=__doc__)
-    parser.add_argument("suite", choices=("cpu", "gpu", "memory", "audit", "compile", "numerics", "merge", "docs"))
+    parser.add_argument("suite", choices=("cpu", "gpu", "memory", "audit", "compile", "large", "numerics", "merge", "docs"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
     parser.add_argument("--missing", action="store_true", help="rows that the newest results of the suite have no figures of")
     parser.add_argument(
-        "--target", nargs="*", choices=("cpu", "cuda"), default=[], help="what to measure on (numerics, compile, audit)"
+        "--target", nargs="*", choices=("cpu", "cuda"), default=[], help="what to measure on (numerics, compile, large, audit)"
     )
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which no further row begins")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (gpu, memory)")
@@ -110,6 +111,10 @@ def main() -> int:
         from benchmarks.compiling import run
 
         return run(options)
+    if options.suite == "large":
+        from benchmarks.large import run as run_large
+
+        return run_large(options)
     if options.suite == "merge":
         print(f"written to {report.merge(options.json)}")
         return 0

@@ -16,6 +16,7 @@ simple form to fuse and tile, and still see each subscript as an `affine.apply` 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -71,18 +72,19 @@ def _tensor_type(t: ast.Tensor) -> ir.Type:
 
 def _statements(equations: Sequence[ast.Equation]) -> dict[tuple[str, int, int], str]:
     """The source's text of every statement, by the positions that its operations have."""
-    written = [e.span for e in equations if "=" in e.span.source.text[e.span.start : e.span.end]]
+    written: dict[int, list[Span]] = {}  # of a source, in order: they lie apart
+    for span in sorted((e.span for e in equations), key=lambda s: s.start):
+        if "=" in span.source.text[span.start : span.end]:
+            written.setdefault(id(span.source), []).append(span)
     texts: dict[tuple[str, int, int], str] = {}
     for equation in equations:
         for node in (equation, *ast.traverse(equation.value)):
             if isinstance(node, (ast.Equation, ast.Reduce, ast.Scan)) and node.span is not Span.none():
-                around = next((s for s in written if _within(node.span, s)), None)
+                spans = written.get(id(node.span.source), [])
+                number = bisect_right(spans, node.span.start, key=lambda s: s.start) - 1
+                around = spans[number] if number >= 0 and node.span.end <= spans[number].end else None
                 texts[node.span.source.shown, node.span.line, node.span.column] = _statement(node.span, around)
     return texts
-
-
-def _within(inner: Span, outer: Span) -> bool:
-    return inner.source is outer.source and outer.start <= inner.start and inner.end <= outer.end
 
 
 def _statement(span: Span, around: Span | None) -> str:

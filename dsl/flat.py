@@ -294,7 +294,7 @@ class _Rewrite:
 
     def __init__(self, program: _Program, e: ast.Equation, merged: frozenset[Boundary]):
         self.program, self.e, self.merged = program, e, merged
-        shape, taken = program.shapes[e.name], {*e.indices, *program.bound[e.name], *program.shapes, *program.op.sizes}
+        shape, taken = program.shapes[e.name], (e.indices, program.bound[e.name], program.shapes, program.op.sizes)
         self.indices: list[str] = []
         self.extents: list[int] = []
         self.new: dict[str, Poly] = {}
@@ -303,7 +303,7 @@ class _Rewrite:
         for g in groups:
             self.extents.append(prod(shape[d] for d in g))
             name = "_".join(e.indices[d] for d in g)
-            while len(g) > 1 and name in taken:
+            while len(g) > 1 and any(name in names for names in taken):
                 name += "_"
             self.indices.append(name)
             values[name] = 0, max(0, self.extents[-1] - 1)

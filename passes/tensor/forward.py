@@ -16,8 +16,10 @@ from tilec.kernels.attributes import carry_over
 
 
 def forward(module: ir.Operation) -> None:
-    kernels = [f for f in mlir.functions(module) if "tilec.kernel" in f.attributes]
-    (program,) = [f for f in mlir.functions(module) if f not in kernels]
+    functions: dict[bool, list[ir.Operation]] = {True: [], False: []}
+    for function in mlir.functions(module):
+        functions["tilec.kernel" in function.attributes].append(function)
+    kernels, (program,) = functions[True], functions[False]
     calls = {
         str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value): op
         for op in mlir.traverse(program)

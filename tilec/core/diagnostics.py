@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,19 @@ class Source:
 
     def position(self, offset: int) -> tuple[int, int]:
         """1-based line and column of a character offset."""
-        before = self.text[:offset]
-        return before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1
+        number = bisect_right(self._starts, max(0, min(offset, len(self.text))))
+        return number, offset - self._starts[number - 1] + 1
 
     def line(self, number: int) -> str:
-        lines = self.text.split("\n")
-        return lines[number - 1] if 1 <= number <= len(lines) else ""
+        if not 1 <= number <= len(self._starts):
+            return ""
+        end = self._starts[number] - 1 if number < len(self._starts) else len(self.text)
+        return self.text[self._starts[number - 1] : end]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """The offset of each line's first character."""
+        return [0, *(m.end() for m in re.finditer("\n", self.text))]
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,14 @@ class Lowered:
 def lower(
     module: ir.Module, target: Target, *, schedule: Callable[[Plan], Plan] | None = None, begin: str = "simplify",
     end: str = "map", locations: bool = True, tree: Path | None = None, emit: bool = True, texts: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Lowered:  # fmt: skip
     """Runs the stages `begin` to `end` on a module, in the current MLIR context.
 
     `schedule` may change the plan before it is written into the IR; `tree` is a folder for MLIR's own per-pass files.
     `begin="emit"` runs no stage and prints the kernels of a module that `map` made. Without `texts` those of the stages, which
-    take a fifth of the time, are not kept; an InternalError then has none. Raises CallError where a plan that was edited in the
-    module cannot be carried out.
+    take a fifth of the time, are not kept; an InternalError then has none. `clock` measures the stages.
+    Raises CallError where a plan that was edited in the module cannot be carried out.
     """
     lowered = Lowered({}, None)
 
@@ -60,7 +61,7 @@ def lower(
     if order.index(begin) > order.index("plan"):
         check_edited(module.operation if isinstance(module, ir.Module) else module, target, begin)
     chosen = [s for s in stages(plan) if order.index(begin) <= order.index(s.name) <= order.index(end)]
-    state = _State(begin, mlir.text(module, locations) if texts else "")
+    state = _State(begin, mlir.text(module, locations) if texts else "", clock)
     if begin == "simplify" and texts:
         lowered.texts["build"] = state.text
     manager, verifier = PassManager("builtin.module"), Verifier()
@@ -81,7 +82,7 @@ def lower(
         raise InternalError(f"stage '{state.name}' failed: {error}", state.name, state.text) from error
     if emit and end == "map":
         with deep_recursion():
-            lowered.emitted = _emit(module, lowered)
+            lowered.emitted = _emit(module, lowered, clock)
     return lowered
 
 
@@ -91,6 +92,7 @@ class _State:
 
     name: str
     text: str
+    clock: Callable[[], float]
     step: str = ""
     start: float = 0.0
 
@@ -101,12 +103,12 @@ def _add_stage(
     """A stage's steps. Each of ours has its attributes verified, after upstream's that tidy up behind it, which write none."""
 
     def begin(op: ir.Operation, _pass: Any) -> None:
-        state.name, state.step, state.start = stage.name, "", time.perf_counter()
+        state.name, state.step, state.start = stage.name, "", state.clock()
         progress.at(f"in stage '{stage.name}'")
 
     def after_pass(op: ir.Operation, _pass: Any) -> None:
         verify(op, ended=True)
-        lowered.seconds[stage.name] = time.perf_counter() - state.start
+        lowered.seconds[stage.name] = state.clock() - state.start
         if texts:
             state.text = lowered.texts[stage.name] = op.get_asm(enable_debug_info=locations, assume_verified=True)
 
@@ -128,8 +130,8 @@ def _add_stage(
     manager.add(after_pass, f"tilec-after-{stage.name}")
 
 
-def _emit(module: ir.Module, lowered: Lowered) -> Emitted:
-    start = time.perf_counter()
+def _emit(module: ir.Module, lowered: Lowered, clock: Callable[[], float]) -> Emitted:
+    start = clock()
     progress.at("in stage 'emit'")
     backend = ir.StringAttr(module.operation.attributes["tilec.backend"]).value
     try:
@@ -144,4 +146,4 @@ def _emit(module: ir.Module, lowered: Lowered) -> Emitted:
     except Exception as error:
         raise InternalError(f"stage 'emit' failed: {error}", "emit", lowered.texts.get("map") or str(module)) from error
     finally:
-        lowered.seconds["emit"] = time.perf_counter() - start
+        lowered.seconds["emit"] = clock() - start

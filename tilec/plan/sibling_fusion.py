@@ -22,7 +22,11 @@ def join_siblings(graph: Graph, member: dict[Node, Group], target: Target, remar
         if node.contraction is None or node.inlined:
             continue
         for value in dict.fromkeys(node.values):
+            kernels: dict[int, Node] = {}  # the latest reader of each; in a program of many, only the last few
             for other in reversed(readers.setdefault(value, [])):
+                if len(kernels) < SIBLINGS:
+                    kernels.setdefault(id(member[other]), other)
+            for other in kernels.values():
                 theirs, mine = member[other], member[node]
                 nodes = graph.in_order((*theirs.nodes, *mine.nodes))
                 if theirs is mine or not are_siblings(nodes):
@@ -41,6 +45,7 @@ def join_siblings(graph: Graph, member: dict[Node, Group], target: Target, remar
             readers[value].append(node)
 
 
+SIBLINGS = 16  # kernels that read the same factor, and that a contraction might join
 WEIGHED = "with a tenth of the time of resources that wait for another, as tiles are ranked"
 
 

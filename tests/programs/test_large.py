@@ -1,0 +1,59 @@
+"""Programs as large as models: the work before machine code grows with them, no faster."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from tools import lowering
+
+from benchmarks.large import least
+from benchmarks.large_programs import LARGE
+from tilec.core.diagnostics import Source
+from tilec.runtime.emit.steps import ALIGN, allocate
+from tilec.runtime.program import Emitted, Slot, Step
+
+FEW = {"chain": 150, "small": 60, "updates": 20, "transformer": 2, "backward": 3}
+
+
+def work(name: str, count: int, target: str) -> tuple[int, int]:
+    """Statements of a program, and the functions that are called until its kernels are printed."""
+    text, calls = LARGE[name].text(count), [0]
+
+    def counted(_frame, event, _argument):
+        calls[0] += event in ("call", "c_call")
+
+    sys.setprofile(counted)
+    try:
+        emitted = lowering.emitted(Source(f"<{name}>", text), name, target=target)
+    finally:
+        sys.setprofile(None)
+    assert emitted.kernels
+    return text.count(" = "), calls[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["cpu", "h200"])
+@pytest.mark.parametrize("name", FEW)
+def test_calls_grow_with_the_statements(name, target):
+    """Of twice the statements, at most two and a half times the calls."""
+    work(name, FEW[name], target)  # what is made once a process
+    statements, calls = work(name, FEW[name], target)
+    more_statements, more_calls = work(name, 2 * FEW[name], target)
+    assert more_calls / calls <= 1.25 * more_statements / statements
+
+
+def test_lines_of_long_texts_are_found_at_once():
+    source = Source("long", "first\n" * 3 + "\nlast")
+    assert [source.position(n) for n in (0, 5, 6, 18, 19, 23)] == [(1, 1), (1, 6), (2, 1), (4, 1), (5, 1), (5, 5)]
+    assert [source.line(n) for n in range(7)] == ["", "first", "first", "first", "", "last", ""]
+    before = source.text[:0]
+    assert source.position(0) == (before.count("\n") + 1, 1)
+
+
+def test_memory_of_a_long_program_is_the_least():
+    """Each intermediate is read by the next step; those of one size take turns in two places."""
+    steps = [Step("k", (Slot("temporary", n), Slot("temporary", n + 1))) for n in range(400)]
+    placed = allocate([1000] * 401, steps)
+    emitted = Emitted("f", "", (), tuple(steps), placed)
+    assert least(emitted) == 2000 and emitted.workspace <= 2 * ALIGN * 4
