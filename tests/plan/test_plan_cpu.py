@@ -112,3 +112,17 @@ def test_kernels_of_like_names_stay_apart():
     pairs = x.reshape(1, 2, 3, 2)
     assert np.array_equal(found, pairs.max(-1))
     assert np.array_equal(positions, np.arange(3) * 2 + pairs.argmax(-1))
+
+
+def test_vectors_that_one_operation_reads_along_two_dimensions_stay_apart():
+    """`p` and `q` need not each other, and have equal extents; but `y` has a dimension of each."""
+    text = """op f(x: f32[5, 5], m: bool[10, 10], a: i64[10], b: i64[10]) -> (y: f32[10, 10]) {
+        p[i] = clamp(a[i], 0, 4)
+        q[i] = clamp(b[i], 0, 4)
+        y[i, j] = x[p[i], q[j]] if m[i, j] else 0
+    }"""
+    rng = np.random.default_rng(0)
+    x, m = rng.standard_normal((5, 5)).astype(np.float32), rng.integers(0, 2, (10, 10)).astype(bool)
+    a, b = rng.integers(0, 5, (2, 10))
+    found = tilec.compile(text, target="cpu")(x, m, a, b)
+    np.testing.assert_array_equal(found, np.where(m, x[np.ix_(a, b)], 0))

@@ -115,9 +115,10 @@ def _unite_shared_inputs(nodes: list[Node], graph: Graph, root: dict[Dim, Dim]) 
 
 
 def _unite_independent(nodes: list[Node], graph: Graph, united: Callable[[Dim], Dim]) -> Callable[[Dim], Dim]:
-    """Unites the dimensions that operations have besides those of all, where none of the operations needs another, and the
-    extents are equal: of two tensors that are scaled by one vector, the rows are one dimension of the kernel, as if the
-    tensors were one. `united` has the dimensions that are united already. Returns a function to the united dimension."""
+    """Unites the dimensions that operations have besides those of all, where none of the operations needs another, no operation
+    has both dimensions, and the extents are equal: of two tensors that are scaled by one vector, the rows are one dimension of
+    the kernel, as if the tensors were one. `united` has the dimensions that are united already. Returns a function to the united
+    dimension."""
     roots = {n: tuple(united((n, d)) for d in range(len(n.extents))) for n in nodes}
     common = set.intersection(*(set(r) for r in roots.values()))
     own = {n: tuple(key for key in r if key not in common) for n, r in roots.items()}
@@ -133,6 +134,10 @@ def _unite_independent(nodes: list[Node], graph: Graph, united: Callable[[Dim], 
             if producer in own:
                 needs[node] |= needs[producer] | 1 << kinds[own[producer]]
         needed[own[node]] |= needs[node]
+    together: dict[Dim, set[Dim]] = {}  # the dimensions of operations that have this one, which stay apart from it
+    for dims in kinds:
+        for dim in dims:
+            together.setdefault(dim, set()).update(dims)
     above: dict[Dim, Dim] = {}
     first: dict[tuple[int, ...], list[tuple[Dim, ...]]] = {}
     for dims, number in kinds.items():
@@ -140,8 +145,12 @@ def _unite_independent(nodes: list[Node], graph: Graph, united: Callable[[Dim], 
         others = first.setdefault(extents, [])
         for other in others:
             apart = not (needed[dims] >> kinds[other] & 1 or needed[other] >> number & 1)
-            if apart and set(other).isdisjoint(dims):
-                above |= zip(dims, other)
+            if apart and set(other).isdisjoint(dims) and not any(b in together[a] for a, b in zip(dims, other)):
+                for a, b in zip(dims, other):
+                    above[a] = b
+                    together[b] |= together[a]
+                    for c in together[a]:
+                        together[c].add(b)
                 break
         else:
             others.append(dims)
