@@ -308,14 +308,12 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
             whole = f", in multiples of a cluster's {size}" if size > 1 else ""
             return Refusal("stream_k", f"`stream_k` must be from 0 to all {tiles} tiles{whole}, not {self.stream_k}")
         if self.promoted not in (0, self.block[2]) or self.parts > 1 or self.kept_steps or self.alternate_tiles:
-            why = "blocks share tiles of which each step is added as it is, and brings both factors, one tile at a time"
-            return Refusal("stream_k", why)
+            return Refusal("stream_k", "each step of shared tiles is added as it is, and brings both factors, one tile at a time")
         return None
 
     def launched(self, tiles: int, steps: int) -> int:
         """Blocks, for so many tiles of so many steps: as many as there are tiles, or steps to share."""
-        size = prod(self.cluster)
-        most = self.stream_k * steps if self.stream_k else tiles
+        size, most = prod(self.cluster), self.stream_k * steps if self.stream_k else tiles
         return min(self.persistent_blocks, most) // size * size
 
     @property

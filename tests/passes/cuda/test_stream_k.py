@@ -157,7 +157,7 @@ def test_what_cannot_be_shared(monkeypatch):
     assert "from 0 to all 12 tiles, not 13" in str(refused(stream_k=13)) and refused(stream_k=-1).option == "stream_k"
     assert "multiples of a cluster's 2, not 3" in str(refused(stream_k=3, cluster=(2, 1)))
     assert "both factors, one tile at a time" in str(refused(alternate_tiles=True))
-    assert "added as it is" in str(refused(promoted=128))
+    assert "is added as it is" in str(refused(promoted=128))
 
 
 @pytest.mark.slow
