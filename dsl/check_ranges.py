@@ -358,6 +358,10 @@ def _leaves(p: Poly) -> set[str]:
 
 
 def _inside(p: Poly, extent: Poly, facts: Facts) -> bool:
+    if len(p.terms) == 1 and p.terms[0][1] == 1 and len(p.terms[0][0]) == 1:
+        quotient = p.terms[0][0][0]  # p // n < extent where p < extent n
+        if isinstance(quotient, Atom) and quotient.op == "//" and nonnegative(quotient.right - 1):
+            return _inside(quotient.left, extent * quotient.right, facts)
     return facts.proves(p) and facts.proves(extent - 1 - p)
 
 

@@ -25,6 +25,10 @@ PROGRAMS = {  # text: shapes of inputs and results in the IR
     "op f(x: f32[10, 6]) -> (y: f32[5, 4]) { y[i, j] = x[(i * 8 + j * 2 + 1) // 6, (i * 8 + j * 2 + 1) % 6] }": ["60", "5x4"],
     "op f(x: f32[6, 4]) -> (y: f32[24]) { y[p] = x[p // 4 - 1, p % 4] if p >= 4 else 0 where p in 0:24 }": ["24", "24"],
     "op f(x: f32[6, 4]) -> (y: f32[23]) { y[p] = x[(p + 1) // 4, (p + 1) % 4] where p in 0:23 }": ["24", "23"],
+    "op f(x: f32[6, 4]) -> (y: f32[30]) { y[p] = x[p // 4, p % 4] if p < 24 else 0 where p in 0:30 }": ["24", "30"],
+    "op f(x: f32[6, 4]) -> (y: f32[3, 10]) { y[i, j] = x[(i * 10 + j) // 4, (i * 10 + j) % 4] if i * 10 + j < 24 else 0 }": [
+        "24", "3x10",
+    ],
     LINEAR: ["24x5", "5x7", "24x7", "24x7", "24"],
     # others stay as they are
     "op f(x: f32[6, 4]) -> (y: f32[24], s: f32[6]) { y[p] = x[p // 4, p % 4] where p in 0:24\n s[i] = sum[j](x[i, j]) }": [
