@@ -26,7 +26,7 @@ from tilec.dsl.parse_errors import GiveUp, Insert, Lost, Replace, Words, recover
 from tilec.dsl.parse_tree import TreeBuilder
 
 MAX_BYTES = 1 << 20
-MAX_TOKENS = 150_000
+MAX_TOKENS = 300_000
 MAX_NAMES = 10_000
 MAX_DIAGNOSTICS = 50
 

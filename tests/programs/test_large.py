@@ -10,6 +10,8 @@ from tools import lowering
 from benchmarks.large import least
 from benchmarks.large_programs import LARGE
 from tilec.core.diagnostics import Source
+from tilec.dsl.mistakes import read
+from tilec.dsl.modules import load_file
 from tilec.runtime.emit.steps import ALIGN, allocate
 from tilec.runtime.program import Emitted, Slot, Step
 
@@ -57,3 +59,10 @@ def test_memory_of_a_long_program_is_the_least():
     placed = allocate([1000] * 401, steps)
     emitted = Emitted("f", "", (), tuple(steps), placed)
     assert least(emitted) == 2000 and emitted.workspace <= 2 * ALIGN * 4
+
+
+@pytest.mark.slow
+def test_a_backward_graph_of_5500_statements_is_read():
+    text = LARGE["backward"].text(31)
+    assert text.count(" = ") > 5500
+    assert [op.name for op in read(Source("<backward>", text), load_file).ops] == ["backward"]
