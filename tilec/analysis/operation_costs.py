@@ -1,6 +1,5 @@
 """What one operation of a body costs: floating-point operations, and instructions of a GPU."""
 
-# mypy: no-strict-optional
 
 from __future__ import annotations
 
@@ -100,9 +99,9 @@ def _same_in_vectors(op: ir.Operation, maps: dict[ir.Value, ir.AffineMap]) -> di
     body = mlir.body_of(op)
     lasts = [mlir.definition(list(o.operands)[-1]) for o in body.operations if o.operation.name == "tensor.extract"]
     lanes = {products.index_dim(o) if o is not None and o.name == "linalg.index" else None for o in lasts}
-    if len(lanes) != 1 or None in lanes:
+    lane = lanes.pop() if len(lanes) == 1 else None
+    if lane is None:
         return {}
-    (lane,) = lanes
     operand_dims = [mlir.map_dims(m) for m in maps.values()]
     extent = mlir.extents_of(op)[lane]
     shared = [o.operation for o in body.operations if len(o.results) == 1]

@@ -3,7 +3,6 @@
 The exact values are moved outwards by the units in the last place that `tilec.core.functions` documents.
 """
 
-# mypy: disable-error-code="arg-type"
 
 from __future__ import annotations
 
@@ -94,7 +93,8 @@ def function(name: str, arguments: list[Enclosure], dtype: DType, kind: str | No
         return _with_sign(*arguments)
     count = _units(row, compute_type(dtype), kind)
     if name in ("min", "max", "clamp") or all(x.is_point for x in arguments):
-        exact = settled(*(row.reference(*ends) for ends in zip(*arguments)), *arguments)
+        low, high = (row.reference(*ends) for ends in zip(*arguments))
+        exact = settled(low, high, *arguments)
         exact = point(exact.low) if all(x.is_point for x in arguments) else exact
         exact = of_either_sign(exact, _of_two_signs(arguments)) if name in ("min", "max", "clamp") else exact
     else:
