@@ -83,11 +83,11 @@ def _group(problem: ChainProblem, tile: ChainTile, target: Target) -> int:
     shared, fit = 2 * problem.length * (problem.inner + problem.columns), target.fit(ChainTimes)
     if tile.persistent:
         rows, all_of = problem.blocks(tile.bm), min(problem.batch, MANY)
-        weigh = partial(longest_share, rows, all_of, blocks=target.units, tile_steps=fit.tile_steps)
-        if shared <= target.l2.bytes and weigh(1) <= EVEN:  # as of many problems, of which the others take long to weigh
+        weigh = partial(longest_share, rows, blocks=target.units, tile_steps=fit.tile_steps)
+        if shared <= target.l2.bytes and weigh(min(problem.batch, 16 * MANY), 1) <= EVEN:  # the others take long to weigh
             return 1
         sizes = (n for n in range(1, all_of + 1) if n <= 32 or n % 16 == 0 or n == all_of)
-        most = {n: weigh(n) for n in sizes}
+        most = {n: weigh(all_of, n) for n in sizes}
         held = {n: share for n, share in most.items() if n * shared <= target.l2.bytes} or most
         if min(held.values()) > fit.beyond_l2 * min(most.values()):
             held = most
