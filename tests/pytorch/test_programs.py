@@ -170,6 +170,19 @@ def test_a_model_that_is_saved_and_copied():
     torch.testing.assert_close(torch.compile(other, backend="tilec")(x), model(x))
 
 
+@pytest.mark.slow
+def test_the_example(monkeypatch, capsys):
+    """A few steps of examples/gpt.py."""
+    import runpy
+    import sys
+    from pathlib import Path
+
+    monkeypatch.setattr(sys, "argv", ["gpt.py", "--steps", "3"])
+    main = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "gpt.py"))["main"]
+    loss = main()
+    assert loss < 2.6 and "17+25=" in capsys.readouterr().out
+
+
 def test_what_the_host_checks_is_not_in_a_cuda_graph():
     """Without a GPU: a partition's checks name the operations that PyTorch is to run instead."""
     from tilec.torch.call import _checks, program
