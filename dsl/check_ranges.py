@@ -281,14 +281,13 @@ class RangeChecker:
         """As far as sizes are known."""
         if isinstance(expr, (ast.Name, ast.Number)):
             return False
-        names = self._values(expr, facts)
-        return names is not None and index_values(expr, names) is None
+        return (names := self._values(expr, facts)) is not None and index_values(expr, names) is None
 
     def _within(self, subscript: ast.Expr, extent: Poly, facts: Facts) -> bool:
         """Whether a subscript of indices that is not affine, such as `abs(i - 3)` or `min(i + 1, N - 1)`, is surely inside."""
         names = self._values(subscript, facts)
-        found = None if names is None or extent.constant is None else index_values(subscript, names)
-        return found is not None and found[0] >= 0 and found[1] < extent.constant
+        found = None if names is None else index_values(subscript, names)
+        return found is not None and extent.constant is not None and 0 <= found[0] <= found[1] < extent.constant
 
     def _values(self, expr: ast.Expr, facts: Facts) -> dict[str, Values] | None:
         """The values of the names in an expression; None where sizes are open."""
@@ -358,10 +357,9 @@ def _leaves(p: Poly) -> set[str]:
 
 
 def _inside(p: Poly, extent: Poly, facts: Facts) -> bool:
-    if len(p.terms) == 1 and p.terms[0][1] == 1 and len(p.terms[0][0]) == 1:
-        quotient = p.terms[0][0][0]  # p // n < extent where p < extent n
-        if isinstance(quotient, Atom) and quotient.op == "//" and nonnegative(quotient.right - 1):
-            return _inside(quotient.left, extent * quotient.right, facts)
+    match p.terms:
+        case (((Atom(op="//", left=left, right=right),), 1),) if nonnegative(right - 1):  # q < n: left < n right
+            return _inside(left, extent * right, facts)
     return facts.proves(p) and facts.proves(extent - 1 - p)
 
 
