@@ -149,7 +149,7 @@ def _unite_independent(nodes: list[Node], graph: Graph, united: Callable[[Dim], 
                 for a, b in zip(dims, other):
                     above[a] = b
                     together[b] |= together[a]
-                    for c in together[a]:
+                    for c in [*together[a]]:
                         together[c].add(b)
                 break
         else:

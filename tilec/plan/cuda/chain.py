@@ -95,7 +95,7 @@ def _group(problem: ChainProblem, tile: ChainTile, target: Target) -> int:
     return max(1, min(problem.batch, int(0.5 * target.l2.bytes / shared)))
 
 
-MANY = 1024
+MANY = 2048
 """Problems of which the order is weighed: more are no less even."""
 EVEN = 1.005
 """How much longer than the shortest a schedule may be."""
