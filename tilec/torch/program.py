@@ -157,11 +157,11 @@ def literal(value: float | int | bool, dtype: str = "") -> str:
 
 def reduction(kind: str, extents: Sequence[int], inside: Callable[[list[Index]], str]) -> str:
     """A reduction over indices k0, k1, ... of these extents; of no index, what would be reduced."""
-    many = [n for n in extents if n > 1] or list(extents[:1])
+    many = [n for n in extents if n != 1] or list(extents[:1])
 
     def spread(k: Sequence[Index]) -> str:
         found = iter(k)
-        return inside([next(found) if n > 1 or len(many) == len(extents) == 1 else ix.number(0) for n in extents])
+        return inside([next(found) if n != 1 or len(many) == len(extents) == 1 else ix.number(0) for n in extents])
 
     if not many:
         return inside([])
@@ -205,6 +205,8 @@ def in_parts(
     of one, there is an index for each part instead, but for those that are to stay `whole`; and of one element none. Names are
     the letter and a number."""
     text = make([ix.name(n, e) for n, e in zip(names, extents)])
+    if 0 in extents:
+        return tuple(extents), text
     few = [[e] if e > 1 or d in whole else [] for d, e in enumerate(extents)]
     for parts in ([_parts(text, names[d], f[0]) if f and d not in whole else f for d, f in enumerate(few)], few):
         if all(len(p) == 1 for p in parts):
