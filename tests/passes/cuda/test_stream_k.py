@@ -14,8 +14,10 @@ from tools import lowering
 from tools.cuda_kernels import compiled
 from tools.cuda_row_emulator import RowIntrinsics
 from tools.emulation import run_printed
+from tools.machines import refitted
 
 from tilec.core.diagnostics import Source
+from tilec.core.fitted import WarpgroupTimes
 from tilec.core.targets import load
 from tilec.plan.cuda import contraction
 from tilec.semantics.interpreted import interpret_stage
@@ -182,8 +184,10 @@ def test_sums_stay_in_registers(block, cluster, monkeypatch):
 
 def test_the_model_shares_steps_where_a_round_is_nearly_empty():
     """2304 x 2304 are 162 tiles of 128 x 256: 30 blocks would have a second one, and 102 wait. Full rounds are left alone."""
+    timed = refitted(load("h200"), WarpgroupTimes, stream_k=1.05)
     for n, k, shares in ((2304, 9216, True), (4096, 4096, False), (512, 512, False)):
-        _, result = lowering.lowered(Source("t.tile", NT.format(t="bf16", o="bf16")), None, {"M": n, "N": n, "K": k}, end="plan")
+        text = Source("t.tile", NT.format(t="bf16", o="bf16"))
+        _, result = lowering.lowered(text, None, {"M": n, "N": n, "K": k}, target=timed, end="plan")
         assert bool(result.plan.kernels[0].options.stream_k) == shares
 
 
