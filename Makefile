@@ -20,7 +20,7 @@ VENV   ?= .venv
 JOBS   ?= $(shell n=$$(nproc 2>/dev/null || sysctl -n hw.ncpu); echo $$(( n > 8 ? 8 : n )))
 EXTRAS ?= $(if $(wildcard /proc/driver/nvidia/version /dev/dxg),cuda)
 PEERS  ?=
-TORCH  ?= torch==2.13.0 transformers==5.23.0
+TORCH  ?= torch==2.13.0 transformers==5.23.0 expecttest
 SUITE  ?= cpu
 
 BIN  := $(VENV)/bin

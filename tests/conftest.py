@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -69,6 +70,21 @@ def pytest_runtest_setup(item):
 def rng(request) -> np.random.Generator:
     """Random numbers that are the same on every run, and others for every test."""
     return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture
+def fresh_torch():
+    """A fresh PyTorch compiler, seeded numbers, and the back end by its name. (A second conftest.py would hide this one from
+    tests that import it.)"""
+    torch = pytest.importorskip("torch")
+    from tilec.torch.backend import register
+
+    register()
+    logging.getLogger("torch.__trace").propagate = False  # of thousands of lines
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
 
 
 NOT_NUMPY = {"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}

@@ -18,6 +18,8 @@ from tilec.torch import aten  # noqa: E402
 from tilec.torch import indices as ix  # noqa: E402
 from tilec.torch.program import Graph, Inexpressible, literal  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fresh_torch")
+
 FAMILIES = {  # of each kind of operation some whose samples are run
     "pointwise": [
         "add",

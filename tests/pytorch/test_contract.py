@@ -16,6 +16,8 @@ from tools.pytorch import assert_agrees  # noqa: E402
 import tilec.torch  # noqa: E402
 from tilec import CallError  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fresh_torch")
+
 F = torch.nn.functional
 
 

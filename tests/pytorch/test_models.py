@@ -8,6 +8,8 @@ pytest.importorskip("transformers")
 from tests.pytorch.judge import judge  # noqa: E402
 from tests.pytorch.zoo import models  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fresh_torch")
+
 MODELS = {m.name: m for m in models()}
 FEW = [
     "gpt2", "llama", "gemma2", "bloom", "gpt_neox", "bert", "distilbert", "roberta", "t5", "bart", "vit", "segformer",

@@ -10,6 +10,8 @@ from tools.pytorch import assert_agrees  # noqa: E402
 
 import tilec.torch  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fresh_torch")
+
 nn, F = torch.nn, torch.nn.functional
 
 

@@ -140,7 +140,7 @@ def test_one_walk_down_columns(name, length, rng):
 def test_few_long_rows_are_one_kernel(rows):
     """The blocks of a cluster share a row, so that a kernel for all of it has as much to do at a time as several have."""
     inputs = {"x": np.zeros((rows, 262144), np.float32)} | {n: np.zeros(262144, np.float32) for n in ("gain", "bias")}
-    (kernel,) = planned(EXAMPLES["layernorm"].path, None, inputs).kernels
+    (kernel,) = lowering.planned(EXAMPLES["layernorm"].path, None, inputs).kernels
     assert kernel.options.cluster == 16
 
 
