@@ -229,15 +229,18 @@ def _reduction_tiles(target: Target, p: ChainProblem, unit: str) -> Iterator[Cha
         if _is_no_step(bn, p, wide and not p.k_major[1]) or (wide and (bm > 2 * ROWS or kept > p.k_major[0])):
             continue
         scores = own * bn // 32
-        if not wide and scores > (fit.warp_registers if own == WARP_ROWS[0] else fit.tall_warp_registers):
+        most = fit.warp_registers if own == WARP_ROWS[0] else fit.tall_warp_registers
+        if not wide and scores > most:
             continue
+        shares = wide or scores < most  # a part's number and place in memory take registers, too
         registers = 168 if wide else min(target.sm.registers_per_thread, scores + fit.warp_other)
         tile = ChainTile(bm, bn, 2, registers, 0, kept_left=kept, ping_pong=False, unit=unit, warp_rows=own)
         staged = [*_staged(target, p, tile, range(2, DEEPEST + 1) if wide else (2, 3, 4))]
         for one in staged[-1:] if wide else staged:
             for ping_pong in (False, True) if wide and bm > ROWS and kept else (False,):
                 if not ping_pong or one.stages > steps:  # the first group's steps, while the second has not read them
-                    yield from (replace(one, ping_pong=ping_pong, parts=parts) for parts in _parts(target, p, one))
+                    parts = _parts(target, p, one) if shares else [1]
+                    yield from (replace(one, ping_pong=ping_pong, parts=n) for n in parts)
 
 
 def _parts(target: Target, p: ChainProblem, tile: ChainTile) -> list[int]:
