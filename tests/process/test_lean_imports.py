@@ -2,8 +2,10 @@
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -160,6 +162,7 @@ def test_mlir_comes_without_the_compiler_beside_it_which_others_can_use():
     pytest.importorskip("numba_cuda_mlir.cuda")
     code = """
 import sys
+from types import SimpleNamespace
 finders = list(sys.meta_path)
 import tilec.core.mlir
 import numba_cuda_mlir
@@ -178,6 +181,7 @@ def test_the_compiler_loads_before_numpy_and_the_parser():
     """Their imports take a tenth of a second, in which its process works already."""
     code = """
 import sys
+from types import SimpleNamespace
 import tilec
 from tilec.process import compile_server
 
@@ -191,3 +195,18 @@ tilec.compile("y[i] = x[i] + 1", target="sm_90a")
     variables = os.environ | {"TILEC_CACHE_DIR": ""}
     done = subprocess.run([sys.executable, "-c", code], check=True, env=variables, capture_output=True, text=True)
     assert done.stdout.split() == ["tilec.runtime.cuda.compile"]
+
+
+def test_what_is_made_later_is_made_whole():
+    """Ctrl-C within the making acts after it: a second attempt would register things again, which MLIR's bindings refuse."""
+    made = []
+
+    def make():
+        signal.raise_signal(signal.SIGINT)
+        made.append(1)
+        return SimpleNamespace(value=3)
+
+    later = Later(make)
+    with pytest.raises(KeyboardInterrupt):
+        later.value  # noqa: B018
+    assert later.value == 3 and made == [1]

@@ -22,6 +22,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from tilec.process.interrupts import uninterrupted
+
 
 def import_without(name: str, later: str) -> ModuleType:
     """The module `name`, whose body imports names from the package `later` or from inside it only when they are asked for.
@@ -68,7 +70,8 @@ class Later:
     def __getattr__(self, name: str) -> Any:
         if name != "_made":
             return getattr(self._made, name)
-        self._made = made = self._make()
+        with uninterrupted():  # what `make` registers on the way is registered once
+            self._made = made = self._make()
         return made
 
     def __call__(self, *args: Any, **named: Any) -> Any:
