@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from conftest import assert_within
 
@@ -18,6 +20,8 @@ MATMUL = """op mm(a: {t}[M, K], b: {t}[K, N]) -> (c: {o}[M, N]) {{
  c[m, n] = sum[k](a[m, k] * b[k, n])
 }}
 """
+NT = "op mm(a: {t}[M, K], b: {t}[N, K]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[m, k] * b[n, k])\n}}\n"
+TN = "op mm(a: {t}[K, M], b: {t}[K, N]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[k, m] * b[k, n])\n}}\n"
 TURNED = """op mm(a: {t}[K, M], b: {t}[N, K]) -> (c: {o}[M, N]) {{
  c[m, n] = sum[k](a[k, m] * b[n, k])
 }}
@@ -86,6 +90,20 @@ def lowered(text: str, sizes: dict[str, int], target: str | Target, tile: tuple 
     specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, target=target, locations=True)
     lowering.assert_reads_back(result)
     return specialised, result
+
+
+def by_warpgroups(text: str, sizes: dict[str, int], block: tuple[int, int], monkeypatch, **changes):
+    """A product by warpgroups with blocks of so many rows and columns, and these options, down to Python text."""
+
+    def only(built: StoredContraction) -> bool:
+        return (built.instruction, *built.block[:2]) == ("wgmma", *block) and getattr(built, "cluster", None) == (1, 1)
+
+    def schedule(plan):
+        (kernel,) = plan.kernels
+        return replace(plan, kernels=(replace(kernel, options=replace(kernel.options, **changes)),))
+
+    monkeypatch.setattr(contraction, "_is_buildable", only)
+    return lowering.lowered(Source("t.tile", text), None, sizes, schedule, locations=True)
 
 
 def arrays_of(text: str, sizes: dict[str, int]) -> list[np.ndarray]:

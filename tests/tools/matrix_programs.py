@@ -94,24 +94,24 @@ PROGRAMS: dict[str, tuple[str, dict[str, int]]] = {
         {"M": 4, "N": 2056, "K": 4112}),
 }  # fmt: skip
 """Text and sizes, by what is multiplied."""
+
+
+def _schedule(name: str, option: str) -> str:
+    """Of one product, as `BF16` has it."""
+    m, n, k = (PROGRAMS[name][1][d] for d in "MNK")
+    return f"""version = 2
+[[plan]]
+program = "f(a: bf16[{m}, {k}], b: bf16[{k}, {n}])"
+target = "h200"
+[plan.kernels.f_c]
+operations = ["c.sum", "c"]
+[plan.kernels.f_c.warpgroup_contraction]
+{option}
+"""
+
+
 SCHEDULES = {
-    "product by clusters": """version = 2
-[[plan]]
-program = "f(a: bf16[2048, 528], b: bf16[528, 2048])"
-target = "h200"
-[plan.kernels.f_c]
-operations = ["c.sum", "c"]
-[plan.kernels.f_c.warpgroup_contraction]
-cluster = [2, 1]
-""",
-    "product of shared steps": """version = 2
-[[plan]]
-program = "f(a: bf16[1032, 2064], b: bf16[2064, 1032])"
-target = "h200"
-[plan.kernels.f_c]
-operations = ["c.sum", "c"]
-[plan.kernels.f_c.warpgroup_contraction]
-stream_k = 48
-""",
+    name: _schedule(name, option)
+    for name, option in {"product by clusters": "cluster = [2, 1]", "product of shared steps": "stream_k = 48"}.items()
 }
 """Of programs for which the model chooses other options; where the target is another, they say nothing."""

@@ -19,7 +19,7 @@ def shared_rounds(tiles: int, blocks: int, steps: int) -> Iterator[int]:
 
 def shared_tiles(tiles: int, blocks: int, rounds: int) -> int:
     """In the last rounds of so many blocks; none where the last one is full."""
-    return tiles - tiles // blocks * blocks + (rounds - 1) * blocks if tiles % blocks else 0
+    return tiles % blocks + (rounds - 1) * blocks if tiles % blocks else 0
 
 
 def parts_us(fit: WarpgroupTimes, tiles: int, blocks: int, rounds: int, elements: int) -> float:

@@ -378,5 +378,3 @@ class Thread:
         own = gpu.ShuffleOp(lane, lane, mlir.constant(WARP, i32), gpu.ShuffleMode.IDX).results[0]
         found.lane = locations.named(arith.index_cast(ir.IndexType.get(), own), "same_lane")
         return found
-
-

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from conftest import assert_within
 from tools import contractions as c
-from tools import lowering
 from tools.cuda_kernels import compiled
 from tools.cuda_row_emulator import RowIntrinsics
 from tools.emulation import run_printed
 
-from tilec.core.diagnostics import Source
-from tilec.plan.cuda import contraction
 from tilec.semantics.interpreted import interpret_stage
 
 pytestmark = pytest.mark.slow  # all stages of many tiles
 
-NT = "op mm(a: {t}[M, K], b: {t}[N, K]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[m, k] * b[n, k])\n}}\n"
-TN = "op mm(a: {t}[K, M], b: {t}[K, N]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[k, m] * b[k, n])\n}}\n"
-
 
 def lowered(text, sizes, block, cluster, monkeypatch, stages=3, blocks=8, **changes):
     """A product by warpgroups with this block and cluster."""
-
-    def only(built) -> bool:
-        return (built.instruction, *built.block[:2]) == ("wgmma", *block) and built.cluster == (1, 1)
-
-    def schedule(plan):
-        (kernel,) = plan.kernels
-        options = replace(kernel.options, stages=stages, persistent_blocks=blocks, cluster=cluster, **changes)
-        return replace(plan, kernels=(replace(kernel, options=options),))
-
-    monkeypatch.setattr(contraction, "_is_buildable", only)
-    return lowering.lowered(Source("t.tile", text), None, sizes, schedule, locations=True)
+    return c.by_warpgroups(
+        text, sizes, block, monkeypatch, stages=stages, persistent_blocks=blocks, cluster=cluster, **changes
+    )
 
 
 @pytest.mark.parametrize("cluster", [(2, 1), (1, 2), (2, 2)])
@@ -45,8 +29,8 @@ def lowered(text, sizes, block, cluster, monkeypatch, stages=3, blocks=8, **chan
         (c.MATMUL, (64, 64), lambda a, b: a @ b),
         (c.MATMUL, (128, 128), lambda a, b: a @ b),
         (c.MATMUL, (64, 160), lambda a, b: a @ b),  # two slabs of 64 columns and a half
-        (NT, (64, 96), lambda a, b: a @ b.T),
-        (TN, (64, 64), lambda a, b: a.T @ b),
+        (c.NT, (64, 96), lambda a, b: a @ b.T),
+        (c.TN, (64, 64), lambda a, b: a.T @ b),
     ],
 )
 def test_clusters_share_factors(text, block, expected, cluster, monkeypatch):
@@ -106,7 +90,7 @@ def test_results_of_several_dimensions_leave_by_tma(sizes, monkeypatch):
 @pytest.mark.parametrize("cluster", [(2, 1), (2, 2)])
 def test_clusters_are_interpreted(cluster, monkeypatch):
     """Every stage means the product: no access races, no block uses another's memory before it starts or after it ends."""
-    text, sizes = NT.format(t="bf16", o="bf16"), {"M": 248, "N": 56, "K": 136}
+    text, sizes = c.NT.format(t="bf16", o="bf16"), {"M": 248, "N": 56, "K": 136}
     specialised, result = lowered(text, sizes, (64, 32), cluster, monkeypatch, blocks=4, stages=2)
     inputs = dict(zip("ab", c.arrays(specialised)))
     found = interpret_stage(specialised, result.texts, "map", inputs)
@@ -115,7 +99,9 @@ def test_clusters_are_interpreted(cluster, monkeypatch):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
-@pytest.mark.parametrize("text, block, cluster", [(NT, (64, 96), (1, 1)), (c.MATMUL, (128, 64), (1, 1)), (TN, (128, 64), (2, 1))])
+@pytest.mark.parametrize(
+    "text, block, cluster", [(c.NT, (64, 96), (1, 1)), (c.MATMUL, (128, 64), (1, 1)), (c.TN, (128, 64), (2, 1))]
+)
 def test_warpgroups_alternate_tiles(text, block, cluster, steps, monkeypatch):
     """An odd number of tiles for two warpgroups of fewer blocks, with fewer steps than stages and more."""
     bm, bn = block

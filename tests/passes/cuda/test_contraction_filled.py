@@ -17,10 +17,8 @@ from tilec.plan import prepack
 from tilec.semantics.interpreted import interpret_stage
 
 WGMMA = {64: ("wgmma", 64, 64, 64, (4, 1)), 128: ("wgmma", 128, 96, 64, (8, 1))}  # two slabs of 64 columns, one of them half full
-NT = "op mm(a: {t}[M, K], b: {t}[N, K]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[m, k] * b[n, k])\n}}\n"
-TN = "op mm(a: {t}[K, M], b: {t}[K, N]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[k, m] * b[k, n])\n}}\n"
 PRODUCTS = {
-    "nn": (T.MATMUL, lambda a, b: a @ b), "nt": (NT, lambda a, b: a @ b.T), "tn": (TN, lambda a, b: a.T @ b),
+    "nn": (T.MATMUL, lambda a, b: a @ b), "nt": (T.NT, lambda a, b: a @ b.T), "tn": (T.TN, lambda a, b: a.T @ b),
     "tt": (T.TURNED, lambda a, b: a.T @ b.T), "computed": (T.PROLOGUE, lambda a, s, b: (a * s[:, None]) @ b),
 }  # fmt: skip
 ROWS = """op g(x: {t}[S, K], p: i32[T], w: {t}[K, N]) -> (y: {o}[T, N]) {{
@@ -88,7 +86,7 @@ def test_rows_that_begin_anywhere(name, m, n, k, monkeypatch):
 def test_products_see_what_threads_have_copied(monkeypatch):
     """Copies by threads and products of warpgroups access memory by different proxies, with a fence between."""
     sizes = {"M": 68, "N": 60, "K": 132}
-    _, result = lowered(NT.format(t="bf16", o="f32"), sizes, "h200", WGMMA[64], monkeypatch)
+    _, result = lowered(T.NT.format(t="bf16", o="f32"), sizes, "h200", WGMMA[64], monkeypatch)
     lines = [line.strip() for line in result.emitted.kernels[0].text.splitlines()]
     waits = [n for n, line in enumerate(lines) if line.startswith("mbarrier_wait(shared + full")]
     assert waits and all(lines[n + 1] == "fence_async_shared()" for n in waits)

@@ -84,12 +84,10 @@ def test_factors_are_stored_before(name, monkeypatch):
     assert result.emitted.module.count("= wgmma(") == 1
 
 
-NT = T.MATMUL.replace("b: {t}[K, N]", "b: {t}[N, K]").replace("b[k, n]", "b[n, k]")
-TN = T.MATMUL.replace("a: {t}[M, K]", "a: {t}[K, M]").replace("a[m, k]", "a[k, m]")
 UNALIGNED = {  # text, sizes, what is stored: its extents
     "lines of k and of columns": (T.MATMUL, {}, ((35, 128), (128, 64))),
-    "lines of k": (NT, {}, ((35, 128), (37, 128))),
-    "lines of rows and columns": (TN, {}, ((69, 64), (69, 64))),
+    "lines of k": (T.NT, {}, ((35, 128), (37, 128))),
+    "lines of rows and columns": (T.TN, {}, ((69, 64), (69, 64))),
     "a factor that is aligned": (T.MATMUL, {"N": 40}, ((35, 128), (128, 40))),
     "one factor": (T.MATMUL, {"K": 72}, ((72, 64),)),
     "an expression": (T.PROLOGUE, {}, ((35, 128), (128, 64))),

@@ -19,26 +19,15 @@ from tools.machines import refitted
 from tilec.core.diagnostics import Source
 from tilec.core.fitted import WarpgroupTimes
 from tilec.core.targets import load
-from tilec.plan.cuda import contraction
 from tilec.semantics.interpreted import interpret_stage
 from tilec.semantics.interpreter import Fault
-
-NT = "op mm(a: {t}[M, K], b: {t}[N, K]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[m, k] * b[n, k])\n}}\n"
 
 
 def lowered(text, sizes, block, tiles, blocks, monkeypatch, stages=2, **changes):
     """A product by warpgroups with this block, of which so many `blocks` share so many `tiles`."""
-
-    def only(built) -> bool:
-        return (built.instruction, *built.block[:2]) == ("wgmma", *block) and built.cluster == (1, 1)
-
-    def schedule(plan):
-        (kernel,) = plan.kernels
-        options = replace(kernel.options, stages=stages, persistent_blocks=blocks, stream_k=tiles, **changes)
-        return replace(plan, kernels=(replace(kernel, options=options),))
-
-    monkeypatch.setattr(contraction, "_is_buildable", only)
-    return lowering.lowered(Source("t.tile", text), None, sizes, schedule, locations=True)
+    return c.by_warpgroups(
+        text, sizes, block, monkeypatch, stages=stages, persistent_blocks=blocks, stream_k=tiles, **changes
+    )
 
 
 def check(text, specialised, result, exact):
@@ -66,7 +55,7 @@ def check(text, specialised, result, exact):
     ],
 )
 def test_blocks_share_steps(rows, columns, k, tiles, blocks, monkeypatch):
-    text, sizes = NT.format(t="bf16", o="bf16"), {"M": 64 * rows - 24, "N": 32 * columns - 8, "K": k}
+    text, sizes = c.NT.format(t="bf16", o="bf16"), {"M": 64 * rows - 24, "N": 32 * columns - 8, "K": k}
     specialised, result = lowered(text, sizes, (64, 32), tiles, blocks, monkeypatch)
     assert "fence_gpu" in result.emitted.kernels[0].text
     check(text, specialised, result, lambda a, b: a @ b.T)
@@ -102,7 +91,7 @@ def gelu(x):
 @pytest.mark.parametrize("cluster, tiles, blocks", [((2, 1), 2, 4), ((1, 2), 4, 6), ((2, 2), 4, 8)])
 def test_clusters_share_steps(cluster, tiles, blocks, monkeypatch):
     """Blocks of a cluster have tiles of their own, and the same steps of them."""
-    text, sizes = NT.format(t="bf16", o="bf16"), {"M": 232, "N": 56, "K": 328}
+    text, sizes = c.NT.format(t="bf16", o="bf16"), {"M": 232, "N": 56, "K": 328}
     specialised, result = lowered(text, sizes, (64, 32), tiles, blocks, monkeypatch, cluster=cluster)
     assert "_multicast" in result.emitted.kernels[0].text
     check(text, specialised, result, lambda a, b: a @ b.T)
@@ -116,7 +105,7 @@ def test_what_follows_has_the_whole_sum(monkeypatch):
 
 def test_flags_are_in_order(monkeypatch):
     """The interpreter finds sums that are read without a fence, and the emulator flags that are left."""
-    text, sizes = NT.format(t="bf16", o="bf16"), {"M": 40, "N": 24, "K": 200}
+    text, sizes = c.NT.format(t="bf16", o="bf16"), {"M": 40, "N": 24, "K": 200}
     specialised, result = lowered(text, sizes, (64, 32), 1, 3, monkeypatch)
     inputs = dict(zip("ab", c.arrays(specialised)))
     mapped, fence = result.texts["map"], "nvvm.memory.barrier"
@@ -147,7 +136,7 @@ def test_several_products_share_steps(text, sizes):
 
 
 def test_what_cannot_be_shared(monkeypatch):
-    text, sizes = NT.format(t="bf16", o="bf16"), {"M": 232, "N": 88, "K": 136}
+    text, sizes = c.NT.format(t="bf16", o="bf16"), {"M": 232, "N": 88, "K": 136}
     _, result = lowered(text, sizes, (64, 32), 12, 6, monkeypatch)
     (kernel,) = result.plan.kernels
 
@@ -186,15 +175,14 @@ def test_the_model_shares_steps_where_a_round_is_nearly_empty():
     """2304 x 2304 are 162 tiles of 128 x 256: 30 blocks would have a second one, and 102 wait. Full rounds are left alone."""
     timed = refitted(load("h200"), WarpgroupTimes, stream_k=1.05)
     for n, k, shares in ((2304, 9216, True), (4096, 4096, False), (512, 512, False)):
-        text = Source("t.tile", NT.format(t="bf16", o="bf16"))
+        text = Source("t.tile", c.NT.format(t="bf16", o="bf16"))
         _, result = lowering.lowered(text, None, {"M": n, "N": n, "K": k}, target=timed, end="plan")
         assert bool(result.plan.kernels[0].options.stream_k) == shares
 
 
-
 @pytest.mark.parametrize(
     "text, sizes",
-    [(NT.format(t="f8e4m3", o="bf16"), {"N": 136, "K": 700}), (SCALED.format(n="N", at="n"), {"N": 40, "K": 5 * 128}),
+    [(c.NT.format(t="f8e4m3", o="bf16"), {"N": 136, "K": 700}), (SCALED.format(n="N", at="n"), {"N": 40, "K": 5 * 128}),
      (SCALED.format(n="N // 128", at="n // 128"), {"N": 128, "K": 21 * 128})],
 )  # fmt: skip
 def test_partial_sums_share_steps(text, sizes):
