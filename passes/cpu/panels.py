@@ -207,13 +207,13 @@ class Evaluation:
         for op in self.pending:
             if op.name == "linalg.index" and index_dim(op) in self.at:
                 self.mapping[op.results[0]] = self.at[index_dim(op)]
-            elif op.name != "linalg.index" and all(self._known(v, op) for v in mlir.operands_of(op)):
+            elif op.name != "linalg.index" and all(map(self._known, mlir.operands_of(op))):
                 mlir.clone_op(op, self.mapping)
             else:
                 waiting.append(op)
         self.pending = waiting
 
-    def _known(self, value: ir.Value, user: ir.Operation) -> bool:
+    def _known(self, value: ir.Value) -> bool:
         body = self.contraction.body
         if isinstance(value.owner, ir.Block):
             return value.owner != body or value in self.mapping

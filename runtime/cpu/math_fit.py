@@ -39,40 +39,20 @@ def _sin(z: mp.mpf) -> mp.mpf:
     return mp.nsum(lambda n: (-z) ** int(n) / -mp.factorial(2 * n + 3), [0, 40], method="direct")
 
 
-def _tan(z: mp.mpf) -> mp.mpf:
-    return (mp.tan(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
+def _odd(function: Real) -> tuple[Real, Real]:
+    """P(x^2) of function(x) = x + x^3 P(x^2), and the weight of its error in the function's relative error."""
 
+    def rest(z: mp.mpf) -> mp.mpf:
+        return (function(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
 
-def _tan_weight(z: mp.mpf) -> mp.mpf:
-    return z * mp.sqrt(z) / mp.tan(mp.sqrt(z))
+    def weight(z: mp.mpf) -> mp.mpf:
+        return z * mp.sqrt(z) / function(mp.sqrt(z))
 
-
-def _tanh(z: mp.mpf) -> mp.mpf:
-    return (mp.tanh(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
-
-
-def _tanh_weight(z: mp.mpf) -> mp.mpf:
-    return z * mp.sqrt(z) / mp.tanh(mp.sqrt(z))
+    return rest, weight
 
 
 def _log(z: mp.mpf) -> mp.mpf:
     return mp.nsum(lambda n: 2 * z ** int(n) / (2 * n + 3), [0, 110], method="direct")
-
-
-def _atan(z: mp.mpf) -> mp.mpf:
-    return (mp.atan(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
-
-
-def _atan_weight(z: mp.mpf) -> mp.mpf:
-    return z * mp.sqrt(z) / mp.atan(mp.sqrt(z))
-
-
-def _asin(z: mp.mpf) -> mp.mpf:
-    return (mp.asin(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
-
-
-def _asin_weight(z: mp.mpf) -> mp.mpf:
-    return z * mp.sqrt(z) / mp.asin(mp.sqrt(z))
 
 
 def _erfc(t: mp.mpf) -> mp.mpf:
@@ -99,7 +79,7 @@ FITS = {
     ),
     "TANH": Fit(
         "tanh(x) = x + x^3 P(x^2) for |x| <= 0.55",
-        _tanh, _tanh_weight, _TINY, mp.mpf("0.305"), (5, 11),
+        *_odd(mp.tanh), _TINY, mp.mpf("0.305"), (5, 11),
     ),
     "SIN": Fit(
         "sin(r) = r + r^3 P(r^2) for |r| <= pi/2",
@@ -107,7 +87,7 @@ FITS = {
     ),
     "TAN": Fit(
         "tan(r) = r + r^3 P(r^2) for |r| <= pi/4",
-        _tan, _tan_weight, _TINY, _QUARTER**2, (6, 14),
+        *_odd(mp.tan), _TINY, _QUARTER**2, (6, 14),
     ),
     "LOG": Fit(
         "log((1 + s) / (1 - s)) = 2 s + s^3 P(s^2) for s^2 <= (3 - 2 sqrt 2)^2",
@@ -115,11 +95,11 @@ FITS = {
     ),
     "ATAN": Fit(
         "atan(t) = t + t^3 P(t^2) for |t| <= 1",
-        _atan, _atan_weight, _TINY, mp.mpf(1), (9, 20),
+        *_odd(mp.atan), _TINY, mp.mpf(1), (9, 20),
     ),
     "ASIN": Fit(
         "asin(t) = t + t^3 P(t^2) for |t| <= 1/2",
-        _asin, _asin_weight, _TINY, mp.mpf("0.25"), (5, 13),
+        *_odd(mp.asin), _TINY, mp.mpf("0.25"), (5, 13),
     ),
     "ERFC": Fit(
         "erfc(x) = exp(-x^2) / (1 + 2 x) P((x - 4) / (x + 4)) for 0 <= x <= 28",

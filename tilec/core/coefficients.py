@@ -12,7 +12,7 @@ import numpy as np
 
 LOG1P = (0.9999915957450867, -0.4993613362312317, 0.3252065181732178, -0.21004821360111237, 0.10122176259756088,
          -0.023868946358561516)  # fmt: skip
-"""log1p(x) = x P(x) on [0, 1], relative error 2^-16.9; `cpu_math_fit.remez` of log1p(x) / x with weight x / log1p(x)."""
+"""log1p(x) = x P(x) on [0, 1], relative error 2^-16.9; `math_fit.remez` of log1p(x) / x with weight x / log1p(x)."""
 
 LOG1P_NEAR = (0.9999938011169434, -0.49998900294303894, 0.33649423718452454, -0.25311529636383057)
 """The same on [-1/8, 1/8], 2^-17.3."""
