@@ -10,6 +10,7 @@ from torch import fx
 
 Run = Callable[[list[Any]], list[Any]]
 
+
 class Replayed:
     """The graphs of one compiled function: forward and backward share a pool of memory."""
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 
+from tilec.torch.layout import row_major
+
 Range = tuple[int, int]  # the smallest and the largest value
 ANY: Range = (-(2**62), 2**62)
 
@@ -55,10 +57,6 @@ class Index:
     @property
     def is_atom(self) -> bool:
         return len(self.terms) == 1 and self.terms[0][1] == 1 and not self.constant
-
-    @property
-    def is_name(self) -> bool:
-        return self.is_atom and not self.terms[0][0].op and self.terms[0][0].text.isidentifier()
 
     def sum_text(self) -> str:
         """Without parentheses, as a subscript may be written."""
@@ -182,11 +180,6 @@ def flat(positions: Sequence[Index], strides: Sequence[int], offset: int = 0) ->
     for position, stride in zip(positions, strides, strict=True):
         total = total + position * stride
     return total
-
-
-def row_major(shape: Sequence[int]) -> list[int]:
-    """Strides, in elements."""
-    return [prod(shape[d + 1 :]) for d in range(len(shape))]
 
 
 def unflat(position: Index, shape: Sequence[int]) -> list[Index]:

@@ -126,14 +126,8 @@ def decide(
 
 def is_light(node: fx.Node) -> bool:
     """Whether the operation moves no data: a view, a constant, or one of several views."""
-    if node.target is operator.getitem:
-        return True
     schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return False
-    if schema.name in CONSTANTS:
-        return True
-    return is_view(node)
+    return is_view(node) or (schema is not None and schema.name in CONSTANTS)
 
 
 def is_view(node: fx.Node) -> bool:

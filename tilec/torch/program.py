@@ -54,9 +54,10 @@ class Tensor:
         assert len(subscripts) == len(self.shape), (self, subscripts)
         if self.positions is not None or self.formula is not None:
             known = [s if isinstance(s, Index) else ix.opaque(s) for s in subscripts]
-            subscripts = tuple(self.positions(known) if self.positions else known)
+            known = self.positions(known) if self.positions is not None else known
             if self.formula is not None:
-                return self.formula(known if self.positions is None else self.positions(known))
+                return self.formula(known)
+            subscripts = tuple(known)
         texts = [s.sum_text() if isinstance(s, Index) else s for s in subscripts]
         return f"{self.name}[{', '.join(texts)}]" if texts else self.name
 

@@ -55,7 +55,7 @@ def matmul(call: Call) -> Tensor:
     return call.emit(call.shape, call.dtype, lambda i: _sum(call, x, y, i))
 
 
-@expresses("addmm baddbmm addmv addr")
+@expresses("addmm baddbmm addmv addr addbmm")
 def with_addend(call: Call) -> Tensor:
     first, x, y = (call[n] for n in list(call.named)[:3])
     shape, beta, alpha = call.shape, call["beta"], call["alpha"]
@@ -65,6 +65,9 @@ def with_addend(call: Call) -> Tensor:
     def expression(i: list[Index]) -> str:
         if call.name == "addr":
             total = f"{x.at(i[0])} * {y.at(i[1])}"
+        elif call.name == "addbmm":  # over the batch as well
+            inside = lambda k: f"{x.at(k[0], i[0], k[1])} * {y.at(k[0], k[1], i[1])}"  # noqa: E731
+            total = reduction("sum", [x.shape[0], x.shape[2]], inside)
         else:
             total = _sum(call, x, y, i)
         if beta == 0:
@@ -72,21 +75,6 @@ def with_addend(call: Call) -> Tensor:
         return f"{scale(alpha, total)} + {scale(beta, first.along(i, shape))}"
 
     return call.emit(shape, call.dtype, expression)
-
-
-@expresses("addbmm")
-def sum_of_products(call: Call) -> Tensor:
-    """Of matrices, over a batch."""
-    first, x, y, beta, alpha = (call[n] for n in ("self", "batch1", "batch2", "beta", "alpha"))
-    integers = not DTYPES[call.dtype].is_float
-    scale = lambda v, text: text if v == 1 else f"{literal(int(v) if integers else float(v))} * {text}"  # noqa: E731
-
-    def expression(i: list[Index]) -> str:
-        inside = lambda k: f"{x.at(k[0], i[0], k[1])} * {y.at(k[0], k[1], i[1])}"  # noqa: E731
-        total = scale(alpha, reduction("sum", [x.shape[0], x.shape[2]], inside))
-        return f"{total} + {scale(beta, first.along(i, call.shape))}" if beta else total
-
-    return call.emit(call.shape, call.dtype, expression)
 
 
 @expresses("_int_mm")

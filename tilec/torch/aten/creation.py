@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from tilec.torch.aten.promotion import cast
 from tilec.torch.aten.table import Call, expresses, refused
 from tilec.torch.indices import Index
-from tilec.torch.program import Inexpressible, Tensor, constant, literal
+from tilec.torch.program import Tensor, constant, literal
 
 
-@expresses("full full_like new_full fill zeros zeros_like new_zeros ones ones_like new_ones scalar_tensor ones_like")
+@expresses("full full_like new_full fill zeros zeros_like new_zeros ones ones_like new_ones scalar_tensor")
 def full(call: Call) -> Tensor:
     dtype = call.dtype
     value = next((call[n] for n in ("fill_value", "value", "s") if n in call), 1 if "ones" in call.name else 0)
@@ -48,11 +48,6 @@ def arange(call: Call) -> Tensor:
 def eye(call: Call) -> Tensor:
     dtype = call.dtype
     return call.emit(call.shape, dtype, lambda i: f"{literal(1, dtype)} if {i[0]} == {i[1]} else {literal(0, dtype)}")
-
-
-@expresses("tril_indices triu_indices")
-def triangle_positions(call: Call) -> Tensor:
-    raise Inexpressible(f"{call.name}: not translated")
 
 
 refused(

@@ -66,12 +66,10 @@ def _inside(kind: str, position: Index, extent: int) -> Index | str:
     return f"reflect({position.sum_text()}, {extent})"
 
 
-@expresses("slice_scatter select_scatter diagonal_scatter")
+@expresses("slice_scatter select_scatter")
 def replaced_part(call: Call) -> Tensor:
     """The tensor, but for a part that is another's."""
     x, part, shape = call["self"], call["src"], call.shape
-    if call.name == "diagonal_scatter":
-        raise Inexpressible("diagonal_scatter: not translated")
     axis = call["dim"] % len(shape)
     if call.name == "select_scatter":
         at = call["index"] % shape[axis]

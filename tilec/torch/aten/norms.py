@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -34,52 +34,45 @@ def _result(call: Call, value: Tensor, n: int) -> Tensor:
     return value if value.dtype == dtype else replace(value, nominal=dtype)
 
 
+At = Callable[[list[Index]], str]
+
+
+def _normal(
+    call: Call, x: Tensor, mean: At, inverse: At, own: Callable[[list[Index]], Sequence[Index]] = lambda i: [i[1]]
+) -> Tensor:
+    """The first result. `own` are the subscripts of weight and bias: by default channels, which are dimension 1."""
+    weight, bias = call["weight"], call["bias"]
+
+    def expression(i: list[Index]) -> str:
+        text = f"({x.at(*i)} - {mean(i)}) * {inverse(i)}"
+        text += f" * {weight.at(*own(i))}" if weight is not None else ""
+        return text + (f" + {bias.at(*own(i))}" if bias is not None else "")
+
+    return call.graph.emit(x.shape, call.results()[0][1], expression)
+
+
 @expresses("native_layer_norm")
 def layer_norm(call: Call) -> Value:
-    x, weight, bias = (call[n] for n in ("input", "weight", "bias"))
+    x = call["input"]
     lead = len(x.shape) - len(call["normalized_shape"])
     mean, _, inverse = statistics(call, x, list(range(lead, len(x.shape))), call["eps"])
 
-    def expression(i: list[Index]) -> str:
-        text = f"({x.at(*i)} - {mean.along(i, x.shape)}) * {inverse.along(i, x.shape)}"
-        text += f" * {weight.at(*i[lead:])}" if weight is not None else ""
-        return text + (f" + {bias.at(*i[lead:])}" if bias is not None else "")
-
-    made = call.graph.emit(x.shape, call.results()[0][1], expression)
+    mean_at, inverse_at = (lambda i, t=t: t.along(i, x.shape) for t in (mean, inverse))
+    made = _normal(call, x, mean_at, inverse_at, lambda i: i[lead:])
     return made, _result(call, mean, 1), _result(call, inverse, 2)
 
 
 @expresses("native_group_norm")
 def group_norm(call: Call) -> Value:
-    x, weight, bias, groups = (call[n] for n in ("input", "weight", "bias", "group"))
+    x, groups = call["input"], call["group"]
     samples, channels = x.shape[:2]
     parts = x.reshaped((samples, groups, channels // groups, *x.shape[2:]))
     mean, _, inverse = statistics(call, parts, list(range(2, len(parts.shape))), call["eps"])
     each = channels // groups
 
-    def expression(i: list[Index]) -> str:
-        at = [i[0], i[1] // each, *(ix.number(0) for _ in parts.shape[2:])]
-        text = f"({x.at(*i)} - {mean.at(*at)}) * {inverse.at(*at)}"
-        text += f" * {weight.at(i[1])}" if weight is not None else ""
-        return text + (f" + {bias.at(i[1])}" if bias is not None else "")
-
-    made = call.graph.emit(x.shape, call.results()[0][1], expression)
+    at = lambda i: [i[0], i[1] // each, *(ix.number(0) for _ in parts.shape[2:])]  # noqa: E731
+    made = _normal(call, x, lambda i: mean.at(*at(i)), lambda i: inverse.at(*at(i)))
     return made, _result(call, mean, 1), _result(call, inverse, 2)
-
-
-At = Callable[[list[Index]], str]
-
-
-def _normal(call: Call, x: Tensor, mean: At, inverse: At) -> Tensor:
-    """By channels, which are dimension 1."""
-    weight, bias = call["weight"], call["bias"]
-
-    def expression(i: list[Index]) -> str:
-        text = f"({x.at(*i)} - {mean(i)}) * {inverse(i)}"
-        text += f" * {weight.at(i[1])}" if weight is not None else ""
-        return text + (f" + {bias.at(i[1])}" if bias is not None else "")
-
-    return call.graph.emit(x.shape, call.results()[0][1], expression)
 
 
 def _by_given(call: Call, mean: Tensor, variance: Tensor) -> Tensor:

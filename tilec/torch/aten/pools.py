@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from dataclasses import dataclass
+from math import ceil, prod
 
 from tilec.core.dtypes import DTYPES
 from tilec.torch import indices as ix
 from tilec.torch.aten.table import Call, Value, expresses
 from tilec.torch.aten.windows import Window, counted, summed
 from tilec.torch.indices import Index
-from tilec.torch.program import Inexpressible, Tensor, literal
+from tilec.torch.program import Inexpressible, Tensor, indices, literal
 
 
 def lowest(dtype: str) -> str:
@@ -18,9 +19,8 @@ def lowest(dtype: str) -> str:
     return "(-inf)" if row.is_float else literal(-(1 << row.bits - 1) if row.kind == "int" else 0, dtype)
 
 
-def _split(x: Tensor, rank: int) -> tuple[int, tuple[int, ...]]:
-    """How many dimensions come before those of windows, and the extents of these."""
-    return len(x.shape) - rank, x.shape[len(x.shape) - rank :]
+def _rank(call: Call) -> int:
+    return int(call.name.partition("_pool")[2][:1])
 
 
 def _padded(call: Call, name: str, rank: int) -> Tensor:
@@ -29,50 +29,51 @@ def _padded(call: Call, name: str, rank: int) -> Tensor:
     return call.graph.solid(x, range(len(x.shape) - rank, len(x.shape)))
 
 
-def _rank(call: Call) -> int:
-    return int(call.name.partition("_pool")[2][:1])
+@dataclass(frozen=True)
+class Pool:
+    """Windows in the last dimensions of a tensor, whose extents are `spatial`; `lead` dimensions come before them."""
 
+    x: Tensor
+    window: Window
+    lead: int
+    spatial: tuple[int, ...]
 
-def _extents(call: Call, rank: int) -> tuple[int, ...]:
-    given = tuple(call["kernel_size"])
-    return given * rank if len(given) == 1 else given
+    @staticmethod
+    def of(call: Call, x: Tensor) -> Pool:
+        rank, kernel = _rank(call), tuple(call["kernel_size"])
+        lead = len(x.shape) - rank
+        return Pool(x, Window.of(call, kernel * rank if len(kernel) == 1 else kernel), lead, x.shape[lead:])
+
+    def element(self, i: Sequence[Index], r: Sequence[Index], shape: Sequence[int], outside: str) -> str:
+        """Element r of window i, of a result of this shape, and what it is beyond the tensor."""
+        access = self.x.at(*i[: self.lead], *self.window.read(i[self.lead :], r))
+        return f"pad({access}, {outside})" if self.window.leaves(shape[self.lead :], self.spatial) else access
+
+    def counted(self) -> tuple[list[Index], str]:
+        """The number of an element of a window, and its range."""
+        return counted(indices(len(self.spatial), "r"), self.window.extent)
 
 
 @expresses("max_pool2d_with_indices max_pool3d_with_indices")
 def max_pool(call: Call) -> Value:
     """The largest element of each window, and its position in the input's row-major order."""
-    rank = _rank(call)
-    x = _padded(call, "self", rank)
-    window = Window.of(call, _extents(call, rank))
-    lead, spatial = _split(x, rank)
+    pool = Pool.of(call, _padded(call, "self", _rank(call)))
     (shape, dtype), (_, position) = call.results()
-    r, over = counted([f"r{d}" for d in range(rank)], window.extent)
-    pads = window.leaves(shape[lead:], spatial)
-
-    def element(i: Sequence[Index], r: Sequence[Index]) -> str:
-        access = x.at(*i[:lead], *window.read(i[lead:], r))
-        return f"pad({access}, {lowest(dtype)})" if pads else access
-
+    r, over = pool.counted()
+    element = lambda i, r: pool.element(i, r, shape, lowest(dtype))  # noqa: E731
     value = call.graph.emit(shape, dtype, lambda i: f"max[{over}]({element(i, r)})" if over else element(i, r))
     if not call.reads(1):
         return value, None
-    inner = ix.name("k", (count := _product(window.extent)))
-    taps = ix.unflat(inner, window.extent)
+    window, count = pool.window, prod(pool.window.extent)
+    taps = ix.unflat(ix.name("k", count), window.extent)
     best = call.graph.emit(shape, "i64", lambda i: f"argmax[k in 0:{count}]({element(i, taps)})" if count > 1 else "0")
 
     def where(i: list[Index]) -> str:
         chosen = ix.unflat(ix.opaque(best.at(*i), (0, count - 1)) if count > 1 else ix.number(0), window.extent)
-        at = [f"clamp({p.sum_text()}, 0, {n - 1})" for p, n in zip(window.read(i[lead:], chosen), spatial)]
-        return " + ".join(f"{a} * {s}" if s > 1 else a for a, s in zip(at, ix.row_major(spatial)))
+        at = [f"clamp({p.sum_text()}, 0, {n - 1})" for p, n in zip(window.read(i[pool.lead :], chosen), pool.spatial)]
+        return " + ".join(f"{a} * {s}" if s > 1 else a for a, s in zip(at, ix.row_major(pool.spatial)))
 
     return value, call.graph.emit(shape, position, where)
-
-
-def _product(extents: Sequence[int]) -> int:
-    total = 1
-    for n in extents:
-        total *= n
-    return total
 
 
 def _share(call: Call, window: Window, i: Sequence[Index], spatial: Sequence[int]) -> str:
@@ -93,42 +94,34 @@ def _share(call: Call, window: Window, i: Sequence[Index], spatial: Sequence[int
 
 @expresses("avg_pool1d avg_pool2d avg_pool3d")
 def average_pool(call: Call) -> Tensor:
-    rank = _rank(call)
-    x = _padded(call, "self", rank)
-    window = Window.of(call, _extents(call, rank))
-    lead, spatial = _split(x, rank)
-    r, over = counted([f"r{d}" for d in range(rank)], window.extent)
-    pads = window.leaves(call.shape[lead:], spatial)
-
-    def expression(i: list[Index]) -> str:
-        access = x.at(*i[:lead], *window.read(i[lead:], r))
-        return f"{summed(over, f'pad({access}, 0)' if pads else access)} / ({_share(call, window, i[lead:], spatial)})"
-
-    return call.emit(call.shape, call.dtype, expression)
+    pool = Pool.of(call, _padded(call, "self", _rank(call)))
+    r, over = pool.counted()
+    share = lambda i: _share(call, pool.window, i[pool.lead :], pool.spatial)  # noqa: E731
+    return call.emit(
+        call.shape, call.dtype, lambda i: f"{summed(over, pool.element(i, r, call.shape, '0'))} / ({share(i)})"
+    )
 
 
-def _inverse(window: Window, i: Sequence[Index]) -> tuple[list[list[Index]], list[Index], list[Index], str]:
+def _inverse(window: Window, i: Sequence[Index]) -> tuple[list[Index], list[Index], str]:
     """The windows that a position may be in, and its places there."""
     spans = [(k - 1) * d + 1 for k, d in zip(window.extent, window.dilation)]
-    t, over = counted([f"t{d}" for d in range(len(spans))], [ceil(k / s) for k, s in zip(spans, window.stride)])
+    t, over = counted(indices(len(spans), "t"), [ceil(k / s) for k, s in zip(spans, window.stride)])
     begins = [position + p for position, p in zip(i, window.padding)]
     windows = [b // s - u for b, s, u in zip(begins, window.stride, t)]
     inside = [b % s + u * s for b, s, u in zip(begins, window.stride, t)]
-    return [begins], windows, inside, over
+    return windows, inside, over
 
 
 @expresses("max_pool2d_with_indices_backward max_pool3d_with_indices_backward")
 def max_pool_backward(call: Call) -> Tensor:
     """At each position the gradients of the windows whose largest element is there."""
-    rank = _rank(call)
-    grad, chosen = _padded(call, "grad_output", rank), _padded(call, "indices", rank)
-    window = Window.of(call, _extents(call, rank))
-    lead, spatial = _split(call["self"], rank)
+    grad, chosen = (_padded(call, name, _rank(call)) for name in ("grad_output", "indices"))
+    pool = Pool.of(call, call["self"])
 
     def expression(i: list[Index]) -> str:
-        _, windows, _, over = _inverse(window, i[lead:])
-        here = ix.flat(i[lead:], ix.row_major(spatial))
-        element, asked = (t.at(*i[:lead], *windows) for t in (grad, chosen))
+        windows, _, over = _inverse(pool.window, i[pool.lead :])
+        here = ix.flat(i[pool.lead :], ix.row_major(pool.spatial))
+        element, asked = (t.at(*i[: pool.lead], *windows) for t in (grad, chosen))
         return summed(over, f"pad({element}, 0) if pad({asked}, -1) == {here} else 0")
 
     return call.emit(call.shape, call.dtype, expression)
@@ -136,15 +129,13 @@ def max_pool_backward(call: Call) -> Tensor:
 
 @expresses("avg_pool2d_backward avg_pool3d_backward")
 def average_pool_backward(call: Call) -> Tensor:
-    rank = _rank(call)
-    grad = _padded(call, "grad_output", rank)
-    window = Window.of(call, _extents(call, rank))
-    lead, spatial = _split(call["self"], rank)
+    grad, pool = _padded(call, "grad_output", _rank(call)), Pool.of(call, call["self"])
 
     def expression(i: list[Index]) -> str:
-        _, windows, inside, over = _inverse(window, i[lead:])
-        text = f"pad({grad.at(*i[:lead], *windows)}, 0) / ({_share(call, window, windows, spatial)})"
-        tests = [f"{p.sum_text()} < {k}" for p, k in zip(inside, window.extent) if p.range[1] >= k]
+        windows, inside, over = _inverse(pool.window, i[pool.lead :])
+        element = f"pad({grad.at(*i[: pool.lead], *windows)}, 0)"
+        text = f"{element} / ({_share(call, pool.window, windows, pool.spatial)})"
+        tests = [f"{p.sum_text()} < {k}" for p, k in zip(inside, pool.window.extent) if p.range[1] >= k]
         return summed(over, f"{text} if {' and '.join(tests)} else 0" if tests else text)
 
     return call.emit(call.shape, call.dtype, expression)
@@ -157,14 +148,12 @@ def _adaptive(i: Index, extent: int, count: int) -> tuple[Index, Index, int]:
     return begin, end, widest
 
 
-def _windows(
-    call: Call, i: Sequence[Index], spatial: Sequence[int]
-) -> tuple[list[Index], list[Index], list[str], str, str]:
-    """Of an adaptive window: positions and numbers of its elements, conditions that they are in it, ranges, their count."""
+def _windows(call: Call, i: Sequence[Index], spatial: Sequence[int]) -> tuple[list[Index], list[str], str, str]:
+    """Of an adaptive window: positions of its elements, conditions that they are in it, ranges, their count."""
     lead = len(call["self"].shape) - len(spatial)
     counts = (call.meta[0] if isinstance(call.meta, tuple) else call.meta).shape[lead:]
     found = [_adaptive(w, n, m) for w, n, m in zip(i, spatial, counts)]
-    r, over = counted([f"r{d}" for d in range(len(spatial))], [widest for _, _, widest in found])
+    r, over = counted(indices(len(spatial), "r"), [widest for _, _, widest in found])
     tests, sizes = [], []
     for (begin, end, widest), e, n, m in zip(found, r, spatial, counts):
         if n % m:
@@ -172,17 +161,16 @@ def _windows(
             sizes.append(f"f32({(end - begin).sum_text()})")
         else:
             sizes.append(literal(float(widest)))
-    return [begin + e for (begin, _, _), e in zip(found, r)], r, tests, over, " * ".join(sizes)
+    return [begin + e for (begin, _, _), e in zip(found, r)], tests, over, " * ".join(sizes)
 
 
 @expresses("_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d")
 def adaptive_average_pool(call: Call) -> Tensor:
-    rank = _rank(call)
-    x = _padded(call, "self", rank)
-    lead, spatial = _split(x, rank)
+    x, rank = _padded(call, "self", _rank(call)), _rank(call)
+    lead, spatial = len(x.shape) - rank, x.shape[-rank:]
 
     def expression(i: list[Index]) -> str:
-        at, _, tests, over, size = _windows(call, i[lead:], spatial)
+        at, tests, over, size = _windows(call, i[lead:], spatial)
         access = x.at(*i[:lead], *at)
         text = f"pad({access}, 0) if {' and '.join(tests)} else 0" if tests else access
         return f"{summed(over, text) if over else f'({text})'} / ({size})"
@@ -192,14 +180,13 @@ def adaptive_average_pool(call: Call) -> Tensor:
 
 @expresses("adaptive_max_pool2d adaptive_max_pool3d")
 def adaptive_max_pool(call: Call) -> Value:
-    rank = _rank(call)
-    x = _padded(call, "self", rank)
-    lead, spatial = _split(x, rank)
-    (shape, dtype), (_, position) = call.results()
+    x, rank = _padded(call, "self", _rank(call)), _rank(call)
+    lead, spatial = len(x.shape) - rank, x.shape[-rank:]
+    shape, dtype = call.results()[0]
     low = lowest(dtype)
 
     def value(i: list[Index]) -> str:
-        at, _, tests, over, _ = _windows(call, i[lead:], spatial)
+        at, tests, over, _ = _windows(call, i[lead:], spatial)
         access = x.at(*i[:lead], *at)
         text = f"pad({access}, {low}) if {' and '.join(tests)} else {low}" if tests else access
         return f"max[{over}]({text})" if over else text
@@ -207,5 +194,4 @@ def adaptive_max_pool(call: Call) -> Value:
     largest = call.graph.emit(shape, dtype, value)
     if call.reads(1):
         raise Inexpressible("positions in windows of several extents")
-    del position
     return largest, None

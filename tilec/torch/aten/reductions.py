@@ -81,9 +81,8 @@ def variance(call: Call) -> Value:
     correction = call.get("correction")
     if correction is None:
         correction = 1 if call.get("unbiased") in (None, True) else 0
-    axes, keepdim, count = call.axes(call.get("dim"), len(x.shape)), bool(call.get("keepdim")), 1
-    for d in axes:
-        count *= x.shape[d]
+    axes, keepdim = call.axes(call.get("dim"), len(x.shape)), bool(call.get("keepdim"))
+    count = prod(x.shape[d] for d in axes)
     wide = "f64" if x.dtype == "f64" else "f32"
     pair = isinstance(call.meta, tuple | list)
     shape, dtype = call.results()[0] if pair else (call.shape, call.dtype)

@@ -90,14 +90,14 @@ class Call:
     """One node: `call["dim"]` is an argument by its name in the schema, with nodes replaced by their values."""
 
     def __init__(self, graph: Graph, node: Node, values: Mapping[Node, Value]):
-        from torch.fx import map_arg
-
         self.graph, self.node, self.name = graph, node, op_name(node)
         self.meta = node.meta.get("val")
         look = lambda n: values[n]  # noqa: E731
         self.args = _replaced(node.args, look)
         self.kwargs = {k: _replaced(v, look) for k, v in node.kwargs.items()}
-        self._refuse_what_no_tensor_can_be(map_arg)
+        for read in node.all_input_nodes:
+            _check(read.meta.get("val"))
+        _check(self.meta)
         schema = getattr(node.target, "_schema", None)
         self.named: dict[str, Value] = {}
         if schema is not None:
@@ -108,11 +108,6 @@ class Call:
                     self.named[argument.name] = self.kwargs[argument.name]
                 else:
                     self.named[argument.name] = argument.default_value if argument.has_default_value() else None
-
-    def _refuse_what_no_tensor_can_be(self, map_arg: Callable) -> None:
-        for read in self.node.all_input_nodes:
-            _check(read.meta.get("val"))
-        _check(self.meta, result=True)
 
     def __getitem__(self, name: str) -> Value:
         return self.named[name]
@@ -256,11 +251,12 @@ def _argument(graph: Graph, name: str, value: Any) -> Value:
     return graph.argument(name, value.shape, dtype)
 
 
-def _check(value: Any, result: bool = False) -> None:
+def _check(value: Any) -> None:
+    """Refuses what no tensor of a program can be."""
     if isinstance(value, tuple | list):
         for v in value:  # of several results, one may be nothing, and then nothing asks for it
             if not (hasattr(v, "shape") and all(isinstance(n, int) for n in v.shape) and 0 in v.shape):
-                _check(v, result)
+                _check(v)
     elif hasattr(value, "shape"):
         dtype_of(value.dtype)
         if str(value.layout) != "torch.strided":

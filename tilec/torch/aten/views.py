@@ -9,8 +9,6 @@ from tilec.torch import indices as ix
 from tilec.torch.aten.table import Call, Value, expresses
 from tilec.torch.program import Inexpressible, Tensor
 
-LAST = 2**62
-
 
 @expresses("view _unsafe_view reshape _reshape_alias squeeze unsqueeze flatten view_copy squeeze_copy unsqueeze_copy")
 def view(call: Call) -> Tensor:

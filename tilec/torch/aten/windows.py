@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from tilec.torch import indices as ix
 from tilec.torch.aten.table import Call, Value, expresses
 from tilec.torch.indices import Index
-from tilec.torch.program import Graph, Tensor, ranges
+from tilec.torch.program import Graph, Tensor, indices, ranges
+
+Convolved = tuple[tuple[int, ...], str, Callable[[list[Index]], str]]  # a statement's shape, type and expression
 
 
 @dataclass(frozen=True)
@@ -55,51 +57,32 @@ def summed(over: str, text: str) -> str:
     return f"sum[{over}]({text})" if over else text
 
 
-def _letters(rank: int) -> list[str]:
-    return [f"r{d}" for d in range(rank)]
-
-
 def forward(
-    graph: Graph,
-    x: Tensor,
-    w: Tensor,
-    shape: tuple[int, ...],
-    dtype: str,
-    window: Window,
-    groups: int,
-    bias: Tensor | None,
-) -> tuple:
+    graph: Graph, x: Tensor, w: Tensor, shape: tuple[int, ...], dtype: str, window: Window, groups: int
+) -> Convolved:
     """Shape, type and expression of a convolution: w has output channels first."""
     x = graph.solid(x, range(2, len(x.shape)))
     per, each = w.shape[1], w.shape[0] // groups
-    (c, *r), over = counted(["c", *_letters(len(window.extent))], [per, *window.extent])
+    (c, *r), over = counted(["c", *indices(len(window.extent), "r")], [per, *window.extent])
     pads = window.leaves(shape[2:], x.shape[2:])
 
     def expression(i: list[Index]) -> str:
         channel = c if groups == 1 else i[1] // each * per + c
         element = x.at(i[0], channel, *window.read(i[2:], r))
-        text = summed(over, f"{f'pad({element}, 0)' if pads else element} * {w.at(i[1], c, *r)}")
-        return text + (f" + {bias.at(i[1])}" if bias is not None else "")
+        return summed(over, f"{f'pad({element}, 0)' if pads else element} * {w.at(i[1], c, *r)}")
 
     return shape, dtype, expression
 
 
 def transposed(
-    graph: Graph,
-    x: Tensor,
-    w: Tensor,
-    shape: tuple[int, ...],
-    dtype: str,
-    window: Window,
-    groups: int,
-    bias: Tensor | None,
-) -> tuple:
+    graph: Graph, x: Tensor, w: Tensor, shape: tuple[int, ...], dtype: str, window: Window, groups: int
+) -> Convolved:
     """Of a convolution's transpose: w has input channels first. At a position every stride-th element of a window counts."""
     x = graph.solid(x, range(2, len(x.shape)))
     from_each, to_each = w.shape[0] // groups, w.shape[1]
     straight = all(d == 1 for d in window.dilation)
     steps = [ceil(k / s) if straight else k for k, s in zip(window.extent, window.stride)]
-    (c, *r), over = counted(["c", *_letters(len(steps))], [from_each, *steps])
+    (c, *r), over = counted(["c", *indices(len(steps), "r")], [from_each, *steps])
     if straight and any(k % s for k, s in zip(window.extent, window.stride)):
         w = graph.solid(w, range(2, len(w.shape)))
 
@@ -119,18 +102,18 @@ def transposed(
             text = f"{element} * {w.at(channel, i[1] % to_each, *r)}"
             tests = [f"{a % s} == 0" for a, s in zip(apart, window.stride) if s > 1]
             text = f"{text} if {' and '.join(tests)} else 0" if tests else text
-        return summed(over, text) + (f" + {bias.at(i[1])}" if bias is not None else "")
+        return summed(over, text)
 
     return shape, dtype, expression
 
 
 def of_weight(
     graph: Graph, x: Tensor, grad: Tensor, shape: tuple[int, ...], dtype: str, window: Window, groups: int
-) -> tuple:
+) -> Convolved:
     """Of the gradient with respect to the weight: x is what the windows read, and `grad` has an element for each window."""
     x = graph.solid(x, range(2, len(x.shape)))
     per, each = shape[1], shape[0] // groups
-    (n, *y), over = counted(["n", *(f"y{d}" for d in range(len(window.extent)))], [x.shape[0], *grad.shape[2:]])
+    (n, *y), over = counted(["n", *indices(len(window.extent), "y")], [x.shape[0], *grad.shape[2:]])
     pads = window.leaves(grad.shape[2:], x.shape[2:])
 
     def expression(i: list[Index]) -> str:
@@ -146,7 +129,8 @@ def convolution(call: Call) -> Tensor:
     x, w, bias = call["input"], call["weight"], call["bias"]
     window = Window.of(call, w.shape[2:])
     make = transposed if call["transposed"] else forward
-    return call.emit(*make(call.graph, x, w, call.shape, call.dtype, window, call["groups"], bias))
+    shape, dtype, text = make(call.graph, x, w, call.shape, call.dtype, window, call["groups"])
+    return call.emit(shape, dtype, text if bias is None else lambda i: f"{text(i)} + {bias.at(i[1])}")
 
 
 @expresses("convolution_backward")
@@ -158,12 +142,12 @@ def convolution_backward(call: Call) -> Value:
     types = [None if m is None else call.typed(m) for m in results]
     if types[0] is not None:
         make = forward if call["transposed"] else transposed
-        made[0] = call.graph.emit(*make(call.graph, grad, w, *types[0], window, groups, None))
+        made[0] = call.graph.emit(*make(call.graph, grad, w, *types[0], window, groups))
     if types[1] is not None:
         windows, read = (x, grad) if call["transposed"] else (grad, x)
         made[1] = call.graph.emit(*of_weight(call.graph, read, windows, *types[1], window, groups))
     if types[2] is not None:
         rank = len(grad.shape) - 2
-        (n, *y), over = counted(["n", *(f"y{d}" for d in range(rank))], [grad.shape[0], *grad.shape[2:]])
+        (n, *y), over = counted(["n", *indices(rank, "y")], [grad.shape[0], *grad.shape[2:]])
         made[2] = call.graph.emit(*types[2], lambda i: summed(over, grad.at(n, i[0], *y)))
     return tuple(made)
