@@ -3,6 +3,8 @@ python -m benchmarks audit [--target cpu|cuda] [--matrix] [--trials PLANS] [--js
 python -m benchmarks numerics [--json FILE] [--only FUNCTION ...] [--target cpu|cuda ...]
 python -m benchmarks compile [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
 python -m benchmarks large [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
+python -m benchmarks models [--task inference|decoding|training] [--only TEXT ...] [--missing] [--layers N] [--target cpu|cuda]
+                            [--workers N] [--limit SECONDS] [--no-compile] [--autotune] [--json FILE]
 python -m benchmarks merge --json FILE
 python -m benchmarks docs
 
@@ -28,6 +30,8 @@ from rich.console import Console
 
 from benchmarks import audit_report, memory_report, report, runner
 
+SUITES = ("cpu", "gpu", "memory", "audit", "compile", "large", "models", "numerics", "merge", "docs")
+
 
 def rows_of(options: argparse.Namespace) -> list[runner.Row]:
     suite, compiled = options.suite, not options.no_compile
@@ -50,10 +54,11 @@ def rows_of(options: argparse.Namespace) -> list[runner.Row]:
 
 def missing(options: argparse.Namespace) -> str:
     """What the suite needs and this machine lacks, if anything: a file of failed rows would pass for the newest figures."""
-    peers = options.suite in ("gpu", "memory")
+    peers = options.suite in ("gpu", "memory", "models")
     if peers and find_spec("torch") is None:
         return "needs PyTorch, which is not installed"
     targets = options.target or (["cuda"] if options.suite == "audit" else [])
+    peers = peers and not (options.suite == "models" and targets == ["cpu"])
     if not options.only_prepare and (peers or (options.suite in ("audit", "numerics") and "cuda" in targets)):
         from tilec.runtime.cuda.driver import device_info
 
@@ -81,7 +86,7 @@ def numerics(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", usage=__doc__)
-    parser.add_argument("suite", choices=("cpu", "gpu", "memory", "audit", "compile", "large", "numerics", "merge", "docs"))
+    parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
     parser.add_argument("--missing", action="store_true", help="rows that the newest results of the suite have no figures of")
@@ -102,6 +107,9 @@ def main() -> int:
         type=int,
         help="processes that prepare, 0: none (default: one a core); programs at a time (compile; default: 1)",
     )
+    parser.add_argument("--task", choices=("inference", "decoding", "training"), help="rows of this task (models)")
+    parser.add_argument("--layers", type=int, help="layers of each model whose depth is free (models)")
+    parser.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune, too, which is slow (models)")
     parser.add_argument("--worker", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--ahead", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -115,6 +123,10 @@ def main() -> int:
         from benchmarks.large import run as run_large
 
         return run_large(options)
+    if options.suite == "models":
+        from benchmarks.models import run as run_models
+
+        return run_models(options)
     if options.suite == "merge":
         print(f"written to {report.merge(options.json)}")
         return 0

@@ -22,7 +22,7 @@ from benchmarks.report import table
 ROOT = Path(__file__).parents[1]
 FILES = [
     "README.md",
-    *(f"docs/{n}.md" for n in ("language", "architecture", "cli", "numerics", "performance", "reliability", "targets")),
+    *(f"docs/{n}.md" for n in ("language", "architecture", "cli", "numerics", "performance", "pytorch", "reliability", "targets")),
 ]
 SECTION = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -183,6 +183,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "memory missed": result_tables.memory_missed,
     "audit": result_tables.audits,
     "matrix audit": result_tables.matrix_audit,
+    "models": result_tables.models,
     "stages": stages,
     "attributes": attributes,
     "functions": functions,

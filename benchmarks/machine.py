@@ -14,7 +14,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ARCHIVED = "$Format:%h$"  # `git archive`, and whoever downloads one, gets the commit's name here (see .gitattributes)
-PACKAGES = ("tilec", "numpy", "numba", "numba-cuda-mlir", "cuda-core", "cuda-bindings", "torch", "triton", "jax")
+PACKAGES = (
+    "tilec", "numpy", "numba", "numba-cuda-mlir", "cuda-core", "cuda-bindings", "torch", "triton", "jax",
+    "transformers", "timm",
+)  # fmt: skip
 
 
 def _first(pattern: str, path: str) -> str:
@@ -51,7 +54,7 @@ def machine() -> dict:
 def short_name(suite: str) -> str:
     """For file names: the GPU, or the architecture and the number of cores."""
     facts = machine()
-    if suite in ("gpu", "memory", "cuda-audit", "matrix-audit", "cuda-numerics"):
+    if suite in ("gpu", "memory", "models", "cuda-audit", "matrix-audit", "cuda-numerics"):
         return (
             re.sub(r"[^a-z0-9]+", "-", facts["gpu"].split(",")[0].lower().removeprefix("nvidia ")).strip("-") or "gpu"
         )

@@ -110,3 +110,39 @@ def host_time(call: Callable, synchronise: Callable, count: int = 2000) -> float
         rounds.append(1e6 * (time.perf_counter() - start) / (count // 5))
         synchronise()
     return statistics.median(rounds)
+
+
+def in_turn(
+    candidates: dict[str, Callable], before: Callable[[], None], device: str, rounds: int = 9, budget: float = 0.03
+) -> dict[str, Times]:
+    """Of long calls that follow each other, as steps of a model do: for each round, `budget` seconds of each candidate's, three
+    calls at least, after `before`. On a GPU by CUDA events: what the host takes longer is in them."""
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    counts: dict[str, int] = {}
+    for name, call in candidates.items():
+        before()
+        counts[name] = max(3, min(50, int(budget / max(1e-6, 1e-6 * _row(call, 3, device)))))
+    for _ in range(rounds):
+        for name, call in candidates.items():
+            before()
+            samples[name].append(_row(call, counts[name], device))
+    return {name: _times(s) for name, s in samples.items()}
+
+
+def _row(call: Callable, count: int, device: str) -> float:
+    """Microseconds of one of `count` calls that follow each other."""
+    if device == "cpu":
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        return 1e6 * (time.perf_counter() - start) / count
+    import torch
+
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(count):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return 1e3 * begin.elapsed_time(end) / count

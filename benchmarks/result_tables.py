@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from benchmarks import audit_report, matrix_forms, memory_report, report
+from benchmarks import audit_report, matrix_forms, memory_report, models_report, report
 from benchmarks.report import table
 
 ROOT = Path(__file__).parents[1]
@@ -48,6 +48,17 @@ def whole_results(suite: str) -> str:
     if (found := whole(suite)) is None:
         return "All rows above have figures."
     return "The last run that reached all rows:\n\n" + results(suite, found)
+
+
+def models() -> str:
+    """Whole models, of the newest results."""
+    if (found := newest("models")) is None:
+        return "No results yet: `python -m benchmarks models` writes them."
+    path, facts = found
+    with_ = ", ".join(f"{k} {v}" for k, v in facts["versions"].items() if k in ("torch", "triton", "transformers", "timm"))
+    about = f"{facts['machine']['gpu']}; {with_}; {path.name[:10]}, commit {facts['versions']['commit']}, from "
+    about += f"[`{path.name}`](../{path.relative_to(ROOT)}).{earlier(facts['rows'])}"
+    return models_report.page(about, facts)
 
 
 def results(suite: str, found: tuple[Path, dict] | None = None) -> str:

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 MARK = "\x1e"  # begins a line of the worker that is for the parent
@@ -99,11 +99,14 @@ def _device_lost() -> bool:
     return False
 
 
-def run(command: list[str], rows: list[Row], deadline: float) -> Iterator[dict]:
-    """In the parent: `command` and the rows' names start a worker. After `deadline` no further row begins."""
-    waiting = list(rows)
+def run(
+    command: list[str], rows: list[Row], deadline: float, variables: Mapping[str, str] | None = None
+) -> Iterator[dict]:
+    """In the parent: `command` and the rows' names start a worker, with these environment variables beside the parent's. After
+    `deadline` no further row begins."""
+    waiting, alone = list(rows), os.environ | dict(variables or {})
     while waiting and time.monotonic() < deadline:
-        worker = subprocess.Popen([*command, *(r.name for r in waiting)], stdout=subprocess.PIPE, text=True)
+        worker = subprocess.Popen([*command, *(r.name for r in waiting)], stdout=subprocess.PIPE, text=True, env=alone)
         lines = _listen(worker)
         try:
             for row in list(waiting):

@@ -116,7 +116,7 @@ def _inputs(model: torch.nn.Module) -> Inputs:
 
 def _timm(name: str) -> Callable[[], torch.nn.Module]:
     def make() -> torch.nn.Module:
-        _names_of_torchvision()
+        names_of_torchvision()
         import timm
 
         try:
@@ -131,7 +131,7 @@ def _image(model: torch.nn.Module) -> Inputs:
     return {"x": torch.randn(2, 3, 64, 64)}
 
 
-def _names_of_torchvision() -> None:
+def names_of_torchvision() -> None:
     """timm imports names of torchvision that its models do not call: empty classes stand for them where it is not installed."""
     if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is not None:
         return

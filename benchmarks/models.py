@@ -1,0 +1,376 @@
+"""python -m benchmarks models: whole models beside eager PyTorch and torch.compile: time, memory, compile time, errors.
+
+Three rows for a model of `benchmarks/model_loads.py`: inference, a training step (forward and backward), and for some decoders
+the step of one token with a static cache. Each row is a process of its own, and several are at work at a time: they compile
+beside each other, each with empty caches, and time one after another. Nothing here knows what is timed but by its name.
+
+An error is judged as in tests/pytorch: the reference is the model in f32 (on the CPU f64) with the same weights, and an error
+may be three times that of eager mode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import fcntl
+import gc
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from benchmarks import model_loads as loads
+from benchmarks import models_report, report, runner
+from benchmarks.measure import in_turn
+from benchmarks.model_loads import Load
+
+TASKS = ("inference", "decoding", "training")
+WAYS: dict[str, dict[str, str]] = {
+    "eager": {},
+    "tilec": {"backend": "tilec"},
+    "torch.compile": {},
+    "tilec, graphs": {"backend": "tilec", "mode": "reduce-overhead"},
+    "torch.compile, graphs": {"mode": "reduce-overhead"},
+    "torch.compile, autotuned": {"mode": "max-autotune"},
+}
+"""Arguments of torch.compile."""
+ERROR = 3.0  # of eager's error
+LEAST = {
+    torch.bfloat16: 2.0**-9,
+    torch.float32: 2e-6,
+}  # of the root mean square of what is right: what rounding it makes
+PROFILED = 24  # kernels of a way that a row tells of
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How rows are measured, from the command's options."""
+
+    device: str = "cuda"
+    small: bool = False
+    layers: int | None = None
+    compiled: bool = True
+    autotuned: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.device == "cpu" else torch.bfloat16
+
+    def ways(self, task: str) -> list[str]:
+        chosen = [w for w in WAYS if "torch.compile" not in w or self.compiled]
+        chosen = [w for w in chosen if "autotuned" not in w or self.autotuned]
+        return [w for w in chosen if "graphs" not in w or (self.device == "cuda" and task != "training")]
+
+
+def suite(setting: Setting) -> list[runner.Row]:
+    """By task, then by model: the first rows are the most telling."""
+    return [
+        runner.Row(f"{load.name}, {task}", partial(measure, load, task, setting), 400.0)
+        for task in TASKS
+        for load in loads.loads()
+        if task != "decoding" or load.decodes
+    ]
+
+
+# ---- one row ---------------------------------------------------------------------------------------------------------
+
+
+class Task:
+    """A model with its inputs. `call(f)` is one step by `f`, which stands for the module, and returns what it makes by name."""
+
+    def __init__(self, load: Load, task: str, setting: Setting):
+        self.device, self.training = setting.device, task == "training"
+        self.module = loads.make(load, setting.device, setting.dtype, setting.small, setting.layers)
+        self.module.train(self.training)
+        self.step: loads.Step | None = None
+        with _f32():
+            wider = torch.float64 if setting.device == "cpu" else torch.float32
+            self.exact = copy.deepcopy(self.module).to(wider)
+        if task == "decoding":
+            self.step = loads.decoding(load, self.module, setting.device, setting.small)
+            like = loads.decoding(load, self.exact, setting.device, setting.small, self.step)
+            self.inputs, self.exact_inputs = self.step.inputs, like.inputs
+            like.reset()
+        else:
+            self.inputs = loads.inputs(load, self.module, setting.device, setting.dtype, setting.small)
+            self.exact_inputs = {k: v.to(wider) if v.is_floating_point() else v for k, v in self.inputs.items()}
+        self.cotangent: torch.Tensor | None = None
+        with _f32():
+            self.want = self._made(self.exact, self.exact, self.exact_inputs)
+        if self.cotangent is not None:
+            self.cotangent = self.cotangent.to(setting.dtype)
+        del self.exact, self.exact_inputs
+
+    def before(self) -> None:
+        """Before calls that are to see the same state."""
+        if self.step is not None:
+            self.step.reset()
+
+    def call(self, function: Callable) -> Any:
+        if not self.training:
+            with torch.no_grad():
+                return function(**self.inputs)
+        self.module.zero_grad(set_to_none=True)
+        made = loads.output(function(**self.inputs))
+        made.backward(self.cotangent)
+        return made
+
+    def _made(self, function: Callable, module: torch.nn.Module, inputs: dict) -> dict[str, torch.Tensor]:
+        """By name: the output, and gradients of every parameter."""
+        if not self.training:
+            with torch.no_grad():
+                return {"output": loads.output(function(**inputs)).clone()}
+        module.zero_grad(set_to_none=True)
+        made = loads.output(function(**inputs))
+        if self.cotangent is None:
+            generator = torch.Generator(self.device).manual_seed(2)
+            self.cotangent = torch.randn(made.shape, device=self.device, generator=generator)
+        made.backward(self.cotangent.to(made.dtype))
+        grads = {f"gradient of {k}": p.grad.clone() for k, p in module.named_parameters() if p.grad is not None}
+        module.zero_grad(set_to_none=True)
+        return {"output": made.detach().clone()} | grads
+
+    def errors(self, function: Callable) -> dict[str, float]:
+        """Root mean squares of what differs from the reference, over the reference's own."""
+        self.before()
+        made = self._made(function, self.module, self.inputs)
+        return {k: _rms(made[k].to(want.dtype) - want) / max(_rms(want), 1e-30) for k, want in self.want.items()}
+
+
+def _rms(x: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) / max(1, x.numel()) ** 0.5
+
+
+@contextmanager
+def _f32() -> Iterator[None]:
+    """Products of f32 in f32."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def compiled(module: torch.nn.Module, way: str) -> Callable:
+    """The module by a way, as a function of its own: what PyTorch compiled for another way is none of its business."""
+    if way == "eager":
+        return module
+    scope: dict[str, Any] = {"module": module}
+    exec("def call(**inputs):\n    return module(**inputs)", scope)
+    return torch.compile(scope["call"], dynamic=False, **WAYS[way])
+
+
+def measure(load: Load, task: str, setting: Setting) -> dict[str, Any]:
+    """A row of facts. A way that fails has its error in `errors`, and no time."""
+    from tilec.torch.backend import register
+
+    register()
+    torch._dynamo.config.recompile_limit = 64
+    start = time.perf_counter()
+    state = Task(load, task, setting)
+    facts: dict[str, Any] = {
+        "group": task, "kind": load.kind, "sizes": load.sizes(setting.small, setting.layers),
+        "type": str(setting.dtype).removeprefix("torch."), "made_s": round(time.perf_counter() - start, 2),
+        "compile_s": {}, "error_share": {}, "errors": {}, "memory": {},
+    }  # fmt: skip
+    calls: dict[str, Callable] = {}
+    yardstick: dict[str, float] = {}
+    for way in setting.ways(task):
+        try:
+            calls[way] = function = compiled(state.module, way)
+            _ready(state, function, way, facts)
+            found = state.errors(function)
+            if way == "eager":
+                yardstick = found
+            bounds = {k: max(ERROR * yardstick[k], LEAST[setting.dtype]) for k in found}
+            facts["error_share"][way], facts.setdefault("worst", {})[way] = max(
+                (found[k] / bounds[k], k) for k in found
+            )
+        except Exception as error:
+            calls.pop(way, None)
+            facts["errors"][way] = " | ".join(line for line in str(error).splitlines() if line.strip())[:400]
+            facts["errors"][way] = f"{type(error).__name__}: {facts['errors'][way]}"
+    facts["right"] = all(s <= 1 for w, s in facts["error_share"].items() if w.startswith("tilec"))
+    state.want = {}
+    gc.collect()
+    with _alone():
+        steps = {way: partial(state.call, function) for way, function in calls.items()}
+        timed = in_turn(steps, state.before, setting.device, budget=0.02)
+        facts["times_us"] = {w: t.median for w, t in timed.items()}
+        facts["range_us"] = {w: (t.low, t.high) for w, t in timed.items()}
+        facts["host_us"] = {w: _host(step, state) for w, step in steps.items() if "graphs" not in w}
+        facts["memory"] = {w: _peak(step, state) for w, step in steps.items() if "graphs" not in w}
+    if setting.device == "cuda":
+        facts["kernels"] = {w: _kernels(steps[w], state) for w in ("tilec", "torch.compile") if w in steps}
+    if "tilec" not in calls:
+        facts["error"] = facts["errors"].get("tilec", "not run")
+    return facts
+
+
+def _ready(state: Task, function: Callable, way: str, facts: dict) -> None:
+    """Compiles, and says how long the first call took beyond another; for tilec, what it took of the graphs."""
+    from tilec.torch import report as tilec_report
+
+    before = len(tilec_report().graphs)
+    seconds = []
+    for _ in range(3):  # graphs are recorded by the second call
+        state.before()
+        start = time.perf_counter()
+        state.call(function)
+        _wait(state.device)
+        seconds.append(time.perf_counter() - start)
+    if way == "eager":
+        return
+    facts["compile_s"][way] = round(sum(seconds) - 3 * seconds[-1], 3)
+    if graphs := tilec_report().graphs[before:]:
+        about = {"taken": sum(g.taken for g in graphs), "operations": sum(g.operations for g in graphs)}
+        about["partitions"] = sum(len(g.parts) for g in graphs)
+        about["splits"] = dict(sum((tally(g) for g in graphs), start=tally(None)).most_common(8))
+        facts.setdefault("graphs", {})[way] = about
+
+
+def tally(graph: Any) -> Any:
+    """How often PyTorch runs which operation, and why."""
+    from collections import Counter
+
+    if graph is None:
+        return Counter()
+    found = Counter(f"{e.operation}: {e.reason}" for e in graph.eager)
+    found.update(f"{graph.kind}, {p.name}: {p.reason}"[:200] for p in graph.parts if p.reason is not None)
+    if graph.not_replayed:
+        found[f"{graph.kind}: no CUDA graph: {graph.not_replayed}"] += 1
+    return found
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """No other row times meanwhile."""
+    folder = os.environ.get("BENCHMARKS_FOLDER")
+    with open(Path(folder) / "device.lock", "w") if folder else nullcontext() as file:
+        if file is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _host(step: Callable, state: Task) -> float:
+    """Microseconds until a call returns, the device having nothing to do before it."""
+    taken = []
+    for _ in range(20):
+        state.before()
+        _wait(state.device)
+        start = time.perf_counter()
+        step()
+        taken.append(1e6 * (time.perf_counter() - start))
+    _wait(state.device)
+    return sorted(taken)[len(taken) // 2]
+
+
+def _peak(step: Callable, state: Task) -> int | None:
+    """Bytes that a call takes of the device at one time, beyond what was there before: results, and gradients, included."""
+    if state.device != "cuda":
+        return None
+    state.module.zero_grad(set_to_none=True)
+    state.before()
+    _wait(state.device)
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    made = step()
+    _wait(state.device)
+    del made
+    return torch.cuda.max_memory_allocated() - held
+
+
+def _kernels(step: Callable, state: Task) -> dict[str, Any] | None:
+    """What one call launches: how many, the device's microseconds, and those that take longest."""
+    from torch.profiler import ProfilerActivity, profile
+
+    try:
+        state.before()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            step()
+            torch.cuda.synchronize()
+        times: dict[str, list[float]] = {}
+        for e in seen.events():
+            if str(e.device_type).endswith("CUDA"):
+                times.setdefault(e.name[:120], []).append(e.time_range.elapsed_us())
+        ranked = sorted(times.items(), key=lambda item: -sum(item[1]))
+        longest = [[name, len(t), round(sum(t), 1)] for name, t in ranked[:PROFILED]]
+        total = sum(map(sum, times.values()))
+        return {"count": sum(map(len, times.values())), "us": round(total, 1), "longest": longest}
+    except Exception as error:  # a profiler that is refused its counters
+        return {"error": f"{type(error).__name__}: {error}"[:200]}
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def setting_of(options: argparse.Namespace) -> Setting:
+    device = (options.target or ["cuda"])[0]
+    return Setting(device, device == "cpu", options.layers, not options.no_compile, options.autotune)
+
+
+def suite_of(options: argparse.Namespace) -> str:
+    """As the files of results name it."""
+    return "cpu-models" if options.target[:1] == ["cpu"] else "models"
+
+
+def run(options: argparse.Namespace) -> int:
+    rows = suite(setting_of(options))
+    if options.worker is not None:
+        runner.work(rows, options.worker)
+        return 0
+    rows = [r for r in rows if not options.only or any(o in r.name for o in options.only)]
+    rows = [r for r in rows if options.task is None or r.name.endswith(f", {options.task}")]
+    if options.missing:
+        known = report.measured(suite_of(options))
+        rows = [r for r in rows if r.name not in known]
+    machine, console, facts = report.started(), Console(), []
+    workers = min(options.workers or max(1, machine["cores"] // 2), len(rows))
+    machine |= {"at_once": workers}
+    end = time.monotonic() + options.limit
+    kept = options.json or not (options.only or options.missing or options.task)
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks", "models", "--target", *(options.target or ["cuda"])]
+    command += ["--no-compile"] * options.no_compile + ["--autotune"] * options.autotune
+    command += ["--layers", str(options.layers)] if options.layers else []
+    threads = str(max(1, machine["cores"] // max(1, workers)))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers or 1) as pool:
+        os.environ |= {"BENCHMARKS_FOLDER": folder, "TORCHINDUCTOR_COMPILE_THREADS": threads}
+        path = None
+        for done in as_completed([pool.submit(_in_process, command, row, Path(folder), end) for row in rows]):
+            facts.append(found := done.result())
+            order = {r.name: n for n, r in enumerate(rows)}
+            facts.sort(key=lambda f: order[f["name"]])
+            path = report.save(suite_of(options), facts, options.json, machine) if kept else None
+            console.print(models_report.line(found), highlight=False, markup=False, soft_wrap=True)
+    models_report.show(facts, console)
+    console.print(f"written to {path}" if kept else "not written: a part of a suite needs --json FILE")
+    return int(any(f.get("error") or f.get("right") is False for f in facts))
+
+
+def _in_process(command: list[str], row: runner.Row, folder: Path, end: float) -> dict:
+    """One row, with caches of its own."""
+    caches = folder / row.name.replace(" ", "-").replace(",", "")
+    caches.mkdir(mode=0o700, exist_ok=True)
+    names = ("TILEC_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    begin = time.monotonic()
+    (found,) = runner.run([*command, "--worker"], [row], end, dict.fromkeys(names, str(caches)))
+    return found | {"row_s": round(time.monotonic() - begin, 1)}
+
+
+__all__ = ["run"]

@@ -1,0 +1,110 @@
+"""Tables of `python -m benchmarks models`, and what is wanted of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+
+from rich.console import Console
+
+from benchmarks import report
+
+TRANSFORMERS = ("decoder", "encoder", "encoder-decoder", "vision")
+Rows = list[dict]
+
+
+def best(row: dict, whose: str, of: str = "times_us") -> float | None:
+    """The least time of `whose` ways: "tilec", or "torch.compile"."""
+    return min((t for k, t in row.get(of, {}).items() if k.startswith(whose) and t), default=None)
+
+
+def gain(row: dict) -> float | None:
+    """The time of torch.compile's best mode over tilec's."""
+    return report.ratio(best(row, "torch.compile"), best(row, "tilec"))
+
+
+def over(row: dict, of: str) -> float | None:
+    """What torch.compile takes over what tilec takes, in their default modes."""
+    values = row.get(of) or {}
+    return report.ratio(values.get("torch.compile"), values.get("tilec"))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = [v for v in values if v]
+    return statistics.geometric_mean(found) if found else None
+
+
+def targets(rows: Rows) -> list[tuple[str, float, float, bool]]:
+    """(what, reached, wanted, whether)."""
+    of: Callable[[str], Rows] = lambda task: [r for r in rows if r.get("group") == task]  # noqa: E731
+    inference = of("inference")
+    transformers = [r for r in inference if r["kind"].removeprefix("timm, ") in TRANSFORMERS]
+    means = [
+        ("inference, transformers: torch.compile's best mode over ours", _mean(map(gain, transformers)), 1.10),
+        ("inference, all: torch.compile's best mode over ours", _mean(map(gain, inference)), 1.0),
+        ("inference: the least of these", min((g for g in map(gain, inference) if g), default=None), 0.9),
+        ("decoding: torch.compile's best mode over ours", _mean(map(gain, of("decoding"))), 1.2),
+        ("training: torch.compile over ours", _mean(over(r, "times_us") for r in of("training")), 0.95),
+        ("host time of a call: torch.compile's over ours", _mean(over(r, "host_us") for r in rows), 1.0),
+        ("compiling: torch.compile's seconds over ours", _mean(over(r, "compile_s") for r in rows), 2.0),
+        ("memory: torch.compile's peak over ours", _mean(over(r, "memory") for r in rows), 1.0),
+    ]
+    return [(what, value, wanted, value >= wanted) for what, value, wanted in means if value is not None]
+
+
+HEADINGS = [
+    "model", "eager", "torch.compile", "graphs", "tilec", "graphs", "best over best", "host", "compiling", "memory",
+    "of operations", "error",
+]  # fmt: skip
+
+
+def cells(row: dict) -> list[str]:
+    t, graphs = row.get("times_us", {}), row.get("graphs", {}).get("tilec", {})
+    ways = ("eager", "torch.compile", "torch.compile, graphs", "tilec", "tilec, graphs")
+    ratio = lambda value: "" if value is None else f"{value:.2f}"  # noqa: E731
+    share = f"{100 * graphs['taken'] / graphs['operations']:.0f} %" if graphs.get("operations") else ""
+    error = f"{row['error_share']['tilec']:.2f}" if "tilec" in row.get("error_share", {}) else "failed"
+    return [
+        row["name"], *(report.time_text(t.get(w)) for w in ways), ratio(gain(row)),
+        *(ratio(over(row, of)) for of in ("host_us", "compile_s", "memory")), share, error,
+    ]  # fmt: skip
+
+
+def line(row: dict) -> str:
+    """One row, as it is found."""
+    if row.get("error"):
+        return f"{row['name']:26} {row['error'][:200]}"
+    t = {k: v for k, v in row.get("times_us", {}).items()}
+    told = " ".join(f"{k.replace('torch.compile', 'tc')}={report.time_text(v).replace(' ', '')}" for k, v in t.items())
+    compiling = "/".join(f"{row['compile_s'].get(w, 0):.0f}" for w in ("tilec", "torch.compile"))
+    wrong = "" if row.get("right") else "WRONG "
+    failed = "".join(f"; {w}: {e[:120]}" for w, e in row.get("errors", {}).items())
+    return (
+        f"{row['name']:26} {wrong}{cells(row)[6] or '-':>5} {told} compiled {compiling} s, error {cells(row)[-1]}, row "
+        f"{row.get('row_s', 0)} s{failed}"
+    )
+
+
+def show(rows: Rows, console: Console) -> None:
+    console.width = max(console.width, 170)
+    report.print_table(console, "models", HEADINGS, [cells(r) for r in rows if "times_us" in r])
+    if reached := targets(rows):
+        listed = [[what, f"{v:.2f}", f"{wanted:.2f}", "" if met else "missed"] for what, v, wanted, met in reached]
+        report.print_table(console, "targets", ["", "reached", "wanted", ""], listed)
+
+
+def page(path_text: str, facts: dict) -> str:
+    """The section of docs/performance.md."""
+    rows = [r for r in facts["rows"] if not r.get("error", "").startswith("not run")]
+    parts = [path_text]
+    for task in dict.fromkeys(r.get("group", "") for r in rows if "times_us" in r):
+        found = [r for r in rows if r.get("group") == task]
+        parts.append(f"**{task}**: " + "; ".join(f"{r['name'].rpartition(', ')[0]}: {r['sizes']}" for r in found) + ".")
+        lines = [[c[0].rpartition(", ")[0], *c[1:]] for c in map(cells, found)]
+        parts.append(report.table(HEADINGS, lines, range(1, len(HEADINGS))))
+    failed = [f"{r['name']}: {r['error']}" for r in rows if r.get("error")]
+    parts += ["Failed: " + "; ".join(failed) + "."] if failed else []
+    listed = [
+        [what, f"{v:.2f}", f"{wanted:.2f}", "reached" if met else "missed"] for what, v, wanted, met in targets(rows)
+    ]
+    return "\n\n".join([*parts, report.table(["", "reached", "wanted", ""], listed, (1, 2))])

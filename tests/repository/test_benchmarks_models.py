@@ -1,0 +1,73 @@
+"""The benchmark of whole models: its rows are made, judged and told."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from benchmarks import models_report  # noqa: E402
+
+ROW = {
+    "name": "bert, inference", "group": "inference", "kind": "encoder", "sizes": "BERT", "right": True,
+    "times_us": {"eager": 9.0, "tilec": 2.0, "tilec, graphs": 1.0, "torch.compile": 3.0, "torch.compile, graphs": 1.5},
+    "host_us": {"tilec": 2.0, "torch.compile": 6.0}, "compile_s": {"tilec": 4.0, "torch.compile": 4.0},
+    "memory": {"tilec": 100, "torch.compile": 200}, "error_share": {"eager": 1 / 3, "tilec": 0.4},
+    "graphs": {"tilec": {"taken": 9, "operations": 10, "partitions": 2, "splits": {}}},
+}  # fmt: skip
+
+
+def test_best_modes_are_compared_and_targets_judged():
+    slow = ROW | {
+        "name": "resnet, inference",
+        "kind": "convolutional",
+        "times_us": {"tilec": 2.0, "torch.compile": 1.0},
+    }
+    found = {what: (round(value, 3), met) for what, value, _, met in models_report.targets([ROW, slow])}
+    assert found["inference, transformers: torch.compile's best mode over ours"] == (1.5, True)
+    assert found["inference, all: torch.compile's best mode over ours"] == (round(0.75**0.5, 3), False)
+    assert found["inference: the least of these"] == (0.5, False)
+    assert found["host time of a call: torch.compile's over ours"] == (3.0, True)
+    assert found["compiling: torch.compile's seconds over ours"] == (1.0, False)
+    assert models_report.cells(ROW)[6:] == ["1.50", "3.00", "1.00", "2.00", "90 %", "0.40"]
+
+
+def test_rows_that_failed_are_told():
+    failed = {"name": "bert, training", "error": "RuntimeError: no"}
+    text = models_report.page("", {"rows": [ROW, failed, {"name": "t5, training", "error": "not run: no time left"}]})
+    assert "| bert |" in text and "Failed: bert, training: RuntimeError: no." in text and "t5" not in text
+
+
+def test_every_load_is_a_row_of_every_task():
+    from benchmarks.model_loads import loads
+    from benchmarks.models import Setting, suite
+
+    names = [r.name for r in suite(Setting())]
+    assert len(set(names)) == len(names) >= 2 * len(loads()) + 3
+    assert len(loads()) >= 20 and {x.library for x in loads()} == {"transformers", "timm"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["inference", "decoding", "training"])
+def test_a_row_has_its_facts(task):
+    pytest.importorskip("transformers")
+    from benchmarks.model_loads import loads
+    from benchmarks.models import Setting, measure
+
+    load = next(x for x in loads() if x.name == "gpt2")
+    row = {"name": task} | measure(load, task, Setting("cpu", small=True, compiled=False))
+    assert row["right"] and row["times_us"].keys() == {"eager", "tilec"} and not row["errors"]
+    assert row["error_share"]["tilec"] <= 1 and row["compile_s"]["tilec"] > 0 and row["graphs"]["tilec"]["taken"] > 0
+    assert len(models_report.cells(row)) == len(models_report.HEADINGS) and models_report.line(row)
+
+
+@pytest.mark.slow
+def test_a_way_that_fails_is_told_and_the_others_timed(monkeypatch):
+    pytest.importorskip("transformers")
+    from benchmarks import models
+    from benchmarks.model_loads import loads
+
+    monkeypatch.setitem(models.WAYS, "tilec", {"backend": "tilec", "options": {"target": "none"}})
+    load = next(x for x in loads() if x.name == "bert 128")
+    row = models.measure(load, "inference", models.Setting("cpu", small=True, compiled=False))
+    assert "eager" in row["times_us"] and "tilec" in row["errors"] and row["error"] == row["errors"]["tilec"]
