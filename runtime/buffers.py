@@ -136,7 +136,7 @@ def _view_numpy(array: np.ndarray) -> Buffer:
     if not flags.aligned:
         raise CallError("the array is not aligned to its elements", hint="pass array.copy()")
     if flags.c_contiguous:
-        strides = _row_major(array.shape)
+        strides = row_major(array.shape)
     else:
         strides = _elements(array.strides, size)
     return Buffer(array.__array_interface__["data"][0], array.shape, strides, dtype, "cpu", not flags.writeable, array)
@@ -182,7 +182,7 @@ def _view_cuda_interface(array: Any) -> Buffer:
         dtype = from_numpy(np.dtype(described["typestr"])) or _refuse_dtype(described["typestr"])
         pointer, readonly = described["data"]
         shape, strides = tuple(described["shape"]), described.get("strides")
-        strides = _row_major(shape) if strides is None else _elements(strides, dtype.bytes)
+        strides = row_major(shape) if strides is None else _elements(strides, dtype.bytes)
         if described.get("stream"):  # its owner has work under way there (version 3 of the interface)
             synchronize_stream(described["stream"])
         return Buffer(pointer, shape, strides, dtype, device_of(pointer), readonly, array)
@@ -209,7 +209,7 @@ def _view_dlpack(array: Any, stream: int | None) -> Buffer:
         raise CallError(f"{_kind(array)} cannot be exported by DLPack: {error}") from error
     if found.dtype is None:
         _refuse_dtype(found.type_name)
-    strides = _row_major(found.shape) if found.strides is None else found.strides
+    strides = row_major(found.shape) if found.strides is None else found.strides
     location: Device = int(device) if on_gpu else "cpu"
     return Buffer(found.pointer, found.shape, strides, found.dtype, location, found.readonly, (array, found.capsule))
 
@@ -221,7 +221,8 @@ def _elements(strides: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 @cache
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a new array, in elements: a size of 0 counts as 1."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

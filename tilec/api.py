@@ -101,7 +101,7 @@ class Op:
                     return results
             return self._call(arrays, out, stream)
         except CheckError as error:
-            raise self._told(error, arrays) from None
+            raise self.told(error, arrays) from None
 
     def _call(self, arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
         """A call by the general path. It leaves a fast path for the next call."""
@@ -119,7 +119,7 @@ class Op:
                 self._fast = ((call, executable, kind), *self._fast[: MOST_FAST - 1])
         return results
 
-    def _told(self, error: CheckError, arrays: tuple[Any, ...]) -> CallError:
+    def told(self, error: CheckError, arrays: Sequence[Any]) -> CallError:
         """The error of a failed run-time check, with the index that was outside, found in this call's arrays."""
         from tilec.semantics.out_of_range import explained, on_host
 

@@ -16,10 +16,11 @@ from tilec.runtime import buffers
 from tilec.runtime.cpu.launch import builtin, native
 from tilec.runtime.cuda.dlpack import CPU, TYPES
 from tilec.runtime.native import cpu as cpu_native
-from tilec.runtime.native.tables import Call, KeepAlive, Spec
+from tilec.runtime.native.tables import Call, KeepAlive, Prepared, Spec
 
 ALIGNED_ROWS, WRITEABLE = 0x101, 0x400  # NumPy's flags C_CONTIGUOUS and ALIGNED; WRITEABLE
 Array = tuple[DType, tuple[int, ...]]
+Strided = tuple[DType, tuple[int, ...], tuple[int, ...]]
 
 
 class Runner(NamedTuple):
@@ -51,7 +52,7 @@ class CallTable:
         self._alive = alive = KeepAlive()
         describe = 0 if kind is np.ndarray else exchange(_DESCRIBE)
         flags = [ALIGNED_ROWS] * len(inputs) + [ALIGNED_ROWS | WRITEABLE] * len(outputs)
-        specs = [self._spec(*array, f, describe, runner.aligned) for array, f in zip((*inputs, *outputs), flags)]
+        specs = [_spec(alive, *array, f, describe, runner.aligned) for array, f in zip((*inputs, *outputs), flags)]
         attributes = {n: alive.object(sys.intern(n)) for n in ("is_neg", "requires_grad")}
         records = alive.object(sys.modules["torch"].is_grad_enabled) if describe else 0
         table = alive.table(
@@ -64,16 +65,43 @@ class CallTable:
         )  # fmt: skip
         self.function = builtin("tilec_call", table, (alive, runner.owner))
 
-    def _spec(self, dtype: DType, shape: tuple[int, ...], flags: int, describe: int, aligned: int) -> int:
-        if describe:
-            code, bits = TYPES[dtype.name]
-            written = {"dtype": code | bits << 8 | 1 << 16}
-        else:
-            written = {"dtype": dtype.numpy.num, "order": ord(dtype.numpy.byteorder)}
-        return self._alive.table(
-            Spec, mask=max(dtype.bytes, aligned) - 1, bytes=prod(shape) * dtype.bytes, flags=flags, rank=len(shape),
-            shape=self._alive.words(shape), **written,
-        )  # fmt: skip
+
+def _spec(
+    alive: KeepAlive, dtype: DType, shape: Sequence[int], flags: int, describe: int, aligned: int,
+    strides: Sequence[int] | None = None,
+) -> int:  # fmt: skip
+    """The table of an array that fits: row-major, or of these strides."""
+    if describe:
+        code, bits = TYPES[dtype.name]
+        written = {"dtype": code | bits << 8 | 1 << 16}
+    else:
+        written = {"dtype": dtype.numpy.num, "order": ord(dtype.numpy.byteorder)}
+    return alive.table(
+        Spec, mask=max(dtype.bytes, aligned) - 1, bytes=prod(shape) * dtype.bytes, flags=flags, rank=len(shape),
+        shape=alive.words(shape), strides=alive.words(buffers.row_major(tuple(shape)) if strides is None else strides), **written,
+    )  # fmt: skip
+
+
+def prepared(
+    runner: Runner, values: int, takes: Sequence[int], inputs: Sequence[Strided], outputs: Sequence[Strided],
+    new: Sequence[Callable[[], Any]], otherwise: Callable[..., Any],
+) -> Callable[..., Any]:  # fmt: skip
+    """`function(*values)` runs the program on PyTorch's tensors: its inputs are the values whose numbers `takes` has, its results
+    what `new` allocate; the result is a tensor, or a tuple of several. Calls `otherwise` for values that are no tensors of these
+    types, shapes and strides. To be called where no gradients are recorded."""
+    alive, describe = KeepAlive(), exchange(_DESCRIBE)
+    specs = [
+        _spec(alive, dtype, shape, 0, describe, runner.aligned, strides)
+        for dtype, shape, strides in (*inputs, *outputs)
+    ]
+    table = alive.table(
+        Prepared, execute=native()[runner.execute], program=runner.table, words=runner.words,
+        device=runner.device[0] | runner.device[1] << 32, current=runner.current,
+        kind=alive.object(sys.modules["torch"].Tensor), like=alive.object(buffers.parameter()), describe=describe, values=values,
+        inputs=len(inputs), outputs=len(outputs), takes=alive.words(takes), specs=alive.words(specs),
+        new=alive.words([alive.object(each) for each in new]), otherwise=alive.object(otherwise),
+    )  # fmt: skip
+    return builtin("tilec_prepared", table, (alive, runner.owner))
 
 
 def possible(kind: type) -> bool:

@@ -74,9 +74,13 @@ class CpuProgram:
     def launch(self, addresses: Sequence[int]) -> None:
         """Runs all steps on row-major arrays at these addresses, inputs before outputs. Raises CheckError for what a
         run-time check found."""
+        self.start()
+        self._launch(*addresses)
+
+    def start(self) -> None:
+        """Starts the threads that machine code is to find."""
         if self._parallel:
             start_pool()
-        self._launch(*addresses)
 
     def _allocate(self) -> int:
         """Memory for one more call at a time."""
@@ -184,7 +188,7 @@ def _methods() -> dict[str, _Method]:
 
 
 def builtin(name: str, table: int, owner: object) -> Callable[..., Any]:
-    """`tilec_launch` or `tilec_call` for the table at an address. It keeps `owner`, which keeps the table."""
+    """`tilec_launch`, `tilec_call` or `tilec_prepared` for the table at an address. It keeps `owner`, which keeps the table."""
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
     return new(ctypes.addressof(_methods()[name]), (table, owner), None)

@@ -93,7 +93,7 @@ def _from_cache(properties: dict, files: dict[str, bytes]) -> dict[str, Object]:
     return {name: Object(files[symbol], symbol, tuple(needs[symbol])) for name, symbol in properties["kernels"].items()}
 
 
-NATIVE = ("tilec_launch", "tilec_call", "tilec_execute", "tilec_cuda_execute", "tilec_copy")
+NATIVE = ("tilec_launch", "tilec_call", "tilec_prepared", "tilec_execute", "tilec_cuda_execute", "tilec_copy")
 
 
 @once

@@ -11,7 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from tilec.runtime.native import copy
+from tilec.runtime.native import copy, tensors
 from tilec.runtime.native import cuda as cuda_native
 from tilec.runtime.native.tables import NODE, Call, Pool, Program, Spec, Step
 from tilec.runtime.native.writer import I8, I32, I64, NULL, Writer
@@ -19,19 +19,18 @@ from tilec.runtime.native.writer import I8, I32, I64, NULL, Writer
 HEAD = object.__basicsize__  # bytes before an object's own fields; the last word of them is its type
 DATA, RANK, SHAPE, DESCR, FLAGS = (HEAD + n for n in (0, 8, 16, 40, 48))  # of NumPy's arrays
 ORDER, TYPE = HEAD + 10, HEAD + 12  # of NumPy's dtypes: byte order and number
-TENSOR = {"data": 0, "device": 8, "rank": 16, "dtype": 20, "shape": 24, "strides": 32, "offset": 40}  # DLTensor
-TENSOR_WORDS = 6
 
 
 def module() -> ir.Module:
-    """Defines `tilec_launch` and `tilec_call`, two built-in functions of Python's, the values of `Call.execute`, and
-    `tilec_copy`. Other names are in the process."""
+    """Defines `tilec_launch`, `tilec_call` and `tilec_prepared`, built-in functions of Python's, the values of `Call.execute`,
+    and `tilec_copy`. Other names are in the process."""
     module = ir.Module("tilec_native")
     copy.copy(module)
     execute = _execute(module, _run(module))
     cuda_native.execute(module)
     _launch(module, execute)
     _call(module, _fits(module))
+    tensors.prepared(module)
     return module
 
 
@@ -188,10 +187,8 @@ def _fits(module: ir.Module) -> ir.Function:
         f.call("Py_DecRef", answer)
         return answer
 
-    kind = f.load(object_, HEAD - 8)
-    demand(b.or_(f.is_("==", kind, f.field(call, Call.kind)), f.is_("==", kind, f.field(call, Call.like))))
+    demand(tensors.is_like(f, object_, f.field(call, Call.kind), f.field(call, Call.like)))
     describe, address = f.field(call, Call.describe), f.words(1)
-    tensor = f.words(TENSOR_WORDS)
     with b.if_else(f.is_("==", describe, 0)) as (numpy, dlpack):
         with numpy:
             flags = f.field(spec, Spec.flags)
@@ -205,18 +202,7 @@ def _fits(module: ir.Module) -> ir.Function:
                 demand(f.is_("==", f.item(sizes, n), f.item(shape, n)))
             f.store(f.load(object_, DATA), address)
         with dlpack:
-            f.demand(f.is_("==", f.narrow(f.call(describe, object_, tensor)), 0), failed)
-            demand(f.is_("==", f.load(tensor, TENSOR["device"]), f.field(call, Call.device)))
-            same(f.load(tensor, TENSOR["rank"], I32), Spec.rank)
-            same(f.load(tensor, TENSOR["dtype"], I32), Spec.dtype)
-            sizes, strides, step = f.load(tensor, TENSOR["shape"]), f.load(tensor, TENSOR["strides"]), f.words(1)
-            f.store(I64(1), step)
-            with f.times(rank, backwards=True) as n:
-                size = f.item(sizes, n)
-                demand(f.is_("==", size, f.item(shape, n)))
-                with f.when(b.and_(f.is_("!=", size, 1), f.is_("!=", strides, 0))):
-                    demand(f.is_("==", f.item(strides, n), f.load(step)))
-                f.store(f.mul(f.load(step), size), step)
+            found = tensors.address(f, describe, f.field(call, Call.device), spec, object_, other, failed)
             receiver = f.words(1)
             f.store(object_, receiver)
             false = f.field(call, Call.false)
@@ -226,7 +212,7 @@ def _fits(module: ir.Module) -> ir.Function:
             with f.when(f.is_("!=", requires, false)):
                 records = known(f.call("PyObject_CallNoArgs", f.field(call, Call.records)))
                 demand(f.is_("==", records, false))
-            f.store(f.add(f.load(tensor, TENSOR["data"]), f.load(tensor, TENSOR["offset"])), address)
+            f.store(found, address)
     found = f.load(address)
     demand(f.is_("==", b.and_(found, f.field(spec, Spec.mask)), 0))
     f.store(found, slot)
@@ -314,7 +300,7 @@ def _call(module: ir.Module, fits: ir.Function) -> ir.Function:
             _demand_apart(f, memory, specs, inputs, outputs, demand)
     done = f.call(f.field(call, Call.execute), program, memory, f.load(queue))
     f.demand(f.is_("!=", done, 0), failed)
-    demand(f.is_("!=", done, cuda_native.REFUSED))
+    demand(f.is_("!=", done, tensors.REFUSED))
     wrap = f.field(call, Call.wrap)
     with f.when(f.is_("!=", wrap, 0)):
         f.done(f.call_one(wrap, made))

@@ -22,9 +22,9 @@ from tilec.runtime.native.tables import (
     DeviceSpace,
     DeviceStep,
 )
+from tilec.runtime.native.tensors import REFUSED
 from tilec.runtime.native.writer import I32, I64, NULL, Writer
 
-REFUSED = 2
 CONFIG_WORDS, STREAM = 7, 4  # of a CUlaunchConfig
 MAP_WORDS = 16  # of a CUtensorMap, which lies on a multiple of 64 bytes
 _POINTER, _SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_BUFFER_POINTER, ...

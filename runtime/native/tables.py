@@ -178,8 +178,31 @@ class Call(_Fields):
     list = auto()
 
 
+class Prepared(_Fields):
+    """A call of a program with tensors of PyTorch's, which was decided when a graph was compiled. `takes`: for each input, which of
+    the `values` of the call it is. `new`: functions that allocate results. `otherwise` is called with the values where they do
+    not fit. All else as for `Call`."""
+
+    execute = auto()
+    program = auto()
+    words = auto()
+    device = auto()
+    current = auto()
+    kind = auto()
+    like = auto()
+    describe = auto()
+    values = auto()
+    inputs = auto()
+    outputs = auto()
+    takes = auto()
+    specs = auto()
+    new = auto()
+    otherwise = auto()
+
+
 class Spec(_Fields):
-    """An array that fits: `dtype` as its kind writes it, `mask` of the address' low bits, needed `flags` of NumPy's."""
+    """An array that fits: `dtype` as its kind writes it, `mask` of the address' low bits, needed `flags` of NumPy's; `strides` in
+    elements, of a tensor's dimensions that have more than one."""
 
     dtype = auto()
     order = auto()
@@ -188,6 +211,7 @@ class Spec(_Fields):
     flags = auto()
     rank = auto()
     shape = auto()
+    strides = auto()
 
 
 class KeepAlive:

@@ -15,6 +15,7 @@ from tilec.runtime.native import tables
 
 if TYPE_CHECKING:
     from tilec.runtime.buffers import Buffer
+    from tilec.runtime.cpu.call import Runner, Strided
 
 Call = Callable[[tuple[Any, ...], Any, Any], Any]  # of the arguments, `out` and the stream; NO if they do not fit
 NO = object()
@@ -49,10 +50,14 @@ def _on_cpu(executable: Any, kind: type, inputs: Sequence[Any], outputs: Sequenc
 
     if not cpu_call.possible(kind):
         return None
-    program = executable.program
-    runner = cpu_call.Runner(program, program.table, "tilec_execute", program.words)
     new = [cpu_call.new_array(kind, *array) for array in outputs]
-    return cpu_call.CallTable(runner, kind, inputs, outputs, new, wrap, NO).function
+    return cpu_call.CallTable(_cpu_runner(executable.program), kind, inputs, outputs, new, wrap, NO).function
+
+
+def _cpu_runner(program: Any) -> Runner:
+    from tilec.runtime.cpu import call as cpu_call
+
+    return cpu_call.Runner(program, program.table, "tilec_execute", program.words)
 
 
 def on_gpu(
@@ -64,3 +69,24 @@ def on_gpu(
 
     runner = cuda_call.runner(program, kind, len(inputs) + len(outputs))
     return None if runner is None else CallTable(runner, kind, inputs, outputs, new, wrap, NO).function
+
+
+def prepare(
+    executable: Any, device: str | int, values: int, takes: Sequence[int], inputs: Sequence[Strided],
+    outputs: Sequence[Strided], new: Sequence[Callable], otherwise: Callable,
+) -> Callable[..., Any] | None:  # fmt: skip
+    """A call by machine code for a compiled graph of PyTorch's: see `runtime/cpu/call.py`. None if there is none for this version
+    of PyTorch, or it is switched off."""
+    from tilec.runtime.cpu import call as cpu_call
+
+    torch = sys.modules["torch"]
+    if not tables.native_calls() or not cpu_call.possible(torch.Tensor):
+        return None
+    if device == "cpu":
+        executable.program.start()
+        runner: Runner | None = _cpu_runner(executable.program)
+    else:
+        from tilec.runtime.cuda import call as cuda_call
+
+        runner = cuda_call.runner(executable.on(device), torch.Tensor, len(inputs) + len(outputs))
+    return None if runner is None else cpu_call.prepared(runner, values, takes, inputs, outputs, new, otherwise)

@@ -165,7 +165,7 @@ def compile_aten(
                     about = reports.PartReport(f"part{k}", len(piece.part.nodes))
                     told.parts.append(about)
                     note = dump.noting(about, folder, piece.graph, told)
-                    calls.append(Partition(piece.graph, options, mode, note, last=final))
+                    calls.append(Partition(piece.graph, options, mode, note, last=final).fixed)
                 break
             except Unwritten as error:
                 refused.update((node.meta["origin"], error.reason) for node in error.nodes)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -18,9 +18,11 @@ from tilec.api import Op
 from tilec.api import compile as compile_program
 from tilec.core.diagnostics import CheckError
 from tilec.core.dtypes import DTYPES, DType
+from tilec.driver import fast_call
 from tilec.driver.executable import Executable
 from tilec.torch.aten import dtype_of
 from tilec.torch.concrete import concrete, is_symbolic, traced
+from tilec.torch.layout import Layout
 from tilec.torch.options import Options
 from tilec.torch.schedules import schedule_of
 from tilec.torch.write import Argument, Result, Unwritten, Written, blamed, named, write
@@ -43,9 +45,13 @@ class Partition:
         self.graph, self.options, self.mode, self.note, self.last = graph, options, mode, note, last
         self.eager = eager_call(graph)
         self.made: dict[tuple[Any, ...], Call] = {}
+        self._exact = set[Call]()  # those that find out themselves that values are of other sizes
         self._lock = threading.Lock()
         symbolic = is_symbolic(graph)
         self.call: Call = self._by_size if symbolic else self.eager
+        given = [n.meta.get("val") for n in graph.nodes if n.op == "placeholder"]
+        self._numbers = [k for k, value in enumerate(given) if not isinstance(value, torch.Tensor)]
+        self._recent: tuple[Call, list[Any]] = self._any_size, [None] * len(self._numbers)
         if options.background:
             self.last = True
             _in_background(self._prepare_traced if symbolic else self._prepare)
@@ -54,6 +60,11 @@ class Partition:
         else:
             self._prepare()
         self.last = True
+
+    @property
+    def fixed(self) -> Call:
+        """What to call: this, or what it would call each time."""
+        return self if self.options.background else self.call
 
     @staticmethod
     def ahead(graphs: Sequence[fx.Graph], options: Options, mode: Any) -> None:
@@ -82,28 +93,40 @@ class Partition:
     def _prepare_traced(self) -> None:
         known = _traced(self.graph, self.mode)
         values = [n.meta.get("val") for n in known.nodes if n.op == "placeholder"]
-        self.made[_key(values)] = self._compiled(known)
+        key = _key(values)
+        self.made[key] = self._compiled(known, key)
 
     def __call__(self, *values: Any) -> Any:
         return self.call(*values)
 
     def _by_size(self, *values: Any) -> Any:
+        """First as the latest call was done, whose machine code compares sizes."""
+        call, numbers = self._recent
+        return call(*values) if numbers == [values[k] for k in self._numbers] else self._any_size(*values)
+
+    def _any_size(self, *values: Any) -> Any:
         key = _key(values)
         found = self.made.get(key)
         if found is None:
             found = self._for(key, values)
+        if found in self._exact:
+            self._recent = found, [values[k] for k in self._numbers]
         return found(*values)
+
+    def _missed(self, key: tuple[Any, ...], slow: Call, *values: Any) -> Any:
+        """Values that the call for the sizes of `key` did not take: of these sizes, but at another address, or of others."""
+        return slow(*values) if _key(values) == key else self._any_size(*values)
 
     def _for(self, key: tuple[Any, ...], values: Sequence[Any]) -> Call:
         with self._lock:
             if (found := self.made.get(key)) is not None:
                 return found
             while len(self.made) >= MOST_SIZES:
-                del self.made[next(iter(self.made))]
+                self._exact.discard(self.made.pop(next(iter(self.made))))
             like = [_fake(v, self.mode) for v in values]
 
             def build() -> None:
-                self.made[key] = self._compiled(_sized(self.graph, like, self.mode))
+                self.made[key] = self._compiled(_sized(self.graph, like, self.mode), key)
 
             if self.options.background:
                 self.made[key] = self.eager
@@ -112,12 +135,13 @@ class Partition:
                 build()
             return self.made[key]
 
-    def _compiled(self, graph: fx.Graph) -> Call:
-        """The call of a graph of known sizes. Where it cannot be compiled, PyTorch's, and the reason is told."""
+    def _compiled(self, graph: fx.Graph, key: tuple[Any, ...] | None = None) -> Call:
+        """The call of a graph of known sizes; `key` says which, if there are others. Where it cannot be compiled, PyTorch's, and
+        the reason is told."""
         written = None
         try:
             written = write(graph)
-            made = self._bound(written, graph)
+            made = self._bound(written, graph, key)
         except Exception as error:  # of any kind: PyTorch can run it
             found = error if isinstance(error, Unwritten) else blamed(error, written) if written is not None else None
             if found is not None and found.nodes and not self.last:
@@ -129,7 +153,7 @@ class Partition:
         self.note(written, None)
         return made
 
-    def _bound(self, written: Written, graph: fx.Graph) -> Call:
+    def _bound(self, written: Written, graph: fx.Graph, key: tuple[Any, ...] | None) -> Call:
         device = _device(graph)
         op = _program(written, self.options)
         if not written.arguments and device != "cpu":
@@ -138,7 +162,11 @@ class Partition:
         if device != "cpu" and self.options.mode == "reduce-overhead" and (checks := _checks(built)):
             reason = "its indices are checked by the host, which a CUDA graph does not wait for"
             raise Unwritten(named(checks, written), reason)
-        return bind(op, written, self._by_size)
+        slow = _general(op, written, self._any_size)
+        fast = bind(op, built, device, written, slow if key is None else partial(self._missed, key, slow))
+        if fast is not None and key is not None:
+            self._exact.add(fast)
+        return fast or slow
 
 
 def _key(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -185,47 +213,69 @@ def _stored(argument: Argument) -> tuple[int, ...]:
     return argument.shape if argument.layout is None else argument.layout.stored
 
 
-def bind(op: Op, written: Written, otherwise: Call) -> Call:
-    """A function of a partition's values: it has the op read them as they lie in memory, and gives its results the promised
-    strides. `otherwise` is called for values that lie otherwise than they did when the graph was traced."""
+def bind(op: Op, built: Executable, device: str | int, written: Written, otherwise: Call) -> Call | None:
+    """A function of a partition's values, by machine code: the program reads them as they lie in memory, and its results have the
+    promised strides. `otherwise` is called for values that lie otherwise than they did when the graph was traced. Raises IndexError
+    for an index that is outside of its tensor. None where a tensor must be copied, or nothing is read."""
     arguments, results = written.arguments, written.results
-    transposed = [a for a in arguments if a.layout is not None and not a.layout.plain]
+    copies = any(a.layout is None for a in arguments) or any(not r.plain and r.layout is None for r in results)
+    if copies or not arguments:
+        return None
+    types = [dtype for _, dtype, _ in built.compiled.inputs]
+    inputs = [(dtype, a.shape, a.strides) for dtype, a in zip(types, arguments)]
+    outputs = [(dtype, r.shape, r.strides) for (_, dtype, _), r in zip(built.outputs, results)]
+    new = [partial(_empty(device), r.shape, r.strides, r.dtype) for r in results]
     numbers = [a.number for a in arguments]
+    fast = fast_call.prepare(built, device, written.given, numbers, inputs, outputs, new, otherwise)
+    if fast is None or not _checks(built):
+        return fast
+
+    def checked(*values: Any) -> Any:
+        try:
+            return fast(*values)
+        except CheckError as error:
+            raise IndexError(str(op.told(error, _arrays(arguments, values)))) from None
+
+    return checked
+
+
+def _empty(device: str | int) -> Callable[..., torch.Tensor]:
+    """PyTorch's shortest way to a tensor of a shape, strides and a type: that of generated code."""
+    made = torch._C._dynamo.guards
+    return made._empty_strided_cpu if device == "cpu" else made._empty_strided_cuda
+
+
+def _arrays(arguments: Sequence[Argument], values: Sequence[Any]) -> list[Any]:
+    """What the op is given: row-major where the values are so in another order of dimensions."""
+
+    def seen(value: Any, found: Layout | None) -> Any:
+        return value if found is None or found.plain else value.as_strided(found.stored, found.steps)
+
+    return [seen(values[a.number], a.layout) for a in arguments]
+
+
+def _general(op: Op, written: Written, otherwise: Call) -> Call:
+    """As `bind`, for values at any address. `otherwise` is called for strides that the program was not made for."""
+    arguments, results = written.arguments, written.results
+    permuted = [(a.number, a.strides) for a in arguments if a.layout is not None and not a.layout.plain]
     restrided = [None if r.plain else _restride(r) for r in results]
-    example = None
-    if not arguments:
-        example = [(r.made, r.dtype) for r in results]
     single = len(results) == 1
 
     def call(*values: Any) -> Any:
-        for a in transposed:
-            if values[a.number].stride() != a.strides:
-                return otherwise(*values)
-        arrays = [values[n] for n in numbers]
-        for k, a in enumerate(arguments):
-            if a.layout is not None and not a.layout.plain:
-                arrays[k] = arrays[k].as_strided(a.layout.stored, a.layout.steps)
+        if any(values[number].stride() != strides for number, strides in permuted):
+            return otherwise(*values)
         try:
-            if example is None:
-                made = op(*arrays)
+            if arguments:
+                made = op(*_arrays(arguments, values))
             else:
-                made = op(out=[torch.empty(shape, dtype=dtype) for shape, dtype in example])
+                made = op(out=[torch.empty(r.made, dtype=r.dtype) for r in results])
         except CheckError as error:
             raise IndexError(str(error)) from None
         if single:
             return made if restrided[0] is None else restrided[0](made)
         return [m if f is None else f(m) for m, f in zip(made, restrided)]
 
-    def plain(*values: Any) -> Any:
-        try:
-            return op(*values)
-        except CheckError as error:
-            raise IndexError(str(error)) from None
-
-    everything = (
-        numbers == list(range(len(written.arguments))) and not transposed and not any(restrided) and example is None
-    )
-    return plain if everything and len(numbers) == written.given else call
+    return call
 
 
 def _restride(result: Result) -> Callable[[torch.Tensor], torch.Tensor]:

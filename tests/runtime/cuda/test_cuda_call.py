@@ -148,6 +148,28 @@ def test_threads_launch_what_they_were_given(short):
     assert len(launched) == 800 and all(given in wanted[stream] for stream, given in launched)
 
 
+def test_a_partition_of_a_graph_is_launched_on_the_current_stream(driver):
+    """Of a misaligned value, and where another GPU is current, Python's way takes care; nothing is launched then, or kept."""
+    x, w = torch.empty(64, 96), torch.empty(96)
+    program = loaded(driver, [kernel("one", 4)], [("one", range(4), 0)])
+    inputs, outputs = [(F32, (96, 64), (1, 96)), (F32, (96,), (1,))], [(F32, (64, 96), (96, 1)), (F32, (64,), (1,))]
+    new = [lambda: torch.empty(64, 96), lambda: torch.empty(64)]
+    built = SimpleNamespace(on=lambda device: program)
+    call = fast_call.prepare(built, 0, 3, [2, 1], inputs, outputs, new, lambda *values: None)
+    given = [None, w, x.t()]
+    counts = [sys.getrefcount(a) for a in given[1:]]
+    made = call(*given)
+    assert queued(driver) == [(69, pointers(x, w, *made))]
+    assert call(None, torch.empty(97)[1:], x.t()) is None and call(None, w, x) is None
+    driver.device = 1
+    assert call(*given) is None and not driver.queued
+    driver.device, driver.codes["cuLaunchKernelEx"] = 0, [700]
+    with pytest.raises(cuda_driver.KernelFault, match="launch of one") as raised:
+        call(*given)
+    del raised, made
+    assert [sys.getrefcount(a) for a in given[1:]] == counts
+
+
 # ---- programs that do more than launch ----
 
 
