@@ -175,6 +175,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "cpu results": lambda: result_tables.results("cpu"),
     "gpu results": lambda: result_tables.results("gpu"),
     "gpu forms": result_tables.forms,
+    "gpu forms missed": result_tables.forms_missed,
     "gpu whole run": lambda: result_tables.whole_results("gpu"),
     "cpu whole run": lambda: result_tables.whole_results("cpu"),
     "compile results": result_tables.compile_results,

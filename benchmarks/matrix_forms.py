@@ -83,6 +83,53 @@ def targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
     return found
 
 
+REASONS = {
+    "products": "in a last round of tiles that is not full most multiprocessors wait; blocks that share its steps lose more "
+    "([stream-k](#stream-k))",
+    "products with an epilogue": "cuBLAS adds a bias at no cost, too; the gain is in what it cannot fuse",
+    "products of tf32": "`wgmma` multiplies tf32 only along contiguous k: a right factor `[k, n]` is stored once more, transposed; "
+    "`[n, k]` is as fast as cuBLAS",
+    "products of f8": "sums leave the matrix units every 128 products, to be exact",
+    "products of f8, scales of blocks": "each 128 products are scaled and added in registers",
+    "few rows of bf16": "the kernel takes 13 us, of which 4 are its start and its end",
+    "few rows, weights of i8": "threads convert each weight to bf16, which takes nearly as long as the weight's byte",
+    "depthwise convolutions": "the 49 products of a 7x7 window take longer than an element's bytes; there is no matrix in them",
+    "attention": "of 512 places a block has few steps, and each further tile of a block takes 2.5 us beside them; why grouped "
+    "heads take longer than others is not known",
+    "linear and cross-entropy": "exponentials wait for products, and the last round of tiles is not full",
+}
+"""Why rows of a form miss targets, as far as it is known."""
+
+
+def missed(rows: list[dict]) -> list[list[str]]:
+    """A line for each form that misses a target: what is wanted of it, what it reaches, its rows below that, and the reason."""
+    lines = []
+    for name, form in FORMS.items():
+        values = {r["name"]: v for r in rows if r.get("form") == name and (v := reached(r))}
+        if not values:
+            continue
+        ends = [("mean", _mean([*values.values()]), form.mean), ("least", min(values.values()), form.least)]
+        if not (below := [(of, v, w) for of, v, w in ends if w is not None and v < w]):
+            continue
+        wanted = ", ".join(f"{of} {_exact(w, form)}" for of, _, w in below)
+        has = ", ".join(f"{of} {_exact(v, form)}" for of, v, _ in below)
+        few = {n: v for n, v in values.items() if v < max(w for *_, w in below)}
+        lines.append([name, form.measure, wanted, has, _worst(few, form), REASONS.get(name, "not known")])
+    return lines
+
+
+def _worst(values: dict[str, float], form: Form) -> str:
+    """The three rows that are furthest from what is wanted, and the number of others."""
+    least = sorted(values, key=lambda n: values[n])
+    told = "; ".join(f"{n} {_exact(values[n], form)}" for n in least[:3])
+    return f"{told}; {len(least) - 3} more" if len(least) > 3 else told
+
+
+def _exact(value: float, form: Form) -> str:
+    """With a third digit where two would hide that less is reached than is wanted."""
+    return f"{value:.0f}" if form.measure == TERA else f"{value:.3f}".removesuffix("0")
+
+
 def _mean(values: list[float]) -> float:
     return statistics.geometric_mean(values)
 

@@ -97,6 +97,9 @@ def speed(row: dict, us: float | None) -> str:
 # ---- targets ---------------------------------------------------------------------------------------------------------
 
 FUSED = ("softmax", "layernorm", "gelu")
+MULTIPLIED = {"matmul": 0.95, "linear": 0.95, "attention": 1.0, "conv2d": 1.0}
+"""What CPUs should reach of the best peer's speed."""
+NARROW = 0.8  # in products of bf16
 
 
 def targets(suite: str, rows: list[dict]) -> list[tuple[str, float, float, bool]]:
@@ -121,13 +124,17 @@ def _cpu_targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
                 found.append((f"{name}: best peer's time over ours", best, 1.0, best >= 1))
             if row["name"].startswith("matmul") and numpy:
                 found.append((f"{name}: NumPy's time over ours", numpy, 0.7, numpy >= 0.7))
+            if best and (wanted := MULTIPLIED.get(row["name"].split(" ")[0])):
+                wanted = NARROW if wanted < 1 and "bf16" in row["name"] else wanted
+                found.append((f"{name}: best peer's time over ours", best, wanted, best >= wanted))
     for end, meaning in WAYS["cpu"].items():
         limited = [r for r in rows if r.get("group") == "memory"]
         shares = {r["name"]: s for r in limited if (s := ratio(best_peer(r, end), times(r).get("tilec" + end)))}
         if shares:
             mean = statistics.geometric_mean(shares.values())
             found.append((f"what memory limits, {meaning}: best peer's time over ours, mean", mean, 1.2, mean >= 1.2))
-        found += [(f"{name}{end}: best peer's time over ours", s, 0.9, False) for name, s in shares.items() if s < 0.9]
+        found += [(f"{name}{end}: best peer's time over ours", s, 0.9, False) for name, s in shares.items()
+                  if s < 0.9 and not name.startswith(FUSED)]  # fmt: skip
     return found
 
 

@@ -43,6 +43,15 @@ def forms() -> str:
     return made or "No results yet: `python -m benchmarks gpu` writes them."
 
 
+def forms_missed() -> str:
+    """What the programs for matrix units of the newest results miss, and why."""
+    if (found := newest("gpu")) is None:
+        return "No results yet: `python -m benchmarks gpu` writes them."
+    if not (lines := matrix_forms.missed(_reached(found[1]["rows"]))):
+        return "No form misses what is wanted of it."
+    return table(["form", "measure", "wanted", "reached", "rows below", "reason"], lines, ())
+
+
 def whole_results(suite: str) -> str:
     """The table of `whole`."""
     if (found := whole(suite)) is None:

@@ -124,6 +124,34 @@ def test_every_missed_target_has_a_reason():
     assert lines and all(line[0] and line[-1] and any(line[1:-1]) for line in lines)
 
 
+def test_every_missed_form_has_a_reason():
+    """Its rows below what is wanted stand beside it, the worst first."""
+    from benchmarks import matrix_forms, result_tables
+
+    rows = result_tables.newest("gpu")[1]["rows"]
+    targets = {what.partition(" (")[0] for what, *_, met in matrix_forms.targets(rows) if not met}
+    lines = matrix_forms.missed(rows)
+    assert {line[0] for line in lines} == targets and all(line[4] and line[5] != "not known" for line in lines)
+    few = [{"name": f"r{n}", "form": "attention", "flops": 1e9, "times_us": {"tilec": 10.0, "torch": 9.4 - n}} for n in range(4)]
+    ((*_, wanted, has, worst, _),) = matrix_forms.missed(few)
+    assert (wanted, has) == ("mean 1.05, least 0.95", "mean 0.782, least 0.64") and worst == "r3 0.64; r2 0.74; r1 0.84; 1 more"
+
+
+def test_products_on_a_cpu_have_targets():
+    from benchmarks import report
+
+    rows = [
+        {"name": f"{name} {dtype}", "times_us": {"tilec": 10.0, "torch": 9.0}}
+        for name, dtype in (("matmul 1024", "f32"), ("matmul 1024", "bf16"), ("attention full", "f32"), ("copy", "f32"))
+    ]
+    found = {what: (wanted, met) for what, _, wanted, met in report.targets("cpu", rows)}
+    assert found == {
+        "matmul 1024 f32: best peer's time over ours": (0.95, False),
+        "matmul 1024 bf16: best peer's time over ours": (0.8, True),
+        "attention full f32: best peer's time over ours": (1.0, False),
+    }
+
+
 def test_a_point_of_the_audit(tmp_path, monkeypatch):
     """Its plans are compiled, measured and held to account."""
     from benchmarks import audit, audit_report
