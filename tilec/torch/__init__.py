@@ -1,5 +1,5 @@
-"""PyTorch programs: `torch.compile(model, backend="tilec")`, and ATen graphs as `.tile` text. Nothing of torch is imported before
-it is used."""
+"""PyTorch programs: `torch.compile(model, backend="tilec")`, ATen graphs as `.tile` text, and `.tile` programs as operators.
+Nothing of torch is imported before it is used."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tilec.torch.call import wait
+    from tilec.torch.operators import op
     from tilec.torch.reports import report
 
-__all__ = ["report", "wait"]
+__all__ = ["op", "report", "wait"]
 
 
 def __getattr__(name: str) -> object:
@@ -17,6 +18,10 @@ def __getattr__(name: str) -> object:
         from tilec.torch.reports import report
 
         return report
+    if name == "op":
+        from tilec.torch.operators import op
+
+        return op
     if name == "wait":
         from tilec.torch.call import wait
 

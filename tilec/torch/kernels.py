@@ -1,0 +1,197 @@
+"""The kernels that an operator registers with PyTorch's dispatcher: for tensors, for fake ones, for autograd and for autocast.
+
+A call of small tensors is all host time. So the kernel for autograd, which PyTorch asks first, itself calls the program's short way
+(`tilec/driver/fast_call.py`) where nothing else takes part: no transform of `torch.func`, and no mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import or_
+from typing import Any, Protocol
+
+import torch
+
+from tilec.api import Op
+from tilec.driver import fast_call
+from tilec.runtime import buffers
+from tilec.torch.gradient import Gradient
+from tilec.torch.signature import Signature
+
+Kernel = Callable[..., Any]
+DEVICES = "CPU", "CUDA"
+
+
+class Operator(Protocol):
+    """What kernels need of an operator (`tilec/torch/operators.py`)."""
+
+    name: str
+    signature: Signature
+    compiled: Op
+    overload: Any
+    gradient: Gradient | None
+
+    @property
+    def backward(self) -> Operator | None: ...
+
+    def compiled_for(self, sizes: Mapping[str, int]) -> Op: ...
+
+_transforms = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
+_grad_enabled, _any_requires_grad = torch._C.is_grad_enabled, torch._C._any_requires_grad
+
+
+def register(operator: Operator, library: torch.library.Library, name: str) -> None:
+    run = _kernel(operator)
+    for device in DEVICES:
+        library.impl(name, run, device)
+        library.impl(name, _autocast(operator, device), f"Autocast{device}")
+    library.impl(name, _autograd(operator), "Autograd")
+    torch.library.register_fake(operator.name, _fake(operator), lib=library)
+
+
+def _kernel(operator: Operator) -> Kernel:
+    """The program itself."""
+    compiled, no = operator.compiled, fast_call.NO
+
+    def general(arguments: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Any:
+        with torch.no_grad():
+            plain = [(a.resolve_neg() if a.is_neg() else a).contiguous() for a in arguments]
+            return operator.compiled_for(sizes)(*plain)
+
+    def run(*arguments: torch.Tensor) -> Any:
+        for call, _, _ in compiled._fast:
+            if (made := call(arguments, None, None)) is not no:
+                return made
+        return general(arguments, {})
+
+    def run_sized(*arguments: torch.Tensor, **sizes: int) -> Any:
+        return general(arguments, {n: int(v) for n, v in sizes.items()})
+
+    return run_sized if operator.signature.keywords else run
+
+
+def _fake(operator: Operator) -> Kernel:
+    signature = operator.signature
+    single = len(signature.results) == 1
+
+    def fake(*arguments: torch.Tensor, **sizes: Any) -> Any:
+        device = next((a.device for a in arguments if a.device.type != "cpu"), arguments[0].device)
+        made = [
+            torch.empty(shape, dtype=buffers.to_torch(dtype.name), device=device)
+            for dtype, shape in signature.made(arguments, sizes)
+        ]
+        return made[0] if single else tuple(made)
+
+    return fake
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+def _autograd(operator: Operator) -> Kernel:
+    compiled, no = operator.compiled, fast_call.NO
+    recorded = _apply(_function(operator))
+
+    def autograd(*arguments: torch.Tensor, **sizes: Any) -> Any:
+        if not _transforms() and not _modes():
+            for call, _, _ in compiled._fast:
+                if (made := call(arguments, None, None)) is not no:
+                    return made
+        if _grad_enabled() and _any_requires_grad(*arguments):
+            return recorded(sizes, *arguments)
+        return _below(operator, arguments, sizes)
+
+    return autograd
+
+
+def _below(operator: Operator, arguments: Sequence[torch.Tensor], sizes: Mapping[str, Any]) -> Any:
+    """The call without gradients, by whatever comes after autograd."""
+    if not _transforms() and not _modes():
+        for call, _, _ in operator.compiled._fast:
+            if (made := call(arguments, None, None)) is not fast_call.NO:
+                return made
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.overload(*arguments, **sizes)
+
+
+def _apply(function: type[torch.autograd.Function]) -> Kernel:
+    """`function.apply` for the innermost level of `torch.func`: PyTorch comes here for each of them in turn, as it does to its own
+    operators' gradients. (`torch.autograd.Function.apply` begins with the outermost.)"""
+    from torch._functorch.autograd_function import enable_single_level_autograd_function
+
+    apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+    def recorded(sizes: Mapping[str, Any], *arguments: torch.Tensor) -> Any:
+        if not _transforms():
+            return apply(sizes, *arguments)
+        with enable_single_level_autograd_function():
+            return apply(sizes, *arguments)
+
+    return recorded
+
+
+def _function(operator: Operator) -> type[torch.autograd.Function]:
+    """The operator, recorded for its gradient."""
+    signature, gradient, backward = operator.signature, operator.gradient, operator.backward
+    single = len(signature.results) == 1
+    scalars = [k for k, shape in enumerate(signature.shapes) if not shape]
+    dtypes = [t.dtype for t in signature.op.outputs]
+    undifferentiable = [
+        k
+        for k, dtype in enumerate(dtypes)
+        if (dtype is not None and not dtype.is_float) or (gradient is not None and k not in gradient.read)
+    ]
+    told = [n for n in gradient.sizes if n not in signature.keywords] if gradient is not None else []
+
+    def forward(ctx: Any, sizes: Mapping[str, Any], *arguments: torch.Tensor) -> Any:
+        made = _below(operator, arguments, sizes)
+        results = (made,) if single else made
+        if undifferentiable:
+            ctx.mark_non_differentiable(*(results[k] for k in undifferentiable))
+        if gradient is not None:
+            values = {"input": arguments, "result": results}
+            ctx.save_for_backward(*(values[s.kind][s.number] for s in gradient.sources if s.kind in values))
+            all_sizes = signature.solve([tuple(a.shape) for a in arguments], sizes) if told else sizes
+            ctx.sizes = {n: all_sizes[n] for n in gradient.sizes} if gradient.sizes else {}
+            ctx.devices = {k: arguments[k].device for k in scalars} if scalars else {}
+        return made
+
+    def back(ctx: Any, *grads: torch.Tensor) -> Any:
+        if gradient is None or backward is None:
+            raise RuntimeError(f"{operator.name} has no gradient: it was made without backward=")
+        found: list[Any] = [None] * (1 + len(signature.inputs))
+        for k, needed in enumerate(ctx.needs_input_grad[1:]):
+            if needed and k not in gradient.targets:
+                name = signature.inputs[k]
+                raise RuntimeError(f"{operator.name} has no gradient of `{name}`: its backward= has no result `{name}_grad`")
+        saved = iter(ctx.saved_tensors)
+        given = [grads[s.number] if s.kind == "gradient" else next(saved) for s in gradient.sources]
+        made = backward.overload(*given, **ctx.sizes)
+        for k, value in zip(gradient.targets, (made,) if len(gradient.targets) == 1 else made):
+            if ctx.needs_input_grad[k + 1]:
+                found[k + 1] = value if k not in ctx.devices else value.to(ctx.devices[k])
+        return tuple(found)
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(back)}
+    return type(f"{signature.name}_recorded", (torch.autograd.Function,), methods)
+
+
+# ---- autocast --------------------------------------------------------------------------------------------------------
+
+
+def _autocast(operator: Operator, device: str) -> Kernel:
+    """Has floats converted to the types that the program declares: it says itself what is computed in which type."""
+    types = [buffers.to_torch(t.name) if t is not None and t.is_float else None for t in operator.signature.types]
+    keys = reduce(or_, (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{d}")) for d in DEVICES))
+
+    def autocast(*arguments: torch.Tensor, **sizes: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            given = [
+                a.to(t) if t is not None and a.dtype is not t and a.dtype.is_floating_point else a
+                for a, t in zip(arguments, types)
+            ]
+            return operator.overload(*given, **sizes)
+
+    return autocast

@@ -1,0 +1,257 @@
+"""Operators of PyTorch that are `.tile` programs: `tilec.torch.op(source, backward=source)`.
+
+An operator is registered by `torch.library.Library`: kernels for the CPU and for CUDA, a fake kernel, a kernel for autograd, for
+autocast and for `vmap`. So PyTorch's compiler, `torch.export` and `torch.func` take it as they take its own operators.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import keyword
+import re
+import threading
+from collections import namedtuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tilec.api import Op, _schedule_of
+from tilec.api import compile as compile_program
+from tilec.core.diagnostics import CallError, Source
+from tilec.core.source import read_source
+from tilec.driver.frontend import Program, read_program
+from tilec.dsl.check_sizes import size_names
+from tilec.dsl.specialise import choose_op
+from tilec.runtime import buffers
+from tilec.torch import kernels
+from tilec.torch.gradient import Gradient, match
+from tilec.torch.signature import Signature
+
+_NAME = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)")
+_RESERVED = {"Tensor", "Scalar", "int", "float", "bool", "str", "self", "out", "inf", "nan"}
+"""Words that mean something else in PyTorch's schemas, beside Python's keywords."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `tilec.compile` takes beside a program; `sizes` in the order of their names."""
+
+    op: str | None
+    sizes: tuple[tuple[str, int], ...]
+    target: str | None
+    schedule: Path | None
+    deferred_checks: bool
+
+    def compiled(self, program: Program, sizes: Mapping[str, int] | None = None) -> Op:
+        """The program's op, for some more sizes."""
+        known = {**dict(self.sizes), **(sizes or {})}
+        return Op(program, self.op, known, self.target, self.schedule, self.deferred_checks)
+
+
+class Operator:
+    """A program as an operator of PyTorch. Made by `op`; equal programs of one name have one operator.
+
+    `name` is its name in `torch.ops`, `overload` what `torch.ops` has there, `signature` what its text says, and `gradient` how
+    `backward`, another operator, is called, or None."""
+
+    def __init__(self, name: str, program: Program, options: Options, backward: Operator | None):
+        self.name, self.program, self.options, self.backward = name, program, options, backward
+        self.compiled = options.compiled(program)
+        self.signature = Signature(program, options.op, dict(options.sizes))
+        self.gradient: Gradient | None = None if backward is None else match(self.signature, backward.signature)
+        if not self.signature.inputs:
+            raise CallError(f"the op `{self.signature.name}` has no inputs, so that nothing tells PyTorch its device")
+        self._by_size: dict[tuple[tuple[str, int], ...], Op] = {}
+        self._scalars = tuple(k for k, s in enumerate(self.signature.shapes) if s == ())
+        self._tuple: Any = None
+        if len(self.signature.results) > 1:
+            self._tuple = namedtuple(self.signature.name, self.signature.results, rename=True)  # type: ignore[misc]
+        self._library: Any = None
+        self.overload: Any = None
+
+    def __call__(self, /, *arguments: Any, **named: Any) -> Any:
+        """Runs the op on tensors, which come in the order of the parameters, or by their names. Parameters without dimensions
+        also take numbers. Returns a tensor, or a named tuple of several. Raises CallError for arguments that do not fit."""
+        if self._scalars:
+            arguments, named = self._with_tensors(arguments, named)
+        made = self.overload(*arguments, **named)
+        return made if self._tuple is None else self._tuple(*made)
+
+    def _with_tensors(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = list(arguments)
+        for k in self._scalars:
+            name = _argument_name(self.signature.inputs[k])
+            at: Any = given if k < len(given) else named
+            key: Any = k if k < len(given) else name
+            if (k < len(given) or name in named) and isinstance(at[key], (bool, int, float)):
+                at[key] = _tensor(at[key], self.signature.types[k])
+        return tuple(given), named
+
+    def compiled_for(self, sizes: Mapping[str, int]) -> Op:
+        """The compiled op for these values of `signature.keywords`."""
+        if not sizes:
+            return self.compiled
+        key = tuple(sorted(sizes.items()))
+        if (found := self._by_size.get(key)) is None:
+            found = self._by_size.setdefault(key, self.options.compiled(self.program, sizes))
+        return found
+
+    def check(self) -> None:
+        """Waits for all calls made so far, where the op has `deferred_checks`. Raises CallError for a check that failed."""
+        for each in (self.compiled, *self._by_size.values()):
+            each.check()
+
+    def explain(self) -> str:
+        """How the op was compiled for the latest call: `Op.explain`."""
+        return self.compiled.explain()
+
+    def __repr__(self) -> str:
+        return f"<tilec operator {self.name}>"
+
+    def __copy__(self) -> Operator:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Operator:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickled operator is its program's text and its options; it is registered where it is loaded."""
+        source = self.program.source
+        return _restored, (self.name, source.name, source.text, self.options, self.backward)
+
+    # ---- registration ------------------------------------------------------------------------------------------------
+
+    @property
+    def schema(self) -> str:
+        """The operator's schema, without its name."""
+        inputs = [f"Tensor {_argument_name(n)}" for n in self.signature.inputs]
+        if self.signature.keywords:
+            inputs += ["*", *(f"SymInt {n}" for n in self.signature.keywords)]
+        results = ["Tensor"] * len(self.signature.results)
+        return f"({', '.join(inputs)}) -> {'Tensor' if len(results) == 1 else '(' + ', '.join(results) + ')'}"
+
+    def same(self, other: Operator) -> bool:
+        """Whether the other one is the same program with the same options."""
+        mine, theirs = ((o.program.source, o.program.digest, o.options) for o in (self, other))
+        return mine == theirs and self.backward is other.backward
+
+    def register(self) -> None:
+        space, _, name = self.name.partition("::")
+        library = torch.library.Library(space, "FRAGMENT")
+        library.define(name + self.schema, tags=_tags())
+        self._library = library  # what it registered ends with it
+        self.overload = getattr(getattr(torch.ops, space), name).default
+        kernels.register(self, library, name)
+
+    def unregister(self) -> None:
+        if self._library is not None:
+            self._library._destroy()
+
+
+def _tags() -> tuple[Any, ...]:
+    found = (getattr(torch.Tag, n, None) for n in ("pt2_compliant_tag", "needs_contiguous_strides"))
+    return tuple(t for t in found if t is not None)
+
+
+def _argument_name(name: str) -> str:
+    """A parameter's name in a schema."""
+    return f"{name}_" if keyword.iskeyword(name) or name in _RESERVED else name
+
+
+def _tensor(value: float, dtype: Any) -> torch.Tensor:
+    if dtype is None:
+        dtype = "bool" if isinstance(value, bool) else "i64" if isinstance(value, int) else "f32"
+    else:
+        if not torch.compiler.is_compiling():
+            buffers.number(value, dtype)  # raises its mistakes
+        dtype = dtype.name
+    return torch.tensor(value, dtype=buffers.to_torch(dtype))
+
+
+# ---- the registry ----------------------------------------------------------------------------------------------------
+
+_operators: dict[str, Operator] = {}
+_registering = threading.RLock()
+
+
+def operator_of(overload: Any) -> Operator | None:
+    """The operator whose overload that is."""
+    schema = getattr(overload, "_schema", None)
+    found = _operators.get(schema.name) if schema is not None else None
+    return found if found is not None and found.overload is overload else None
+
+
+def op(
+    source: str | Path, *, backward: str | Path | Operator | None = None, name: str | None = None, op: str | None = None,
+    sizes: Mapping[str, int] | None = None, target: str | None = None, schedule: str | Path | None = None,
+    deferred_checks: bool = False,
+) -> Operator:  # fmt: skip
+    """Registers a program as an operator of PyTorch, and returns it, ready to be called with tensors.
+
+    `source`, `op`, `sizes`, `target`, `schedule` and `deferred_checks` are those of `tilec.compile`. Sizes that neither `sizes` nor
+    arguments tell are keyword arguments of the operator. `name` is "library::operator", by which `torch.ops` knows it; by default
+    "tilec::" with the op's name and a digest of the program. An operator of the same name is replaced.
+
+    `backward` is a program for the gradient, or an operator. Its parameters have the names of inputs, of results, and `y_grad` for
+    the gradient of the result `y`; its result `x_grad` is the gradient of the input `x`. A file of several ops may hold both:
+    the program's op is then `op=`, and its gradient the op called `{op}_backward`.
+
+    Raises TileError for mistakes in a program, CallError for wrong options, and for names, types or shapes of a gradient that
+    do not fit its op.
+    """
+    if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise CallError(f"name= must be two names, not {name!r}", hint='name="mylib::softmax"')
+    compiled = compile_program(
+        source, op=op, sizes=sizes, target=target, schedule=schedule, deferred_checks=deferred_checks
+    )
+    program, known = compiled._program, tuple(sorted(compiled._sizes.items()))
+    options = Options(compiled.name, known, target, compiled._schedule, deferred_checks)
+    with _registering:
+        if name is None:
+            written = repr([program.source.text, program.digest, options, _told(backward)])
+            name = f"tilec::{compiled.name}_{hashlib.sha256(written.encode()).hexdigest()[:8]}"
+        if backward is not None and not isinstance(backward, Operator):
+            backward = _backward(f"{name}_backward", read_source(backward), program, options)
+        return _registered(Operator(name, program, options, backward))
+
+
+def _backward(name: str, text: Source, forward: Program, options: Options) -> Operator:
+    """The operator of a gradient, with the options of its op."""
+    program = read_program(text)
+    chosen = program.op(f"{options.op}_backward" if text == forward.source else None).name
+    known = size_names(choose_op(program.tree, chosen))
+    sizes = tuple((n, v) for n, v in options.sizes if n in known)
+    schedule = _schedule_of(text)
+    if schedule == options.schedule:
+        schedule = None  # which has the op's kernels
+    return _registered(Operator(name, program, Options(chosen, sizes, options.target, schedule, options.deferred_checks), None))
+
+
+def _registered(made: Operator) -> Operator:
+    """The operator, or the equal one that is there."""
+    with _registering:
+        known = _operators.get(made.name)
+        if known is not None:
+            if known.same(made):
+                return known
+            known.unregister()
+        made.register()
+        _operators[made.name] = made
+        return made
+
+
+def _told(backward: str | Path | Operator | None) -> str:
+    if isinstance(backward, Operator):
+        return backward.name
+    return "" if backward is None else read_source(backward).text
+
+
+def _restored(name: str, path: str, text: str, options: Options, backward: Operator | None) -> Operator:
+    """The operator that was pickled."""
+    return _registered(Operator(name, read_program(Source(path, text)), options, backward))
+
+
+__all__ = ["Operator", "op", "operator_of"]

@@ -1,0 +1,246 @@
+"""What an op's text says of its arguments and results, for sizes that may be symbols: PyTorch traces with these, and compiles
+nothing for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from typing import Any
+
+import torch
+
+from tilec.core.diagnostics import CallError, TileError
+from tilec.core.dtypes import DTYPES, DType
+from tilec.driver.frontend import Program
+from tilec.dsl import ast
+from tilec.dsl.check import Elaborator
+from tilec.dsl.check_scope import Report, TensorInfo
+from tilec.dsl.check_sizes import declared_shape, size_names, subscript_ranks
+from tilec.dsl.modules import load
+from tilec.dsl.ranges import Atom, Poly, size_poly
+from tilec.dsl.specialise import Specialised, choose_op, specialise
+from tilec.torch.aten.table import dtype_of
+from tilec.torch.concrete import UNDECIDED, hint
+
+Shape = tuple[Any, ...]  # of numbers and symbols
+Types = tuple[DType, ...]
+
+
+@dataclass(frozen=True)
+class _Bind:
+    """A size that dimension `dim` of argument `argument` tells: its extent is `factor` times the size, and `rest`."""
+
+    size: str
+    argument: int
+    dim: int
+    factor: Poly
+    rest: Poly
+
+
+@dataclass(frozen=True)
+class _Demand:
+    """Dimension `dim` of argument `argument` must be `extent`."""
+
+    argument: int
+    dim: int
+    extent: Poly
+
+
+class Signature:
+    """The op of that name in a program; `sizes` are values that are fixed for some of its sizes. `keywords` are the sizes that
+    arguments do not tell, and calls have to give. Raises CallError where there is no such op, or no such size."""
+
+    def __init__(self, program: Program, op: str | None, sizes: Mapping[str, int]):
+        self.program, self.fixed = program, dict(sizes)
+        self.op = choose_op(program.tree, op)
+        self.name = self.op.name
+        self.inputs = tuple(t.name for t in self.op.inputs)
+        self.results = tuple(t.name for t in self.op.outputs)
+        known = size_names(self.op)
+        for name in self.fixed:
+            if name not in known:
+                raise CallError(f"the op `{self.name}` has no size `{name}`", hint="its sizes are " + ", ".join(known))
+        ranks = subscript_ranks(self.op)
+        self._named = {n: Poly.of(n) for n in known} | {n: Poly.of(v) for n, v in self.fixed.items()}
+        self.types = tuple(t.dtype for t in self.op.inputs)
+        self.shapes = tuple(self._declared(t, ranks.get(t.name, 0)) for t in self.op.inputs)
+        self._steps, told = self._solved()
+        self.keywords = tuple(n for n in known if n not in told and n not in self.fixed)
+        if self.keywords:
+            self._steps, _ = self._solved()
+
+    def _declared(self, tensor: ast.Tensor, rank: int) -> tuple[Poly, ...]:
+        if tensor.shape is None:
+            return tuple(Poly.of(f"{tensor.name}.{k}") for k in range(rank))
+        return declared_shape(tensor, self._named, Report()) or ()
+
+    def _solved(self) -> tuple[list[_Bind | _Demand], set[str]]:
+        """How sizes are found, one after another, and which are. What the call gives (`keywords`) is known."""
+        known, steps = {*self.fixed, *getattr(self, "keywords", ())}, list[_Bind | _Demand]()
+        open_ = [(k, d, p) for k, shape in enumerate(self.shapes) for d, p in enumerate(shape)]
+        found = True
+        while found:
+            found, waiting, open_ = False, open_, []
+            for k, d, p in waiting:
+                unknown = _names(p) - known
+                if not unknown:
+                    steps.append(_Demand(k, d, p))
+                    continue
+                name, parts = min(unknown), None
+                if len(unknown) == 1:
+                    parts = p.split(name)
+                if parts is None or name in _names(parts[0]) | _names(parts[1]) or parts[0] == Poly():
+                    open_.append((k, d, p))
+                    continue
+                steps.append(_Bind(name, k, d, *parts))
+                known.add(name)
+                found = True
+        return steps, known
+
+    # ---- of a call ---------------------------------------------------------------------------------------------------
+
+    def fitting(self, arguments: Sequence[torch.Tensor]) -> Types:
+        """The arguments' types. Raises CallError where types or ranks do not fit."""
+        types = []
+        for name, dtype, shape, argument in zip(self.inputs, self.types, self.shapes, arguments):
+            given = DTYPES[dtype_of(argument.dtype)]
+            if dtype is not None and given != dtype:
+                raise CallError(f"`{name}` of `{self.name}` is {dtype}, and the argument is {given}")
+            if argument.dim() != len(shape):
+                many = f"{len(shape)} dimension{'s' * (len(shape) != 1)}"
+                raise CallError(f"`{name}` of `{self.name}` has {many}, and the argument has {argument.dim()}")
+            types.append(given)
+        return tuple(types)
+
+    def solve(self, shapes: Sequence[Shape], given: Mapping[str, Any]) -> dict[str, Any]:
+        """The sizes for arguments of these shapes; `given` are the keywords. What must hold of symbols, `torch._check` is told."""
+        sizes: dict[str, Any] = {**self.fixed, **given}
+        for step in self._steps:
+            extent = shapes[step.argument][step.dim]
+            if isinstance(step, _Demand):
+                wanted = _value(step.extent, sizes)
+                self._demand(extent == wanted, partial(self._mismatch, step, wanted, extent))
+                continue
+            factor, rest = _value(step.factor, sizes), _value(step.rest, sizes)
+            size, why = extent - rest, partial(self._mismatch, step, None, extent)
+            if step.factor.constant != 1:
+                self._demand(size % factor == 0, why)
+                size = size // factor
+            if step.rest != Poly():
+                self._demand(size >= 0, why)
+            sizes[step.size] = size
+        return sizes
+
+    def _mismatch(self, step: _Bind | _Demand, wanted: Any, extent: Any) -> str:
+        text = self.shapes[step.argument][step.dim]
+        wanted, extent = _shown(wanted), _shown(extent)
+        told = f"`{text}` is {wanted}" if wanted is not None and text.constant is None else f"it must be `{text}`"
+        return f"{self.name}: dimension {step.dim} of `{self.inputs[step.argument]}` is {extent}, and {told}"
+
+    @staticmethod
+    def _demand(condition: Any, message: Callable[[], str]) -> None:
+        if isinstance(condition, bool):
+            if not condition:
+                raise CallError(message())
+        else:
+            torch._check(condition, message)
+
+    def made(self, arguments: Sequence[torch.Tensor], given: Mapping[str, Any]) -> list[tuple[DType, Shape]]:
+        """Types and shapes of the results. Raises CallError, or what `torch._check` raises, where arguments do not fit."""
+        types = self.fitting(arguments)
+        shapes = [tuple(a.shape) for a in arguments]
+        if all(type(n) is int for n in (*given.values(), *(n for s in shapes for n in s))):
+            told = tuple(sorted({**self.fixed, **given}.items()))
+            return _specialised(self, tuple(zip(types, map(tuple, shapes))), told)
+        sizes = self.solve(shapes, given)
+        body = self._body(types)
+        for low, high, message in body.equal:
+            self._demand(_value(low, sizes) == _value(high, sizes), partial(str, f"{self.name}: {message}"))
+        return [(dtype, tuple(_value(p, sizes) for p in shape)) for dtype, shape in body.results]
+
+    @lru_cache(maxsize=64)  # noqa: B019 - signatures live as long as their ops, which is as long as the process
+    def _body(self, types: Types) -> _Body:
+        """The op's body for arguments of these types and open sizes."""
+        report = Report()
+        inputs = {
+            t.name: TensorInfo(t.name, dtype, shape, t.span)
+            for t, dtype, shape in zip(self.op.inputs, types, self.shapes)
+        }
+        found = Elaborator(self.op, load(self.program.tree, report), inputs, self._named, report, decided=False)
+        found.run()
+        if report.diagnostics:
+            raise TileError(report.diagnostics)
+        return _Body(found, self.results)
+
+    @cached_property
+    def result_shapes(self) -> tuple[tuple[Poly, ...], ...]:
+        """The results' shapes in terms of sizes. (Arguments without a declared type are taken for f32.)"""
+        return tuple(shape for _, shape in self._body(tuple(t or DTYPES["f32"] for t in self.types)).results)
+
+
+class _Body:
+    """What an elaborated op has for results, and which extents must be `equal` in it: pairs with a message."""
+
+    def __init__(self, elaborator: Elaborator, results: Sequence[str]):
+        tensors = elaborator.tensors
+        self.results: list[tuple[DType, tuple[Poly, ...]]] = []
+        for name in results:
+            info = elaborator.results[name]
+            shape = info.shape if info.shape is not None else tensors[name].shape
+            self.results.append((info.dtype or tensors[name].dtype, shape or ()))  # type: ignore[arg-type]
+        self.equal = list(dict.fromkeys(self._agreements(elaborator.equations, tensors)))
+
+    @staticmethod
+    def _agreements(
+        equations: Sequence[ast.Equation], tensors: Mapping[str, TensorInfo]
+    ) -> Iterator[tuple[Poly, Poly, str]]:
+        for equation in equations:
+            ranges = {r.index: r for r in (*equation.ranges, *ast.bound_in(equation.value))}
+            for node in ast.traverse(equation.value):
+                if not isinstance(node, ast.Access) or (shape := tensors[node.tensor].shape) is None:
+                    continue
+                for d, (subscript, extent) in enumerate(zip(node.subscripts, shape)):
+                    if isinstance(subscript, ast.Name) and (r := ranges.get(subscript.name)) is not None and r.high:
+                        high = size_poly(r.high, {})
+                        if extent != high and any("." in n for n in _names(extent) | _names(high)):
+                            message = f"dimension {d} of `{node.tensor}` and the index `{r.index}` have different sizes"
+                            yield extent, high, message
+
+
+@lru_cache(maxsize=1024)
+def _specialised(
+    signature: Signature, inputs: tuple[tuple[DType, Shape], ...], sizes: tuple[tuple[str, int], ...]
+) -> list[tuple[DType, Shape]]:
+    found: Specialised = specialise(signature.program.tree, signature.name, inputs, dict(sizes))
+    return [(t.dtype, tuple(n.value for n in t.shape)) for t in found.outputs]  # type: ignore[misc, union-attr]
+
+
+def _shown(size: Any) -> Any:
+    """A size as messages have it: of a symbol, the number that it stood for when it was traced."""
+    found = hint(size)
+    return size if found is UNDECIDED else found
+
+
+def _names(p: Poly) -> set[str]:
+    """The sizes in a polynomial, those in quotients included."""
+    found = set[str]()
+    for v in p.variables:
+        found |= {v} if isinstance(v, str) else _names(v.left) | _names(v.right)
+    return found
+
+
+def _value(p: Poly, sizes: Mapping[str, Any]) -> Any:
+    total: Any = 0
+    for monomial, factor in p.terms:
+        product: Any = factor
+        for v in monomial:
+            n = _quotient(v, sizes) if isinstance(v, Atom) else sizes[v]
+            product = n if product == 1 else product * n
+        total = product if type(total) is int and total == 0 else total + product
+    return total
+
+
+def _quotient(atom: Atom, sizes: Mapping[str, Any]) -> Any:
+    left, right = _value(atom.left, sizes), _value(atom.right, sizes)
+    return left // right if atom.op == "//" else left % right
