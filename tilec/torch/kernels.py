@@ -37,6 +37,7 @@ class Operator(Protocol):
 
     def compiled_for(self, sizes: Mapping[str, int]) -> Op: ...
 
+
 _transforms = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
 _grad_enabled, _any_requires_grad = torch._C.is_grad_enabled, torch._C._any_requires_grad
@@ -106,7 +107,7 @@ def _autograd(operator: Operator) -> Kernel:
     return autograd
 
 
-def _below(operator: Operator, arguments: Sequence[torch.Tensor], sizes: Mapping[str, Any]) -> Any:
+def _below(operator: Operator, arguments: tuple[torch.Tensor, ...], sizes: Mapping[str, Any]) -> Any:
     """The call without gradients, by whatever comes after autograd."""
     if not _transforms() and not _modes():
         for call, _, _ in operator.compiled._fast:
@@ -121,7 +122,7 @@ def _apply(function: type[torch.autograd.Function]) -> Kernel:
     operators' gradients. (`torch.autograd.Function.apply` begins with the outermost.)"""
     from torch._functorch.autograd_function import enable_single_level_autograd_function
 
-    apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    apply = super(torch.autograd.Function, function).apply
 
     def recorded(sizes: Mapping[str, Any], *arguments: torch.Tensor) -> Any:
         if not _transforms():
@@ -165,7 +166,8 @@ def _function(operator: Operator) -> type[torch.autograd.Function]:
         for k, needed in enumerate(ctx.needs_input_grad[1:]):
             if needed and k not in gradient.targets:
                 name = signature.inputs[k]
-                raise RuntimeError(f"{operator.name} has no gradient of `{name}`: its backward= has no result `{name}_grad`")
+                why = f"its backward= has no result `{name}_grad`"
+                raise RuntimeError(f"{operator.name} has no gradient of `{name}`: {why}")
         saved = iter(ctx.saved_tensors)
         given = [grads[s.number] if s.kind == "gradient" else next(saved) for s in gradient.sources]
         made = backward.overload(*given, **ctx.sizes)

@@ -12,7 +12,7 @@ import re
 import threading
 from collections import namedtuple
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,9 @@ class Operator:
         made = self.overload(*arguments, **named)
         return made if self._tuple is None else self._tuple(*made)
 
-    def _with_tensors(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _with_tensors(
+        self, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given = list(arguments)
         for k in self._scalars:
             name = _argument_name(self.signature.inputs[k])
@@ -215,11 +217,14 @@ def op(
             name = f"tilec::{compiled.name}_{hashlib.sha256(written.encode()).hexdigest()[:8]}"
         if backward is not None and not isinstance(backward, Operator):
             backward = _backward(f"{name}_backward", read_source(backward), program, options)
-        return _registered(Operator(name, program, options, backward))
+        made = Operator(name, program, options, backward)
+        if backward is not None:
+            made.backward = _registered(backward)
+        return _registered(made)
 
 
 def _backward(name: str, text: Source, forward: Program, options: Options) -> Operator:
-    """The operator of a gradient, with the options of its op."""
+    """The operator of a gradient, with the options of its op; not registered yet."""
     program = read_program(text)
     chosen = program.op(f"{options.op}_backward" if text == forward.source else None).name
     known = size_names(choose_op(program.tree, chosen))
@@ -227,7 +232,7 @@ def _backward(name: str, text: Source, forward: Program, options: Options) -> Op
     schedule = _schedule_of(text)
     if schedule == options.schedule:
         schedule = None  # which has the op's kernels
-    return _registered(Operator(name, program, Options(chosen, sizes, options.target, schedule, options.deferred_checks), None))
+    return Operator(name, program, replace(options, op=chosen, sizes=sizes, schedule=schedule), None)
 
 
 def _registered(made: Operator) -> Operator:
