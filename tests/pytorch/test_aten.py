@@ -284,6 +284,28 @@ def test_subscripts_are_what_they_were():
             assert eval(made.sum_text(), values) == eval(plain, values), (made, plain)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.nn.functional.pad((x + 1)[:, :5], (0, 2)),
+        lambda x: [torch.nn.functional.pad(t, (0, 2)) for t in (x + 1).split(4, 1)],
+        lambda x: torch.nn.functional.pad((x + 1).as_strided((3, 4), (8, 1)), (1, 1)),
+        lambda x: torch.nn.functional.pad((x + 1).reshape(4, 12), (1, -1)),
+        lambda x: torch.nn.functional.pad((x + 1).reshape(4, 12), (-1, 1)),
+        lambda x: torch.nn.functional.avg_pool2d(torch.stack([x, -x])[..., :5], 3, 2, 1),
+        lambda x: torch.nn.functional.conv1d(torch.stack([x, -x])[..., :5], torch.stack([x, -x])[..., :3], padding=1),
+        lambda x: torch.nn.functional.conv_transpose1d(x[:2], torch.stack([x, -x])[..., :3], stride=2),
+    ],
+)
+def test_outside_of_a_part_is_not_the_rest(call):
+    """Borders of a view are zeros where the tensor that it is a part of has elements."""
+    right(call, torch.randn(6, 8))
+
+
+def test_a_hypotenuse_overflows_no_sooner_than_its_sides():
+    right(torch.hypot, torch.tensor([1e30, 1e-30, 3.0, 0.0, -torch.inf]), torch.tensor([-1e30, 1e-30, 4.0, 0.0, 1.0]), atol=0)
+
+
 def test_numbers_have_the_type_they_stand_in():
     assert literal(-100.0, "i64") == "(-100)" and literal(300, "i8") == "44" and literal(2, "f32") == "2.0"
     assert literal(1e300, "f32") == "inf" and literal(-128, "i8") == "(-127 - 1)" and literal(2.5, "bool") == "true"

@@ -100,14 +100,6 @@ class Tensor:
         """Dimension d of the view is dimension `order[d]`."""
         return self.seen([self.shape[p] for p in order], lambda i: [i[list(order).index(d)] for d in range(len(order))])
 
-    def is_bare(self, dims: Sequence[int]) -> bool:
-        """Whether being outside of the view in these dimensions is being outside of the tensor: each is one of its dimensions."""
-        if self.formula is not None or self.positions is None:
-            return self.formula is None
-        names = [ix.name(f"k{d}_", n) for d, n in enumerate(self.shape)]
-        found = [str(p) for p in self.positions(names)]
-        return all([f for f in found if str(names[d]) in f] == [str(names[d])] for d in dims)
-
 
 def indices(count: int, letter: str = "i") -> list[str]:
     return [f"{letter}{n}" for n in range(count)]
@@ -300,9 +292,23 @@ class Graph:
         """The tensor itself, where it is asked for what is outside of it in these dimensions: some views are copied."""
         if x.positions is None and x.formula is None:
             return x
-        if x.is_bare(dims):  # what is outside stays outside: subscripts are made as of indices that are inside
+        if self._is_bare(x, dims):  # what is outside stays outside: subscripts are made as of indices that are inside
             return x.seen(x.shape, lambda i: [ix.within(p, x.shape[d]) if d in dims else p for d, p in enumerate(i)])
         return self.emit(x.shape, x.dtype, lambda i: x.at(*i), x.nominal, range(len(x.shape)))
+
+    def _is_bare(self, x: Tensor, dims: Sequence[int]) -> bool:
+        """Whether being outside of the view in these dimensions is being outside of the tensor: each is one of its dimensions, and
+        all of that."""
+        if x.formula is not None or x.positions is None:
+            return False
+        stored = (self.stored.get(x.name) or self.inputs[x.name]).shape
+        names = [ix.name(f"k{d}_", n) for d, n in enumerate(x.shape)]
+        found = [str(p) for p in x.positions(names)]
+        for d in dims:
+            at = [k for k, text in enumerate(found) if str(names[d]) in text]
+            if len(at) != 1 or found[at[0]] != str(names[d]) or stored[at[0]] != x.shape[d]:
+                return False
+        return True
 
     def copied(self, x: Tensor, dtype: str | None = None) -> Tensor:
         return self.emit(x.shape, dtype or x.dtype, lambda i: x.at(*i), x.nominal if dtype is None else "")

@@ -46,7 +46,7 @@ def constant_pad(call: Call) -> Tensor:
     value = literal(call["value"] or 0, dtype)
     if all(b <= 0 and m - b <= n for n, m, b in zip(x.shape, shape, before)):
         return x.seen(shape, lambda i: [p - b for p, b in zip(i, before)])
-    x = call.graph.solid(x, [d for d, (n, m) in enumerate(zip(x.shape, shape)) if n != m])
+    x = call.graph.solid(x, [d for d, (n, m, b) in enumerate(zip(x.shape, shape, before)) if b > 0 or m - b > n])
     return call.emit(shape, dtype, lambda i: f"pad({x.at(*(p - b for p, b in zip(i, before)))}, {value})")
 
 

@@ -33,8 +33,12 @@ BINARY = {
     "maximum": "max({0}, {1})", "minimum": "min({0}, {1})", "remainder": "{0} % {1}", "fmod": "fmod({0}, {1})",
     "fmax": "({0} if {1} != {1} else ({1} if {0} != {0} else max({0}, {1})))",
     "fmin": "({0} if {1} != {1} else ({1} if {0} != {0} else min({0}, {1})))",
-    "hypot": "sqrt({0} * {0} + {1} * {1})",
 }  # fmt: skip
+_LARGER, _SMALLER = ("max(abs({0}), abs({1}))", "min(abs({0}), abs({1}))")
+BINARY["hypot"] = (  # of the ratio, whose square neither overflows nor vanishes beside 1
+    f"({_LARGER} * sqrt(1 + {_SMALLER} / {_LARGER} * ({_SMALLER} / {_LARGER})) "
+    f"if 0 < {_LARGER} and {_LARGER} < inf else abs({{0}}) + abs({{1}}))"
+)
 
 FLOAT_BINARY = {"atan2": "atan2({0}, {1})", "copysign": "copysign({0}, {1})"}
 BITS = {
