@@ -232,6 +232,75 @@ def test_transforms_of_torch_func():
     torch.testing.assert_close(torch.func.grad(lambda x: op(x)[:, 0].sum())(x), wanted)
 
 
+@pytest.mark.parametrize("dims", [(0, None, None), (None, 1, None), (2, 0, 0), (None, None, 0)])
+def test_vmap_is_one_call_of_an_op_with_one_more_dimension(dims, monkeypatch):
+    op = layer()
+    x, w, a = parts(grad=False)
+    given = [t if d is None else torch.stack([t, 2 * t - 1], d) for t, d in zip((x, w, a), dims)]
+    monkeypatch.setattr(torch, "stack", None)  # what would put single calls together
+    agree(torch.vmap(op, dims)(*given), torch.vmap(by_torch, dims)(*given))
+    wanted = torch.func.grad(lambda *g: torch.vmap(by_torch, dims)(*g)[0].sum(), (0, 1, 2))(*given)
+    made = torch.func.grad(lambda *g: torch.vmap(op, dims)(*g)[0].sum(), (0, 1, 2))(*given)
+    for m, each in zip(made, wanted):
+        torch.testing.assert_close(m, each)
+
+
+def test_vmap_of_gradients():
+    op, x = rows(), torch.randn(2, 3, 5, dtype=torch.float64)
+    made = torch.vmap(torch.func.grad(lambda x: op(x)[:, 0].sum()))(x)
+    torch.testing.assert_close(made, torch.vmap(torch.func.grad(lambda x: torch.softmax(x, 1)[:, 0].sum()))(x))
+    torch.testing.assert_close(torch.func.jacrev(op)(x[0]), torch.func.jacrev(lambda x: torch.softmax(x, 1))(x[0]))
+    torch.testing.assert_close(torch.vmap(torch.vmap(op))(x[:, :, None]), torch.softmax(x, 2)[:, :, None])
+
+
+def test_vmap_of_vmap_and_its_gradient():
+    x, w, a = parts(grad=False)
+    x, w = torch.stack([x, 2 * x]), torch.stack([w, 3 * w, -w])
+
+    def twice(op):
+        each = torch.vmap(torch.vmap(lambda x, w, a: op(x, w, a)[0], (0, None, None)), (None, 0, None))
+        return torch.func.grad(lambda *g: each(*g).pow(2).sum(), (0, 1, 2))(x, w, a)
+
+    for made, each in zip(twice(layer()), twice(by_torch)):
+        torch.testing.assert_close(made, each)
+
+
+def test_vmap_of_ops_that_call_ops():
+    text = """
+    def shifted[j](x, a) { m = max[j](x) return x - m + a }
+    op g(x: f64[N], a: f64) -> (s: f64, y: f64[N]) { s = sum[i](x[i]) + a; y[i] = shifted[i](x[(i)], s) where i in 0:N }
+    op f(x: f64[N], a: f64, b: f64[2]) -> (y: f64[N], c: f64[2], z: f64) {
+        s, t = g(x, a)
+        z    = exp(a)
+        c[i] = b[i]
+        y[i] = s + t[i] + z + (pad(x[i + 1], 0) if i > 0 else 0)
+        expect kernels <= 9
+    }"""
+    op = tilec.torch.op(text, op="f")
+    x, a, b = (torch.randn(*s, dtype=torch.float64) for s in ((2, 4), (2,), (2,)))
+    for dims, given in (((0, None, None), (x, a[0], b)), ((None, 0, None), (x[0], a, b)), ((0, 0, None), (x, a, b))):
+        many = [[g if d is None else g[k] for g, d in zip(given, dims)] for k in range(2)]
+        wanted = [torch.stack(r) for r in zip(*(op(*one) for one in many))]
+        for made, each in zip(torch.vmap(op, dims)(*given), wanted):
+            torch.testing.assert_close(made, each)
+
+
+def test_vmap_of_an_op_of_another_file_is_a_call_for_each(tmp_path):
+    (tmp_path / "other.tile").write_text("op g(x: f32[N]) -> (y: f32[N]) { y[i] = 2 * x[i] }")
+    (tmp_path / "f.tile").write_text('import "other.tile"\nop f(x: f32[N]) -> (y: f32[N]) { t = g(x); y[i] = t[i] + 1 }')
+    op, x = tilec.torch.op(tmp_path / "f.tile"), torch.randn(3, 4)
+    torch.testing.assert_close(torch.vmap(op)(x), 2 * x + 1)
+    with pytest.raises(Exception, match="of another file"):
+        op.batched((True,))
+
+
+def test_vmap_is_compiled():
+    compiled = torch.compile(torch.vmap(rows()), backend="aot_eager", fullgraph=True)
+    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(compiled(x), torch.softmax(x, 2))
+    torch.autograd.grad(compiled(x)[0].sum(), x)
+
+
 def test_autocast_has_floats_of_the_declared_types():
     op, x = tilec.torch.op(TWICE), torch.randn(4)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -29,11 +29,13 @@ class Source:
 @dataclass(frozen=True)
 class Gradient:
     """`sources` for the parameters of the gradient's op, in their order; `targets` are the numbers of the inputs that its results
-    are the gradients of; `sizes` have no argument that tells them, and are the op's own."""
+    are the gradients of; `sizes` have no argument that tells them, and are the op's own. `summed` has for each target
+    the dimensions of the gradient that the input does not have, since the op was made for `vmap`; () is none for all."""
 
     sources: tuple[Source, ...]
     targets: tuple[int, ...]
     sizes: tuple[str, ...]
+    summed: tuple[tuple[int, ...], ...] = ()
 
     @property
     def read(self) -> frozenset[int]:

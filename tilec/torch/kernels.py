@@ -17,6 +17,7 @@ from tilec.api import Op
 from tilec.driver import fast_call
 from tilec.runtime import buffers
 from tilec.torch.gradient import Gradient
+from tilec.torch.rewrite import Unbatched
 from tilec.torch.signature import Signature
 
 Kernel = Callable[..., Any]
@@ -37,6 +38,8 @@ class Operator(Protocol):
 
     def compiled_for(self, sizes: Mapping[str, int]) -> Op: ...
 
+    def batched(self, inputs: tuple[bool, ...]) -> Any: ...
+
 
 _transforms = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
@@ -50,6 +53,7 @@ def register(operator: Operator, library: torch.library.Library, name: str) -> N
         library.impl(name, _autocast(operator, device), f"Autocast{device}")
     library.impl(name, _autograd(operator), "Autograd")
     torch.library.register_fake(operator.name, _fake(operator), lib=library)
+    torch.library.register_vmap(operator.name, _vmap(operator), lib=library)
 
 
 def _kernel(operator: Operator) -> Kernel:
@@ -171,13 +175,41 @@ def _function(operator: Operator) -> type[torch.autograd.Function]:
         saved = iter(ctx.saved_tensors)
         given = [grads[s.number] if s.kind == "gradient" else next(saved) for s in gradient.sources]
         made = backward.overload(*given, **ctx.sizes)
-        for k, value in zip(gradient.targets, (made,) if len(gradient.targets) == 1 else made):
+        for n, (k, value) in enumerate(zip(gradient.targets, (made,) if len(gradient.targets) == 1 else made)):
             if ctx.needs_input_grad[k + 1]:
+                if gradient.summed and gradient.summed[n]:
+                    value = value.sum(gradient.summed[n])
                 found[k + 1] = value if k not in ctx.devices else value.to(ctx.devices[k])
         return tuple(found)
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(back)}
     return type(f"{signature.name}_recorded", (torch.autograd.Function,), methods)
+
+
+# ---- vmap ------------------------------------------------------------------------------------------------------------
+
+
+def _vmap(operator: Operator) -> Kernel:
+    """One call of the operator with one more dimension; where there is no such operator, a call for each of its indices."""
+    single = len(operator.signature.results) == 1
+
+    def vmap(info: Any, dims: Sequence[int | None], *arguments: torch.Tensor, **sizes: Any) -> Any:
+        given = [a if d is None else a.movedim(d, 0) for a, d in zip(arguments, dims)]
+        try:
+            found = operator.batched(tuple(d is not None for d in dims))
+        except Unbatched:
+            made = [
+                operator.overload(*(a if d is None else a[n] for a, d in zip(given, dims)), **sizes)
+                for n in range(info.batch_size)
+            ]
+            if single:
+                return torch.stack(made), 0
+            return tuple(map(torch.stack, zip(*made))), (0,) * len(operator.signature.results)
+        made = found.operator.overload(*given, **sizes)
+        where = tuple(0 if more else None for more in found.results)
+        return (made, where[0]) if single else (made, where)
+
+    return vmap
 
 
 # ---- autocast --------------------------------------------------------------------------------------------------------

@@ -20,13 +20,13 @@ import torch
 
 from tilec.api import Op, _schedule_of
 from tilec.api import compile as compile_program
-from tilec.core.diagnostics import CallError, Source
+from tilec.core.diagnostics import CallError, Source, TileError
 from tilec.core.source import read_source
 from tilec.driver.frontend import Program, read_program
 from tilec.dsl.check_sizes import size_names
 from tilec.dsl.specialise import choose_op
 from tilec.runtime import buffers
-from tilec.torch import kernels
+from tilec.torch import kernels, rewrite
 from tilec.torch.gradient import Gradient, match
 from tilec.torch.signature import Signature
 
@@ -51,20 +51,33 @@ class Options:
         return Op(program, self.op, known, self.target, self.schedule, self.deferred_checks)
 
 
+@dataclass(frozen=True)
+class Batched:
+    """An operator with one more dimension, and which of its `results` have it."""
+
+    operator: Operator
+    results: tuple[bool, ...]
+
+
 class Operator:
     """A program as an operator of PyTorch. Made by `op`; equal programs of one name have one operator.
 
     `name` is its name in `torch.ops`, `overload` what `torch.ops` has there, `signature` what its text says, and `gradient` how
     `backward`, another operator, is called, or None."""
 
-    def __init__(self, name: str, program: Program, options: Options, backward: Operator | None):
+    def __init__(
+        self, name: str, program: Program, options: Options, backward: Operator | None, gradient: Gradient | None = None
+    ):
         self.name, self.program, self.options, self.backward = name, program, options, backward
         self.compiled = options.compiled(program)
         self.signature = Signature(program, options.op, dict(options.sizes))
-        self.gradient: Gradient | None = None if backward is None else match(self.signature, backward.signature)
+        self.gradient = gradient
+        if backward is not None and gradient is None:
+            self.gradient = match(self.signature, backward.signature)
         if not self.signature.inputs:
             raise CallError(f"the op `{self.signature.name}` has no inputs, so that nothing tells PyTorch its device")
         self._by_size: dict[tuple[tuple[str, int], ...], Op] = {}
+        self._batched: dict[tuple[bool, ...], Batched | str] = {}
         self._scalars = tuple(k for k, s in enumerate(self.signature.shapes) if s == ())
         self._tuple: Any = None
         if len(self.signature.results) > 1:
@@ -100,6 +113,42 @@ class Operator:
         if (found := self._by_size.get(key)) is None:
             found = self._by_size.setdefault(key, self.options.compiled(self.program, sizes))
         return found
+
+    def batched(self, inputs: tuple[bool, ...]) -> Batched:
+        """The operator for `inputs` that have one more dimension, the first. Raises Unbatched where there is none."""
+        with _registering:
+            if (found := self._batched.get(inputs)) is None:
+                try:
+                    found = self._made_batched(inputs)
+                except (rewrite.Unbatched, TileError) as why:
+                    found = str(why)
+                self._batched[inputs] = found
+        if isinstance(found, str):
+            raise rewrite.Unbatched(found)
+        return found
+
+    def _made_batched(self, inputs: tuple[bool, ...]) -> Batched:
+        source = self.program.source
+        made = rewrite.batched(self.program.tree, self.signature.op, inputs)
+        name = f"{self.name}_{''.join('01'[more] for more in inputs)}"
+        program, options = (
+            read_program(Source(source.name, made.text)),
+            replace(self.options, op=made.op, schedule=None),
+        )
+        backward, gradient = self.backward, self.gradient
+        if backward is not None and gradient is not None:
+            which = {"input": inputs, "result": made.results, "gradient": made.results}
+            given = tuple(which[s.kind][s.number] for s in gradient.sources)
+            back = backward.batched(given)
+            before = gradient.summed or ((),) * len(gradient.targets)
+            summed = tuple(
+                (*(d + more for d in dims), *((0,) if more and not inputs[k] else ()))
+                for k, more, dims in zip(gradient.targets, back.results, before)
+            )
+            if any(inputs[k] and not more for k, more in zip(gradient.targets, back.results)):
+                raise rewrite.Unbatched("a gradient depends on nothing that has the dimension")
+            backward, gradient = back.operator, replace(gradient, summed=summed)
+        return Batched(_registered(Operator(name, program, options, backward, gradient)), made.results)
 
     def check(self) -> None:
         """Waits for all calls made so far, where the op has `deferred_checks`. Raises CallError for a check that failed."""
