@@ -1,4 +1,5 @@
-"""Compiles models of transformers and timm, judges each against f64, and writes the counts into docs/outside.md."""
+"""Compiles models of transformers and timm, or PyTorch's samples of operators and modules, judges each against f64, and writes the
+counts into docs/outside.md."""
 
 from __future__ import annotations
 
@@ -7,28 +8,49 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict
+from pathlib import Path
 
 from tests.outside.report import replace_section
+from tests.pytorch import runs
+from tests.pytorch.agreement import CRASHED, SKIPPED, VERDICTS, WRONG, Outcome
 from tests.pytorch.judge import Step, Verdict, judge
+from tests.pytorch.runs import KINDS
+from tests.pytorch.samples import Choice
 from tests.pytorch.zoo import Model, models
 
 LIMIT_S = 1800  # of one model
+REASONS = 60  # that docs/outside.md lists
 PACKAGES = ("torch", "transformers", "timm")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.pytorch", description="Models of others")
-    parser.add_argument("--only", nargs="*", default=[], help="models of these names")
-    parser.add_argument("--inference", action="store_true", help="no training step")
-    parser.add_argument("--jobs", type=int, default=1, help="models at a time, each in a process of its own")
+    parser = argparse.ArgumentParser(prog="python -m tests.pytorch", description="Programs of others")
+    about = "models of transformers and timm; PyTorch's samples of operators or modules; aot_autograd_check of operators' samples"
+    parser.add_argument("what", nargs="?", default="models", choices=["models", *KINDS], help=about)
+    parser.add_argument("--only", nargs="*", default=[], help="models of these names; operators, modules with these in their names")
+    parser.add_argument("--inference", action="store_true", help="models: no training step")
+    parser.add_argument("--every", type=int, default=1, help="every nth sample of each operator or module")
+    parser.add_argument("--seed", type=int, default=0, help="which of them, and their numbers")
+    parser.add_argument("--dtype", default="float32", help="the samples' type")
+    parser.add_argument("--strided", action="store_true", help="samples whose tensors have gaps")
+    parser.add_argument("--inplace", action="store_true", help="the operators' variants that change their first tensor")
+    parser.add_argument("--dynamo", action="store_true", help="samples: by torch.compile, not by AOTAutograd alone")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time; a model has one of its own")
     parser.add_argument("--write", action="store_true", help="the counts into docs/outside.md")
+    parser.add_argument("--log", type=Path, help="samples: a file for the outcome of each, as a line of JSON")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        return _work(options.worker, not options.inference)
+        return runs.work(options.worker) if options.worker.startswith("{") else _work(options.worker, not options.inference)
+    return _models(options) if options.what == "models" else _samples(options)
+
+
+def _models(options: argparse.Namespace) -> int:
     chosen = [m for m in models() if not options.only or m.name in options.only]
     with ThreadPoolExecutor(options.jobs) as pool:
         verdicts = list(pool.map(lambda m: _judged(m, options.inference), chosen))
@@ -36,6 +58,28 @@ def main() -> int:
         versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in PACKAGES)
         replace_section("models", section(chosen, verdicts, versions))
     return int(not all(v.right for v in verdicts))
+
+
+def _samples(options: argparse.Namespace) -> int:
+    choice = Choice(options.every, options.seed, options.dtype, options.strided, options.inplace)
+    chosen = [n for n in runs.names(options.what) if not options.only or any(o in n for o in options.only)]
+    start = time.perf_counter()
+    with options.log.open("w") if options.log else nullcontext() as log:
+
+        def say(outcome: Outcome) -> None:
+            if outcome.verdict in (WRONG, CRASHED):
+                print(f"{outcome.verdict.upper()} {outcome.case}\n  {outcome.said}", flush=True)
+            if log is not None:
+                print(json.dumps(asdict(outcome)), file=log, flush=True)
+
+        found = runs.run_all(options.what, chosen, choice, options.jobs, say, options.dynamo)
+    counts = Counter(o.verdict for o in found)
+    print(f"{len(found)} samples in {time.perf_counter() - start:.0f} s: {', '.join(f'{counts[v]} {v}' for v in VERDICTS)}")
+    for reason, count in reasons(found).most_common(40):
+        print(f"  {count:5} {reason}")
+    if options.write:
+        replace_section(options.what, samples_section(options.what, choice, found))
+    return int(bool(counts[WRONG] or counts[CRASHED]))
 
 
 def _work(name: str, training: bool) -> int:
@@ -88,6 +132,39 @@ def section(chosen: list[Model], verdicts: list[Verdict], versions: str) -> str:
     reasons = sum((Counter(s.reasons) for v in verdicts for s in v.steps), Counter())
     lines += ["", "| operations | that PyTorch computes, because |", "| ---: | --- |"]
     lines += [f"| {count} | {reason.replace('|', chr(92) + '|')} |" for reason, count in reasons.most_common()]
+    return "\n".join(lines) + "\n"
+
+
+def reasons(outcomes: list[Outcome]) -> Counter[str]:
+    """In how many samples PyTorch runs something for each reason."""
+    return Counter(reason for o in outcomes for reason in o.reasons)
+
+
+def samples_section(kind: str, choice: Choice, outcomes: list[Outcome]) -> str:
+    of = f", one sample of {choice.every}, one of each at least" if choice.every > 1 else ""
+    shown = [v for v in VERDICTS if v != SKIPPED]
+    lines = [
+        f"With torch {importlib.metadata.version('torch')}{of}:", "", f"| samples | of | {' | '.join(shown)} |",
+        "| ---: | --- |" + " ---: |" * len(shown),
+    ]  # fmt: skip
+    run = [o for o in outcomes if o.verdict != SKIPPED]
+    groups = {
+        "forward": [o for o in run if not o.backward and not o.refused],
+        "forward and backward": [o for o in run if o.backward],
+        "errors": [o for o in run if o.refused],
+    }
+    for name, group in groups.items():
+        if group:
+            counts = Counter(o.verdict for o in group)
+            lines.append(f"| {len(group)} | {name} | {' | '.join(str(counts[v]) for v in shown)} |")
+    drawn, skipped = sum(o.random for o in run), len(outcomes) - len(run)
+    lines += ["", f"{drawn} of these draw random numbers. {skipped} more are not run: eager mode defines no result for them.", ""]
+    found = reasons(outcomes)
+    most = found.most_common(REASONS)
+    lines += ["| samples | in which PyTorch computes something, because |", "| ---: | --- |"]
+    lines += [f"| {count} | {reason.replace('|', chr(92) + '|')} |" for reason, count in most]
+    if len(found) > len(most):
+        lines.append(f"| {found.total() - sum(c for _, c in most)} | {len(found) - len(most)} other reasons |")
     return "\n".join(lines) + "\n"
 
 

@@ -74,7 +74,7 @@ def judge(model: Model, compile: Compile, training: bool = True) -> Verdict:
         found = report()
         parts = sum(len(graph.parts) for graph in found.graphs)
         verdict.steps.append(Step(name, found.taken, found.operations, parts, dict(found.reasons)))
-        verdict.wrong += [f"{name}: {line}" for line in _differences(results)]
+        verdict.wrong += [f"{name}: {line}" for line in differences(results)]
     return verdict
 
 
@@ -120,7 +120,9 @@ def leaves(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
             yield from leaves(f"{name}[{n}]", part)
 
 
-def _differences(results: dict[str, dict[str, torch.Tensor]]) -> Iterator[str]:
+def differences(results: dict[str, dict[str, torch.Tensor]], least: Callable[[str], float] | None = None) -> Iterator[str]:
+    """What compiled results have that is not as it must be. An element that is eager mode's, too, is as it must be. `least` is the
+    error that is allowed in any case of the result of a name: LEAST times its largest value, if it is not given."""
     reference, eager, compiled = (results[k] for k in ("reference", "eager", "compiled"))
     for missing in eager.keys() ^ compiled.keys():
         yield f"{missing}: {'missing' if missing in eager else 'not in eager mode'}"
@@ -131,12 +133,12 @@ def _differences(results: dict[str, dict[str, torch.Tensor]]) -> Iterator[str]:
         elif got.numel() and _strides(got) != _strides(plain):
             yield f"{name}: strides {got.stride()}, eager mode {plain.stride()}"
         elif not got.is_floating_point():
-            if not torch.equal(got, plain):
+            if not (torch.equal(got, plain) or torch.equal(got, want)):
                 yield f"{name}: {int((got != plain).sum())} of {got.numel()} differ"
         else:
-            error, allowed = _error(got, want), max(ERROR * _error(plain, want), LEAST * _largest(want))
-            if not error <= allowed:
-                yield f"{name}: error {error:.2g}, eager mode {_error(plain, want):.2g}, largest value {_largest(want):.2g}"
+            allowed = max(ERROR * error(plain, want), LEAST * largest(want) if least is None else least(name))
+            if not (off := error(got, want, plain)) <= allowed:
+                yield f"{name}: error {off:.2g}, eager mode {error(plain, want):.2g}, largest value {largest(want):.2g}"
 
 
 def _strides(value: torch.Tensor) -> list[int]:
@@ -144,13 +146,15 @@ def _strides(value: torch.Tensor) -> list[int]:
     return [s for s, n in zip(value.stride(), value.shape) if n > 1]
 
 
-def _error(value: torch.Tensor, want: torch.Tensor) -> float:
-    """Root mean square of the difference; infinities and NaNs at the same places do not count."""
+def error(value: torch.Tensor, want: torch.Tensor, plain: torch.Tensor | None = None) -> float:
+    """Root mean square of the difference; infinities and NaNs at the same places do not count, nor do elements of `plain`."""
     value, want = value.double(), want.double()
     same = (value == want) | (value.isnan() & want.isnan())
+    if plain is not None:
+        same |= (value == plain.double()) | (value.isnan() & plain.isnan())
     return float(torch.where(same, 0.0, value - want).square().mean().sqrt()) if value.numel() else 0.0
 
 
-def _largest(value: torch.Tensor) -> float:
-    finite = value[value.isfinite()]
+def largest(value: torch.Tensor) -> float:
+    finite = value[value.isfinite()].double()
     return float(finite.abs().max()) if finite.numel() else 0.0

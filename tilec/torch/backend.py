@@ -73,8 +73,15 @@ def _table() -> dict[Any, Any]:
 def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """A function like `gm`, forward and backward."""
     from torch._dynamo.backends.common import aot_autograd
+
+    names = [_source(n) for n in gm.graph.nodes if n.op == "placeholder"]
+    with tracing():
+        return aot_autograd(**compilers(options, names))(gm, inputs)
+
+
+def compilers(options: Options, names: Sequence[str] = ()) -> dict[str, Any]:
+    """What AOTAutograd is to be called with, to trace under `tracing()`. `names` are the user's, of a graph's inputs."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     graphs = None
     if options.mode == "reduce-overhead":
@@ -92,13 +99,20 @@ def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -
 
         return compiled
 
-    names = [_source(n) for n in gm.graph.nodes if n.op == "placeholder"]
-    aot = aot_autograd(
-        fw_compiler=of("forward"), bw_compiler=of("backward"), inference_compiler=of("inference"), decompositions=_table(),
-        partition_fn=min_cut_rematerialization_partition, keep_inference_input_mutations=True,
-    )  # fmt: skip
+    return {
+        "fw_compiler": of("forward"), "bw_compiler": of("backward"), "inference_compiler": of("inference"),
+        "decompositions": _table(), "partition_fn": min_cut_rematerialization_partition,
+        "keep_inference_input_mutations": True,
+    }  # fmt: skip
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Has attention traced as products and a softmax."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
     with sdpa_kernel(SDPBackend.MATH), _narrow_attention():
-        return aot(gm, inputs)
+        yield
 
 
 @contextmanager
