@@ -9,7 +9,7 @@ PyTorch runs them, as views, where something else reads them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,18 +18,9 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tilec.torch.concrete import NUMBERS, UNDECIDED
+from tilec.torch.constants import CONSTANTS, patterns
 
 Refusal = Callable[[fx.Node], str | None]
-
-CONSTANTS = {
-    *(
-        f"aten::{n}"
-        for n in ("full", "zeros", "ones", "arange", "scalar_tensor", "new_full", "new_zeros", "new_ones", "eye")
-    ),
-    "prims::iota",
-}
-"""What is computed from numbers alone."""
-
 
 @dataclass(eq=False)
 class Part:
@@ -66,6 +57,7 @@ def decide(
     node cannot be in a partition, or None; `refused` has nodes that are in none for another reason."""
     refused = refused or {}
     made = Decision()
+    free = _free([n for n in known.values() if isinstance(n, fx.Node)])
     level, parts = made.level, dict[tuple[int, torch.device], Part]()
     drawn = floor = highest = 0
     base: dict[fx.Node, fx.Node] = {}  # of a view, the tensor whose memory it shows
@@ -93,7 +85,7 @@ def decide(
                 made.owner[node] = part
             continue
         reason = refused.get(node) or _outside(node, known[node]) or refusal(known[node])
-        if reason is None and is_light(node):
+        if reason is None and (is_light(node) or known[node] in free):
             made.light.add(node)
             level[node] = least
             continue
@@ -121,6 +113,19 @@ def decide(
         for b in bases:
             read[b] = max(read.get(b, 0), here)
     made.parts = sorted(parts.values(), key=lambda p: p.level)
+    return made
+
+
+def _free(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """The operations from numbers alone that each reader may compute for itself, since that takes less than to read them: what
+    one expression of indices says, and what is computed from that element by element."""
+    made, found = set[fx.Node](), patterns(nodes)
+    for node in nodes:
+        if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        simple = is_view(node) or torch.Tag.pointwise in getattr(node.target, "tags", ())
+        if node in found or (simple and node.all_input_nodes and all(n in made for n in node.all_input_nodes)):
+            made.add(node)
     return made
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from tilec.torch import indices as ix
 from tilec.torch.indices import Index
 
 Subscript = Index | str
+S = TypeVar("S", bound=Subscript)
 Positions = Callable[[Sequence[Index]], list[Index]]
 
 _KEYWORDS = "op def return where if else and or not in using expect import true false pad rand"
@@ -37,9 +39,9 @@ def dtype_name(dtype: np.dtype) -> str:
 class Tensor:
     """A value of the program, of the type `dtype`. A view is an access to another's elements, which nothing stores: `positions`
     gives the subscripts of the tensor of that name. A tensor by a `formula` is nowhere stored either: a number, or what is made
-    of its subscripts. `nominal` is the type that it is to have where it leaves the program, if the program keeps it wider.
-    `origin` is a tensor and a number whose product it is, where it is a multiple of another, or another in a wider type: a sum of
-    products may read that, and multiply once."""
+    of its subscripts; `affine` gives the same as an index, where it is one. `nominal` is the type that it is to have where it
+    leaves the program, if the program keeps it wider. `origin` is a tensor and a number whose product it is, where it is a
+    multiple of another, or another in a wider type: a sum of products may read that, and multiply once."""
 
     name: str
     shape: tuple[int, ...]
@@ -47,6 +49,7 @@ class Tensor:
     nominal: str = ""
     positions: Positions | None = None
     formula: Callable[[Sequence[Index]], str] | None = None
+    affine: Callable[[Sequence[Index]], Index] | None = None
     origin: tuple[Tensor, float] | None = None
 
     def at(self, *subscripts: Subscript) -> str:
@@ -61,11 +64,21 @@ class Tensor:
         texts = [s.sum_text() if isinstance(s, Index) else s for s in subscripts]
         return f"{self.name}[{', '.join(texts)}]" if texts else self.name
 
+    def index_at(self, *subscripts: Index) -> Index | None:
+        """An element as an index, where it is a sum of indices."""
+        if self.affine is None:
+            return None
+        return self.affine(self.positions(subscripts) if self.positions is not None else subscripts)
+
     def along(self, indices: Sequence[Subscript], extents: Sequence[int]) -> str:
-        """The access that NumPy's broadcasting gives: aligned at the last dimension, 0 where the extent is 1."""
+        """The access that NumPy's broadcasting gives."""
+        return self.at(*self.aligned(indices, extents))
+
+    def aligned(self, indices: Sequence[S], extents: Sequence[int]) -> list[S | Index]:
+        """Subscripts as NumPy broadcasts: from the last dimension on, 0 where the extent is 1."""
         last = list(indices)[len(indices) - len(self.shape) :]
         whole = list(extents)[len(indices) - len(self.shape) :]
-        return self.at(*(ix.number(0) if n == 1 and e != 1 else i for i, n, e in zip(last, self.shape, whole)))
+        return [ix.number(0) if n == 1 and e != 1 else i for i, n, e in zip(last, self.shape, whole)]
 
     @property
     def torch_dtype(self) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from tilec.torch.aten import dtype_of, translate
+from tilec.torch.constants import patterns
 from tilec.torch.indices import number
 from tilec.torch.layout import Layout, layout, row_major
 from tilec.torch.program import Graph, Inexpressible, Tensor
@@ -83,6 +84,7 @@ def write(graph: fx.Graph) -> Written:
     arguments = []
     outputs: Sequence[fx.Node] = ()
     count = -1
+    known = patterns(graph.nodes)
     for node in graph.nodes:
         first = len(program.lines)
         if node.op == "placeholder":
@@ -93,6 +95,8 @@ def write(graph: fx.Graph) -> Written:
                 values[node] = _parameter(program, arguments[-1], value)
         elif node.op == "output":
             outputs = node.args[0]
+        elif node in known:
+            values[node] = known[node].tensor()
         else:
             try:
                 values[node] = translate(program, node, values)

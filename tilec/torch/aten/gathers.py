@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tilec.torch import indices as ix
@@ -19,11 +21,19 @@ def plain(text: str, extent: int) -> Index:
     return Index(((ix.Atom(text, (0, extent - 1)), 1),))
 
 
+def element(positions: Tensor, at: Sequence[Index], extent: int, wraps: bool = True) -> Index:
+    """What `positions` has at `at` as a position of a dimension; one that is negative counts from the end, if it `wraps`."""
+    known = positions.index_at(*at)
+    if known is not None and 0 <= known.range[0] <= known.range[1] < extent:
+        return known
+    return (wrapped if wraps else plain)(positions.at(*at), extent)
+
+
 @expresses("embedding")
 def embedding(call: Call) -> Tensor:
     table, positions = call["weight"], call["indices"]
     rank = len(positions.shape)
-    return call.emit(call.shape, call.dtype, lambda i: table.at(plain(positions.at(*i[:rank]), table.shape[0]), i[-1]))
+    return call.emit(call.shape, call.dtype, lambda i: table.at(element(positions, i[:rank], table.shape[0], False), i[-1]))
 
 
 @expresses("index_select")
@@ -32,7 +42,7 @@ def index_select(call: Call) -> Tensor:
     if not x.shape:
         return call.emit((), call.dtype, x.at())
     axis = call["dim"] % len(x.shape)
-    at = lambda i: plain(positions.at(i[axis]) if positions.shape else positions.at(), x.shape[axis])  # noqa: E731
+    at = lambda i: element(positions, [i[axis]] if positions.shape else [], x.shape[axis], False)  # noqa: E731
     return call.emit(call.shape, call.dtype, lambda i: x.at(*(at(i) if d == axis else p for d, p in enumerate(i))))
 
 
@@ -44,7 +54,7 @@ def gather(call: Call) -> Tensor:
     axis = call["dim"] % len(x.shape)
     if not positions.shape:
         return call.emit((), call.dtype, x.at(plain(positions.at(), x.shape[0])))
-    at = lambda i: plain(positions.at(*i), x.shape[axis])  # noqa: E731
+    at = lambda i: element(positions, i, x.shape[axis], False)  # noqa: E731
     return call.emit(call.shape, call.dtype, lambda i: x.at(*(at(i) if d == axis else p for d, p in enumerate(i))))
 
 
@@ -53,7 +63,7 @@ def take(call: Call) -> Tensor:
     x, positions = call["self"], call["index"]
     total = int(np.prod(x.shape))
     whole = x.reshaped((total,))
-    return call.emit(call.shape, call.dtype, lambda i: whole.at(wrapped(positions.at(*i), total)))
+    return call.emit(call.shape, call.dtype, lambda i: whole.at(element(positions, i, total)))
 
 
 @expresses("index _unsafe_index")
@@ -70,7 +80,8 @@ def index(call: Call) -> Tensor:
 
     def expression(i: list[Index]) -> str:
         at, rest = i[first : first + len(together)], iter(i[:first] + i[first + len(together) :])
-        return x.at(*(next(rest) if t is None else wrapped(t.along(at, together), n) for t, n in zip(given, x.shape)))
+        of = lambda t, n: element(t, t.aligned(at, together), n)  # noqa: E731
+        return x.at(*(next(rest) if t is None else of(t, n) for t, n in zip(given, x.shape)))
 
     return call.emit(call.shape, call.dtype, expression)
 
@@ -84,7 +95,7 @@ def masked_index(call: Call) -> Tensor:
         raise Inexpressible("a masked gather of rows")
 
     def expression(i: list[Index]) -> str:
-        positions = [wrapped(t.along(i, shape), n) for t, n in zip(given, x.shape)]
+        positions = [element(t, t.aligned(i, shape), n) for t, n in zip(given, x.shape)]
         return f"{x.at(*positions)} if {mask.along(i, shape)} else {operand(fill, call.dtype, lambda t: t.at())}"
 
     return call.emit(shape, call.dtype, expression)

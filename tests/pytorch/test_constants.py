@@ -1,0 +1,106 @@
+"""What graphs compute from numbers alone is evaluated as it is written."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tools.pytorch import assert_agrees  # noqa: E402
+
+import tilec.torch  # noqa: E402
+from tilec.torch.constants import _pattern  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fresh_torch")
+
+F = torch.nn.functional
+
+
+@pytest.mark.parametrize(
+    "value, first, steps",
+    [
+        (torch.arange(5), 0, (1,)),
+        (torch.arange(12).view(3, 4) - 7, -7, (4, 1)),
+        (torch.arange(6, 0, -2)[None].expand(4, 3), 6, (0, -2)),
+        (torch.full((2, 1, 3), 7, dtype=torch.int32), 7, (0, 0, 0)),
+        (torch.tensor(3), 3, ()),
+        (torch.ones(2, 2, dtype=torch.bool), True, (0, 0)),
+        (torch.full((3,), float("-inf")), float("-inf"), (0,)),
+        (torch.arange(2**62, 2**62 + 3), 2**62, (1,)),
+    ],
+)
+def test_patterns(value, first, steps):
+    found = _pattern(value)
+    assert (found.first, found.steps, found.shape, found.dtype) == (first, steps, tuple(value.shape), value.dtype)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.tensor([0, 1, 3]),
+        torch.tensor([[0, 1], [1, 3]]),
+        torch.tensor([True, False]),
+        torch.tensor([0.0, 1.0]),
+        torch.tensor([float("nan"), 1.0]),
+        torch.tensor([1.0, float("nan")]),
+        torch.tensor([0.0, -0.0]),
+    ],
+)
+def test_what_has_no_pattern(value):
+    assert _pattern(value) is None
+
+
+def test_a_tensor_of_nans_is_one_number():
+    assert _pattern(torch.full((2,), float("nan"))).steps == (0,)
+
+
+def masked(q, k, v, w):
+    """Attention with the mask that transformers compute of positions, which may start anew within a sequence."""
+    positions = torch.arange(q.shape[-2]).expand(2, q.shape[-2])
+    sequence = (torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+    batch, at = torch.arange(2)[:, None], torch.arange(q.shape[-2])[None]
+    same = sequence[batch, at][:, :, None] == sequence[batch, at][:, None, :]
+    mask = same & (at[:, None, :] <= at[:, :, None])
+    x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None])
+    return w[positions][:, None] + x, mask
+
+
+def test_a_mask_of_positions_is_a_condition_on_indices(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEC_TORCH_DUMP", str(tmp_path))
+    assert_agrees(masked, *(torch.randn(2, 3, 7, 4) for _ in range(3)), torch.randn(7, 4))
+    text = "".join(p.read_text() for p in tmp_path.rglob("*.tile"))
+    assert "<= i" in text and "cumsum" not in text and "if i0 < 0" not in text
+
+
+def test_partitions_compute_masks_for_themselves(tmp_path, monkeypatch):
+    """No partition stores what follows from numbers: the second one has the condition, too."""
+
+    def function(x):
+        mask = torch.arange(4)[None, :] <= torch.arange(4)[:, None]
+        y = torch.where(mask, x * 2, 0.0)
+        return torch.where(mask, torch.linalg.qr(y)[1], 1.0)
+
+    monkeypatch.setenv("TILEC_TORCH_DUMP", str(tmp_path))
+    assert_agrees(function, torch.randn(4, 4))
+    texts = [p.read_text() for p in sorted(tmp_path.rglob("*.tile"))]
+    assert len(texts) == 2 and all("<=" in t for t in texts)
+    assert "bool" not in texts[1].partition("{")[0]
+
+
+def test_positions_that_count_from_the_end():
+    assert_agrees(lambda x: (x[torch.arange(-3, 0)], x[torch.arange(4) - 2], x[torch.arange(3)] * 2), torch.randn(5, 2))
+
+
+def test_scaled_factors_of_products_are_rounded_to_16_bits(tmp_path, monkeypatch):
+    """A product multiplies by the number afterwards: what it reads has 16 bits in memory."""
+
+    def function(x, w):
+        q = x @ w
+        return (q.view(2, 5, 2, 4).transpose(1, 2) * 0.5) @ x[:, :, :4].view(2, 1, 5, 4).transpose(-1, -2)
+
+    monkeypatch.setenv("TILEC_TORCH_DUMP", str(tmp_path))
+    x, w = torch.randn(2, 5, 8, dtype=torch.bfloat16), torch.randn(8, 8, dtype=torch.bfloat16)
+    torch.compile(function, backend="tilec")(x, w)
+    (text,) = (p.read_text() for p in tmp_path.rglob("*.tile"))
+    assert "mm[i0, i1, i2]: bf16 = " in text and "0.5 * sum" in text
+    assert tilec.torch.report().share == 1
