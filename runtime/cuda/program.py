@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +44,17 @@ class Run:
     word: int = 0  # of the space's errors, that its failed checks are left in
 
 
+_watched: list[tuple[weakref.ref[DeviceProgram], _Space]] = []  # all spaces of programs whose checks are deferred
+
+
+def raise_failed() -> None:
+    """Raises CheckError for a run-time check that failed in an earlier launch, or in a replay of a captured one, of any program
+    whose checks are deferred. Waits for nothing."""
+    for program, space in _watched:
+        if any(space.errors) and (found := program()) is not None:
+            found._report(space)
+
+
 class DeviceProgram:
     """Loads a program's cubins into a device. `launch` is safe in many threads at once."""
 
@@ -50,8 +62,8 @@ class DeviceProgram:
         self, emitted: Emitted, cubins: Mapping[str, Cubin], steps: Sequence[tuple[str | None, Pick, int]], device: int,
         deferred_checks: bool = False,
     ):  # fmt: skip
-        """`deferred_checks`: the host does not wait for run-time checks. The next launch on the stream, or `check`, raises the
-        error of a check that failed."""
+        """`deferred_checks`: the host does not wait for run-time checks. The next launch on the stream, `check` or `raise_failed`
+        raises the error of a check that failed; a launch may be captured, and `check` waits for the replays."""
         self.device, self.deferred_checks = device, deferred_checks
         with _relaxed(device):
             launchers = {k.name: self._launcher(k, cubins[k.name]) for k in emitted.kernels}
@@ -71,6 +83,7 @@ class DeviceProgram:
         self.checks = len(checked)
         self.plain = not self.offsets and not self.checks
         self._spaces: dict[int, _Space] = {}
+        self._captured: list[_Space] = []
         self._lock, self._alive = threading.Lock(), KeepAlive()
         self.spaces = self._alive.words([0])  # the address of the first one's table
 
@@ -124,6 +137,10 @@ class DeviceProgram:
                 driver.synchronize_stream(stream)
                 with space.lock:  # a call that waits for its own checks raises what they found
                     self._report(space)
+        if self._captured and self.checks:
+            driver.call("cuCtxSynchronize")
+            for space in list(self._captured):
+                self._report(space)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -135,9 +152,10 @@ class DeviceProgram:
         """The space of the stream. A graph that is being captured gets its own space: it may run beside later work of the
         stream."""
         if _capturing(stream):
-            if self.checks:
+            if self.checks and not self.deferred_checks:
                 raise CallError("the program has run-time checks, which the host must see: it cannot be captured")
-            return self._allocate(stream)
+            self._captured.append(self._allocate(stream))
+            return self._captured[-1]
         found = self._spaces.get(stream)
         if found is None:
             with self._lock:
@@ -166,6 +184,8 @@ class DeviceProgram:
             acquire=alive.object(space.lock.acquire), release=alive.object(space.lock.release),
             report=alive.object(partial(self._report, space)),
         )  # fmt: skip
+        if errors is not None and self.deferred_checks:
+            _watched.append((weakref.ref(self), space))
         return space
 
 

@@ -25,7 +25,7 @@ from tilec.torch.concrete import concrete, is_symbolic, traced
 from tilec.torch.layout import Layout
 from tilec.torch.options import Options
 from tilec.torch.schedules import schedule_of
-from tilec.torch.write import Argument, Result, Unwritten, Written, blamed, named, write
+from tilec.torch.write import Argument, Result, Unwritten, Written, blamed, write
 
 Call = Callable[..., Any]
 Note = Callable[[Written | None, str | None], None]
@@ -159,9 +159,6 @@ class Partition:
         if not written.arguments and device != "cpu":
             raise ValueError("a program on a GPU that reads nothing")
         built = op.build_for(_inputs(graph, written), device)
-        if device != "cpu" and self.options.mode == "reduce-overhead" and (checks := _checks(built)):
-            reason = "its indices are checked by the host, which a CUDA graph does not wait for"
-            raise Unwritten(named(checks, written), reason)
         slow = _general(op, written, self._any_size)
         fast = bind(op, built, device, written, slow if key is None else partial(self._missed, key, slow))
         if fast is not None and key is not None:

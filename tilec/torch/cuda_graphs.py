@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilec.core.diagnostics import CheckError
+
 Run = Callable[[list[Any]], list[Any]]
 
 
@@ -25,6 +27,8 @@ class Replayed:
         from torch._inductor.cudagraph_utils import check_multiple_devices_or_any_cpu_nodes, get_placeholder_info
         from torch._inductor.utils import count_tangents, get_first_incompatible_cudagraph_node
 
+        from tilec.runtime.cuda.program import raise_failed
+
         nodes = torchs.get_device_node_mapping(gm)
         if not any(device.type == "cuda" for device in nodes):
             return run, "its tensors are on the CPU"
@@ -41,8 +45,16 @@ class Replayed:
             placeholders=get_placeholder_info(gm.graph), mutated_input_idxs=torchs.find_input_mutations(gm.graph),
         )  # fmt: skip
         self.device = torchs.get_device_index(gm)
-        made._boxed_call = True
-        return made, None
+
+        def replayed(args: list[Any]) -> list[Any]:
+            try:
+                raise_failed()  # an index that an earlier replay found outside of its tensor
+            except CheckError as error:
+                raise IndexError(str(error)) from None
+            return made(args)
+
+        replayed._boxed_call = True  # type: ignore[attr-defined]
+        return replayed, None
 
     def _unrecorded(self, run: Run, kind: str) -> Run:
         """A backward graph that is not recorded tells the tree of its forward graph that the backward pass has begun."""

@@ -11,7 +11,7 @@ from tools.cuda_driver_fake import stand_in
 
 from tilec.core.diagnostics import CallError, CheckError
 from tilec.runtime.cuda import driver as cuda_driver
-from tilec.runtime.cuda.program import DeviceProgram, Graph
+from tilec.runtime.cuda.program import DeviceProgram, Graph, raise_failed
 from tilec.runtime.program import Cubin, Emitted, KernelSource, Temporary
 
 
@@ -92,6 +92,33 @@ def test_run_time_checks_cannot_be_captured(driver):
     driver.capturing = True
     with pytest.raises(CallError, match="cannot be captured"):
         made.launch([16], [32], 7)
+
+
+def test_deferred_checks_of_captured_launches_are_raised_after_replays(driver):
+    """A capture has words of its own, which each of its replays writes; no launch and no capture waits."""
+    made = program(sites=("too low", "too high"), deferred_checks=True)
+    driver.capturing = True
+    for _ in range(2):
+        made.launch([16], [32], 7)
+    driver.capturing = False
+    words = [launch.words[2] for launch in driver.launches]
+    assert len(set(words)) == 4 and not waits(driver)
+    raise_failed()
+    for word in words:
+        for look in (raise_failed, made.check):
+            driver._found.append((word, 2))  # a replay
+            driver.finish()
+            with pytest.raises(CheckError, match="too high") as raised:
+                look()
+            assert raised.value.deferred
+            look()
+    driver.failing[len(driver.launches)] = 1
+    made.launch([16], [32], 7)
+    driver.finish()
+    with pytest.raises(CheckError, match="too low"):
+        raise_failed()
+    del made
+    raise_failed()
 
 
 def waits(driver) -> int:
