@@ -229,8 +229,10 @@ def decompositions() -> dict:
     from torch._decomp import core_aten_decompositions
     from torch._ops import OpOverload
 
+    from tilec.torch.aten import foreach
+
     kept = {f"aten.{name}" for name in WHOLE}
-    table = dict(core_aten_decompositions())
+    table = {**core_aten_decompositions(), **foreach.decompositions()}
     return {op: f for op, f in table.items() if not (isinstance(op, OpOverload) and str(op).rpartition(".")[0] in kept)}
 
 
