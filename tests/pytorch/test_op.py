@@ -327,6 +327,52 @@ def test_compiled(backend, dynamic):
         agree(torch.autograd.grad(made.sum(), given), torch.autograd.grad(wanted.sum(), given))
 
 
+WINDOW = """
+def act(x) { return x if x > 0 else slope(x) }
+def slope(x) { return 0.1 * x }  # called before it is defined
+op window(x: f32[N, W], f: f32[K, 3], a: f32) -> (y: f32[N, K, W - 2], m: f32[N], i0: f32) {
+    h[n, k, w] = sum[s](x[n, w + s] * f[k, s])  # over several
+        where w in 0:W - 2                      # lines
+    y[n, k, w] = act(h[n, k, w] / W) * a + (1 if w + 2 < W else 0)
+    m[n]       = max[w in 1:W](x[n, w])
+    i0         = a * W
+    expect kernels <= 9
+}
+"""
+
+
+def test_partition_of_tilec_has_the_operators_statements():
+    op = tilec.torch.op(WINDOW)
+    f, a = torch.randn(2, 3), torch.tensor(3.0)
+
+    def model(x, f, a):
+        y, m, last = op(x.T, f, a)
+        return torch.relu(y) + m[:, None, None] * last, op(2 * x.T, f, 0.5).y
+
+    compiled = torch.compile(model, backend="tilec", fullgraph=True, dynamic=True)
+    for x in (torch.randn(8, 5), torch.randn(9, 4)):
+        for made, wanted in zip(compiled(x, f, a), model(x, f, a), strict=True):
+            torch.testing.assert_close(made, wanted)
+    (graph,) = tilec.torch.report().graphs
+    assert graph.taken == graph.operations and len(graph.parts) == 1
+
+
+def test_training_step_with_operators_is_one_partition_each_way():
+    op, last = layer(), rows()
+    compiled = torch.compile(lambda x, w, a: last(op(x * 2, w, a).y + 1), backend="tilec", fullgraph=True)
+    given = parts()
+    compiled(*given).sum().backward()
+    report = tilec.torch.report()
+    assert report.share == 1 and [len(g.parts) for g in report.graphs] == [1, 1]
+
+
+def test_operator_that_calls_an_op_is_called_by_partitions():
+    text = "op g(x: f32[N]) -> (y: f32[N]) { y[i] = 2 * x[i] } op f(x: f32[N]) -> (y: f32[N]) { t = g(x); y[i] = t[i] + 1 }"
+    op, x = tilec.torch.op(text, op="f"), torch.randn(4)
+    torch.testing.assert_close(torch.compile(lambda x: op(x) * 2, backend="tilec")(x), 4 * x + 2)
+    assert list(tilec.torch.report().reasons) == ["an operator whose op calls another one"]
+
+
 def test_sizes_that_do_not_fit_are_told_while_tracing():
     op = tilec.torch.op("op product(a: f32[M, K], b: f32[K, N]) -> (c: f32[M, N]) { c[i, j] = sum[k](a[i, k] * b[k, j]) }")
     compiled = torch.compile(op, backend="aot_eager", fullgraph=True, dynamic=True)

@@ -27,8 +27,10 @@ from tilec.dsl.check_sizes import size_names
 from tilec.dsl.specialise import choose_op
 from tilec.runtime import buffers
 from tilec.torch import kernels, rewrite
+from tilec.torch.aten.table import TABLE
 from tilec.torch.gradient import Gradient, match
 from tilec.torch.signature import Signature
+from tilec.torch.splice import splicer
 
 _NAME = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)")
 _RESERVED = {"Tensor", "Scalar", "int", "float", "bool", "str", "self", "out", "inf", "nan"}
@@ -78,7 +80,11 @@ class Operator:
             raise CallError(f"the op `{self.signature.name}` has no inputs, so that nothing tells PyTorch its device")
         self._by_size: dict[tuple[tuple[str, int], ...], Op] = {}
         self._batched: dict[tuple[bool, ...], Batched | str] = {}
-        self._scalars = tuple(k for k, s in enumerate(self.signature.shapes) if s == ())
+        self._scalars = [
+            (k, _argument_name(name), dtype, None if dtype is None else buffers.to_torch(dtype.name))
+            for k, (name, dtype) in enumerate(zip(self.signature.inputs, self.signature.types))
+            if self.signature.shapes[k] == ()
+        ]
         self._tuple: Any = None
         if len(self.signature.results) > 1:
             self._tuple = namedtuple(self.signature.name, self.signature.results, rename=True)  # type: ignore[misc]
@@ -97,12 +103,12 @@ class Operator:
         self, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given = list(arguments)
-        for k in self._scalars:
-            name = _argument_name(self.signature.inputs[k])
-            at: Any = given if k < len(given) else named
-            key: Any = k if k < len(given) else name
-            if (k < len(given) or name in named) and isinstance(at[key], (bool, int, float)):
-                at[key] = _tensor(at[key], self.signature.types[k])
+        for k, name, dtype, theirs in self._scalars:
+            at, key = (given, k) if k < len(given) else (named, name)
+            if (k < len(given) or name in named) and isinstance(value := at[key], (bool, int, float)):  # type: ignore[index]
+                if dtype is not None and not torch.compiler.is_compiling():
+                    buffers.number(value, dtype)  # raises its mistakes
+                at[key] = torch.tensor(value, dtype=theirs or _NUMBERS[type(value)])  # type: ignore[index]
         return tuple(given), named
 
     def compiled_for(self, sizes: Mapping[str, int]) -> Op:
@@ -196,6 +202,7 @@ class Operator:
         self._library = library  # what it registered ends with it
         self.overload = getattr(getattr(torch.ops, space), name).default
         kernels.register(self, library, name)
+        TABLE[self.name] = splicer(self.signature)
 
     def unregister(self) -> None:
         if self._library is not None:
@@ -212,14 +219,8 @@ def _argument_name(name: str) -> str:
     return f"{name}_" if keyword.iskeyword(name) or name in _RESERVED else name
 
 
-def _tensor(value: float, dtype: Any) -> torch.Tensor:
-    if dtype is None:
-        dtype = "bool" if isinstance(value, bool) else "i64" if isinstance(value, int) else "f32"
-    else:
-        if not torch.compiler.is_compiling():
-            buffers.number(value, dtype)  # raises its mistakes
-        dtype = dtype.name
-    return torch.tensor(value, dtype=buffers.to_torch(dtype))
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float32}
+"""The types of numbers for parameters without a declared type."""
 
 
 # ---- the registry ----------------------------------------------------------------------------------------------------

@@ -244,7 +244,7 @@ def _computed(text: str) -> int:
 @dataclass
 class Graph:
     """Equations so far, and what each of them `stored`. `inputs` are the program's arguments by name; `values` their values,
-    where these are known."""
+    where these are known. `functions` has names and texts of functions that statements call."""
 
     inputs: dict[str, Tensor] = field(default_factory=dict)
     values: dict[str, np.ndarray] = field(default_factory=dict)
@@ -254,10 +254,11 @@ class Graph:
     results: list[Tensor] = field(default_factory=list)
     printed: list[int] = field(default_factory=list)
     hint: str = "t"
+    functions: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def argument(self, name: str, shape: Sequence[int], dtype: str) -> Tensor:
         """An input of the program."""
-        name = self._free(name)
+        name = self.fresh(name)
         self.inputs[name] = made = Tensor(name, tuple(int(n) for n in shape), dtype)
         return made
 
@@ -268,7 +269,7 @@ class Graph:
         self.values[made.name] = np.ascontiguousarray(value) if value.ndim else value
         return made
 
-    def _free(self, hint: str) -> str:
+    def fresh(self, hint: str) -> str:
         """A name like this one that nothing has."""
         base = hint + "_" if hint in WORDS or hint in DTYPES else hint
         name, n = base, 0
@@ -284,7 +285,7 @@ class Graph:
         """A tensor by an expression of its indices i0, i1, ... An index that is only read in parts, as `i0 // 4` and `i0 % 4`,
         becomes an index for each part: the tensor is stored so, and what is returned is a view of it that has the shape."""
         shape = tuple(int(n) for n in shape)
-        made = self._free(self.hint)
+        made = self.fresh(self.hint)
         make = expression if not isinstance(expression, str) else lambda i: expression
         extents, text = in_parts(indices(len(shape)), shape, make, "i", whole)
         names = indices(len(extents))
@@ -353,7 +354,8 @@ class Graph:
         self.printed = self._read([t.name for t in self.results])
         declared = lambda t: f"{t.name}: {t.dtype}" + (f"[{', '.join(map(str, t.shape))}]" if t.shape else "")  # noqa: E731
         inputs, leaving = (", ".join(map(declared, ts)) for ts in (self.inputs.values(), self.results))
-        return f"op {name}({inputs}) -> ({leaving}) {{\n" + "\n".join(self.lines[n] for n in self.printed) + "\n}"
+        functions = "".join(f"{text}\n" for _, text in self.functions.values())
+        return f"{functions}op {name}({inputs}) -> ({leaving}) {{\n" + "\n".join(self.lines[n] for n in self.printed) + "\n}"
 
     def _itself(self, t: Tensor) -> Tensor | None:
         """The stored tensor whose elements, in their order, these are."""

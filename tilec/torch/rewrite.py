@@ -1,5 +1,4 @@
-"""Programs made from programs, word by word: an op of more dimensions, for `vmap`, and an op under other names, to stand in another
-program."""
+"""Programs made from programs, word by word: an op of one more dimension, for `vmap`; `splice.py` has another use."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ class Unbatched(Exception):
 
 
 @dataclass
-class _Edits:
+class Edits:
     """Changes of a text: at a place, characters up to another place become others."""
 
     text: str
@@ -42,7 +41,7 @@ class _Edits:
         return out + self.text[at:end]
 
 
-class _Words:
+class Words:
     """The words of a program's text, by where they begin."""
 
     def __init__(self, program: ast.Program):
@@ -112,7 +111,7 @@ class Batched:
 
 def batched(program: ast.Program, op: ast.Op, inputs: Sequence[bool]) -> Batched:
     """The op for `inputs` that have a further dimension. Raises Unbatched where it calls an op of another file."""
-    words = _Words(program)
+    words = Words(program)
     index, size = words.free("b", "B")
     made = _Batch(words, index, size)
     name, results = made.of(op, tuple(inputs))
@@ -122,7 +121,7 @@ def batched(program: ast.Program, op: ast.Op, inputs: Sequence[bool]) -> Batched
 
 
 class _Batch:
-    def __init__(self, words: _Words, index: str, size: str):
+    def __init__(self, words: Words, index: str, size: str):
         self.words, self.index, self.size = words, index, size
         self.texts: dict[tuple[str, tuple[bool, ...]], str] = {}
         self.known: dict[tuple[str, tuple[bool, ...]], tuple[str, tuple[bool, ...]]] = {}
@@ -133,7 +132,7 @@ class _Batch:
         key = op.name, inputs
         if key in self.known:
             return self.known[key]
-        edits, more = _Edits(self.words.text), {t.name for t, more in zip(op.inputs, inputs) if more}
+        edits, more = Edits(self.words.text), {t.name for t, more in zip(op.inputs, inputs) if more}
         for statement in op.body:
             self._statement(statement, more, edits)
         results = tuple(t.name in more for t in op.outputs)
@@ -154,7 +153,7 @@ class _Batch:
         self.known[key] = name, results
         return self.known[key]
 
-    def _statement(self, statement: ast.Statement, more: set[str], edits: _Edits) -> None:
+    def _statement(self, statement: ast.Statement, more: set[str], edits: Edits) -> None:
         """Adds to `more` what the statement defines, if it has the dimension."""
         if isinstance(statement, ast.Expect):
             edits.replace(statement.span.start, statement.span.end, "")

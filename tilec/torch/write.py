@@ -159,7 +159,7 @@ def source_line(node: fx.Node) -> str:
     trace = (node.meta.get("stack_trace") or "").strip().splitlines()
     for line in reversed(trace):
         words = line.strip().split('"')
-        if line.strip().startswith("File ") and len(words) > 2:
+        if line.strip().startswith("File ") and len(words) > 2 and not words[1].endswith("tilec/torch/operators.py"):
             return f"{words[1].rpartition('/')[2]}:{words[2].split(',')[1].split()[-1]}"
     return ""
 
