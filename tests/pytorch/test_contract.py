@@ -179,6 +179,26 @@ def test_no_elements():
     assert_agrees(lambda x: (x + 1, x.sum(), x.sum(0)), torch.randn(0, 4))
 
 
+def test_a_size_of_a_partitions_result_is_that_of_the_inputs():
+    """AOTAutograd alone, unlike Dynamo, asks what it computes for its size; the partition that computes it needs the size."""
+    from functorch.compile import aot_function
+
+    from tilec.torch.backend import compilers
+    from tilec.torch.options import Options
+
+    def shorter(x, y):
+        z = torch.cat([x, y])
+        return z[: z.shape[0] - 1] * z[1:], z.exp()[: z.numel() // 9]
+
+    function = aot_function(shorter, **compilers(Options()), dynamic=True)
+    x, y = torch.randn(4, 3, requires_grad=True), torch.randn(5, 3)
+    results = [function(x, y), shorter(x, y)]
+    gradients = [torch.autograd.grad(a.square().sum() + b.sum(), x)[0] for a, b in results]
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*gradients)
+    assert [len(g.parts) for g in tilec.torch.report().graphs] == [1, 1]
+
+
 def test_data_decides_a_size():
     assert_agrees(lambda x: x[x > 0] * 2 + 1, torch.randn(9))
 

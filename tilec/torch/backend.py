@@ -17,7 +17,7 @@ from torch import fx
 from tilec.core.diagnostics import CallError
 from tilec.torch import aten, dump, reports
 from tilec.torch.call import Partition
-from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, traced
+from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
 from tilec.torch.inplace import is_write, reuse_inputs
 from tilec.torch.options import Options, read
 from tilec.torch.partition import decide, is_light
@@ -156,6 +156,8 @@ def compile_aten(
     number = next(_number)
     graph, attribute = gm.graph, partial(_attribute, gm)
     reuse_inputs(graph)
+    if is_symbolic(graph):
+        size_by_inputs(graph)
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     mode = _mode(placeholders)
     folder = dump.folder(f"{number:03}-{kind}")

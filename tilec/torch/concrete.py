@@ -13,6 +13,9 @@ SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 NUMBERS = (bool, int, float)
 
 
+SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default)
+
+
 class Undecided:
     """Stands for a value whose size depends on data, so that nobody knows it before the graph runs."""
 
@@ -36,6 +39,53 @@ def _has_symbol(value: Any) -> bool:
 
 def _strides(tensor: torch.Tensor) -> Sequence[Any]:
     return tensor.stride() if tensor.layout is torch.strided else ()
+
+
+def size_by_inputs(graph: fx.Graph) -> None:
+    """Has sizes of computed tensors computed from those of the graph's inputs, where these decide them: nothing then waits for a
+    tensor whose size alone it reads."""
+    import sympy
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    asked = [n for n in graph.nodes if n.target in SIZES and n.args[0].op != "placeholder" and _expression(n) is not None]
+    if not asked:
+        return
+    known: dict[sympy.Symbol, fx.Proxy] = {}
+    tracer = fx.proxy.GraphAppendingTracer(graph)
+    first = next(n for n in graph.nodes if n.op != "placeholder")
+    for node in placeholders:
+        value = node.meta.get("val")
+        if isinstance(symbol := _expression(node), sympy.Symbol):
+            known[symbol] = fx.Proxy(node, tracer)
+        elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            for d, size in enumerate(value.shape):
+                symbol = size.node.expr if isinstance(size, torch.SymInt) else None
+                if isinstance(symbol, sympy.Symbol) and symbol not in known:
+                    with graph.inserting_before(first):
+                        read = graph.call_function(torch.ops.aten.sym_size.int, (node, d))
+                    read.meta["val"] = size
+                    known[symbol] = fx.Proxy(read, tracer)
+    found: dict[Any, Any] = {}
+    for node in asked:
+        expression, before = _expression(node), node.prev
+        if expression not in found and expression.free_symbols <= known.keys():
+            with graph.inserting_before(node):
+                made = sympy_interp(PythonReferenceAnalysis, known, expression)
+            found[expression] = made.node if isinstance(made, fx.Proxy) else made
+            while (before := before.next) is not node:
+                before.meta["val"] = before.target(*fx.map_arg(before.args, lambda n: n.meta["val"]))
+        if expression in found:
+            node.replace_all_uses_with(found[expression])
+            graph.erase_node(node)
+    graph.eliminate_dead_code(is_impure_node=lambda n: n.target is not torch.ops.aten.sym_size.int)
+
+
+def _expression(node: fx.Node) -> Any:
+    """The expression of an integer that is a symbol."""
+    value = node.meta.get("val")
+    return value.node.expr if isinstance(value, torch.SymInt) else None
 
 
 def hint(value: Any) -> Any:

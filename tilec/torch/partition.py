@@ -73,7 +73,8 @@ def decide(
             base[node] = bases[0]
         if isinstance(known[node], NUMBERS):
             made.light.add(node)
-            level[node] = least
+            reads = [level[n] for n in node.all_input_nodes if not isinstance(known[n], NUMBERS)]
+            level[node] = max((least, *(n + 1 for n in reads if n and n % 2 == 0)))  # behind the partition whose result it reads
             continue
         if (
             node.target is operator.getitem and node.args[0] not in made.light
