@@ -279,6 +279,8 @@ def test_subscripts_are_what_they_were():
                 made, plain = made // by, f"({plain} // {by})"
             else:
                 made, plain = made % by + names[0] * by, f"({plain} % {by} + a * {by})"
+            if rng.integers(3) == 0:
+                made, plain = 3 - made, f"(3 - {plain})"
         for _ in range(8):
             values = {n: int(rng.integers(e)) for n, e in zip("abc", extents)}
             assert eval(made.sum_text(), values) == eval(plain, values), (made, plain)

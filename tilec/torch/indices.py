@@ -66,8 +66,10 @@ class Index:
         for atom, factor in ordered:
             size = abs(factor)
             product = atom.text if size == 1 else f"{atom.text} * {size}"
-            sign = ("-" if factor < 0 else "") if not parts else (" - " if factor < 0 else " + ")
-            parts.append(sign + product)
+            if factor < 0 and not parts:
+                parts.append(f"-({product})" if atom.op else f"-{product}")  # `-i // 2` is `(-i) // 2`
+            else:
+                parts.append((" - " if factor < 0 else " + " if parts else "") + product)
         if self.constant or not parts:
             sign = ("-" if self.constant < 0 else "") if not parts else (" - " if self.constant < 0 else " + ")
             parts.append(f"{sign}{abs(self.constant)}")
