@@ -27,7 +27,6 @@ WHOLE, PART, EAGER, NOTHING = "whole", "in part", "by PyTorch", "nothing to comp
 REFUSED, ALIKE, WRONG, CRASHED, SKIPPED = "refused alike", "as aot_eager", "wrong", "crashed", "skipped"
 VERDICTS = (WHOLE, PART, EAGER, NOTHING, REFUSED, ALIKE, WRONG, CRASHED, SKIPPED)
 LEAST = 1e-5  # of a result's largest value; of all gradients'. Sums of few terms that cancel may be exact by luck
-EPSILON = 2.0**-23
 Backend = Callable[..., Any]
 TILEC: Backend = backend
 
@@ -229,17 +228,23 @@ def _said(operation: str, reason: str) -> str:
 
 
 def _noise(case: Case, reference: Ran, backward: bool) -> dict[str, float]:
-    """The error that the last bits of f32 inputs make: digits may cancel."""
+    """The error that the last bits of inputs make: digits may cancel."""
     found: dict[str, float] = {}
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)
         values = case.wide()
-        for v in (v for v in values if isinstance(v, torch.Tensor) and v.dtype == torch.float64):
-            v.data = v.data * (1 + EPSILON * (2 * torch.rand(v.shape, generator=generator, dtype=v.dtype) - 1))
+        for v, narrow in zip(values, case.values):
+            if isinstance(v, torch.Tensor) and v.dtype == torch.float64:
+                v.data = v.data * (1 + _digits(narrow) * (2 * torch.rand(v.shape, generator=generator, dtype=v.dtype) - 1))
         made = _run(case.call, values, backward).tensors
         for name in (n for n in made.keys() & reference.tensors.keys() if made[n].shape == reference.tensors[n].shape):
             found[name] = max(found.get(name, 0.0), error(made[name], reference.tensors[name]))
     return found
+
+
+def _digits(value: torch.Tensor) -> float:
+    """The last bit of a number of about 1 in the tensor's type."""
+    return torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
 
 
 def _apart(reference: Ran | None, eager: Ran, compiled: Ran, noise: dict[str, float]) -> list[str]:
@@ -248,7 +253,7 @@ def _apart(reference: Ran | None, eager: Ran, compiled: Ran, noise: dict[str, fl
 
     def least(name: str) -> float:
         among = [v for k, v in exact.items() if k == name or (k.startswith("gradient") and name.startswith("gradient"))]
-        return max(LEAST * max(map(largest, among)), ERROR * noise.get(name, 0.0))
+        return max(max(LEAST, _digits(eager.tensors[name])) * max(map(largest, among)), ERROR * noise.get(name, 0.0))
 
     found += differences({"reference": exact, "eager": eager.tensors, "compiled": compiled.tensors}, least)
     if len(eager.others) != len(compiled.others) or not all(map(_same, eager.others, compiled.others)):

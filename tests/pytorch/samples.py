@@ -19,7 +19,9 @@ from torch.utils import _pytree as pytree
 
 UNDEFINED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted", "resize_", "resize_as_")
 """Operators whose elements have no promised value."""
-WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+WIDER = {
+    torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64, torch.complex64: torch.complex128
+}  # fmt: skip
 
 
 @dataclass

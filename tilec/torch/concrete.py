@@ -44,7 +44,6 @@ def _strides(tensor: torch.Tensor) -> Sequence[Any]:
 def size_by_inputs(graph: fx.Graph) -> None:
     """Has sizes of computed tensors computed from those of the graph's inputs, where these decide them: nothing then waits for a
     tensor whose size alone it reads."""
-    import sympy
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -52,17 +51,17 @@ def size_by_inputs(graph: fx.Graph) -> None:
     asked = [n for n in graph.nodes if n.target in SIZES and n.args[0].op != "placeholder" and _expression(n) is not None]
     if not asked:
         return
-    known: dict[sympy.Symbol, fx.Proxy] = {}
+    known: dict[Any, fx.Proxy] = {}
     tracer = fx.proxy.GraphAppendingTracer(graph)
     first = next(n for n in graph.nodes if n.op != "placeholder")
     for node in placeholders:
         value = node.meta.get("val")
-        if isinstance(symbol := _expression(node), sympy.Symbol):
+        if _is_symbol(symbol := _expression(node)):
             known[symbol] = fx.Proxy(node, tracer)
         elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
             for d, size in enumerate(value.shape):
                 symbol = size.node.expr if isinstance(size, torch.SymInt) else None
-                if isinstance(symbol, sympy.Symbol) and symbol not in known:
+                if _is_symbol(symbol) and symbol not in known:
                     with graph.inserting_before(first):
                         read = graph.call_function(torch.ops.aten.sym_size.int, (node, d))
                     read.meta["val"] = size
@@ -80,6 +79,10 @@ def size_by_inputs(graph: fx.Graph) -> None:
             node.replace_all_uses_with(found[expression])
             graph.erase_node(node)
     graph.eliminate_dead_code(is_impure_node=lambda n: n.target is not torch.ops.aten.sym_size.int)
+
+
+def _is_symbol(expression: Any) -> bool:
+    return bool(getattr(expression, "is_Symbol", False))
 
 
 def _expression(node: fx.Node) -> Any:
