@@ -143,7 +143,7 @@ def _view_numpy(array: np.ndarray) -> Buffer:
 
 
 def _view_torch(tensor: Any, torch: Any) -> Buffer:
-    dtype = _torch_dtypes().get(tensor.dtype)
+    dtype = torch_dtypes().get(tensor.dtype)
     if dtype is None:
         _refuse_dtype(tensor.dtype)
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -247,7 +247,7 @@ def _refuse_dtype(dtype: Any) -> DType:
 
 
 @cache
-def _torch_dtypes() -> dict[Any, DType]:
+def torch_dtypes() -> dict[Any, DType]:
     torch = sys.modules["torch"]
     names = {
         **{f"i{b}": f"int{b}" for b in (8, 16, 32, 64)},
@@ -260,7 +260,7 @@ def _torch_dtypes() -> dict[Any, DType]:
 
 @cache
 def to_torch(name: str) -> Any:
-    return next(there for there, here in _torch_dtypes().items() if here.name == name)
+    return next(there for there, here in torch_dtypes().items() if here.name == name)
 
 
 def parameter() -> Any:

@@ -301,6 +301,51 @@ def test_vmap_is_compiled():
     torch.autograd.grad(compiled(x)[0].sum(), x)
 
 
+def test_forward_mode_is_refused():
+    op, x = rows(), torch.randn(2, 3, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="has no forward-mode gradient"):
+        torch.func.jvp(op, (x,), (x,))
+    with torch.autograd.forward_ad.dual_level():
+        torch.testing.assert_close(op(x), torch.softmax(x, 1))
+        with pytest.raises(RuntimeError, match="has no forward-mode gradient"):
+            op(torch.autograd.forward_ad.make_dual(x, x))
+
+
+def test_what_takes_part_in_calls_sees_the_operator():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    class Kind(torch.Tensor):
+        pass
+
+    op, x, seen = tilec.torch.op(TWICE), torch.randn(4), []
+    for _ in range(2):  # the second call is the short one
+        with Seen():
+            op(x)
+        assert type(op(x.as_subclass(Kind))) is Kind
+        with torch.inference_mode():
+            assert torch.equal(op(torch.ones(4)), torch.full((4,), 2.0))
+        negated = torch.complex(x, x).conj().imag
+        assert negated.is_neg() and torch.equal(op(negated), -2 * x)
+        assert torch.equal(op(torch._efficientzerotensor((4,))), torch.zeros(4))
+    assert seen == [op.overload] * 2
+    with pytest.raises(NotImplementedError, match="SparseCPU"):
+        op(x.to_sparse())
+
+
+def test_index_outside_of_a_table_is_named():
+    op = tilec.torch.op("op g(t: f32[N, D], i: i64[K]) -> (y: f32[K, D]) { y[k, d] = t[i[k], d] }")
+    t = torch.randn(4, 3)
+    for _ in range(2):
+        with pytest.raises(tilec.TileError, match="index 7 is outside 0:4"):
+            op(t, torch.tensor([1, 7]))
+    torch.testing.assert_close(op(t, torch.tensor([1, 3])), t[[1, 3]])
+
+
 def test_autocast_has_floats_of_the_declared_types():
     op, x = tilec.torch.op(TWICE), torch.randn(4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -463,6 +508,8 @@ def test_mistakes():
 def test_arguments_that_do_not_fit():
     op = tilec.torch.op(TWICE)
     for device in ("cpu", "meta"):
+        with pytest.raises(tilec.TileError, match="complex64"):
+            op(torch.empty(3, dtype=torch.complex64, device=device))
         with pytest.raises(tilec.TileError, match="is f32, and the argument is f64"):
             op(torch.empty(3, dtype=torch.float64, device=device))
         with pytest.raises(tilec.TileError, match="has 1 dimension, and the argument has 2"):

@@ -221,7 +221,7 @@ def bind(op: Op, built: Executable, device: str | int, written: Written, otherwi
     types = [dtype for _, dtype, _ in built.compiled.inputs]
     inputs = [(dtype, a.shape, a.strides) for dtype, a in zip(types, arguments)]
     outputs = [(dtype, r.shape, r.strides) for (_, dtype, _), r in zip(built.outputs, results)]
-    new = [partial(_empty(device), r.shape, r.strides, r.dtype) for r in results]
+    new = [partial(empty_strided(device), r.shape, r.strides, r.dtype) for r in results]
     numbers = [a.number for a in arguments]
     fast = fast_call.prepare(built, device, written.given, numbers, inputs, outputs, new, otherwise)
     if fast is None or not _checks(built):
@@ -236,7 +236,7 @@ def bind(op: Op, built: Executable, device: str | int, written: Written, otherwi
     return checked
 
 
-def _empty(device: str | int) -> Callable[..., torch.Tensor]:
+def empty_strided(device: str | int) -> Callable[..., torch.Tensor]:
     """PyTorch's shortest way to a tensor of a shape, strides and a type: that of generated code."""
     made = torch._C._dynamo.guards
     return made._empty_strided_cpu if device == "cpu" else made._empty_strided_cuda
@@ -357,4 +357,4 @@ def wait() -> None:
             worker.idle.wait_for(lambda: not worker.waiting)
 
 
-__all__ = ["Partition", "bind", "eager_call", "program", "wait"]
+__all__ = ["MOST_SIZES", "Partition", "bind", "eager_call", "empty_strided", "program", "wait"]

@@ -1,7 +1,7 @@
 """The kernels that an operator registers with PyTorch's dispatcher: for tensors, for fake ones, for autograd and for autocast.
 
-A call of small tensors is all host time. So the kernel for autograd, which PyTorch asks first, itself calls the program's short way
-(`tilec/driver/fast_call.py`) where nothing else takes part: no transform of `torch.func`, and no mode.
+A call of small tensors is all host time. So the kernel for autograd, which PyTorch asks first, itself runs the program where the
+dispatch keys say that nothing else takes part: no transform of `torch.func`, no mode, no tensor of another kind.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from operator import or_
 from typing import Any, Protocol
 
 import torch
+from torch.autograd import forward_ad
 
 from tilec.api import Op
-from tilec.driver import fast_call
 from tilec.runtime import buffers
 from tilec.torch.gradient import Gradient
 from tilec.torch.rewrite import Unbatched
 from tilec.torch.signature import Signature
+from tilec.torch.sized import SizedCalls
 
 Kernel = Callable[..., Any]
 DEVICES = "CPU", "CUDA"
@@ -41,40 +42,40 @@ class Operator(Protocol):
     def batched(self, inputs: tuple[bool, ...]) -> Any: ...
 
 
-_transforms = torch._C._are_functorch_transforms_active
-_modes = torch._C._len_torch_dispatch_stack
 _grad_enabled, _any_requires_grad = torch._C.is_grad_enabled, torch._C._any_requires_grad
 
 
+def _plain() -> frozenset[int]:
+    """Dispatch keys of calls in which nothing takes part but tensors in memory, and autograd."""
+    key, keys = torch._C.DispatchKey, torch._C.DispatchKeySet
+    each = [keys(getattr(key, d)) | keys(getattr(key, f"Autograd{d}")) for d in DEVICES]
+    return frozenset(k.raw_repr() for k in (*each, reduce(or_, each)))
+
+
 def register(operator: Operator, library: torch.library.Library, name: str) -> None:
-    run = _kernel(operator)
+    calls = SizedCalls(operator.compiled)
+    run = calls.run if not operator.signature.keywords else _with_sizes(operator)
     for device in DEVICES:
         library.impl(name, run, device)
         library.impl(name, _autocast(operator, device), f"Autocast{device}")
-    library.impl(name, _autograd(operator), "Autograd")
+    library.impl(name, _autograd(operator, run), "Autograd", with_keyset=True)
     torch.library.register_fake(operator.name, _fake(operator), lib=library)
     torch.library.register_vmap(operator.name, _vmap(operator), lib=library)
 
 
-def _kernel(operator: Operator) -> Kernel:
-    """The program itself."""
-    compiled, no = operator.compiled, fast_call.NO
+def _with_sizes(operator: Operator) -> Kernel:
+    """The program for the sizes that a call gives."""
+    calls: dict[tuple[int, ...], SizedCalls] = {}
 
-    def general(arguments: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Any:
-        with torch.no_grad():
-            plain = [(a.resolve_neg() if a.is_neg() else a).contiguous() for a in arguments]
-            return operator.compiled_for(sizes)(*plain)
+    def run(*arguments: torch.Tensor, **sizes: int) -> Any:
+        key = tuple(int(sizes[n]) for n in operator.signature.keywords)
+        if (found := calls.get(key)) is None:
+            found = calls.setdefault(
+                key, SizedCalls(operator.compiled_for(dict(zip(operator.signature.keywords, key))))
+            )
+        return found.run(*arguments)
 
-    def run(*arguments: torch.Tensor) -> Any:
-        for call, _, _ in compiled._fast:
-            if (made := call(arguments, None, None)) is not no:
-                return made
-        return general(arguments, {})
-
-    def run_sized(*arguments: torch.Tensor, **sizes: int) -> Any:
-        return general(arguments, {n: int(v) for n, v in sizes.items()})
-
-    return run_sized if operator.signature.keywords else run
+    return run
 
 
 def _fake(operator: Operator) -> Kernel:
@@ -95,30 +96,23 @@ def _fake(operator: Operator) -> Kernel:
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 
-def _autograd(operator: Operator) -> Kernel:
-    compiled, no = operator.compiled, fast_call.NO
-    recorded = _apply(_function(operator))
+def _autograd(operator: Operator, run: Kernel) -> Kernel:
+    plain = _plain()
+    recorded = _apply(_function(operator, run))
 
-    def autograd(*arguments: torch.Tensor, **sizes: Any) -> Any:
-        if not _transforms() and not _modes():
-            for call, _, _ in compiled._fast:
-                if (made := call(arguments, None, None)) is not no:
-                    return made
-        if _grad_enabled() and _any_requires_grad(*arguments):
-            return recorded(sizes, *arguments)
-        return _below(operator, arguments, sizes)
+    def autograd(keys: Any, *arguments: torch.Tensor, **sizes: Any) -> Any:
+        here = keys.raw_repr() in plain
+        if forward_ad._current_level >= 0 or (_grad_enabled() and _any_requires_grad(*arguments)):
+            return recorded(None if here else keys, sizes, *arguments)
+        return run(*arguments, **sizes) if here else _below(operator, keys, arguments, sizes)
 
     return autograd
 
 
-def _below(operator: Operator, arguments: tuple[torch.Tensor, ...], sizes: Mapping[str, Any]) -> Any:
+def _below(operator: Operator, keys: Any, arguments: Sequence[torch.Tensor], sizes: Mapping[str, Any]) -> Any:
     """The call without gradients, by whatever comes after autograd."""
-    if not _transforms() and not _modes():
-        for call, _, _ in operator.compiled._fast:
-            if (made := call(arguments, None, None)) is not fast_call.NO:
-                return made
     with torch._C._AutoDispatchBelowAutograd():
-        return operator.overload(*arguments, **sizes)
+        return operator.overload.redispatch(keys & torch._C._after_autograd_keyset, *arguments, **sizes)
 
 
 def _apply(function: type[torch.autograd.Function]) -> Kernel:
@@ -128,16 +122,16 @@ def _apply(function: type[torch.autograd.Function]) -> Kernel:
 
     apply = super(torch.autograd.Function, function).apply
 
-    def recorded(sizes: Mapping[str, Any], *arguments: torch.Tensor) -> Any:
-        if not _transforms():
-            return apply(sizes, *arguments)
+    def recorded(keys: Any, sizes: Mapping[str, Any], *arguments: torch.Tensor) -> Any:
+        if keys is None:
+            return apply(keys, sizes, *arguments)
         with enable_single_level_autograd_function():
-            return apply(sizes, *arguments)
+            return apply(keys, sizes, *arguments)
 
     return recorded
 
 
-def _function(operator: Operator) -> type[torch.autograd.Function]:
+def _function(operator: Operator, run: Kernel) -> type[torch.autograd.Function]:
     """The operator, recorded for its gradient."""
     signature, gradient, backward = operator.signature, operator.gradient, operator.backward
     single = len(signature.results) == 1
@@ -150,8 +144,8 @@ def _function(operator: Operator) -> type[torch.autograd.Function]:
     ]
     told = [n for n in gradient.sizes if n not in signature.keywords] if gradient is not None else []
 
-    def forward(ctx: Any, sizes: Mapping[str, Any], *arguments: torch.Tensor) -> Any:
-        made = _below(operator, arguments, sizes)
+    def forward(ctx: Any, keys: Any, sizes: Mapping[str, Any], *arguments: torch.Tensor) -> Any:
+        made = run(*arguments, **sizes) if keys is None else _below(operator, keys, arguments, sizes)
         results = (made,) if single else made
         if undifferentiable:
             ctx.mark_non_differentiable(*(results[k] for k in undifferentiable))
@@ -166,8 +160,8 @@ def _function(operator: Operator) -> type[torch.autograd.Function]:
     def back(ctx: Any, *grads: torch.Tensor) -> Any:
         if gradient is None or backward is None:
             raise RuntimeError(f"{operator.name} has no gradient: it was made without backward=")
-        found: list[Any] = [None] * (1 + len(signature.inputs))
-        for k, needed in enumerate(ctx.needs_input_grad[1:]):
+        found: list[Any] = [None] * (2 + len(signature.inputs))
+        for k, needed in enumerate(ctx.needs_input_grad[2:]):
             if needed and k not in gradient.targets:
                 name = signature.inputs[k]
                 why = f"its backward= has no result `{name}_grad`"
@@ -176,13 +170,16 @@ def _function(operator: Operator) -> type[torch.autograd.Function]:
         given = [grads[s.number] if s.kind == "gradient" else next(saved) for s in gradient.sources]
         made = backward.overload(*given, **ctx.sizes)
         for n, (k, value) in enumerate(zip(gradient.targets, (made,) if len(gradient.targets) == 1 else made)):
-            if ctx.needs_input_grad[k + 1]:
+            if ctx.needs_input_grad[k + 2]:
                 if gradient.summed and gradient.summed[n]:
                     value = value.sum(gradient.summed[n])
-                found[k + 1] = value if k not in ctx.devices else value.to(ctx.devices[k])
+                found[k + 2] = value if k not in ctx.devices else value.to(ctx.devices[k])
         return tuple(found)
 
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(back)}
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> Any:
+        raise RuntimeError(f"{operator.name} has no forward-mode gradient: backward= is of reverse mode")
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(back), "jvp": staticmethod(jvp)}
     return type(f"{signature.name}_recorded", (torch.autograd.Function,), methods)
 
 
