@@ -31,11 +31,24 @@ class Temporary:
 @dataclass(frozen=True)
 class Step:
     """One launch: kernel and the memory of its parameters in order. `kernel` None copies the first slot to the second, or
-    clears the only one."""
+    clears the only one. `name`: what the plan calls the kernel, where one that is equal was compiled under its own name; `renamed`:
+    then messages of that one's checks, and what they are here."""
 
     kernel: str | None
     slots: tuple[Slot, ...]
     bytes: int = 0
+    name: str = ""
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def planned(self) -> str | None:
+        """The plan's name of the kernel."""
+        return self.name or self.kernel
+
+    def sites(self, kernel: KernelSource) -> tuple[str, ...]:
+        """The messages of the run-time checks of this launch of a kernel, by number from 1."""
+        own = dict(self.renamed)
+        return tuple(own.get(site, site) for site in kernel.sites)
 
 
 @dataclass(frozen=True)
@@ -86,6 +99,18 @@ class Emitted:
     temporaries: tuple[Temporary, ...]
 
     @property
+    def launched(self) -> dict[str, KernelSource]:
+        """The kernel of each launch, by the plan's name of it: several names may have one."""
+        kernels = {k.name: k for k in self.kernels}
+        return {step.planned or "": kernels[step.kernel] for step in self.steps if step.kernel is not None}
+
+    @property
+    def sites(self) -> list[str]:
+        """The messages of all run-time checks."""
+        kernels = {k.name: k for k in self.kernels}
+        return [site for step in self.steps if step.kernel is not None for site in step.sites(kernels[step.kernel])]
+
+    @property
     def workspace(self) -> int:
         """Bytes that hold all temporaries."""
         return max((t.end for t in self.temporaries), default=0)
@@ -100,9 +125,14 @@ class Emitted:
             fields["name"],
             fields["module"],
             tuple(_kernel(k) for k in fields["kernels"]),
-            tuple(Step(s["kernel"], tuple(Slot(**slot) for slot in s["slots"]), s["bytes"]) for s in fields["steps"]),
+            tuple(_step(s) for s in fields["steps"]),
             tuple(Temporary(**t) for t in fields["temporaries"]),
         )
+
+
+def _step(fields: dict[str, Any]) -> Step:
+    slots, renamed = (Slot(**slot) for slot in fields["slots"]), ((old, new) for old, new in fields["renamed"])
+    return Step(**{**fields, "slots": tuple(slots), "renamed": tuple(renamed)})
 
 
 def _kernel(fields: dict[str, Any]) -> KernelSource:

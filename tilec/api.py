@@ -275,8 +275,8 @@ class Op:
         from tilec.plan.report.explain import explain
 
         specialised, lowered = self._lowered
-        cubins = vars(self._latest).get("cubins", {}) if self._latest is not None else {}
-        return explain(lowered.plan, specialised, registers={name: cubin.registers for name, cubin in cubins.items()})
+        registers = self._latest.registers if self._latest is not None else {}
+        return explain(lowered.plan, specialised, registers=registers)
 
 
 def _restored(

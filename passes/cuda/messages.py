@@ -12,6 +12,7 @@ from math import prod
 
 from tilec.core import mlir
 from tilec.core.mlir import arith, func, ir, linalg, memref, nvvm, scf
+from tilec.kernels.attributes import carry_over
 
 MARK = 1 << 32  # in a word: the lower half is a number's bits
 
@@ -51,7 +52,10 @@ def add_memory(
                 if stays_clear:
                     memory[cleared].operation.attributes["tilec.stays_clear"] = ir.UnitAttr.get()
                 for symbol in symbols:
-                    func.CallOp([], symbol, [*call.operands, *(m.result for m in memory.values())])
+                    new = func.CallOp([], symbol, [*call.operands, *(m.result for m in memory.values())])
+                    carry_over(call, new)
+                    if launch := mlir.get_string(call, "tilec.launch"):
+                        new.attributes["tilec.launch"] = mlir.string(launch + symbol.removeprefix(symbols[0]))
             call.erase()
 
 

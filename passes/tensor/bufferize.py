@@ -99,4 +99,4 @@ def _call(call: ir.Operation, memory: dict[ir.Value, ir.Value]) -> None:
             memory[result] = memref.AllocOp(memory_type(result.type), [], []).result
     with call.location:
         callee = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
-        func.CallOp([], callee, [memory[v] for v in (*inputs, *call.results)])
+        carry_over(call, func.CallOp([], callee, [memory[v] for v in (*inputs, *call.results)]))

@@ -20,16 +20,15 @@ def forward(module: ir.Operation) -> None:
     for function in mlir.functions(module):
         functions["tilec.kernel" in function.attributes].append(function)
     kernels, (program,) = functions[True], functions[False]
-    calls = {
-        str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value): op
-        for op in mlir.traverse(program)
-        if op.name == "func.call"
-    }
+    calls: dict[str, list[ir.Operation]] = {}
+    for op in [o.operation for o in mlir.entry(program).operations]:
+        if op.name == "func.call":
+            calls.setdefault(ir.FlatSymbolRefAttr(op.attributes["callee"]).value, []).append(op)
     for kernel in kernels:
         _forward(kernel, calls[ir.StringAttr(kernel.attributes["sym_name"]).value])
 
 
-def _forward(kernel: ir.Operation, call: ir.Operation) -> None:
+def _forward(kernel: ir.Operation, calls: list[ir.Operation]) -> None:
     """Removes the results that a kernel need not write, and the kernel if no result remains."""
     block = mlir.entry(kernel)
     end = list(block.operations)[-1].operation
@@ -38,21 +37,24 @@ def _forward(kernel: ir.Operation, call: ir.Operation) -> None:
     kept: list[int] = []
     for n, value in enumerate(results):
         if value in arguments:
-            call.results[n].replace_all_uses_with(call.operands[arguments.index(value)])
+            for call in calls:
+                call.results[n].replace_all_uses_with(call.operands[arguments.index(value)])
         elif value in results[:n]:
-            call.results[n].replace_all_uses_with(call.results[results.index(value)])
+            for call in calls:
+                call.results[n].replace_all_uses_with(call.results[results.index(value)])
         else:
             kept.append(n)
     if len(kept) == len(results) and (results or any(mlir.is_generic(o.operation) for o in block.operations)):
         return
     if kept:
-        _rebuild(kernel, call, [*range(inputs), *(inputs + n for n in kept)], kept)
-    call.erase()
+        _rebuild(kernel, calls, [*range(inputs), *(inputs + n for n in kept)], kept)
+    for call in calls:
+        call.erase()
     kernel.erase()
 
 
-def _rebuild(kernel: ir.Operation, call: ir.Operation, arguments: list[int], results: list[int]) -> None:
-    """The kernel and its call with some of their arguments and results."""
+def _rebuild(kernel: ir.Operation, calls: list[ir.Operation], arguments: list[int], results: list[int]) -> None:
+    """The kernel and its calls with some of their arguments and results."""
     block, name = mlir.entry(kernel), ir.StringAttr(kernel.attributes["sym_name"]).value
     types = [block.arguments[n].type for n in arguments]
     names = list(ir.ArrayAttr(kernel.attributes["arg_attrs"]))
@@ -66,7 +68,9 @@ def _rebuild(kernel: ir.Operation, call: ir.Operation, arguments: list[int], res
             for op in list(block.operations)[:-1]:
                 mlir.clone_op(op.operation, mapping)
             func.ReturnOp([mapping[end.operands[n]] for n in results])
-    with ir.InsertionPoint(call), call.location:
-        new = func.CallOp([call.results[n].type for n in results], name, [call.operands[n] for n in arguments])
-    for n, result in zip(results, new.results):
-        call.results[n].replace_all_uses_with(result)
+    for call in calls:
+        with ir.InsertionPoint(call), call.location:
+            new = func.CallOp([call.results[n].type for n in results], name, [call.operands[n] for n in arguments])
+        carry_over(call, new)
+        for n, result in zip(results, new.results):
+            call.results[n].replace_all_uses_with(result)

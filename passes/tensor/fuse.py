@@ -10,23 +10,23 @@
 Reads marked `tilec.recompute` are computed anew. Reductions marked `tilec.split` become two. Factors of contractions marked
 `tilec.pack_left` or `tilec.pack_right` are stored by an operation of their own. Producers marked `tilec.inline` are computed
 inside their readers. Operations of one loop nest over the same dimensions become one. Then each kernel's operations move into
-a function, which takes its inputs and the tensors to write (destination style), and returns the written tensors. The program's
-function keeps the calls in their order.
+a function, which takes its inputs and the tensors to write (destination style), and returns the written tensors. Equal kernels
+share one (`outline.py`). The program's function keeps the calls in their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from tilec.analysis.loop_groups import GroupedOp, loop_nests
-from tilec.core import locations, mlir, records
+from tilec.core import mlir, records
 from tilec.core.diagnostics import InternalError
-from tilec.core.mlir import func, ir, tensor
+from tilec.core.mlir import ir
 from tilec.kernels.attributes import Parts, Placement, StoredFactor
 from tilec.passes.tensor.gathered import compute_anew
 from tilec.passes.tensor.inline import inline_all
 from tilec.passes.tensor.merge import merge
+from tilec.passes.tensor.outline import Outliner
 from tilec.passes.tensor.pack import SIDES, pack
 from tilec.passes.tensor.split import split
 
@@ -40,11 +40,9 @@ def fuse(module: ir.Operation) -> None:
     order = _in_dependence(_kernels(function))
     for ops in order.values():
         _merge_loop_groups(ops)
-    merged = _kernels(function)
-    (*_, terminator) = mlir.entry(function).operations
-    outlined: dict[str, ir.Operation] = {}
+    merged, outliner = _kernels(function), Outliner(function)
     for name in order:
-        outlined[name] = _outline(function, name, merged[name], terminator, outlined)
+        outliner.outline(name, merged[name])
 
 
 def _generics(function: ir.Operation) -> list[ir.Operation]:
@@ -91,7 +89,7 @@ def _in_dependence(members: dict[str, list[ir.Operation]]) -> dict[str, list[ir.
     """The kernels in an order in which each comes after the kernels that it reads from."""
     made = {r: name for name, ops in members.items() for op in ops for r in op.results}
     needs = {
-        name: {made[v] for op in ops for v in map(mlir.source_of, _read(op)) if v in made} - {name}
+        name: {made[v] for op in ops for v in map(mlir.source_of, mlir.operands_of(op)) if v in made} - {name}
         for name, ops in members.items()
     }
     level: dict[str, int] = {}
@@ -101,11 +99,6 @@ def _in_dependence(members: dict[str, list[ir.Operation]]) -> dict[str, list[ir.
     except CycleError as error:
         raise InternalError(f"kernels {sorted(error.args[1])} read from each other", "fuse") from None
     return {name: members[name] for name in sorted(members, key=level.__getitem__)}
-
-
-def _read(op: ir.Operation) -> list[ir.Value]:
-    """All values that an operation reads from outside: its operands, and values that its body captures."""
-    return [*op.operands, *mlir.captured(op)]
 
 
 def _merge_loop_groups(ops: list[ir.Operation]) -> None:
@@ -133,113 +126,3 @@ def _merged(ops: list[ir.Operation]) -> None:
     joined.attributes["tilec.name"] = mlir.string(",".join(names))
     if kinds:
         joined.attributes["tilec.reduce"] = mlir.string(",".join(kinds))
-
-
-def _outline(
-    function: ir.Operation, name: str, ops: list[ir.Operation], terminator: ir.OpView, outlined: Mapping[str, ir.Operation]
-) -> ir.Operation:  # fmt: skip
-    """Moves the operations of a kernel into a function, which it returns, and calls that. `outlined`: those before it, by name."""
-    ops = _in_order(ops)
-    made = [r for op in ops for r in op.results]
-    inner, own = set(made), set(ops)
-    needed = [v for v in dict.fromkeys(v for op in ops for v in _read(op)) if v not in inner]
-    local = [v for v in needed if _is_local(v)]
-    inputs = [v for v in needed if not _is_local(v)]
-    outputs = [r for r in made if any(_outermost(user) not in own for user in mlir.uses(r))]
-    with mlir.fused_location(ops):
-        with ir.InsertionPoint(function):
-            types = [v.type for v in (*inputs, *outputs)]
-            kernel = func.FuncOp(name, (types, [v.type for v in outputs]))
-        kernel.attributes["tilec.kernel"] = ir.UnitAttr.get()
-        kernel.attributes["arg_attrs"] = ir.ArrayAttr.get([_names(v, function, outlined) for v in (*inputs, *outputs)])
-        block = kernel.add_entry_block()
-        mapping = dict(zip(inputs, block.arguments))
-        with ir.InsertionPoint(block):
-            for value in local:
-                _clone_local(value, mapping)
-            for op in ops:
-                copy = mlir.clone_op(op, mapping)
-                for key in ("tilec.kernel", "tilec.loop_group", "tilec.multiplicand"):
-                    if key in copy.attributes:
-                        del copy.attributes[key]
-                _name_dims(kernel.operation, copy)
-            func.ReturnOp([mapping[v] for v in outputs])
-        for value in inputs:  # shapes of what earlier calls returned
-            if (shape := mlir.definition(value)) is not None and shape.name == "tensor.expand_shape":
-                shape.move_before(terminator.operation)
-        with ir.InsertionPoint(terminator):
-            fresh = [tensor.EmptyOp(list(v.type.shape), v.type.element_type).result for v in outputs]
-            call = func.CallOp([v.type for v in outputs], name, [*inputs, *fresh])
-    for old, new in zip(outputs, call.results):
-        old.replace_all_uses_with(new)
-    for op in reversed(ops):
-        op.erase()
-    return kernel.operation
-
-
-def _name_dims(kernel: ir.Operation, op: ir.Operation) -> None:
-    """The kernel calls its dimensions as the first operation does that has them, a second of one name with a number."""
-    names = locations.indices(kernel)
-    for d, name in zip(mlir.get_integers(op, "tilec.dims"), locations.indices(op)):
-        names += [""] * (d + 1 - len(names))
-        if not names[d]:
-            free = (name, *(f"{name}_{n}" for n in range(2, len(names) + 2)))
-            names[d] = next(n for n in free if n not in names)
-    if locations.INDICES in op.attributes:
-        del op.attributes[locations.INDICES]
-    locations.set_indices(kernel, names)
-
-
-def _in_order(ops: list[ir.Operation]) -> list[ir.Operation]:
-    """Restores the order after merging: each operation after those that it reads from, else unchanged."""
-    made = {r: op for op in ops for r in op.results}
-    ordered: dict[ir.Operation, None] = {}
-    pending = [(op, False) for op in reversed(ops)]
-    while pending:
-        op, entered = pending.pop()
-        if op in ordered:
-            continue
-        if entered:
-            ordered[op] = None
-            continue
-        before = [made[v] for v in _read(op) if v in made and made[v] != op]
-        pending += [(op, True), *((o, False) for o in reversed(before))]
-    return list(ordered)
-
-
-def _outermost(op: ir.Operation) -> ir.Operation:
-    """The operation of the function's own block that holds `op`."""
-    while op.parent is not None and op.parent.operation.name != "func.func":
-        op = op.parent.operation
-    return op
-
-
-def _is_local(value: ir.Value) -> bool:
-    """Constants, empty tensors and their fills are cheaper to make again than to pass."""
-    owner = value.owner
-    return not isinstance(owner, ir.Block) and owner.name in ("arith.constant", "tensor.empty", "linalg.fill")
-
-
-def _clone_local(value: ir.Value, mapping: dict[ir.Value, ir.Value]) -> None:
-    if value in mapping:
-        return
-    owner = value.owner.operation if hasattr(value.owner, "operation") else value.owner
-    for operand in owner.operands:
-        _clone_local(operand, mapping)
-    mlir.clone_op(owner, mapping)
-
-
-def _names(value: ir.Value, function: ir.Operation, outlined: Mapping[str, ir.Operation]) -> ir.Attribute:
-    """The source's name of a tensor: `%0` says little in a kernel that a person reads."""
-    owner = mlir.definition(value)
-    if owner is None:
-        return ir.ArrayAttr(function.attributes["arg_attrs"])[value.arg_number]
-    if owner.name == "tensor.expand_shape":
-        return _names(owner.operands[0], function, outlined)
-    if owner.name == "func.call":
-        kernel = outlined[ir.FlatSymbolRefAttr(owner.attributes["callee"]).value]
-        (*_, end) = mlir.entry(kernel).operations
-        return _names(end.operands[ir.OpResult(value).result_number], kernel, outlined)
-    names = (mlir.get_string(owner, "tilec.name") or "t").split(",")
-    position = ir.OpResult(value).result_number
-    return ir.DictAttr.get({"tilec.name": mlir.string(names[min(position, len(names) - 1)])})

@@ -89,8 +89,8 @@ class CpuProgram:
         return start
 
     def _fail(self, code: int) -> NoReturn:
-        step, number = code >> 32, code & 0xFFFFFFFF
-        raise CheckError(self._kernels[self._steps[step].kernel or ""].sites[number - 1])
+        step, number = self._steps[code >> 32], code & 0xFFFFFFFF
+        raise CheckError(step.sites(self._kernels[step.kernel or ""])[number - 1])
 
 
 def _stride(kernel: KernelSource) -> int:

@@ -15,7 +15,7 @@ from tilec.runtime.cuda import driver
 from tilec.runtime.cuda.cubins import parameters
 from tilec.runtime.cuda.launch import Kernel, Launcher, TiledMap
 from tilec.runtime.native.tables import DeviceSpace, KeepAlive
-from tilec.runtime.program import Cubin, Emitted, KernelSource, TensorMap
+from tilec.runtime.program import Cubin, Emitted, KernelSource, Step, TensorMap
 
 _THREAD_LOCAL, _RELAXED = 1, 2  # CUstreamCaptureMode
 Pick = Callable[[Sequence[int]], Sequence[int]]
@@ -59,7 +59,7 @@ class DeviceProgram:
     """Loads a program's cubins into a device. `launch` is safe in many threads at once."""
 
     def __init__(
-        self, emitted: Emitted, cubins: Mapping[str, Cubin], steps: Sequence[tuple[str | None, Pick, int]], device: int,
+        self, emitted: Emitted, cubins: Mapping[str, Cubin], steps: Sequence[tuple[Step, Pick]], device: int,
         deferred_checks: bool = False,
     ):  # fmt: skip
         """`deferred_checks`: the host does not wait for run-time checks. The next launch on the stream, `check` or `raise_failed`
@@ -68,12 +68,13 @@ class DeviceProgram:
         with _relaxed(device):
             launchers = {k.name: self._launcher(k, cubins[k.name]) for k in emitted.kernels}
         sources = {k.name: k for k in emitted.kernels}
+        maps = {k.name: tuple(map(_tiled, k.maps)) for k in emitted.kernels}
         self.steps = [
-            Run(pick, None, (), (), count)
-            if name is None
-            else Run(pick, launchers[name], tuple(map(_tiled, sources[name].maps)), sources[name].sites, 0)
-            for name, pick, count in steps
-            if name is None or not launchers[name].empty
+            Run(pick, None, (), (), step.bytes)
+            if step.kernel is None
+            else Run(pick, launchers[step.kernel], maps[step.kernel], step.sites(sources[step.kernel]), 0)
+            for step, pick in steps
+            if step.kernel is None or not launchers[step.kernel].empty
         ]
         checked = [s for s in self.steps if s.sites]
         for word, step in enumerate(checked):

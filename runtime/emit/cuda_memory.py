@@ -45,8 +45,9 @@ class MemoryPrinter(UnrollPrinter):
 
     def define(self, name: str, maker: str, arguments: str) -> str:
         """A device function that the module makes for its own numbers: `name = maker(...)`."""
-        name = self.names.apart(name)
-        self.definitions[name] = f"{self.use(maker)}{arguments}"
+        call = f"{self.use(maker)}{arguments}"
+        name = self.names.definition(name, call)
+        self.definitions[name] = call
         return name
 
     def dtype(self, element: str) -> str:

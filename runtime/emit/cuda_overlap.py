@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tilec.core import mlir
 from tilec.core.mlir import ir
-from tilec.runtime.program import Step
+from tilec.runtime.program import Slot, Step
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,17 @@ class Overlap:
 
 
 def overlaps(module: ir.Module, steps: Sequence[Step]) -> dict[str, Overlap]:
-    """The overlap of every kernel, by name. Kernels after a copy or a fill are launched normally: only kernels let others start."""
+    """The overlap of every kernel, by name. Kernels after a copy or a fill are launched normally: only kernels let others start.
+    A kernel with several launches waits where it does in all of them, and has a neighbour that it has in any."""
     asked = {mlir.get_string(f, "sym_name") for f in mlir.functions(module) if "tilec.overlap" in f.attributes}
     kernels = [None, *(s.kernel for s in steps), None]
-    found, written = {}, set()
-    for step, before, after in zip(steps, kernels, kernels[2:]):
+    late = {after for before, after in pairwise(kernels) if before is None}
+    found: dict[str, Overlap] = {}
+    written: set[Slot] = set()
+    for step, after in zip(steps, kernels[2:]):
         if step.kernel is not None:
-            waits = before is not None and step.kernel in asked
-            made = tuple(i for i, slot in enumerate(step.slots) if waits and slot in written)
-            found[step.kernel] = Overlap(waits, after in asked, made)
+            waits, known = step.kernel in asked - late, found.get(step.kernel, Overlap())
+            made = {i for i, slot in enumerate(step.slots) if waits and slot in written}
+            found[step.kernel] = Overlap(waits, known.releases or after in asked, tuple(sorted(made.union(known.made))))
         written |= {s for s in step.slots if s.kind != "input"}
     return found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from tilec.core import locations, mlir
 from tilec.core.mlir import ir
-from tilec.runtime.emit.comments import Comments
+from tilec.runtime.emit.comments import LONGEST, Comments, plain
 from tilec.runtime.emit.names import Names, program_names
 from tilec.runtime.emit.printer import Printer
 from tilec.runtime.program import KernelSource
@@ -21,15 +23,45 @@ def print_kernels(
     """Every kernel and its printer. A kernel is printed again if a variable has the name of an import."""
     program, statements = frozenset(program_names(module.operation)), locations.statements(module.operation)
     kernels = [f for f in mlir.functions(module) if "tilec.kernel" in f.attributes]
+    others = _further_launches(module)
     called = {ir.StringAttr(f.attributes["sym_name"]).value for f in kernels}
     imported: set[str] = set()
+    defined: dict[str, str] = {}
     while True:
         made = []
         for function in kernels:
-            names = Names(program, locations.indices(function), imported, called)
+            names = Names(program, locations.indices(function), imported, called, defined)
             own = printer(names, Comments(statements, function.location))
-            made.append((own, kernel(own, function)))
+            made.append((own, _told(kernel(own, function), others)))
         new = {name for own, _ in made for name in own.imports()} - imported
         if not any(new & (own.names.given | own.names.loops) for own, _ in made):
             return made
         imported |= new
+
+
+MOST = 8  # lines of a comment
+
+
+def _further_launches(module: ir.Module) -> dict[str, list[str]]:
+    """By kernel, the launches that the plan calls otherwise, with their lines in the source."""
+    found: dict[str, list[str]] = {}
+    for op in (op for f in mlir.functions(module) if "tilec.kernel" not in f.attributes for op in mlir.entry(f).operations):
+        if op.operation.name == "func.call" and (name := mlir.get_string(op.operation, "tilec.launch")):
+            lines: dict[str, set[int]] = {}
+            for file, line, _ in locations.positions(op.location):
+                lines.setdefault(file.rsplit("/", 1)[-1], set()).add(line)
+            where = "; ".join(f"{file}:{', '.join(map(str, sorted(own)))}" for file, own in lines.items())
+            callee = ir.FlatSymbolRefAttr(op.operation.attributes["callee"]).value
+            found.setdefault(callee, []).append(plain(f"{name} ({where})" if where else name))
+    return found
+
+
+def _told(kernel: KernelSource, others: dict[str, list[str]]) -> KernelSource:
+    """The kernel, with a comment of its further launches."""
+    if kernel.name not in others:
+        return kernel
+    lines = textwrap.wrap(f"also {', '.join(others[kernel.name])}", LONGEST, break_long_words=False, break_on_hyphens=False)
+    if len(lines) > MOST:
+        lines = [*lines[: MOST - 1], f"... {len(others[kernel.name])} in all"]
+    head, *body = kernel.text.split("\n")
+    return replace(kernel, text="\n".join([head, *(f"    # {line}" for line in lines), *body]))

@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import count
+from itertools import chain, count
 
 from tilec.core import locations, mlir
 from tilec.core.mlir import ir
@@ -27,12 +27,13 @@ _RESERVED = {*keyword.kwlist, *dir(builtins), "args", "cuda", "errors", "inf", "
 
 class Names:
     """The names of one kernel. `program` are those of the source, `indices` those of them that are indices, `imported`
-    those that the printed module has besides its `kernels`."""
+    those that the printed module has besides its `kernels`. `defined`: what the module defines so far, by name."""
 
     def __init__(
-        self, program: Collection[str], indices: Collection[str], imported: Collection[str] = (), kernels: Collection[str] = ()
-    ):
-        self.kernels = kernels
+        self, program: Collection[str], indices: Collection[str], imported: Collection[str] = (),
+        kernels: Collection[str] = (), defined: dict[str, str] | None = None,
+    ):  # fmt: skip
+        self.kernels, self.defined = kernels, {} if defined is None else defined
         self.program, self.indices = _identifiers(frozenset(program)), set(map(identifier, indices))
         self.taken = _RESERVED | set(imported)
         self.given: set[str] = set()
@@ -44,6 +45,12 @@ class Names:
     def apart(self, name: str) -> str:
         """What an import is called: its own name, if no kernel of the module has that."""
         return f"device_{name}" if name in self.kernels else name
+
+    def definition(self, name: str, value: str) -> str:
+        """What a definition of the module is called: with a number where another one, which differs, has the name."""
+        name = self.apart(name)
+        names = chain([name], (f"{name}_{n}" for n in count(2)))
+        return next(n for n in names if self.defined.setdefault(n, value) == value)
 
     def source(self, name: str) -> str:
         """A tensor's own name; with a number where that means something else in Python or in the kernel."""

@@ -37,8 +37,7 @@ def read_steps(module: ir.Module) -> tuple[str, tuple[Step, ...], tuple[Temporar
             case "memref.expand_shape":  # the same memory, seen with another shape
                 slots[op.results[0]] = slots[op.operands[0]]
             case "func.call":
-                callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
-                steps.append(Step(callee, tuple(slots[v] for v in op.operands)))
+                steps.append(_launch(op, tuple(slots[v] for v in op.operands)))
             case "memref.copy":
                 steps.append(
                     Step(None, tuple(slots[v] for v in op.operands), _bytes(ir.ShapedType(op.operands[0].type)))
@@ -52,6 +51,13 @@ def read_steps(module: ir.Module) -> tuple[str, tuple[Step, ...], tuple[Temporar
             case other:
                 raise InternalError(f"'{other}' cannot stand between kernels", "emit", str(module))
     return ir.StringAttr(program.attributes["sym_name"]).value, tuple(steps), allocate(temporaries, steps, lasting)
+
+
+def _launch(call: ir.Operation, slots: tuple[Slot, ...]) -> Step:
+    renamed = ir.DictAttr(call.attributes["tilec.checks"]) if "tilec.checks" in call.attributes else ()
+    checks = tuple((entry.name, ir.StringAttr(entry.attr).value) for entry in renamed)
+    callee = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+    return Step(callee, slots, name=mlir.get_string(call, "tilec.launch") or "", renamed=checks)
 
 
 def allocate(sizes: list[int], steps: list[Step], lasting: Collection[int] = ()) -> tuple[Temporary, ...]:

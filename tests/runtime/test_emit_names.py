@@ -10,6 +10,7 @@ import pytest
 from conftest import assert_within
 from expectations import EXAMPLES
 from tools import cuda_emulator, lowering
+from tools.cuda_matrix_emulator import MatrixIntrinsics
 from tools.printed import code
 
 import tilec
@@ -189,3 +190,18 @@ def test_unrolled_loops_run_as_loops():
     written["f"](first, None)
     looped["f"](second, range)
     assert first == second
+
+
+def test_device_functions_of_one_name_are_two(rng):
+    """Products of one shape whose factors lie otherwise, in two kernels of a program."""
+    text = """op f(x: f32[32, 32], v: f32[32, 32], w: f32[32, 32]) -> (y: f32[32, 32]) {
+        t[i, k] = exp(sum[j](x[i, j] * v[k, j]) / 8)
+        y[i, k] = sum[j](t[i, j] * w[j, k])
+    }"""
+    inputs = {n: rng.standard_normal((32, 32), dtype=np.float32) for n in "xvw"}
+    _, result = lowering.lowered(text, None, inputs)
+    defined = re.findall(r"^(multiply_\w+) = contract\((.*)\)$", result.emitted.module, re.MULTILINE)
+    assert len(result.emitted.kernels) == len(dict(defined)) == len({what for _, what in defined}) == 2
+    out = np.zeros((32, 32), np.float32)
+    assert not any(cuda_emulator.run(result.emitted, list(inputs.values()), [out], MatrixIntrinsics))
+    assert_within(text, inputs, [out], kind="cuda")

@@ -224,7 +224,7 @@ def _form(args: argparse.Namespace, loaded: common.Loaded, lowered) -> str | byt
         case "mlir":
             return header("map", args.target) + lowered.texts["map"]
         case "numba" if args.kernel:
-            return next(k.text for k in lowered.emitted.kernels if k.name == args.kernel) + "\n"
+            return lowered.emitted.launched[args.kernel].text + "\n"
         case "numba":
             return lowered.emitted.module
         case "ptx":
@@ -239,10 +239,12 @@ def _form(args: argparse.Namespace, loaded: common.Loaded, lowered) -> str | byt
 
 
 def _chosen(emitted, name: str | None) -> list[str]:
-    names = [k.name for k in emitted.kernels]
-    if name is not None and name not in names:
-        raise CallError(f"there is no kernel '{name}'", hint=f"the kernels are {', '.join(names)}")
-    return names if name is None else [name]
+    """The names under which kernels were compiled: of all, or of the one that the plan calls `name`."""
+    if name is None:
+        return [k.name for k in emitted.kernels]
+    if name not in emitted.launched:
+        raise CallError(f"there is no kernel '{name}'", hint=f"the kernels are {', '.join(emitted.launched)}")
+    return [emitted.launched[name].name]
 
 
 def _cubins(loaded: common.Loaded, lowered):

@@ -76,7 +76,8 @@ def _counted(plan: Any, executable: Any) -> dict[str, dict[str, float]]:
 
     if plan.target.kind != "cuda":
         return {}
-    found = {k.name: arithmetic(k, executable.cubins[k.name].ptx) for k in plan.kernels if k.name in executable.cubins}
+    launched = executable.emitted.launched
+    found = {k.name: arithmetic(k, executable.cubins[launched[k.name].name].ptx) for k in plan.kernels if k.name in launched}
     return {name: operations for name, operations in found.items() if operations}
 
 
@@ -95,7 +96,6 @@ def explain(args: argparse.Namespace) -> int:
         (r"^  \S+\.tile:\d+", "bold"),
     ]
     counted = _counted(lowered.plan, executable) if executable else None
-    cubins = executable.cubins if executable and loaded.target.kind == "cuda" else {}
-    registers = {name: cubin.registers for name, cubin in cubins.items()}
+    registers = executable.registers if executable else {}
     say(report(lowered.plan, loaded.specialised, measured, counted, registers), rules)
     return 0

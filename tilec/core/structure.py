@@ -1,4 +1,4 @@
-"""The structure of an operation: equal for operations that compute the same, but for their names and what they read."""
+"""The structure of operations: equal for those that compute the same, but for their names and what they read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tilec.core.mlir import ir
 NAMES = ("tilec.name", "tilec.indices")  # attributes in which equal operations may differ
 
 
-def structure_of(op: ir.Operation, names: Collection[str] = NAMES) -> tuple[Hashable, tuple[ir.Value, ...]]:
-    """What an operation is, and all in it, without locations and the attributes `names`; and the values from outside that it uses.
-    Two operations of one structure do the same with their first such values, with their second ones, and so on."""
+def structure_of(*ops: ir.Operation, names: Collection[str] = NAMES) -> tuple[Hashable, tuple[ir.Value, ...]]:
+    """What operations in a row are, and all in them, without locations and the attributes `names`; and the values from outside
+    that they use. Operations of one structure do the same with their first such values, with their second ones, and so on."""
     values: dict[ir.Value, int] = {}
     inside: dict[ir.Value, int] = {}
-    found = _structure(op, inside, values, names)
+    found = tuple([_structure(op, inside, values, names) for op in ops])
     return (found, tuple([v.type for v in values])), tuple(values)
 
 

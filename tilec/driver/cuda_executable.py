@@ -43,6 +43,11 @@ class CudaExecutable(Executable):
 
         return program_cubins(self.emitted, self.target.chip, self.compiled.registers)
 
+    @property
+    def registers(self) -> dict[str, int]:
+        cubins = vars(self).get("cubins", {})
+        return {name: cubins[k.name].registers for name, k in self.emitted.launched.items() if k.name in cubins}
+
     def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
         self.runs += 1
         program, inputs, targets = self._ready(inputs, outputs)

@@ -7,14 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilec.core.diagnostics import CallError
 from tilec.driver.kernel import Kernel
 from tilec.driver.recipe import Recipe
-
-if TYPE_CHECKING:
-    pass
+from tilec.runtime.program import Step
 
 
 class Executable:
@@ -30,9 +28,14 @@ class Executable:
     def kernels(self) -> tuple[Kernel, ...]:
         predicted = self.compiled.predicted_us
         return tuple(
-            Kernel(k.name, k.text, k.grid, k.threads, k.shared, predicted.get(k.name, 0.0))
-            for k in self.emitted.kernels
+            Kernel(name, k.text, k.grid, k.threads, k.shared, predicted.get(name, 0.0))
+            for name, k in self.emitted.launched.items()
         )
+
+    @property
+    def registers(self) -> dict[str, int]:
+        """The registers that a thread of each kernel takes, by the plan's name of it, of those that were compiled for a GPU."""
+        return {}
 
     def load(self) -> None:
         """Loads the machine code; `run` does it otherwise."""
@@ -55,13 +58,12 @@ class Executable:
         return part
 
     @cached_property
-    def steps(self) -> tuple[tuple[str | None, Any, int], ...]:
-        """For every step: its kernel, a function that picks its addresses from those of inputs, outputs and temporaries,
-        and the bytes to copy."""
+    def steps(self) -> tuple[tuple[Step, Any], ...]:
+        """Every step, and a function that picks its addresses from those of inputs, outputs and temporaries."""
         begin = {"input": 0, "output": len(self.compiled.inputs)}
         begin["temporary"] = begin["output"] + len(self.outputs)
         picks = ([begin[s.kind] + s.number for s in step.slots] for step in self.emitted.steps)
-        return tuple((step.kernel, _picker(numbers), step.bytes) for step, numbers in zip(self.emitted.steps, picks))
+        return tuple((step, _picker(numbers)) for step, numbers in zip(self.emitted.steps, picks))
 
 
 def _picker(numbers: list[int]) -> Callable[[Any], Any]:

@@ -29,7 +29,7 @@ def kernel_times(device: Any, executable: Any, budget: float = 0.2) -> dict[str,
     ends = [n + 1 for n, step in enumerate(steps) if step.kernel is not None or n + 1 == len(steps)]
     before = 0.0
     for time, end in zip(interleaved(device, [executable.first(n) for n in ends], budget), ends):
-        name = steps[end - 1].kernel or "copies"
+        name = steps[end - 1].planned or "copies"
         found[name] = found.get(name, 0.0) + max(0.0, time - before)
         before = time
     return found

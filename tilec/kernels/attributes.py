@@ -249,6 +249,10 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("stored", (_GENERIC,), _mark(), "plan", "plan", "stores a factor of a contraction (while planning goes on)"),
     # how the program becomes kernels
     Attribute("kernel", ("func.func",), _mark(), "fuse", "emit", "a kernel; the other function is the program, which calls them"),
+    Attribute("launch", ("func.call",), _word(), "fuse", "emit",
+              "the plan's name of a kernel, where the function that it calls has the name of another kernel, which is equal"),
+    Attribute("checks", ("func.call",), _word_by_key("message"), "fuse", "emit",
+              "the messages of its run-time checks, by those of the function, where they differ"),
     Attribute("form", ("scalar",), _word(), "fuse", "emit", "the form of the function that the backend prints"),
     Attribute("indices", ("kernel",), _words(), "fuse", "emit",
               "the source's names of the kernel's dimensions, \"\" where one has none"),

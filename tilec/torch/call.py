@@ -196,7 +196,7 @@ def _traced(graph: fx.Graph, mode: Any) -> fx.Graph:
 
 def _checks(built: Executable) -> str:
     """The messages of all run-time checks."""
-    return "\n".join(site for kernel in built.emitted.kernels for site in kernel.sites)
+    return "\n".join(built.emitted.sites)
 
 
 def _device(graph: fx.Graph) -> str | int:

@@ -25,7 +25,7 @@ from tilec.runtime.cuda import dlpack
 from tilec.runtime.cuda import driver as cuda_driver
 from tilec.runtime.cuda.cubins import parameters
 from tilec.runtime.cuda.program import DeviceProgram
-from tilec.runtime.program import Cubin, Emitted, KernelSource, Temporary, TensorMap
+from tilec.runtime.program import Cubin, Emitted, KernelSource, Step, Temporary, TensorMap
 
 F32 = DTYPES["f32"]
 
@@ -50,7 +50,7 @@ def loaded(driver: FakeDriver, kernels, steps, temporaries=(), deferred=False) -
     driver.kinds += [parameters(k) for k in kernels]
     emitted = Emitted("p", "", tuple(kernels), (), tuple(temporaries))
     cubins = {k.name: Cubin(b"image", "", k.name, "sm_90a", 32, 0, 0, 0) for k in kernels}
-    picks = [(name, lambda row, numbers=numbers: [row[n] for n in numbers], size) for name, numbers, size in steps]
+    picks = [(Step(n, (), size), lambda row, numbers=numbers: [row[n] for n in numbers]) for n, numbers, size in steps]
     return DeviceProgram(emitted, cubins, picks, 0, deferred)
 
 

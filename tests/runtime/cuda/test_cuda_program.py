@@ -12,7 +12,7 @@ from tools.cuda_driver_fake import stand_in
 from tilec.core.diagnostics import CallError, CheckError
 from tilec.runtime.cuda import driver as cuda_driver
 from tilec.runtime.cuda.program import DeviceProgram, Graph, raise_failed
-from tilec.runtime.program import Cubin, Emitted, KernelSource, Temporary
+from tilec.runtime.program import Cubin, Emitted, KernelSource, Step, Temporary
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def program(temporaries=(), sites=(), deferred_checks=False) -> DeviceProgram:
     kernels = tuple(KernelSource(n, "", 3, 2, threads=64, sites=sites) for n in ("first", "second"))
     emitted = Emitted("p", "", kernels, (), tuple(temporaries))
     cubins = {k.name: Cubin(b"image", "", k.name, "sm_90a", 32, 0, 0, 0) for k in kernels}
-    steps = [("first", itemgetter(0, middle), 0), ("second", itemgetter(middle, 1), 0)]
+    steps = [(Step("first", ()), itemgetter(0, middle)), (Step("second", ()), itemgetter(middle, 1))]
     return DeviceProgram(emitted, cubins, steps, 0, deferred_checks)
 
 

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 
 from tilec.core import mlir
-from tilec.core.diagnostics import CallError
+from tilec.core.diagnostics import CheckError
 from tilec.core.mlir import ir
 from tilec.core.opcodes import opcode_of
 from tilec.semantics.interpreter import ranks
@@ -217,11 +217,16 @@ def _call(code: Code, op: ir.Operation) -> Step | Waiting:
 
         return device_function(code, op, opcode_of(op))
     arguments, results = code.operands(op), code.results(op)
+    checks = ir.DictAttr(op.attributes["tilec.checks"]) if "tilec.checks" in op.attributes else ()
+    own = {entry.name: ir.StringAttr(entry.attr).value for entry in checks}
 
     def step(values: Values, mask: Mask) -> None:
         if values[0].lanes is not None:
             raise Unsupported(op, "a call by threads")
-        found = code.program.call(name, values[0], [values[s] for s in arguments])
+        try:
+            found = code.program.call(name, values[0], [values[s] for s in arguments])
+        except CheckError as error:
+            raise CheckError(own.get(str(error), str(error))) from None
         for slot, value in zip(results, found):
             values[slot] = value
 
@@ -237,6 +242,6 @@ def _assert(code: Code, op: ir.Operation) -> Step:
     def step(values: Values, mask: Mask) -> None:
         failed = np.logical_not(values[condition])
         if np.any(failed if mask is None else failed & mask):
-            raise CallError(message)
+            raise CheckError(message)
 
     return step

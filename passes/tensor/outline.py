@@ -1,0 +1,181 @@
+"""A kernel's operations become a function, and its place a call; kernels that are equal call one function.
+
+    y = generic exp(x) {kernel "f_y"}             func @f_y(x, out) { return generic exp(x) }
+    v = generic exp(u) {kernel "f_v"}      ->     y = call @f_y(x, empty)
+                                                  v = call @f_y(u, empty) {tilec.launch = "f_v"}
+
+Equal kernels have the same operations, types and plan; names, places in the source, tensors and messages of checks may differ.
+Each later pass, the printer and the compilers then see one kernel for all layers of a model. The call has what is its own: its
+place, `tilec.launch`, the plan's name of it, and `tilec.checks`, its messages by those of the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from tilec.core import locations, mlir
+from tilec.core.mlir import func, ir, tensor
+from tilec.core.structure import NAMES, structure_of
+
+_OF_THE_PLAN = ("tilec.kernel", "tilec.loop_group", "tilec.multiplicand")  # what operations of a kernel do not keep
+_DIFFERENT = (*NAMES, *_OF_THE_PLAN, "msg")  # in which the operations of equal kernels may differ
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A function that was made, and the messages of its checks in their order."""
+
+    name: str
+    checks: list[str]
+
+
+class Outliner:
+    """Makes kernels of a program, each after those that it reads from."""
+
+    def __init__(self, function: ir.Operation):
+        self.function = function
+        (*_, self.end) = mlir.entry(function).operations
+        module = function.parent.attributes
+        self.plan = ir.DictAttr(module["tilec.kernels"]) if "tilec.kernels" in module else {}
+        self.made: dict[Hashable, list[_Kernel]] = {}
+        self.names: dict[ir.Value, ir.Attribute] = {}  # of the results of calls
+
+    def outline(self, name: str, ops: list[ir.Operation]) -> None:
+        """Has a call make the results of a kernel's operations, and takes these away."""
+        ops = _in_order(ops)
+        made = [r for op in ops for r in op.results]
+        inside = [inner for op in ops for inner in (op, *mlir.traverse(op))]
+        local = _locals(inside)
+        own = set(ops)
+        outputs = [n for n, r in enumerate(made) if any(_outermost(user) not in own for user in mlir.uses(r))]
+        structure, inputs = structure_of(*local, *ops, names=_DIFFERENT)
+        checks = [ir.StringAttr(op.attributes["msg"]).value for op in inside if op.name == "cf.assert"]
+        alike = self.made.setdefault((structure, tuple(outputs), self._planned(name)), [])
+        results = [made[n] for n in outputs]
+        with mlir.fused_location(ops):
+            kernel = next((k for k in alike if _renaming(k.checks, checks) is not None), None)
+            if kernel is None:
+                kernel = _Kernel(name, checks)
+                alike.append(kernel)
+                self._function(name, [*local, *ops], inputs, results)
+            call = self._call(kernel.name, inputs, results)
+        if kernel.name != name:
+            call.attributes["tilec.launch"] = mlir.string(name)
+            if said := {old: new for old, new in (_renaming(kernel.checks, checks) or {}).items() if old != new}:
+                call.attributes["tilec.checks"] = ir.DictAttr.get({old: mlir.string(new) for old, new in said.items()})
+        for old, new in zip(results, call.results):
+            self.names[new] = self._name(old)
+            old.replace_all_uses_with(new)
+        for op in reversed(ops):
+            op.erase()
+
+    def _planned(self, name: str) -> Hashable:
+        """What the plan says of a kernel. Its predicted time follows from the rest."""
+        if name not in self.plan:
+            return None
+        return tuple((entry.name, entry.attr) for entry in ir.DictAttr(self.plan[name]) if entry.name != "predicted_us")
+
+    def _function(
+        self, name: str, ops: list[ir.Operation], inputs: tuple[ir.Value, ...], results: list[ir.Value]
+    ) -> None:
+        with ir.InsertionPoint(self.function):
+            types = [v.type for v in (*inputs, *results)]
+            kernel = func.FuncOp(name, (types, [v.type for v in results]))
+        kernel.attributes["tilec.kernel"] = ir.UnitAttr.get()
+        kernel.attributes["arg_attrs"] = ir.ArrayAttr.get([self._name(v) for v in (*inputs, *results)])
+        block = kernel.add_entry_block()
+        mapping = dict(zip(inputs, block.arguments))
+        with ir.InsertionPoint(block):
+            for op in ops:
+                copy = mlir.clone_op(op, mapping)
+                if not mlir.is_generic(op):
+                    continue
+                for key in _OF_THE_PLAN:
+                    if key in copy.attributes:
+                        del copy.attributes[key]
+                _name_dims(kernel.operation, copy)
+            func.ReturnOp([mapping[v] for v in results])
+
+    def _call(self, name: str, inputs: tuple[ir.Value, ...], results: list[ir.Value]) -> func.CallOp:
+        for value in inputs:  # shapes of what earlier calls returned
+            if (shape := mlir.definition(value)) is not None and shape.name == "tensor.expand_shape":
+                shape.move_before(self.end.operation)
+        with ir.InsertionPoint(self.end):
+            fresh = [tensor.EmptyOp(list(v.type.shape), v.type.element_type).result for v in results]
+            return func.CallOp([v.type for v in results], name, [*inputs, *fresh])
+
+    def _name(self, value: ir.Value) -> ir.Attribute:
+        """The source's name of a tensor: `%0` says little in a kernel that a person reads."""
+        owner = mlir.definition(value)
+        if owner is None:
+            return ir.ArrayAttr(self.function.attributes["arg_attrs"])[value.arg_number]
+        if owner.name == "tensor.expand_shape":
+            return self._name(owner.operands[0])
+        if value in self.names:
+            return self.names[value]
+        names = (mlir.get_string(owner, "tilec.name") or "t").split(",")
+        position = ir.OpResult(value).result_number
+        return ir.DictAttr.get({"tilec.name": mlir.string(names[min(position, len(names) - 1)])})
+
+
+def _renaming(first: list[str], second: list[str]) -> dict[str, str] | None:
+    """Each message of the second kernel's checks by that of the first; None where one of the first's would be two."""
+    found: dict[str, str] = {}
+    same = all(found.setdefault(old, new) == new for old, new in zip(first, second, strict=True))
+    return found if same else None
+
+
+def _name_dims(kernel: ir.Operation, op: ir.Operation) -> None:
+    """The kernel calls its dimensions as the first operation does that has them, a second of one name with a number."""
+    names = locations.indices(kernel)
+    for d, name in zip(mlir.get_integers(op, "tilec.dims"), locations.indices(op)):
+        names += [""] * (d + 1 - len(names))
+        if not names[d]:
+            free = (name, *(f"{name}_{n}" for n in range(2, len(names) + 2)))
+            names[d] = next(n for n in free if n not in names)
+    if locations.INDICES in op.attributes:
+        del op.attributes[locations.INDICES]
+    locations.set_indices(kernel, names)
+
+
+def _in_order(ops: list[ir.Operation]) -> list[ir.Operation]:
+    """Restores the order after merging: each operation after those that it reads from, else unchanged."""
+    made = {r: op for op in ops for r in op.results}
+    ordered: dict[ir.Operation, None] = {}
+    pending = [(op, False) for op in reversed(ops)]
+    while pending:
+        op, entered = pending.pop()
+        if op in ordered:
+            continue
+        if entered:
+            ordered[op] = None
+            continue
+        before = [made[v] for v in mlir.operands_of(op) if v in made and made[v] != op]
+        pending += [(op, True), *((o, False) for o in reversed(before))]
+    return list(ordered)
+
+
+def _outermost(op: ir.Operation) -> ir.Operation:
+    """The operation of the function's own block that holds `op`."""
+    while op.parent is not None and op.parent.operation.name != "func.func":
+        op = op.parent.operation
+    return op
+
+
+def _locals(ops: list[ir.Operation]) -> list[ir.Operation]:
+    """Constants, empty tensors and their fills that operations read from outside: cheaper to make again than to pass."""
+    found: dict[ir.Operation, None] = {}
+
+    def add(value: ir.Value) -> None:
+        owner = mlir.definition(value)
+        if owner is not None and owner.name in ("arith.constant", "tensor.empty", "linalg.fill") and owner not in inside:
+            for operand in owner.operands:
+                add(operand)
+            found.setdefault(owner)
+
+    inside = set(ops)
+    for op in ops:
+        for value in op.operands:
+            add(value)
+    return list(found)
