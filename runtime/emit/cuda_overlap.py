@@ -36,12 +36,12 @@ def overlaps(module: ir.Module, steps: Sequence[Step]) -> dict[str, Overlap]:
     A kernel with several launches waits where it does in all of them, and has a neighbour that it has in any."""
     asked = {mlir.get_string(f, "sym_name") for f in mlir.functions(module) if "tilec.overlap" in f.attributes}
     kernels = [None, *(s.kernel for s in steps), None]
-    late = {after for before, after in pairwise(kernels) if before is None}
+    plain = {after for before, after in pairwise(kernels) if before is None}
     found: dict[str, Overlap] = {}
     written: set[Slot] = set()
     for step, after in zip(steps, kernels[2:]):
         if step.kernel is not None:
-            waits, known = step.kernel in asked - late, found.get(step.kernel, Overlap())
+            waits, known = step.kernel in asked - plain, found.get(step.kernel, Overlap())
             made = {i for i, slot in enumerate(step.slots) if waits and slot in written}
             found[step.kernel] = Overlap(waits, known.releases or after in asked, tuple(sorted(made.union(known.made))))
         written |= {s for s in step.slots if s.kind != "input"}

@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import chain, count
+from itertools import count
 
 from tilec.core import locations, mlir
 from tilec.core.mlir import ir
@@ -49,7 +49,7 @@ class Names:
     def definition(self, name: str, value: str) -> str:
         """What a definition of the module is called: with a number where another one, which differs, has the name."""
         name = self.apart(name)
-        names = chain([name], (f"{name}_{n}" for n in count(2)))
+        names = (f"{name}_{n}" if n > 1 else name for n in count(1))
         return next(n for n in names if self.defined.setdefault(n, value) == value)
 
     def source(self, name: str) -> str:

@@ -20,7 +20,7 @@ import tilec
 from tilec.core.dtypes import DTYPES
 from tilec.runtime.buffers import view
 from tilec.runtime.cuda import driver as cuda_driver
-from tilec.runtime.program import Cubin, Emitted, KernelSource, Temporary
+from tilec.runtime.program import Cubin, Emitted, KernelSource, Step, Temporary
 
 DOUBLE = "op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] * 2 }"
 BACKWARDS = "op f(x: f32[N]) -> (y: f32) { c[i] = cumsum[i](x[i])  y = sum[i](c[N - 1 - i] * x[i]) }"
@@ -215,7 +215,7 @@ def test_a_driver_that_runs_python(monkeypatch, first, second, said):
     executable = SimpleNamespace(
         emitted=Emitted("p", "", kernels, (), (Temporary(20, 0),)),
         cubins={k.name: Cubin(b"image", "", k.name, "sm_90a", 32, 0, 0, 0) for k in kernels},
-        steps=[("first", itemgetter(0, 2), 0), ("second", itemgetter(2, 1), 0)],
+        steps=[(Step("first", ()), itemgetter(0, 2)), (Step("second", ()), itemgetter(2, 1))],
         compiled=SimpleNamespace(inputs=[("x", DTYPES["f32"], (5,))]), outputs=[("y", DTYPES["f32"], (5,))],
     )  # fmt: skip
     x = np.arange(5, dtype=np.float32)
