@@ -304,6 +304,17 @@ def test_outside_of_a_part_is_not_the_rest(call):
     right(call, torch.randn(6, 8))
 
 
+def test_large_numbers_that_are_scaled_are_multiplied_scaled():
+    """A product reads what its factors are multiples of, which must not overflow where they do not."""
+    right(lambda x, y: (x * 1e-25) @ (y / 1e25), torch.randn(3, 4) * 1e25, torch.randn(4, 3) * 1e25)
+    lines = said(lambda x, y: (x * 0.25) @ (y / 2), torch.randn(3, 4), torch.randn(4, 3))
+    assert len(lines) == 1 and "= 0.125 * sum" in lines[0]
+
+
+def test_negative_floats_wrap_as_bytes():
+    right(lambda x: x.to(torch.uint8), torch.tensor([-1.5, -200.0, 3.7, 255.0]))
+
+
 def test_a_hypotenuse_overflows_no_sooner_than_its_sides():
     right(torch.hypot, torch.tensor([1e30, 1e-30, 3.0, 0.0, -torch.inf]), torch.tensor([-1e30, 1e-30, 4.0, 0.0, 1.0]), atol=0)
 

@@ -242,6 +242,15 @@ def test_what_fails_to_compile_is_run_by_pytorch(monkeypatch):
     assert "run by PyTorch: ValueError: not today" in str(tilec.torch.report()) and tilec.torch.report().share == 0
 
 
+def test_a_translator_that_fails_costs_its_operation_alone(monkeypatch):
+    from tilec.torch.aten import table
+
+    monkeypatch.setitem(table.TABLE, "sin", lambda call: 1 // 0)
+    assert_agrees(lambda x: torch.exp(torch.sin(torch.exp(x) + 1)) * 2, torch.randn(4, 5))
+    (graph,) = tilec.torch.report().graphs
+    assert [(e.operation, e.reason.partition(":")[0]) for e in graph.eager] == [("sin", "ZeroDivisionError")]
+
+
 def test_a_statement_that_is_refused_costs_its_operation_alone(monkeypatch):
     from tilec.torch import write
 

@@ -28,6 +28,11 @@ class Inexpressible(Exception):
     """Why the language cannot say an operation: the reason is what cases are counted by, and what a split of a graph tells."""
 
 
+def reason(error: Exception) -> str:
+    """Why an operation could not be translated; PyTorch runs it, whatever the error is."""
+    return str(error) if isinstance(error, Inexpressible) else f"{type(error).__name__}: {error}"
+
+
 def dtype_name(dtype: np.dtype) -> str:
     found = from_numpy(dtype) if np.dtype(dtype).kind not in "OSUc" else None
     if found is None:
@@ -99,10 +104,10 @@ class Tensor:
         mine = self.shape
         return self.seen(shape, lambda i: ix.unflat(ix.flat(i, ix.row_major(shape)), mine))
 
-    def times(self, factor: float) -> tuple[Tensor, float]:
-        """This times a number, as the origin of that."""
+    def times(self, factor: float) -> tuple[Tensor, float] | None:
+        """This times a number, as the origin of that; None where sums of its own products may overflow or vanish."""
         tensor, own = self.origin or (self, 1.0)
-        return tensor, own * factor
+        return (tensor, own * factor) if 2**-10 <= abs(own * factor) <= 2**10 else None
 
     def expanded(self, shape: Sequence[int]) -> Tensor:
         """A view that repeats what has one element along a dimension, aligned at the last one."""

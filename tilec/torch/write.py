@@ -14,7 +14,7 @@ from tilec.torch.aten import dtype_of, translate
 from tilec.torch.constants import patterns
 from tilec.torch.indices import number
 from tilec.torch.layout import Layout, layout, row_major
-from tilec.torch.program import Graph, Inexpressible, Tensor
+from tilec.torch.program import Graph, Tensor, reason
 
 TEXT = "<program>"
 """What the compiler calls a program that is given as text."""
@@ -101,7 +101,7 @@ def write(graph: fx.Graph) -> Written:
             try:
                 values[node] = translate(program, node, values)
             except Exception as error:  # of any kind: PyTorch can run it
-                raise Unwritten([node], _reason(error)) from error
+                raise Unwritten([node], reason(error)) from error
         origin.update((_defined(line), node) for line in program.lines[first:])
     layouts = [_result_layout(node.meta["val"]) for node in outputs]
     text = program.program([_in_order(values[node], found) for node, found in zip(outputs, layouts)])
@@ -115,10 +115,6 @@ def write(graph: fx.Graph) -> Written:
 def _defined(line: str) -> str:
     """The name that a statement defines."""
     return re.split(r"[\[:]", line, maxsplit=1)[0].strip()
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, Inexpressible) else f"{type(error).__name__}: {error}"
 
 
 def blamed(error: Exception, written: Written) -> Unwritten | None:

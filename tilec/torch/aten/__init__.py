@@ -24,7 +24,7 @@ from tilec.torch.aten import (  # noqa: F401
     windows,
 )
 from tilec.torch.aten.table import Call, Value, decompositions, dtype_of, scratch, statement_name, translator
-from tilec.torch.program import Graph, Inexpressible, Tensor
+from tilec.torch.program import Graph, Inexpressible, Tensor, reason
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -47,6 +47,6 @@ def refusal(node: Node) -> str | None:
     graph, values = scratch(node)
     try:
         translate(graph, node, values)
-    except Inexpressible as why:
-        return str(why)
+    except Exception as error:
+        return reason(error)
     return None

@@ -70,6 +70,7 @@ def cast(graph: Graph, x: Tensor, dtype: str) -> Tensor:
     """The tensor in another type."""
     if x.dtype == dtype and not x.nominal:
         return x
-    made = graph.emit(x.shape, dtype, lambda i: f"{dtype}({x.at(*i)})")
+    wraps = dtype == "u8" and DTYPES[x.dtype].is_float  # PyTorch takes negative floats by way of integers
+    made = graph.emit(x.shape, dtype, lambda i: f"u8(i64({x.at(*i)}))" if wraps else f"{dtype}({x.at(*i)})")
     widened = x.dtype in ("f16", "bf16") and dtype == "f32"
     return replace(made, origin=(x, 1.0)) if widened else made
