@@ -229,13 +229,6 @@ _operators: dict[str, Operator] = {}
 _registering = threading.RLock()
 
 
-def operator_of(overload: Any) -> Operator | None:
-    """The operator whose overload that is."""
-    schema = getattr(overload, "_schema", None)
-    found = _operators.get(schema.name) if schema is not None else None
-    return found if found is not None and found.overload is overload else None
-
-
 def op(
     source: str | Path, *, backward: str | Path | Operator | None = None, name: str | None = None, op: str | None = None,
     sizes: Mapping[str, int] | None = None, target: str | None = None, schedule: str | Path | None = None,
@@ -309,4 +302,4 @@ def _restored(name: str, path: str, text: str, options: Options, backward: Opera
     return _registered(Operator(name, read_program(Source(path, text)), options, backward))
 
 
-__all__ = ["Operator", "op", "operator_of"]
+__all__ = ["Operator", "op"]
