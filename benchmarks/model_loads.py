@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 Inputs = dict[str, Any]
-PAST, ROOM = 1024, 2048  # tokens in a decoder's cache before a step, and those that it has room for
+PAST, ROOM = 896, 1024  # tokens in a decoder's cache before a step, and those that it has room for: GPT-2 has no more
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Three rows for a model of `benchmarks/model_loads.py`: inference, a training step (forward and backward), and for some decoders
 the step of one token with a static cache. Each row is a process of its own, and several are at work at a time: they compile
-beside each other, each with empty caches, and time one after another. Nothing here knows what is timed but by its name.
+beside each other, each with empty caches. What else they do on the device (the reference, checks, timing) one does at a time.
 
 An error is judged as in tests/pytorch: the reference is the model in f32 (on the CPU f64) with the same weights, and an error
 may be three times that of eager mode.
@@ -75,7 +75,7 @@ class Setting:
 def suite(setting: Setting) -> list[runner.Row]:
     """By task, then by model: the first rows are the most telling."""
     return [
-        runner.Row(f"{load.name}, {task}", partial(measure, load, task, setting), 400.0)
+        runner.Row(f"{load.name}, {task}", partial(measure, load, task, setting), 200.0)
         for task in TASKS
         for load in loads.loads()
         if task != "decoding" or load.decodes
@@ -178,66 +178,87 @@ def measure(load: Load, task: str, setting: Setting) -> dict[str, Any]:
     register()
     torch._dynamo.config.recompile_limit = 64
     start = time.perf_counter()
-    state = Task(load, task, setting)
+    if setting.device == "cuda":
+        torch.cuda.init()
+    with _alone():
+        state = Task(load, task, setting)
     facts: dict[str, Any] = {
         "group": task, "kind": load.kind, "sizes": load.sizes(setting.small, setting.layers),
         "type": str(setting.dtype).removeprefix("torch."), "made_s": round(time.perf_counter() - start, 2),
-        "compile_s": {}, "error_share": {}, "errors": {}, "memory": {},
+        "compile_s": {}, "error_share": {}, "worst": {}, "errors": {},
     }  # fmt: skip
     calls: dict[str, Callable] = {}
-    yardstick: dict[str, float] = {}
+    first: dict[str, float] = {}
     for way in setting.ways(task):
-        try:
-            calls[way] = function = compiled(state.module, way)
-            _ready(state, function, way, facts)
-            found = state.errors(function)
-            if way == "eager":
-                yardstick = found
-            bounds = {k: max(ERROR * yardstick[k], LEAST[setting.dtype]) for k in found}
-            facts["error_share"][way], facts.setdefault("worst", {})[way] = max(
-                (found[k] / bounds[k], k) for k in found
-            )
-        except Exception as error:
-            calls.pop(way, None)
-            facts["errors"][way] = " | ".join(line for line in str(error).splitlines() if line.strip())[:400]
-            facts["errors"][way] = f"{type(error).__name__}: {facts['errors'][way]}"
-    facts["right"] = all(s <= 1 for w, s in facts["error_share"].items() if w.startswith("tilec"))
-    state.want = {}
-    gc.collect()
+        with _telling(facts, way):
+            calls[way], first[way] = _compiled(state, way, facts)
     with _alone():
+        yardstick: dict[str, float] = {}
+        for way in list(calls):
+            with _telling(facts, way):
+                again = _again(state, calls[way])
+                if way != "eager":
+                    facts["compile_s"][way] = round(first[way] - again, 3)
+                found = state.errors(calls[way])
+                yardstick = yardstick or found
+                bounds = {k: max(ERROR * yardstick[k], LEAST[setting.dtype]) for k in found}
+                share, name = max((found[k] / bounds[k], k) for k in found)
+                facts["error_share"][way], facts["worst"][way] = share, name
+            if way in facts["errors"]:
+                del calls[way]
+        facts["right"] = all(s <= 1 for w, s in facts["error_share"].items() if w.startswith("tilec"))
+        state.want = {}
+        gc.collect()
         steps = {way: partial(state.call, function) for way, function in calls.items()}
         timed = in_turn(steps, state.before, setting.device, budget=0.02)
         facts["times_us"] = {w: t.median for w, t in timed.items()}
         facts["range_us"] = {w: (t.low, t.high) for w, t in timed.items()}
         facts["host_us"] = {w: _host(step, state) for w, step in steps.items() if "graphs" not in w}
         facts["memory"] = {w: _peak(step, state) for w, step in steps.items() if "graphs" not in w}
-    if setting.device == "cuda":
-        facts["kernels"] = {w: _kernels(steps[w], state) for w in ("tilec", "torch.compile") if w in steps}
+        if setting.device == "cuda":
+            facts["kernels"] = {w: _kernels(steps[w], state) for w in ("tilec", "torch.compile") if w in steps}
     if "tilec" not in calls:
         facts["error"] = facts["errors"].get("tilec", "not run")
     return facts
 
 
-def _ready(state: Task, function: Callable, way: str, facts: dict) -> None:
-    """Compiles, and says how long the first call took beyond another; for tilec, what it took of the graphs."""
+@contextmanager
+def _telling(facts: dict, way: str) -> Iterator[None]:
+    """Puts an error of a way into the row's facts."""
+    try:
+        yield
+    except Exception as error:
+        text = " | ".join(line for line in str(error).splitlines() if line.strip())
+        facts["errors"][way] = f"{type(error).__name__}: {text[:400]}"
+
+
+def _compiled(state: Task, way: str, facts: dict) -> tuple[Callable, float]:
+    """The function of a way, and the seconds of its first call; for tilec, what it took of the graphs."""
     from tilec.torch import report as tilec_report
 
     before = len(tilec_report().graphs)
-    seconds = []
-    for _ in range(3):  # graphs are recorded by the second call
-        state.before()
-        start = time.perf_counter()
-        state.call(function)
-        _wait(state.device)
-        seconds.append(time.perf_counter() - start)
-    if way == "eager":
-        return
-    facts["compile_s"][way] = round(sum(seconds) - 3 * seconds[-1], 3)
+    function = compiled(state.module, way)
+    state.before()
+    start = time.perf_counter()
+    state.call(function)
+    _wait(state.device)
+    seconds = time.perf_counter() - start
     if graphs := tilec_report().graphs[before:]:
         about = {"taken": sum(g.taken for g in graphs), "operations": sum(g.operations for g in graphs)}
         about["partitions"] = sum(len(g.parts) for g in graphs)
         about["splits"] = dict(sum((tally(g) for g in graphs), start=tally(None)).most_common(8))
         facts.setdefault("graphs", {})[way] = about
+    return function, seconds
+
+
+def _again(state: Task, function: Callable) -> float:
+    """Seconds of a later call: the second one records graphs."""
+    for _ in range(2):
+        state.before()
+        start = time.perf_counter()
+        state.call(function)
+        _wait(state.device)
+    return time.perf_counter() - start
 
 
 def tally(graph: Any) -> Any:

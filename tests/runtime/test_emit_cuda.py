@@ -105,3 +105,31 @@ def test_a_failed_check_stores_its_number():
     (kernel,) = emitted(EXAMPLES["embedding"].path, None, EXAMPLES["embedding"].sizes).kernels
     assert "store_i32(errors, int32(1))" in kernel.text and len(kernel.sites) == 1
     assert "embedding.tile" in kernel.sites[0]
+
+
+def test_registers_of_roles_fit_in_each_kernel_of_a_program():
+    """Kernels with two and with three warpgroups that multiply, in one program: a warpgroup that asks for more registers than
+    there are left waits for ever."""
+    kinds = {"q": "f32", "k": "f32", "v": "bf16"}
+    product = "sum[k in 0:768](x[b, i, k] * w{0}[j, k]) + c{0}[j] where b in 0:32, i in 0:128, j in 0:768"
+    text = "\n".join(
+        [
+            "op f(x: bf16[32, 128, 768], w0: bf16[768, 768], w1: bf16[768, 768], w2: bf16[768, 768], w3: bf16[3072, 768], ",
+            "c0: bf16[768], c1: bf16[768], c2: bf16[768]) -> (q: f32[32, 128, 768], k: f32[32, 128, 768], ",
+            "v: bf16[32, 128, 768], y: bf16[32, 128, 3072]) {",
+            *(f"  {name}[b, i, j]: {kinds[name]} = {product.format(n)}" for n, name in enumerate(kinds)),
+            "  s[b, i, j]: f32 = sum[k in 0:768](v[b, i, k] * w3[j, k]) where b in 0:32, i in 0:128, j in 0:3072",
+            "  y[b, i, j]: bf16 = gelu(s[b, i, j]) where b in 0:32, i in 0:128, j in 0:3072",
+            "}",
+        ]
+    )  # fmt: skip
+    program = emitted(text, None, {}, "h200")
+    roles = {}
+    for kernel in program.kernels:
+        called = dict(re.findall(r"((?:more|fewer)_registers\w*)()\(\)", kernel.text))
+        counts = {n: int(re.search(rf"^{n} = set_registers\((\d+)", program.module, re.MULTILINE)[1]) for n in called}
+        more, fewer = (next(c for n, c in counts.items() if n.startswith(w)) for w in ("more", "fewer"))
+        assert 128 * fewer + (kernel.threads - 128) * more <= 65536
+        roles[kernel.threads] = more
+    assert len(roles) == 2 and len({*roles.values()}) == 2
+
