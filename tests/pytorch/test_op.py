@@ -166,7 +166,7 @@ def test_names():
     assert op.name == "tilec_test::names" and torch.ops.tilec_test.names.default is op.overload
     assert op.backward.name == "tilec_test::names_backward"
     assert rows(name="tilec_test::names") is op and rows() is rows() and rows() is not op
-    assert rows().name.startswith("tilec::rows_")
+    assert rows().name == "tilec::rows_8f35e52c"  # the same in every process: exported programs have it
 
 
 def test_operator_that_is_defined_again_is_replaced():

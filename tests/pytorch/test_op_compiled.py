@@ -87,6 +87,9 @@ def test_sizes_that_do_not_fit_are_told_while_tracing():
     compiled = torch.compile(op, backend="aot_eager", fullgraph=True, dynamic=True)
     with pytest.raises(Exception, match=r"product: dimension 0 of `b` is 5, and `K` is 4"):
         compiled(torch.randn(3, 4), torch.randn(5, 6))
+    short = torch.compile(tilec.torch.op("c[i, j] = sum[k](a[i, k] * b[k, j])"), backend="aot_eager", dynamic=True)
+    with pytest.raises(Exception, match=r"dimension 0 of `b` is 5, and the index `k` has 4 values elsewhere"):
+        short(torch.randn(3, 4), torch.randn(5, 6))
     with pytest.raises(tilec.TileError, match="`K` is 4 by dimension 1 of `a`, but dimension 0 of `b` is 5"):
         op(torch.empty(3, 4, device="meta"), torch.empty(5, 6, device="meta"))
     with pytest.raises(tilec.TileError, match="`K` is 4 by dimension 1 of `a`, but dimension 0 of `b` is 5"):

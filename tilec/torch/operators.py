@@ -256,8 +256,7 @@ def op(
     options = Options(compiled.name, known, target, compiled._schedule, deferred_checks)
     with _registering:
         if name is None:
-            written = repr([program.source.text, program.digest, options, _told(backward)])
-            name = f"tilec::{compiled.name}_{hashlib.sha256(written.encode()).hexdigest()[:8]}"
+            name = f"tilec::{compiled.name}_{_digest(program, options, backward)}"
         if backward is not None and not isinstance(backward, Operator):
             backward = _backward(f"{name}_backward", read_source(backward), program, options)
         made = Operator(name, program, options, backward)
@@ -269,7 +268,8 @@ def op(
 def _backward(name: str, text: Source, forward: Program, options: Options) -> Operator:
     """The operator of a gradient, with the options of its op; not registered yet."""
     program = read_program(text)
-    chosen = program.op(f"{options.op}_backward" if text == forward.source else None).name
+    named = f"{options.op}_backward"
+    chosen = program.op(named if named in program.ops or text == forward.source else None).name
     known = size_names(choose_op(program.tree, chosen))
     sizes = tuple((n, v) for n, v in options.sizes if n in known)
     schedule = _schedule_of(text)
@@ -291,10 +291,13 @@ def _registered(made: Operator) -> Operator:
         return made
 
 
-def _told(backward: str | Path | Operator | None) -> str:
-    if isinstance(backward, Operator):
-        return backward.name
-    return "" if backward is None else read_source(backward).text
+def _digest(program: Program, options: Options, backward: str | Path | Operator | None) -> str:
+    """The part of a name that tells programs apart: the same in every process, so that exported programs find their operators."""
+    gradient = backward.name if isinstance(backward, Operator) else "" if backward is None else read_source(backward).text
+    schedule = options.schedule.read_text(encoding="utf-8") if options.schedule is not None else None
+    imported = program.digest if program.tree.imports else ""
+    written = [program.source.text, imported, repr(replace(options, schedule=None)), schedule, gradient]
+    return hashlib.sha256(repr(written).encode()).hexdigest()[:8]
 
 
 def _restored(name: str, path: str, text: str, options: Options, backward: Operator | None) -> Operator:

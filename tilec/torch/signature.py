@@ -159,8 +159,10 @@ class Signature:
             return _specialised(self, tuple(zip(types, map(tuple, shapes))), told)
         sizes = self.solve(shapes, given)
         body = self._body(types)
-        for low, high, message in body.equal:
-            self._demand(_value(low, sizes) == _value(high, sizes), partial(str, f"{self.name}: {message}"))
+        for extent, high, of, index in body.equal:
+            a, b = _value(extent, sizes), _value(high, sizes)
+            why = f"{self.name}: {of} is {_shown(a)}, and the index `{index}` has {_shown(b)} values elsewhere"
+            self._demand(a == b, partial(str, why))
         return [(dtype, tuple(_value(p, sizes) for p in shape)) for dtype, shape in body.results]
 
     @lru_cache(maxsize=64)  # noqa: B019 - signatures live as long as their ops, which is as long as the process
@@ -184,7 +186,7 @@ class Signature:
 
 
 class _Body:
-    """What an elaborated op has for results, and which extents must be `equal` in it: pairs with a message."""
+    """What an elaborated op has for results, and which extents must be `equal` in it: that of a dimension, and an index's."""
 
     def __init__(self, elaborator: Elaborator, results: Sequence[str]):
         tensors = elaborator.tensors
@@ -198,7 +200,7 @@ class _Body:
     @staticmethod
     def _agreements(
         equations: Sequence[ast.Equation], tensors: Mapping[str, TensorInfo]
-    ) -> Iterator[tuple[Poly, Poly, str]]:
+    ) -> Iterator[tuple[Poly, Poly, str, str]]:
         for equation in equations:
             ranges = {r.index: r for r in (*equation.ranges, *ast.bound_in(equation.value))}
             for node in ast.traverse(equation.value):
@@ -208,8 +210,7 @@ class _Body:
                     if isinstance(subscript, ast.Name) and (r := ranges.get(subscript.name)) is not None and r.high:
                         high = size_poly(r.high, {})
                         if extent != high and any("." in n for n in _names(extent) | _names(high)):
-                            message = f"dimension {d} of `{node.tensor}` and the index `{r.index}` have different sizes"
-                            yield extent, high, message
+                            yield extent, high, f"dimension {d} of `{node.tensor}`", r.index
 
 
 @lru_cache(maxsize=1024)
