@@ -14,6 +14,7 @@ from tools.machines import CARDS, CPU, H200
 
 from tilec.core.targets import load
 from tilec.cost import contraction
+from tilec.cost.chain import ChainProblem, choose_chain_tile
 from tilec.cost.chain_order import longest_share
 from tilec.cost.contraction import BlockTile, Contraction, contraction_cost
 from tilec.cost.model import Work, balance, home_level, occupancy, predict, roofline
@@ -52,6 +53,30 @@ def test_f32_matmul_is_near_cublas():
         contraction.choose(H200, Contraction(4096, 4096, 4096, dtype="f32", tf32=True))[0].tile.instruction
         == "wgmma"
     )
+
+
+SHORT = [  # batch, rows, elements between the contractions, width, masked; unit, tile, rows of a warp, persistent; measured us
+    ((128, 512, 512, 256, True), ("wgmma", 128, 64, 16, False), 72.5),
+    ((128, 512, 512, 256, False), ("wgmma", 128, 64, 16, False), 86.3),
+    ((512, 512, 512, 64, True), ("wgmma", 128, 128, 16, False), 94.6),
+    ((512, 128, 128, 64, False), ("wgmma", 128, 128, 16, True), 15.0),
+    ((256, 512, 512, 128, True), ("mma.sync", 128, 64, 16, False), 121.5),
+    ((256, 512, 512, 128, False), ("mma.sync", 128, 64, 16, False), 163.6),
+    ((256, 512, 64, 64, False), ("mma.sync", 64, 64, 16, False), 22.8),
+]
+
+
+@pytest.mark.parametrize(("sizes", "chosen", "measured"), SHORT)
+def test_short_chains_take_as_long_as_measured(sizes, chosen, measured):
+    """The start and the end of a tile grow with its rows' width; by `mma.sync` little is hidden."""
+    batch, rows, length, width, masked = sizes
+    p = ChainProblem(rows, length, width, width, batch, fma=5, share=0.502 if masked else 1.0, units=chosen[:1])
+    found = [c for c in choose_chain_tile(H200, p) if _shape(c.tile) == chosen and c.tile.parts == 1 and c.tile.stages == 2]
+    assert found[0].prediction.time_us == pytest.approx(measured, rel=0.12)
+
+
+def _shape(tile):
+    return tile.unit, tile.bm, tile.bn, tile.warp_rows, tile.persistent
 
 
 def test_an_empty_kernel_is_bound_by_its_launch():

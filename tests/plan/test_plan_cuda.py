@@ -147,6 +147,21 @@ def test_orders_of_many_heads_are_not_all_weighed(monkeypatch):
     assert kernel.options.group_batch == 1 and len(asked) < 4
 
 
+def test_what_does_not_vary_along_scores_is_no_work_of_each():
+    """The slope of a bias by distance is one of a head: chains with it were predicted to take 1.6 times as long as they do."""
+    text = """op f(q: bf16[H, S, D], k: bf16[H, S, D], v: bf16[H, S, D]) -> (o: bf16[H, S, D]) {{
+        s[h, i, j] = sum[d](q[h, i, d] * k[h, j, d]) / sqrt(f32(D)) + {slope} * f32(j - i) if j <= i else -inf
+        p[h, i, j]: bf16 = softmax[j](s[h, i, j])
+        o[h, i, d] = sum[j](p[h, i, j] * v[h, j, d])
+    }}"""
+    sizes = {"H": 64, "S": 4096, "D": 128}
+    of_head, constant = (
+        planned(text.format(slope=slope), **sizes).kernels for slope in ("exp2(f32(-1 - h) / 4)", "0.25")
+    )
+    assert len(of_head) == len(constant) == 1
+    assert of_head[0].prediction.time_us == pytest.approx(constant[0].prediction.time_us, rel=0.05)
+
+
 def test_each_shape_of_a_contraction_is_built_once(monkeypatch):
     """A kernel was once built three times for each of its hundreds of tiles, most of which differ only in their stages."""
     made, shapes = [], []

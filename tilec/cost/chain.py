@@ -17,6 +17,7 @@ from math import ceil, prod
 from tilec.core.fitted import ChainTimes, WarpgroupTimes
 from tilec.core.hardware import ROWS
 from tilec.core.target import Target
+from tilec.cost.chain_waits import Block, warpgroups_wait, warps_wait
 from tilec.cost.contraction import boosted
 from tilec.cost.model import Choice, Prediction, Work, predict, ranked, round_up
 
@@ -161,7 +162,7 @@ def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
     """Every tile that fits registers and shared memory."""
     several = False
     for unit in p.units:
-        if several and p.columns and p.rows >= ROWS:  # mma.sync was slower wherever it was measured: from 4,096 elements on
+        if several and p.columns and p.rows >= ROWS:  # mma.sync was at most 5% faster, of few short steps, or slower
             return
         for tile in (_product_tiles if p.columns else _reduction_tiles)(target, p, unit):
             if unit != "wgmma" or fits_pages(tile.bn, p.pages):
@@ -294,8 +295,7 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         covered, cut = covered + across / 2, cut + across
     scores = p.batch * rows * tile.bm * min(covered, round_up(p.length, tile.bn))
     fit, blocks = target.fit(ChainTimes), rows * p.batch * tile.parts
-    waves = ceil(blocks / target.units) if p.share == 1 else max(1.0, blocks / target.units)  # short blocks fill the last round
-    step_us, own = (fit.step_us, ROWS) if tile.unit == "wgmma" else (fit.warp_step_us, tile.warp_rows)
+    own = ROWS if tile.unit == "wgmma" else tile.warp_rows
     inner, columns = round_up(p.inner, 16), round_up(p.columns, 16)
     unit, flops = f"tensor.{p.dtype}@{tile.unit}", 2 * scores * (inner + p.weight_terms * columns)
     further = 1.5 * p.weight_terms + 4 * (p.weight_terms - 1)  # weights taken apart and packed
@@ -303,9 +303,6 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     once = 2 * p.batch * (p.rows * p.inner + p.length * (p.inner + p.columns))
     once = (once if p.factor_bytes is None else p.factor_bytes) + p.operand_bytes
     result = p.out_bytes * p.batch * p.rows * p.columns
-    idle = waves * (step_us * ceil(covered / tile.bn / tile.parts) + fit.cut_us * cut / tile.parts)
-    if tile.unit == "wgmma":
-        idle += fit.start_us + (waves - 1) * (fit.next_us if tile.persistent else fit.start_us)
     partial = 4 * p.batch * p.rows * tile.parts * (columns + 2) if tile.parts > 1 else 0
     work = Work(
         dram_read=once, dram_write=result, l2_bytes=loaded + scores * p.score_bytes + result + 2 * partial,
@@ -316,21 +313,12 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         bytes_in_flight=tile.shared / tile.threads * (1 - 1 / (tile.stages if tile.unit == "wgmma" else 2 * tile.stages)),
         serial_us=2e-3 * target.dram.latency_ns, launches=2 if tile.parts > 1 else 1,
     )  # fmt: skip
-    return replace(work, serial_us=work.serial_us + _serial_us(target, work, tile, idle, ceil(covered / tile.bn / tile.parts)))
-
-
-def _serial_us(target: Target, work: Work, tile: ChainTile, idle: float, steps: int) -> float:
-    """Time of a chain beside the busiest unit's. Copies go on while the matrix units wait for the arithmetic; a few warps alone are
-    as slow as the steps of one are."""
-    fit, parts = target.fit(ChainTimes), predict(work, target)
-    computes = ("tensor", "fma", "special", "shared")
-    computed = max(parts.terms.get(t, 0.0) for t in computes)
-    copied = max(us for t, us in parts.terms.items() if t not in (*computes, "launch"))
-    serial = max(0.0, idle - max(0.0, copied - computed))
-    if tile.unit == "mma.sync":
-        alone = ceil(parts.waves) * steps * fit.warp_latency_us * tile.bn / LINE
-        serial = max(serial, alone - max(copied, computed)) + copied * max(0.0, 1 / fit.warp_copies - 1)
-    return serial + (fit.part_us * work.blocks if tile.parts > 1 else 0.0)
+    steps, data = ceil(covered / tile.bn / tile.parts), inner + columns
+    block = Block(tile.bm, tile.bn, steps, data, cut / tile.parts, p.share == 1, tile.persistent)
+    serial = (warpgroups_wait if tile.unit == "wgmma" else warps_wait)(target, work, block)
+    if tile.parts > 1:
+        serial += fit.part_us * blocks
+    return replace(work, serial_us=work.serial_us + serial)
 
 
 def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:

@@ -174,7 +174,8 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     chain = chain_of(nodes, space, graph)
     assert isinstance(chain, Chain)
     extents, fit = space.extents, target.fit(ChainTimes)
-    parts = {p for x in (chain.score, *(c.term for c in chain.online.carried)) for p in _parts(x)}
+    whole = (chain.score, *(c.term for c in chain.online.carried))
+    parts = {p for x in whole for p in _parts(x) if chain.between in p.dims}  # the others are computed once a row
     special = sum(_SPECIAL.get(p.op, 0) for p in parts if p.args)
     near = Neighbours(chain.between)
     exchanged = [] if chain.weights is None else list(near.worthwhile(chain.weights))
