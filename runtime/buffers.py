@@ -258,6 +258,11 @@ def torch_dtypes() -> dict[Any, DType]:
     return {getattr(torch, there): DTYPES[here] for here, there in names.items() if hasattr(torch, there)}
 
 
+def captures() -> bool:
+    """Whether PyTorch's current stream is captured into a CUDA graph, which copies nothing from the host."""
+    return sys.modules["torch"].cuda.is_current_stream_capturing()
+
+
 @cache
 def to_torch(name: str) -> Any:
     return next(there for there, here in torch_dtypes().items() if here.name == name)

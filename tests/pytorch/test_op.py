@@ -34,6 +34,21 @@ def test_several_results_are_a_named_tuple_and_numbers_are_scalars():
     agree(layer()(x, w, a=2), by_torch(x, w, 2))
 
 
+def test_numbers_are_values_of_their_types():
+    op = tilec.torch.op("op f(x: f32[N], a: f32, n: i32) -> (y: f32[N], c: f32) { y[i] = x[i] + n; c = a }")
+    x = torch.randn(3)
+    for a in (0.0, -0.0, 1.5, 1.5, float("inf"), 2):
+        made = op(x, a, 3)
+        assert made.c == a and made.c.signbit() == (str(a)[0] == "-") and torch.equal(made.y, x + 3)
+    for n in (0.0, 2.0, 2**31):
+        with pytest.raises(tilec.TileError, match="is not a value of i32"):
+            op(x, 1.0, n)
+    with torch.inference_mode():
+        layer()(*parts(grad=False)[:2], 7.0)
+    x, w, _ = parts()
+    layer()(x, w, 7.0).y.sum().backward()  # a number of an inference is saved for a gradient
+
+
 def test_any_sizes_and_memory_orders():
     op = rows()
     for m, n in ((1, 1), (4, 7), (1, 9), (6, 2)):

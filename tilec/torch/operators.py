@@ -13,6 +13,7 @@ import threading
 from collections import namedtuple
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from tilec.api import Op, _schedule_of
 from tilec.api import compile as compile_program
 from tilec.core.diagnostics import CallError, Source, TileError
+from tilec.core.dtypes import DType
 from tilec.core.source import read_source
 from tilec.driver.frontend import Program, read_program
 from tilec.dsl.check_sizes import size_names
@@ -106,9 +108,14 @@ class Operator:
         for k, name, dtype, theirs in self._scalars:
             at, key = (given, k) if k < len(given) else (named, name)
             if (k < len(given) or name in named) and isinstance(value := at[key], (bool, int, float)):  # type: ignore[index]
-                if dtype is not None and not torch.compiler.is_compiling():
-                    buffers.number(value, dtype)  # raises its mistakes
-                at[key] = torch.tensor(value, dtype=theirs or _NUMBERS[type(value)])  # type: ignore[index]
+                theirs = theirs or _NUMBERS[type(value)]
+                if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+                    at[key] = torch.tensor(value, dtype=theirs, device="cpu")  # type: ignore[index]
+                elif not value:  # 0.0 and -0.0 are equal
+                    at[key] = _number.__wrapped__(value, dtype, theirs, _CPU)  # type: ignore[index]
+                else:
+                    where = next((t.device for t in (*given, *named.values()) if isinstance(t, torch.Tensor)), _CPU)
+                    at[key] = _number(value, dtype, theirs, where)  # type: ignore[index]
         return tuple(given), named
 
     def compiled_for(self, sizes: Mapping[str, int]) -> Op:
@@ -221,6 +228,18 @@ def _argument_name(name: str) -> str:
 
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float32}
 """The types of numbers for parameters without a declared type."""
+_CPU = torch.device("cpu")
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _number(value: float, dtype: DType | None, theirs: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A number as a tensor, which is made once. Raises CallError where the type does not have it."""
+    if dtype is not None:
+        buffers.number(value, dtype)
+    if device.type == "cuda" and buffers.captures():
+        device = _CPU
+    with torch.inference_mode(False):  # else gradients could not keep it
+        return torch.tensor(value, dtype=theirs, device=device)
 
 
 # ---- the registry ----------------------------------------------------------------------------------------------------
