@@ -104,3 +104,15 @@ def test_scaled_factors_of_products_are_rounded_to_16_bits(tmp_path, monkeypatch
     (text,) = (p.read_text() for p in tmp_path.rglob("*.tile"))
     assert "mm[i0, i1, i2]: bf16 = " in text and "0.5 * sum" in text
     assert tilec.torch.report().share == 1
+
+
+def test_scaled_factors_that_are_saved_for_the_gradient_have_16_bits_too(tmp_path, monkeypatch):
+    def function(x, w):
+        q = (x @ w).view(2, 5, 2, 4).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, q * 2, q)
+
+    monkeypatch.setenv("TILEC_TORCH_DUMP", str(tmp_path))
+    x, w = torch.randn(2, 5, 8, dtype=torch.bfloat16), torch.randn(8, 8, dtype=torch.bfloat16, requires_grad=True)
+    torch.compile(function, backend="tilec")(x, w)
+    text = "".join(p.read_text() for p in tmp_path.glob("*forward/*.tile"))
+    assert "mm[i0, i1, i2]: bf16 = " in text

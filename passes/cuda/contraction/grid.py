@@ -84,11 +84,15 @@ def in_groups(number: ir.Value, high: int, wide: int, group: int) -> tuple[ir.Va
 
 
 def grids_of(function: ir.Operation, options: StoredContraction, grid: list[int]) -> list[Blocks]:
-    """That of each result, where tiles of several follow one another."""
-    foralls = tiles_of(function)
-    others = [{*options.columns} - {*own} for own in options.column_sets]
-    each = [options.of_sibling(n) for n in range(len(foralls))]
-    return [Blocks(*found) for found in zip(foralls, each, ([d for d in grid if d not in o] for o in others), strict=True)]
+    """That of each result, where tiles of several follow one another: in the order of the kernel's loops, which may be another
+    than that of the options."""
+    made = []
+    for forall in tiles_of(function):
+        dims = {d for op in mlir.traverse(forall) if "tilec.dims" in op.attributes for d in mlir.get_integers(op, "tilec.dims")}
+        (number,) = (n for n, own in enumerate(options.column_sets) if dims.issuperset(own))
+        others = {*options.columns} - {*options.column_sets[number]}
+        made.append(Blocks(forall, options.of_sibling(number), [d for d in grid if d not in others]))
+    return made
 
 
 def of_its_grid(number: ir.Value, grids: list[Blocks], build: Callable[[int, ir.Value], None], first: int = 0) -> None:

@@ -241,3 +241,18 @@ def test_clusters_are_refused():
         options.edited({"products": 1})
     clustered = replace(options, cluster=(2, 1))
     assert clustered.refuse(replace(kernel, options=clustered), kernel, load("h200")).option == "cluster"
+
+
+def test_results_may_stand_in_another_order_than_their_products():
+    """The loops over tiles follow the op's results, columns the statements."""
+    text = """op f(x: bf16[B, T, N], w: bf16[3, N, N]) -> (v: bf16[B, T, N], a: bf16[B, T, N], c: bf16[B, N, T], s: bf16[B, T, T]) {
+      q[b, i, j]: f32 = sum[k](x[b, i, k] * w[0, j, k])
+      h[b, i, j]: f32 = sum[k](x[b, i, k] * w[1, j, k])
+      v[b, i, j]: bf16 = sum[k](x[b, i, k] * w[2, j, k])
+      a[b, i, j]: bf16 = q[b, i, j] * 0.35
+      c[b, j, i]: bf16 = h[b, i, j] * 0.35
+      s[b, i, t]: bf16 = (sum[k](q[b, i, k] * h[b, t, k]) using bf16)
+    }"""
+    _, made = lowering.lowered(text, None, {"B": 32, "T": 128, "N": 768})
+    (siblings,) = (k for k in made.plan.kernels if getattr(k.options, "siblings", ()))
+    assert siblings.options.siblings == (1, 1, 1)

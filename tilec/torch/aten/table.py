@@ -182,7 +182,9 @@ def stays_wide(node: Node) -> bool:
         if user.op != "call_function":
             return False
         name = op_name(user)
-        if name in SEEN_THROUGH or _scales_factor(user):
+        if _scales_factor(user):
+            return False
+        if name in SEEN_THROUGH:
             node = user
             continue
         return name in SMOOTH or (product_ok and name in PRODUCTS and user.args[-2] is node)
@@ -193,10 +195,13 @@ def _scales_factor(node: Node) -> bool:
     """Whether it multiplies a factor of a product by a number: the product reads what is multiplied (`Tensor.origin`)."""
     if op_name(node) not in ("mul", "div") or type(node.args[1]).__name__ == "Node":
         return False
-    while len(node.users) == 1:
-        (node,) = node.users
-        if node.op != "call_function" or op_name(node) not in SEEN_THROUGH:
-            return node.op == "call_function" and op_name(node) in PRODUCTS
+    pending = list(node.users)
+    while pending:
+        user = pending.pop()
+        if user.op == "call_function" and op_name(user) in PRODUCTS:
+            return True
+        if user.op == "call_function" and op_name(user) in SEEN_THROUGH:
+            pending += user.users
     return False
 
 
