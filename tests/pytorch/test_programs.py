@@ -156,6 +156,25 @@ def test_gradients_accumulate():
     assert torch.equal(model.weight.grad, torch.full((2, 4), 6.0))
 
 
+def test_gradients_read_what_inputs_were_before_they_are_changed():
+    """The backward graph computes `calls + 1` again, and the forward graph has written that over `calls`."""
+
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("calls", torch.zeros(()))
+            self.register_buffer("mean", torch.zeros(4, 3))
+
+        def forward(self, x):
+            y = self.linear(x).relu()
+            self.calls += 1
+            self.mean.mul_(0.5)
+            return y * self.calls + self.mean.t().exp() * y
+
+    assert_agrees(Counted(), torch.randn(3, 4), backward=True, calls=2)
+
+
 def test_a_model_that_is_saved_and_copied():
     import copy
     import io

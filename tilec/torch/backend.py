@@ -18,7 +18,7 @@ from tilec.core.diagnostics import CallError
 from tilec.torch import aten, dump, reports
 from tilec.torch.call import Partition
 from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
-from tilec.torch.inplace import is_write, reuse_inputs
+from tilec.torch.inplace import is_write, reuse_inputs, save_old_values
 from tilec.torch.options import Options, read
 from tilec.torch.partition import decide, is_light
 from tilec.torch.split import cut, join
@@ -81,8 +81,6 @@ def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -
 
 def compilers(options: Options, names: Sequence[str] = ()) -> dict[str, Any]:
     """What AOTAutograd is to be called with, to trace under `tracing()`. `names` are the user's, of a graph's inputs."""
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
     graphs = None
     if options.mode == "reduce-overhead":
         from tilec.torch.cuda_graphs import Replayed
@@ -101,9 +99,17 @@ def compilers(options: Options, names: Sequence[str] = ()) -> dict[str, Any]:
 
     return {
         "fw_compiler": of("forward"), "bw_compiler": of("backward"), "inference_compiler": of("inference"),
-        "decompositions": _table(), "partition_fn": min_cut_rematerialization_partition,
-        "keep_inference_input_mutations": True,
+        "decompositions": _table(), "partition_fn": _halves, "keep_inference_input_mutations": True,
     }  # fmt: skip
+
+
+def _halves(joint: fx.GraphModule, inputs: Sequence[Any], **told: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward graph of a training step."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    forward, backward = min_cut_rematerialization_partition(joint, inputs, **told)
+    save_old_values(forward, told["num_fwd_outputs"])
+    return forward, backward
 
 
 @contextmanager

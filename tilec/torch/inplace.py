@@ -1,7 +1,8 @@
 """Writes into a part of an input, in place again: a decoder's step writes its cache without copying it.
 
 AOTAutograd makes a graph functional: `cache[:, i] = k` becomes a new value of the whole cache, copied back at the end of the graph.
-Where nothing reads an old value after the write, the write goes into the input itself, and the copies vanish.
+Where nothing reads an old value after the write, the write goes into the input itself, and the copies vanish. A training step's
+backward graph may read an old value, which its forward graph therefore copies.
 """
 
 from __future__ import annotations
@@ -32,6 +33,33 @@ def reuse_inputs(graph: fx.Graph) -> int:
     if count:
         graph.eliminate_dead_code(is_impure_node=_stays)
     return count
+
+
+def save_old_values(forward: fx.GraphModule, results: int) -> None:
+    """Has a forward graph copy inputs that it saves for its backward graph and changes at its end: saved is what they were. The
+    first outputs are `results` of the function, and the others are saved."""
+    graph = forward.graph
+    changes = {n.args[0]: n for n in reversed(graph.nodes) if copies_back(n)}  # the first of each input
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    outputs = list(output.args[0])
+    for k, saved in list(enumerate(outputs))[results:]:
+        if isinstance(saved, fx.Node) and (change := changes.get(_viewed(saved))) is not None:
+            with graph.inserting_before(change):
+                outputs[k] = graph.call_function(aten.clone.default, (saved,))
+            value = saved.meta["val"]
+            with value.fake_mode:
+                outputs[k].meta = {**saved.meta, "val": value.clone()}
+    output.args = (type(output.args[0])(outputs),)
+    forward.recompile()
+
+
+def _viewed(node: fx.Node) -> fx.Node:
+    """The tensor whose memory a view shows."""
+    from tilec.torch.partition import is_view
+
+    while node.op == "call_function" and is_view(node):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def copies_back(node: fx.Node) -> bool:
@@ -124,4 +152,4 @@ def _rewrite(graph: fx.Graph, last: fx.Node, writes: list[fx.Node]) -> None:
         graph.erase_node(write)
 
 
-__all__ = ["reuse_inputs"]
+__all__ = ["copies_back", "is_write", "reuse_inputs", "save_old_values"]
