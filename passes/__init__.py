@@ -17,6 +17,7 @@ from tilec.passes.tensor.bufferize import bufferize
 from tilec.passes.tensor.elements import forward_elements
 from tilec.passes.tensor.forward import forward
 from tilec.passes.tensor.fuse import fuse
+from tilec.passes.tensor.inplace import note_inplace
 from tilec.passes.tensor.integer_compare import compare_whole
 from tilec.passes.tensor.regroup import regroup
 from tilec.passes.tensor.share import share_equal
@@ -42,7 +43,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("plan", "decides kernels, tiles, memory: attributes only", ()),
     Stage(
         "fuse", "fast approximations; one function per kernel",
-        (approximate, fuse, compare_whole, "canonicalize", "cse", forward, "canonicalize"),
+        (approximate, fuse, compare_whole, "canonicalize", "cse", forward, "canonicalize", note_inplace),
     ),
     # no cse: it would give two tiles of one size the same memory
     Stage("tile", "cuts each kernel's grid into tiles, one for each block", (tile, "canonicalize")),

@@ -72,7 +72,8 @@ class KernelSource:
     are further parameters, behind the pointers; `cluster` blocks of the grid reach each other's SRAM; of a
     `persistent` kernel only as many blocks, or clusters, are launched as run at a time, since each goes on to further tiles, and a
     multiple of that number; those of an
-    `overlap` kernel are placed while the kernel before it ends, and wait for that (CUDA)."""
+    `overlap` kernel are placed while the kernel before it ends, and wait for that (CUDA). `inplace`: pairs of parameters, an input
+    and a result, whose elements are made each of the input's at the same place: they may be one memory."""
 
     name: str
     text: str
@@ -86,6 +87,7 @@ class KernelSource:
     cluster: int = 1
     persistent: int = 0
     overlap: bool = False
+    inplace: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,17 @@ class Emitted:
         """Bytes that hold all temporaries."""
         return max((t.end for t in self.temporaries), default=0)
 
+    def may_share(self, input: int, output: int) -> bool:
+        """Whether the program's `output` may be the memory of its `input`: nothing reads the input once the output is written."""
+        read, written = Slot("input", input), Slot("output", output)
+        first = next(n for n, step in enumerate(self.steps) if written in step.slots)
+        if any(read in step.slots for step in self.steps[first + 1 :]):
+            return False
+        step, kernels = self.steps[first], {k.name: k for k in self.kernels}
+        positions = [[n for n, slot in enumerate(step.slots) if slot == which] for which in (read, written)]
+        allowed = kernels[step.kernel].inplace if step.kernel is not None else ()
+        return all((a, b) in allowed for a in positions[0] for b in positions[1])
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -137,7 +150,8 @@ def _step(fields: dict[str, Any]) -> Step:
 
 def _kernel(fields: dict[str, Any]) -> KernelSource:
     maps = tuple(TensorMap(**m | {key: tuple(m[key]) for key in ("shape", "box", "steps")}) for m in fields["maps"])
-    return KernelSource(**{**fields, "sites": tuple(fields["sites"]), "maps": maps})
+    pairs = tuple((a, b) for a, b in fields["inplace"])
+    return KernelSource(**{**fields, "sites": tuple(fields["sites"]), "maps": maps, "inplace": pairs})
 
 
 @dataclass(frozen=True)

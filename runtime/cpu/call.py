@@ -84,11 +84,12 @@ def _spec(
 
 def prepared(
     runner: Runner, values: int, takes: Sequence[int], inputs: Sequence[Strided], outputs: Sequence[Strided],
-    new: Sequence[Callable[[], Any]], otherwise: Callable[..., Any],
+    new: Sequence[Callable[[], Any] | int], otherwise: Callable[..., Any],
 ) -> Callable[..., Any]:  # fmt: skip
     """`function(*values)` runs the program on PyTorch's tensors: its inputs are the values whose numbers `takes` has, its results
-    what `new` allocate; the result is a tensor, or a tuple of several. Calls `otherwise` for values that are no tensors of these
-    types, shapes and strides. To be called where no gradients are recorded."""
+    what the functions of `new` allocate, or the values of the numbers there, which are written. It returns a tensor, or a tuple of
+    several. Calls `otherwise` for values that are no tensors of these types, shapes and strides. To be called where no gradients
+    are recorded."""
     alive, describe = KeepAlive(), exchange(_DESCRIBE)
     specs = [
         _spec(alive, dtype, shape, 0, describe, runner.aligned, strides)
@@ -98,8 +99,10 @@ def prepared(
         Prepared, execute=native()[runner.execute], program=runner.table, words=runner.words,
         device=runner.device[0] | runner.device[1] << 32, current=runner.current,
         kind=alive.object(sys.modules["torch"].Tensor), like=alive.object(buffers.parameter()), describe=describe, values=values,
-        inputs=len(inputs), outputs=len(outputs), takes=alive.words(takes), specs=alive.words(specs),
-        new=alive.words([alive.object(each) for each in new]), otherwise=alive.object(otherwise),
+        inputs=len(inputs), outputs=len(outputs), takes=alive.words(takes),
+        into=alive.words([each if isinstance(each, int) else -1 for each in new]), specs=alive.words(specs),
+        new=alive.words([0 if isinstance(each, int) else alive.object(each) for each in new]),
+        otherwise=alive.object(otherwise),
     )  # fmt: skip
     return builtin("tilec_prepared", table, (alive, runner.owner))
 

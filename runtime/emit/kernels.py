@@ -32,7 +32,7 @@ def print_kernels(
         for function in kernels:
             names = Names(program, locations.indices(function), imported, called, defined)
             own = printer(names, Comments(statements, function.location))
-            made.append((own, _told(kernel(own, function), others)))
+            made.append((own, replace(_told(kernel(own, function), others), inplace=_pairs(function))))
         new = {name for own, _ in made for name in own.imports()} - imported
         if not any(new & (own.names.given | own.names.loops) for own, _ in made):
             return made
@@ -65,3 +65,8 @@ def _told(kernel: KernelSource, others: dict[str, list[str]]) -> KernelSource:
         lines = [*lines[: MOST - 1], f"... {len(others[kernel.name])} in all"]
     head, *body = kernel.text.split("\n")
     return replace(kernel, text="\n".join([head, *(f"    # {line}" for line in lines), *body]))
+
+
+def _pairs(function: ir.Operation) -> tuple[tuple[int, int], ...]:
+    numbers = mlir.get_integers(function, "tilec.inplace") or []
+    return tuple(zip(numbers[::2], numbers[1::2]))

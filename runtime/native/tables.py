@@ -180,7 +180,8 @@ class Call(_Fields):
 
 class Prepared(_Fields):
     """A call of a program with tensors of PyTorch's, which was decided when a graph was compiled. `takes`: for each input, which of
-    the `values` of the call it is. `new`: functions that allocate results. `otherwise` is called with the values where they do
+    the `values` of the call it is. `into`: for each result, the value that it is written into; -1 where a function of `new`
+    allocates it. `otherwise` is called with the values where they do
     not fit. All else as for `Call`."""
 
     execute = auto()
@@ -195,6 +196,7 @@ class Prepared(_Fields):
     inputs = auto()
     outputs = auto()
     takes = auto()
+    into = auto()
     specs = auto()
     new = auto()
     otherwise = auto()

@@ -81,8 +81,15 @@ def prepared(module: ir.Module) -> None:
     f.demand(f.is_("!=", made, 0), failed)
     f.store(made, results)
     with f.times(outputs) as n:
-        tensor = f.call("PyObject_CallNoArgs", f.item(f.field(table, Prepared.new), n))
-        f.demand(f.is_("!=", tensor, 0), failed)
+        into, held = f.item(f.field(table, Prepared.into), n), f.words(1)
+        with b.if_else(f.is_("<", into, 0)) as (allocated, given):
+            with allocated:
+                f.store(f.call("PyObject_CallNoArgs", f.item(f.field(table, Prepared.new), n)), held)
+                f.demand(f.is_("!=", f.load(held), 0), failed)
+            with given:
+                f.store(f.item(f.args[1], into), held)
+                f.call("Py_IncRef", f.load(held))
+        tensor = f.load(held)
         f.call("PyTuple_SetItem", made, n, tensor)
         check(tensor, f.add(n, inputs))
     done = f.call(f.field(table, Prepared.execute), f.field(table, Prepared.program), memory, f.load(queue))

@@ -387,3 +387,53 @@ def test_importing_tilec_imports_no_torch():
 
     code = "import sys, tilec, tilec.torch, tilec.cli.command; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- results in inputs -----------------------------------------------------------------------------------------------
+
+
+def swapped(x, y):
+    old = x * 3
+    x.copy_(y * 2)
+    y.copy_(old)
+
+
+def statistics(x, mean, w):
+    """The new mean is read by the result, and saved for its gradient."""
+    mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+    return (x - mean) * w * mean
+
+
+CHANGES = {
+    "of each element": lambda x, y: x.mul_(2).add_(y),
+    "of other elements": lambda x, y: x.add_(x.t().clone()),
+    "of a row's sum": lambda x, y: x.div_(x.sum(1, keepdim=True)),
+    "of a shift": lambda x, y: x.copy_(x.roll(1, 0)) * 2,
+    "swapped": swapped,
+    "after an old value is sorted": lambda x, y: (x.sort(0)[0] + 1, x.mul_(2).add_(1))[0],
+    "before it is sorted": lambda x, y: (x.mul_(2).add_(1), x.sort(0)[0] + 1)[1],
+    "with an old value that is returned": lambda x, y: (x * 1, x.add_(y))[0],
+    "with the new value, returned": lambda x, y: (x.add_(y), x + 0)[1],
+    "by one that changes, too": lambda x, y: (y.mul_(3), x.add_(y))[1].sum(),
+    "of a part": lambda x, y: x[1:].mul_(2).sum(),
+    "of a transpose": lambda x, y: x.t().mul_(2).add_(y).sum(),
+    "by an old and a new value": lambda x, y: (x.clone() @ x.exp_()).sum(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_in_place(name):
+    assert_agrees(CHANGES[name], torch.randn(5, 5), torch.randn(5, 5), calls=2)
+
+
+def test_a_changed_value_that_gradients_need():
+    x, mean, w = torch.randn(6, 4, requires_grad=True), torch.randn(4), torch.randn(4, requires_grad=True)
+    assert_agrees(statistics, x, mean, w, backward=True)
+
+
+def test_new_values_are_written_where_they_belong(tmp_path, monkeypatch):
+    """Without a copy in memory, and into an input that lies transposed."""
+    monkeypatch.setenv("TILEC_TORCH_DUMP", str(tmp_path))
+    assert_agrees(lambda x, y: x.mul_(y).add_(1), torch.randn(6, 4).t(), torch.randn(6, 4).t())
+    (text,) = (p.read_text() for p in tmp_path.rglob("run.py"))
+    assert "copy_" not in text

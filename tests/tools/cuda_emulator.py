@@ -270,17 +270,23 @@ def numbered(text: str) -> dict:
     return namespace
 
 
-def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray], intrinsics: type = Intrinsics) -> list[int]:
-    """Runs a program; returns the sites of failed checks, by kernel launch."""
+def run(
+    emitted, inputs: list[np.ndarray], outputs: list[np.ndarray], intrinsics: type = Intrinsics,
+    shared: dict[int, int] | None = None,
+) -> list[int]:  # fmt: skip
+    """Runs a program; returns the sites of failed checks, by kernel launch. `shared`: outputs that are inputs' memory, which they
+    have the values of."""
     module = intrinsics()
     memory = Memory(module.state)
-    for array in outputs:
+    for array in (a for k, a in enumerate(outputs) if k not in (shared or {})):
         array.reshape(-1).view(np.uint8)[...] = CANARY
     slots = {
         "input": [memory.add(_read_only(a)) for a in inputs],
         "output": [memory.add(a) for a in outputs],
         "temporary": [memory.add(np.full(t.bytes, 0 if t.stays_clear else CANARY, np.uint8)) for t in emitted.temporaries],
     }
+    for output, input_ in (shared or {}).items():
+        slots["input"][input_] = slots["output"][output]
     saved = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
     try:

@@ -73,7 +73,7 @@ def on_gpu(
 
 def prepare(
     executable: Any, device: str | int, values: int, takes: Sequence[int], inputs: Sequence[Strided],
-    outputs: Sequence[Strided], new: Sequence[Callable], otherwise: Callable,
+    outputs: Sequence[Strided], new: Sequence[Callable | int], otherwise: Callable,
 ) -> Callable[..., Any] | None:  # fmt: skip
     """A call by machine code for a compiled graph of PyTorch's: see `runtime/cpu/call.py`. None if there is none for this version
     of PyTorch, or it is switched off."""

@@ -256,6 +256,8 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("form", ("scalar",), _word(), "fuse", "emit", "the form of the function that the backend prints"),
     Attribute("indices", ("kernel",), _words(), "fuse", "emit",
               "the source's names of the kernel's dimensions, \"\" where one has none"),
+    Attribute("inplace", ("kernel",), _numbers(), "fuse", "emit",
+              "pairs of arguments: an input, and a result that may lie in its memory"),
     Attribute("cut", ("kernel",), _numbers(), "tile", "map",
               "dimensions of which a block has several values: a loop over `i` is called `i_inner`"),
     Attribute("inputs", ("program",), _number(0), "bufferize", "emit",

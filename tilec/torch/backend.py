@@ -18,7 +18,7 @@ from tilec.core.diagnostics import CallError
 from tilec.torch import aten, dump, reports
 from tilec.torch.call import Partition
 from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
-from tilec.torch.inplace import is_write, reuse_inputs, save_old_values
+from tilec.torch.inplace import is_write, results_in_inputs, reuse_inputs, save_old_values
 from tilec.torch.options import Options, read
 from tilec.torch.partition import decide, is_light
 from tilec.torch.split import cut, join
@@ -174,6 +174,7 @@ def compile_aten(
         while True:  # what a program turns out not to say, PyTorch runs, and the graph is cut anew
             decision = decide(graph, known, refusal, refused)
             pieces = cut(graph, decision, known)
+            into = results_in_inputs(graph, decision, pieces)
             told = reports.GraphReport(f"{number:03}-{kind}", kind)
             for node, reason in decision.reasons.items():
                 if not (is_light(node) or is_write(node)):  # those compute nothing
@@ -187,7 +188,7 @@ def compile_aten(
                     about = reports.PartReport(f"part{k}", len(piece.part.nodes))
                     told.parts.append(about)
                     note = dump.noting(about, folder, piece.graph, told)
-                    calls.append(Partition(piece.graph, options, mode, note, last=final).fixed)
+                    calls.append(Partition(piece.graph, options, mode, note, final, into[k]).fixed)
                 break
             except Unwritten as error:
                 refused.update((node.meta["origin"], error.reason) for node in error.nodes)

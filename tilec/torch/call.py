@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -39,11 +39,16 @@ class Partition:
 
     A partition whose sizes are symbols is compiled for each set of sizes that it is called with; for those that it was traced with,
     at once. `note` is told what was compiled (a program, None where PyTorch runs it) and the reason where PyTorch runs it. Raises
-    Unwritten, unless `last`, where one operation is why the partition cannot be compiled."""
+    Unwritten, unless `last`, where one operation is why the partition cannot be compiled. `into`: results that are written into
+    values that the partition is given, by their numbers."""
 
-    def __init__(self, graph: fx.Graph, options: Options, mode: Any, note: Note, last: bool = True):
+    def __init__(
+        self, graph: fx.Graph, options: Options, mode: Any, note: Note, last: bool = True,
+        into: Mapping[int, int] | None = None,
+    ):  # fmt: skip
         self.graph, self.options, self.mode, self.note, self.last = graph, options, mode, note, last
-        self.eager = eager_call(graph)
+        self.into = into or {}
+        self.eager = _copying(eager_call(graph), self.into)
         self.made: dict[tuple[Any, ...], Call] = {}
         self._exact = set[Call]()  # those that find out themselves that values are of other sizes
         self._lock = threading.Lock()
@@ -159,8 +164,8 @@ class Partition:
         if not written.arguments and device != "cpu":
             raise ValueError("a program on a GPU that reads nothing")
         built = op.build_for(_inputs(graph, written), device)
-        slow = _general(op, written, self._any_size)
-        fast = bind(op, built, device, written, slow if key is None else partial(self._missed, key, slow))
+        slow = _copying(_general(op, written, self._any_size), self.into)
+        fast = bind(op, built, device, written, slow if key is None else partial(self._missed, key, slow), self.into)
         if fast is not None and key is not None:
             self._exact.add(fast)
         return fast or slow
@@ -210,10 +215,12 @@ def _stored(argument: Argument) -> tuple[int, ...]:
     return argument.shape if argument.layout is None else argument.layout.stored
 
 
-def bind(op: Op, built: Executable, device: str | int, written: Written, otherwise: Call) -> Call | None:
+def bind(
+    op: Op, built: Executable, device: str | int, written: Written, otherwise: Call, into: Mapping[int, int]
+) -> Call | None:
     """A function of a partition's values, by machine code: the program reads them as they lie in memory, and its results have the
     promised strides. `otherwise` is called for values that lie otherwise than they did when the graph was traced. Raises IndexError
-    for an index that is outside of its tensor. None where a tensor must be copied, or nothing is read."""
+    for an index that is outside of its tensor. None where a tensor must be copied, or nothing is read. `into`: see Partition."""
     arguments, results = written.arguments, written.results
     copies = any(a.layout is None for a in arguments) or any(not r.plain and r.layout is None for r in results)
     if copies or not arguments:
@@ -221,9 +228,14 @@ def bind(op: Op, built: Executable, device: str | int, written: Written, otherwi
     types = [dtype for _, dtype, _ in built.compiled.inputs]
     inputs = [(dtype, a.shape, a.strides) for dtype, a in zip(types, arguments)]
     outputs = [(dtype, r.shape, r.strides) for (_, dtype, _), r in zip(built.outputs, results)]
-    new = [partial(empty_strided(device), r.shape, r.strides, r.dtype) for r in results]
+    new: list[Callable[[], Any] | int] = [partial(empty_strided(device), r.shape, r.strides, r.dtype) for r in results]
     numbers = [a.number for a in arguments]
+    shared = {k: n for k, n in into.items() if n not in numbers or built.emitted.may_share(numbers.index(n), k)}
+    for k, number in shared.items():
+        new[k] = number
     fast = fast_call.prepare(built, device, written.given, numbers, inputs, outputs, new, otherwise)
+    if fast is not None and len(shared) < len(into):
+        fast = _copying(fast, {k: n for k, n in into.items() if k not in shared})
     if fast is None or not _checks(built):
         return fast
 
@@ -273,6 +285,20 @@ def _general(op: Op, written: Written, otherwise: Call) -> Call:
         return [m if f is None else f(m) for m, f in zip(made, restrided)]
 
     return call
+
+
+def _copying(call: Call, into: Mapping[int, int]) -> Call:
+    """The call, with results copied into values."""
+    if not into:
+        return call
+
+    def copied(*values: Any) -> Any:
+        made = call(*values)
+        if isinstance(made, torch.Tensor):
+            return values[into[0]].copy_(made)
+        return [values[into[k]].copy_(m) if k in into and m is not values[into[k]] else m for k, m in enumerate(made)]
+
+    return copied
 
 
 def _restride(result: Result) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -7,8 +7,15 @@ backward graph may read an old value, which its forward graph therefore copies.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import torch
 from torch import fx
+
+if TYPE_CHECKING:
+    from tilec.torch.partition import Decision, Part
+    from tilec.torch.split import Piece
 
 aten = torch.ops.aten
 WRITES = {
@@ -152,4 +159,54 @@ def _rewrite(graph: fx.Graph, last: fx.Node, writes: list[fx.Node]) -> None:
         graph.erase_node(write)
 
 
-__all__ = ["copies_back", "is_write", "reuse_inputs", "save_old_values"]
+def results_in_inputs(graph: fx.Graph, decision: Decision, pieces: Sequence[Piece]) -> list[dict[int, int]]:
+    """For each partition, which of its results are the new values of inputs of the graph, and are written there, by the numbers of
+    these among what the partition is given. The copies at the end of the graph that did it are taken out of `decision`.
+
+    Nothing else may read such a result, and whatever else reads the input's old value comes before the partition."""
+    from tilec.torch.partition import is_view
+
+    made: list[dict[int, int]] = [{} for _ in pieces]
+    (end,) = (n for n in graph.nodes if n.op == "output")
+    for node in [n for n in decision.reasons if copies_back(n) and not n.users.keys() - {end}]:
+        target, value = node.args[:2]
+        if not isinstance(target, fx.Node) or not isinstance(value, fx.Node) or target.op != "placeholder":
+            continue
+        found = [(k, piece) for k, piece in enumerate(pieces) if value in piece.outputs]
+        if not found or not _same_memory(target, value):
+            continue
+        ((k, piece),) = found
+        outside = [n for n in value.users if decision.owner.get(n) is not piece.part and n not in decision.light]
+        others = [
+            n
+            for n in _reaching(target) - {target, node}
+            if n is end or (not is_view(n) and not _before(n, piece.part, decision))
+        ]
+        if outside != [node] or any(n in decision.light for n in value.users) or others:
+            continue
+        if target not in piece.inputs:
+            first = next(n for n in piece.graph.nodes if n.op != "placeholder")
+            with piece.graph.inserting_before(first):
+                piece.graph.placeholder(f"x{len(piece.inputs)}").meta = dict(target.meta)
+            piece.inputs.append(target)
+        made[k][piece.outputs.index(value)] = piece.inputs.index(target)
+        node.replace_all_uses_with(target)
+        del decision.reasons[node]
+    return made
+
+
+def _same_memory(target: fx.Node, value: fx.Node) -> bool:
+    """Whether a result lies as an input does."""
+    one, other = target.meta.get("val"), value.meta.get("val")
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or one.dtype != other.dtype:
+        return False
+    return repr((one.shape, one.stride(), one.device)) == repr((other.shape, other.stride(), other.device))
+
+
+def _before(node: fx.Node, part: Part, decision: Decision) -> bool:
+    """Whether an operation belongs to a partition, or is over before it."""
+    owner = decision.owner.get(node)
+    return owner is part or (owner.level if owner is not None else decision.level[node]) < part.level
+
+
+__all__ = ["copies_back", "is_write", "results_in_inputs", "reuse_inputs", "save_old_values"]
