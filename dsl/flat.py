@@ -202,14 +202,18 @@ class _Program:
         self.fixed |= {name for name, shape in self.shapes.items() if 0 in shape}
 
     def seeds(self, merged: frozenset[Boundary]) -> Iterator[Boundary]:
-        """Where something may become simpler: subscripts with divisions, and sums that go through two indices of the left side."""
+        """Where something may become simpler: subscripts with divisions, those of a dimension of one element, and sums that go
+        through two indices of the left side."""
         for e in self.op.equations:
             made, last = _Rewrite(self, e, merged), [g[-1] for g in _groups(self.shapes[e.name], e.name, merged)]
             for access in _accesses(e):
                 if access.tensor in self.fixed:
                     continue
                 found, groups = made.subscripts(access), _groups(self.shapes[access.tensor], access.tensor, merged)
-                yield from ((access.tensor, g[-1]) for g, pair in zip(groups, pairwise(found)) if any(map(_atoms, pair)))
+                one = [p.constant is not None and all(self.shapes[access.tensor][d] == 1 for d in g) for p, g in zip(found, groups)]
+                for g, pair, single in zip(groups, pairwise(found), pairwise(one)):
+                    if any(map(_atoms, pair)) or any(single):
+                        yield access.tensor, g[-1]
                 for factors in ({m[0]: a for m, a in s.terms if m} for s in found):
                     for t, (outer, inner) in enumerate(pairwise(made.indices)):
                         if inner in factors and factors.get(outer) == factors[inner] * made.extents[t + 1]:

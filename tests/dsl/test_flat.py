@@ -30,6 +30,8 @@ PROGRAMS = {  # text: shapes of inputs and results in the IR
         "24", "3x10",
     ],
     LINEAR: ["24x5", "5x7", "24x7", "24x7", "24"],
+    "op f(x: f32[6, 4, 1, 1]) -> (y: f32[6, 4]) { y[i, j] = x[i, j, 0, 0] * 2 }": ["6x4", "6x4"],
+    "op f(x: f32[1, 6, 1, 4]) -> (y: f32[6]) { y[i] = sum[j](x[0, i, 0, j]) }": ["6x4", "6"],
     # others stay as they are
     "op f(x: f32[6, 4]) -> (y: f32[24], s: f32[6]) { y[p] = x[p // 4, p % 4] where p in 0:24\n s[i] = sum[j](x[i, j]) }": [
         "6x4", "24", "6",

@@ -183,3 +183,22 @@ def test_each_shape_of_a_contraction_is_built_once(monkeypatch):
     monkeypatch.setattr(contraction, "tiles_by", listed)
     planned(MATMUL, M=512, K=512, N=512)
     assert shapes and all(count < tiles for count, tiles in shapes)
+
+
+CONVOLVED = """op f(x: bf16[64, 28, 28, 128], v: bf16[{v}], g: bf16[128], w: bf16[512, 128, 1, 1]) -> (y: bf16[64, 28, 28, 512]) {{
+    s[b, i, j, o] = sum[c, r in 0:3, t in 0:3](pad(x[b, i + r - 1, j + t - 1, c], 0) * v[{o}]) where i in 0:28, j in 0:28
+    n[b, i, j, o]: bf16 = s[b, i, j, o] * g[o] + g[o]
+    h[b, i, j, o]: bf16 = max(n[b, i, j, o], 0)
+    y[b, i, j, o] = sum[c](h[b, i, j, c] * w[o, c, 0, 0])
+}}"""
+
+
+@pytest.mark.parametrize(("v", "o", "kernels"), [("128, 3, 3, 128", "o, r, t, c", 2), ("128, 128, 3, 3", "o, c, r, t", 3)])
+def test_convolutions_after_another_load_all_factors_by_tma(v, o, kernels):
+    """The last elementwise operation before the second convolution is the epilogue of the first; dimensions of one element are in
+    nobody's way, and weights of another layout are stored anew."""
+    plan = planned(CONVOLVED.format(v=v, o=o))
+    *_, first, second = plan.kernels
+    assert len(plan.kernels) == kernels
+    assert [first.options.left_copy, first.options.right_copy, second.options.right_copy] == ["tma"] * 3
+    assert [r.subject for r in plan.remarks if r.verb == "not inlined"] == ["n", "h"]

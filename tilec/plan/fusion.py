@@ -9,6 +9,7 @@ computes all operations for its part of the grid, so that no block needs the res
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 from tilec.analysis.graph import Graph, Node, reads_per_element
@@ -107,6 +108,7 @@ CHEAP = 4  # operations that cost less than a load and a store of their result
 
 
 def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
+    epilogues: dict[Node, Node] = {}  # what stays an operation of its own behind a contraction, and that
     for node in graph.nodes:
         if not node.elementwise or graph.is_returned(node) or "tilec.stored" in node.op.attributes:
             continue
@@ -127,8 +129,9 @@ def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
             why = "inlining would evaluate its computed subscripts more than once"
         if why is None and target.kind == "cuda" and (reader := chain_factor_of(node, graph)):
             why = f"the contraction chain of {reader.name} multiplies tiles that are loaded, and not computed"
-        if why is None and (maker := _contraction_before(node, graph)):
+        if why is None and (maker := _contraction_before(node, graph, epilogues)):
             why = f"it is the epilogue of {maker.name}, and takes no more bytes to store than {maker.name}"
+            epilogues[node] = maker
         size = max(reads_per_element(node.results[0].value, c) * node.size + c.size for c in consumers)
         if why is None and size + LOOP > MOST:
             why = f"one kernel of {size} operations would take long to compile"
@@ -167,13 +170,18 @@ def _between_loop_groups(node: Node, consumers: list[Node], graph: Graph, target
     return not fits or (row % WIDE > 0 and all(ir.ShapedType(v.type).element_type.width == 16 for v in inputs))
 
 
-def _contraction_before(node: Node, graph: Graph) -> Node | None:
-    """The contraction whose epilogue this operation is, if the result of the operation is no larger than the contraction's."""
+def _contraction_before(node: Node, graph: Graph, epilogues: Mapping[Node, Node]) -> Node | None:
+    """The contraction whose epilogue this operation is, if the result of the operation is no larger than the contraction's. What
+    goes into a contraction of its own may stand behind other operations of an epilogue: each tile of a factor that is computed
+    would be computed by several blocks."""
     (result,) = node.results
     for producer in graph.producers(node):
-        if producer.contraction is None or graph.consumers(producer) != (node,):
+        maker = producer if producer.contraction is not None else epilogues.get(producer)
+        if maker is None or graph.consumers(producer) != (node,):
             continue
-        (made,) = producer.results
+        if maker is not producer and not any(c.contraction for c in graph.consumers(node)):
+            continue
+        (made,) = maker.results
         if len(made.dims) == len(node.extents) and bytes_of(result.value) <= bytes_of(made.value):
-            return producer
+            return maker
     return None

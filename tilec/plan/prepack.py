@@ -15,7 +15,7 @@ from tilec.analysis.multiplicands import multiplicand_of
 from tilec.analysis.traffic import bytes_of
 from tilec.core import mlir
 from tilec.core.fitted import WarpgroupTimes
-from tilec.core.hardware import LINE, WIDE
+from tilec.core.hardware import LINE, RANK, WIDE
 from tilec.core.mlir import ir
 from tilec.core.quantities import duration
 from tilec.core.target import Target
@@ -62,7 +62,10 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
         return None
     now = tiles_by(kind, node, g, graph, target)
     wanted = [s for s, f in enumerate((c.left, c.right)) if now.operand(f).copy != "tma"]
-    align = not _boxes(node, LINE // size)
+    own = {kernel_dim: d for d, kernel_dim in enumerate(g.space.dims[node])}
+    inner = tuple(own[d] for d in now.roles.inner)  # in the order in which most factors are copied
+    k = (*(d for d in c.k if d not in inner), *inner)
+    align = not _boxes(node, k, LINE // size)
     if align and (kind == parts.KIND or not all(now.operand((c.left, c.right)[s]).alignable for s in wanted)):
         return None
     problem = replace(now.problem, staged=(0, 0))
@@ -74,13 +77,13 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
     if best is None:
         return None
     majors = [size != 2 or bool(now.operand(f).major) for f in (c.left, c.right)]
-    packs = [Pack(node.name, s, () if align else _dims(node, s, majors[s]), kind) for s in wanted]
-    if not packs:
+    packs = [Pack(node.name, s, () if align else _dims(node, s, majors[s], k), kind) for s in wanted]
+    if not packs or any(sum(node.extents[d] > 1 for d in p.dims) > RANK for p in packs):
         return None
     if not align and any(node.extents[p.dims[-1]] % (WIDE // size) for p in packs):
         if kind == parts.KIND or node.extracts:
             return None
-        packs = _padded(node, kind, majors, packs)
+        packs = _padded(node, kind, majors, packs, k)
     choices = (now if now.choices else tiles_of(node, g, graph, target)).choices
     before = choices[0].prediction.time_us if choices else inf
     after = best.prediction.time_us
@@ -100,33 +103,33 @@ def _has_checks(node: Node) -> bool:
     return any(o.name == "cf.assert" for o in mlir.traverse(node.op))
 
 
-def _padded(node: Node, kind: str, majors: list[bool], packs: list[Pack]) -> list[Pack]:
+def _padded(node: Node, kind: str, majors: list[bool], packs: list[Pack], inner: tuple[int, ...]) -> list[Pack]:
     """With zeros at the end of lines, since TMA wants them at multiples of 16 bytes. Lines of k are as long in both factors: the
     further products are 0."""
-    k, wide, step = node.contraction.k[-1], WIDE // BYTES[kind], LINE // BYTES[kind]
+    k, wide, step = inner[-1], WIDE // BYTES[kind], LINE // BYTES[kind]
     longer = any(p.dims[-1] == k and node.extents[k] % wide for p in packs)
     found = []
     for side in (0, 1) if longer else [p.side for p in packs]:
-        dims = _dims(node, side, majors[side])
+        dims = _dims(node, side, majors[side], inner)
         padded = {d for d in {k, dims[-1]} if (longer if d == k else node.extents[d] % wide)}
         extents = tuple(round_up(node.extents[d], step) if d in padded else node.extents[d] for d in dims)
         found.append(Pack(node.name, side, dims, kind, extents if padded else ()))
     return found
 
 
-def _boxes(node: Node, depth: int) -> bool:
-    """Whether tiles of k are boxes of a tensor."""
-    wide = [node.extents[d] for d in node.contraction.k if node.extents[d] > 1]
-    return len(node.extents) <= 6 and (len(wide) <= 1 or node.extents[node.contraction.k[-1]] % depth == 0)
+def _boxes(node: Node, k: tuple[int, ...], depth: int) -> bool:
+    """Whether tiles of k, its dimensions in this order, are boxes of a tensor."""
+    wide = [node.extents[d] for d in k if node.extents[d] > 1]
+    return len(wide) <= 1 or node.extents[k[-1]] % depth == 0
 
 
-def _dims(node: Node, side: int, major: bool) -> tuple[int, ...]:
-    """The dimensions of the packed factor: the batch, then k and the factor's own dimensions, with the currently contiguous
-    one last (matrix units read both orders of 16-bit elements). Others are stored with k last only."""
+def _dims(node: Node, side: int, major: bool, k: tuple[int, ...]) -> tuple[int, ...]:
+    """The dimensions of the packed factor: the batch, then k in the order in which it is walked and the factor's own dimensions,
+    with the currently contiguous one last (matrix units read both orders of 16-bit elements). Others have k last in any case."""
     c = node.contraction
     value, own = (c.left, c.m) if side == 0 else (c.right, c.n)
     batch = tuple(d for d in c.batch if d in dims_of(value, node))
-    return (*batch, *own, *c.k) if major else (*batch, *c.k, *own)
+    return (*batch, *own, *k) if major else (*batch, *k, *own)
 
 
 def _time(node: Node, p: Pack, size: int, target: Target) -> float:
