@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
@@ -249,7 +249,8 @@ def _computed(text: str) -> int:
 @dataclass
 class Graph:
     """Equations so far, and what each of them `stored`. `inputs` are the program's arguments by name; `values` their values,
-    where these are known. `functions` has names and texts of functions that statements call."""
+    where these are known. `functions` has names and texts of functions that statements call. `orders` has, for shapes, the order
+    of memory in which the dimensions of a new tensor are stored, if it is not theirs."""
 
     inputs: dict[str, Tensor] = field(default_factory=dict)
     values: dict[str, np.ndarray] = field(default_factory=dict)
@@ -260,6 +261,7 @@ class Graph:
     printed: list[int] = field(default_factory=list)
     hint: str = "t"
     functions: dict[str, tuple[str, str]] = field(default_factory=dict)
+    orders: Mapping[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
 
     def argument(self, name: str, shape: Sequence[int], dtype: str) -> Tensor:
         """An input of the program."""
@@ -288,8 +290,16 @@ class Graph:
         whole: Sequence[int] = (),
     ) -> Tensor:  # fmt: skip
         """A tensor by an expression of its indices i0, i1, ... An index that is only read in parts, as `i0 // 4` and `i0 % 4`,
-        becomes an index for each part: the tensor is stored so, and what is returned is a view of it that has the shape."""
+        becomes an index for each part: the tensor is stored so, and what is returned is a view of it that has the shape. So it is
+        where `orders` has another order of its dimensions."""
         shape = tuple(int(n) for n in shape)
+        if callable(expression) and shape in self.orders:
+            order = self.orders[shape]
+            dims = [order.index(d) for d in range(len(order))]
+            inside = replace(self, orders={})  # the same statements and names
+            stored = inside.emit([shape[d] for d in order], dtype, lambda i: expression([i[k] for k in dims]), nominal,
+                                 [dims[d] for d in whole])  # fmt: skip
+            return stored.permuted(dims)
         made = self.fresh(self.hint)
         make = expression if not isinstance(expression, str) else lambda i: expression
         extents, text = in_parts(indices(len(shape)), shape, make, "i", whole)

@@ -23,7 +23,16 @@ from tilec.torch.aten import (  # noqa: F401
     views,
     windows,
 )
-from tilec.torch.aten.table import Call, Value, decompositions, dtype_of, scratch, statement_name, translator
+from tilec.torch.aten.table import (
+    Call,
+    Value,
+    decompositions,
+    dtype_of,
+    memory_orders,
+    scratch,
+    statement_name,
+    translator,
+)
 from tilec.torch.program import Graph, Inexpressible, Tensor, reason
 
 if TYPE_CHECKING:
@@ -36,10 +45,12 @@ def translate(graph: Graph, node: Node, values: Mapping[Node, Value]) -> Value:
     """Appends the node's statements to the graph. `values` has what the nodes are that it reads. Returns a tensor, or a tuple of
     them for a node of several results (None for one that is not read). Raises Inexpressible with the reason, and then the graph
     may have statements of it that nothing reads."""
-    graph.hint = statement_name(node)
+    graph.hint, graph.orders = statement_name(node), memory_orders(node, values)
     call = Call(graph, node, values)
-    made = translator(node)(call)
-    return call.checked(made)
+    try:
+        return call.checked(translator(node)(call))
+    finally:
+        graph.orders = {}
 
 
 def refusal(node: Node) -> str | None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilec.core.dtypes import DTYPES, OTHER_NAMES
-from tilec.torch.program import Graph, Inexpressible, Tensor, literal
+from tilec.torch.layout import layout
+from tilec.torch.program import Graph, Inexpressible, Tensor, literal, positions
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -84,6 +85,37 @@ def translator(node: Node) -> Callable[[Call], Value]:
 
 def statement_name(node: Node) -> str:
     return node.name.lstrip("_") if node.name.lstrip("_")[:1].isalpha() else f"t_{node.name}"
+
+
+def memory_orders(node: Node, values: Mapping[Node, Value]) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """The orders in which the dimensions of the node's results are stored, by shape, where they are not row-major. What follows
+    reads them so, and results need no transpose. They are PyTorch's (channels last, heads behind places), but on GPUs a
+    convolution's result has its channels last in any case, and so have the values that are made of it: matrix units load
+    neighbouring channels at once."""
+    value = node.meta.get("val")
+    orders = {}
+    for v in value if isinstance(value, tuple | list) else [value]:
+        if not hasattr(v, "shape") or not all(isinstance(n, int) for n in (*v.shape, *v.stride())):
+            continue
+        shape, last = tuple(v.shape), (0, *range(2, v.dim()), 1)
+        found = layout(shape, v.stride())
+        if found is not None and not found.plain and len(found.order) == len(shape):
+            orders[shape] = found.order
+        elif v.dim() > 3 and v.device.type == "cuda" and found is not None:
+            made = (values.get(n) for n in node.all_input_nodes)
+            if op_name(node) == "convolution" or any(isinstance(m, Tensor) and _stored_as(m) == last for m in made):
+                orders[shape] = last
+    return orders
+
+
+def _stored_as(x: Tensor) -> tuple[int, ...] | None:
+    """The order of memory of a tensor's dimensions, where it has all elements of what is stored, in another order."""
+    if x.positions is None or x.formula is not None:
+        return None
+    names = positions(x.shape, "d")
+    found = [str(p) for p in x.positions(names)]
+    order = [str(n) for n in names]
+    return tuple(map(order.index, found)) if sorted(found) == sorted(order) else None
 
 
 class Call:
