@@ -55,6 +55,18 @@ def test_f32_matmul_is_near_cublas():
     )
 
 
+@pytest.mark.parametrize(
+    ("shape", "block", "rounds", "measured"),
+    [((2304, 2304, 2304), (128, 192), 1, 45.6), ((1024, 1024, 8192), (128, 128), 1, 41.4), ((640, 5120, 5120), (128, 224), 1, 62.5),
+     ((512, 512, 32768), (64, 128), 1, 57.0), ((3072, 3072, 3072), (128, 256), 2, 89.3)],
+)  # fmt: skip
+def test_shared_steps_take_as_long_as_measured(shape, block, rounds, measured):
+    """Blocks that begin anywhere along k load at the plain rate of L2. Whole tiles are faster."""
+    tiles = [*contraction.contraction_candidates(H200, p := Contraction(*shape), ["wgmma"])]
+    shared = [t for t in tiles if (t.bm, t.bn, t.cluster, t.stream_k) == (*block, (1, 1), rounds)]
+    assert contraction_cost(H200, p, shared[0]).time_us == pytest.approx(measured, rel=0.06)
+
+
 SHORT = [  # batch, rows, elements between the contractions, width, masked; unit, tile, rows of a warp, persistent; measured us
     ((128, 512, 512, 256, True), ("wgmma", 128, 64, 16, False), 72.5),
     ((128, 512, 512, 256, False), ("wgmma", 128, 64, 16, False), 86.3),

@@ -12,7 +12,7 @@ from tilec.core.dtypes import DTYPES
 from tilec.core.fitted import ContractionTimes, WarpgroupTimes
 from tilec.core.target import Target
 from tilec.cost.model import Choice, Prediction, Work, occupancy, predict, ranked, round_up
-from tilec.cost.stream_k import parts_us, shared_rounds
+from tilec.cost.stream_k import l2_speed, parts_us, shared_rounds, shared_tiles
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,8 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
     shared = left + right + _operand_reads(tile, tiles * k * p.bytes * p.products / p.parts) + (2 * result if tile.producers else 0)
     if warpgroups:
         slower = _rounds(target, tile, tiles) * (1 + fit.cluster * (prod(tile.cluster) > 1))
-        loaded, shared = slower * loaded / fit.l2, slower * shared / fit.smem
+        together = l2_speed(fit, shared_tiles(tiles, _reached(target, tile), tile.stream_k) / tiles) if tile.stream_k else fit.l2
+        loaded, shared = slower * loaded / together, slower * shared / fit.smem
         pace = {unit: slower * boosted(target, unit, flops + p.neighbours)}
         idle = _between_tiles(target, p, tile, tiles)
         serial = fit.start_us + fit.cluster_us * (prod(tile.cluster) > 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil
+from math import ceil, sqrt
 
 from tilec.core.fitted import WarpgroupTimes
 from tilec.cost.model import balance
@@ -20,6 +20,12 @@ def shared_rounds(tiles: int, blocks: int, steps: int) -> Iterator[int]:
 def shared_tiles(tiles: int, blocks: int, rounds: int) -> int:
     """In the last rounds of so many blocks; none where the last one is full."""
     return tiles % blocks + (rounds - 1) * blocks if tiles % blocks else 0
+
+
+def l2_speed(fit: WarpgroupTimes, shared: float) -> float:
+    """Speed of L2 over its `achievable`, where so large a share of the tiles is shared: blocks that begin anywhere along k ask for
+    different parts of the same rows at a time. In the whole tiles behind, they come into step again."""
+    return 1 / (shared / fit.shared_l2 + (1 - shared) / sqrt(fit.shared_l2 * fit.l2))
 
 
 def parts_us(fit: WarpgroupTimes, tiles: int, blocks: int, rounds: int, elements: int) -> float:

@@ -161,7 +161,8 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
     )  # fmt: skip
     stream_k: int = option(
         "tiles, the first ones, whose steps along `inner` all blocks share equally (stream-k): one with a tile's first step adds "
-        "the sums of those that have the others; 0: every tile is one block's. By schedules only: it is not timed yet", default=0,
+        "the sums of those that have the others; 0: every tile is one block's. docs/performance.md says why plans do without",
+        default=0,
         shown="{} tiles, whose steps all blocks share",
     )  # fmt: skip
     result_boxes: int = option(

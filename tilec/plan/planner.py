@@ -23,6 +23,7 @@ from tilec.analysis.precision import APPROXIMATION_ERRORS, approximate_operation
 from tilec.analysis.traffic import outputs_of
 from tilec.core import mlir, records
 from tilec.core.diagnostics import CallError
+from tilec.core.fitted import WarpgroupTimes
 from tilec.core.mlir import ir
 from tilec.core.quantities import duration
 from tilec.core.target import Target
@@ -192,10 +193,16 @@ def _power(error: float) -> str:
     return f"2^{math.log2(error):.0f}"
 
 
+def _weighed(plan: Plan) -> float:
+    """Its time, where kernels whose blocks share steps have to be as much faster as the target says."""
+    shared = [k.prediction.time_us for k in plan.kernels if getattr(k.options, "stream_k", 0)]
+    return plan.time_us + (plan.target.fit(WarpgroupTimes).stream_k - 1) * sum(shared)
+
+
 def _whole_if_faster(split: Plan, whole: Plan) -> Plan:
     """The plan without splits where blocks that share rows do as well: parts take a second kernel, and often a second
     look at the data."""
-    if whole.time_us > split.time_us:
+    if _weighed(whole) > _weighed(split):
         return split
     times = f"{duration(split.time_us)} split, {duration(whole.time_us)} unsplit"
     remarks = [Remark("refused", f"to split {s.name}", times) for s in split.splits]

@@ -171,6 +171,14 @@ def test_sums_stay_in_registers(block, cluster, monkeypatch):
     assert "fence.acq_rel.gpu" in cubin.ptx
 
 
+def test_plans_do_without_where_little_is_promised():
+    """Less than the model has been wrong by, over whole tiles or over parts of k in a kernel of their own."""
+    for sizes in ({"M": 2304, "N": 2304, "K": 9216}, {"M": 3072, "N": 256, "K": 32768}):
+        text = Source("t.tile", c.NT.format(t="bf16", o="bf16"))
+        plan = lowering.lowered(text, None, sizes, target="h200", end="plan", emit=False)[1].plan
+        assert not any(getattr(k.options, "stream_k", 0) for k in plan.kernels)
+
+
 def test_the_model_shares_steps_where_a_round_is_nearly_empty():
     """2304 x 2304 are 162 tiles of 128 x 256: 30 blocks would have a second one, and 102 wait. Full rounds are left alone."""
     timed = refitted(load("h200"), WarpgroupTimes, stream_k=1.05)

@@ -75,9 +75,9 @@ class Tiles:
     instructions: list[str] | None
 
     def variant(self, target: Target, **changes) -> list[Choice]:
-        """Tiles for the same factors and another problem, the fastest first."""
+        """Tiles for the same factors and another problem, the fastest first; none of which blocks share steps."""
         problem = replace(self.problem, **changes)
-        return _ranked(target, problem, self.instructions, lambda c: c.rank if self.fit(c.tile) else None)
+        return _ranked(target, problem, self.instructions, lambda c: c.rank if not c.tile.stream_k and self.fit(c.tile) else None)
 
     def rank(self, tile: BlockTile, target: Target, **changes) -> float:
         """Of a tile, for the same factors and another problem."""
