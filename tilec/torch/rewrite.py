@@ -1,4 +1,4 @@
-"""Programs made from programs, word by word: an op of one more dimension, for `vmap`; `splice.py` has another use."""
+"""Programs made from programs, word by word: an op of one more dimension, for `vmap` (`splice.py` puts ops into programs)."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def splicer(signature: Signature) -> Callable[[Call], Any]:
         metas = [call.meta] if len(signature.results) == 1 else call.meta
         solved = signature.solve([t.shape for t in given], sizes)
         arguments = [_whole(call.graph, t) for t in given]
-        made = _Splice(call.graph, Words(program.tree), program.digest).op(
+        made = Splice(call.graph, Words(program.tree), program.digest).op(
             signature.op, arguments, {n: v for n, v in solved.items() if "." not in n}, [Call.typed(m) for m in metas]
         )
         return made[0] if len(made) == 1 else tuple(made)
@@ -50,7 +50,7 @@ def _whole(graph: Graph, t: Tensor) -> Tensor:
 
 
 @dataclass
-class _Splice:
+class Splice:
     graph: Graph
     words: Words
     digest: str
@@ -59,6 +59,8 @@ class _Splice:
         self, op: ast.Op, arguments: Sequence[Tensor], sizes: Mapping[str, int], results: Sequence[tuple[tuple[int, ...], str]]
     ) -> list[Tensor]:  # fmt: skip
         """Appends the op's statements; `sizes` has a number for each of its sizes, `results` shapes and types."""
+        if 0 in sizes.values():
+            raise Inexpressible("a size of 0")  # which may be a divisor
         names = {p.name: t.name for p, t in zip(op.inputs, arguments)}
         for statement in op.body:
             if isinstance(statement, ast.Expect):
