@@ -35,7 +35,7 @@ FAMILIES = {  # of each kind of operation some whose samples are run
     "reductions": ["sum", "mean", "var", "amax", "argmax", "cumsum", "logsumexp", "softmax"],
     "contractions": ["mm", "bmm", "addmm", "baddbmm", "nn.functional.linear"],
     "views": ["permute", "flip", "roll", "as_strided", "diagonal", "unfold", "narrow", "split"],
-    "joins": ["cat", "stack", "nn.functional.pad", "tril", "select_scatter"],
+    "joins": ["cat", "stack", "nn.functional.pad", "tril", "select_scatter", "diagonal_scatter"],
     "gathers": ["gather", "index_select", "nn.functional.embedding", "take"],
     "windows": [
         "nn.functional.conv2d",

@@ -90,6 +90,21 @@ def replaced_part(call: Call) -> Tensor:
     return call.emit(shape, call.dtype, expression, [axis])
 
 
+@expresses("diagonal_scatter")
+def replaced_diagonal(call: Call) -> Tensor:
+    """The tensor, but for a diagonal that is another's."""
+    x, part, offset = call["self"], call["src"], call["offset"]
+    first, second = (call[d] % len(x.shape) for d in ("dim1", "dim2"))
+
+    def expression(i: list[Index]) -> str:
+        row, column = i[first] - max(-offset, 0), i[second] - max(offset, 0)
+        rest = [p for d, p in enumerate(i) if d not in (first, second)]
+        at = ix.within(row, part.shape[-1]) if part.shape[-1] > 1 else ix.number(0)
+        return f"{_cast(part, x.torch_dtype, [*rest, at])} if {row} == {column} else {x.at(*i)}"
+
+    return call.emit(call.shape, call.dtype, expression, [first, second])
+
+
 def _cast(part: Tensor, dtype: str, at: list[Index]) -> str:
     return operand(part, dtype, lambda t: t.at(*at))
 
