@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--dynamo", action="store_true", help="samples: by torch.compile, not by AOTAutograd alone")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time; a model has one of its own")
     parser.add_argument("--write", action="store_true", help="the counts into docs/outside.md")
-    parser.add_argument("--log", type=Path, help="samples: a file for the outcome of each, as a line of JSON")
+    parser.add_argument("--log", type=Path, help="samples: a file of outcomes, lines of JSON; what it has is not run again")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -64,7 +64,7 @@ def _samples(options: argparse.Namespace) -> int:
     choice = Choice(options.every, options.seed, options.dtype, options.strided, options.inplace)
     chosen = [n for n in runs.names(options.what) if not options.only or any(o in n for o in options.only)]
     start = time.perf_counter()
-    with options.log.open("w") if options.log else nullcontext() as log:
+    with options.log.open("a") if options.log else nullcontext() as log:
 
         def say(outcome: Outcome) -> None:
             if outcome.verdict in (WRONG, CRASHED):
@@ -72,7 +72,7 @@ def _samples(options: argparse.Namespace) -> int:
             if log is not None:
                 print(json.dumps(asdict(outcome)), file=log, flush=True)
 
-        found = runs.run_all(options.what, chosen, choice, options.jobs, say, options.dynamo)
+        found = runs.run_all(options.what, chosen, choice, options.jobs, say, options.dynamo, options.log)
     counts = Counter(o.verdict for o in found)
     print(f"{len(found)} samples in {time.perf_counter() - start:.0f} s: {', '.join(f'{counts[v]} {v}' for v in VERDICTS)}")
     for reason, count in reasons(found).most_common(40):

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from tests.pytorch.agreement import CRASHED, Outcome, agreement
@@ -29,17 +30,18 @@ def names(kind: str) -> list[str]:
 
 
 def run_all(
-    kind: str, chosen: list[str], choice: Choice, jobs: int, say: Callable[[Outcome], None], dynamo: bool = False
-) -> list[Outcome]:
-    """The outcomes of all samples that `choice` takes of what is `chosen`."""
+    kind: str, chosen: list[str], choice: Choice, jobs: int, say: Callable[[Outcome], None], dynamo: bool = False,
+    log: Path | None = None,
+) -> list[Outcome]:  # fmt: skip
+    """The outcomes of all samples that `choice` takes of what is `chosen`; those that the log has are not run again."""
     tasks: SimpleQueue[str] = SimpleQueue()
     for name in chosen:
         tasks.put(name)
-    found: list[Outcome] = []
+    found = logged(log)
     lock = threading.Lock()
 
     def work() -> None:
-        worker = _Worker(kind, choice, dynamo)
+        worker = _Worker(kind, choice, dynamo, log)
         while True:
             try:
                 name = tasks.get_nowait()
@@ -59,11 +61,18 @@ def run_all(
     return found
 
 
+def logged(log: Path | None) -> list[Outcome]:
+    """The outcomes in a log, which has one in each line."""
+    if log is None or not log.exists():
+        return []
+    return [Outcome(**json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()]
+
+
 class _Worker:
     """A process that judges cases, begun anew where it ends before its time."""
 
-    def __init__(self, kind: str, choice: Choice, dynamo: bool):
-        self.given = json.dumps({"kind": kind, "choice": asdict(choice), "dynamo": dynamo})
+    def __init__(self, kind: str, choice: Choice, dynamo: bool, log: Path | None):
+        self.given = json.dumps({"kind": kind, "choice": asdict(choice), "dynamo": dynamo, "log": str(log) if log else None})
         self.process: subprocess.Popen[str] | None = None
         self.done = 0
 
@@ -119,11 +128,12 @@ def work(given: str) -> int:
     os.dup2(2, 1)  # what cases print is no outcome
     fields = json.loads(given)
     kind, choice = fields["kind"], Choice(**fields["choice"])
+    done = {o.case for o in logged(Path(fields["log"]))} if fields["log"] else set()
     if hasattr(signal, "SIGALRM"):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for line in sys.stdin:
         name, skipped = json.loads(line)
-        for case in _cases(kind, name, choice, skipped):
+        for case in _cases(kind, name, choice, skipped, done):
             print(json.dumps(case.name), file=out)
             if hasattr(signal, "alarm"):
                 signal.alarm(LIMIT_S)
@@ -135,8 +145,8 @@ def work(given: str) -> int:
     return 0
 
 
-def _cases(kind: str, name: str, choice: Choice, skipped: int) -> Iterator[Case]:
+def _cases(kind: str, name: str, choice: Choice, skipped: int, done: set[str]) -> Iterator[Case]:
     made = of_module(name, choice) if kind == "modules" else of_operator(name, choice)
-    for number, case in enumerate(made):
+    for number, case in enumerate(c for c in made if c.name not in done):
         if number >= skipped:
             yield case

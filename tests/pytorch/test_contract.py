@@ -268,6 +268,14 @@ def test_a_statement_that_is_refused_costs_its_operation_alone(monkeypatch):
     assert all(p.reason is None for p in graph.parts)
 
 
+def test_results_without_elements_beside_others():
+    """What has them is one of several results: the whole operation is left to PyTorch, once."""
+    normed = lambda x, w, b, m, v: torch.native_batch_norm(x * 2, w, b, m, v, False, 0.1, 1e-5)  # noqa: E731
+    assert_agrees(normed, torch.randn(5, 2), torch.ones(2), torch.zeros(2), torch.zeros(2), torch.ones(2))
+    (graph,) = tilec.torch.report().graphs
+    assert [e.reason for e in graph.eager] == ["tensors without elements"] and graph.taken == 1
+
+
 def test_strict_makes_that_an_error():
     with pytest.raises(Exception, match="the option 'strict' is set") as caught:
         compiled(lambda x: torch.sort(x)[0] + 1, options={"strict": True})(torch.randn(4))

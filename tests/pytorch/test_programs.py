@@ -136,6 +136,19 @@ def test_dropout_while_training():
         torch.testing.assert_close(found, eager)
 
 
+def test_an_operator_that_returns_another_type_than_it_promises():
+    """PyTorch's batch norm at bf16 is traced with statistics at f32."""
+
+    def updated(x, w, b, m, v):
+        return [r.float() + 1 for r in torch.ops.aten._batch_norm_with_update(x, w, b, m, v, 0.5, 1e-5)[:3]]
+
+    ones = torch.ones(2, dtype=torch.bfloat16)
+    x, results = torch.randn(5, 2).bfloat16(), []
+    for function in (torch.compile(updated, backend="tilec"), updated):
+        results.append(function(x, ones, ones * 0, ones * 0, ones.clone()))
+    torch.testing.assert_close(*results, rtol=0.02, atol=0.02)
+
+
 def test_an_optimiser_step_is_compiled():
     def step(w, g, m):
         m.mul_(0.9).add_(g)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import re
 import time
 import warnings
@@ -191,8 +192,9 @@ def compile_aten(
                     calls.append(Partition(piece.graph, options, mode, note, final, into[k]).fixed)
                 break
             except Unwritten as error:
-                refused.update((node.meta["origin"], error.reason) for node in error.nodes)
-                final = len(refused) >= MOST_REFUSED
+                before = len(refused)
+                refused.update((_producer(node.meta["origin"]), error.reason) for node in error.nodes)
+                final = len(refused) == before or len(refused) >= MOST_REFUSED
         whole = join(graph, decision, pieces, calls, attribute)
     told.seconds = time.perf_counter() - begin
     reports.add(told)
@@ -200,6 +202,13 @@ def compile_aten(
     run = whole.run
     run._boxed_call = True  # type: ignore[attr-defined]
     return run, told
+
+
+def _producer(node: fx.Node) -> fx.Node:
+    """The operation that a node is one of the results of, or the node itself."""
+    while node.target is operator.getitem:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _mode(placeholders: Sequence[fx.Node]) -> Any:

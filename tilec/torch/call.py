@@ -16,7 +16,7 @@ from torch import fx
 
 from tilec.api import Op
 from tilec.api import compile as compile_program
-from tilec.core.diagnostics import CheckError
+from tilec.core.diagnostics import CallError, CheckError
 from tilec.core.dtypes import DTYPES, DType
 from tilec.driver import fast_call
 from tilec.driver.executable import Executable
@@ -164,7 +164,7 @@ class Partition:
         if not written.arguments and device != "cpu":
             raise ValueError("a program on a GPU that reads nothing")
         built = op.build_for(_inputs(graph, written), device)
-        slow = _copying(_general(op, written, self._any_size), self.into)
+        slow = _copying(_general(op, written, self._any_size, self.eager), self.into)
         fast = bind(op, built, device, written, slow if key is None else partial(self._missed, key, slow), self.into)
         if fast is not None and key is not None:
             self._exact.add(fast)
@@ -263,8 +263,9 @@ def _arrays(arguments: Sequence[Argument], values: Sequence[Any]) -> list[Any]:
     return [seen(values[a.number], a.layout) for a in arguments]
 
 
-def _general(op: Op, written: Written, otherwise: Call) -> Call:
-    """As `bind`, for values at any address. `otherwise` is called for strides that the program was not made for."""
+def _general(op: Op, written: Written, otherwise: Call, eager: Call) -> Call:
+    """As `bind`, for values at any address. `otherwise` is called for strides that the program was not made for; `eager` for types:
+    some of PyTorch's operators return another type than they are traced with."""
     arguments, results = written.arguments, written.results
     permuted = [(a.number, a.strides) for a in arguments if a.layout is not None and not a.layout.plain]
     restrided = [None if r.plain else _restride(r) for r in results]
@@ -280,6 +281,8 @@ def _general(op: Op, written: Written, otherwise: Call) -> Call:
                 made = op(out=[torch.empty(r.made, dtype=r.dtype) for r in results])
         except CheckError as error:
             raise IndexError(str(error)) from None
+        except CallError:
+            return eager(*values)
         if single:
             return made if restrided[0] is None else restrided[0](made)
         return [m if f is None else f(m) for m, f in zip(made, restrided)]
