@@ -144,9 +144,22 @@ def _short_spins() -> Iterator[None]:
         os.environ.pop("GOMP_SPINCOUNT", None)
 
 
+@contextmanager
+def _openmp_as_it_was() -> Iterator[None]:
+    """Numba sets the number of threads of all that uses OpenMP here, though its own loops say theirs: PyTorch's would change."""
+    try:
+        openmp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD)
+    except (OSError, AttributeError):  # nobody uses it yet
+        yield
+        return
+    threads = openmp.omp_get_max_threads()
+    yield
+    openmp.omp_set_num_threads(threads)
+
+
 @cache
 def _start_pool() -> None:
-    with forking.compiling(), uninterrupted(), _short_spins():  # numba has locks, too
+    with forking.compiling(), uninterrupted(), _short_spins(), _openmp_as_it_was():  # numba has locks, too
         import numba
 
         numba.get_num_threads()  # starts them

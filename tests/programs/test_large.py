@@ -7,11 +7,13 @@ import sys
 import pytest
 from tools import lowering
 
+import tilec
 from benchmarks.large import least
 from benchmarks.large_programs import LARGE
 from tilec.core.diagnostics import Source
 from tilec.dsl.mistakes import read
 from tilec.dsl.modules import load_file
+from tilec.plan.cuda.contraction import Tiles
 from tilec.runtime.emit.steps import ALIGN, allocate
 from tilec.runtime.program import Emitted, Slot, Step
 
@@ -66,3 +68,26 @@ def test_a_backward_graph_of_5500_statements_is_read():
     text = LARGE["backward"].text(31)
     assert text.count(" = ") > 5500
     assert [op.name for op in read(Source("<backward>", text), load_file).ops] == ["backward"]
+
+
+def test_a_program_is_checked_once(monkeypatch):
+    """With its sizes left open when it is read, and then for the sizes of a call."""
+    from tilec.dsl import check
+
+    seen = []
+    original = check.Elaborator.run
+    monkeypatch.setattr(check.Elaborator, "run", lambda self: seen.append(self.decided) or original(self))
+    op = tilec.compile("op once(x: f32[M, N]) -> (y: f32[M]) { y[i] = sum[j](x[i, j] * 7.25) }", target="cpu")
+    op.build(M=3, N=5)
+    assert seen == [False, True]
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 8192), (128, 256, 1024), (512, 512, 4096), (4096, 4096, 512), (16, 16, 65536)])
+def test_splits_that_cannot_pay_are_those_that_do_not(shape, monkeypatch):
+    """What the products alone take rules parts out, and no others."""
+    m, n, k = shape
+    text = "op f(x: bf16[M, K], w: bf16[K, N]) -> (y: f32[M, N]) { y[i, n] = sum[k](x[i, k] * w[k, n]) }"
+    sizes = {"M": m, "N": n, "K": k}
+    quick = lowering.planned(text, None, sizes)
+    monkeypatch.setattr(Tiles, "least_us", lambda self, target: 0.0)
+    assert lowering.planned(text, None, sizes) == quick

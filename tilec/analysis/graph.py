@@ -119,6 +119,7 @@ class Graph:
                 self._readers.setdefault(value, set()).add(node)
         self._producers: dict[Node, tuple[Node, ...]] = {}
         self._consumers: dict[Node, tuple[Node, ...]] = {}
+        self._awaited: dict[Node, tuple[Node, ...]] = {}
 
     def in_order(self, nodes: Iterable[Node]) -> list[Node]:
         return sorted(nodes, key=self.position.__getitem__)
@@ -135,6 +136,14 @@ class Graph:
         if (found := self._producers.get(node)) is None:
             makers = (self.producer[v] for v in node.values if v in self.producer)
             found = self._producers[node] = tuple(dict.fromkeys(makers))
+        return found
+
+    def awaited(self, node: Node) -> tuple[Node, ...]:
+        """Those that make what `node` reads, and of which all blocks must be complete before: parts of a reduction, and what is
+        read at computed subscripts."""
+        if (found := self._awaited.get(node)) is None:
+            computed = {self.producer.get(value) for value in node.extracts}
+            found = self._awaited[node] = tuple([p for p in self.producers(node) if p.part or p in computed])
         return found
 
     def is_result(self, value: ir.Value) -> bool:
@@ -212,6 +221,7 @@ class Graph:
             self._consumers.pop(changed, None)
         for changed in consumers:
             self._producers.pop(changed, None)
+            self._awaited.pop(changed, None)
 
 
 def reads_per_element(value: ir.Value, node: Node) -> int:

@@ -87,7 +87,7 @@ class Recipe:
 
         progress.at(f"working out ranges and types of {self.op}")
         inputs = list(self.inputs) if self.inputs is not None else None
-        return specialise(self.program.tree, self.op, inputs, self.sizes)
+        return specialise(self.program.tree, self.op, inputs, self.sizes, checked=True)
 
     @cached_property
     def lowered(self) -> tuple[Specialised, Lowered]:

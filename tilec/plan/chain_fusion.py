@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from math import prod
 
 from tilec.analysis.ancestors import Ancestors
@@ -24,6 +25,7 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
     """Joins contractions with the operations between them and an earlier contraction, if that is legal and takes less time."""
     made = Ancestors(graph.nodes, graph.producers, graph.position)
     near = Ancestors(graph.nodes, graph.producers, graph.position, _multiplies)
+    sizes = {n: max((prod(n.extents[d] for d in r.dims) for r in n.results), default=0) for n in graph.nodes}
     for node in graph.nodes:
         if not _multiplies(node) or node.inlined:
             continue
@@ -37,7 +39,7 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
             if why is None:
                 chain = [first, *(n for n in before if near.has(n, first)), node]
                 why = refuse_reads(chain, graph)
-            found = why or (_with_readers(chain, first, node, graph, made) if len(chain) > 2 else [])
+            found = why or (_with_readers(chain, first, node, graph, made, sizes) if len(chain) > 2 else [])
             if isinstance(found, str):
                 remarks.append(Remark("refused", f"{first.name} with {node.name}", found, node.line))
             elif found:
@@ -70,14 +72,17 @@ def chain_factor_of(node: Node, graph: Graph) -> Node | None:
     return None
 
 
-def _with_readers(chain: list[Node], first: Node, last: Node, graph: Graph, made: Ancestors) -> list[Node] | str:
+def _with_readers(
+    chain: list[Node], first: Node, last: Node, graph: Graph, made: Ancestors, sizes: Mapping[Node, int]
+) -> list[Node] | str:
     """A chain with what else reads tensors as large as the first contraction's result, which are not stored: further reductions of
-    them, and what these are computed of. A text as soon as there is one that no kernel can have."""
+    them, and what these are computed of. A text as soon as there is one that no kernel can have. `sizes`: elements of the largest
+    result of each operation."""
     size = prod(first.extents[d] for d in first.results[0].dims)
     inside, pending = dict.fromkeys(chain), deque(chain)
     while pending:
         n = pending.popleft()
-        large = n is not last and any(prod(n.extents[d] for d in r.dims) >= size for r in n.results)
+        large = n is not last and sizes[n] >= size
         near = [c for c in graph.consumers(n) if not c.inlined and c is not last and not made.has(c, last)] if large else []
         near += [p for p in graph.producers(n) if not p.inlined and (p is first or made.has(p, first))]
         more = [m for m in dict.fromkeys(near) if m not in inside]

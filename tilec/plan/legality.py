@@ -46,9 +46,10 @@ def refuse_reads(nodes: Collection[Node], graph: Graph) -> str | None:
 
 def refuse_reads_of(node: Node, inside: Collection[Node], graph: Graph) -> str | None:
     """The same of what one node reads, for which `inside` has the nodes."""
-    if any(p.part and p in inside for p in graph.producers(node)):
+    before = [p for p in graph.awaited(node) if p in inside]
+    if any(p.part for p in before):
         return "the reduction is split over many blocks, and a second kernel combines the parts"
-    if any(graph.producer.get(value) in inside for value in node.extracts):
+    if before:
         return f"{node.name} reads it at computed subscripts, so that all blocks must have stored their parts first"
     return None
 

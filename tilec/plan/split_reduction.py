@@ -92,12 +92,15 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
     for parts in (2, 4, 8, 16, 32):
         if refuse_split(node.op, dim, parts) or node.extents[dim] // parts % 64:
             continue
-        tiles = now.variant(target, k=now.problem.k // parts, batch=now.problem.batch * parts, out="f32", epilogue={})
         combine = Work(
             dram_read=4 * parts * points, dram_write=4 * points, flops={}, threads=128, blocks=ceil(points / 512),
             working_set=4 * parts * points, overlaps=True,
         )  # fmt: skip
-        time = tiles[0].prediction.time_us + predict(combine, target).time_us if tiles else best
+        added = predict(combine, target).time_us
+        if added + now.least_us(target) >= best:
+            continue  # whatever the tiles
+        tiles = now.variant(target, k=now.problem.k // parts, batch=now.problem.batch * parts, out="f32", epilogue={})
+        time = tiles[0].prediction.time_us + added if tiles else best
         if time < best:
             best, found = time, Split(node.name, dim, parts)
     return (

@@ -317,3 +317,21 @@ def test_large_copies_are_shared_among_threads(bytes_, offset):
     tilec.compile("op f(x: i8[N]) -> (y: i8[N]) { y[i] = x[i] }", target="cpu")(x[7 : 7 + bytes_], out=out)
     np.testing.assert_array_equal(out, x[7 : 7 + bytes_])
     assert (memory[:start] == 77).all() and (memory[start + bytes_ :] == 77).all()
+
+
+OTHERS = """
+import ctypes
+openmp = ctypes.CDLL("libgomp.so.1")
+openmp.omp_set_num_threads(1)
+from tilec.runtime.cpu.launch import start_pool
+start_pool()
+print(openmp.omp_get_max_threads())
+"""
+
+
+def test_threads_of_others_stay_as_many():
+    """OpenMP's, which PyTorch uses, too: `torch.set_num_threads` holds after a call."""
+    done = subprocess.run([sys.executable, "-c", OTHERS], capture_output=True, text=True, check=False)
+    if "libgomp" in done.stderr:
+        pytest.skip("there is no such library")
+    assert done.stdout == "1\n", done.stderr

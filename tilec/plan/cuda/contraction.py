@@ -79,6 +79,10 @@ class Tiles:
         problem = replace(self.problem, **changes)
         return _ranked(target, problem, self.instructions, lambda c: c.rank if not c.tile.stream_k and self.fit(c.tile) else None)
 
+    def least_us(self, target: Target) -> float:
+        """The time of the products alone, by the fastest instruction."""
+        return min(contraction.least_us(target, self.problem, unit) for unit in self.instructions or ("fma",))
+
     def rank(self, tile: BlockTile, target: Target, **changes) -> float:
         """Of a tile, for the same factors and another problem."""
         problem = fed(replace(self.problem, **changes), tile.instruction)
