@@ -86,6 +86,14 @@ def test_vmap_is_one_call_of_an_op_with_one_more_dimension(dims, monkeypatch):
         torch.testing.assert_close(m, each)
 
 
+def test_opcheck_of_one_more_dimension():
+    x, w, a = parts(2, 2, 3)
+    many = torch.stack([w, 2 * w]).detach().requires_grad_()
+    found = layer().batched((False, True, False))
+    assert found.results == (True, True) and found.operator.name.endswith("_010")
+    torch.library.opcheck(found.operator.overload, (x, many, a))
+
+
 def test_vmap_of_gradients():
     op, x = rows(), torch.randn(2, 3, 5, dtype=torch.float64)
     made = torch.vmap(torch.func.grad(lambda x: op(x)[:, 0].sum()))(x)
