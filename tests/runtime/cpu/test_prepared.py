@@ -1,5 +1,6 @@
 """Calls of a program between the other operations of a PyTorch graph: what machine code takes, and what it hands back."""
 
+import sys
 from functools import partial
 
 import pytest
@@ -61,6 +62,24 @@ def test_everything_that_can_differ_is_looked_at():
         other, given = call(value)
         assert other is OTHER and given[0] is value
     assert call(x, x) == (OTHER, (x, x)) and call()[0] is OTHER
+
+
+def test_results_that_are_written_into_values():
+    """One of them over an input, which it may lie over, and one into a value that is read by nothing."""
+    op = tilec.compile(
+        "op f(x: f32[N], w: f32[N]) -> (y: f32[N], z: f32[N]) { y[i] = x[i] * w[i]  z[i] = x[i] + 1 }", target="cpu"
+    )
+    array = (F32, (40,), (1,))
+    built = op.build_for([array[:2]] * 2, "cpu")
+    assert built.emitted.may_share(1, 0)
+    call = fast_call.prepare(built, "cpu", 3, [2, 1], [array] * 2, [array] * 2, [1, 0], lambda *v: OTHER)
+    out, w, x = torch.zeros(40), torch.randn(40), torch.randn(40)
+    wanted, counts = (x * w, x + 1), [sys.getrefcount(t) for t in (out, w, x)]
+    made = call(out, w, x)
+    assert made[0] is w and made[1] is out and w.equal(wanted[0]) and out.equal(wanted[1])
+    del made
+    assert [sys.getrefcount(t) for t in (out, w, x)] == counts
+    assert call(out[:3], w, x) is OTHER and call(None, w, x) is OTHER and w.equal(wanted[0])
 
 
 def test_a_failed_check_is_raised_and_memory_returned():
