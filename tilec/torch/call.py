@@ -297,9 +297,13 @@ def _copying(call: Call, into: Mapping[int, int]) -> Call:
 
     def copied(*values: Any) -> Any:
         made = call(*values)
-        if isinstance(made, torch.Tensor):
-            return values[into[0]].copy_(made)
-        return [values[into[k]].copy_(m) if k in into and m is not values[into[k]] else m for k, m in enumerate(made)]
+        results = [made] if isinstance(made, torch.Tensor) else list(made)
+        pending = [(k, values[n]) for k, n in into.items() if results[k] is not values[n]]
+        if pending:  # by one kernel on a GPU
+            torch._foreach_copy_([target for _, target in pending], [results[k] for k, _ in pending])
+        for k, target in pending:
+            results[k] = target
+        return results[0] if isinstance(made, torch.Tensor) else results
 
     return copied
 
