@@ -116,3 +116,21 @@ def test_scaled_factors_that_are_saved_for_the_gradient_have_16_bits_too(tmp_pat
     torch.compile(function, backend="tilec")(x, w)
     text = "".join(p.read_text() for p in tmp_path.glob("*forward/*.tile"))
     assert "mm[i0, i1, i2]: bf16 = " in text
+
+
+@pytest.mark.parametrize("window, condition", [(9, False), (3, True)])
+def test_large_masks_follow_from_ranges(window, condition, tmp_path, monkeypatch):
+    """What is too large to be evaluated is numbers where its operands are, and a comparison that has one answer is that."""
+    from tilec.torch import constants
+
+    monkeypatch.setattr(constants, "MOST", 40)
+    monkeypatch.setenv("TILEC_TORCH_DUMP", str(tmp_path))
+
+    def function(x):
+        q, k = torch.arange(8)[:, None], torch.arange(8)[None, :]
+        near = (k > q - window) & torch.ones(8, 8, dtype=torch.bool).clone()
+        return x.masked_fill(~(near & (q >= 0)).expand(2, 8, 8), 7.0), (k <= q - 8).logical_not().sum() + x.sum()
+
+    assert_agrees(function, torch.randn(2, 8, 8))
+    text = "".join(p.read_text() for p in tmp_path.rglob("*.tile"))
+    assert ("> (i" in text or "> i" in text) == condition

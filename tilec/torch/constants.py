@@ -31,6 +31,22 @@ CONSTANTS = {
 """What is computed from numbers alone."""
 
 
+Ends = tuple[Any, Any]
+
+
+def _before(a: Ends, b: Ends) -> bool | None:
+    """Whether every element of one is less than every element of another; None where some are, and some are not."""
+    return True if a[1] < b[0] else False if a[0] >= b[1] else None
+
+
+ANSWERS: dict[str, Callable[[Ends, Ends], bool | None]] = {
+    "lt": _before,
+    "gt": lambda a, b: _before(b, a),
+    "ge": lambda a, b: None if (less := _before(a, b)) is None else not less,
+    "le": lambda a, b: None if (less := _before(b, a)) is None else not less,
+}
+
+
 @dataclass(frozen=True)
 class Pattern:
     """A tensor whose elements are `first`, and further by `steps` along each dimension. With all steps 0 it may have any type."""
@@ -39,6 +55,12 @@ class Pattern:
     dtype: torch.dtype
     first: Any
     steps: tuple[int, ...]
+
+    @property
+    def ends(self) -> tuple[Any, Any]:
+        """The smallest and the largest element."""
+        reach = [step * (extent - 1) for step, extent in zip(self.steps, self.shape)]
+        return self.first + sum(r for r in reach if r < 0), self.first + sum(r for r in reach if r > 0)
 
     def tensor(self) -> Tensor:
         """As an expression of indices. Raises Inexpressible for a type that programs do not have."""
@@ -55,27 +77,63 @@ def patterns(nodes: Iterable[fx.Node]) -> dict[fx.Node, Pattern]:
     values, found = dict[fx.Node, torch.Tensor](), dict[fx.Node, Pattern]()
     with _disable_current_modes(), torch.no_grad():
         for node in nodes:
-            if not _is_constant(node, values) or (value := _evaluated(node, values)) is None:
+            if not _is_known(node):
                 continue
-            values[node] = value
-            if (pattern := _pattern(value)) is not None:
+            pattern = None
+            if node.meta["val"].numel() > MOST:
+                pattern = _followed(node, found)
+            elif _reads_known(node, values) and (value := _evaluated(node, values)) is not None:
+                values[node] = value
+                pattern = _pattern(value)
+            if pattern is not None:
                 found[node] = pattern
     return found
 
 
-def _is_constant(node: fx.Node, found: Mapping[fx.Node, Any]) -> bool:
+def _is_known(node: fx.Node) -> bool:
+    """Whether an operation's result follows from what it reads, and has a known size."""
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None or schema.is_mutable:
         return False
-    if torch.Tag.nondeterministic_seeded in node.target.tags:
-        return False
-    read = node.all_input_nodes
-    if not all(n in found for n in read) or not (read or schema.name in CONSTANTS):
-        return False
     made = node.meta.get("val")
-    if not isinstance(made, torch.Tensor) or not all(isinstance(n, int) for n in made.shape):
+    if torch.Tag.nondeterministic_seeded in node.target.tags or not isinstance(made, torch.Tensor):
         return False
-    return 0 < made.numel() <= MOST and not made.is_complex()
+    return all(isinstance(n, int) for n in made.shape) and made.numel() > 0 and not made.is_complex()
+
+
+def _reads_known(node: fx.Node, found: Mapping[fx.Node, Any]) -> bool:
+    read = node.all_input_nodes
+    return all(n in found for n in read) and (bool(read) or node.target._schema.name in CONSTANTS)
+
+
+def _followed(node: fx.Node, found: Mapping[fx.Node, Pattern]) -> Pattern | None:
+    """The pattern of a large result, without its elements: where all that it is computed from are numbers, or where a comparison
+    of positions has one answer, such as that none is further back than a window."""
+    read, like, schema = node.all_input_nodes, node.meta["val"], node.target._schema
+    shape = tuple(like.shape)
+    if not read:
+        number = node.args[1] if schema.name == "aten::full" else None
+        known = isinstance(number, bool | int | float)
+        return Pattern(shape, like.dtype, torch.tensor(number, dtype=like.dtype).item(), (0,) * len(shape)) if known else None
+    if not all(n in found for n in read):
+        return None
+    if not any(any(found[n].steps) for n in read) and (torch.Tag.pointwise in node.target.tags or _shows(schema)):
+        if _shows(schema):
+            return Pattern(shape, like.dtype, found[read[0]].first, (0,) * len(shape))
+        few = {n: torch.full((1,) * len(found[n].shape), found[n].first, dtype=found[n].dtype) for n in read}
+        args, kwargs = fx.map_arg((node.args, node.kwargs), few.__getitem__)
+        return Pattern(shape, like.dtype, node.target(*args, **kwargs).to(like.dtype).item(), (0,) * len(shape))
+    name = schema.name.removeprefix("aten::")
+    if name in ANSWERS and all(not found[n].dtype.is_floating_point for n in read):
+        ends = [found[a].ends if isinstance(a, fx.Node) else (a, a) for a in node.args]
+        if (answer := ANSWERS[name](*ends)) is not None:
+            return Pattern(shape, torch.bool, answer, (0,) * len(shape))
+    return None
+
+
+def _shows(schema: Any) -> bool:
+    """Whether the result has the elements of the argument: a view, or a copy."""
+    return schema.name == "aten::clone" or any(r.alias_info is not None for r in schema.returns)
 
 
 def _evaluated(node: fx.Node, found: Mapping[fx.Node, torch.Tensor]) -> torch.Tensor | None:
