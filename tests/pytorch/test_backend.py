@@ -6,17 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tools.pytorch import assert_agrees  # noqa: E402
+from tools.pytorch import assert_agrees, mlp  # noqa: E402
 
 import tilec.torch  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
 nn, F = torch.nn, torch.nn.functional
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
 class Convolutions(nn.Module):

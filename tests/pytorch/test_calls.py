@@ -15,21 +15,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tools.pytorch import assert_agrees  # noqa: E402
+from tools.pytorch import assert_agrees, compiled, mlp  # noqa: E402
 
 import tilec.torch  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
 nn, F = torch.nn, torch.nn.functional
-
-
-def compiled(function, **options):
-    return torch.compile(function, backend="tilec", **options)
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

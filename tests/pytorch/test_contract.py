@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tools.pytorch import assert_agrees  # noqa: E402
+from tools.pytorch import assert_agrees, compiled  # noqa: E402
 
 import tilec.torch  # noqa: E402
 from tilec import CallError  # noqa: E402
@@ -19,10 +19,6 @@ from tilec import CallError  # noqa: E402
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
 F = torch.nn.functional
-
-
-def compiled(function, **options):
-    return torch.compile(function, backend="tilec", **options)
 
 
 # ---- strides and memory ----------------------------------------------------------------------------------------------

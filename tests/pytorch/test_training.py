@@ -8,21 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tools.pytorch import assert_agrees, compare, wide  # noqa: E402
+from tools.pytorch import assert_agrees, compare, compiled, mlp, wide  # noqa: E402
 
 import tilec.torch  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
 nn, F = torch.nn, torch.nn.functional
-
-
-def compiled(function, **options):
-    return torch.compile(function, backend="tilec", **options)
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
 def assert_steps(model: nn.Module, *inputs, calls: int = 2, autocast: bool = False, prepare=lambda model: None) -> None:

@@ -12,6 +12,14 @@ SLACK = 4.0
 """How much further from the f64 result than PyTorch's own result another one may be, beside a few units in the last place."""
 
 
+def compiled(function: Any, **options: Any) -> Any:
+    return torch.compile(function, backend="tilec", **options)
+
+
+def mlp() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+
 def wide(value: Any) -> Any:
     """At f64, where it is of floats."""
     if isinstance(value, torch.Tensor):
@@ -48,11 +56,11 @@ def assert_agrees(model: Any, *inputs: Any, backward: bool = False, calls: int =
     parameters and inputs. Returns the compiled model."""
     eager, exact = copy.deepcopy(model), copy.deepcopy(model)
     exact = exact.double() if isinstance(exact, torch.nn.Module) else exact
-    compiled = torch.compile(model, backend="tilec", **options)
+    call = compiled(model, **options)
     for _ in range(calls):
         given = [copied(inputs), copied(inputs), wide(inputs)]
         results = []
-        for function, values in zip((compiled, eager, exact), given):
+        for function, values in zip((call, eager, exact), given):
             with torch.set_grad_enabled(backward):
                 result = function(*values)
             if backward:
@@ -68,7 +76,7 @@ def assert_agrees(model: Any, *inputs: Any, backward: bool = False, calls: int =
             compare("buffer", *(dict(m.named_buffers()) for m in (model, eager, exact)))
             if backward:
                 compare("gradient", *({n: p.grad for n, p in m.named_parameters()} for m in (model, eager, exact)))
-    return compiled
+    return call
 
 
 def copied(values: Any) -> Any:

@@ -22,6 +22,7 @@ from tilec.torch.constants import CONSTANTS, patterns
 
 Refusal = Callable[[fx.Node], str | None]
 
+
 @dataclass(eq=False)
 class Part:
     """A partition: operations that one program computes, in the graph's order, on one device."""
