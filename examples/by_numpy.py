@@ -70,6 +70,13 @@ def np_attention(q, k, v, causal=False):
     return np_softmax(s) @ v
 
 
+def np_attention_backward(q, k, v, o, lse, do):
+    s = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+    p = np.where(np.tri(s.shape[-1], dtype=bool), np.exp(s - lse[..., None]), 0)
+    ds = p * (do @ v.swapaxes(-1, -2) - (do * o).sum(-1, keepdims=True)) / math.sqrt(q.shape[-1])
+    return ds @ k, ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ do
+
+
 def np_rotary(x):
     length, width = x.shape[-2:]
     half = width // 2

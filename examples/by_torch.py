@@ -23,6 +23,13 @@ def torch_attention(q, k, v, causal=False):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
+def torch_attention_backward(q, k, v, o, lse, do):
+    s = q.float() @ k.float().mT / q.shape[-1] ** 0.5
+    p = torch.exp(s - lse[..., None]).tril()
+    ds = p * (do.float() @ v.float().mT - (do.float() * o.float()).sum(-1, keepdim=True)) / q.shape[-1] ** 0.5
+    return tuple(x.to(q.dtype) for x in (ds @ k.float(), ds.mT @ q.float(), p.mT @ do.float()))
+
+
 def torch_dropout(x, p, seed):
     """Draws numbers of its own."""
     return torch.nn.functional.dropout(x, 0.1)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from by_numpy import (
     np_attention,
+    np_attention_backward,
     np_conv2d,
     np_cross_entropy,
     np_dropout,
@@ -31,6 +32,7 @@ from by_numpy import (
 from by_torch import (
     torch,
     torch_attention,
+    torch_attention_backward,
     torch_dropout,
     torch_jacobi,
     torch_mlp,
@@ -278,6 +280,16 @@ example(
     HEADS,
     BENCH_HEADS,
     file="attention",
+)
+example(
+    "attention_backward",
+    np_attention_backward,
+    torch_attention_backward,
+    lambda z: bound(BF16, terms=z["D"] + z["S"], steps=64, magnitude=math.sqrt(z["S"] * z["D"]), rounded=1),
+    {name: normal("bf16", "B H S D") for name in ("q", "k", "v", "o")}
+    | {"lse": normal("f32", "B H S", mean=4.0), "do": normal("bf16", "B H S D")},
+    HEADS,
+    BENCH_HEADS,
 )
 example(
     "decoding",

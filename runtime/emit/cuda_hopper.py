@@ -123,12 +123,14 @@ def _call(printer: MemoryPrinter, op: ir.Operation) -> None:
             name = "named_barrier" if waits else "named_barrier_arrive"
             printer.line(f"{printer.use(name)}({', '.join(printer.expr(v) for v in op.operands)})")
         case WarpgroupWait(running):
-            sums, *factors = (printer.memory[v] for v in op.operands)  # factors in registers: not to be changed before
-            count, words = prod(sums.shape), [m.shape[0] for m in factors]
-            name = "_".join(map(str, ("wgmma_wait", running, count, *words, *([sums.element] if sums.element != "f32" else []))))
-            arguments = ", ".join([str(running), str(count), f'"{sums.element}"', *map(str, words)])
+            sums, *others = (printer.memory[v] for v in op.operands)
+            more = sum(m.element == sums.element and m.shape == sums.shape for m in others)  # the results of other products
+            count, words = prod(sums.shape), [m.shape[0] for m in others[more:]]  # factors in registers: not to be changed before
+            ending = [*([sums.element] if sums.element != "f32" else []), *([f"and_{more}"] if more else [])]
+            name = "_".join(map(str, ("wgmma_wait", running, count, *words, *ending)))
+            arguments = ", ".join([str(running), str(count), f'"{sums.element}"', *map(str, words)] + [f"more={more}"] * (more > 0))
             name = printer.define(name, "wgmma_wait", f"({arguments})")
-            printer.line(f"{name}({', '.join(f'{m.base}, 0' for m in (sums, *factors))})")
+            printer.line(f"{name}({', '.join(f'{m.base}, 0' for m in (sums, *others))})")
         case RemoteArrive():
             barriers, number, block = op.operands
             own, block_number = _barrier(printer, barriers, number), f"{printer.use('i32')}({printer.expr(block)})"

@@ -73,7 +73,7 @@ class _Maker:
 def drawn_matrix_case(draw: Choices, large: bool = False) -> Case:
     """A program and its inputs; `large`: with sizes for which planners take matrix units by themselves."""
     maker = _Maker(draw, LARGE if large else SMALL)
-    return draw.pick(_attention, _reduced, _window, _product)(maker)
+    return draw.pick(_attention, _reduced, _window, _product, _gradient)(maker)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
@@ -141,6 +141,38 @@ def _scored(m: _Maker, part) -> str:
             m.tensor("g", "bool", part("ij")) if which == 6 else "",
         )[which])  # fmt: skip
     return f"({score} if {' and '.join(conditions)} else -inf)" if conditions else score
+
+
+def _gradient(m: _Maker) -> Case:
+    """Weights of the results of two or three contractions, over rows or columns of these."""
+    draw, kind = m.draw, m.draw.pick("bf16", "f16")
+    sizes = {"h": draw.pick(2, 1), "i": m.size(), "j": m.size(), "d": draw.pick(16, 64, 40, 72), "e": draw.pick(64, 16, 24, 48)}
+    part = lambda names: {n: sizes[n] for n in names}  # noqa: E731
+    query, key = m.tensor("q", kind, part("hid"), "d"), m.tensor("k", kind, part("hjd"), draw.pick("d", "d", "j"))
+    left, right = m.tensor("g", kind, part("hie"), "e"), m.tensor("v", kind, part("hje"), draw.pick("e", "e", "j"))
+    m.lines.append(f"s[h, i, j] = sum[d]({query} * {key}){draw.pick(' / 8', '', ' * 0.125')}")
+    m.lines.append(f"r[h, i, j] = sum[e]({left} * {right})")
+    mask = draw.pick("j <= i", "", "j <= i + 3", "j >= i", "j > i - 20 and j <= i")
+    score = f"(s[h, i, j] if {mask} else -inf)" if mask else "s[h, i, j]"
+    row, column = m.tensor("l", "f32", part("hi")), m.tensor("c", "f32", part("hj"))
+    m.lines.append(f"p[h, i, j]{draw.pick('', f': {kind}')} = exp({score} / 8 - abs({draw.pick(row, column)}) - 2)")
+    more = ""
+    if draw.chance(6):
+        m.lines.append(f"t[h, i, j] = sum[e]({left} * {right.replace('v', 'u')})")
+        m.inputs["u"] = m.inputs["v"]
+        more = " + t[h, i, j] / 8"
+    weight = (
+        f"p[h, i, j] * (r[h, i, j] / 8 - {row}){more}", f"p[h, i, j] * r[h, i, j] - p[h, i, j] * {column}{more}",
+        f"s[h, i, j] * r[h, i, j] / 64{more}", f"r[h, i, j] / 8 + {row} if s[h, i, j] > 0 else s[h, i, j] / 8{more}",
+    )  # fmt: skip
+    m.lines.append(f"w[h, i, j]{draw.pick('', f': {kind}')} = {draw.pick(*weight)}")
+    by_row = draw.chance(50)
+    rows, summed = ("i", "j") if by_row else ("j", "i")
+    values = draw.pick(key, right) if by_row else draw.pick(query, left)
+    last = "d" if values in (key, query) else "e"
+    using = draw.pick(f" using {kind}", "") if kind == "bf16" else ""
+    m.lines.append(f"o[h, {rows}, {last}] = sum[{summed}](w[h, i, j] * {values}){using}")
+    return m.case(f"o: {draw.pick('f32', kind)}[{sizes['h']}, {sizes[rows]}, {sizes[last]}]")
 
 
 # ---- contractions that are only reduced ----------------------------------------------------------------------------------

@@ -234,5 +234,6 @@ def test_opcodes_are_found_by_their_attribute():
       return
     }"""
     with mlir.context(), ir.Location.unknown():
-        first, second = [o for o in mlir.traverse(mlir.parse(text).operation) if o.name == "func.call"]
+        module = mlir.parse(text)  # operations do not keep their module
+        first, second = [o for o in mlir.traverse(module.operation) if o.name == "func.call"]
         assert opcode_of(first) == OPCODES["wgmma_wait"](2) and opcode_of(second) is None

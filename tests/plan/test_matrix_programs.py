@@ -23,6 +23,7 @@ def kinds(name: str, folder) -> set[str]:
             case ContractionChain():
                 what = "attention" if options.weight_terms else "reduced"
                 found.add(f"{what} by {options.unit}")
+                found |= {"several first products"} if len(options.inner) > 1 else set()
                 found |= {f"parts of {what}"} if (options.blocks_per_row or 1) > 1 else set()
             case WarpgroupContraction():
                 found.add(f"{options.multiplicand} by wgmma")
@@ -44,5 +45,5 @@ def test_every_kind(tmp_path):
         "attention by wgmma", "attention by mma.sync", "parts of attention", "reduced by wgmma", "reduced by mma.sync",
         "parts of reduced", "bf16 by wgmma", "bf16 by mma.sync", "i8 by wgmma", "f8e4m3 by wgmma", "tf32 by wgmma", "clusters",
         "promoted", "several products", "several results", "windows", "several kernels",
-        "shared steps",
+        "shared steps", "several first products",
     }, found  # fmt: skip

@@ -24,6 +24,7 @@ LARGE = {  # large enough for several blocks of the parallel loop on every axis 
     "mlp": {"M": 65, "D": 127, "F": 193},
     "attention": {"B": 1, "H": 2, "S": 129, "T": 191, "D": 64},
     "causal_attention": {"B": 1, "H": 2, "S": 130, "D": 64},
+    "attention_backward": {"B": 1, "H": 2, "S": 130, "D": 64},
     "conv2d": {"N": 2, "C": 5, "H": 33, "W": 65, "K": 7, "R": 3, "S": 5},
     "embedding": {"B": 3, "S": 1021, "V": 503, "D": 67},
     "transformer_block": {"B": 2, "S": 65, "E": 64, "H": 4, "D": 16, "F": 129},

@@ -49,7 +49,7 @@ class MatrixIntrinsics(Intrinsics):
         self.widen = lambda source, target, step: (
             lambda *line: self._line(*line, step, DTYPES[source].numpy, DTYPES[target].numpy)
         )
-        self.wgmma_wait = lambda *_: lambda *registers: None
+        self.wgmma_wait = lambda *_, **__: lambda *registers: None
         self.named_barrier = lambda number, threads: self._meet(self._named(number, threads))
         self.named_barrier_arrive = lambda number, threads: self._named(number, threads).arrive(self.state.turns)
         self.exp2_approx = lambda x: np.float32(np.exp2(np.float64(x)))

@@ -20,6 +20,7 @@ NOTHING = {  # sizes that may be 0, one at a time
     "batched_einsum": ["B", "I", "J"],
     "attention": ["B", "S"],
     "causal_attention": ["B", "H"],
+    "attention_backward": ["B", "H"],
     "rotary": ["B", "S"],
     "embedding": ["B", "D"],
     "conv2d": ["N", "K"],

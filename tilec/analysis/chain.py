@@ -5,6 +5,8 @@ second contraction, all in one loop over the index between them.
     m, l    = reductions over j of s                states, online (`tilec.analysis.online_reduction`)
     o[i, e] = sum_j w(s[i, j], m, l) v[j, e]        product, if there is one: adds the tile's weights times v
 
+Weights may be made of the results of several contractions over the same rows and columns, as in the gradient of attention.
+
 A block has some rows i, and loops over the tiles of j. This module decides whether operations have this form, and which
 tiles of j a mask leaves: conditions that are affine in indices get bounds over a tile (`Mask`).
 
@@ -62,28 +64,35 @@ class Factor:
 
 
 @dataclass(frozen=True)
+class First:
+    """A contraction whose result stays on chip: `left` has its rows, `right` its columns; it sums over dimension `inner`."""
+
+    total: Total
+    left: Factor
+    right: Factor
+    inner: int
+
+
+@dataclass(frozen=True)
 class Chain:
-    """The parts of a contraction chain. `left` and `right` are the stored factors of the scores (rows and columns of the
-    scores). `weights` and `values` are the factors of the product; the program rounds a weight to `weight_type`, as
-    multiplying it does if that is the type of the values. `rows` and `columns` are kernel dimensions of the
-    product, `inner` the reduced dimension of the scores, `batch` the dimensions of which a block has one element. A block may
-    have as many elements of a dimension of rows as divide its number in `granules`, where it has one: `right` and `values`
-    read its quotient by that. Without a second contraction there are neither `product`, `weights`, `values` nor `columns`.
+    """The parts of a contraction chain. `firsts` are the contractions of stored factors whose elements are reduced; the `scores`
+    are those of the first. `weights` and `values` are the factors of the product; the program rounds a weight to `weight_type`, as
+    multiplying it does if that is the type of the values. `rows` and `columns` are kernel dimensions of the product, `batch` the
+    dimensions of which a block has one element. A block may have as many elements of a dimension of rows as divide its number in
+    `granules`, where it has one: the right factors and `values` read its quotient by that. Without a second
+    contraction there are neither `product`, `weights`, `values` nor `columns`.
 
     `score` is what all else reads of a score, such as `20 * tanh(s / 20) + bias`: it takes the score's place in the terms of
     `online` and in `weights`, which are those where no mask excludes an element."""
 
     online: Online
-    scores: Total
+    firsts: tuple[First, ...]
     score: Expr
     product: Carried | None
-    left: Factor
-    right: Factor
     weights: Expr | None
     weight_type: str
     values: Factor | None
     rows: tuple[int, ...]
-    inner: int
     columns: int | None
     batch: tuple[int, ...]
     granules: dict[int, int]
@@ -95,6 +104,22 @@ class Chain:
         return self.online.dim
 
     @property
+    def scores(self) -> Total:
+        return self.firsts[0].total
+
+    @property
+    def left(self) -> Factor:
+        return self.firsts[0].left
+
+    @property
+    def right(self) -> Factor:
+        return self.firsts[0].right
+
+    @property
+    def inner(self) -> int:
+        return self.firsts[0].inner
+
+    @property
     def row_states(self) -> list[Carried]:
         """What is carried for each row: all but the product."""
         return [c for c in self.online.carried if c is not self.product]
@@ -102,7 +127,8 @@ class Chain:
     @property
     def factors(self) -> tuple[Factor, ...]:
         """Those that are stored."""
-        return (self.left, self.right, *(() if self.values is None else (self.values,)))
+        stored = [x for first in self.firsts for x in (first.left, first.right)]
+        return (*stored, *(() if self.values is None else (self.values,)))
 
     @property
     def absorbing(self) -> float | None:
@@ -132,35 +158,44 @@ def read_chain(reader: Reader, outputs: Iterable[Expr], rows: Iterable[int] | No
 
 
 def _chain(reader: Reader, outputs: list[Expr], known: Set[int] | None) -> Chain:
-    shared = {d: t for t in reader.totals for d in t.dims if any(d in other.reduced for other in reader.totals)}
+    shared = {d for t in reader.totals for d in t.dims if any(d in other.reduced for other in reader.totals)}
     if len(shared) != 1:
         raise Unreadable("there is no single index that one contraction makes and the other sums over")
-    ((between, scores),) = shared.items()
-    others = [replace(t, term=with_single_conditions(t.term)) for t in reader.totals if t is not scores]
+    (between,) = shared
+    made = [t for t in reader.totals if between in t.dims]
+    scores = made[0]
+    others = [replace(t, term=_factored(with_single_conditions(t.term))) for t in reader.totals if t not in made]
     online = derive(others, between, rounded=True)
     if isinstance(online, str):
         raise Unreadable(online)
     wide = [c for c in online.carried if set(c.total.dims) - set(scores.dims)]
-    if len(wide) > 1 or len(online.carried) + len(online.shared) != len(reader.totals) - 1:
+    if len(wide) > 1 or len(online.carried) + len(online.shared) != len(others):
         raise Unreadable("a single contraction must come last")
     product = wide[0] if wide else None
     last = product.total if product else scores
-    left, right = _factors(scores.term, scores.dims)
-    if between in left.dims:
-        left, right = right, left
+    for other in made[1:]:
+        if set(other.dims) != set(scores.dims):
+            raise Unreadable(f"{scores.name} and {other.name} have different indices")
+        if product is None:
+            raise Unreadable(f"{scores.name} and {other.name} are reduced together, where no contraction follows")
+    pairs = [_factors(t.term) for t in made]
+    pairs = [pair[::-1] if between in pair[0].dims else pair for pair in pairs]
+    lefts, rights = zip(*pairs)
     weights, values = _product(product) if product else (None, None)
-    shared_by = [x for x in (right, values) if x is not None]
-    granules = {d: n for d in scores.dims if d in left.dims and (n := granule(d, *shared_by))}
-    rows = {d for d in scores.dims if d in left.dims and (d not in right.dims or d in granules)} - {between}
+    shared_by = [*rights, *([] if values is None else [values])]
+    own = [d for d in scores.dims if all(d in x.dims for x in lefts)]
+    granules = {d: n for d in own if (n := granule(d, *shared_by))}
+    rows = {d for d in own if not any(d in x.dims for x in rights) or d in granules} - {between}
     rows = rows if known is None else {d for d in rows if d in known}
     if not rows:  # of one of the dimensions that all factors have, a block has one
-        single = [d for d in scores.dims if d in left.dims and d != between][-1:]
+        single = [d for d in own if d != between][-1:]
         rows, granules = set(single), dict.fromkeys(single, 1)
     columns = set(last.dims) - set(scores.dims)
     batch = tuple(d for d in scores.dims if d not in rows and d != between)
-    for found, what in ((scores.reduced, "reduced indices"), *([(columns, "columns")] if product else [])):
+    reduced = [(t.reduced, "reduced indices") for t in made]
+    for found, what in (*reduced, *([(columns, "columns")] if product else [])):
         if len(found) != 1:
-            names = " and ".join(dict.fromkeys((scores.name, last.name)))
+            names = " and ".join(dict.fromkeys((*(t.name for t in made), last.name)))
             raise Unreadable(f"the {what} of {names} are {len(found)} dimensions, not one")
     if not rows:
         raise Unreadable(f"{scores.name} has no rows: no index that its first factor alone has")
@@ -170,18 +205,22 @@ def _chain(reader: Reader, outputs: list[Expr], known: Set[int] | None) -> Chain
     for output in outputs:
         if between in output.dims:
             raise Unreadable(f"the result of {scores.name} is stored, element by element")
-    (inner,), column = scores.reduced, next(iter(columns), None)
-    tiled = {*rows, between, inner, *columns}
-    left_factor = _factor(left, {*rows, inner}, tiled)
-    right_factor = _factor(right, {between, inner}, tiled - {*granules}, between)
+    column = next(iter(columns), None)
+    tiled = {*rows, between, *(d for t in made for d in t.reduced), *columns}
+    firsts = []
+    for total, left, right in zip(made, lefts, rights):
+        (inner,) = total.reduced
+        right_factor = _factor(right, {between, inner}, tiled - {*granules}, between)
+        firsts.append(First(total, _factor(left, {*rows, inner}, tiled), right_factor, inner))
+    orders = [tuple(d for d in first.left.along if d in rows) for first in firsts]
+    if len({*orders}) > 1:
+        raise Unreadable(f"the rows of {' and '.join(t.name for t in made)} lie in different orders")
     values_factor = None if values is None else _factor(values, {between, *columns}, tiled - {*granules}, between)
-    order = tuple(d for d in left_factor.along if d in rows)
     weight_type = "f32" if weights is None else narrow_type(weights)
     weights = weights and without_rounding(weights, values.type)
     score = Expr("total", key=scores.number, own_dims=scores.dims)
     chain = Chain(
-        online, scores, score, product, left_factor, right_factor, weights, weight_type, values_factor, order, inner, column, batch,
-        granules, (),
+        online, tuple(firsts), score, product, weights, weight_type, values_factor, orders[0], column, batch, granules, (),
     )  # fmt: skip
     masks = tuple(masks_of(online))
     chain = replace(chain, matches=tuple(matches_of(online, rows)) if product else ())
@@ -189,7 +228,7 @@ def _chain(reader: Reader, outputs: list[Expr], known: Set[int] | None) -> Chain
     return _with_score(chain) if masks and masked.absorbing is None else masked
 
 
-def _factors(term: Expr, dims: tuple[int, ...]) -> tuple[Expr, Expr]:
+def _factors(term: Expr) -> tuple[Expr, Expr]:
     if term.op != "arith.mulf":
         raise Unreadable("the first contraction is not a sum of products")
     left, right = (stored_term(a) for a in term.args)
@@ -269,9 +308,10 @@ def _with_score(chain: Chain) -> Chain:
     """The chain with the largest expression by which all else reads a score in the score's place."""
     read = [c.term for c in chain.online.carried if c is not chain.product]
     read += [] if chain.weights is None else [chain.weights]
-    whole = chain.score
-    while (above := _reader_of(whole, read)) is not None:
-        whole = above
+    whole = above = chain.score
+    while (reader := _reader_of(above, read)) is not None:
+        above = reader
+        whole = above if above.type == "f32" else whole
     if whole is chain.score:
         return chain
     changed = _rewritten(chain, lambda x: x.replace(lambda p: chain.score if p == whole else None))
@@ -293,7 +333,7 @@ def _reader_of(x: Expr, terms: list[Expr]) -> Expr | None:
     if any([look(t) for t in terms]) or len(found) != 1:
         return None
     (above,) = found
-    return None if above.type != "f32" or _reads_state(above) else above
+    return None if _reads_state(above) else above
 
 
 def _reads_state(x: Expr) -> bool:
@@ -309,6 +349,22 @@ def _cheapened(x: Expr) -> Expr:
         return None if z is part or not 2.0**-100 < abs(c) < 2.0**100 else Expr("arith.mulf", (z.replace(cheap), constant(c)))
 
     return x.replace(cheap)
+
+
+def _factored(x: Expr) -> Expr:
+    """A term with one product in place of two that share a factor and are added: p g - p d is p (g - d)."""
+
+    def common(part: Expr) -> Expr | None:
+        if part.op not in ("arith.addf", "arith.subf") or any(a.op != "arith.mulf" for a in part.args):
+            return None
+        one, other = part.args
+        for n, factor in enumerate(one.args):
+            if factor in other.args:
+                rest = (one.args[1 - n], other.args[1 - other.args.index(factor)])
+                return Expr("arith.mulf", (factor, Expr(part.op, rest)))
+        return None
+
+    return x.replace(common)
 
 
 # ---- masks -------------------------------------------------------------------------------------------------

@@ -132,7 +132,11 @@ def folded(x: Expr) -> Expr:
             return Expr("constant", key=known[0] * known[1])
         case "arith.divf" if len(known) == 2 and known[1]:
             return Expr("constant", key=known[0] / known[1])
+        case "arith.addf" | "arith.subf" if len(known) == 2 and infinite is None:
+            return Expr("constant", key=known[0] + known[1] if x.op == "arith.addf" else known[0] - known[1])
         case "arith.addf" if infinite is not None:
+            return Expr("constant", key=infinite)
+        case "arith.subf" if infinite is not None and numbers[0] == infinite:
             return Expr("constant", key=infinite)
         case "arith.select" if numbers[1] is not None and numbers[1] == numbers[2]:
             return Expr("constant", key=numbers[1])

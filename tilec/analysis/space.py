@@ -104,7 +104,7 @@ def _unite_shared_inputs(nodes: list[Node], graph: Graph, root: dict[Dim, Dim]) 
             if graph.producer.get(read.value) in inside:
                 continue
             other, dims = seen.setdefault(read.value, (node, read.dims))
-            if other is node:
+            if other is node or _in_other_roles((node, read.dims), (other, dims)):
                 continue
             before = len(above)
             if not all(unite((node, mine), (other, theirs)) for mine, theirs in zip(read.dims, dims)):
@@ -112,6 +112,14 @@ def _unite_shared_inputs(nodes: list[Node], graph: Graph, root: dict[Dim, Dim]) 
                     less, more = above.popitem()
                     nodes_of[more] -= nodes_of[less]
     return find
+
+
+def _in_other_roles(one: tuple[Node, tuple[int, ...]], other: tuple[Node, tuple[int, ...]]) -> bool:
+    """Whether two contractions read an input so that one sums over a dimension of it that is the other's result's: keys that are
+    values, too."""
+    (a, mine), (b, theirs) = one, other
+    both = a.contraction is not None and b.contraction is not None
+    return both and any((m in a.reduced) != (t in b.reduced) for m, t in zip(mine, theirs))
 
 
 def _unite_independent(nodes: list[Node], graph: Graph, united: Callable[[Dim], Dim]) -> Callable[[Dim], Dim]:

@@ -245,6 +245,11 @@ class ChainTimes(Group, name="contraction_chain", kind="cuda"):
     load_operations: float = number("instructions of a load of a score's operand, and of its address, which neighbours share")
     exchange_operations: float = number("instructions by which two threads exchange what each computed for the other, an element")
     exchange_registers: int = number("registers of a thread that such a computation takes", least=0)
+    meeting_registers: int = number("the same where the results of several contractions meet in a weight", least=0)
+    apart_registers: int = number(
+        "more of them where an operand along the columns is read at computed subscripts, an element at a time", least=0
+    )
+    meeting_elements: int = number("most elements of a step there: with more, operands along the columns spill", least=32)
     warp_step_elements: int = number("most elements of a step, by `mma.sync`", least=32)
     warp_registers: int = number("most registers of a thread for scores and results, by `mma.sync` with 16 rows a warp", least=1)
     tall_warp_registers: int = number("the same with 32 rows a warp", least=1)

@@ -45,7 +45,7 @@ class WarpgroupProduct:
 
 @dataclass(frozen=True)
 class WarpgroupWait:
-    """`(sums, factors...)`: until at most `running` of the warpgroup's products are under way."""
+    """`(sums..., factors...)`: until at most `running` of the warpgroup's products are under way."""
 
     running: int
 

@@ -53,7 +53,8 @@ class ChainProblem:
     `line_steps`: steps are whole lines, since a factor lies along them. `listed`: a block lists the steps that data leave it.
     `pages`: elements of the length that lie side by side, by factor, where memory tells the place of each page.
     `by_data`: data tell how many steps a block has. `other_registers`: that the computation of weights takes.
-    `score_registers`: for each score, that operands which are read ahead take.
+    `score_registers`: for each score, that operands which are read ahead take. `more_inner`: what further contractions sum over,
+    whose results meet the scores in the weights.
     """
 
     rows: int
@@ -80,6 +81,12 @@ class ChainProblem:
     by_data: bool = False
     other_registers: int = 0
     score_registers: float = 0
+    more_inner: tuple[int, ...] = ()
+
+    @property
+    def firsts(self) -> tuple[int, ...]:
+        """What the contractions before the weights sum over."""
+        return (self.inner, *self.more_inner)
 
     def has_box(self, rows: int) -> bool:
         """Whether a block may have so many rows: not 16 where 24 go together."""
@@ -184,12 +191,13 @@ def _product_tiles(target: Target, p: ChainProblem, unit: str) -> Iterator[Chain
     fit, wide, columns = target.fit(ChainTimes), unit == "wgmma", round_up(p.columns, 16)
     steps = range(32, (fit.step_elements if wide else min(fit.step_elements, fit.warp_step_elements)) + 1, 16)
     for (bm, own), bn in product(_blocks(p, unit), steps):
-        if _is_no_step(bn, p, p.line_steps):
+        if _is_no_step(bn, p, p.line_steps) or (p.more_inner and bn > fit.meeting_elements):
             continue
         scores, sums, most = own * bn // 32, own * columns // 32, fit.registers if bm < 3 * ROWS else fit.third_registers
-        held = scores + sums + p.weight_terms * scores // 2
+        products = len(p.firsts) * scores
+        held = products + sums + p.weight_terms * scores // 2
         if not wide:  # weights take the places of scores
-            held = scores + sums + max(0, p.weight_terms - 2) * scores // 2
+            held = products + sums + max(0, p.weight_terms - 2) * scores // 2
             most = fit.warp_registers if own == WARP_ROWS[0] else fit.tall_warp_registers
         held += p.other_registers + (int(scores * p.score_registers) if wide else 0)
         if held > most:
@@ -258,7 +266,8 @@ def _parts(target: Target, p: ChainProblem, tile: ChainTile) -> list[int]:
 def stage_bytes(p: ChainProblem, tile: ChainTile) -> int:
     """Shared memory of one step: tiles of K and V; without a second contraction of K, and of Q unless it stays there."""
     if p.columns:
-        return 2 * tile.bn * (chain_line(tile.unit, p.inner) + chain_line(tile.unit, round_up(p.columns, 16)))
+        inner = sum(chain_line(tile.unit, d) for d in p.firsts)
+        return 2 * tile.bn * (inner + chain_line(tile.unit, round_up(p.columns, 16)))
     depth = reduction_depth(tile.unit, p.inner)
     left = 0 if tile.kept_left else _tile_bytes(tile.unit, tile.bm, depth, p.k_major[0])
     return left + _tile_bytes(tile.unit, tile.bn, depth, p.k_major[1])
@@ -275,7 +284,7 @@ def chain_bytes(p: ChainProblem, tile: ChainTile) -> int:
     and the list of its steps, where data choose them."""
     held = 0
     if p.columns:
-        held = 2 * tile.bm * tile.row_stages * chain_line(tile.unit, p.inner)
+        held = 2 * tile.bm * tile.row_stages * sum(chain_line(tile.unit, d) for d in p.firsts)
     elif tile.kept_left:
         held = _tile_bytes(tile.unit, tile.bm, round_up(p.inner, reduction_depth(tile.unit, p.inner)), p.k_major[0])
     listed = 4 * (ceil(p.length / tile.bn) + 3) if p.listed else 0
@@ -296,11 +305,11 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     scores = p.batch * rows * tile.bm * min(covered, round_up(p.length, tile.bn))
     fit, blocks = target.fit(ChainTimes), rows * p.batch * tile.parts
     own = ROWS if tile.unit == "wgmma" else tile.warp_rows
-    inner, columns = round_up(p.inner, 16), round_up(p.columns, 16)
+    inner, columns = sum(round_up(d, 16) for d in p.firsts), round_up(p.columns, 16)
     unit, flops = f"tensor.{p.dtype}@{tile.unit}", 2 * scores * (inner + p.weight_terms * columns)
     further = 1.5 * p.weight_terms + 4 * (p.weight_terms - 1)  # weights taken apart and packed
     loaded = 2 * scores * (inner + columns) / tile.bm
-    once = 2 * p.batch * (p.rows * p.inner + p.length * (p.inner + p.columns))
+    once = 2 * p.batch * (p.rows * sum(p.firsts) + p.length * (sum(p.firsts) + p.columns))
     once = (once if p.factor_bytes is None else p.factor_bytes) + p.operand_bytes
     result = p.out_bytes * p.batch * p.rows * p.columns
     partial = 4 * p.batch * p.rows * tile.parts * (columns + 2) if tile.parts > 1 else 0

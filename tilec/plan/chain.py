@@ -49,9 +49,9 @@ def as_contractions(nodes: Iterable[Node]) -> Iterator[list[Node]]:
 
 
 def is_contraction_chain(nodes: list[Node]) -> bool:
-    """Whether a kernel has two contractions, or one and further reductions, and so is a contraction chain."""
-    two = sum(n.contraction is not None for n in nodes) == 2 and not are_siblings(nodes)
-    return two or is_reduced_contraction(nodes)
+    """Whether a kernel has contractions of which one reads others, or one and further reductions, and so is a contraction chain."""
+    several = sum(n.contraction is not None for n in nodes) > 1 and not are_siblings(nodes)
+    return several or is_reduced_contraction(nodes)
 
 
 def is_reduced_contraction(nodes: list[Node]) -> bool:
@@ -84,12 +84,15 @@ def _refuse_storage(chain: Chain, space: Space) -> str | None:
     kinds = {x.type for x in chain.factors}
     if kinds not in ({"bf16"}, {"f16"}):
         return f"the factors are {' and '.join(sorted(kinds))}, where all must be bf16 or all f16"
-    by_rows = chain.left.contiguous != chain.inner and (chain.values is not None or len(chain.rows) > 1)
+    across = any(first.left.contiguous != first.inner for first in chain.firsts)
+    by_rows = across and (chain.values is not None or len(chain.rows) > 1)
     if by_rows or any(x.contiguous is None for x in chain.factors):
         return "a factor is not contiguous along the index of which a block reads all elements"
-    inner, between = (space.extents[d] for d in (chain.inner, chain.between))
-    if inner % 16 and any(x.is_part(chain.inner, inner) for x in (chain.left, chain.right)):
-        return f"{inner} of a dimension's elements are no multiple of 16, and what follows them is not 0"
+    between = space.extents[chain.between]
+    for first in chain.firsts:
+        inner = space.extents[first.inner]
+        if inner % 16 and any(x.is_part(first.inner, inner) for x in (first.left, first.right)):
+            return f"{inner} of a dimension's elements are no multiple of 16, and what follows them is not 0"
     if chain.values is not None and chain.values.is_part(chain.between, between):
         return "the values are a part of a dimension, and what follows them is not 0"
     return None
@@ -111,9 +114,15 @@ def refuse_tma(chain: Chain) -> str | None:
 
 def refuse_warps(chain: Chain) -> str | None:
     """Why warps cannot load and multiply the factors' tiles by `mma.sync`."""
-    if chain.values is not None and chain.between in (chain.right.contiguous, chain.values.contiguous):
+    if _lies_between(chain):
         return "tiles that are contiguous along the index between the contractions take wgmma"
     return None
+
+
+def _lies_between(chain: Chain) -> bool:
+    """Whether a factor of a chain with a second contraction is contiguous along the index between the contractions."""
+    rights = [first.right for first in chain.firsts]
+    return chain.values is not None and chain.between in [x.contiguous for x in (*rights, chain.values)]
 
 
 def chain_units(chain: Chain, target: Target) -> tuple[str, ...]:
@@ -124,7 +133,7 @@ def chain_units(chain: Chain, target: Target) -> tuple[str, ...]:
 
 
 def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
-    wide = [(chain.inner, "reduced elements of the first")] if chain.columns is not None else []
+    wide = [(x.inner, "reduced elements of the first") for x in chain.firsts] if chain.columns is not None else []
     wide += [(chain.columns, "columns of the last")] if chain.columns is not None else []
     for d, what in wide:
         if space.extents[d] > WIDEST:
@@ -188,6 +197,8 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     read = lambda x: prod(-(-extents[d] // (chain.granules.get(d, 1) or 1)) for d in x.dims)  # noqa: E731
     loaded = [p for p in parts - factors if p.op == "element" and chain.between in p.dims]
     per_score = [p for p in loaded if p.dims & {*chain.rows}]
+    apart = any(p.args and not p.dims & {*chain.rows} for p in loaded)
+    meeting = fit.meeting_registers + fit.apart_registers * apart
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in outputs_of(nodes, graph))
     terms = weight_terms_of(chain)
     return ChainProblem(
@@ -205,8 +216,8 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
         listed=bool(chain.matches), pages=tuple(sorted({x.page for x in chain.factors if x.page})),
         by_data=bool(chain.matches) or any(leaf.op == "element" for m in chain.masks for x, _ in m.bounds for leaf in x),
         score_registers=sum(0.5 for p in {p for p in per_score if p.key.type.element_type.width == 16}),
-        other_registers=fit.exchange_registers if exchanged else 0,
-        line_steps=chain.values is not None and chain.between in (chain.right.contiguous, chain.values.contiguous),
+        other_registers=(fit.exchange_registers if exchanged else 0) + (meeting if len(chain.firsts) > 1 else 0),
+        line_steps=_lies_between(chain), more_inner=tuple(extents[first.inner] for first in chain.firsts[1:]),
     )  # fmt: skip
 
 

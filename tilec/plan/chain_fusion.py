@@ -20,6 +20,8 @@ from tilec.plan.groups import Group, Remark, join
 from tilec.plan.legality import refuse, refuse_reads, refuse_reads_of
 from tilec.plan.unchosen import unchosen
 
+MOST_FIRSTS = 4  # contractions whose results a thread might hold
+
 
 def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> None:
     """Joins contractions with the operations between them and an earlier contraction, if that is legal and takes less time."""
@@ -30,6 +32,8 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
         if not _multiplies(node) or node.inlined:
             continue
         before = _before(node, graph)
+        if target.kind == "cuda" and _join_all(node, before, graph, member, target, remarks, made, near, sizes):
+            continue
         computed = [p for v in node.extracts if (p := graph.producer.get(v)) is not None]
         for first in filter(_multiplies, before):
             if member[first] is member[node] and is_contraction_chain(member[node].nodes):
@@ -52,6 +56,31 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
         whole = graph.in_order({m for n in core for m in member[n].nodes})
         if core and not _join(whole, graph, member, target, remarks) and len(core) < len(whole):
             _join(core, graph, member, target, remarks)
+
+
+def _join_all(
+    node: Node, before: list[Node], graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark], made: Ancestors,
+    near: Ancestors, sizes: Mapping[Node, int],
+) -> bool:  # fmt: skip
+    """Joins a contraction with all of several that its factor is computed from; returns whether they are one kernel."""
+    firsts = [n for n in before if (c := n.contraction or n.vector_product) is not None and c.m + c.n]
+    if not 1 < len(firsts) <= MOST_FIRSTS:
+        return False
+    chain = [n for n in before if n in firsts or any(near.has(n, first) for first in firsts)] + [node]
+    names = " and ".join(n.name for n in graph.in_order(firsts))
+    found: list[Node] | str = refuse_reads(chain, graph) or chain
+    for first in firsts:
+        if not isinstance(found, str):
+            found = _with_readers(found, first, node, graph, made, sizes)
+    if isinstance(found, str):
+        remarks.append(Remark("refused", f"{names} with {node.name}", found, node.line))
+        return False
+    core = graph.in_order({*found, *(n for n in member[node].nodes if made.has(n, node))})
+    whole = graph.in_order(m for g in {id(member[n]): member[n] for n in core}.values() for m in g.nodes)
+    products = (*firsts, node)
+    if not _join(whole, graph, member, target, remarks, products) and len(core) < len(whole):
+        _join(core, graph, member, target, remarks, products)
+    return len({id(member[n]) for n in (*firsts, node)}) == 1
 
 
 def chain_factor_of(node: Node, graph: Graph) -> Node | None:

@@ -61,6 +61,8 @@ def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: T
     if is_contraction_chain(nodes) and (len(contractions) == 1 or _connected(nodes, graph)):
         if target.kind == "cuda":
             return refuse_contraction_chain(nodes, space, graph, target)
+        if len(contractions) > 2:
+            return "a chain of more than two contractions is several kernels on a CPU"
         both = "both are contractions, but " if len(contractions) > 1 else ""
         why = refuse_panel_chain(nodes, space, graph, target)
         return f"{both}no contraction chain: {why}" if why else None
@@ -83,14 +85,14 @@ def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: T
 
 
 def _connected(nodes: list[Node], graph: Graph) -> bool:
-    """Whether the last contraction is computed from the first."""
+    """Whether the last contraction is computed from all others."""
     last = [n for n in nodes if n.contraction is not None][-1]
     inside, found, pending = set(nodes), set(), [last]
     while pending:
         near = [p for p in graph.producers(pending.pop()) if p in inside and p not in found]
         found |= set(near)
         pending += near
-    return sum(n.contraction is not None for n in found) == 1
+    return sum(n.contraction is not None for n in found) == sum(n.contraction is not None for n in nodes) - 1
 
 
 def _between(nodes: list[Node], graph: Graph, member: dict[Node, Group]) -> Node | None:

@@ -44,7 +44,8 @@ class Pack:
 class Plan:
     """All kernels of a program. `signature` is the program's name with the types and shapes of its inputs.
 
-    `recomputed`: operations that compute a read of a contraction's result anew, with their readers. `regroup` plans again with
+    `recomputed`: operations that compute a read of a contraction's result anew, with their readers. `copied`: operations that exist
+    for one of several readers. `regroup` plans again with
     given kernels. `candidates` lists the alternatives of each kernel. Both read the IR that the plan was made from, so that they
     work only while the IR is unchanged: the driver applies a schedule before any later pass runs.
     """
@@ -61,6 +62,7 @@ class Plan:
     copies: tuple[Copy, ...] = ()
     candidates: Callable[[], dict[str, list[KernelPlan]]] | None = field(default=None, compare=False, repr=False)
     recomputed: dict[str, str] = field(default_factory=dict)
+    copied: tuple[str, ...] = ()
 
     @property
     def registers(self) -> dict[str, int]:

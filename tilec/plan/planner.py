@@ -30,14 +30,16 @@ from tilec.core.target import Target
 from tilec.cost.model import TooLarge, predict
 from tilec.kernels import KernelPlan, Planned
 from tilec.kernels.attributes import Parts, Placement, StoredFactor
+from tilec.passes.tensor.copies import copy_for_readers
 from tilec.passes.tensor.pack import SIDES
+from tilec.plan.chain import WIDEST
 from tilec.plan.digest import sign
 from tilec.plan.fusion import group
 from tilec.plan.given_groups import Fixed, group_as
 from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Plan
 from tilec.plan.prepack import apply_packs, choose_packs
-from tilec.plan.recompute import plan_with_reads, recomputable_reads
+from tilec.plan.recompute import plan_with_copies, plan_with_reads, recomputable_reads
 from tilec.plan.split_reduction import apply_splits, choose_splits
 from tilec.plan.unchosen import renamed, unchosen
 
@@ -51,7 +53,7 @@ def make_plan(
     do not fit on chip becomes one kernel for each operation; a kernel of `fixed` raises CallError instead. `alike`: what is
     known from another plan of the program.
     """
-    planned = partial(_fitting_plan, alike=alike or Alike())
+    planned = partial(plan_with_copies, planner=partial(_fitting_plan, alike=alike or Alike()))
     if reads := recomputable_reads(function, target):
         return plan_with_reads(function, reads, target, fixed, splitting, planned)
     return planned(function, target, fixed, splitting)
@@ -254,7 +256,11 @@ def _kernel_names(stem: str, groups: Sequence[Group], graph: Graph) -> list[str]
 
 def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
     """Writes the plan into the IR, where the passes read it and a person can edit it."""
-    for op, form in plan.approximations.items():
+    approximations = plan.approximations
+    if plan.copied:
+        copy_for_readers(function, WIDEST)
+        approximations = approximate_operations(function, plan.target.kind)
+    for op, form in approximations.items():
         op.attributes["tilec.approximate"] = mlir.string(form)
     by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}
     for name in plan.inlined:

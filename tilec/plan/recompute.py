@@ -1,6 +1,8 @@
-"""Reads of a contraction's result at computed subscripts: whether the result is in memory for them, or they are computed anew.
+"""What is computed anew in place of being in memory, where the whole program then takes less time.
 
-The logit of a class, `s[i, t[i]]`, is one. Computed anew, the result may stay on chip (`passes/tensor/gathered.py`).
+Reads of a contraction's result at computed subscripts are such, for example of the logit of a class, `s[i, t[i]]`
+(`passes/tensor/gathered.py`); and products that several contractions read (`passes/tensor/copies.py`). The contraction's result may
+then stay on chip.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.core.quantities import duration
 from tilec.core.target import Target
+from tilec.passes.tensor.copies import copied_names, copy_for_readers
 from tilec.passes.tensor.gathered import compute_anew, gathered_reads, name_of_read
+from tilec.plan.chain import WIDEST
 from tilec.plan.given_groups import Fixed
 from tilec.plan.groups import Remark
 from tilec.plan.model import Plan
@@ -52,6 +56,30 @@ def plan_with_reads(
     subject = ", ".join(reads)
     times = f"{duration(anew.time_us)} with its elements computed anew, {duration(stored.time_us)} with all of them in memory"
     if not pays(anew.time_us, stored.time_us) or any(s.name in reads for s in anew.splits):
+        return replace(stored, remarks=(*stored.remarks, Remark("refused", f"to compute {subject}", times)))
+    return replace(anew, remarks=(*anew.remarks, Remark("recomputed", subject, times)))
+
+
+def plan_with_copies(function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool, planner: Planner) -> Plan:
+    """The faster plan, with products for each of their readers or without."""
+    names = copied_names(function, WIDEST) if target.kind == "cuda" and target.instructions("bf16") else []
+    if not names:
+        return planner(function, target, fixed, splitting)
+    named = None if fixed is None else not {*names}.isdisjoint((*fixed.inlined, *(n for kernel in fixed.kernels for n in kernel)))
+    regroup = partial(plan_with_copies, function, target, splitting=splitting, planner=planner)
+    stored = None
+    if not named:
+        stored = replace(planner(function, target, fixed, splitting), regroup=regroup)
+        if fixed is not None:
+            return stored
+    copy = function.clone()
+    copy_for_readers(copy, WIDEST)
+    anew = replace(planner(copy, target, fixed, splitting), copied=tuple(names), regroup=regroup)
+    if stored is None:
+        return anew
+    subject = ", ".join(names)
+    times = f"{duration(anew.time_us)} with a copy for each of their readers, {duration(stored.time_us)} in memory"
+    if not pays(anew.time_us, stored.time_us):
         return replace(stored, remarks=(*stored.remarks, Remark("refused", f"to compute {subject}", times)))
     return replace(anew, remarks=(*anew.remarks, Remark("recomputed", subject, times)))
 

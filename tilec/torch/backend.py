@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilec.core import targets
 from tilec.core.diagnostics import CallError
-from tilec.torch import aten, dump, reports
+from tilec.core.target import Target
+from tilec.torch import aten, dump, recompute, reports
 from tilec.torch.call import Partition
 from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
 from tilec.torch.inplace import is_write, results_in_inputs, reuse_inputs, save_old_values
@@ -100,15 +102,15 @@ def compilers(options: Options, names: Sequence[str] = ()) -> dict[str, Any]:
 
     return {
         "fw_compiler": of("forward"), "bw_compiler": of("backward"), "inference_compiler": of("inference"),
-        "decompositions": _table(), "partition_fn": _halves, "keep_inference_input_mutations": True,
+        "decompositions": _table(), "partition_fn": partial(_halves, options), "keep_inference_input_mutations": True,
     }  # fmt: skip
 
 
-def _halves(joint: fx.GraphModule, inputs: Sequence[Any], **told: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+def _halves(
+    options: Options, joint: fx.GraphModule, inputs: Sequence[Any], **told: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:  # fmt: skip
     """The forward and the backward graph of a training step."""
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-    forward, backward = min_cut_rematerialization_partition(joint, inputs, **told)
+    forward, backward = recompute.partition(joint, inputs, partial(_target, options), **told)
     save_old_values(forward, told["num_fwd_outputs"])
     return forward, backward
 
@@ -120,6 +122,12 @@ def tracing() -> Iterator[None]:
 
     with sdpa_kernel(SDPBackend.MATH), _narrow_attention():
         yield
+
+
+def _target(options: Options, device: torch.device) -> Target | None:
+    """What programs of tensors on a device are compiled for."""
+    name = options.target or device.type
+    return targets.load(name) if name in targets.names() or name.endswith(".toml") else None
 
 
 @contextmanager

@@ -48,7 +48,7 @@ class ChainBlock:
         self.bm, self.bn = options.block
         self.operations = self._enter(number)
         self._read()
-        self.subscripts = Values(self.chain.scores.number, None, {})
+        self.subscripts = Values(None, {})
 
     @contextmanager
     def each(self, state: list[ir.Value]) -> Iterator[tuple[ChainBlock, list[ir.Value]]]:

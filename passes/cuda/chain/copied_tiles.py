@@ -42,7 +42,8 @@ class CopiedTiles:
         self.tile = memref.AllocOp(local([slots, self.lines, self.width], self.element, SHARED), [], []).result
         locations.named(self.tile, f"{locations.argument(root(self.view)) or 'factor'}_tiles")
         strides, _ = ir.MemRefType(root(self.view).type).get_strides_and_offset()
-        whole = block.sizes[self.across] if self.across == block.chain.inner else ir.ShapedType(self.view.type).shape[-1]
+        inner = self.across in [first.inner for first in block.chain.firsts]
+        whole = block.sizes[self.across] if inner else ir.ShapedType(self.view.type).shape[-1]
         apart = (self.columns, whole, base_multiple(subscripts(factor.element)[-1]), *strides[:-1])
         self.vector = next(v for v in (WIDE // self.bytes, 4, 2, 1) if all(s % v == 0 for s in apart))
 

@@ -55,7 +55,7 @@ def values_of(block: ChainBlock) -> Values:
     chain = block.chain
     limits = block.limits() | ({chain.between: mlir.index(block.length - 1)} if block.length % block.bn else {})
     product = None if chain.product is None else chain.product.total.number
-    return Values(chain.scores.number, product, limits, block.largest)
+    return Values(product, limits, block.largest)
 
 
 def tiles_of(block: ChainBlock, values: Values, find: Callable[[Span], TileList] | None = None) -> Tiles:
@@ -67,14 +67,17 @@ class Fragments:
     """Fragments and states of a thread. `warp_row` makes the first of its warp's rows in the block, as a sum; a warp has `high`
     times 16 rows.
 
-    `scores` are the fragments of a tile's scores, `weights` what they become as a left factor, `sums` those of the product.
+    `products` are the fragments of the results of a tile's first contractions, of which `scores` is the first: what is computed of
+    them takes its place. `weights` are what that becomes as a left factor, `sums` those of the product.
     """
 
     def __init__(self, block: ChainBlock, thread: Thread, warp_row: Callable[[], Terms], high: int = 1):
         self.block, self.chain, self.thread, self.bn = block, block.chain, thread, block.bn
         chain, sizes = self.chain, block.sizes
-        self.depth, self.rows = -(-sizes[chain.inner] // 16) * 16, 2 * high
-        self.scores = registers([self.bn // 8, self.rows, 2], "%scores")
+        self.depths, self.rows = [-(-sizes[first.inner] // 16) * 16 for first in chain.firsts], 2 * high
+        names = ("%scores", *(f"%scores_{n}" for n in range(2, len(chain.firsts) + 1)))
+        self.products = [registers([self.bn // 8, self.rows, 2], name) for name in names]
+        self.scores = self.products[0]
         if chain.product is not None:
             self._allocate_product()
         group = thread.group
@@ -144,7 +147,7 @@ class Fragments:
         start = self.tiles.first_line(number)
         locate = partial(self._at, start)
         if chain.score.op != "total":
-            with statements([chain.scores]):
+            with statements(first.total for first in chain.firsts):
                 self._score(locate)
         if masked and chain.absorbing is not None:
             exclude(chain, self._bounds(), self.scores, self.values, self.block.largest, locate)
@@ -251,11 +254,12 @@ class Fragments:
         return [*(b for m in self.chain.masks for b in m.bounds), *edge]
 
     def _at(self, start: ir.Value, j: ir.Value, half: ir.Value, lane: ir.Value) -> At:
-        score = memref.LoadOp(self.scores, [j, half, lane]).result
+        totals = (first.total.number for first in self.chain.firsts)
+        scores = {n: memref.LoadOp(tile, [j, half, lane]).result for n, tile in zip(totals, self.products)}
         rows = self.block.rows_at(sum_of([(half, 8), (self.row, 1)]))
         first, offset = sum_of([(start, 1), (self.column, 1)]), sum_of([(lane, 1), (j, 8)])
         column = sum_of([(lane, 1), (start, 1), (j, 8), (self.column, 1)])
-        return At(rows | {self.chain.between: column}, half, score, parts={self.chain.between: (first, offset)})
+        return At(rows | {self.chain.between: column}, half, scores, parts={self.chain.between: (first, offset)})
 
     def _exists(self, at: At, masked: bool) -> ir.Value | None:
         """Whether an element of j exists; None where all of a tile do."""

@@ -115,7 +115,7 @@ class _Combined:
         self.function.attributes["tilec.threads"] = mlir.integer(THREADS)
         element = sum_of([(piece, THREADS), (thread, 1)])
         self.coordinates = delinearise(element, extents, [None] * len(extents))  # a row, and a column
-        self.values = Values(block.chain.scores.number, None, {})
+        self.values = Values(None, {})
         columns = block.chain.columns
         at = dict(zip([*block.box, *([] if columns is None else [columns])], self.coordinates))
         conditions = [below(at[d], block.sizes[d]) for d in at]

@@ -22,12 +22,13 @@ QUAD = (1, 2)  # distances of the threads that share a row
 
 @dataclass
 class At:
-    """One place: kernel dimensions as numbers, and the scores' element there. `known` keeps what has been computed. `parts` has
-    numbers as sums of one that all of a thread's elements share, and of one that is known when the kernel is compiled."""
+    """One place: kernel dimensions as numbers, and the elements there of the first contractions' results, by number. `known` keeps
+    what has been computed. `parts` has numbers as sums of one that all of a thread's elements share, and of one that is known when
+    the kernel is compiled."""
 
     coordinates: dict[int, ir.Value]
     half: ir.Value
-    score: ir.Value | None = None
+    scores: dict[int, ir.Value] = field(default_factory=dict)
     product: ir.Value | None = None
     known: dict[Expr, ir.Value] = field(default_factory=dict)
     parts: dict[int, tuple[ir.Value, ir.Value]] = field(default_factory=dict)
@@ -37,8 +38,8 @@ class Values:
     """Builds expressions at the insertion point. `states` and `references` hold one register array each, by number. `limits`: the
     last numbers along dimensions of which a tile may have fewer elements. No index is beyond `largest`."""
 
-    def __init__(self, scores: int, product: int | None, limits: dict[int, ir.Value], largest: int = 1 << 24):
-        self.scores, self.product, self.limits, self.largest = scores, product, limits, largest
+    def __init__(self, product: int | None, limits: dict[int, ir.Value], largest: int = 1 << 24):
+        self.product, self.limits, self.largest = product, limits, largest
         self.states: dict[int, ir.Value] = {}
         self.references: dict[int, ir.Value] = {}
 
@@ -59,8 +60,8 @@ class Values:
                 return memref.LoadOp(x.key, self._subscripts(x, at)).result
             case "element":
                 return memref.LoadOp(x.key, self.coordinates(x, at)).result
-            case "total" if x.key == self.scores:
-                return at.score
+            case "total":
+                return at.scores[x.key]
             case "state" if x.key == self.product:
                 return at.product
             case "state":

@@ -18,7 +18,7 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from tilec.analysis.chain import Factor
+from tilec.analysis.chain import Factor, First
 from tilec.analysis.subscripts import subscripts
 from tilec.core import locations, mlir, opcodes
 from tilec.core.hardware import LINE, ROWS, WARP
@@ -131,21 +131,23 @@ class Warpgroups(Engine):
         chain, sizes, stages = block.chain, block.sizes, block.options.stages
         values, step = block.subscripts, {chain.between: block.bn}
         assert chain.values is not None and chain.columns is not None
-        inner, columns = sizes[chain.inner], sizes[chain.columns]
-        self.keys_by_inner, self.values_by_columns = (
-            x.contiguous != chain.between for x in (chain.right, chain.values)
-        )
-        if not self.keys_by_inner:  # lines are of `between`, and as many of them as are multiplied
-            inner = -(-inner // 16) * 16
-        if not self.values_by_columns:
+        columns, rows = sizes[chain.columns], block.options.row_stages or 1
+        self.values_by_columns = chain.values.contiguous != chain.between
+        if not self.values_by_columns:  # lines are of `between`, and as many of them as are multiplied
             columns = -(-columns // 16) * 16
-        rows = block.options.row_stages or 1
-        self.q_tiles = FactorTiles(chain.left, block.box | {chain.inner: inner}, values, rows, self.roles, block.length)
-        self.k_tiles = FactorTiles(chain.right, step | {chain.inner: inner}, values, stages, self.roles, block.length)
+        self.q_tiles, self.k_tiles = list[FactorTiles](), list[FactorTiles]()
+        for first in chain.firsts:
+            inner = {first.inner: -(-sizes[first.inner] // 16) * 16 if self._lies_between(first) else sizes[first.inner]}
+            self.q_tiles.append(FactorTiles(first.left, block.box | inner, values, rows, self.roles, block.length))
+            self.k_tiles.append(FactorTiles(first.right, step | inner, values, stages, self.roles, block.length))
         self.v_tiles = FactorTiles(chain.values, step | {chain.columns: columns}, values, stages, self.roles, block.length)
-        self.q = Ring([self.q_tiles], rows, self.groups)
-        self.k, self.v = (Ring([tiles], stages, self.groups) for tiles in (self.k_tiles, self.v_tiles))
+        self.q = Ring(self.q_tiles, rows, self.groups)
+        self.k, self.v = (Ring(tiles, stages, self.groups) for tiles in (self.k_tiles, [self.v_tiles]))
         self.begin([self.q, self.k, self.v])
+
+    def _lies_between(self, first: First) -> bool:
+        """Whether the right factor is contiguous along `between`."""
+        return first.right.contiguous == self.chain.between
 
     def run(self) -> None:
         self.roles.divide(LOADING if self.groups < 3 else THREE, self._load, self._consume)
@@ -172,16 +174,27 @@ class Warpgroups(Engine):
             tiles, (*now, row, row_phase) = tiles_of(block, values_of(block)) if self.persistent else self.fragments.tiles, state
             if self.persistent:
                 self.q.wait_empty(row, row_phase)
-            self.q_tiles.load(self.q, row, {}, block.chain.left)
-            factors = ((self.k, self.k_tiles, block.chain.right), (self.v, self.v_tiles, block.chain.values))
+            self._copy(self.q, self.q_tiles, row, {}, [first.left for first in block.chain.firsts])
+            rights = [first.right for first in block.chain.firsts]
+            assert block.chain.values is not None
+            factors = ((self.k, self.k_tiles, rights), (self.v, [self.v_tiles], [block.chain.values]))
             with carried_loop(tiles.begin, tiles.end, now) as (number, at):
                 stage, phase = at
                 line = locations.named(tiles.first_line(number), "start")
-                for ring, copied, factor in factors:
+                for ring, copied, own in factors:
                     ring.wait_empty(stage, phase)
-                    copied.load(ring, stage, {self.chain.between: line}, factor)
+                    self._copy(ring, copied, stage, {self.chain.between: line}, own)
                 at[:] = self.k.next(stage, phase)
             state[:] = [*now, *self.q.next(row, row_phase)]
+
+    def _copy(
+        self, ring: Ring, tiles: list[FactorTiles], stage: ir.Value, first: dict[int, ir.Value], factors: list[Factor]
+    ) -> None:
+        """Starts the copies of all tiles of a stage, of one block's factors."""
+        with self.roles.one():
+            ring.expect(stage)
+        for copied, factor in zip(tiles, factors):
+            copied.copy(ring, stage, first, factor)
 
     # ---- multiplying ---------------------------------------------------------------------------------------
 
@@ -205,7 +218,7 @@ class Warpgroups(Engine):
         if self.alternate:
             self.alternate("arrive")
         own.read_ahead(own.tiles.begin)
-        self.wait(0, own.scores)
+        self.wait(0, *own.products)
         self.k.release(stage, self.thread)
         own.weigh(own.tiles.begin, masked=own.tiles.masked)
         own.packer.pack()
@@ -233,7 +246,7 @@ class Warpgroups(Engine):
         if self.alternate:
             self.alternate("arrive")
         own.read_ahead(number)
-        self.wait(self.block.options.weight_terms, own.scores)
+        self.wait(self.block.options.weight_terms, *own.products)
         self.k.release(stage, self.thread)
         own.weigh(number, masked)
         self.v.wait_full(before, old)  # a branch, or the assembler moves the wait that follows above the exponentials
@@ -244,15 +257,15 @@ class Warpgroups(Engine):
         return [*self.k.next(stage, phase), stage, phase]
 
     def _scores(self, stage: ir.Value) -> None:
-        """s = the rows of this warpgroup times a tile of the second factor."""
-        bm, bn, kind = self.block.bm, self.block.bn, self.block.options.multiplicand
-        product = WarpgroupProduct(
-            bn, self.fragments.depth, kind, right_k_major=self.keys_by_inner, left_slab=bm, right_slab=self.k_tiles.slab
-        )
-        first = None if mlir.constant_value(self.half) == 0 else ROWS
-        views = [self.q_tiles.lines(self.row, self.half, first), self.k_tiles.lines(stage, mlir.index(0))]
-        with statements([self.chain.scores]):
-            opcodes.call(self.block.function, product, [self.fragments.scores, *views, mlir.index(0)])
+        """s = the rows of this warpgroup times a tile of the second factor, of each first contraction."""
+        bm, bn, kind, own = self.block.bm, self.block.bn, self.block.options.multiplicand, self.fragments
+        height = None if mlir.constant_value(self.half) == 0 else ROWS
+        for first, depth, sums, q, k in zip(self.chain.firsts, own.depths, own.products, self.q_tiles, self.k_tiles):
+            by_inner = not self._lies_between(first)
+            product = WarpgroupProduct(bn, depth, kind, right_k_major=by_inner, left_slab=bm, right_slab=k.slab)
+            views = [q.lines(self.row, self.half, height), k.lines(stage, mlir.index(0))]
+            with statements([first.total]):
+                opcodes.call(self.block.function, product, [sums, *views, mlir.index(0)])
 
     def _product(self, stage: ir.Value) -> None:
         """o += the weights, each in its parts, times a tile of the third factor."""

@@ -46,12 +46,13 @@ class WarpProducts:
         return registers([words, 2], name, self.block.options.multiplicand, words=True)
 
     def add_scores(
-        self, left: tuple[CopiedTiles, ir.Value, ir.Value], right: tuple[CopiedTiles, ir.Value], depth: int, rolled: bool = False
-    ) -> None:
-        """s += the rows of this warp times a tile of the right factor, over so many of the inner dimension. `left`: tiles, which
-        one, and the first of its inner dimension; `right`: tiles and which one."""
+        self, left: tuple[CopiedTiles, ir.Value, ir.Value], right: tuple[CopiedTiles, ir.Value], depth: int,
+        rolled: bool = False, number: int = 0,
+    ) -> None:  # fmt: skip
+        """s += the rows of this warp times a tile of the right factor, over so many of the inner dimension: of the first
+        contraction of this number. `left`: tiles, which one, and the first of its inner dimension; `right`: tiles and which one."""
         (rows, which, begin), (columns, slot) = left, right
-        inner = self.chain.inner
+        inner, sums = self.chain.firsts[number].inner, self.fragments.products[number]
         with loop(depth // 16, rolled=rolled, name="depth") as step:
             k = arith.muli(step, mlir.index(16))
             with loop(self.high, name="high") as i:
@@ -61,7 +62,7 @@ class WarpProducts:
             with loop(self.block.bn // 16, name="columns") as j:
                 first, major = arith.muli(j, mlir.index(16)), columns.across == inner
                 load_matrices(columns, slot, first, k, self.right, mlir.index(0), self.thread, k_major=major, rows_first=False)
-                self.multiply(self.fragments.scores, j, self.left, [])
+                self.multiply(sums, j, self.left, [])
 
     def multiply(self, sums: ir.Value, j: ir.Value, left: ir.Value, at: Terms, words: int = 4) -> None:
         """Sums of 16 columns += the words of the left factor's fragments `at`, each so many `words` after the one above, times
@@ -80,9 +81,9 @@ class Warps(WarpProducts):
         chain, sizes = block.chain, block.sizes
         assert chain.values is not None and chain.columns is not None
         tiles = partial(CopiedTiles, block, thread)
-        self.q_tiles = tiles(chain.left, block.box | {chain.inner: sizes[chain.inner]}, 1, block.limits())
-        step = {chain.between: block.bn}
-        self.k_tiles = tiles(chain.right, step | {chain.inner: sizes[chain.inner]}, self.stages, self.ends)
+        step, inner = {chain.between: block.bn}, [{x.inner: sizes[x.inner]} for x in chain.firsts]
+        self.q_tiles = [tiles(x.left, block.box | own, 1, block.limits()) for x, own in zip(chain.firsts, inner)]
+        self.k_tiles = [tiles(x.right, step | own, self.stages, self.ends) for x, own in zip(chain.firsts, inner)]
         self.v_tiles = tiles(chain.values, step | {chain.columns: sizes[chain.columns]}, self.stages, self.ends)
         self.parts = PartialStates(self.fragments)
         self.ring = CopyRing(self.stages, self.fragments.tiles.end)
@@ -97,9 +98,10 @@ class Warps(WarpProducts):
 
     def _loop_over_tiles(self) -> None:
         begin = self.fragments.tiles.begin
-        self.q_tiles.copy(mlir.index(0), {})
+        for tiles in self.q_tiles:
+            tiles.copy(mlir.index(0), {})
         for n in range(2 * self.stages - 1):
-            self._start(self.v_tiles if n % 2 else self.k_tiles, sum_of([(begin, 1)], n // 2), exists=n < 2)
+            self._start([self.v_tiles] if n % 2 else self.k_tiles, sum_of([(begin, 1)], n // 2), exists=n < 2)
         for first, end, masked in self.fragments.tiles.ranges(mlir.index(0)):
             with carried_loop(first, end, []) as (number, _):
                 self._step(number, masked)
@@ -107,7 +109,7 @@ class Warps(WarpProducts):
     def _step(self, number: ir.Value, masked: bool) -> None:
         own, slot = self.fragments, self.ring.stage_of(number)
         self._await()
-        self._start(self.v_tiles, sum_of([(number, 1)], self.stages - 1), exists=self.stages == 1)
+        self._start([self.v_tiles], sum_of([(number, 1)], self.stages - 1), exists=self.stages == 1)
         self._scores(slot)
         self._await()
         self._start(self.k_tiles, sum_of([(number, 1)], self.stages))
@@ -118,10 +120,15 @@ class Warps(WarpProducts):
 
     # ---- copies --------------------------------------------------------------------------------------------
 
-    def _start(self, tiles: CopiedTiles, number: ir.Value, exists: bool = False) -> None:
-        """Starts the copies of a factor's tile of this number, if there is one."""
-        between, start = self.chain.between, partial(self.fragments.tiles.first_line, number)
-        self.ring.start(number, lambda: tiles.copy(self.ring.stage_of(number), {between: start()}), exists)
+    def _start(self, factors: list[CopiedTiles], number: ir.Value, exists: bool = False) -> None:
+        """Starts the copies of the factors' tiles of this number, if there are such."""
+
+        def copy() -> None:
+            stage, at = self.ring.stage_of(number), {self.chain.between: self.fragments.tiles.first_line(number)}
+            for tiles in factors:
+                tiles.copy(stage, at)
+
+        self.ring.start(number, copy, exists)
 
     def _await(self) -> None:
         """Until the next tile is there for all threads, which then have read the one before the last."""
@@ -131,12 +138,13 @@ class Warps(WarpProducts):
     # ---- multiplying ---------------------------------------------------------------------------------------
 
     def _scores(self, slot: ir.Value) -> None:
-        """s = the rows of this warp times a tile of the second factor."""
+        """s = the rows of this warp times a tile of the second factor, of each first contraction."""
         own, zero = self.fragments, mlir.index(0)
-        with statements([self.chain.scores]):
-            clear(own.scores)
-            tight = self.high > 1 and own.depth > 64  # addresses of further steps would take the last registers
-            self.add_scores((self.q_tiles, zero, zero), (self.k_tiles, slot), own.depth, rolled=tight)
+        for n, (first, depth) in enumerate(zip(self.chain.firsts, own.depths)):
+            with statements([first.total]):
+                clear(own.products[n])
+                tight = self.high > 1 and depth > 64  # addresses of further steps would take the last registers
+                self.add_scores((self.q_tiles[n], zero, zero), (self.k_tiles[n], slot), depth, rolled=tight, number=n)
 
     def _product(self, slot: ir.Value) -> None:
         """o += the weights, each in its parts, times a tile of the third factor."""

@@ -176,27 +176,29 @@ def _advance(step: int, k: int, within: int, slab: int) -> int:
     return step * within if not slab else step // line * slab + step % line * within
 
 
-def wgmma_wait(groups: int, accumulators: int, element: str = "f32", words: int = 0) -> Any:
+def wgmma_wait(groups: int, accumulators: int, element: str = "f32", words: int = 0, more: int = 0) -> Any:
     """`f(acc, at)`: waits until at most `groups` newest groups run, and hands the accumulators through.
 
     The sums of an asynchronous product must pass through the wait's own assembly as tied operands, or LLVM,
     which sees values and not the hardware, moves their uses above it. With `words`, `f(acc, at, a, a_at)`
-    also hands through an A operand in registers, which must not be overwritten before its product is over.
+    also hands through an A operand in registers, which must not be overwritten before its product is over; with `more`,
+    `f(acc, at, acc2, acc2_at, ...)` the accumulators of so many further products.
     """
-    letter = _LETTER[element]
-    letters = letter * accumulators + "r" * words
-    inputs = [(letter, f"%acc_v{i}") for i in range(accumulators)] + [("r", f"%a_v{i}") for i in range(words)]
-    text = f"wgmma.wait_group.sync.aligned {groups};"
-    body = [indices("acc", "at", accumulators), read("acc", element, accumulators)]
-    parameters: dict[str, Parameter] = {"acc": Array(element), "at": "i64"}
-    if words:
-        parameters |= {"a": Array("i32"), "a_at": "i64"}
-        body += [indices("a", "a_at", words), read("a", "i32", words)]
+    names = ["acc", *(f"acc{n + 2}" for n in range(more))]
+    arrays = [(name, element, _LETTER[element], accumulators) for name in names] + [("a", "i32", "r", words)] * (words > 0)
+    letters = "".join(letter * count for _, _, letter, count in arrays)
+    inputs = [(letter, f"%{name}_v{i}") for name, _, letter, count in arrays for i in range(count)]
+    text, parameters, body, first = f"wgmma.wait_group.sync.aligned {groups};", dict[str, Parameter](), list[str](), 0
+    for name, kind, _, count in arrays:
+        at = "at" if name == "acc" else f"{name}_at"
+        parameters |= {name: Array(kind), at: "i64"}
+        body += [indices(name, at, count), read(name, kind, count)]
     body += [f"%held = {asm(text, letters, inputs, ties=len(letters))}", extract("%held", letters, "new")]
-    body.append(write("acc", element, [f"%new{i}" for i in range(accumulators)]))
-    if words:
-        body.append(write("a", "i32", [f"%new{accumulators + i}" for i in range(words)]))
-    return define(f"wgmma_wait_{groups}_{accumulators}_{element}_{words}", parameters, None, "\n".join(body))
+    for name, kind, _, count in arrays:
+        body.append(write(name, kind, [f"%new{first + i}" for i in range(count)]))
+        first += count
+    name = f"wgmma_wait_{groups}_{accumulators}_{element}_{words}" + (f"_{more}" if more else "")
+    return define(name, parameters, None, "\n".join(body))
 
 
 def pack(dtype: str) -> Any:

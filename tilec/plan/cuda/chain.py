@@ -41,7 +41,7 @@ def choose_chain(
         weight_terms=weight_terms, block=(tile.bm, tile.bn), warps=tile.warps, stages=tile.stages, ping_pong=tile.ping_pong,
         longest_first=bool(later), growing=later,
         group_batch=_group(problem, tile, target) if later else 1,
-        blocks_per_row=tile.parts, inner=(chain.inner,), left_k_major=left, right_k_major=right,
+        blocks_per_row=tile.parts, inner=tuple(first.inner for first in chain.firsts), left_k_major=left, right_k_major=right,
         overlap_combination=bool(target.launch.overlap_us) or None, **own,
     )  # fmt: skip
     reasons = {"wgmma": refuse_tma(chain), "mma.sync": refuse_warps(chain)}
@@ -80,7 +80,7 @@ def choose_chain(
 def _group(problem: ChainProblem, tile: ChainTile, target: Target) -> int:
     """Problems whose factors that blocks share fill the better part of L2. Persistent blocks take their tiles in a fixed order: the
     fewest problems with which none has much more to do than others, of those that L2 holds unless that costs more."""
-    shared, fit = 2 * problem.length * (problem.inner + problem.columns), target.fit(ChainTimes)
+    shared, fit = 2 * problem.length * (sum(problem.firsts) + problem.columns), target.fit(ChainTimes)
     if tile.persistent:
         rows, all_of = problem.blocks(tile.bm), min(problem.batch, MANY)
         weigh = partial(longest_share, rows, blocks=target.units, tile_steps=fit.tile_steps)

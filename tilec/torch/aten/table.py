@@ -31,6 +31,8 @@ SMOOTH = words(
 )
 """Operations that a value may enter unrounded: its rounding to 16 bits would be an error, and nobody's intention."""
 
+UNROUNDED = "tilec_unrounded"
+"""Of nodes whose results kernels are to keep on chip: a cast to a wider type takes their digits from before they are rounded."""
 SEEN_THROUGH = words("view _unsafe_view reshape expand permute unsqueeze squeeze clone alias transpose t")
 JOINS = words("cat stack slice_scatter select_scatter")
 PRODUCTS = words("bmm mm addmm baddbmm")
@@ -219,6 +221,8 @@ def stays_wide(node: Node) -> bool:
         if name in SEEN_THROUGH:
             node = user
             continue
+        if name == "_to_copy" and node.meta.get(UNROUNDED):
+            return True
         return name in SMOOTH or (product_ok and name in PRODUCTS and user.args[-2] is node)
     return False
 

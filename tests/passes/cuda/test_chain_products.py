@@ -1,0 +1,194 @@
+"""Contraction chains whose weights are made of the results of several contractions, as in the gradients of attention.
+
+Each runs thread by thread in the interpreter, where races are faults, and is held to the program's error bounds."""
+
+import numpy as np
+import pytest
+from tools.chains import WITHOUT_WGMMA, check, warps, without_wgmma
+from tools.contractions import arrays
+from tools.cuda_kernels import compiled
+from tools.lowering import lowered, planned, specialised
+
+from tilec.core.diagnostics import Source
+from tilec.kernels import ContractionChain
+from tilec.plan.schedule.read import read_schedule
+from tilec.plan.schedule.write import write_schedule
+
+SIZES = {"S": 72, "T": 80, "D": 64, "H": 1}
+
+
+def program(
+    score="s[h, i, j]", weight="p[h, i, j] * (g[h, i, j] - delta[h, i])", columns="d", more="", products="", of="ds", last=None
+):
+    """The gradients of the rows (`dq`), or with `columns` the columns (`dk`), of what weights other rows."""
+    by_row = "dq[h, i, d] = sum[j](ds[h, i, j] * k[h, j, d]) using bf16"
+    factors = "q: bf16[H, S, D], k: bf16[H, T, D], v: bf16[H, T, D], x: bf16[H, S, D], lse: f32[H, S], delta: f32[H, S]"
+    result = last or by_row
+    out = f"{result[:2]}: bf16[H, {'S' if result.startswith('dq') else 'T'}, D]"
+    return f"""op f({factors}{more}) -> ({out}) {{
+    s[h, i, j] = sum[d](q[h, i, d] * k[h, j, d]) / 8
+    p[h, i, j] = exp({score} - lse[h, i])
+    g[h, i, j] = sum[d](x[h, i, d] * v[h, j, d])
+    {products}
+    ds[h, i, j] = {weight}
+    {result}
+}}"""
+
+
+BY_COLUMN = "dk[h, j, d] = sum[i](ds[h, i, j] * q[h, i, d]) using bf16"
+CAUSAL = "(s[h, i, j] if j <= i else -inf)"
+TWICE = "p[h, i, j] * g[h, i, j] - p[h, i, j] * delta[h, i]"
+FORMS = {
+    "rows": program(),
+    "columns": program(last=BY_COLUMN),
+    "rows, causal": program(CAUSAL),
+    "columns, causal": program(CAUSAL, last=BY_COLUMN),
+    "a window": program("(s[h, i, j] if j <= i and j > i - 40 else -inf)"),
+    "as two products": program(CAUSAL, TWICE),
+    "columns, as two products": program(CAUSAL, TWICE, last=BY_COLUMN),
+    "rounded": program(CAUSAL, "bf16(p[h, i, j] * g[h, i, j])"),
+    "no exponential": program(weight="s[h, i, j] * g[h, i, j]"),
+    "a mask without a score that excludes": program(weight="s[h, i, j] + g[h, i, j] if j <= i else 0"),
+    "a third": program(
+        weight="p[h, i, j] * g[h, i, j] + c[h, i, j]", products="c[h, i, j] = sum[d](q[h, i, d] * v[h, j, d])"
+    ),
+}
+
+
+def inputs_of(text, sizes):
+    """Log-sum-exps as large as the scores, so that weights are at most 1 or so."""
+    found = arrays(specialised(Source("t.tile", text), None, sizes))
+    return [abs(x) + 4 if np.asarray(x).shape == (sizes["H"], sizes["S"]) else x for x in found]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms(name, monkeypatch):
+    result = check(FORMS[name], SIZES, (64, 32), monkeypatch, inputs=inputs_of(FORMS[name], SIZES))
+    assert result.plan.kernels[0].options.unit == "wgmma"
+
+
+@pytest.mark.parametrize("name", ["rows, causal", "columns, as two products", "a third"])
+def test_by_warps(name, monkeypatch):
+    check(FORMS[name], SIZES, warps(32, 32), monkeypatch, inputs=inputs_of(FORMS[name], SIZES), target="a100")
+
+
+@pytest.mark.parametrize("tile", [(128, 32), warps(32, 32)])
+def test_printed(tile, monkeypatch):
+    """The emulator runs the Python text."""
+    name, target = "columns, causal", "h200" if isinstance(tile, tuple) else "a100"
+    check(FORMS[name], SIZES, tile, monkeypatch, inputs=inputs_of(FORMS[name], SIZES), printed=True, target=target)
+
+
+@pytest.mark.parametrize("order", ["j, d", "d, j"])
+def test_a_right_factor_along_the_columns(order, monkeypatch):
+    """Tiles of it lie in lines of the index between the contractions."""
+    shape = "H, D, T" if order == "d, j" else "H, T, D"
+    text = FORMS["rows"].replace("v: bf16[H, T, D]", f"v: bf16[{shape}]").replace("v[h, j, d]", f"v[h, {order}]")
+    check(text, SIZES, (64, 64), monkeypatch, inputs=inputs_of(text, SIZES))
+
+
+def test_different_depths(monkeypatch):
+    text = FORMS["rows"].replace("v: bf16[H, T, D], x: bf16[H, S, D]", "v: bf16[H, T, E], x: bf16[H, S, E]")
+    text = text.replace("g[h, i, j] = sum[d](x[h, i, d] * v[h, j, d])", "g[h, i, j] = sum[e](x[h, i, e] * v[h, j, e])")
+    sizes = SIZES | {"E": 24}
+    check(text, sizes, (64, 32), monkeypatch, inputs=inputs_of(text, sizes))
+
+
+def test_grouped_heads(monkeypatch):
+    text = program(CAUSAL).replace("k: bf16[H, T, D], v: bf16[H, T, D]", "k: bf16[H // 4, T, D], v: bf16[H // 4, T, D]")
+    text = text.replace("k[h,", "k[h // 4,").replace("v[h,", "v[h // 4,")
+    sizes = {"S": 16, "T": 72, "D": 64, "H": 8}
+    result = check(text, sizes, (64, 32), monkeypatch, inputs=inputs_of(text, sizes))
+    assert result.plan.kernels[0].tile == (4, 16)
+
+
+def test_keys_are_values(monkeypatch):
+    """One tensor is summed over along a dimension that is the result's in the other contraction."""
+    text = """op f(q: bf16[S, D], k: bf16[T, D]) -> (o: bf16[S, D]) {
+    s[i, j] = sum[d](q[i, d] * k[j, d]) / 8
+    p[i, j] = softmax[j](s[i, j])
+    o[i, d] = sum[j](p[i, j] * k[j, d]) using bf16
+}"""
+    check(text, {"S": 72, "T": 80, "D": 64}, (64, 32), monkeypatch)
+
+
+def test_reasons():
+    text = """op f(q: bf16[S, D], k: bf16[T, D], x: bf16[S, D], v: bf16[T, D]) -> (z: f32[S]) {
+    s[i, j] = sum[d](q[i, d] * k[j, d])
+    g[i, j] = sum[d](x[i, d] * v[j, d])
+    z[i] = max[j](s[i, j] + g[i, j])
+}"""
+    sizes = {"S": 4096, "T": 4096, "D": 64}
+    for kernel in planned(Source("t.tile", text), None, sizes, "h200").kernels:  # one result is in memory
+        assert not isinstance(kernel.options, ContractionChain) or len(kernel.options.inner) == 1
+    wide = FORMS["rows"].replace("v: bf16[H, T, D], x: bf16[H, S, D]", "v: bf16[H, T, 512], x: bf16[H, S, 512]")
+    wide = wide.replace("g[h, i, j] = sum[d](x[h, i, d] * v[h, j, d])", "g[h, i, j] = sum[e](x[h, i, e] * v[h, j, e])")
+    found = planned(Source("t.tile", wide), None, sizes | {"H": 1}, "h200").remarks
+    assert "a block has room for 256 reduced elements of the first contraction, not 512" in "\n".join(map(str, found))
+
+
+# ---- copies for readers ----------------------------------------------------------------------------------------------
+
+
+GRADIENTS = """op f(q: bf16[H, S, D], k: bf16[H, S, D], v: bf16[H, S, D], x: bf16[H, S, D], lse: f32[H, S], delta: f32[H, S]) -> (
+    dq: bf16[H, S, D], dk: bf16[H, S, D], dv: bf16[H, S, D]
+) {
+    s[h, i, j] = sum[d](q[h, i, d] * k[h, j, d]) / 8
+    p[h, i, j] = exp((s[h, i, j] if j <= i else -inf) - lse[h, i])
+    g[h, i, j] = sum[d](x[h, i, d] * v[h, j, d])
+    ds[h, i, j] = p[h, i, j] * (g[h, i, j] - delta[h, i])
+    dq[h, i, d] = sum[j](ds[h, i, j] * k[h, j, d]) using bf16
+    dk[h, j, d] = sum[i](ds[h, i, j] * q[h, i, d]) using bf16
+    dv[h, j, d] = sum[i](p[h, i, j] * x[h, i, d]) using bf16
+}"""
+LARGE = {"S": 4096, "D": 64, "H": 16}
+
+
+def gradients(sizes=LARGE, text=GRADIENTS, **more):
+    return lowered(Source("t.tile", text), None, sizes, target="h200", **more)
+
+
+def test_each_gradient_has_its_own_products():
+    _, result = gradients()
+    assert len(result.plan.kernels) == 3 and all(isinstance(k.options, ContractionChain) for k in result.plan.kernels)
+    assert "s.sum.dv.sum" in result.plan.copied and "recomputed" in str(result.plan.remarks)
+    wide = [t for t in result.texts["map"].splitlines() if "memref.alloc" in t and "4096x4096" in t]
+    assert not wide
+
+
+def test_a_result_is_no_copy():
+    """What the program returns is in memory all the same."""
+    text = GRADIENTS.replace("-> (\n", "-> (ds: bf16[H, S, S],\n")
+    _, result = gradients(text=text)
+    assert not any(name.startswith("ds.") for name in result.plan.copied)
+
+
+def test_a_schedule_names_copies(tmp_path):
+    """A schedule file holds the copies' names, and is obeyed."""
+    made, result = gradients()
+    first = result.plan
+    (tmp_path / "s.toml").write_text(write_schedule(first, made))
+    _, again = gradients(schedule=read_schedule(tmp_path / "s.toml"))
+    assert [k.nodes for k in again.plan.kernels] == [k.nodes for k in first.kernels]
+
+
+# ---- compiled --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [64, 128])
+@pytest.mark.parametrize("name", ["rows, causal", "columns", "columns, as two products", "a third"])
+def test_compiled(name, depth):
+    """No spills, no stack, no products that the assembler serialises."""
+    sizes = {"S": 4096, "T": 4096, "D": depth, "H": 32}
+    _, result = lowered(Source("t.tile", FORMS[name]), None, sizes, target="h200")
+    assert result.plan.kernels[0].options.unit == "wgmma"
+    assert len(compiled(result.emitted, "sm_90a")) == 1
+
+
+@pytest.mark.slow
+def test_compiled_by_warps():
+    sizes = {"S": 4096, "T": 4096, "D": 64, "H": 32}
+    name, chip = WITHOUT_WGMMA[0]
+    _, result = lowered(Source("t.tile", FORMS["rows, causal"]), None, sizes, target=without_wgmma(name))
+    assert len(compiled(result.emitted, chip)) == 1

@@ -1,0 +1,240 @@
+"""What backward computes again in place of reading it: large results of products, such as the scores of attention.
+
+    forward   s = q @ k.T;  lse = logsumexp(s);  o = exp(s - lse) @ v           saves q, k, v, o and lse
+    backward  s and exp(s - lse) again;  delta = sum(do * o);  ...              reads nothing of the size of s
+
+A product is marked if what is computed elementwise from it is multiplied again, so that a kernel may keep all of that on chip, and
+if computing it again takes less time than storing and loading its result would. `torch._functorch` then leaves it out of what
+forward saves. A softmax on the way becomes an exponential of the difference from a number for each row, which is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf, prod
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from tilec.core.target import Target
+from tilec.torch.aten.table import PRODUCTS, SEEN_THROUGH, SOFTMAXES, UNROUNDED, dtype_of, op_name
+
+aten = torch.ops.aten
+Targets = Callable[[torch.device], Target | None]
+
+
+def partition(joint: fx.GraphModule, inputs: Any, targets: Targets, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Forward and backward of a joint graph, for AOTAutograd. `targets` says what a device's programs are compiled for."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    mark(joint.graph, how["num_fwd_outputs"], targets)
+    return min_cut_rematerialization_partition(joint, inputs, **how)
+
+
+def mark(graph: fx.Graph, results: int, targets: Targets) -> None:
+    """Marks what backward computes again. The graph's first `results` outputs are forward's."""
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    leaving = [n for n in output.args[0][:results] if isinstance(n, fx.Node)]
+    forward = _ancestors(leaving)
+    for product in [n for n in graph.nodes if n in forward and n.op == "call_function" and op_name(n) in PRODUCTS]:
+        region = _region(product, forward)
+        if not region or any(n in leaving for n in region) or "recompute" in product.meta:
+            continue
+        if not _pays(product, region, targets):
+            continue
+        readers = {u for n in region for u in n.users if u in forward and op_name(u) in PRODUCTS}
+        repeated = {*region, *_factors((product, *readers)), *_constants(region)}
+        for softmax in [n for n in region if op_name(n) in SOFTMAXES]:
+            _simplify_sums(graph, softmax)
+            repeated |= set(_apart(graph, softmax))
+            repeated.discard(softmax)
+            graph.erase_node(softmax)
+        for node in repeated:
+            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+            node.meta[UNROUNDED] = True
+
+
+def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes, and all that they are computed from."""
+    found, pending = set[fx.Node](), list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += node.all_input_nodes
+    return found
+
+
+def _region(product: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
+    """The product and what forward computes of it element by element; nothing unless that is a factor of another product, or where
+    something else than sums along it reads it."""
+    size, found, multiplied = _size(product), {product: None}, False
+    pending = [product]
+    while pending:
+        node = pending.pop()
+        for user in node.users:
+            if user not in forward or user in found:
+                continue
+            name = op_name(user) if user.op == "call_function" else ""
+            if name in PRODUCTS:
+                multiplied = multiplied or any(not _is_view(n) for n in found if n is not product)
+            elif _is_elementwise(user) and _size(user) == size:
+                found[user] = None
+                pending.append(user)
+            elif not 0 < _size(user) < size or torch.Tag.nondeterministic_seeded in getattr(user.target, "tags", ()):
+                return []  # it is stored all the same
+    return list(found) if multiplied else []
+
+
+def _is_view(node: fx.Node) -> bool:
+    return op_name(node) in SEEN_THROUGH
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    name = op_name(node)
+    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return pointwise or name in SEEN_THROUGH or name in SOFTMAXES or name in ("_to_copy", "convert_element_type")
+
+
+def _size(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    return prod(value.shape) if isinstance(value, torch.Tensor) and all(isinstance(n, int) for n in value.shape) else -1
+
+
+def _pays(product: fx.Node, region: Sequence[fx.Node], targets: Targets) -> bool:
+    """Whether the operations take less time than one store and one load of the result, where matrix units read what a kernel has
+    just computed in registers: on a GPU, of 16 bits."""
+    value = product.meta["val"]
+    factors = [n for n in product.all_input_nodes if _size(n) >= 0][-2:]
+    if value.dtype not in (torch.bfloat16, torch.float16) or _size(product) < 0 or len(factors) < 2:
+        return False
+    target, kind = targets(value.device), dtype_of(value.dtype)
+    size = _size(product)
+    if target is None or target.sm is None or not target.instructions(kind) or size <= sum(map(_size, factors)):
+        return False
+    summed = factors[0].meta["val"].shape[-1]
+    computed = sum(1 for n in region if not _is_view(n) and n is not product)
+    special = sum(1 for n in region if op_name(n) in SOFTMAXES)
+    arithmetic = 2 * computed / target.peak("fma.f32") + special / target.peak("special")
+    computing = max(2 * summed / target.peak(f"tensor.{kind}"), arithmetic)
+    moved = 2 * value.element_size()
+    level = target.l2 if size * value.element_size() <= target.l2.bytes else target.dram
+    return computing <= moved / level.rate(target.units)
+
+
+def _factors(products: Iterable[fx.Node]) -> Iterator[fx.Node]:
+    """What views and multiples of stored tensors products read: they read the tensors themselves."""
+    pending = [n for product in products for n in product.all_input_nodes]
+    while pending:
+        node = pending.pop()
+        scaled = node.op == "call_function" and op_name(node) in ("mul", "div") and len(node.all_input_nodes) == 1
+        if node.op == "call_function" and (scaled or _is_view(node)):
+            yield node
+            pending += node.all_input_nodes
+
+
+def _constants(region: Iterable[fx.Node]) -> Iterator[fx.Node]:
+    """What the region reads that is computed from nothing, such as a causal mask."""
+    for node in _ancestors(region):
+        if all(n.op != "placeholder" for n in _ancestors([node])) and node.op == "call_function":
+            yield node
+
+
+# ---- softmax ---------------------------------------------------------------------------------------------------------
+
+
+class _Builder:
+    """Appends operations before a node, with values for the partitioner."""
+
+    def __init__(self, graph: fx.Graph, before: fx.Node):
+        self.graph, self.before, self.made = graph, before, list[fx.Node]()
+
+    def __call__(self, target: Any, *args: Any, **options: Any) -> fx.Node:
+        with self.graph.inserting_before(self.before):
+            node = self.graph.call_function(target, args, options)
+        values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
+        with self.before.meta["val"].fake_mode:
+            node.meta = {k: v for k, v in self.before.meta.items() if k in ("stack_trace", "nn_module_stack", "seq_nr")}
+            node.meta["val"] = target(*values, **options)
+        self.made.append(node)
+        return node
+
+
+def _apart(graph: fx.Graph, softmax: fx.Node) -> list[fx.Node]:
+    """Has exponentials in the place of a softmax; returns what is computed again."""
+    x, dim = softmax.args[0], softmax.args[1]
+    narrow, made = softmax.meta["val"].dtype, _Builder(graph, softmax)
+    wide = x if x.meta["val"].dtype not in (torch.bfloat16, torch.float16) else made(aten._to_copy.default, x, dtype=torch.float32)
+    top = made(aten.amax.default, wide, [dim], True)
+    if op_name(softmax) == "_safe_softmax":  # 0 for a row of -inf alone
+        finite = made(aten.lt.Scalar, made(aten.abs.default, top), inf)
+        zero = made(aten.full.default, [], 0.0, dtype=top.meta["val"].dtype, device=top.meta["val"].device)
+        top = made(aten.where.self, finite, top, zero)
+    total = made(aten.sum.dim_IntList, made(aten.exp.default, made(aten.sub.Tensor, wide, top)), [dim], True)
+    if op_name(softmax) == "_safe_softmax":
+        total = made(aten.clamp.default, total, 1.0)
+    lse = made(aten.add.Tensor, top, made(aten.log.default, total))
+    whole = list(lse.meta["val"].shape)  # saved without dimensions of 1, as kernels read pairs of it
+    lse = made(aten.view.default, made(aten.view.default, lse, [n for n in whole if n != 1]), whole)
+    weight = made(aten.exp.default, made(aten.sub.Tensor, wide, lse))
+    if weight.meta["val"].dtype != narrow:
+        weight = made(aten._to_copy.default, weight, dtype=narrow)
+    softmax.replace_all_uses_with(weight)
+    return [lse, *(n for n in made.made if _size(n) == _size(softmax))]
+
+
+def _simplify_sums(graph: fx.Graph, softmax: fx.Node) -> None:
+    """What a softmax's gradient takes away, by what forward has computed, which needs nothing as large as p:
+
+    sum[j](p[i, j] * sum[d](g[i, d] * v[j, d]))  =  sum[d](g[i, d] * o[i, d])   of   o[i, d] = sum[j](p[i, j] * v[j, d])
+    """
+    from_p = _seen_through(softmax)
+    products = {n.args[1]: n for p in from_p for n in p.users if op_name(n) == "bmm" and n.args[0] is p}
+    for total in [n for n in graph.nodes if n.op == "call_function" and op_name(n) == "sum" and len(n.args) == 3]:
+        x, dims, stays = total.args
+        value = x.meta["val"]
+        if not stays or [d % value.dim() for d in dims] != [value.dim() - 1] or x.op != "call_function" or op_name(x) != "mul":
+            continue
+        for p, g in (x.args, x.args[::-1]):
+            made = _origin(g) if isinstance(g, fx.Node) else None
+            if p not in from_p or made is None or op_name(made) != "bmm" or made.meta["val"].shape[-2:] != value.shape[-2:]:
+                continue
+            gradient, values = made.args
+            flipped = values.op == "call_function" and op_name(values) == "permute" and list(values.args[1]) == [0, 2, 1]
+            if not flipped or (o := products.get(values.args[0])) is None:
+                continue
+            build = _Builder(graph, total)
+            wide = [build(aten._to_copy.default, n, dtype=value.dtype) for n in (gradient, o)]
+            delta = build(aten.sum.dim_IntList, build(aten.mul.Tensor, *wide), [-1], True)
+            for node in _seen_through(made):  # it is multiplied by what is computed again
+                node.meta[UNROUNDED] = True
+            total.replace_all_uses_with(build(aten.view.default, delta, list(total.meta["val"].shape)))
+            break
+
+
+def _seen_through(node: fx.Node) -> set[fx.Node]:
+    """The node, and views and casts of all of it."""
+    found, pending = {node}, [node]
+    while pending:
+        for user in pending.pop().users:
+            if user not in found and _is_same(user):
+                found.add(user)
+                pending.append(user)
+    return found
+
+
+def _origin(node: fx.Node) -> fx.Node | None:
+    """What a node is a view or cast of."""
+    while _is_same(node):
+        node = node.all_input_nodes[0]
+    return node if node.op == "call_function" else None
+
+
+def _is_same(node: fx.Node) -> bool:
+    """Whether it has the same elements in the same order."""
+    names = ("view", "_unsafe_view", "reshape", "alias", "expand", "_to_copy", "clone")
+    if node.op != "call_function" or op_name(node) not in names:
+        return False
+    return _size(node) == _size(node.all_input_nodes[0])
