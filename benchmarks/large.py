@@ -46,7 +46,7 @@ def measure(name: str, target: str, count: int) -> dict[str, Any]:
     gc.collect()
     source = Source(f"<{name}>", text)
     tree = timed("read", lambda: read(source, load_file))
-    special = timed("specialise", lambda: specialise(tree, name, None, {}))
+    special = timed("specialise", lambda: specialise(tree, name, None, {}, checked=True))
     with mlir.context(), mlir.ir.Location.unknown():
         module = timed("build", lambda: build(special))
         lowered = timed("lower", lambda: lowering.lower(module, load(target), texts=False, clock=time.process_time))
