@@ -63,7 +63,9 @@ def _join_all(
     near: Ancestors, sizes: Mapping[Node, int],
 ) -> bool:  # fmt: skip
     """Joins a contraction with all of several that its factor is computed from; returns whether they are one kernel."""
-    firsts = [n for n in before if (c := n.contraction or n.vector_product) is not None and c.m + c.n]
+    products = [n for n in before if (c := n.contraction or n.vector_product) is not None and c.m + c.n]
+    largest = max((sizes[n] for n in products), default=0)  # smaller ones make what a row or a factor is read from
+    firsts = [n for n in products if sizes[n] == largest]
     if not 1 < len(firsts) <= MOST_FIRSTS:
         return False
     chain = [n for n in before if n in firsts or any(near.has(n, first) for first in firsts)] + [node]
@@ -77,9 +79,9 @@ def _join_all(
         return False
     core = graph.in_order({*found, *(n for n in member[node].nodes if made.has(n, node))})
     whole = graph.in_order(m for g in {id(member[n]): member[n] for n in core}.values() for m in g.nodes)
-    products = (*firsts, node)
-    if not _join(whole, graph, member, target, remarks, products) and len(core) < len(whole):
-        _join(core, graph, member, target, remarks, products)
+    joined = (*firsts, node)
+    if not _join(whole, graph, member, target, remarks, joined) and len(core) < len(whole):
+        _join(core, graph, member, target, remarks, joined)
     return len({id(member[n]) for n in (*firsts, node)}) == 1
 
 

@@ -156,6 +156,15 @@ def test_each_gradient_has_its_own_products():
     assert not wide
 
 
+def test_a_product_behind_a_row_is_no_part():
+    """The gradient of the rows' result comes from a product of its own, as it does behind a linear layer."""
+    given = "x: bf16[H, S, D], lse: f32[H, S], delta: f32[H, S]"
+    text = GRADIENTS.replace(given, "y: bf16[H, S, E], u: bf16[E, D], lse: f32[H, S]")
+    made = "    x[h, i, d]: bf16 = sum[e](y[h, i, e] * u[e, d])\n    delta[h, i] = sum[d](x[h, i, d] ** 2)\n    s[h, i, j] ="
+    _, result = gradients(LARGE | {"E": 1024}, text.replace("    s[h, i, j] =", made))
+    assert sum(isinstance(k.options, ContractionChain) for k in result.plan.kernels) == 3
+
+
 def test_a_result_is_no_copy():
     """What the program returns is in memory all the same."""
     text = GRADIENTS.replace("-> (\n", "-> (ds: bf16[H, S, S],\n")
