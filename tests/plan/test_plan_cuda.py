@@ -202,3 +202,18 @@ def test_convolutions_after_another_load_all_factors_by_tma(v, o, kernels):
     assert len(plan.kernels) == kernels
     assert [first.options.left_copy, first.options.right_copy, second.options.right_copy] == ["tma"] * 3
     assert [r.subject for r in plan.remarks if r.verb == "not inlined"] == ["n", "h"]
+
+
+def test_a_bias_that_several_attentions_read_is_no_part_of_the_first():
+    """It is computed once, and each chain reads it from memory."""
+    text = """op f(q: bf16[B, H, T, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D], w: f32[T], u: f32[T]) -> (y: bf16[B, H, T, D]) {
+      bias[i, j] = tanh(w[i] * u[j]) * sin(w[i] - u[j])
+      s[b, h, i, j] = sum[d](q[b, h, i, d] * k[b, h, j, d]) + bias[i, j]
+      p[b, h, i, j] = softmax[j](s[b, h, i, j])
+      x[b, h, i, d]: bf16 = (sum[j](p[b, h, i, j] * v[b, h, j, d]) using bf16)
+      t[b, h, i, j] = sum[d](x[b, h, i, d] * k[b, h, j, d]) + bias[i, j]
+      r[b, h, i, j] = softmax[j](t[b, h, i, j])
+      y[b, h, i, d] = (sum[j](r[b, h, i, j] * v[b, h, j, d]) using bf16)
+    }"""
+    kernels = planned(text, B=4, H=12, T=1024, D=64).kernels
+    assert [type(k.options).__name__ for k in kernels][1:] == ["ContractionChain", "ContractionChain"]

@@ -35,34 +35,69 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
     _inline(graph, target, remarks)
     member: dict[Node, Group] = {}
     near = _Neighbours(graph, member)
+    later: list[tuple[Node, Node]] = []
     for node in graph.nodes:
         if node.inlined:
             continue
         member[node] = Group([node], space_of([node], graph))
-        for other in near.of(node):
-            mine, theirs = member[node], member[other]
-            if mine is theirs:
-                continue
-            if (size := size_of(mine.nodes) + size_of(theirs.nodes)) > MOST:
-                theirs.full = size_of(theirs.nodes) > MOST // 2
-                reason = f"one kernel of {size} operations would take long to compile"
-                remarks.append(Remark("refused", f"{other.name} with {node.name}", reason, node.line))
-                continue
-            nodes = graph.in_order((*mine.nodes, *theirs.nodes))
-            if is_reduced_contraction(nodes) or (target.kind == "cuda" and are_siblings(nodes) and read_one_tensor(nodes)):
-                continue  # `join_chains` asks for all readers of the contraction at once, `join_siblings` by the best tiles
-            outcome = refuse(nodes, graph, member, target)
-            if isinstance(outcome, str):
-                remarks.append(Remark("refused", f"{other.name} with {node.name}", outcome, node.line))
-                continue
-            if target.kind == "cpu" and is_contraction_chain(nodes):
-                continue  # `join_chains` knows what it costs
-            joined = Group(nodes, outcome)
-            times = joined.time_us(graph, target), sum(g.time_us(graph, target) for g in (theirs, mine))
-            join([joined], member, remarks, f"{other.name} with {node.name}", node.line, times, 2)
+        candidates = near.of(node)
+        for other in candidates:
+            if _waits(node, other, candidates, graph, member):
+                later.append((node, other))
+            else:
+                _join_if_faster(node, other, graph, member, target, remarks)
     join_chains(graph, member, target, remarks)
+    for node, other in later:
+        _join_if_faster(node, other, graph, member, target, remarks)
     join_siblings(graph, member, target, remarks)
     return ordered(graph, member), _standing(remarks, member)
+
+
+def _waits(node: Node, other: Node, candidates: list[Node], graph: Graph, member: dict[Node, Group]) -> bool:
+    """Whether an operation reads a contraction's result and something that does not follow from it, such as a mask or a bias: the
+    contraction is asked first, since a chain reads the other from memory."""
+    made = {n for c in candidates for n in member[c].nodes if n.contraction is not None}
+    mine = member[other].nodes
+    if not made or not made.isdisjoint(mine):
+        return False
+    first = min(graph.position[n] for n in made)
+    return all(made.isdisjoint(_behind(n, first, graph)) for n in mine)
+
+
+def _behind(node: Node, first: int, graph: Graph) -> set[Node]:
+    """The operations from the position `first` on that an operation follows from."""
+    found, pending = set[Node](), [node]
+    while pending:
+        producers = [p for p in graph.producers(pending.pop()) if p not in found and graph.position[p] >= first]
+        found.update(producers)
+        pending += producers
+    return found
+
+
+def _join_if_faster(
+    node: Node, other: Node, graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]
+) -> None:
+    """Makes the kernels of two operations one, if that is legal and takes less time."""
+    mine, theirs = member[node], member[other]
+    if mine is theirs:
+        return
+    if (size := size_of(mine.nodes) + size_of(theirs.nodes)) > MOST:
+        theirs.full = size_of(theirs.nodes) > MOST // 2
+        reason = f"one kernel of {size} operations would take long to compile"
+        remarks.append(Remark("refused", f"{other.name} with {node.name}", reason, node.line))
+        return
+    nodes = graph.in_order((*mine.nodes, *theirs.nodes))
+    if is_reduced_contraction(nodes) or (target.kind == "cuda" and are_siblings(nodes) and read_one_tensor(nodes)):
+        return  # `join_chains` asks for all readers of the contraction at once, `join_siblings` by the best tiles
+    outcome = refuse(nodes, graph, member, target)
+    if isinstance(outcome, str):
+        remarks.append(Remark("refused", f"{other.name} with {node.name}", outcome, node.line))
+        return
+    if target.kind == "cpu" and is_contraction_chain(nodes):
+        return  # `join_chains` knows what it costs
+    joined = Group(nodes, outcome)
+    times = joined.time_us(graph, target), sum(g.time_us(graph, target) for g in (theirs, mine))
+    join([joined], member, remarks, f"{other.name} with {node.name}", node.line, times, 2)
 
 
 def _standing(remarks: list[Remark], member: dict[Node, Group]) -> list[Remark]:
