@@ -136,7 +136,7 @@ def test_thousands_of_statements(program, count, seconds, monkeypatch, tmp_path)
 # ---- Ctrl-C, and what is said meanwhile ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", ["inline_all", "_outline"])
+@pytest.mark.parametrize("step", ["inline_all", "_merge_loop_groups"])
 def test_an_interrupt_within_a_pass(step, monkeypatch, tmp_path):
     """MLIR calls our passes: what they raise goes through it."""
     monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path))
