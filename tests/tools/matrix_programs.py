@@ -68,7 +68,7 @@ APART = """op f(x: bf16[M, K], g: bf16[K, N], u: bf16[K, P]) -> (y: bf16[M, N], 
 SCALED = "sum[k](f32(a[i, k]) * f32(b[j, k]) * u[i, k // 128] * v[j // 128, k // 128])"
 PROGRAMS: dict[str, tuple[str, dict[str, int]]] = {
     "attention": (_attention(), HEADS),
-    "gradients of attention": (GRADIENT, {"H": 8, "S": 520, "T": 520, "D": 64}),
+    "gradients of attention": (GRADIENT, {"H": 16, "S": 776, "T": 776, "D": 64}),
     "attention capped in a window": (_attention("20 * tanh(s[b, h, i, j] / 20) if j <= i and j > i - 100 else -inf"), HEADS),
     "attention of grouped heads": (_attention(q="B, S, H, D", k="B, T, H // 2, D", key="b, j, h // 2, d"), HEADS),
     "attention of segments": (
