@@ -1,8 +1,8 @@
 """python -m benchmarks models: whole models beside eager PyTorch and torch.compile: time, memory, compile time, errors.
 
 Three rows for a model of `benchmarks/model_loads.py`: inference, a training step (forward and backward), and for some decoders
-the step of one token with a static cache. Each row is a process of its own, and several are at work at a time: they compile
-beside each other, each with empty caches. What else they do on the device (the reference, checks, timing) one does at a time.
+the step of one token with a static cache. Each row is a process of its own, with empty caches. So many rows as there are workers
+compile beside each other; when all of these have compiled, one after another is checked and timed, with nothing else at work.
 
 An error is judged as in tests/pytorch: the reference is the model in f32 (on the CPU f64) with the same weights, and an error
 may be three times that of eager mode.
@@ -15,6 +15,7 @@ import copy
 import fcntl
 import gc
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -49,6 +50,8 @@ LEAST = {
     torch.bfloat16: 2.0**-9,
     torch.float32: 2e-6,
 }  # of the root mean square of what is right: what rounding it makes
+COMPILE_S = 180  # all ways of a row, beside other rows
+ROW_S = 600.0  # with what the other rows take that compile beside it
 PROFILED = 24  # kernels of a way that a row tells of
 
 
@@ -75,7 +78,7 @@ class Setting:
 def suite(setting: Setting) -> list[runner.Row]:
     """By task, then by model: the first rows are the most telling."""
     return [
-        runner.Row(f"{load.name}, {task}", partial(measure, load, task, setting), 200.0)
+        runner.Row(f"{load.name}, {task}", partial(measure, load, task, setting), ROW_S)
         for task in TASKS
         for load in loads.loads()
         if task != "decoding" or load.decodes
@@ -180,19 +183,19 @@ def measure(load: Load, task: str, setting: Setting) -> dict[str, Any]:
     start = time.perf_counter()
     if setting.device == "cuda":
         torch.cuda.init()
-    with _alone():
-        state = Task(load, task, setting)
-    facts: dict[str, Any] = {
-        "group": task, "kind": load.kind, "sizes": load.sizes(setting.small, setting.layers),
-        "type": str(setting.dtype).removeprefix("torch."), "made_s": round(time.perf_counter() - start, 2),
-        "compile_s": {}, "error_share": {}, "worst": {}, "errors": {},
-    }  # fmt: skip
     calls: dict[str, Callable] = {}
     first: dict[str, float] = {}
-    for way in setting.ways(task):
-        with _telling(facts, way):
-            calls[way], first[way] = _compiled(state, way, facts)
-    with _alone():
+    with _device(fcntl.LOCK_SH), _within(COMPILE_S):
+        state = Task(load, task, setting)
+        facts: dict[str, Any] = {
+            "group": task, "kind": load.kind, "sizes": load.sizes(setting.small, setting.layers),
+            "type": str(setting.dtype).removeprefix("torch."), "made_s": round(time.perf_counter() - start, 2),
+            "compile_s": {}, "error_share": {}, "worst": {}, "errors": {},
+        }  # fmt: skip
+        for way in setting.ways(task):
+            with _telling(facts, way):
+                calls[way], first[way] = _compiled(state, way, facts)
+    with _device(fcntl.LOCK_EX):
         yardstick: dict[str, float] = {}
         for way in list(calls):
             with _telling(facts, way):
@@ -280,13 +283,23 @@ def _wait(device: str) -> None:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """No other row times meanwhile."""
+def _device(lock: int) -> Iterator[None]:
+    """With the device, beside others (LOCK_SH) or alone (LOCK_EX)."""
     folder = os.environ.get("BENCHMARKS_FOLDER")
     with open(Path(folder) / "device.lock", "w") if folder else nullcontext() as file:
         if file is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, lock)
         yield
+
+
+@contextmanager
+def _within(seconds: int) -> Iterator[None]:
+    """Ends the process after so long: a kernel that hangs would keep all other rows from the device, and no exception ends it."""
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
 
 
 def _host(step: Callable, state: Task) -> float:
@@ -373,12 +386,14 @@ def run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers or 1) as pool:
         os.environ |= {"BENCHMARKS_FOLDER": folder, "TORCHINDUCTOR_COMPILE_THREADS": threads}
         path = None
-        for done in as_completed([pool.submit(_in_process, command, row, Path(folder), end) for row in rows]):
-            facts.append(found := done.result())
-            order = {r.name: n for n, r in enumerate(rows)}
-            facts.sort(key=lambda f: order[f["name"]])
-            path = report.save(suite_of(options), facts, options.json, machine) if kept else None
-            console.print(models_report.line(found), highlight=False, markup=False, soft_wrap=True)
+        for first in range(0, len(rows), max(1, workers)):
+            wave = rows[first : first + workers]
+            for done in as_completed([pool.submit(_in_process, command, row, Path(folder), end) for row in wave]):
+                facts.append(found := done.result())
+                order = {r.name: n for n, r in enumerate(rows)}
+                facts.sort(key=lambda f: order[f["name"]])
+                path = report.save(suite_of(options), facts, options.json, machine) if kept else None
+                console.print(models_report.line(found), highlight=False, markup=False, soft_wrap=True)
     models_report.show(facts, console)
     console.print(f"written to {path}" if kept else "not written: a part of a suite needs --json FILE")
     return int(any(f.get("error") or f.get("right") is False for f in facts))
@@ -391,6 +406,8 @@ def _in_process(command: list[str], row: runner.Row, folder: Path, end: float) -
     names = ("TILEC_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     begin = time.monotonic()
     (found,) = runner.run([*command, "--worker"], [row], end, dict.fromkeys(names, str(caches)))
+    if str(found.get("error", "")).endswith(f"status {-signal.SIGALRM}"):
+        found["error"] = f"not compiled within {COMPILE_S} s"
     return found | {"row_s": round(time.monotonic() - begin, 1)}
 
 
