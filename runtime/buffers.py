@@ -305,8 +305,11 @@ def empty_like_kind(example: Any, shape: tuple[int, ...], dtype: DType, device: 
 
 def new_tensor(element: Any, shape: tuple[int, ...]) -> Callable[[], Any]:
     """A function that allocates a row-major tensor of a single `element`'s dtype, on its device. PyTorch does it like another
-    tensor in half the time that it takes to read a shape, a dtype and a device."""
+    tensor in half the time that it takes to read a shape, a dtype and a device. `element` loses its memory: it may be of a pool
+    whose owner counts what lives there, as PyTorch does when it records a CUDA graph."""
     like = element.expand(shape) if math.prod(shape) > 1 else element.new_empty(shape)  # of few elements, with their strides
+    for kept in (element, like):
+        kept.untyped_storage().resize_(0)
     return partial(sys.modules["torch"].empty_like, like)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import DTYPES, F32, I64
-from tilec.runtime.buffers import empty_like_kind, overlaps, view, wrap
+from tilec.runtime.buffers import empty_like_kind, new_tensor, overlaps, view, wrap
 
 ALL = list(DTYPES.values())
 
@@ -203,6 +203,20 @@ def test_overlaps(case):
     assert not overlaps(view(a), view(b)._replace(device=0))
     gpu = view(a)._replace(device=0, owner=None), view(b)._replace(device=0, owner=None)
     assert overlaps(*gpu) is expected
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 1), (3, 5), (0, 3), (1, 1)], ids=str)
+def test_new_tensors_are_row_major_and_nothing_is_kept_for_them(shape):
+    """A fast path may be made while PyTorch records a CUDA graph, whose pool then may hold nothing but results."""
+    torch = pytest.importorskip("torch")
+    element = torch.empty((), dtype=torch.bfloat16)
+    allocate = new_tensor(element, shape)
+    kept = [element, *(t for t in allocate.args if isinstance(t, torch.Tensor))]
+    assert len(kept) == 2 and not any(t.untyped_storage().nbytes() for t in kept)
+    one, other = allocate().fill_(1), allocate().fill_(2)
+    assert one.dtype == torch.bfloat16 and one.shape == shape and one.is_contiguous()
+    assert one.stride() == torch.empty(shape).stride()
+    assert (one == 1).all() and (other == 2).all()
 
 
 def test_imports_nothing_large():
