@@ -61,38 +61,19 @@ def _encoder(name: str, published: str, of: int, length: int, **config: Any) -> 
     return Load(f"{name} {length}", "encoder", name, published, 4, of, 32, length, config)
 
 
-LLAMA = dict(
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=64,
-    vocab_size=128256,
-)
-QWEN = dict(
-    hidden_size=1024,
-    intermediate_size=3072,
-    num_attention_heads=16,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=151936,
-)
-PHI = dict(
-    hidden_size=2560, intermediate_size=10240, num_attention_heads=32, num_key_value_heads=32, partial_rotary_factor=0.4
-)
+def _sizes(hidden: int, inner: int, heads: int, groups: int, **more: Any) -> dict[str, Any]:
+    """Of a token and of the feed-forward network, and how many heads of queries and of keys, by the names of most decoders."""
+    own = dict(hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads, num_key_value_heads=groups)
+    return own | more
+
+
+LLAMA = _sizes(2048, 8192, 32, 8, head_dim=64, vocab_size=128256)
+QWEN = _sizes(1024, 3072, 16, 8, head_dim=128, vocab_size=151936)
+PHI = _sizes(2560, 10240, 32, 32, partial_rotary_factor=0.4)
+MISTRAL = _sizes(4096, 14336, 32, 8, vocab_size=32000)
+GPT_OSS = _sizes(2880, 2880, 64, 8, head_dim=64, num_local_experts=32)
 OPT = dict(hidden_size=2048, ffn_dim=8192, num_attention_heads=32, word_embed_proj_dim=2048)
 PYTHIA = dict(hidden_size=2048, intermediate_size=8192, num_attention_heads=16, vocab_size=50304)
-MISTRAL = dict(
-    hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8, vocab_size=32000
-)
-GPT_OSS = dict(
-    num_local_experts=32,
-    hidden_size=2880,
-    intermediate_size=2880,
-    num_attention_heads=64,
-    num_key_value_heads=8,
-    head_dim=64,
-)
 DEBERTA = dict(
     vocab_size=128100, relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=256, norm_rel_ebd="layer_norm",
     share_att_key=True, position_biased_input=False, type_vocab_size=0, max_relative_positions=-1,

@@ -16,17 +16,18 @@ def _attention(
 }}"""
 
 
-GRADIENT = """op f(q: bf16[H, S, D], k: bf16[H, T, D], v: bf16[H, T, D], g: bf16[H, S, D], l: f32[H, S], e: f32[H, S]) -> (
+GRADIENTS = """op f(q: bf16[H, S, D], k: bf16[H, T, D], v: bf16[H, T, D], x: bf16[H, S, D], lse: f32[H, S], delta: f32[H, S]) -> (
     dq: bf16[H, S, D], dk: bf16[H, T, D], dv: bf16[H, T, D]
 ) {
     s[h, i, j] = sum[d](q[h, i, d] * k[h, j, d]) / 8
-    p[h, i, j] = exp((s[h, i, j] if j <= i else -inf) - abs(l[h, i]) - 4)
-    r[h, i, j] = sum[d](g[h, i, d] * v[h, j, d])
-    w[h, i, j] = p[h, i, j] * (r[h, i, j] - e[h, i])
-    dq[h, i, d] = sum[j](w[h, i, j] * k[h, j, d]) using bf16
-    dk[h, j, d] = sum[i](w[h, i, j] * q[h, i, d]) using bf16
-    dv[h, j, d] = sum[i](p[h, i, j] * g[h, i, d]) using bf16
+    p[h, i, j] = exp((s[h, i, j] if j <= i else -inf) - abs(lse[h, i]) - 4)
+    g[h, i, j] = sum[d](x[h, i, d] * v[h, j, d])
+    ds[h, i, j] = p[h, i, j] * (g[h, i, j] - delta[h, i])
+    dq[h, i, d] = sum[j](ds[h, i, j] * k[h, j, d]) using bf16
+    dk[h, j, d] = sum[i](ds[h, i, j] * q[h, i, d]) using bf16
+    dv[h, j, d] = sum[i](p[h, i, j] * x[h, i, d]) using bf16
 }"""
+"""Of attention. The logsumexps are as large as those of inputs around 0, so that no weight is large."""
 
 
 def _reduced(result: str = "logsumexp[j](s[i, j])", shape: str = "f32[M]") -> str:
@@ -68,7 +69,7 @@ APART = """op f(x: bf16[M, K], g: bf16[K, N], u: bf16[K, P]) -> (y: bf16[M, N], 
 SCALED = "sum[k](f32(a[i, k]) * f32(b[j, k]) * u[i, k // 128] * v[j // 128, k // 128])"
 PROGRAMS: dict[str, tuple[str, dict[str, int]]] = {
     "attention": (_attention(), HEADS),
-    "gradients of attention": (GRADIENT, {"H": 16, "S": 776, "T": 776, "D": 64}),
+    "gradients of attention": (GRADIENTS, {"H": 16, "S": 776, "T": 776, "D": 64}),
     "attention capped in a window": (_attention("20 * tanh(s[b, h, i, j] / 20) if j <= i and j > i - 100 else -inf"), HEADS),
     "attention of grouped heads": (_attention(q="B, S, H, D", k="B, T, H // 2, D", key="b, j, h // 2, d"), HEADS),
     "attention of segments": (

@@ -8,6 +8,7 @@ from tools.chains import WITHOUT_WGMMA, check, warps, without_wgmma
 from tools.contractions import arrays
 from tools.cuda_kernels import compiled
 from tools.lowering import lowered, planned, specialised
+from tools.matrix_programs import GRADIENTS
 
 from tilec.core.diagnostics import Source
 from tilec.kernels import ContractionChain
@@ -17,15 +18,13 @@ from tilec.plan.schedule.write import write_schedule
 SIZES = {"S": 72, "T": 80, "D": 64, "H": 1}
 
 
-def program(
-    score="s[h, i, j]", weight="p[h, i, j] * (g[h, i, j] - delta[h, i])", columns="d", more="", products="", of="ds", last=None
-):
-    """The gradients of the rows (`dq`), or with `columns` the columns (`dk`), of what weights other rows."""
+def program(score="s[h, i, j]", weight="p[h, i, j] * (g[h, i, j] - delta[h, i])", products="", last=None):
+    """The gradients of the rows (`dq`), or with `last` of the columns (`dk`), of what weights other rows."""
     by_row = "dq[h, i, d] = sum[j](ds[h, i, j] * k[h, j, d]) using bf16"
     factors = "q: bf16[H, S, D], k: bf16[H, T, D], v: bf16[H, T, D], x: bf16[H, S, D], lse: f32[H, S], delta: f32[H, S]"
     result = last or by_row
     out = f"{result[:2]}: bf16[H, {'S' if result.startswith('dq') else 'T'}, D]"
-    return f"""op f({factors}{more}) -> ({out}) {{
+    return f"""op f({factors}) -> ({out}) {{
     s[h, i, j] = sum[d](q[h, i, d] * k[h, j, d]) / 8
     p[h, i, j] = exp({score} - lse[h, i])
     g[h, i, j] = sum[d](x[h, i, d] * v[h, j, d])
@@ -130,18 +129,7 @@ def test_reasons():
 # ---- copies for readers ----------------------------------------------------------------------------------------------
 
 
-GRADIENTS = """op f(q: bf16[H, S, D], k: bf16[H, S, D], v: bf16[H, S, D], x: bf16[H, S, D], lse: f32[H, S], delta: f32[H, S]) -> (
-    dq: bf16[H, S, D], dk: bf16[H, S, D], dv: bf16[H, S, D]
-) {
-    s[h, i, j] = sum[d](q[h, i, d] * k[h, j, d]) / 8
-    p[h, i, j] = exp((s[h, i, j] if j <= i else -inf) - lse[h, i])
-    g[h, i, j] = sum[d](x[h, i, d] * v[h, j, d])
-    ds[h, i, j] = p[h, i, j] * (g[h, i, j] - delta[h, i])
-    dq[h, i, d] = sum[j](ds[h, i, j] * k[h, j, d]) using bf16
-    dk[h, j, d] = sum[i](ds[h, i, j] * q[h, i, d]) using bf16
-    dv[h, j, d] = sum[i](p[h, i, j] * x[h, i, d]) using bf16
-}"""
-LARGE = {"S": 4096, "D": 64, "H": 16}
+LARGE = {"S": 4096, "T": 4096, "D": 64, "H": 16}
 
 
 def gradients(sizes=LARGE, text=GRADIENTS, **more):
@@ -157,16 +145,17 @@ def test_each_gradient_has_its_own_products():
 
 
 def test_a_product_behind_a_row_is_no_part():
-    """The gradient of a single row's result comes from a product of its own, as it does behind a linear layer, and by way of `delta`.
+    """The gradient of a single row's result comes from a product of its own, as it does behind a linear layer; so does `delta`.
     Fusion by pairs does not join products of a vector: the chain depends on what its first products are taken to be."""
-    text = """op f(q: bf16[H, D], k: bf16[H, T, D], v: bf16[H, T, D], lse: f32[H], y: bf16[H, E], u: bf16[E, D]) -> (dq: bf16[H, D]) {
+    factors = "q: bf16[H, D], k: bf16[H, T, D], v: bf16[H, T, D], lse: f32[H], y: bf16[H, E], u: bf16[E, D]"
+    text = f"""op f({factors}) -> (dq: bf16[H, D]) {{
     x[h, d]: bf16 = sum[e](y[h, e] * u[e, d])
     delta[h] = sum[d](abs(x[h, d]))
     s[h, j] = sum[d](q[h, d] * k[h, j, d]) / 8
     g[h, j] = sum[d](x[h, d] * v[h, j, d])
     ds[h, j] = exp(s[h, j] - lse[h]) * (g[h, j] - delta[h])
     dq[h, d] = sum[j](ds[h, j] * k[h, j, d]) using bf16
-}"""
+}}"""
     kernels = planned(Source("t.tile", text), None, {"H": 64, "T": 4096, "D": 64, "E": 1024}, "h200").kernels
     (chain,) = (k.nodes for k in kernels if isinstance(k.options, ContractionChain))
     assert {"s.sum", "g", "dq.sum"} <= {*chain} and {"x.sum", "delta"}.isdisjoint(chain)
@@ -174,7 +163,7 @@ def test_a_product_behind_a_row_is_no_part():
 
 def test_a_result_is_no_copy():
     """What the program returns is in memory all the same."""
-    text = GRADIENTS.replace("-> (\n", "-> (ds: bf16[H, S, S],\n")
+    text = GRADIENTS.replace("-> (\n", "-> (ds: bf16[H, S, T],\n")
     _, result = gradients(text=text)
     assert not any(name.startswith("ds.") for name in result.plan.copied)
 
