@@ -167,13 +167,7 @@ def _fits(module: ir.Module) -> ir.Function:
     f = Writer(module, "tilec_fits", 4)
     b, (call, spec, object_, slot) = f.builder, f.args
     rank, shape = f.field(spec, Spec.rank), f.field(spec, Spec.shape)
-
-    other, failed = f.block(), f.block()
-    with f.at(other):
-        f.done(0)
-    with f.at(failed):
-        f.call("PyErr_Clear")
-        f.done(0)
+    other, failed = f.refusals()
 
     def demand(condition: Any) -> None:
         f.demand(condition, other)

@@ -107,12 +107,7 @@ def _lies(module: ir.Module) -> ir.Function:
     """(table, spec, object, slot) -> whether the object is a tensor like `spec`, whose address then goes to `slot`."""
     f = Writer(module, "tilec_lies", 4)
     table, spec, tensor, slot = f.args
-    other, failed = f.block(), f.block()
-    with f.at(other):
-        f.done(0)
-    with f.at(failed):
-        f.call("PyErr_Clear")
-        f.done(0)
+    other, failed = f.refusals()
     f.demand(is_like(f, tensor, f.field(table, Prepared.kind), f.field(table, Prepared.like)), other)
     describe, device = f.field(table, Prepared.describe), f.field(table, Prepared.device)
     found = address(f, describe, device, spec, tensor, other, failed)

@@ -113,5 +113,15 @@ class Writer:
         with self.builder.goto_block(block):
             yield
 
+    def refusals(self) -> tuple[ir.Block, ir.Block]:
+        """Two ways to give 0, in a function that answers whether something holds: one plain, one that forgets an error of Python's."""
+        other, failed = self.block(), self.block()
+        with self.at(other):
+            self.done(0)
+        with self.at(failed):
+            self.call("PyErr_Clear")
+            self.done(0)
+        return other, failed
+
     def done(self, value: Any = 0) -> None:
         self.builder.ret(I64(value) if isinstance(value, int) else value)
