@@ -39,7 +39,7 @@ from tilec.plan.given_groups import Fixed, group_as
 from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Plan
 from tilec.plan.prepack import apply_packs, choose_packs
-from tilec.plan.recompute import plan_with_copies, plan_with_reads, recomputable_reads
+from tilec.plan.recompute import of_products, of_reads, plan_with
 from tilec.plan.split_reduction import apply_splits, choose_splits
 from tilec.plan.unchosen import renamed, unchosen
 
@@ -53,10 +53,8 @@ def make_plan(
     do not fit on chip becomes one kernel for each operation; a kernel of `fixed` raises CallError instead. `alike`: what is
     known from another plan of the program.
     """
-    planned = partial(plan_with_copies, planner=partial(_fitting_plan, alike=alike or Alike()))
-    if reads := recomputable_reads(function, target):
-        return plan_with_reads(function, reads, target, fixed, splitting, planned)
-    return planned(function, target, fixed, splitting)
+    planner = partial(plan_with, of_products, planner=partial(_fitting_plan, alike=alike or Alike()))
+    return plan_with(of_reads, function, target, fixed, splitting, planner)
 
 
 def _fitting_plan(function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool, alike: Alike) -> Plan:

@@ -8,7 +8,7 @@ then stay on chip.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tilec.analysis.precision import approximate_operations
@@ -26,62 +26,75 @@ from tilec.plan.model import Plan
 Planner = Callable[[ir.Operation, Target, Fixed | None, bool], Plan]
 
 
-def recomputable_reads(function: ir.Operation, target: Target) -> dict[str, str]:
-    """The names of the operations that would compute such reads, each with that of its reader; none where results of contractions
-    are always in memory."""
-    if not target.has("tma"):
-        return {}
-    return {name_of_read(op): mlir.get_string(op, "tilec.name") or "" for op in gathered_reads(function)}
+@dataclass(frozen=True)
+class Recomputation:
+    """`rewrite` makes the operations `names` in a copy of the program, `noted` puts them into a plan of the copy. `computed` and
+    `stored` say of a time which of the two forms it is of. Without `may_split`, a plan that splits one of them is none."""
+
+    names: tuple[str, ...]
+    rewrite: Callable[[ir.Operation], None]
+    noted: Callable[[Plan], Plan]
+    computed: str
+    stored: str
+    may_split: bool = True
 
 
-def plan_with_reads(
-    function: ir.Operation, reads: dict[str, str], target: Target, fixed: Fixed | None, splitting: bool, planner: Planner
-) -> Plan:
-    """The faster plan, with reads computed anew or without. `fixed` says which where a schedule names the kernels."""
-    named = None if fixed is None else any(name in kernel for kernel in fixed.kernels for name in reads)
-    regroup = partial(plan_with_reads, function, reads, target, splitting=splitting, planner=planner)
-    stored = None
-    if not named:
-        stored = replace(planner(function, target, fixed, splitting), regroup=regroup)
-        if fixed is not None:
-            return stored
-    copy = function.clone()
-    for op in [o for o in mlir.traverse(copy) if mlir.get_string(o, "tilec.name") in reads.values()]:
-        compute_anew(op)
-    found = planner(copy, target, fixed, splitting)
-    approximations = approximate_operations(function, target.kind)  # of the program's own operations
-    anew = replace(found, recomputed=reads, approximations=approximations, regroup=regroup)
-    if stored is None:
-        return anew
-    subject = ", ".join(reads)
-    times = f"{duration(anew.time_us)} with its elements computed anew, {duration(stored.time_us)} with all of them in memory"
-    if not pays(anew.time_us, stored.time_us) or any(s.name in reads for s in anew.splits):
-        return replace(stored, remarks=(*stored.remarks, Remark("refused", f"to compute {subject}", times)))
-    return replace(anew, remarks=(*anew.remarks, Remark("recomputed", subject, times)))
+Finder = Callable[[ir.Operation, Target], Recomputation | None]
 
 
-def plan_with_copies(function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool, planner: Planner) -> Plan:
-    """The faster plan, with products for each of their readers or without."""
-    names = copied_names(function, WIDEST) if target.kind == "cuda" and target.instructions("bf16") else []
+def of_reads(function: ir.Operation, target: Target) -> Recomputation | None:
+    """Of single elements of contractions; none where results of contractions are always in memory."""
+    found = gathered_reads(function) if target.has("tma") else ()
+    readers = {name_of_read(op): mlir.get_string(op, "tilec.name") or "" for op in found}
+    if not readers:
+        return None
+
+    def rewrite(copy: ir.Operation) -> None:
+        for op in [o for o in mlir.traverse(copy) if mlir.get_string(o, "tilec.name") in readers.values()]:
+            compute_anew(op)
+
+    def noted(plan: Plan) -> Plan:
+        return replace(plan, recomputed=readers, approximations=approximate_operations(function, target.kind))
+
+    times = "with its elements computed anew", "with all of them in memory"
+    return Recomputation(
+        tuple(readers), rewrite, noted, *times, may_split=False
+    )  # `tilec.split` is on operations that are there
+
+
+def of_products(function: ir.Operation, target: Target) -> Recomputation | None:
+    """Of products, for each of the contractions that read them."""
+    names = tuple(copied_names(function, WIDEST)) if target.kind == "cuda" and target.instructions("bf16") else ()
     if not names:
+        return None
+    rewrite, noted = partial(copy_for_readers, deepest=WIDEST), partial(replace, copied=names)
+    return Recomputation(names, rewrite, noted, "with a copy for each of their readers", "in memory")
+
+
+def plan_with(
+    find: Finder, function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool, planner: Planner
+) -> Plan:
+    """The faster plan, with what `find` finds computed anew or without. `fixed` says which where a schedule names the kernels."""
+    anew = find(function, target)
+    if anew is None:
         return planner(function, target, fixed, splitting)
-    named = None if fixed is None else not {*names}.isdisjoint((*fixed.inlined, *(n for kernel in fixed.kernels for n in kernel)))
-    regroup = partial(plan_with_copies, function, target, splitting=splitting, planner=planner)
+    regroup = partial(plan_with, find, function, target, splitting=splitting, planner=planner)
     stored = None
-    if not named:
+    if fixed is None or {*anew.names}.isdisjoint((*fixed.inlined, *(n for kernel in fixed.kernels for n in kernel))):
         stored = replace(planner(function, target, fixed, splitting), regroup=regroup)
         if fixed is not None:
             return stored
     copy = function.clone()
-    copy_for_readers(copy, WIDEST)
-    anew = replace(planner(copy, target, fixed, splitting), copied=tuple(names), regroup=regroup)
+    anew.rewrite(copy)
+    found = replace(anew.noted(planner(copy, target, fixed, splitting)), regroup=regroup)
     if stored is None:
-        return anew
-    subject = ", ".join(names)
-    times = f"{duration(anew.time_us)} with a copy for each of their readers, {duration(stored.time_us)} in memory"
-    if not pays(anew.time_us, stored.time_us):
+        return found
+    subject = ", ".join(anew.names)
+    times = f"{duration(found.time_us)} {anew.computed}, {duration(stored.time_us)} {anew.stored}"
+    split = not anew.may_split and any(s.name in anew.names for s in found.splits)
+    if split or not pays(found.time_us, stored.time_us):
         return replace(stored, remarks=(*stored.remarks, Remark("refused", f"to compute {subject}", times)))
-    return replace(anew, remarks=(*anew.remarks, Remark("recomputed", subject, times)))
+    return replace(found, remarks=(*found.remarks, Remark("recomputed", subject, times)))
 
 
 def pays(anew: float, stored: float) -> bool:
