@@ -114,7 +114,7 @@ class Writer:
             yield
 
     def refusals(self) -> tuple[ir.Block, ir.Block]:
-        """Two ways to give 0, in a function that answers whether something holds: one plain, one that forgets an error of Python's."""
+        """Two ways to answer no, which is 0: the second forgets an error of Python's."""
         other, failed = self.block(), self.block()
         with self.at(other):
             self.done(0)
