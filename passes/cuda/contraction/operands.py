@@ -14,7 +14,7 @@ Threads that multiply by fma read along lines; short lines get padding instead o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 
@@ -22,7 +22,7 @@ from tilec.core import locations, mlir
 from tilec.core.hardware import LINE, WARPGROUP, WIDE
 from tilec.core.mlir import arith, ir, memref, scf, vector
 from tilec.kernels.matrix import ASYNC, padding
-from tilec.passes.cuda.contraction.problem import Problem, Side, Thread, all_of
+from tilec.passes.cuda.contraction.problem import FLAT, Problem, Side, Thread, all_of
 from tilec.passes.cuda.memory_spaces import SHARED, is_local, local, registers, root
 from tilec.passes.cuda.ring import LineTiles, start_copy
 from tilec.passes.loops import loop, sum_of, when
@@ -190,7 +190,7 @@ class Stage:
                 self._evaluate(to, at)
             return
         lane = stack.enter_context(loop(self.vector, name="element"))
-        at = {**at, self._along: sum_of([(at[self._along], 1), (lane, 1)])}
+        at = self._beside(at, lane)
         k = sum_of([(k, 1), (lane, 1)]) if self.side.major else k
         if self.problem.is_loaded(self.side):
             self._load(to, lane, at, k)
@@ -227,19 +227,18 @@ class Stage:
         fetched = {n: self._vector_of(n, at) for n in self.problem.arguments(factor)}
         with loop(self.vector, name="element") as lane:
             elements = {n: memref.LoadOp(tile, [lane]).result for n, tile in fetched.items() if tile is not None}
-            along = {**at, self._along: sum_of([(at[self._along], 1), (lane, 1)])}
-            memref.StoreOp(self.problem.evaluate(factor, along, elements), self.held, [i, lane])
+            memref.StoreOp(self.problem.evaluate(factor, self._beside(at, lane), elements), self.held, [i, lane])
 
     def _vector_of(self, n: int, at: dict[int, ir.Value]) -> ir.Value | None:
         """An operand's elements along a vector in registers; None where it is the same for all of them."""
         value = self.problem.operands[n]
-        if self._along not in [self.problem.dims[d] for d in self.problem.operand_dims[n]]:
+        if not self._is_along(self.problem.operand_dims[n]):
             return None
         element = ir.MemRefType(value.type).element_type
         tile = registers([self.vector], locations.argument(root(value)) or "", element)
         width = min(self.vector, WIDE * 8 // max(8, element.width))
         for begin in range(0, self.vector, width):
-            subscripts = self.problem.subscripts(n, {**at, self._along: sum_of([(at[self._along], 1)], begin)})
+            subscripts = self.problem.subscripts(n, self._beside(at, mlir.index(begin)))
             loaded = vector.LoadOp(ir.VectorType.get([width], element), value, subscripts).result
             vector.StoreOp(loaded, tile, [mlir.index(begin)])
         return tile
@@ -248,6 +247,15 @@ class Stage:
     def _along(self) -> int:
         """The kernel dimension in which lines run."""
         return self.problem.options.inner[-1] if self.side.major else self.side.dims[-1]
+
+    def _is_along(self, dims: Sequence[int]) -> bool:
+        """Whether lines run along one of these dimensions of the operation: an operand may have k itself, of several reduced ones."""
+        return any(self.problem.dims[d] in (self._along, *([FLAT] if self.side.major else [])) for d in dims)
+
+    def _beside(self, at: dict[int, ir.Value], lane: ir.Value) -> dict[int, ir.Value]:
+        """The coordinates so many elements further along the line."""
+        moved = (self._along, FLAT) if self.side.major and FLAT in at else (self._along,)
+        return {**at, **{d: sum_of([(at[d], 1), (lane, 1)]) for d in moved}}
 
     def _fetched_vector(self) -> int:
         """Elements that a thread may fetch side by side: all that it reads is contiguous, inside and aligned
@@ -262,10 +270,9 @@ class Stage:
         lengths = [extent] if side.major or len(side.dims) == 1 else [extent, side.size]
         lengths += [problem.inner_box[-1]] if side.major and problem.is_boxed else []
         for n in problem.arguments(factor):
-            dims = [problem.dims[d] for d in problem.operand_dims[n]]
-            value = problem.operands[n]
-            if self._along in dims:
-                if dims[-1] != self._along or is_local(value):
+            dims, value = problem.operand_dims[n], problem.operands[n]
+            if self._is_along(dims):
+                if not self._is_along(dims[-1:]) or is_local(value):
                     return 1
                 lengths.append(ir.MemRefType(root(value).type).shape[-1])
         total = self.lines * self.width

@@ -26,6 +26,33 @@ def test_two_reduced_dimensions_that_pieces_cross(monkeypatch):
     check(PROJECTION, ("f32", "f32"), sizes, fma(), projected, monkeypatch)
 
 
+COMPUTED = {
+    "left": (
+        "op f(a: f32[M, H, D], w: bf16[N, H * D]) -> (y: f32[M, N])"
+        " {{ y[i, n] = sum[h, d](a[i, h, d] * w[n, h * 32 + d]) using bf16 }}",
+        lambda a, w: np.einsum("mhd,nhd->mn", a, w.reshape(len(w), *a.shape[1:])),
+    ),
+    "right": (
+        "op f(a: bf16[M, H * D], w: f32[N, H, D]) -> (y: f32[M, N])"
+        " {{ y[i, n] = sum[h, d](a[i, h * 32 + d] * w[n, h, d]) using bf16 }}",
+        lambda a, w: np.einsum("mhd,nhd->mn", a.reshape(len(a), *w.shape[1:]), w),
+    ),
+    "of two tensors": (
+        "op f(a: f32[M, H, D], g: bf16[M, H, D], w: bf16[N, H * D]) -> (y: f32[M, N])"
+        " {{ y[i, n] = sum[h, d](relu(a[i, h, d] + g[i, h, d]) * w[n, h * 32 + d]) using bf16 }}",
+        lambda a, g, w: np.einsum("mhd,nhd->mn", np.maximum(a + g, 0), w.reshape(len(w), *a.shape[1:])),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tile", [("mma.sync", 16, 16, 64, (1, 1)), mma(), WGMMA])
+@pytest.mark.parametrize("name", COMPUTED)
+def test_two_reduced_dimensions_of_a_computed_factor(name, tile, monkeypatch):
+    """Threads load vectors of the f32 factor, which lies flat, along both of them."""
+    text, expected = COMPUTED[name]
+    check(text, ("", ""), {"M": 20, "N": 48, "H": 3, "D": 32}, tile, expected, monkeypatch)
+
+
 @pytest.mark.parametrize("tile", [mma(32, 64, 32, (1, 2)), WGMMA])
 def test_two_dimensions_of_columns(tile, monkeypatch):
     sizes = {"B": 2, "S": 24, "E": 72, "H": 3, "D": 64}
