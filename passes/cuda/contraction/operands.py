@@ -249,7 +249,7 @@ class Stage:
         return self.problem.options.inner[-1] if self.side.major else self.side.dims[-1]
 
     def _is_along(self, dims: Sequence[int]) -> bool:
-        """Whether lines run along one of these dimensions of the operation: an operand may have k itself, of several reduced ones."""
+        """Whether lines run along one of these dimensions of the operation: of several reduced ones, k itself."""
         return any(self.problem.dims[d] in (self._along, *([FLAT] if self.side.major else [])) for d in dims)
 
     def _beside(self, at: dict[int, ir.Value], lane: ir.Value) -> dict[int, ir.Value]:
