@@ -215,10 +215,10 @@ def test_the_recompile_limit_is_told():
 
 
 def test_what_cannot_be_said_is_run_by_pytorch_and_told():
-    assert_agrees(lambda x: torch.sort(torch.exp(x), -1)[0] * 2, torch.randn(4, 5))
+    assert_agrees(lambda x: torch.cummax(torch.exp(x), -1)[0] * 2, torch.randn(4, 5))
     (graph,) = tilec.torch.report().graphs
-    assert [e.operation for e in graph.eager] == ["sort"] and graph.eager[0].line.startswith("test_contract.py:")
-    assert "1 x sort" in str(tilec.torch.report())
+    assert [e.operation for e in graph.eager] == ["cummax"] and graph.eager[0].line.startswith("test_contract.py:")
+    assert "1 x cummax" in str(tilec.torch.report())
 
 
 def test_random_numbers_are_those_of_pytorch():
@@ -278,8 +278,8 @@ def test_results_without_elements_beside_others():
 
 def test_strict_makes_that_an_error():
     with pytest.raises(Exception, match="the option 'strict' is set") as caught:
-        compiled(lambda x: torch.sort(x)[0] + 1, options={"strict": True})(torch.randn(4))
-    assert "1 x sort" in str(caught.value)
+        compiled(lambda x: torch.cummax(x, 0)[0] + 1, options={"strict": True})(torch.randn(4))
+    assert "1 x cummax" in str(caught.value)
     assert_agrees(lambda x: x + 1, torch.randn(4), options={"strict": True})
 
 

@@ -250,7 +250,9 @@ def _computed(text: str) -> int:
 class Graph:
     """Equations so far, and what each of them `stored`. `inputs` are the program's arguments by name; `values` their values,
     where these are known. `functions` has names and texts of functions that statements call. `orders` has, for shapes, the order
-    of memory in which the dimensions of a new tensor are stored, if it is not theirs."""
+    of memory in which the dimensions of a new tensor are stored, if it is not theirs. `ranks` has, by the name of a sort's
+    places, the rank of each element: the inverse permutation. `rows` has, by the name of a matrix whose rows are another one's at
+    positions that are data, that matrix and the positions."""
 
     inputs: dict[str, Tensor] = field(default_factory=dict)
     values: dict[str, np.ndarray] = field(default_factory=dict)
@@ -262,6 +264,8 @@ class Graph:
     hint: str = "t"
     functions: dict[str, tuple[str, str]] = field(default_factory=dict)
     orders: Mapping[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
+    ranks: dict[str, Tensor] = field(default_factory=dict)
+    rows: dict[str, tuple[Tensor, Callable[[Index], Index]]] = field(default_factory=dict)
 
     def argument(self, name: str, shape: Sequence[int], dtype: str) -> Tensor:
         """An input of the program."""

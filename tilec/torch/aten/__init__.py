@@ -1,7 +1,7 @@
 """The translator table: nodes of ATen graphs as equations. One function says whether a node can be said, and says it.
 
 translate(graph, node, values)    appends statements, and returns the node's value
-refusal(node)                     why that cannot be, or None
+refusal(node)                     why that cannot be, or would take longer than PyTorch's kernels; or None
 decompositions()                  the table that graphs are to be traced with
 """
 
@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING
 
 from tilec.torch.aten import (  # noqa: F401
     contractions,
+    costs,
     creation,
     gathers,
+    groups,
     joins,
     norms,
     pointwise,
     pools,
     reductions,
     resampling,
+    scatters,
+    sorting,
     views,
     windows,
 )
@@ -54,10 +58,11 @@ def translate(graph: Graph, node: Node, values: Mapping[Node, Value]) -> Value:
 
 
 def refusal(node: Node) -> str | None:
-    """Why the language cannot say a node, without building it: it is translated into a graph of its own."""
+    """Why no partition is to have a node, without building it: it is translated into a graph of its own."""
     graph, values = scratch(node)
     try:
-        translate(graph, node, values)
+        with costs.cutting():
+            translate(graph, node, values)
     except Exception as error:
         return reason(error)
     return None

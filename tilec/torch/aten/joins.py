@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilec.torch import indices as ix
-from tilec.torch.aten.table import Call, expresses, operand, refused
+from tilec.torch.aten.table import Call, expresses, operand
 from tilec.torch.aten.views import bounds
 from tilec.torch.indices import Index
 from tilec.torch.program import Inexpressible, Tensor, literal
@@ -115,11 +115,3 @@ def triangle(call: Call) -> Tensor:
     sign, zero = "<=" if call.name == "tril" else ">=", literal(0, dtype)
     test = lambda i: f"{(i[-1] - i[-2]).sum_text()} {sign} {k}"  # noqa: E731
     return call.emit(x.shape, dtype, lambda i: f"{x.at(*i)} if {test(i)} else {zero}")
-
-
-refused(
-    "writes to computed positions",
-    "scatter scatter_add scatter_reduce index_put _unsafe_index_put index_add index_copy index_reduce "
-    "masked_scatter put embedding_dense_backward col2im histc bincount as_strided_scatter "
-    "_unsafe_masked_index_put_accumulate max_unpool2d max_unpool3d",
-)

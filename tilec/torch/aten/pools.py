@@ -19,6 +19,11 @@ def lowest(dtype: str) -> str:
     return "(-inf)" if row.is_float else literal(-(1 << row.bits - 1) if row.kind == "int" else 0, dtype)
 
 
+def highest(dtype: str) -> str:
+    row = DTYPES[dtype]
+    return "inf" if row.is_float else literal((1 << row.bits - (row.kind == "int")) - 1, dtype)
+
+
 def _rank(call: Call) -> int:
     return int(call.name.partition("_pool")[2][:1])
 

@@ -1,0 +1,106 @@
+"""What some operations take as comparisons of all pairs, beside what PyTorch's own kernels take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from math import log2
+from typing import Any
+
+from tilec.core import targets
+from tilec.core.dtypes import DTYPES
+from tilec.core.target import Target
+
+LAUNCHES = 4
+"""What an operation of PyTorch's between two partitions costs at least, in launches: its own, those of the partition that it cuts
+in two, and the loads and stores of what crosses the cut."""
+PAIR = 3
+"""Operations for a pair of an element and a place: a comparison, a choice and a sum."""
+SWAP_NS = 4.0
+"""Of a comparison in PyTorch's sort of floats on the CPU, with the move of an element and its index: 1024 rows of 64 and of 1024
+took 4.5 and 5 on a core of an AMD EPYC (2026-11-23)."""
+DIGIT_BITS = 8  # of a pass of a radix sort
+SELECT_NS = 2.0
+"""Of an element in PyTorch's top-k on the CPU: 2.5 of 1024 rows of 1024, 11 of 8192 rows of 8, on a core of the same."""
+SELECT_BITS = 2  # of a pass of a radix select
+
+PATIENCE = 16
+"""How many times longer an operation may take where a partition has it already: sizes that come later may be larger, and PyTorch
+would run all of the partition."""
+_cutting: ContextVar[bool] = ContextVar("cutting", default=False)
+
+
+@contextmanager
+def cutting() -> Iterator[None]:
+    """While it is decided which operations partitions have."""
+    token = _cutting.set(True)
+    try:
+        yield
+    finally:
+        _cutting.reset(token)
+
+
+def pays(own_us: float, other_us: float) -> bool:
+    """Whether an operation is no slower as a program, or not so slow that its partition is better left to PyTorch."""
+    return own_us <= other_us * (1 if _cutting.get() else PATIENCE)
+
+
+@cache
+def machine(kind: str) -> Target:
+    """The CPU, or the GPU here."""
+    return targets.load(kind)
+
+
+def time_us(device: Any, operations: float, independent: int) -> float:
+    """Of integer operations, shared by the units that so many independent results keep busy."""
+    target = machine(device.type)
+    return 1e6 * operations / target.peak("int") * target.units / max(1, min(target.units, independent))
+
+
+def launches_us(device: Any) -> float:
+    return LAUNCHES * machine(device.type).launch.overhead_us
+
+
+def moved_us(device: Any, count: float) -> float:
+    """Of so many bytes between memory and the device."""
+    target = machine(device.type)
+    return 1e6 * count / target.dram.rate(target.units)
+
+
+def scatter_pays(device: Any, pairs: int, moved: int) -> bool:
+    """Whether so many pairs of an element and a place are looked at sooner than PyTorch's kernel writes to computed positions,
+    between so many bytes that it moves."""
+    return pays(time_us(device, PAIR * pairs, pairs), launches_us(device) + moved_us(device, moved))
+
+
+def sort_pays(device: Any, rows: int, length: int, dtype: str) -> bool:
+    """Whether the elements of each row are compared with each other sooner than PyTorch sorts them."""
+    compared = 8 if DTYPES[dtype].is_float else 3  # floats have NaN
+    own = time_us(device, (compared + PAIR) * rows * length**2, rows * length)
+    return pays(own, launches_us(device) + _sort_us(device, rows, length, dtype))
+
+
+def _sort_us(device: Any, rows: int, length: int, dtype: str) -> float:
+    """Of PyTorch's sort: on the CPU by comparisons, on a GPU by passes over digits of the keys, which move keys and indices."""
+    target, count = machine(device.type), rows * length
+    if device.type == "cpu":
+        return 1e-3 * SWAP_NS * count * log2(max(2, length)) / min(target.units, rows)
+    bits = DTYPES[dtype].bits
+    return moved_us(device, 2 * count * (bits // 8 + 8) * max(1, bits // DIGIT_BITS))
+
+
+def choice_pays(device: Any, rows: int, length: int, count: int, dtype: str) -> bool:
+    """Whether so many elements are found one after the other sooner than PyTorch selects them: each takes two reductions of its
+    row, which look at the places of those before."""
+    own = time_us(device, rows * length * count * (2 * PAIR + count / 2), rows)
+    return pays(own, launches_us(device) + _select_us(device, rows, length, dtype))
+
+
+def _select_us(device: Any, rows: int, length: int, dtype: str) -> float:
+    """Of PyTorch's top-k: on the CPU a partial sort, on a GPU passes over the rows for digits of the least key."""
+    if device.type == "cpu":
+        return 1e-3 * SELECT_NS * rows * length / min(machine("cpu").units, rows)
+    bits = DTYPES[dtype].bits
+    return moved_us(device, rows * length * bits // 8 * (bits // SELECT_BITS))
