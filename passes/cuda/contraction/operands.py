@@ -190,7 +190,7 @@ class Stage:
                 self._evaluate(to, at)
             return
         lane = stack.enter_context(loop(self.vector, name="element"))
-        at = self._beside(at, lane)
+        at = self._further(at, lane)
         k = sum_of([(k, 1), (lane, 1)]) if self.side.major else k
         if self.problem.is_loaded(self.side):
             self._load(to, lane, at, k)
@@ -227,7 +227,7 @@ class Stage:
         fetched = {n: self._vector_of(n, at) for n in self.problem.arguments(factor)}
         with loop(self.vector, name="element") as lane:
             elements = {n: memref.LoadOp(tile, [lane]).result for n, tile in fetched.items() if tile is not None}
-            memref.StoreOp(self.problem.evaluate(factor, self._beside(at, lane), elements), self.held, [i, lane])
+            memref.StoreOp(self.problem.evaluate(factor, self._further(at, lane), elements), self.held, [i, lane])
 
     def _vector_of(self, n: int, at: dict[int, ir.Value]) -> ir.Value | None:
         """An operand's elements along a vector in registers; None where it is the same for all of them."""
@@ -238,7 +238,7 @@ class Stage:
         tile = registers([self.vector], locations.argument(root(value)) or "", element)
         width = min(self.vector, WIDE * 8 // max(8, element.width))
         for begin in range(0, self.vector, width):
-            subscripts = self.problem.subscripts(n, self._beside(at, mlir.index(begin)))
+            subscripts = self.problem.subscripts(n, self._further(at, mlir.index(begin)))
             loaded = vector.LoadOp(ir.VectorType.get([width], element), value, subscripts).result
             vector.StoreOp(loaded, tile, [mlir.index(begin)])
         return tile
@@ -252,7 +252,7 @@ class Stage:
         """Whether lines run along one of these dimensions of the operation: of several reduced ones, k itself."""
         return any(self.problem.dims[d] in (self._along, *([FLAT] if self.side.major else [])) for d in dims)
 
-    def _beside(self, at: dict[int, ir.Value], lane: ir.Value) -> dict[int, ir.Value]:
+    def _further(self, at: dict[int, ir.Value], lane: ir.Value) -> dict[int, ir.Value]:
         """The coordinates so many elements further along the line."""
         moved = (self._along, FLAT) if self.side.major and FLAT in at else (self._along,)
         return {**at, **{d: sum_of([(at[d], 1), (lane, 1)]) for d in moved}}
