@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tilec.core.mlir import ir
+from tilec.core.target import Target
 from tilec.passes.map import map_kernels
 from tilec.passes.stage import stage
 from tilec.passes.tensor.approximate import approximate
@@ -19,6 +20,7 @@ from tilec.passes.tensor.forward import forward
 from tilec.passes.tensor.fuse import fuse
 from tilec.passes.tensor.inplace import note_inplace
 from tilec.passes.tensor.integer_compare import compare_whole
+from tilec.passes.tensor.narrow import narrow, narrow_for
 from tilec.passes.tensor.regroup import regroup
 from tilec.passes.tensor.share import share_equal
 from tilec.passes.tensor.simplify import settle, simplify
@@ -37,8 +39,8 @@ class Stage:
 STAGES: tuple[Stage, ...] = (
     Stage(
         "simplify", "canonical forms, common subexpressions, algebra",
-        ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize", regroup,
-         settle, "cse", share_equal),
+        ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize", narrow,
+         "canonicalize", regroup, settle, "cse", share_equal),
     ),
     Stage("plan", "decides kernels, tiles, memory: attributes only", ()),
     Stage(
@@ -57,9 +59,11 @@ STAGES: tuple[Stage, ...] = (
 """The driver makes the step of `plan`, which needs a target and perhaps a schedule."""
 
 
-def stages(plan: Callable[[ir.Operation], None]) -> tuple[Stage, ...]:
-    """`STAGES` with the driver's `plan`."""
-    return tuple(replace(s, steps=(plan,)) if s.name == "plan" else s for s in STAGES)
+def stages(plan: Callable[[ir.Operation], None], target: Target | None = None) -> tuple[Stage, ...]:
+    """`STAGES` with the driver's `plan`, for a target."""
+    given: dict[Step, Step] = {narrow: narrow_for(target)}
+    steps = {"plan": (plan,)}
+    return tuple(replace(s, steps=steps.get(s.name, tuple(given.get(step, step) for step in s.steps))) for s in STAGES)
 
 
 NAMES = ("build", *(s.name for s in STAGES))

@@ -59,8 +59,8 @@ def test_a_defect_leaves_its_ir(tilec, folder, monkeypatch):
         passes.Stage(s.name, s.summary, (broken,)) if s.name == "tile" else s for s in real(lambda op: None)
     ]
 
-    def stages(plan):
-        good = real(plan)
+    def stages(plan, target):
+        good = real(plan, target)
         return tuple(b if b.name == "tile" else g for g, b in zip(good, broken_stages))
 
     monkeypatch.setattr(lowering, "stages", stages)

@@ -165,9 +165,10 @@ def test_a_pass_that_leaves_an_attribute_is_named(monkeypatch, of):
     def careless(module: ir.Operation) -> None:
         next(op for op in mlir.traverse(module) if op.name == of).attributes["tilec.careless"] = ir.UnitAttr.get()
 
-    def changed(plan) -> tuple[Stage, ...]:
+    def changed(plan, target) -> tuple[Stage, ...]:
         return tuple(
-            Stage(s.name, s.summary, (careless, *s.steps) if s.name == "tile" else s.steps) for s in stages(plan)
+            Stage(s.name, s.summary, (careless, *s.steps) if s.name == "tile" else s.steps)
+            for s in stages(plan, target)
         )
 
     monkeypatch.setattr(lowering, "stages", changed)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
 
+from tilec.analysis.carried import Carried
 from tilec.analysis.chain import Chain, multiplicand_allowed, read_chain
 from tilec.analysis.expression import Expr, Reader, Unreadable
 from tilec.analysis.graph import Graph, Node
@@ -16,6 +18,7 @@ from tilec.analysis.operation_costs import instructions_of
 from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space
 from tilec.analysis.traffic import element_bytes, outputs_of
+from tilec.analysis.weights import without_rounding
 from tilec.core.fitted import ChainTimes
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import ir
@@ -183,7 +186,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     chain = chain_of(nodes, space, graph)
     assert isinstance(chain, Chain)
     extents, fit = space.extents, target.fit(ChainTimes)
-    whole = (chain.score, *(c.term for c in chain.online.carried))
+    whole = (chain.score, *(_computed(chain, c) for c in chain.online.carried))
     parts = {p for x in whole for p in _parts(x) if chain.between in p.dims}  # the others are computed once a row
     special = sum(_SPECIAL.get(p.op, 0) for p in parts if p.args)
     near = Neighbours(chain.between)
@@ -229,6 +232,14 @@ _SPECIAL = {"math.exp2": 1, "math.exp": 1, "math.tanh": 2, "arith.divf": 1, "mat
 def _bytes(value: ir.Value) -> int:
     type_ = ir.ShapedType(value.type)
     return prod(type_.shape) * element_bytes(type_.element_type)
+
+
+def _computed(chain: Chain, carried: Carried) -> Expr:
+    """A term as the kernel computes it: what multiplying a weight rounds it to, it is not rounded to before."""
+    if carried is not chain.product or chain.values is None:
+        return carried.term
+    kind = chain.values.type
+    return replace(carried.term, args=tuple(without_rounding(x, kind) for x in carried.term.args))
 
 
 def _instructions(p: Expr, graph: Graph) -> float:

@@ -134,7 +134,7 @@ class Verifier:
         if failure.stage in ("build", "plan") or not failure.before:
             return failure
         expected = self._expected(failure.specialised, failure.inputs)
-        (stage,) = [s for s in stages(lambda op: None) if s.name == failure.stage]
+        (stage,) = [s for s in stages(lambda op: None, self.target) if s.name == failure.stage]
         suspects: list[str] = []
         with mlir.context(), ir.Location.unknown():
             module = mlir.parse(failure.before)
