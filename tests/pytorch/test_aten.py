@@ -220,6 +220,22 @@ def test_gradients_of_convolutions(kernel, stride, padding, dilation, groups, tr
     right(lambda g, x, w: backward(g, x, w, [6], *sizes, [True] * 3), torch.randn_like(y), x, w, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("drawn", ["lowest", "NaN", "both"])
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("size", "window"),
+    [(1, ((2, 2), (1, 1), (1, 1), (2, 2))), (5, ((3, 2), (2, 1), (1, 1), (2, 3))), (6, ((3, 3), (2, 2), (1, 1), (1, 1)))],
+    ids=["in the border alone", "dilated", "dense"],
+)
+def test_positions_of_no_largest_element(size, window, order, drawn):
+    x, share = torch.randn(2, 3, size, size), torch.rand(2, 3, size, size)
+    x[share < (0 if drawn == "NaN" else 0.7)] = -torch.inf
+    x[share > (2 if drawn == "lowest" else 0.8)] = torch.nan
+    right(lambda x: torch.ops.aten.max_pool2d_with_indices(x, *window, True), x.contiguous(memory_format=order))
+    cube = [(*n, n[0]) for n in window]
+    right(lambda x: torch.ops.aten.max_pool3d_with_indices(x, *cube, True), torch.stack([x, x.flip(0)], -1)[..., :size])
+
+
 @pytest.mark.parametrize("ceil_mode", [False, True])
 def test_gradients_of_pools(ceil_mode):
     x = torch.randn(2, 3, 7, 8)

@@ -61,7 +61,9 @@ class Pool:
 
 @expresses("max_pool2d_with_indices max_pool3d_with_indices")
 def max_pool(call: Call) -> Value:
-    """The largest element of each window, and its position in the input's row-major order."""
+    """The largest element of each window, and its position in the input's row-major order: of NaNs the last, of others that are
+    equal the first. A window without anything above the lowest value is at its first place behind the border, as in PyTorch, even
+    if that is beyond the input's end."""
     pool = Pool.of(call, _padded(call, "self", _rank(call)))
     (shape, dtype), (_, position) = call.results()
     r, over = pool.counted()
@@ -72,13 +74,25 @@ def max_pool(call: Call) -> Value:
     window, count = pool.window, prod(pool.window.extent)
     taps = ix.unflat(ix.name("k", count), window.extent)
     best = call.graph.emit(shape, "i64", lambda i: f"argmax[k in 0:{count}]({element(i, taps)})" if count > 1 else "0")
+    if count > 1 and DTYPES[dtype].is_float:  # argmax takes the first NaN
+        first, tap = best, ix.flat(r, ix.row_major(window.extent))
+        text = tap.sum_text()
+        last = call.graph.emit(shape, "i64", lambda i: f"max[{over}]({text} if isnan({element(i, r)}) else -1)")
+        best = call.graph.emit(shape, "i64", lambda i: f"{last.at(*i)} if {last.at(*i)} >= 0 else {first.at(*i)}")
 
     def where(i: list[Index]) -> str:
         chosen = ix.unflat(ix.opaque(best.at(*i), (0, count - 1)) if count > 1 else ix.number(0), window.extent)
-        at = [f"clamp({p.sum_text()}, 0, {n - 1})" for p, n in zip(window.read(i[pool.lead :], chosen), pool.spatial)]
+        at = [_inside(p, d) for p, d in zip(window.read(i[pool.lead :], chosen), window.dilation)]
         return " + ".join(f"{a} * {s}" if s > 1 else a for a, s in zip(at, ix.row_major(pool.spatial)))
 
     return value, call.graph.emit(shape, position, where)
+
+
+def _inside(at: Index, step: int) -> str:
+    """A position, or if that is less than 0, the first one that is not after so many steps."""
+    if at.range[0] >= 0:
+        return str(at)
+    return f"max({at.sum_text()}, 0)" if step == 1 else f"({at.sum_text()} if {at.sum_text()} >= 0 else {at % step})"
 
 
 def _share(call: Call, window: Window, i: Sequence[Index], spatial: Sequence[int]) -> str:
