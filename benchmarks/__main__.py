@@ -10,8 +10,10 @@ python -m benchmarks docs
 
 Each row is timed and checked in a worker process: a row that fails or hangs does not stop the others. The results go to
 benchmarks/results/<date>-<machine>-<suite>.json, or to FILE; those of a part of a suite (`--only`, `--missing`) to FILE alone.
-`--missing` runs the rows that the newest results have no figures of, and `merge` puts the rows of FILE into these results. `docs`
-writes the figures of the newest results, and the tables that the code determines, into README.md and docs/.
+`--only` runs the rows whose names contain one of the texts (models: as whole words, so that `t5` is not in `resnet50`). `--missing`
+runs the rows that the newest results have no figures of, and `merge` puts the rows of FILE into these results. After `--limit` no
+further row begins; one that has begun ends within its own limit. `docs` writes the figures of the newest results, and the tables
+that the code determines, into README.md and docs/.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", usage=__doc__)
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
+    parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these; whole words (models)")
     parser.add_argument("--missing", action="store_true", help="rows that the newest results of the suite have no figures of")
     parser.add_argument(
         "--target", nargs="*", choices=("cpu", "cuda"), default=[], help="what to measure on (numerics, compile, large, audit)"

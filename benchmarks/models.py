@@ -4,6 +4,9 @@ Three rows for a model of `benchmarks/model_loads.py`: inference, a training ste
 the step of one token with a static cache. Each row is a process of its own, with empty caches. So many rows as there are workers
 compile beside each other; when all of these have compiled, one after another is checked and timed, with nothing else at work.
 
+`--only` takes words of a row's name, one or several that follow each other: `--only t5`, `--only "resnet50 NHWC" bert`. After
+`--limit` seconds no further row begins; one that has begun ends within its own limit, which is ten minutes.
+
 An error is judged as in tests/pytorch: the reference is the model in f32 (on the CPU f64) with the same weights, and an error
 may be three times that of eager mode.
 """
@@ -15,6 +18,7 @@ import copy
 import fcntl
 import gc
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -364,12 +368,18 @@ def suite_of(options: argparse.Namespace) -> str:
     return "cpu-models" if options.target[:1] == ["cpu"] else "models"
 
 
+def is_said(words: str, name: str) -> bool:
+    """Whether a row's name has these words, one after another: `resnet50` has no `t5`."""
+    wanted, found = (re.findall(r"[^\s,]+", text) for text in (words, name))
+    return any(found[n : n + len(wanted)] == wanted for n in range(len(found)))
+
+
 def run(options: argparse.Namespace) -> int:
     rows = suite(setting_of(options))
     if options.worker is not None:
         runner.work(rows, options.worker)
         return 0
-    rows = [r for r in rows if not options.only or any(o in r.name for o in options.only)]
+    rows = [r for r in rows if not options.only or any(is_said(o, r.name) for o in options.only)]
     rows = [r for r in rows if options.task is None or r.name.endswith(f", {options.task}")]
     if options.missing:
         known = report.measured(suite_of(options))

@@ -103,7 +103,7 @@ def run(
     command: list[str], rows: list[Row], deadline: float, variables: Mapping[str, str] | None = None
 ) -> Iterator[dict]:
     """In the parent: `command` and the rows' names start a worker, with these environment variables beside the parent's. After
-    `deadline` no further row begins."""
+    `deadline` no further row begins; one that has begun has its own `seconds`."""
     waiting, alone = list(rows), os.environ | dict(variables or {})
     while waiting and time.monotonic() < deadline:
         worker = subprocess.Popen([*command, *(r.name for r in waiting)], stdout=subprocess.PIPE, text=True, env=alone)
@@ -112,7 +112,7 @@ def run(
             for row in list(waiting):
                 if time.monotonic() > deadline:
                     break
-                facts = _next(worker, lines, row, min(row.seconds, max(1.0, deadline + 60 - time.monotonic())))
+                facts = _next(worker, lines, row, row.seconds)
                 waiting.remove(row)
                 yield facts
                 if facts.get("fatal"):

@@ -106,6 +106,23 @@ def test_rows_are_prepared_beside_each_other(tmp_path, monkeypatch):
     assert found == {"a": {"of": "a"}, "c": {"of": "c"}}
 
 
+def test_a_row_that_has_begun_ends_within_its_own_limit(monkeypatch):
+    """The deadline keeps further rows from beginning, and no more."""
+    from benchmarks import runner
+
+    given = []
+
+    def answer(worker, lines, row, seconds):
+        given.append(seconds)
+        time.sleep(0.3)
+        return {"name": row.name}
+
+    monkeypatch.setattr(runner, "_next", answer)
+    rows = [runner.Row(n, dict, 600.0) for n in "ab"]
+    found = list(runner.run([sys.executable, "-c", "pass"], rows, time.monotonic() + 0.2))
+    assert given == [600.0] and found == [{"name": "a"}, {"name": "b", "error": "not run: no time left"}]
+
+
 def test_figures_are_drawn_from_results(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     from benchmarks import plots, result_tables

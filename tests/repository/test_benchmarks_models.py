@@ -47,6 +47,16 @@ def test_every_load_is_a_row_of_every_task():
     assert len(loads()) >= 20 and {x.library for x in loads()} == {"transformers", "timm"}
 
 
+def test_rows_are_chosen_by_whole_words():
+    from benchmarks.models import Setting, is_said, suite
+
+    names = [r.name for r in suite(Setting())]
+    chosen = lambda words: {n.partition(",")[0] for n in names if is_said(words, n)}  # noqa: E731
+    assert chosen("t5") == {"t5"} and chosen("resnet50 NHWC") == {"resnet50 NHWC"}
+    assert chosen("resnet50") == {"resnet50 NHWC", "resnet50 NCHW"} and not chosen("NHWC resnet50")
+    assert {n for n in names if is_said("t5, training", n)} == {"t5, training"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["inference", "decoding", "training"])
 def test_a_row_has_its_facts(task):
