@@ -1,0 +1,94 @@
+"""What PyTorch runs in tilec's stead, and that the report tells it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tools.pytorch import assert_agrees, compiled  # noqa: E402
+
+import tilec.torch  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fresh_torch")
+
+F = torch.nn.functional
+
+
+def test_what_cannot_be_said_is_run_by_pytorch_and_told():
+    assert_agrees(lambda x: torch.cummax(torch.exp(x), -1)[0] * 2, torch.randn(4, 5))
+    (graph,) = tilec.torch.report().graphs
+    assert [e.operation for e in graph.eager] == ["cummax"] and graph.eager[0].line.startswith(
+        f"{Path(__file__).name}:"
+    )
+    assert "1 x cummax" in str(tilec.torch.report())
+
+
+def test_random_numbers_are_those_of_pytorch():
+    function = lambda x: (F.dropout(x, 0.5), torch.rand(3), F.dropout(x * 2, 0.1) + torch.randn(5))  # noqa: E731
+    x, made = torch.ones(5), []
+    for call in (function, compiled(function)):
+        torch.manual_seed(3)
+        made.append(call(x))
+    for eager, found in zip(*made):
+        torch.testing.assert_close(found, eager)
+
+
+def test_what_fails_to_compile_is_run_by_pytorch(monkeypatch):
+    from tilec.torch import call
+
+    def fail(*args):
+        raise ValueError("not today")
+
+    monkeypatch.setattr(call, "program", fail)
+    assert_agrees(lambda x: x + 1, torch.randn(4))
+    assert "run by PyTorch: ValueError: not today" in str(tilec.torch.report()) and tilec.torch.report().share == 0
+
+
+def test_a_translator_that_fails_costs_its_operation_alone(monkeypatch):
+    from tilec.torch.aten import table
+
+    monkeypatch.setitem(table.TABLE, "sin", lambda call: 1 // 0)
+    assert_agrees(lambda x: torch.exp(torch.sin(torch.exp(x) + 1)) * 2, torch.randn(4, 5))
+    (graph,) = tilec.torch.report().graphs
+    assert [(e.operation, e.reason.partition(":")[0]) for e in graph.eager] == [("sin", "ZeroDivisionError")]
+
+
+def test_a_statement_that_is_refused_costs_its_operation_alone(monkeypatch):
+    from tilec.torch import write
+
+    def wrong(graph, node, values):
+        made = translate(graph, node, values)
+        if node.target is torch.ops.aten.sin.default:
+            graph.lines[-1] = graph.lines[-1].replace("sin(", "sine(")
+        return made
+
+    translate = write.translate
+    monkeypatch.setattr(write, "translate", wrong)
+    assert_agrees(lambda x: torch.exp(torch.sin(torch.exp(x) + 1)) * 2, torch.randn(4, 5))
+    (graph,) = tilec.torch.report().graphs
+    assert [e.operation for e in graph.eager] == ["sin"] and "sine" in graph.eager[0].reason and graph.taken == 4
+    assert all(p.reason is None for p in graph.parts)
+
+
+def test_results_without_elements_beside_others():
+    """What has them is one of several results: the whole operation is left to PyTorch, once."""
+    normed = lambda x, w, b, m, v: torch.native_batch_norm(x * 2, w, b, m, v, False, 0.1, 1e-5)  # noqa: E731
+    assert_agrees(normed, torch.randn(5, 2), torch.ones(2), torch.zeros(2), torch.zeros(2), torch.ones(2))
+    (graph,) = tilec.torch.report().graphs
+    assert [e.reason for e in graph.eager] == ["tensors without elements"] and graph.taken == 1
+
+
+def test_strict_makes_that_an_error():
+    with pytest.raises(Exception, match="the option 'strict' is set") as caught:
+        compiled(lambda x: torch.cummax(x, 0)[0] + 1, options={"strict": True})(torch.randn(4))
+    assert "1 x cummax" in str(caught.value)
+    assert_agrees(lambda x: x + 1, torch.randn(4), options={"strict": True})
+
+
+def test_an_index_outside_is_an_error():
+    function = compiled(lambda w, i: F.embedding(i, w))
+    with pytest.raises(IndexError):
+        function(torch.randn(4, 3), torch.tensor([1, 4]))
