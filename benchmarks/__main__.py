@@ -3,6 +3,7 @@ python -m benchmarks audit [--target cpu|cuda] [--matrix] [--trials PLANS] [--js
 python -m benchmarks numerics [--json FILE] [--only FUNCTION ...] [--target cpu|cuda ...]
 python -m benchmarks compile [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
 python -m benchmarks large [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
+python -m benchmarks calls [--json FILE] [--only TEXT ...] [--target cpu|cuda ...] [--no-compile]
 python -m benchmarks models [--task inference|decoding|training] [--only TEXT ...] [--missing] [--layers N] [--target cpu|cuda]
                             [--workers N] [--limit SECONDS] [--no-compile] [--autotune] [--json FILE]
 python -m benchmarks merge --json FILE
@@ -32,7 +33,7 @@ from rich.console import Console
 
 from benchmarks import audit_report, memory_report, report, runner
 
-SUITES = ("cpu", "gpu", "memory", "audit", "compile", "large", "models", "numerics", "merge", "docs")
+SUITES = ("cpu", "gpu", "memory", "audit", "compile", "large", "models", "calls", "numerics", "merge", "docs")
 
 
 def rows_of(options: argparse.Namespace) -> list[runner.Row]:
@@ -56,11 +57,12 @@ def rows_of(options: argparse.Namespace) -> list[runner.Row]:
 
 def missing(options: argparse.Namespace) -> str:
     """What the suite needs and this machine lacks, if anything: a file of failed rows would pass for the newest figures."""
-    peers = options.suite in ("gpu", "memory", "models")
+    peers = options.suite in ("gpu", "memory", "models", "calls")
     if peers and find_spec("torch") is None:
         return "needs PyTorch, which is not installed"
     targets = options.target or (["cuda"] if options.suite == "audit" else [])
     peers = peers and not (options.suite == "models" and targets == ["cpu"])
+    peers = peers and not (options.suite == "calls" and "cuda" not in targets)
     if not options.only_prepare and (peers or (options.suite in ("audit", "numerics") and "cuda" in targets)):
         from tilec.runtime.cuda.driver import device_info
 
@@ -93,10 +95,10 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these; whole words (models)")
     parser.add_argument("--missing", action="store_true", help="rows that the newest results of the suite have no figures of")
     parser.add_argument(
-        "--target", nargs="*", choices=("cpu", "cuda"), default=[], help="what to measure on (numerics, compile, large, audit)"
+        "--target", nargs="*", choices=("cpu", "cuda"), default=[], help="what to measure on (all but cpu, gpu, memory)"
     )
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which no further row begins")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (gpu, memory)")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (gpu, memory, calls)")
     parser.add_argument("--trials", type=int, default=24, help="candidates of a kernel, beside the choice (audit)")
     parser.add_argument("--matrix", action="store_true", help="only programs for matrix units (gpu, audit)")
     parser.add_argument("--keep", metavar="FOLDER", help="where to leave what is prepared, or take it from")
@@ -129,6 +131,10 @@ def main() -> int:
         from benchmarks.models import run as run_models
 
         return run_models(options)
+    if options.suite == "calls":
+        from benchmarks.calls import run as run_calls
+
+        return run_calls(options)
     if options.suite == "merge":
         print(f"written to {report.merge(options.json)}")
         return 0

@@ -212,6 +212,12 @@ def compile_grid(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     ]
 
 
+def call_grid(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the table of what calls cost the host."""
+    ways = list(dict.fromkeys(way for r in rows for way in times(r)))
+    return ["call", *ways], [[r["name"], *(time_text(times(r).get(way)) for way in ways)] for r in rows]
+
+
 def others(rows: list[dict]) -> list[str]:
     """Lines for the rows that have no place in a table."""
     lines = []

@@ -52,6 +52,17 @@ def forms_missed() -> str:
     return table(["form", "measure", "wanted", "reached", "rows below", "reason"], lines, ())
 
 
+def calls() -> str:
+    """What a call costs the host."""
+    if (found := newest("calls")) is None:
+        return "No results yet: `python -m benchmarks calls` writes them."
+    path, facts = found
+    machine, (headings, lines) = facts["machine"], report.call_grid(facts["rows"])
+    where = f"{machine['cpu']}, {machine['cores']} cores; {machine['gpu']}".removesuffix("; None")
+    about = f"{where}; torch {facts['versions']['torch']}; {path.name[:10]}, commit {facts['versions']['commit']}, from "
+    return f"{about}[`{path.name}`](../{path.relative_to(ROOT)}):\n\n{table(headings, lines, range(1, len(headings)))}"
+
+
 def whole_results(suite: str) -> str:
     """The table of `whole`."""
     if (found := whole(suite)) is None:
