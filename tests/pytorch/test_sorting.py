@@ -119,6 +119,8 @@ def test_long_rows_are_sorted_by_pytorch():
     assert any("sooner" in r for r in reasons(lambda x: x.sort(), torch.empty(4, 4096)))
     assert any("sooner" in r for r in reasons(lambda x: x.topk(500), torch.empty(4, 4096)))
     assert reasons(lambda x: x.topk(2)[0], torch.empty(4, 4096)) == []
+    assert reasons(lambda x: x.topk(8)[0], torch.empty(4096, 128)) == []  # of as many experts
+    assert any("sooner" in r for r in reasons(lambda x: x.topk(8), torch.empty(1, 100_000)))
 
 
 @pytest.mark.slow

@@ -22,8 +22,11 @@ SWAP_NS = 4.0
 """Of a comparison in PyTorch's sort of floats on the CPU, with the move of an element and its index: 1024 rows of 64 and of 1024
 took 4.5 and 5 on a core of an AMD EPYC (2026-11-23)."""
 DIGIT_BITS = 8  # of a pass of a radix sort
-SELECT_NS = 2.0
-"""Of an element in PyTorch's top-k on the CPU: 2.5 of 1024 rows of 1024, 11 of 8192 rows of 8, on a core of the same."""
+SELECT_NS, CHOSEN_NS = 1.3, 80.0
+"""Of an element, and of one that is chosen, in PyTorch's top-k on the CPU: rows of 64 took 90, 200 and 470 with 1, 2 and 4 chosen,
+rows of 1024 took 2500 with 8, on a core of the same."""
+VISIT_NS = 0.75
+"""Of an element in the two reductions that choose one of a row, on a core of the same: rows of 64 and of 128, 2 and 8 chosen."""
 SELECT_BITS = 2  # of a pass of a radix select
 
 PATIENCE = 16
@@ -93,14 +96,13 @@ def _sort_us(device: Any, rows: int, length: int, dtype: str) -> float:
 
 def choice_pays(device: Any, rows: int, length: int, count: int, dtype: str) -> bool:
     """Whether so many elements are found one after the other sooner than PyTorch selects them: each takes two reductions of its
-    row, which look at the places of those before."""
-    own = time_us(device, rows * length * count * (2 * PAIR + count / 2), rows)
-    return pays(own, launches_us(device) + _select_us(device, rows, length, dtype))
-
-
-def _select_us(device: Any, rows: int, length: int, dtype: str) -> float:
-    """Of PyTorch's top-k: on the CPU a partial sort, on a GPU passes over the rows for digits of the least key."""
+    row, which look at the positions of those before. PyTorch's top-k is a partial sort on the CPU; on a GPU it passes over the rows
+    for digits of the least key."""
     if device.type == "cpu":
-        return 1e-3 * SELECT_NS * rows * length / min(machine("cpu").units, rows)
-    bits = DTYPES[dtype].bits
-    return moved_us(device, rows * length * bits // 8 * (bits // SELECT_BITS))
+        busy = min(machine("cpu").units, rows)
+        own = 1e-3 * VISIT_NS * rows * length * count / busy
+        other = 1e-3 * rows * (SELECT_NS * length + CHOSEN_NS * count) / busy
+    else:
+        own, bits = time_us(device, rows * length * count * (2 * PAIR + count / 2), rows), DTYPES[dtype].bits
+        other = moved_us(device, rows * length * bits // 8 * (bits // SELECT_BITS))
+    return pays(own, launches_us(device) + other)

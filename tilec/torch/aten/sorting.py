@@ -140,8 +140,6 @@ class Rows:
             return self.reduced(kind, lambda a: self.at(i, a) + guard(a))
 
         value = self.emit(1, best, dtype)
-        if not found and not skips_nan:
-            return value, self.emit(1, lambda i, _: f"i32({self.reduced(f'arg{kind}', lambda a: self.at(i, a))})")
 
         def key(i: list[Index], a: Index) -> str:
             mine, most = self.at(i, a), value.at(*_at(i, self.axis))
