@@ -32,8 +32,9 @@ from tilec.dsl.flat import flattened
 from tilec.dsl.specialise import Specialised
 
 
-def build(op: Specialised) -> ir.Module:
-    """The module of one specialised op: a function of its inputs that returns its outputs. Needs a current MLIR context.
+def build(op: Specialised, over: Sequence[tuple[int, int]] = ()) -> ir.Module:
+    """The module of one specialised op: a function of its inputs that returns its outputs. Needs a current MLIR context. `over`:
+    numbers of outputs, and of the inputs in whose memory calls have them.
 
     Tensors may have fewer dimensions in it, see `flat`.
     """
@@ -46,6 +47,8 @@ def build(op: Specialised) -> ir.Module:
             function = func.FuncOp(op.name, (inputs, outputs))
             function.attributes["arg_attrs"] = _described(written.inputs, op.inputs)
             function.attributes["res_attrs"] = _described(written.outputs, op.outputs)
+            if over:
+                function.attributes["tilec.over"] = mlir.integers(n for pair in over for n in pair)
             with ir.InsertionPoint(function.add_entry_block()):
                 builder = Builder({t.name: v for t, v in zip(op.inputs, function.arguments)}, op.sizes)
                 for equation in op.equations:

@@ -15,6 +15,7 @@ from tilec.passes.stage import stage
 from tilec.passes.tensor.approximate import approximate
 from tilec.passes.tensor.bounds import fold_bounds
 from tilec.passes.tensor.bufferize import bufferize
+from tilec.passes.tensor.changes import store_changes
 from tilec.passes.tensor.elements import forward_elements
 from tilec.passes.tensor.forward import forward
 from tilec.passes.tensor.fuse import fuse
@@ -40,7 +41,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "simplify", "canonical forms, common subexpressions, algebra",
         ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize", narrow,
-         "canonicalize", regroup, settle, "cse", share_equal),
+         "canonicalize", regroup, settle, "cse", share_equal, store_changes),
     ),
     Stage("plan", "decides kernels, tiles, memory: attributes only", ()),
     Stage(

@@ -128,6 +128,10 @@ class Emitted:
         allowed = kernels[step.kernel].inplace if step.kernel is not None else ()
         return all((a, b) in allowed for a in positions[0] for b in positions[1])
 
+    def reads(self, input: int) -> bool:
+        """Whether any step is given an input."""
+        return any(Slot("input", input) in step.slots for step in self.steps)
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

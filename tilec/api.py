@@ -42,8 +42,9 @@ class Op:
 
     def __init__(
         self, program: Program, name: str | None, sizes: Mapping[str, int], target: str | None, schedule: Path | None,
-        deferred_checks: bool = False,
+        deferred_checks: bool = False, over: tuple[tuple[int, int], ...] = (),
     ):  # fmt: skip
+        self._over = over
         self._program, self._sizes, self._deferred_checks = program, dict(sizes), deferred_checks
         self._target, self._schedule = target, schedule
         self._built: dict[tuple, Any] = {}
@@ -64,6 +65,7 @@ class Op:
             self._target,
             self._schedule,
             self._deferred_checks,
+            self._over,
         )
 
     def __copy__(self) -> Op:
@@ -147,6 +149,8 @@ class Op:
 
     def _prepared(self, arrays: Sequence[Any], out: Any) -> tuple[Executable, list[Any], list[Any], Any]:
         """The executable of a call, its inputs and outputs as buffers, and the value that the call returns."""
+        if self._over:
+            raise CallError("results of this op lie in the memory of its inputs: it is called by who sees to that")
         views = arguments.views(self._declared.inputs, arrays)
         device = arguments.one_device(views)
         executable = self._executable(tuple((v.dtype, tuple(v.shape)) for v in views), device)
@@ -197,7 +201,7 @@ class Op:
         return executable
 
     def _recipe(self, inputs: Signature | None, sizes: Mapping[str, int], target: Target) -> Recipe:
-        return Recipe(self._program, self.name, inputs, sizes, target, self._schedule)
+        return Recipe(self._program, self.name, inputs, sizes, target, self._schedule, self._over)
 
     def _resolve(self, device: str | int) -> Target:
         if self._target is not None:
@@ -213,6 +217,13 @@ class Op:
             key = tuple((dtype, shape) for _, dtype, shape in built.compiled.inputs)
             self._latest = self._built[key, "cpu" if target.kind == "cpu" else 0] = built
         return self
+
+    def over(self, pairs: Sequence[tuple[int, int]]) -> Op:
+        """The op whose calls have results in the memory of inputs, by their numbers. Of such a result only what changes is stored
+        (`passes/tensor/changes.py`). It is not for calls by arrays: `build_for` makes what a compiled graph launches."""
+        return Op(
+            self._program, self._declared.name, self._sizes, self._target, self._schedule, self._deferred_checks, tuple(pairs)
+        )  # fmt: skip
 
     def build_for(self, inputs: Signature, device: str | int) -> Executable:
         """Compiles for arguments of these types and shapes now rather than at the first call. `device`: "cpu" or a GPU's number."""
@@ -281,10 +292,10 @@ class Op:
 
 def _restored(
     name: str, text: str, op: str, sizes: Mapping[str, int], target: str | None, schedule: Path | None,
-    deferred_checks: bool,
+    deferred_checks: bool, over: tuple[tuple[int, int], ...] = (),
 ) -> Op:  # fmt: skip
     """The op that was pickled."""
-    return Op(read_program(Source(name, text)), op, sizes, target, schedule, deferred_checks)
+    return Op(read_program(Source(name, text)), op, sizes, target, schedule, deferred_checks, over)
 
 
 @cache

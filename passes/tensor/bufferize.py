@@ -9,17 +9,31 @@ bufferization places the rest: intermediates of the program become `memref.alloc
 
 from __future__ import annotations
 
+from math import prod
+
 from tilec.core import mlir
 from tilec.core.mlir import bufferization, func, ir, memref
 from tilec.kernels.attributes import carry_over
+from tilec.passes.tensor.changes import POSITION
 
 
 def bufferize(module: ir.Operation) -> None:
-    for function in mlir.functions(module):
-        if "tilec.kernel" in function.attributes:
-            _kernel(function)
-        else:
-            _program(function)
+    functions = mlir.functions(module)
+    (program,) = [f for f in functions if "tilec.kernel" not in f.attributes]
+    placed = _placed(program)
+    for function in functions:
+        if function != program:
+            _kernel(function, placed.get(ir.StringAttr(function.attributes["sym_name"]).value))
+    _program(program)
+
+
+def _placed(program: ir.Operation) -> dict[str, tuple[ir.Operation, ir.Operation]]:
+    """By kernel, a call whose result is a slab of another tensor, and the insertion there."""
+    found: dict[str, tuple[ir.Operation, ir.Operation]] = {}
+    for whole in [op.operation for op in mlir.entry(program).operations if op.operation.name == "tensor.insert_slice"]:
+        call = mlir.definition(whole.operands[0])
+        found.setdefault(ir.FlatSymbolRefAttr(call.attributes["callee"]).value, (call, whole))
+    return found
 
 
 def memory_type(type_: ir.Type) -> ir.MemRefType:
@@ -35,25 +49,54 @@ def _signature(function: ir.Operation, types: list[ir.Type], names: list[ir.Attr
     return new, new.add_entry_block()
 
 
-def _kernel(function: ir.Operation) -> None:
-    """A kernel's last arguments are its outputs already: they become memory that it may write."""
+def _kernel(function: ir.Operation, placed: tuple[ir.Operation, ir.Operation] | None) -> None:
+    """A kernel's last arguments are its outputs already: they become memory that it may write. One whose result is `placed` gets
+    the memory of all, and writes the slab there."""
     old = mlir.entry(function)
     results = list(list(old.operations)[-1].operation.operands)
     inputs = len(old.arguments) - len(results)
     with ir.InsertionPoint(function), function.location:
-        _, block = _signature(
-            function, [a.type for a in old.arguments], list(ir.ArrayAttr(function.attributes["arg_attrs"]))
-        )
+        types = [a.type for a in old.arguments]
+        if placed is not None:
+            types[-1] = placed[1].results[0].type
+        _, block = _signature(function, types, list(ir.ArrayAttr(function.attributes["arg_attrs"])))
         with ir.InsertionPoint(block):
             mapping: dict[ir.Value, ir.Value] = {}
-            for n, (before, now) in enumerate(zip(old.arguments, block.arguments)):
+            memory = list(block.arguments)
+            if placed is not None:
+                memory[-1] = _slab(*placed, block)
+            for n, (before, now) in enumerate(zip(old.arguments, memory)):
                 mapping[before] = bufferization.ToTensorOp(before.type, now, restrict=True, writable=n >= inputs).result
             for op in list(old.operations)[:-1]:
                 mlir.clone_op(op.operation, mapping)
-            for value, out in zip(results, list(block.arguments)[inputs:]):
+            for op in [o for o in mlir.traverse(block.owner) if POSITION in o.attributes]:
+                del op.attributes[POSITION]
+            for value, out in zip(results, memory[inputs:]):
                 bufferization.MaterializeInDestinationOp(None, mapping[value], out, restrict=True, writable=True)
             func.ReturnOp([])
     function.erase()
+
+
+def _slab(call: ir.Operation, whole: ir.Operation, block: ir.Block) -> ir.Value:
+    """The part of a kernel's last argument that is a slab: where the program inserts it, by what the kernel is given."""
+    given = {v: block.arguments[n] for n, v in enumerate(call.operands)}
+
+    def scalar(value: ir.Value) -> ir.Value:
+        op = mlir.definition(value)
+        if op.name == "tensor.extract":
+            return memref.LoadOp(given[op.operands[0]], [scalar(v) for v in list(op.operands)[1:]]).result
+        return mlir.clone_op(op, {v: scalar(v) for v in op.operands}).results[0]
+
+    (position,) = list(whole.operands)[2:]
+    offsets, sizes = (list(ir.DenseI64ArrayAttr(whole.attributes[f"static_{n}"])) for n in ("offsets", "sizes"))
+    (dim,) = [d for d, offset in enumerate(offsets) if offset == mlir.DYNAMIC]
+    steps = [prod(list(ir.ShapedType(whole.results[0].type).shape)[d + 1 :]) for d in range(len(sizes))]
+    own = ir.ShapedType(whole.operands[0].type)
+    layout = ir.StridedLayoutAttr.get(mlir.DYNAMIC, [s for d, s in enumerate(steps) if d != dim])
+    type_ = ir.MemRefType.get(list(own.shape), own.element_type, layout)
+    return memref.SubViewOp(
+        type_, block.arguments[-1], [scalar(position)], [], [], offsets, sizes, [1] * len(sizes)
+    ).result
 
 
 def _program(function: ir.Operation) -> None:
@@ -74,6 +117,9 @@ def _program(function: ir.Operation) -> None:
         with ir.InsertionPoint(block):
             for value, out in zip(results, outs):
                 memory.setdefault(value, out)
+            for op in old.operations:  # what a kernel stores a slab of
+                if op.operation.name == "tensor.insert_slice":
+                    memory[op.operands[0]] = memory[op.results[0]]
             for op in old.operations:
                 if op.operation.name == "func.call":
                     _call(op.operation, memory)

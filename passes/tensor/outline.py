@@ -67,6 +67,8 @@ class Outliner:
         for old, new in zip(results, call.results):
             self.names[new] = self._name(old)
             old.replace_all_uses_with(new)
+            for whole in [user for user in mlir.uses(new) if user.name == "tensor.insert_slice"]:
+                whole.move_before(self.end.operation)
         for op in reversed(ops):
             op.erase()
 
@@ -99,7 +101,7 @@ class Outliner:
 
     def _call(self, name: str, inputs: tuple[ir.Value, ...], results: list[ir.Value]) -> func.CallOp:
         for value in inputs:  # shapes of what earlier calls returned
-            if (shape := mlir.definition(value)) is not None and shape.name == "tensor.expand_shape":
+            if (shape := mlir.definition(value)) is not None and shape.name in mlir.SHOWN:
                 shape.move_before(self.end.operation)
         with ir.InsertionPoint(self.end):
             fresh = [tensor.EmptyOp(list(v.type.shape), v.type.element_type).result for v in results]
@@ -110,7 +112,7 @@ class Outliner:
         owner = mlir.definition(value)
         if owner is None:
             return ir.ArrayAttr(self.function.attributes["arg_attrs"])[value.arg_number]
-        if owner.name == "tensor.expand_shape":
+        if owner.name in mlir.SHOWN:
             return self._name(owner.operands[0])
         if value in self.names:
             return self.names[value]

@@ -260,7 +260,7 @@ def build_graph(
         if mlir.is_generic(op):
             nodes.append(_node(op, approximate or {}, alike))
         elif op.name == "func.return":
-            returned = list(op.operands)
+            returned = list(dict.fromkeys(v for value in op.operands for v in (value, mlir.source_of(value))))
     producer = {r.value: n for n in nodes for r in n.results}
     return Graph(nodes, producer, returned, list(block.arguments), approximate=approximate or {}, alike=alike)
 
@@ -272,7 +272,8 @@ def _node(op: ir.Operation, approximate: Mapping[ir.Operation, str], alike: Alik
         facts["node"] = _pattern(op, approximate, outside)
     pattern: _Pattern = facts["node"]
     inputs = mlir.inputs_of(op)
-    sources = [(v, mlir.source_of(v)) for v in (inputs[n] for n, _ in pattern.reads)]
+    read = [*(inputs[n] for n, _ in pattern.reads), *(outside[n] for n in pattern.extracts)]
+    sources = [(v, mlir.source_of(v)) for v in read]
     reshaped = [source for v, source in sources if source != v and mlir.definition(source)]
     node = Node(
         name=mlir.get_string(op, "tilec.name") or "op",

@@ -113,9 +113,13 @@ def definition(value: ir.Value) -> ir.Operation:
     return None if isinstance(value.owner, ir.Block) else value.owner.operation
 
 
+SHOWN = ("tensor.expand_shape", "tensor.insert_slice")
+"""Operations of the program that make no data: their first operand is in memory, and so is what they return."""
+
+
 def source_of(value: ir.Value) -> ir.Value:
-    """The tensor behind a value that only shows it with another shape."""
-    while (owner := definition(value)) is not None and owner.name == "tensor.expand_shape":
+    """The tensor behind a value that only shows it with another shape, or as a part of another tensor's memory."""
+    while (owner := definition(value)) is not None and owner.name in SHOWN:
         value = owner.operands[0]
     return value
 

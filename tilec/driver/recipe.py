@@ -9,7 +9,7 @@ and the shapes of results. `lower` makes everything else again when it is asked 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -48,8 +48,10 @@ class Recipe:
 
     def __init__(
         self, program: Program, op: str, inputs: Signature | None, sizes: Mapping[str, int], target: Target,
-        schedule: Path | None = None,
+        schedule: Path | None = None, over: Sequence[tuple[int, int]] = (),
     ):  # fmt: skip
+        """`over`: numbers of results, and of the inputs in whose memory calls have them."""
+        self.over = tuple(over)
         self.program, self.op, self.inputs, self.sizes = program, op, inputs, dict(sizes)
         self.target, self.schedule = target, schedule
 
@@ -57,7 +59,7 @@ class Recipe:
     def key(self) -> str:
         shapes = [[d.name, *shape] for d, shape in self.inputs] if self.inputs is not None else None
         schedule = self.schedule.read_bytes() if self.schedule else b""
-        written = json.dumps([self.op, shapes, self.sizes], sort_keys=True)
+        written = json.dumps([self.op, shapes, self.sizes, *self.over], sort_keys=True)
         return cache.make_key("op", self.program.digest, written, repr(self.target), schedule)
 
     def compiled(self) -> Compiled:
@@ -100,7 +102,7 @@ class Recipe:
         specialised = self.specialised
         with mlir.context(), mlir.ir.Location.unknown():
             progress.at("in stage 'build'")
-            lowered = lower(build(specialised), self.target, schedule=_schedule(self.schedule))
+            lowered = lower(build(specialised, self.over), self.target, schedule=_schedule(self.schedule))
         check_expectations(specialised, lowered.plan)
         return specialised, lowered
 

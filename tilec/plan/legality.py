@@ -9,6 +9,7 @@ from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space, space_of
 from tilec.analysis.traffic import allows_look_back, intermediate_bytes, onchip_bytes
 from tilec.core.target import Target
+from tilec.passes.tensor.changes import POSITION
 from tilec.plan.chain import is_contraction_chain, refuse_contraction_chain
 from tilec.plan.cpu.chain import refuse_panel_chain
 from tilec.plan.groups import Group
@@ -19,6 +20,8 @@ def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: T
     """The kernel space of `nodes` as one kernel, or why they cannot be one."""
     if why := refuse_reads(nodes, graph):
         return why
+    if len(nodes) > 1 and any(POSITION in n.op.attributes for n in nodes):
+        return "what is stored at a position that data tell is a kernel of its own"
     if cycle := _between(nodes, graph, member):
         return f"{cycle.name}, in another kernel, must run between them"
     space = space_of(nodes, graph)

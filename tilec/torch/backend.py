@@ -21,7 +21,7 @@ from tilec.core.target import Target
 from tilec.torch import aten, dump, recompute, reports
 from tilec.torch.call import Partition
 from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
-from tilec.torch.inplace import is_write, results_in_inputs, reuse_inputs, save_old_values
+from tilec.torch.inplace import CHANGES, is_write, leave_to_pytorch, results_in_inputs, reuse_inputs, save_old_values
 from tilec.torch.options import Options, read
 from tilec.torch.partition import decide, is_light
 from tilec.torch.split import cut, join
@@ -170,7 +170,7 @@ def compile_aten(
     begin = time.perf_counter()
     number = next(_number)
     graph, attribute = gm.graph, partial(_attribute, gm)
-    reuse_inputs(graph)
+    reuse_inputs(graph, by_kernels=not (options.background or is_symbolic(graph)))
     if is_symbolic(graph):
         size_by_inputs(graph)
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -184,13 +184,17 @@ def compile_aten(
             decision = decide(graph, known, refusal, refused)
             pieces = cut(graph, decision, known)
             into = results_in_inputs(graph, decision, pieces)
+            written = {piece.outputs[k] for piece, own in zip(pieces, into) for k in own}
+            if copied := [n for n in graph.nodes if n.meta.get(CHANGES) and (final or n not in written)]:
+                known = _without(graph, copied, placeholders, mode, attribute)
+                continue
             told = reports.GraphReport(f"{number:03}-{kind}", kind)
             for node, reason in decision.reasons.items():
                 if not (is_light(node) or is_write(node)):  # those compute nothing
                     told.eager.append(reports.Eager(_operation(node), reason, module_path(node), source_line(node)))
             if options.strict and told.eager:
                 raise CallError(f"PyTorch would run an operation, and the option 'strict' is set\n{told}")
-            Partition.ahead([piece.graph for piece in pieces], options, mode)
+            Partition.ahead([piece.graph for piece in pieces], into, options, mode)
             try:
                 calls = []
                 for k, piece in enumerate(pieces):
@@ -200,8 +204,12 @@ def compile_aten(
                     calls.append(Partition(piece.graph, options, mode, note, final, into[k]).fixed)
                 break
             except Unwritten as error:
+                nodes = [_producer(node.meta["origin"]) for node in error.nodes]
+                if copied := [n for n in nodes if n.meta.get(CHANGES)]:
+                    known = _without(graph, copied, placeholders, mode, attribute)
+                    continue
                 before = len(refused)
-                refused.update((_producer(node.meta["origin"]), error.reason) for node in error.nodes)
+                refused.update(dict.fromkeys(nodes, error.reason))
                 final = len(refused) == before or len(refused) >= MOST_REFUSED
         whole = join(graph, decision, pieces, calls, attribute)
     told.seconds = time.perf_counter() - begin
@@ -210,6 +218,15 @@ def compile_aten(
     run = whole.run
     run._boxed_call = True  # type: ignore[attr-defined]
     return run, told
+
+
+def _without(
+    graph: fx.Graph, writes: Sequence[fx.Node], placeholders: Sequence[fx.Node], mode: Any, attribute: Callable[[str], Any]
+) -> Mapping[fx.Node, Any]:  # fmt: skip
+    """What is `_known` of the graph, once PyTorch is to do writes that no kernel does in place."""
+    for write in writes:
+        leave_to_pytorch(graph, write)
+    return _known(graph, placeholders, mode, attribute)
 
 
 def _producer(node: fx.Node) -> fx.Node:

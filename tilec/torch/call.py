@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache, partial
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -21,6 +19,8 @@ from tilec.core.dtypes import DTYPES, DType
 from tilec.driver import fast_call
 from tilec.driver.executable import Executable
 from tilec.torch.aten import dtype_of
+from tilec.torch.aten.scatters import CHANGES
+from tilec.torch.background import in_background, wait
 from tilec.torch.concrete import concrete, is_symbolic, traced
 from tilec.torch.layout import Layout
 from tilec.torch.options import Options
@@ -59,7 +59,7 @@ class Partition:
         self._recent: tuple[Call, list[Any]] = self._any_size, [None] * len(self._numbers)
         if options.background:
             self.last = True
-            _in_background(self._prepare_traced if symbolic else self._prepare)
+            in_background(self._prepare_traced if symbolic else self._prepare)
         elif symbolic:
             self._prepare_traced()
         else:
@@ -72,7 +72,7 @@ class Partition:
         return self if self.options.background else self.call
 
     @staticmethod
-    def ahead(graphs: Sequence[fx.Graph], options: Options, mode: Any) -> None:
+    def ahead(graphs: Sequence[fx.Graph], into: Sequence[Mapping[int, int]], options: Options, mode: Any) -> None:
         """Compiles what partitions of these graphs will ask for, several at a time. What fails, fails there again."""
         if len(graphs) < 2 or options.background:
             return
@@ -83,12 +83,13 @@ class Partition:
                 op.build_for(inputs, device)
 
         asked = {}
-        for graph in graphs:
+        for graph, own in zip(graphs, into):
             with suppress(Exception):
                 known = _traced(graph, mode)
                 written = write(known)
-                op = _program(written, options)
-                asked[written.text] = op, _inputs(known, written), _device(known)
+                over = _over(known, written, own, options)
+                op = _program(written, options, over)
+                asked[written.text, over] = op, _inputs(known, written), _device(known)
         with ThreadPoolExecutor(min(len(asked) or 1, AT_ONCE)) as pool:
             list(pool.map(compiled, asked.values()))
 
@@ -135,7 +136,7 @@ class Partition:
 
             if self.options.background:
                 self.made[key] = self.eager
-                _in_background(build)
+                in_background(build)
             else:
                 build()
             return self.made[key]
@@ -159,13 +160,16 @@ class Partition:
         return made
 
     def _bound(self, written: Written, graph: fx.Graph, key: tuple[Any, ...] | None) -> Call:
-        device = _device(graph)
-        op = _program(written, self.options)
+        device, over = _device(graph), _over(graph, written, self.into, self.options)
+        op = _program(written, self.options, over)
         if not written.arguments and device != "cpu":
             raise ValueError("a program on a GPU that reads nothing")
         built = op.build_for(_inputs(graph, written), device)
-        slow = _copying(_general(op, written, self._any_size, self.eager), self.into)
+        slow = self.eager if over else _copying(_general(op, written, self._any_size, self.eager), self.into)
         fast = bind(op, built, device, written, slow if key is None else partial(self._missed, key, slow), self.into)
+        copied = [k for k, n in over if fast is None or built.emitted.reads(n)]
+        if copied:  # PyTorch writes in place what a kernel would copy
+            raise Unwritten([_outputs(graph)[k] for k in copied], "writes to computed positions")
         if fast is not None and key is not None:
             self._exact.add(fast)
         return fast or slow
@@ -176,14 +180,25 @@ def _key(values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 @lru_cache(maxsize=4096)
-def program(text: str, target: str | None, schedule: str | None) -> Op:
+def program(text: str, target: str | None, schedule: str | None, over: tuple[tuple[int, int], ...] = ()) -> Op:
     """The op of a text: equal partitions have one. On a GPU, an index outside of its tensor is raised by a later call, as PyTorch's
-    own checks are there."""
-    return compile_program(text, target=target, schedule=schedule, deferred_checks=True)
+    own checks are there. `over`: results that lie in the memory of arguments, of which what changes is stored."""
+    made = compile_program(text, target=target, schedule=schedule, deferred_checks=True)
+    return made.over(over) if over else made
 
 
-def _program(written: Written, options: Options) -> Op:
-    return program(written.text, options.target, schedule_of(written.text, options.schedule))
+def _program(written: Written, options: Options, over: tuple[tuple[int, int], ...] = ()) -> Op:
+    return program(written.text, options.target, schedule_of(written.text, options.schedule), over)
+
+
+def _over(
+    graph: fx.Graph, written: Written, into: Mapping[int, int], options: Options
+) -> tuple[tuple[int, int], ...]:  # fmt: skip
+    """Results of which one position is written, and the program's arguments in whose memory they are. A schedule of the program is
+    one that computes all of them: it is obeyed."""
+    numbers, outputs = [a.number for a in written.arguments], _outputs(graph)
+    found = tuple((k, numbers.index(n)) for k, n in into.items() if outputs[k].meta.get(CHANGES) and n in numbers)
+    return found if found and schedule_of(written.text, options.schedule) is None else ()
 
 
 def _inputs(graph: fx.Graph, written: Written) -> tuple[tuple[DType, tuple[int, ...]], ...]:
@@ -206,9 +221,13 @@ def _checks(built: Executable) -> str:
 
 def _device(graph: fx.Graph) -> str | int:
     """The device that the graph's results are on, as tilec names it."""
-    (output,) = (n for n in graph.nodes if n.op == "output")
-    device = output.args[0][0].meta["val"].device
+    device = _outputs(graph)[0].meta["val"].device
     return "cpu" if device.type == "cpu" else device.index or 0
+
+
+def _outputs(graph: fx.Graph) -> Sequence[fx.Node]:
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    return output.args[0]
 
 
 def _stored(argument: Argument) -> tuple[int, ...]:
@@ -343,51 +362,6 @@ def _sized(graph: fx.Graph, values: Sequence[Any], mode: Any) -> fx.Graph:
     (output,) = (n for n in graph.nodes if n.op == "output")
     made.output(tuple(became[n] for n in output.args[0]))
     return made
-
-
-# ---- in the background -----------------------------------------------------------------------------------------------
-
-
-class _Worker:
-    def __init__(self) -> None:
-        self.process = os.getpid()
-        self.tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self.waiting = 0
-        self.idle = threading.Condition()
-        threading.Thread(target=self._work, name="tilec-torch", daemon=True).start()
-
-    def _work(self) -> None:
-        while True:
-            task = self.tasks.get()
-            try:
-                task()
-            finally:
-                with self.idle:
-                    self.waiting -= 1
-                    self.idle.notify_all()
-
-
-_worker: _Worker | None = None
-_starting = threading.Lock()
-
-
-def _in_background(task: Callable[[], None]) -> None:
-    """Has a thread of this process do it, one task after another."""
-    global _worker
-    with _starting:
-        if _worker is None or _worker.process != os.getpid():
-            _worker = _Worker()
-        with _worker.idle:
-            _worker.waiting += 1
-        _worker.tasks.put(task)
-
-
-def wait() -> None:
-    """Waits until everything is compiled that `options={"background": True}` left for later."""
-    worker = _worker
-    if worker is not None and worker.process == os.getpid():
-        with worker.idle:
-            worker.idle.wait_for(lambda: not worker.waiting)
 
 
 __all__ = ["MOST_SIZES", "Partition", "bind", "eager_call", "empty_strided", "program", "wait"]

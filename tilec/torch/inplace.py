@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
+from tilec.torch.aten.scatters import CHANGES
+
 if TYPE_CHECKING:
     from tilec.torch.partition import Decision, Part
     from tilec.torch.split import Piece
@@ -27,19 +29,44 @@ PARTS = {aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.defa
 """Operations that replace a part of their first argument by their second, and the view of that part."""
 
 
-def reuse_inputs(graph: fx.Graph) -> int:
-    """Changes the graph; returns how many writes are in place now."""
+def reuse_inputs(graph: fx.Graph, by_kernels: bool = False) -> int:
+    """Changes the graph; returns how many writes are in place now. `by_kernels`: those of one position are left to partitions, of
+    which a kernel may do it, and are marked (`CHANGES`)."""
     position = {n: k for k, n in enumerate(graph.nodes)}
     count = 0
     for node in list(graph.nodes):
         if copies_back(node) and node.args[0].op == "placeholder":
             writes = _writes_of(node)
             if writes and _allowed(node, writes, position):
+                if by_kernels and len(writes) == 1 and _is_of_one_position(writes[0]):
+                    writes[0].meta[CHANGES] = True
+                    continue
                 _rewrite(graph, node, writes)
                 count += len(writes)
     if count:
         graph.eliminate_dead_code(is_impure_node=_stays)
     return count
+
+
+def leave_to_pytorch(graph: fx.Graph, write: fx.Node) -> None:
+    """Has PyTorch do a write in place that was left to a partition."""
+    del write.meta[CHANGES]
+    (last,) = [n for n in write.users if copies_back(n) and n.args[1] is write]
+    _rewrite(graph, last, [write])
+    graph.eliminate_dead_code(is_impure_node=_stays)
+
+
+def _is_of_one_position(write: fx.Node) -> bool:
+    """Whether all that is written is at one position of one dimension."""
+    if write.target is not aten.index_put.default or (len(write.args) > 3 and write.args[3]):
+        return False
+    target, given, source = (fx.map_arg(a, lambda n: n.meta.get("val")) for a in write.args[:3])
+    indices = [i for i in given if i is not None]
+    if len(indices) != 1 or not all(isinstance(t, torch.Tensor) for t in (target, source, *indices)):
+        return False
+    (index,) = indices
+    alike = source.dtype == target.dtype and source.device == target.device == index.device
+    return alike and index.dtype in (torch.int64, torch.int32) and index.numel() == 1 and index.dim() < 2
 
 
 def save_old_values(forward: fx.GraphModule, results: int) -> None:
@@ -176,13 +203,13 @@ def results_in_inputs(graph: fx.Graph, decision: Decision, pieces: Sequence[Piec
         if not found or not _same_memory(target, value):
             continue
         ((k, piece),) = found
-        outside = [n for n in value.users if decision.owner.get(n) is not piece.part and n not in decision.light]
+        outside = [n for n in _readers(value, decision) if decision.owner.get(n) is not piece.part]
         others = [
             n
             for n in _reaching(target) - {target, node}
             if n is end or (not is_view(n) and not _before(n, piece.part, decision))
         ]
-        if outside != [node] or any(n in decision.light for n in value.users) or others:
+        if outside != [node] or others:
             continue
         if target not in piece.inputs:
             first = next(n for n in piece.graph.nodes if n.op != "placeholder")
@@ -193,6 +220,17 @@ def results_in_inputs(graph: fx.Graph, decision: Decision, pieces: Sequence[Piec
         node.replace_all_uses_with(target)
         del decision.reasons[node]
     return made
+
+
+def _readers(value: fx.Node, decision: Decision) -> list[fx.Node]:
+    """What computes with a value, or returns it: itself, or what moves no data and reads it."""
+    found, pending = dict[fx.Node, None](), [value]
+    while pending:
+        for user in pending.pop().users:
+            if user not in found:
+                found[user] = None
+                pending += [user] if user in decision.light else []
+    return [n for n in found if n not in decision.light]
 
 
 def _same_memory(target: fx.Node, value: fx.Node) -> bool:
@@ -209,4 +247,4 @@ def _before(node: fx.Node, part: Part, decision: Decision) -> bool:
     return owner is part or (owner.level if owner is not None else decision.level[node]) < part.level
 
 
-__all__ = ["copies_back", "is_write", "results_in_inputs", "reuse_inputs", "save_old_values"]
+__all__ = ["CHANGES", "copies_back", "is_write", "leave_to_pytorch", "results_in_inputs", "reuse_inputs", "save_old_values"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tilec.core.dtypes import DTYPES
 from tilec.torch import indices as ix
 from tilec.torch.aten import costs
-from tilec.torch.aten.gathers import bound
+from tilec.torch.aten.gathers import bound, element
 from tilec.torch.aten.pools import highest, lowest
 from tilec.torch.aten.table import Call, expresses, op_name, operand, refused
 from tilec.torch.indices import Index
@@ -185,11 +185,32 @@ def index_add(call: Call) -> Tensor:
 # ---- at positions in several dimensions --------------------------------------------------------------------------------
 
 
+CHANGES = "tilec_changes"
+"""Of nodes that write one position of a dimension of a graph's input, and nothing else of it: a kernel can do that in place."""
+
+
+def _changed(call: Call) -> Tensor:
+    """The tensor, but for one position of a dimension, which data tell."""
+    x, given, part = call["self"], call["indices"], call["values"]
+    ((axis, at),) = [(d, t) for d, t in enumerate(given) if t is not None]
+    shape = (*x.shape[:axis], *at.shape, *x.shape[axis + 1 :])
+    position = element(at, [ix.number(0) for _ in at.shape], x.shape[axis])
+
+    def expression(i: list[Index]) -> str:
+        inside = [*i[:axis], *(ix.number(0) for _ in at.shape), *i[axis + 1 :]]
+        new = operand(part, x.torch_dtype, lambda t: t.along(inside, shape))
+        return f"{new} if {i[axis]} == {position} else {x.at(*i)}"
+
+    return call.emit(x.shape, call.dtype, expression, range(len(x.shape)))
+
+
 @expresses("index_put _unsafe_index_put")
 def index_put(call: Call) -> Tensor:
     """The inverse of NumPy's advanced indexing: see `gathers.index`."""
     import numpy as np
 
+    if call.node.meta.get(CHANGES):
+        return _changed(call)
     x, given, source = call["self"], list(call["indices"]), call["values"]
     nodes = [*call.node.args[1], *[None] * (len(x.shape) - len(given))]
     given += [None] * (len(x.shape) - len(given))
