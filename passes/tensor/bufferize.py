@@ -20,14 +20,14 @@ from tilec.passes.tensor.changes import POSITION
 def bufferize(module: ir.Operation) -> None:
     functions = mlir.functions(module)
     (program,) = [f for f in functions if "tilec.kernel" not in f.attributes]
-    placed = _placed(program)
+    insertions = _insertions(program)
     for function in functions:
         if function != program:
-            _kernel(function, placed.get(ir.StringAttr(function.attributes["sym_name"]).value))
+            _kernel(function, insertions.get(ir.StringAttr(function.attributes["sym_name"]).value))
     _program(program)
 
 
-def _placed(program: ir.Operation) -> dict[str, tuple[ir.Operation, ir.Operation]]:
+def _insertions(program: ir.Operation) -> dict[str, tuple[ir.Operation, ir.Operation]]:
     """By kernel, a call whose result is a slab of another tensor, and the insertion there."""
     found: dict[str, tuple[ir.Operation, ir.Operation]] = {}
     for whole in [op.operation for op in mlir.entry(program).operations if op.operation.name == "tensor.insert_slice"]:
@@ -49,22 +49,23 @@ def _signature(function: ir.Operation, types: list[ir.Type], names: list[ir.Attr
     return new, new.add_entry_block()
 
 
-def _kernel(function: ir.Operation, placed: tuple[ir.Operation, ir.Operation] | None) -> None:
-    """A kernel's last arguments are its outputs already: they become memory that it may write. One whose result is `placed` gets
-    the memory of all, and writes the slab there."""
+def _kernel(function: ir.Operation, insertion: tuple[ir.Operation, ir.Operation] | None) -> None:
+    """A kernel's last arguments are its outputs already: they become memory that it may write. Where its result is a
+    slab, it gets the memory of the tensor that the call's result is inserted into, and writes the slab there: `insertion` is the call
+    and that."""
     old = mlir.entry(function)
     results = list(list(old.operations)[-1].operation.operands)
     inputs = len(old.arguments) - len(results)
     with ir.InsertionPoint(function), function.location:
         types = [a.type for a in old.arguments]
-        if placed is not None:
-            types[-1] = placed[1].results[0].type
+        if insertion is not None:
+            types[-1] = insertion[1].results[0].type
         _, block = _signature(function, types, list(ir.ArrayAttr(function.attributes["arg_attrs"])))
         with ir.InsertionPoint(block):
             mapping: dict[ir.Value, ir.Value] = {}
             memory = list(block.arguments)
-            if placed is not None:
-                memory[-1] = _slab(*placed, block)
+            if insertion is not None:
+                memory[-1] = _slab(*insertion, block)
             for n, (before, now) in enumerate(zip(old.arguments, memory)):
                 mapping[before] = bufferization.ToTensorOp(before.type, now, restrict=True, writable=n >= inputs).result
             for op in list(old.operations)[:-1]:

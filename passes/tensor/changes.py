@@ -144,19 +144,19 @@ def _reads(ops: list[ir.Operation], value: ir.Value, arguments: set[ir.Value]) -
 
 def _store(change: _Change) -> None:
     op, dims = change.op, mlir.map_dims(mlir.maps_of(change.op)[-1])
-    place, shape = dims.index(change.dim), list(ir.ShapedType(change.old.type).shape)
+    axis, shape = dims.index(change.dim), list(ir.ShapedType(change.old.type).shape)
     with ir.InsertionPoint(op), op.location:
-        slab = _slab(change, place, shape)
-        at = arith.maxsi(arith.minsi(_position(change), mlir.index(shape[place] - 1)), mlir.index(0))
+        slab = _slab(change, axis, shape)
+        at = arith.maxsi(arith.minsi(_position(change), mlir.index(shape[axis] - 1)), mlir.index(0))
         offsets, sizes = [0] * len(shape), list(shape)
-        offsets[place], sizes[place] = mlir.DYNAMIC, 1
+        offsets[axis], sizes[axis] = mlir.DYNAMIC, 1
         whole = tensor.InsertSliceOp(slab, change.old, [at], [], [], offsets, sizes, [1] * len(shape))
     op.results[0].replace_all_uses_with(whole.result)
     op.erase()
 
 
-def _slab(change: _Change, place: int, shape: list[int]) -> ir.Value:
-    """An operation without the dimension, which is the result's dimension `place`, in the operation's place."""
+def _slab(change: _Change, axis: int, shape: list[int]) -> ir.Value:
+    """An operation without the dimension, which is the result's dimension `axis`, at the insertion point."""
     op, element = change.op, ir.ShapedType(change.old.type).element_type
     maps, inputs, body = mlir.maps_of(op), mlir.inputs_of(op), mlir.body_of(op)
     kept = [d for d in range(maps[0].n_dims) if d != change.dim]
@@ -164,14 +164,14 @@ def _slab(change: _Change, place: int, shape: list[int]) -> ir.Value:
     less = [
         mlir.projection(len(kept), [kept.index(d) for d in mlir.map_dims(maps[n]) if d in kept]) for n in (*numbers, -1)
     ]
-    empty = tensor.empty([n for p, n in enumerate(shape) if p != place], element)
+    empty = tensor.empty([n for p, n in enumerate(shape) if p != axis], element)
     made, block = mlir.generic([empty.type], [inputs[n] for n in numbers], [empty], less, ["parallel"] * len(kept))
     carry_over(op, made)
-    made.attributes[POSITION] = mlir.integers([place, shape[place]])
+    made.attributes[POSITION] = mlir.integers([axis, shape[axis]])
     if names := locations.indices(op):
         locations.set_indices(made, [names[d] for d in kept])
     with ir.InsertionPoint(block):
-        _check(op, _position(change), shape[place])
+        _check(op, _position(change), shape[axis])
         mapping = dict(zip([body.arguments[n] for n in numbers], block.arguments))
         mlir.map_indices(change.needed, mapping, lambda d: linalg.IndexOp(kept.index(d)).result)
         mlir.clone_all(change.needed, mapping)
