@@ -50,9 +50,9 @@ def _signature(function: ir.Operation, types: list[ir.Type], names: list[ir.Attr
 
 
 def _kernel(function: ir.Operation, insertion: tuple[ir.Operation, ir.Operation] | None) -> None:
-    """A kernel's last arguments are its outputs already: they become memory that it may write. Where its result is a
-    slab, it gets the memory of the tensor that the call's result is inserted into, and writes the slab there: `insertion` is the call
-    and that."""
+    """A kernel's last arguments are its outputs already: they become memory that it may write. Where its result is
+    a slab, it gets the memory of the tensor that a call's result is inserted into, and writes the slab there: `insertion` has the
+    call and that."""
     old = mlir.entry(function)
     results = list(list(old.operations)[-1].operation.operands)
     inputs = len(old.arguments) - len(results)
