@@ -4,8 +4,8 @@
     tilec.over = [n, c]
 
 Who calls the program promises that the result is written over the input (`tilec.over`), so that the rest of it is there: so a
-decoder writes its cache. What reads the result reads it in memory. A position outside of the dimension fails a run-time check, and the
-slab nearest to it is written. Where the result is of another form, or something else reads the input, all of it is computed.
+decoder writes its cache. What reads the result reads it in memory. A position outside of the dimension fails a run-time check, and
+the slab nearest to it is written. Where the result is of another form, or something else reads the input, all of it is computed.
 """
 
 from __future__ import annotations
