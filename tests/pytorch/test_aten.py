@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -129,6 +131,37 @@ def test_attention_is_two_products_and_a_softmax():
     assert len(products) == 2 and "0.25 * sum[k0 in 0:16]" in products[0] and "using bf16" in products[1]
     assert sum("safe_softmax[i3]" in line for line in lines) == 1
     assert not any("//" in line for line in lines)
+
+
+def test_rotary_positions_are_one_statement():
+    """A part of each head is rotated, and joined with the rest: what the join reads is in the join, joins of halves too."""
+
+    def rotated(x, cos, sin):
+        t, rest = x[..., :8], x[..., 8:]
+        half = torch.cat([-t[..., 4:], t[..., :4]], -1)
+        return torch.cat([t * cos + half * sin, rest], -1)
+
+    arguments = torch.randn(2, 6, 16), torch.randn(6, 8), torch.randn(6, 8)
+    assert len(said(rotated, *arguments)) == 1
+    right(rotated, *arguments)
+    right(lambda x, cos, sin: rotated(x.permute(1, 0, 2)[:, :, None].permute(2, 1, 0, 3), cos, sin), *arguments)
+
+
+def test_a_join_reads_what_takes_long_from_memory():
+    """Neither what is broadcast into it nor what is read twice is computed at each of its elements."""
+    x, y = torch.randn(6, 8), torch.randn(8)
+    for call in (
+        lambda x, y: torch.cat([torch.exp(y) + x, x]),
+        lambda x, y: torch.cat([(z := torch.exp(x)) * z, x]),
+    ):
+        assert len(said(call, x, y)) == 2
+        right(call, x, y)
+
+
+def test_a_widened_tensor_is_not_stored():
+    x = torch.randn(6, 8).bfloat16()
+    lines = said(lambda x: (h := x.float())[:, 4:] + h[:, :4] + torch.cat([-h[:, :2], h[:, 2:4]], -1), x)
+    assert len(lines) == 3 and not any(re.search(r"= f32\([^()]*\)( where|$)", line) for line in lines)
 
 
 @pytest.mark.slow

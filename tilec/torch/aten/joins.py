@@ -32,6 +32,8 @@ def cat(call: Call) -> Tensor:
             text += part if n == len(parts) - 1 else f"{part} if {i[axis]} < {begin} else ("
         return text + ")" * (len(parts) - 1)
 
+    if call.joined():
+        return call.formula(call.shape, dtype, lambda i: expression(list(i)))
     return call.emit(call.shape, dtype, expression, [axis])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 
 from tilec.core.dtypes import DTYPES
@@ -45,8 +44,7 @@ def elementwise(
         return template.format(*(operand(x, compute, lambda t: t.along(i, shape)) for x in operands))
 
     if call.joined():
-        wide = "f32" if dtype in ("f16", "bf16") else dtype
-        return Tensor("", shape, wide, dtype if wide != dtype else "", formula=lambda i: f"({expression(i)})")
+        return call.formula(shape, dtype, expression)
     return call.emit(shape, dtype, expression)
 
 
@@ -70,7 +68,7 @@ def cast(graph: Graph, x: Tensor, dtype: str) -> Tensor:
     """The tensor in another type."""
     if x.dtype == dtype and not x.nominal:
         return x
+    if x.dtype in ("f16", "bf16") and dtype == "f32":  # its readers widen it, and nothing is stored
+        return Tensor("", x.shape, dtype, formula=lambda i: f"f32({x.at(*i)})", origin=(x, 1.0))
     wraps = dtype == "u8" and DTYPES[x.dtype].is_float  # PyTorch takes negative floats by way of integers
-    made = graph.emit(x.shape, dtype, lambda i: f"u8(i64({x.at(*i)}))" if wraps else f"{dtype}({x.at(*i)})")
-    widened = x.dtype in ("f16", "bf16") and dtype == "f32"
-    return replace(made, origin=(x, 1.0)) if widened else made
+    return graph.emit(x.shape, dtype, lambda i: f"u8(i64({x.at(*i)}))" if wraps else f"{dtype}({x.at(*i)})")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilec.core.dtypes import DTYPES, OTHER_NAMES
+from tilec.torch.indices import Index
 from tilec.torch.layout import layout
 from tilec.torch.program import Graph, Inexpressible, Tensor, literal, positions
 
@@ -35,6 +36,8 @@ UNROUNDED = "tilec_unrounded"
 """Of nodes whose results kernels are to keep on chip: a cast to a wider type takes their digits from before they are rounded."""
 SEEN_THROUGH = words("view _unsafe_view reshape expand permute unsqueeze squeeze clone alias transpose t")
 JOINS = words("cat stack slice_scatter select_scatter")
+ARITHMETIC = words("add sub mul neg")  # on its way into a join: it reads an element once
+MOST_JOINED = 8  # operations, one in another
 PRODUCTS = words("bmm mm addmm baddbmm")
 SOFTMAXES = {"_softmax", "_safe_softmax"}
 
@@ -180,13 +183,28 @@ class Call:
         return self.graph.emit(shape, dtype, expression, whole=whole)
 
     def joined(self) -> bool:
-        """Whether the one reader joins it with others, or has it as a part: it reads the element that it needs."""
-        node = self.node
+        """Whether the one reader joins it with others, or has it as a part: it reads the element that it needs. So does arithmetic
+        whose own one reader does, such as that of rotary positions on a part of each head."""
+        node, most = self.node, MOST_JOINED
         while len(node.users) == 1:
-            (node,) = node.users
-            if node.op != "call_function" or op_name(node) not in SEEN_THROUGH:
-                return node.op == "call_function" and op_name(node) in JOINS
+            (user,) = node.users
+            if user.op != "call_function" or op_name(user) in JOINS:
+                return user.op == "call_function"
+            if op_name(user) not in SEEN_THROUGH:
+                if op_name(user) not in ARITHMETIC or list(user.args).count(node) > 1 or not most:
+                    return False
+                if (
+                    user.meta["val"].numel() != node.meta["val"].numel()
+                ):  # broadcast, it would be computed more than once
+                    return False
+                most -= 1
+            node = user
         return False
+
+    def formula(self, shape: Sequence[int], dtype: str, expression: Callable[[Sequence[Index]], str]) -> Tensor:
+        """A result that nothing stores, of 16 bits unrounded."""
+        wide = "f32" if dtype in ("f16", "bf16") else dtype
+        return Tensor("", tuple(shape), wide, dtype if wide != dtype else "", formula=lambda i: f"({expression(i)})")
 
     def axes(self, dims: Any, rank: int) -> list[int]:
         """Dimensions as a list of numbers from 0: all of them where none is named."""
