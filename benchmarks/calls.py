@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 import tilec.torch
-from benchmarks import report
+from benchmarks import models, report
 from benchmarks.measure import host_time, on_cpu
 
 CPP = """
@@ -92,11 +92,8 @@ def operators(device: str) -> tuple[dict[str, Callable], dict[str, str]]:
 
 def blocks(device: str, compiled: bool) -> tuple[dict[str, Callable], dict[str, str]]:
     block, x = Block().to(device).eval(), torch.randn(16, 32, device=device)
-    ways = {"eager": lambda: block(x)}
-    for name, options in {"tilec": {"backend": "tilec"}, "torch.compile": {}}.items():
-        if compiled or name == "tilec":
-            function = torch.compile(Block.forward, dynamic=False, **options)
-            ways[name] = functools.partial(function, block, x)
+    chosen = ("eager", "tilec", "torch.compile") if compiled else ("eager", "tilec")
+    ways: dict[str, Callable] = {way: functools.partial(models.compiled(block, way), x=x) for way in chosen}
     return ways, {}
 
 

@@ -58,7 +58,7 @@ def calls() -> str:
         return "No results yet: `python -m benchmarks calls` writes them."
     path, facts = found
     machine, (headings, lines) = facts["machine"], report.call_grid(facts["rows"])
-    where = f"{machine['cpu']}, {machine['cores']} cores; {machine['gpu']}".removesuffix("; None")
+    where = f"{machine['cpu']}, {machine['cores']} cores" + (f"; {machine['gpu']}" if machine["gpu"] else "")
     about = f"{where}; torch {facts['versions']['torch']}; {path.name[:10]}, commit {facts['versions']['commit']}, from "
     return f"{about}[`{path.name}`](../{path.relative_to(ROOT)}):\n\n{table(headings, lines, range(1, len(headings)))}"
 

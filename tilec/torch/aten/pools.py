@@ -63,7 +63,7 @@ class Pool:
 def max_pool(call: Call) -> Value:
     """The largest element of each window, and its position in the input's row-major order: of NaNs the last, of others that are
     equal the first. A window without anything above the lowest value is at its first place behind the border, as in PyTorch, even
-    if that is beyond the input's end."""
+    if that is beyond the input's end. (PyTorch's kernel for channels-last images on a GPU says 0 of such a window.)"""
     pool = Pool.of(call, _padded(call, "self", _rank(call)))
     (shape, dtype), (_, position) = call.results()
     r, over = pool.counted()
