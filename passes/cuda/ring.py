@@ -129,7 +129,7 @@ def offsets_of(view: ir.Value) -> list[ir.Value]:
 
 class Ring:
     """The barriers of `stages` stages, each of which holds one tile of every one of `tiles`, which TMA copies, and tiles that
-    threads fill (`filled`). `spare`: with a further barrier, at which nobody waits (`wait_full_if`)."""
+    threads fill (`filled`). `spare`: with a further barrier, at which no wait lasts (`wait_full_if`, `branch`)."""
 
     def __init__(
         self, tiles: Sequence[RingTiles], stages: int, consumers: int, cluster: Cluster | None = None, filled: bool = False,
@@ -225,6 +225,12 @@ class Ring:
         phase before its first one, which is over."""
         at, of = mlir.index(self.stages), mlir.index(1)
         self.wait_full(arith.select(condition, stage, at), arith.select(condition, phase, of))
+
+    def branch(self) -> None:
+        """A wait that is over, at the spare barrier: a branch, past which the assembler moves nothing. A second wait for a stage
+        would not do: as soon as the first warp of a warpgroup has released the stage, it may be filled again, and a warp that is
+        behind would wait for a phase that has come and gone."""
+        _wait(self.full, mlir.index(self.stages), mlir.index(1), 0)
 
     def multiply(
         self, steps: int | ir.Value, state: list[ir.Value], thread: Thread, product: Callable[[ir.Value, ir.Value], None],

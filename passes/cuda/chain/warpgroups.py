@@ -142,7 +142,7 @@ class Warpgroups(Engine):
             self.k_tiles.append(FactorTiles(first.right, step | inner, values, stages, self.roles, block.length))
         self.v_tiles = FactorTiles(chain.values, step | {chain.columns: columns}, values, stages, self.roles, block.length)
         self.q = Ring(self.q_tiles, rows, self.groups)
-        self.k, self.v = (Ring(tiles, stages, self.groups) for tiles in (self.k_tiles, [self.v_tiles]))
+        self.k, self.v = Ring(self.k_tiles, stages, self.groups), Ring([self.v_tiles], stages, self.groups, spare=True)
         self.begin([self.q, self.k, self.v])
 
     def _lies_between(self, first: First) -> bool:
@@ -249,7 +249,7 @@ class Warpgroups(Engine):
         self.wait(self.block.options.weight_terms, *own.products)
         self.k.release(stage, self.thread)
         own.weigh(number, masked)
-        self.v.wait_full(before, old)  # a branch, or the assembler moves the wait that follows above the exponentials
+        self.v.branch()  # or the assembler moves the wait that follows above the exponentials
         self.wait(0, own.sums, own.weights)
         self.v.release(before, self.thread)
         own.rescale()

@@ -61,6 +61,15 @@ def test_two_warpgroups_take_turns(name, monkeypatch):
     assert "named_barrier" in result.emitted.module and result.emitted.kernels[0].threads == 384
 
 
+def test_no_warp_waits_for_a_stage_that_another_may_have_released(monkeypatch):
+    """One warp of a warpgroup releases a stage of the values for all four. One that waited for the stage once more, behind the
+    exponentials, could find it filled again, and wait for ever."""
+    sizes = {"B": 1, "H": 1, "S": 128, "T": 320, "D": 64, "E": 64}
+    text = lowered(PROGRAMS["softmax"], sizes, (128, 64), monkeypatch)[1].emitted.module
+    step = text[: text.index("mbarrier_arrive(shared + v_empty")].rpartition("for tile in range")[2]
+    assert step.count("mbarrier_wait(shared + v_full + previous") == 1 and step.count("mbarrier_wait(shared + v_full") == 2
+
+
 @pytest.mark.parametrize("name", ["softmax", "causal"])
 def test_three_warpgroups_take_turns(name, monkeypatch):
     sizes = {"B": 1, "H": 1, "S": 200, "T": 100, "D": 32, "E": 32}
