@@ -40,6 +40,7 @@ class Outliner:
         self.plan = ir.DictAttr(module["tilec.kernels"]) if "tilec.kernels" in module else {}
         self.made: dict[Hashable, list[_Kernel]] = {}
         self.names: dict[ir.Value, ir.Attribute] = {}  # of the results of calls
+        self.moved = set[ir.Value]()
 
     def outline(self, name: str, ops: list[ir.Operation]) -> None:
         """Has a call make the results of a kernel's operations, and takes these away."""
@@ -101,8 +102,10 @@ class Outliner:
 
     def _call(self, name: str, inputs: tuple[ir.Value, ...], results: list[ir.Value]) -> func.CallOp:
         for value in inputs:  # shapes of what earlier calls returned
-            if (shape := mlir.definition(value)) is not None and shape.name in mlir.SHOWN:
+            shape = mlir.definition(value)
+            if shape is not None and shape.name in mlir.SHOWN and value not in self.moved:
                 shape.move_before(self.end.operation)
+                self.moved.add(value)  # further calls come after it
         with ir.InsertionPoint(self.end):
             fresh = [tensor.EmptyOp(list(v.type.shape), v.type.element_type).result for v in results]
             return func.CallOp([v.type for v in results], name, [*inputs, *fresh])

@@ -114,7 +114,8 @@ def _combine(op: ir.Operation, partial: ir.Operation) -> ir.Operation:
 
 
 def _expanded(value: ir.Value, at: int, parts: int, chunk: int) -> ir.Value:
-    """The tensor with one dimension written as two: no data moves."""
+    """The tensor with one dimension written as two: no data moves. The same value for all reductions of the tensor, so that parts
+    of several may be one kernel."""
     shaped = ir.ShapedType(value.type)
     shape = list(shaped.shape)
     new = [*shape[:at], parts, chunk, *shape[at + 1 :]]
@@ -122,7 +123,11 @@ def _expanded(value: ir.Value, at: int, parts: int, chunk: int) -> ir.Value:
     owner = mlir.definition(value)
     if owner is not None and owner.name == "tensor.empty":  # only tells a trip count
         return tensor.empty(new, shaped.element_type)
-    return tensor.ExpandShapeOp(mlir.tensor_type(new, shaped.element_type), value, groups, [], new).result
+    for user in mlir.uses(value):
+        if user.name == "tensor.expand_shape" and ir.ShapedType(user.results[0].type).shape == new:
+            return user.results[0]
+    with ir.InsertionPoint.at_block_begin(value.owner) if owner is None else ir.InsertionPoint.after(owner):
+        return tensor.ExpandShapeOp(mlir.tensor_type(new, shaped.element_type), value, groups, [], new).result
 
 
 def fill_value(value: ir.Value) -> ir.Value | None:

@@ -6,8 +6,11 @@ from dataclasses import replace
 from math import prod
 
 import pytest
+from conftest import assert_within
 from fuzz.matrix import machine
 from tools import TESTS
+from tools.contractions import arrays
+from tools.emulation import run_printed
 from tools.lowering import lowered
 
 from tilec.core.targets import load
@@ -99,6 +102,49 @@ def test_parts_pay_where_a_second_kernel_begins_early():
     assert len(planned(text, M=16, N=131072).kernels) == 2
     late = replace(H200, launch=replace(H200.launch, overlap_us=0.0))
     assert len(planned(text, late, M=16, N=131072).kernels) == 1
+
+
+BATCH_NORM_GRADIENT = """op f(g: bf16[N, H, W, C], x: bf16[N, H, W, C]) -> (dx: bf16[N, H, W, C], d: f32[C]) {
+    s[c] = sum[n, h, w](f32(g[n, h, w, c]))
+    d[c] = sum[n, h, w](g[n, h, w, c] * f32(x[n, h, w, c]))
+    dx[n, h, w, c] = g[n, h, w, c] - s[c] - x[n, h, w, c] * d[c]
+}"""
+BATCH_NORM = """op f(x: bf16[N, H, W, C]) -> (y: bf16[N, H, W, C]) {
+    m[c] = mean[n, h, w](f32(x[n, h, w, c]))
+    v[c] = mean[n, h, w]((x[n, h, w, c] - m[c]) * (x[n, h, w, c] - m[c]))
+    y[n, h, w, c] = (x[n, h, w, c] - m[c]) * rsqrt(v[c] + 1e-5)
+}"""
+POOLED = """op f(x: bf16[N, H, W, C]) -> (s: f32[C], t: f32[C]) {
+    p[n, h, w, c] = max[a in 0:2, b in 0:2](x[n, 2 * h + a, 2 * w + b, c]) where h in 0:H // 2, w in 0:W // 2
+    s[c] = sum[n, h, w](f32(p[n, h, w, c]))
+    t[c] = sum[n, h, w](p[n, h, w, c] * f32(p[n, h, w, c]))
+}"""
+
+
+@pytest.mark.parametrize("text, sums", [(BATCH_NORM_GRADIENT, 2), (BATCH_NORM, 2), (POOLED, 2)])
+def test_several_long_reductions_down_few_columns_are_split(text, sums):
+    """As one kernel they would have a block for all of the 64 columns. A window of each point is no long reduction."""
+    plan = planned(text, N=64, H=56, W=56, C=64)
+    assert len(plan.splits) == sums and all(s.parts > 16 for s in plan.splits)
+    bytes_moved = 64 * 56 * 56 * 64 * 2
+    assert plan.time_us < 20 * bytes_moved / 4.3e6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [BATCH_NORM_GRADIENT, BATCH_NORM, POOLED])
+def test_parts_of_several_reductions_are_added(text):
+    """Those that read one tensor are one kernel. Of dependent ones, each waits for the sums before it."""
+    special, result = lowered(text, None, {"N": 4, "H": 32, "W": 32, "C": 64}, target=H200)
+    assert len(result.plan.splits) == 2
+    inputs = arrays(special)
+    assert_within(text, inputs, run_printed(special, result, inputs)[0], kind="cuda")
+
+
+def test_several_reductions_along_rows_stay_one_kernel():
+    """Blocks enough, or the blocks of a cluster, share what each row has."""
+    text = "op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = softmax[j](x[i, j]) }"
+    for rows, length in ((4096, 4096), (96, 262144)):
+        assert len(planned(text, M=rows, N=length).kernels) == 1
 
 
 def test_a_product_of_few_tiles_is_split():

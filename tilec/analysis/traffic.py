@@ -86,6 +86,20 @@ def _rows(nodes: list[Node], space: Space) -> bool:
     return len(inner) == 1 and ends == inner and not any(n.scan is not None for n in nodes)
 
 
+def _line(nodes: list[Node], space: Space) -> int:
+    """Neighbouring columns that a block takes at least: a cache line of what is read, where memory is contiguous along another
+    dimension than those that a block has whole. 1 where it is not."""
+    inner = {d for d, e in space.extents.items() if d not in space.grid and e > 1}
+    accesses = [(r, [space.dims[n][d] for d in r.dims]) for n in nodes for r in n.reads]
+    read = [(r, dims) for r, dims in accesses if inner & set(dims)]
+    if not read or any(dims[-1] in inner for _, dims in read):
+        return 1
+    narrowest = min(ir.ShapedType(r.value.type).element_type.width // 8 for r, _ in read)
+    return LINE // max(NARROWEST, narrowest)
+
+
+LINE = 128  # bytes that memory delivers well
+NARROWEST = 2  # bytes of an element: narrower ones are few
 OVERHEAD = 3  # instructions an element for addresses, loads and stores of vectors
 
 
@@ -110,6 +124,7 @@ def work_of(nodes: list[Node], graph: Graph, space: Space, target: Target) -> Wo
     if target.kind == "cuda":
         threads = max(32, min(256, cooperate))
         blocks = max(1, space.parallelism * min(cooperate, threads) // threads)
+        blocks = min(blocks, max(1, space.parallelism // _line(nodes, space)))
         if blocks < target.units and target.has("clusters") and _rows(nodes, space):
             blocks *= max(1, min(CLUSTER, cooperate // (SHARED * threads)))
         return Work(

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from math import ceil, isqrt
+from math import ceil, isqrt, prod
 
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.siblings import are_siblings
+from tilec.analysis.space import space_of
 from tilec.analysis.traffic import work_of
 from tilec.core import mlir
 from tilec.core.fitted import WarpgroupTimes
@@ -25,38 +26,75 @@ from tilec.plan.model import Split
 
 MIN_PART = 1 << 14  # elements: less work is not worth a block and its share of the second pass
 
-SAVING = 0.9  # of its time, that a contraction in parts may take
+SAVING = 0.9  # of its time, that a contraction in parts, or a kernel of several reductions, may take
 
 
 def choose_splits(groups: list[Group], graph: Graph, target: Target) -> tuple[list[Split], list[Remark]]:
-    """A split for every kernel that is one long reduction with too few blocks to fill the machine."""
+    """Splits of the long reductions of kernels that have too few blocks to fill the machine."""
     splits, remarks = [], []
     for g in groups:
         node = max(g.nodes, key=lambda n: n.iterations)
-        if not node.reduced or node.scan is not None:
-            continue
-        if node.contraction is not None:
+        if node.contraction is not None and node.reduced and node.scan is None:
             if target.kind == "cuda":
                 known = graph.once("parts", g.nodes, partial(_split_contraction, node, g, graph, target))
                 if known.result:
                     splits.append(replace(known.result[0], name=node.name))
                     remarks.append(Remark("split", node.name, known.result[1], node.line))
             continue
-        if any(p in g.nodes for p in graph.producers(node)) or node.iterations < 2 * MIN_PART:
+        long = _long_reductions(g)
+        if any(n.scan is not None for n in g.nodes) or not long or max(n.iterations for n in long) < 2 * MIN_PART:
             continue
-        found = _split(node, g, graph, target)
-        if isinstance(found, Split):
-            splits.append(found)
-            cost = predict(work_of(g.nodes, graph, g.space, target), target).time_us
-            whole = f"unsplit, it has {count(g.space.parallelism, 'parallel point')} and takes {duration(cost)}"
-            reason = f"{found.parts} parts of {node.extents[found.dim] // found.parts} elements; {whole}"
-            remarks.append(Remark("split", node.name, reason, node.line))
-        elif found:
-            remarks.append(Remark("refused", f"to split {node.name}", found, node.line))
+        if len(long) == 1 and any(p in g.nodes for p in graph.producers(long[0])):
+            continue
+        node, decide = long[0], _split if len(long) == 1 else _split_all
+        found, reason = decide(long, g, graph, target)
+        splits += found
+        if reason:
+            verb, subject = ("split", node.name) if found else ("refused", f"to split {node.name}")
+            remarks.append(Remark(verb, subject, reason, node.line))
     return splits, remarks
 
 
-def _split(node: Node, g: Group, graph: Graph, target: Target) -> Split | str | None:
+def _long_reductions(g: Group) -> list[Node]:
+    """Those that sum over all that a block has, not over a window of each point: the longest first, no much shorter ones."""
+    points = {n: prod(e for d, e in enumerate(n.extents) if d not in n.reduced) for n in g.nodes if n.reduced}
+    whole = [n for n, count in points.items() if count <= g.space.parallelism]
+    most = max((n.iterations for n in whole), default=0)
+    return sorted((n for n in whole if n.iterations > most // 4), key=lambda n: -n.iterations)
+
+
+def _split(long: list[Node], g: Group, graph: Graph, target: Target) -> tuple[list[Split], str]:
+    """The split, if there are too few blocks, and its reason, or that against it."""
+    (node,) = long
+    found = _parts(node, g, target)
+    if not isinstance(found, Split):
+        return [], found or ""
+    cost = predict(work_of(g.nodes, graph, g.space, target), target).time_us
+    whole = f"unsplit, it has {count(g.space.parallelism, 'parallel point')} and takes {duration(cost)}"
+    return [found], f"{found.parts} parts of {node.extents[found.dim] // found.parts} elements; {whole}"
+
+
+def _split_all(long: list[Node], g: Group, graph: Graph, target: Target) -> tuple[list[Split], str]:
+    """Splits of all long reductions of a kernel, such as the sums of a batch norm, whose data one of too few blocks reads again for
+    each: if passes by many blocks take less time, although what was one kernel becomes several."""
+    splits, apart = [], 0.0
+    for n in g.nodes:
+        work = work_of([n], graph, space_of([n], graph), target)
+        if n in long:
+            found = _parts(n, g, target) if n.contraction is None else None
+            if not isinstance(found, Split):
+                return [], found or ""
+            splits.append(found)
+            partial, combined = found.parts * work.blocks, Work(dram_read=work.dram_write * found.parts, blocks=work.blocks)
+            work = replace(work, blocks=partial, dram_write=work.dram_write * found.parts)
+            apart += predict(combined, target).time_us
+        apart += predict(work, target).time_us
+    together = predict(work_of(g.nodes, graph, g.space, target), target).time_us
+    times = f"{duration(apart)} in parts, with a kernel for each operation, {duration(together)} as one kernel"
+    return (splits, times) if apart < SAVING * together else ([], times)
+
+
+def _parts(node: Node, g: Group, target: Target) -> Split | str | None:
     """The split, why there is none, or None where there are blocks enough."""
     blocks = (4 if target.kind == "cpu" else 8) * target.units
     points = max(1, g.space.parallelism)
@@ -65,8 +103,6 @@ def _split(node: Node, g: Group, graph: Graph, target: Target) -> Split | str | 
     want = min(ceil(blocks / points), node.iterations // points // MIN_PART)
     if want < 2:
         return None
-    if sum(n.iterations for n in g.nodes if n is not node and n.reduced) > node.iterations // 4:
-        return "other reductions of the kernel read the same data again"
     best = max(((_divisor(node.extents[d], want), -d) for d in node.reduced), key=lambda c: c[0])
     parts, dim = best[0], -best[1]
     if parts < 2:
