@@ -194,7 +194,7 @@ def measure(load: Load, task: str, setting: Setting) -> dict[str, Any]:
         facts: dict[str, Any] = {
             "group": task, "kind": load.kind, "sizes": load.sizes(setting.small, setting.layers),
             "type": str(setting.dtype).removeprefix("torch."), "made_s": round(time.perf_counter() - start, 2),
-            "compile_s": {}, "error_share": {}, "worst": {}, "errors": {},
+            "compile_s": {}, "error_share": {}, "worst": {}, "errors": {}, "workspace_bytes": {},
         }  # fmt: skip
         for way in setting.ways(task):
             with _telling(facts, way):
@@ -221,7 +221,11 @@ def measure(load: Load, task: str, setting: Setting) -> dict[str, Any]:
         facts["times_us"] = {w: t.median for w, t in timed.items()}
         facts["range_us"] = {w: (t.low, t.high) for w, t in timed.items()}
         facts["host_us"] = {w: _host(step, state) for w, step in steps.items() if "graphs" not in w}
-        facts["memory"] = {w: _peak(step, state) for w, step in steps.items() if "graphs" not in w}
+        facts["peak_bytes"] = {
+            w: p + facts["workspace_bytes"][w]
+            for w, step in steps.items()
+            if "graphs" not in w and (p := _peak(step, state)) is not None
+        }
         if setting.device == "cuda":
             facts["kernels"] = {w: _kernels(steps[w], state) for w in ("tilec", "torch.compile") if w in steps}
     if "tilec" not in calls:
@@ -241,15 +245,17 @@ def _telling(facts: dict, way: str) -> Iterator[None]:
 
 def _compiled(state: Task, way: str, facts: dict) -> tuple[Callable, float]:
     """The function of a way, and the seconds of its first call; for tilec, what it took of the graphs."""
+    from tilec.runtime.cuda.program import workspaces
     from tilec.torch import report as tilec_report
 
-    before = len(tilec_report().graphs)
+    before, held = len(tilec_report().graphs), workspaces.total()
     function = compiled(state.module, way)
     state.before()
     start = time.perf_counter()
     state.call(function)
     _wait(state.device)
     seconds = time.perf_counter() - start
+    facts["workspace_bytes"][way] = workspaces.total() - held
     if graphs := tilec_report().graphs[before:]:
         about = {"taken": sum(g.taken for g in graphs), "operations": sum(g.operations for g in graphs)}
         about["partitions"] = sum(len(g.parts) for g in graphs)
@@ -320,7 +326,7 @@ def _host(step: Callable, state: Task) -> float:
 
 
 def _peak(step: Callable, state: Task) -> int | None:
-    """Bytes that a call takes of the device at one time, beyond what was there before: results, and gradients, included."""
+    """Bytes that a call takes of PyTorch's allocator at one time, beyond what was there before, with results and gradients."""
     if state.device != "cuda":
         return None
     state.module.zero_grad(set_to_none=True)

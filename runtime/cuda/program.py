@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,8 @@ from tilec.runtime.program import Cubin, Emitted, KernelSource, Step, TensorMap
 
 _THREAD_LOCAL, _RELAXED = 1, 2  # CUstreamCaptureMode
 Pick = Callable[[Sequence[int]], Sequence[int]]
+workspaces: Counter[int] = Counter()
+"""Bytes of device memory that programs have taken for temporaries, by device."""
 
 
 @dataclass
@@ -173,6 +176,7 @@ class DeviceProgram:
         with _relaxed(self.device):
             if self._bytes:
                 driver.call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(self._bytes))
+                workspaces[self.device] += self._bytes
                 _clear([(memory.value + t.offset, t.bytes) for t in self._clear])
             if self.checks:  # host memory that kernels write, so that reading it needs no copy
                 pointer = ctypes.c_void_p()

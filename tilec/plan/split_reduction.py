@@ -79,7 +79,9 @@ def _split_all(long: list[Node], g: Group, graph: Graph, target: Target) -> tupl
     each: if passes by many blocks take less time, although what was one kernel becomes several."""
     splits, apart = [], 0.0
     for n in g.nodes:
-        work = work_of([n], graph, space_of([n], graph), target)
+        space = space_of([n], graph)
+        assert not isinstance(space, str), space  # which an operation alone has
+        work = work_of([n], graph, space, target)
         if n in long:
             found = _parts(n, g, target) if n.contraction is None else None
             if not isinstance(found, Split):
