@@ -12,7 +12,7 @@ ROW = {
     "name": "bert, inference", "group": "inference", "kind": "encoder", "sizes": "BERT", "right": True,
     "times_us": {"eager": 9.0, "tilec": 2.0, "tilec, graphs": 1.0, "torch.compile": 3.0, "torch.compile, graphs": 1.5},
     "host_us": {"tilec": 2.0, "torch.compile": 6.0}, "compile_s": {"tilec": 4.0, "torch.compile": 4.0},
-    "memory": {"tilec": 100, "torch.compile": 200}, "error_share": {"eager": 1 / 3, "tilec": 0.4},
+    "peak_bytes": {"tilec": 100, "torch.compile": 200}, "error_share": {"eager": 1 / 3, "tilec": 0.4},
     "graphs": {"tilec": {"taken": 9, "operations": 10, "partitions": 2, "splits": {}}},
 }  # fmt: skip
 
