@@ -282,6 +282,16 @@ class LoopTiles(Group, name="loops", kind="cpu"):
 
 
 @dataclass(frozen=True)
+class SelectionTimes(Group, name="selection", kind="cpu"):
+    """Times of PyTorch's sort and top-k, and of the reductions that stand for a top-k, on one core."""
+
+    swap_ns: float = number("a comparison in PyTorch's sort, with the move of an element and its index")
+    select_ns: float = number("an element in PyTorch's top-k")
+    chosen_ns: float = number("an element that PyTorch's top-k chooses")
+    visit_ns: float = number("an element in the two reductions that choose one of a row")
+
+
+@dataclass(frozen=True)
 class Fitted:
     """The groups of one target, by name. `machine`: the machine that the target's own groups were fitted to. `inherits`: the
     target that the other groups are from. `sources`: the machine of each of these."""

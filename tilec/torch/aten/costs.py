@@ -11,6 +11,7 @@ from typing import Any
 
 from tilec.core import targets
 from tilec.core.dtypes import DTYPES
+from tilec.core.fitted import SelectionTimes
 from tilec.core.target import Target
 
 LAUNCHES = 4
@@ -18,15 +19,7 @@ LAUNCHES = 4
 in two, and the loads and stores of what crosses the cut."""
 PAIR = 3
 """Operations for a pair of an element and a place: a comparison, a choice and a sum."""
-SWAP_NS = 4.0
-"""Of a comparison in PyTorch's sort of floats on the CPU, with the move of an element and its index: 1024 rows of 64 and of 1024
-took 4.5 and 5 on a core of an AMD EPYC (2026-11-23)."""
 DIGIT_BITS = 8  # of a pass of a radix sort
-SELECT_NS, CHOSEN_NS = 1.3, 80.0
-"""Of an element, and of one that is chosen, in PyTorch's top-k on the CPU: rows of 64 took 90, 200 and 470 with 1, 2 and 4 chosen,
-rows of 1024 took 2500 with 8, on a core of the same."""
-VISIT_NS = 0.75
-"""Of an element in the two reductions that choose one of a row, on a core of the same: rows of 64 and of 128, 2 and 8 chosen."""
 SELECT_BITS = 2  # of a pass of a radix select
 
 PATIENCE = 16
@@ -89,7 +82,7 @@ def _sort_us(device: Any, rows: int, length: int, dtype: str) -> float:
     """Of PyTorch's sort: on the CPU by comparisons, on a GPU by passes over digits of the keys, which move keys and indices."""
     target, count = machine(device.type), rows * length
     if device.type == "cpu":
-        return 1e-3 * SWAP_NS * count * log2(max(2, length)) / min(target.units, rows)
+        return 1e-3 * target.fit(SelectionTimes).swap_ns * count * log2(max(2, length)) / min(target.units, rows)
     bits = DTYPES[dtype].bits
     return moved_us(device, 2 * count * (bits // 8 + 8) * max(1, bits // DIGIT_BITS))
 
@@ -99,9 +92,10 @@ def choice_pays(device: Any, rows: int, length: int, count: int, dtype: str) -> 
     row, which look at the positions of those before. PyTorch's top-k is a partial sort on the CPU; on a GPU it passes over the rows
     for digits of the least key."""
     if device.type == "cpu":
-        busy = min(machine("cpu").units, rows)
-        own = 1e-3 * VISIT_NS * rows * length * count / busy
-        other = 1e-3 * rows * (SELECT_NS * length + CHOSEN_NS * count) / busy
+        target = machine("cpu")
+        times, busy = target.fit(SelectionTimes), min(target.units, rows)
+        own = 1e-3 * times.visit_ns * rows * length * count / busy
+        other = 1e-3 * rows * (times.select_ns * length + times.chosen_ns * count) / busy
     else:
         own, bits = time_us(device, rows * length * count * (2 * PAIR + count / 2), rows), DTYPES[dtype].bits
         other = moved_us(device, rows * length * bits // 8 * (bits // SELECT_BITS))
