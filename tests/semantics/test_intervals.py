@@ -84,6 +84,7 @@ def test_a_fused_multiplication_and_addition_is_within(a, b, c):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", [n for n, row in FUNCTIONS.items() if 1 in row.arity])
 @given(intervals)
+@example(f32((4.391249e-41, -1.3386247e-08)))  # their distance, rounded, took the sine of the larger one away
 @settings(deadline=None, max_examples=300)
 def test_functions_of_values_within_are_within(name, values):
     found = function(name, [interval(values)], F32)
