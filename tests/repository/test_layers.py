@@ -1,4 +1,5 @@
-"""Rooms of the package: imports go down, and in no circle; every folder is a package that is installed and says its purpose."""
+"""Rooms of the package: imports go down, and in no circle; every folder is a package that is installed and says its purpose. Names
+of test modules."""
 
 import ast
 import tomllib
@@ -62,3 +63,9 @@ def test_every_folder_is_an_installed_package_that_says_its_purpose():
     assert set(project["tool"]["setuptools"]["packages"]) == folders
     silent = [m for m, path in MODULES.items() if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
     assert silent == []
+
+
+def test_no_two_test_modules_have_one_name():
+    """Rooms of tests are no packages: pytest imports the first of a name, and leaves the second out."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert not {name for name in names if names.count(name) > 1}
