@@ -54,7 +54,7 @@ LEAST = {
     torch.bfloat16: 2.0**-9,
     torch.float32: 2e-6,
 }  # of the root mean square of what is right: what rounding it makes
-COMPILE_S = 180  # all ways of a row, beside other rows
+COMPILE_S = 240  # all ways of a row, beside other rows
 ROW_S = 600.0  # with what the other rows take that compile beside it
 PROFILED = 24  # kernels of a way that a row tells of
 
