@@ -350,9 +350,12 @@ def _kernels(step: Callable, state: Task) -> dict[str, Any] | None:
             step()
             torch.cuda.synchronize()
         times: dict[str, list[float]] = {}
-        for e in seen.events():
-            if str(e.device_type).endswith("CUDA"):
-                times.setdefault(e.name[:120], []).append(e.time_range.elapsed_us())
+        ended = 0.0
+        events = [e for e in seen.events() if str(e.device_type).endswith("CUDA")]
+        for e in sorted(events, key=lambda e: e.time_range.end):
+            # A kernel that is launched early waits for the one before it: what counts is the time behind that one's end.
+            times.setdefault(e.name[:120], []).append(e.time_range.end - max(ended, e.time_range.start))
+            ended = e.time_range.end
         ranked = sorted(times.items(), key=lambda item: -sum(item[1]))
         longest = [[name, len(t), round(sum(t), 1)] for name, t in ranked[:PROFILED]]
         total = sum(map(sum, times.values()))

@@ -211,14 +211,14 @@ def _whole_if_faster(split: Plan, whole: Plan) -> Plan:
 
 def _for_target(graph: Graph, target: Target) -> Graph:
     """The CPU's register kernels multiply floats, and several rows: sums of integer products are reductions there. On a GPU a
-    product with a vector is a contraction, too, where an 8-bit float has to be converted."""
+    product with a vector is a contraction, too, where an 8-bit float has to be converted; one of two vectors has no rows."""
     for node in graph.nodes:
         if target.kind == "cpu":
             node.vector_product = None
             if node.contraction is not None and node.contraction.integer:
                 node.contraction = None
-        elif node.vector_product is not None and node.contraction is None:
-            node.contraction = node.vector_product
+        elif (product := node.vector_product) is not None and product.m + product.n and node.contraction is None:
+            node.contraction = product
             if not converts(node, target):
                 node.contraction = None
     return graph
