@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 import tilec.torch
-from benchmarks import models, report
+from benchmarks import model_rows, report
 from benchmarks.measure import host_time, on_cpu
 
 CPP = """
@@ -93,7 +93,7 @@ def operators(device: str) -> tuple[dict[str, Callable], dict[str, str]]:
 def blocks(device: str, compiled: bool) -> tuple[dict[str, Callable], dict[str, str]]:
     block, x = Block().to(device).eval(), torch.randn(16, 32, device=device)
     chosen = ("eager", "tilec", "torch.compile") if compiled else ("eager", "tilec")
-    ways: dict[str, Callable] = {way: functools.partial(models.compiled(block, way), x=x) for way in chosen}
+    ways: dict[str, Callable] = {way: functools.partial(model_rows.compiled(block, way), x=x) for way in chosen}
     return ways, {}
 
 

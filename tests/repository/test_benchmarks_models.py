@@ -40,7 +40,8 @@ def test_rows_that_failed_are_told():
 
 def test_every_load_is_a_row_of_every_task():
     from benchmarks.model_loads import loads
-    from benchmarks.models import Setting, suite
+    from benchmarks.model_rows import Setting
+    from benchmarks.models import suite
 
     names = [r.name for r in suite(Setting())]
     assert len(set(names)) == len(names) >= 2 * len(loads()) + 3
@@ -48,7 +49,8 @@ def test_every_load_is_a_row_of_every_task():
 
 
 def test_rows_are_chosen_by_whole_words():
-    from benchmarks.models import Setting, is_said, suite
+    from benchmarks.model_rows import Setting
+    from benchmarks.models import is_said, suite
 
     names = [r.name for r in suite(Setting())]
     chosen = lambda words: {n.partition(",")[0] for n in names if is_said(words, n)}  # noqa: E731
@@ -62,7 +64,7 @@ def test_rows_are_chosen_by_whole_words():
 def test_a_row_has_its_facts(task):
     pytest.importorskip("transformers")
     from benchmarks.model_loads import loads
-    from benchmarks.models import Setting, measure
+    from benchmarks.model_rows import Setting, measure
 
     load = next(x for x in loads() if x.name == "gpt2")
     row = {"name": task} | measure(load, task, Setting("cpu", small=True, compiled=False))
@@ -74,10 +76,17 @@ def test_a_row_has_its_facts(task):
 @pytest.mark.slow
 def test_a_way_that_fails_is_told_and_the_others_timed(monkeypatch):
     pytest.importorskip("transformers")
-    from benchmarks import models
+    from benchmarks import model_rows
     from benchmarks.model_loads import loads
 
-    monkeypatch.setitem(models.WAYS, "tilec", {"backend": "tilec", "options": {"target": "none"}})
+    monkeypatch.setitem(model_rows.WAYS, "tilec", {"backend": "tilec", "options": {"target": "none"}})
     load = next(x for x in loads() if x.name == "bert 128")
-    row = models.measure(load, "inference", models.Setting("cpu", small=True, compiled=False))
+    row = model_rows.measure(load, "inference", model_rows.Setting("cpu", small=True, compiled=False))
     assert "eager" in row["times_us"] and "tilec" in row["errors"] and row["error"] == row["errors"]["tilec"]
+
+
+def test_a_kernel_that_waits_for_the_one_before_counts_from_its_end():
+    from benchmarks.model_rows import ranked
+
+    told = ranked([("a", 0.0, 10.0), ("b", 1.0, 12.0), ("a", 20.0, 21.0)])
+    assert told == {"count": 3, "us": 13.0, "longest": [["a", 2, 11.0], ["b", 1, 2.0]]}
