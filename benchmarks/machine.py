@@ -51,14 +51,16 @@ def machine() -> dict:
     }
 
 
-def short_name(suite: str) -> str:
-    """For file names: the GPU, or the architecture and the number of cores."""
-    facts = machine()
-    if suite in ("gpu", "memory", "models", "cuda-audit", "matrix-audit", "cuda-numerics"):
-        return (
-            re.sub(r"[^a-z0-9]+", "-", facts["gpu"].split(",")[0].lower().removeprefix("nvidia ")).strip("-") or "gpu"
-        )
-    return f"{platform.machine()}-{facts['cores']}cores"
+ON_GPUS = ("gpu", "memory", "models", "cuda-audit", "matrix-audit", "cuda-numerics")
+
+
+def short_name(suite: str, facts: dict | None = None) -> str:
+    """For file names: the GPU of this machine, or of another's facts, or the architecture and the number of cores."""
+    facts = facts or machine()
+    if suite in ON_GPUS or (suite == "calls" and facts["gpu"]):
+        name = facts["gpu"].split(",")[0].lower().removeprefix("nvidia ")
+        return re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "gpu"
+    return f"{facts['system'].split()[-1]}-{facts['cores']}cores"
 
 
 def versions() -> dict[str, str]:

@@ -32,10 +32,15 @@ def measured(suite: str) -> set[str]:
 
 
 def merge(path: Path) -> Path:
-    """Puts the rows of a file of results into the newest results of its suite on the same GPU, with today's date. Rows that are
-    kept say of which run they are. The path of what is written."""
+    """Puts the rows of a file of results into the newest results of its suite on the same GPU, with today's date, or into a file
+    of their own where there are none. Rows that are kept say of which run they are. The path of what is written."""
     found = json.loads(path.read_text())
-    before = max(RESULTS.glob(f"*-{found['suite']}.json"))
+    today = datetime.date.today().isoformat()
+    if not (earlier := sorted(RESULTS.glob(f"*-{found['suite']}.json"))):
+        first = RESULTS / f"{today}-{short_name(found['suite'], found['machine'])}-{found['suite']}.json"
+        first.write_text(path.read_text())
+        return first
+    before = earlier[-1]
     old = json.loads(before.read_text())
     if old["machine"]["gpu"] != found["machine"]["gpu"]:
         raise SystemExit(f"{before.name} is of {old['machine']['gpu']}, and {path.name} of {found['machine']['gpu']}")
@@ -44,7 +49,7 @@ def merge(path: Path) -> Path:
     )
     run = f"{before.name[:10]}, commit {old['versions']['commit']}"
     rows = [fresh.pop(name, {"run": run} | r) for name, r in known.items()]
-    place = before.with_name(f"{datetime.date.today().isoformat()}{before.name[10:]}")
+    place = before.with_name(f"{today}{before.name[10:]}")
     place.write_text(json.dumps(found | {"rows": [*rows, *fresh.values()]}, indent=1) + "\n")
     return place
 

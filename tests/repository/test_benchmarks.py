@@ -274,10 +274,13 @@ def test_results_are_merged(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "RESULTS", tmp_path)
 
     def results(name, commit, rows):
-        facts = {"suite": "gpu", "machine": {"gpu": "H200"}, "versions": {"commit": commit}, "rows": rows}
+        facts = {"suite": "gpu", "machine": {"gpu": "NVIDIA H200, 1"}, "versions": {"commit": commit}, "rows": rows}
         (tmp_path / name).write_text(json.dumps(facts))
         return tmp_path / name
 
+    first = report.merge(results("first.json", "first", [{"name": "z", "us": 1}]))
+    assert first.name.endswith("-h200-gpu.json") and report.measured("gpu") == {"z"}
+    first.unlink()
     results("2020-01-02-h200-gpu.json", "old", [{"name": "a", "us": 1}, {"name": "b", "us": 1}])
     unfinished = {"name": "a", "error": "not run: no time left"}
     new = results("new.json", "new", [{"name": "b", "us": 2}, unfinished, {"name": "c", "us": 2}])
