@@ -96,6 +96,7 @@ REASONS = {
     "depthwise convolutions": "the 49 products of a 7x7 window take longer than an element's bytes; there is no matrix in them",
     "attention": "of 512 places a block has few steps, and each further tile of a block takes 2.5 us beside them; why grouped "
     "heads take longer than others is not known",
+    "relatives of attention": "threads load a bias in pieces of 4 bytes, as they hold scores; TMA copies no elementwise operand",
     "linear and cross-entropy": "exponentials wait for products, and the last round of tiles is not full",
 }
 """Why rows of a form miss targets, as far as it is known."""
