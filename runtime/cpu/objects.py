@@ -12,7 +12,7 @@ from functools import cache as once
 import llvmlite.binding as llvm
 
 from tilec.process import progress
-from tilec.process.generated import functions, identity
+from tilec.process.generated import alone, functions, identity
 from tilec.process.interrupts import uninterrupted, workers
 from tilec.runtime import cache
 from tilec.runtime.cpu.load import MissingSymbol, load, machine
@@ -65,7 +65,7 @@ def _compiled_elsewhere(emitted: Emitted) -> dict[str, Object] | None:
     names = {same: name for name, same in alike.items()}
     with workers(os.cpu_count(), "tilec-compile") as pool:
         asked = {
-            same: pool.submit(compile_server.ask, COMPILER, {"module": emitted.module, "kernel": name})
+            same: pool.submit(compile_server.ask, COMPILER, {"module": alone(emitted.module, name), "kernel": name})
             for same, name in names.items()
         }
         with suppress(MissingSymbol), uninterrupted():  # what running takes, meanwhile

@@ -58,7 +58,7 @@ def _compiled(emitted: Emitted, chip: str, registers: Mapping[str, int]) -> dict
             most = registers.get(k.name)
             same = generated.identity(codes[k.name]), k.threads, k.parameters, k.maps, bool(k.sites), most
             if same not in made:
-                made[same] = pool.submit(_compile, emitted.module, k, chip, most)
+                made[same] = pool.submit(_compile, generated.alone(emitted.module, k.name), k, chip, most)
             cubins[k.name] = made[same]
         for number, future in enumerate(made.values(), 1):
             progress.at(f"compiling kernel {number} of {len(made)}")

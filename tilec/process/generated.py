@@ -1,8 +1,9 @@
-"""Help for compiling generated Python: a digest of a kernel's bytecode, and no garbage collection while it compiles."""
+"""Help for compiling generated Python: a kernel's text by itself, a digest of its bytecode, and no garbage collection meanwhile."""
 
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType
@@ -18,6 +19,19 @@ def functions(module: str) -> dict[str, CodeType]:
     """The code of a module's functions, which is not run."""
     code = compile(module, "<generated>", "exec")
     return {c.co_name: c for c in code.co_consts if isinstance(c, CodeType)}
+
+
+def alone(module: str, name: str) -> str:
+    """The text of a printed module with one of its functions, and with those of its one-line definitions that this one needs."""
+    head, *texts = re.split(r"^(?=def )", module, flags=re.MULTILINE)
+    (text,) = (t for t in texts if t.startswith(f"def {name}("))
+    kept, used = [text], set(re.findall(r"\w+", text))
+    for line in reversed(head.splitlines(keepends=True)):
+        defined = re.match(r"(\w+) = ", line)
+        if defined is None or defined[1] in used:
+            kept.append(line)
+            used.update(re.findall(r"\w+", line) if defined else ())
+    return "".join(reversed(kept))
 
 
 @contextmanager
