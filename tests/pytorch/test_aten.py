@@ -253,6 +253,20 @@ def test_gradients_of_convolutions(kernel, stride, padding, dilation, groups, tr
     right(lambda g, x, w: backward(g, x, w, [6], *sizes, [True] * 3), torch.randn_like(y), x, w, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_a_gradient_has_the_dimensions_of_its_input(stride):
+    x, w = torch.randn(2, 4, 6, 6), torch.randn(4, 1, 3, 3)
+    sizes = [stride] * 2, [1 if stride == 1 else 0] * 2, [1, 1], False, [0, 0], 4
+    y = torch.ops.aten.convolution(x, w, None, *sizes)
+
+    def backward(g, x, w):
+        return torch.ops.aten.convolution_backward(g, x, w, None, *sizes, [True, True, False])[0].exp()
+
+    right(backward, torch.randn_like(y), x, w, rtol=1e-4, atol=1e-4)
+    *_, last = said(backward, torch.randn_like(y), x, w)
+    assert "[i0, i1, i2, i3]" in last.partition(" = ")[0]
+
+
 @pytest.mark.parametrize("drawn", ["lowest", "NaN", "both"])
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def convolution_backward(call: Call) -> Value:
     types = [None if m is None else call.typed(m) for m in results]
     if types[0] is not None:
         make = forward if call["transposed"] else transposed
-        made[0] = call.graph.emit(*make(call.graph, grad, w, *types[0], window, groups))
+        made[0] = _whole(call.graph, call.graph.emit(*make(call.graph, grad, w, *types[0], window, groups)))
     if types[1] is not None:
         windows, read = (x, grad) if call["transposed"] else (grad, x)
         made[1] = call.graph.emit(*of_weight(call.graph, read, windows, *types[1], window, groups))
@@ -151,3 +151,11 @@ def convolution_backward(call: Call) -> Value:
         (n, *y), over = counted(["n", *indices(rank, "y")], [grad.shape[0], *grad.shape[2:]])
         made[2] = call.graph.emit(*types[2], lambda i: summed(over, grad.at(n, i[0], *y)))
     return tuple(made)
+
+
+def _whole(graph: Graph, x: Tensor) -> Tensor:
+    """A tensor in its own shape. With strides it may be stored with an index for each part of a position: all that is computed
+    from it would have as many, and no windows could be seen in it."""
+    if len(graph.stored[x.name].shape) <= len(x.shape):
+        return x
+    return graph.emit(x.shape, x.dtype, lambda i: x.at(*i), x.nominal, range(len(x.shape)))
