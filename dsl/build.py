@@ -27,6 +27,7 @@ from tilec.core.dtypes import BOOL, I64, DType
 from tilec.core.mlir import arith, func, ir, linalg, tensor
 from tilec.core.reductions import REDUCTIONS
 from tilec.dsl import ast, scalars
+from tilec.dsl.batches import with_batches
 from tilec.dsl.build_body import Body, Index, bare, index_value, projected
 from tilec.dsl.flat import flattened
 from tilec.dsl.specialise import Specialised
@@ -36,9 +37,9 @@ def build(op: Specialised, over: Sequence[tuple[int, int]] = ()) -> ir.Module:
     """The module of one specialised op: a function of its inputs that returns its outputs. Needs a current MLIR context. `over`:
     numbers of outputs, and of the inputs in whose memory calls have them.
 
-    Tensors may have fewer dimensions in it, see `flat`.
+    Tensors may have fewer dimensions in it, see `flat`, and inputs more, see `batches`.
     """
-    written, op = op, flattened(op)
+    written, op = op, with_batches(flattened(op), {op.inputs[i].name for _, i in over})
     with ir.Location.unknown():
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):

@@ -34,7 +34,7 @@ class _Worse(Exception):
 
 def flattened(op: Specialised) -> Specialised:
     """The same op on tensors of fewer dimensions, whose elements lie in the same order, with as few divisions in its subscripts."""
-    program = _Program(op)
+    program = Program(op)
     merged, known = frozenset[Boundary](), -1
     while len(merged) > known:  # three dimensions may be one where two of them are none
         known, refused = len(merged), set[Boundary]()
@@ -48,7 +48,7 @@ def flattened(op: Specialised) -> Specialised:
 
 
 @dataclass(frozen=True)
-class _Scope:
+class Scope:
     """The indices of an equation with their least and greatest values."""
 
     values: Mapping[str, Values]
@@ -170,14 +170,14 @@ def _atoms(p: Poly) -> int:
     return sum(1 + _atoms(v.left) for v in p.variables if isinstance(v, Atom))
 
 
-def _cost(subscripts: Iterable[Poly]) -> tuple[int, int]:
+def cost(subscripts: Iterable[Poly]) -> tuple[int, int]:
     """The divisions, and the subscripts that are no index alone."""
     found = list(subscripts)
     plain = [len(p.terms) == 1 and p.terms[0][1] == 1 and p.terms[0][0] != () for p in found]
     return sum(map(_atoms, found)), len(found) - sum(plain)
 
 
-class _Program:
+class Program:
     def __init__(self, op: Specialised):
         self.op = op
         self.shapes = {t.name: tuple(size.value for size in t.shape or ()) for t in (*op.inputs, *op.outputs)}  # type: ignore[union-attr]
@@ -185,13 +185,13 @@ class _Program:
         self.defined = {e.name: e for e in op.equations}
         self.readers: dict[str, list[ast.Equation]] = {}
         self.bound: dict[str, set[str]] = {}
-        self.scopes: dict[str, _Scope] = {}
+        self.scopes: dict[str, Scope] = {}
         self.fixed: set[str] = set()  # tensors with an access that is not simple arithmetic
         for e in op.equations:
             inner = list(ast.bound_in(e.value))
             self.bound[e.name] = {r.index for r in inner}
             spans = {r.index: (r.low.value, max(r.low.value, r.high.value - 1)) for r in (*inner, *e.ranges)}  # type: ignore[union-attr]
-            self.scopes[e.name] = _Scope(spans, op.sizes)
+            self.scopes[e.name] = Scope(spans, op.sizes)
             for node in ast.traverse(e.value):
                 if isinstance(node, ast.Access):
                     self.readers.setdefault(node.tensor, []).append(e)
@@ -206,7 +206,7 @@ class _Program:
         through two indices of the left side."""
         for e in self.op.equations:
             made, last = _Rewrite(self, e, merged), [g[-1] for g in _groups(self.shapes[e.name], e.name, merged)]
-            for access in _accesses(e):
+            for access in accesses(e):
                 if access.tensor in self.fixed:
                     continue
                 found, groups = made.subscripts(access), _groups(self.shapes[access.tensor], access.tensor, merged)
@@ -249,9 +249,9 @@ class _Program:
         try:
             for e in affected.values():
                 before, after = (_Rewrite(self, e, m) for m in (merged, merged | more))
-                for access in _accesses(e):
+                for access in accesses(e):
                     if access.tensor not in self.fixed:
-                        old, new = (_cost(r.subscripts(access)) for r in (before, after))
+                        old, new = (cost(r.subscripts(access)) for r in (before, after))
                         if new > old:
                             return False
                         simpler |= new < old
@@ -271,13 +271,13 @@ class _Program:
         return replace(self.op, inputs=inputs, outputs=outputs, equations=equations)
 
 
-def _accesses(e: ast.Equation) -> list[ast.Access]:
+def accesses(e: ast.Equation) -> list[ast.Access]:
     return [node for node in ast.traverse(e.value) if isinstance(node, ast.Access)]
 
 
 def _pairs(e: ast.Equation, pair: Sequence[str]) -> Iterator[tuple[ast.Access, int]]:
     """The accesses of an equation to which two indices are neighbouring subscripts, and the first's dimension."""
-    for access in _accesses(e):
+    for access in accesses(e):
         names = [s.name if isinstance(s, ast.Name) else None for s in access.subscripts]
         yield from ((access, q) for q in range(len(names) - 1) if names[q : q + 2] == list(pair))
 
@@ -296,7 +296,7 @@ def _groups(shape: Sequence[int], name: str, merged: frozenset[Boundary]) -> lis
 class _Rewrite:
     """One equation after merging."""
 
-    def __init__(self, program: _Program, e: ast.Equation, merged: frozenset[Boundary]):
+    def __init__(self, program: Program, e: ast.Equation, merged: frozenset[Boundary]):
         self.program, self.e, self.merged = program, e, merged
         shape, taken = program.shapes[e.name], (e.indices, program.bound[e.name], program.shapes, program.op.sizes)
         self.indices: list[str] = []
@@ -311,7 +311,7 @@ class _Rewrite:
                 name += "_"
             self.indices.append(name)
             values[name] = 0, max(0, self.extents[-1] - 1)
-        self.scope = _Scope(values, program.op.sizes)
+        self.scope = Scope(values, program.op.sizes)
         for g, index in zip(groups, self.indices):
             for n, d in enumerate(g if len(g) > 1 else ()):
                 inner = self.scope.divided("//", Poly.of(index), prod(shape[k] for k in g[n + 1 :]))
@@ -341,7 +341,7 @@ class _Rewrite:
         if isinstance(expr, ast.Name) and expr.name in self.new:
             raise _Worse
         if isinstance(expr, ast.Access) and expr.tensor not in self.program.fixed and self._changes(expr):
-            return replace(expr, subscripts=tuple(_written(p, expr) for p in self.subscripts(expr)))
+            return replace(expr, subscripts=tuple(written(p, expr) for p in self.subscripts(expr)))
         return ast.with_children(expr, tuple(map(self.value, ast.children(expr))))
 
     def _changes(self, access: ast.Access) -> bool:
@@ -353,7 +353,7 @@ class _Rewrite:
         return own or (divisions > 0 and sum(map(_atoms, self.subscripts(access))) < divisions)
 
 
-def _written(p: Poly, at: ast.Access) -> ast.Expr:
+def written(p: Poly, at: ast.Access) -> ast.Expr:
     """A polynomial as an expression, its largest terms first."""
     made: ast.Expr | None = None
     for monomial, factor in sorted(p.terms, key=lambda term: (term[0] == (), -abs(term[1]), str(term[0]))):
@@ -365,7 +365,7 @@ def _written(p: Poly, at: ast.Access) -> ast.Expr:
                 term = ast.Name(variable, I64, at.span)
             else:
                 by = ast.Number(_number(variable.right), I64, at.span)
-                term = ast.Binary(variable.op, _written(variable.left, at), by, I64, at.span)
+                term = ast.Binary(variable.op, written(variable.left, at), by, I64, at.span)
             if factor != 1:
                 term = ast.Binary("*", term, ast.Number(factor, I64, at.span), I64, at.span)
         made = term if made is None else ast.Binary("+", made, term, I64, at.span)

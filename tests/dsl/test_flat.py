@@ -1,4 +1,4 @@
-"""Tensors that are read or written at flat addresses have fewer dimensions in the IR, and the same elements."""
+"""Tensors that are read or written at flat addresses have fewer dimensions in the IR, inputs of batches of rows have more."""
 
 import re
 from itertools import pairwise
@@ -32,7 +32,15 @@ PROGRAMS = {  # text: shapes of inputs and results in the IR
     LINEAR: ["24x5", "5x7", "24x7", "24x7", "24"],
     "op f(x: f32[6, 4, 1, 1]) -> (y: f32[6, 4]) { y[i, j] = x[i, j, 0, 0] * 2 }": ["6x4", "6x4"],
     "op f(x: f32[1, 6, 1, 4]) -> (y: f32[6]) { y[i] = sum[j](x[0, i, 0, j]) }": ["6x4", "6"],
+    # rows of an input that are read batch by batch
+    "op f(x: f32[24, 5]) -> (y: f32[6, 5]) { y[i, d] = sum[j in 0:4](x[i * 4 + j, d]) }": ["6x4x5", "6x5"],
+    "op f(x: f32[24, 5]) -> (y: f32[6, 4, 5]) { y[i, j, d] = x[i * 4 + j, d] * x[i * 4 + 3 - j, d] * f32(j) }": ["6x4x5", "6x4x5"],
     # others stay as they are
+    "op f(x: f32[24, 5]) -> (y: f32[5, 5]) { y[i, d] = sum[j in 0:6](x[i * 4 + j, d]) where i in 0:5 }": ["24x5", "5x5"],
+    "op f(x: f32[24, 5]) -> (y: f32[6, 5], z: f32[24]) { y[i, d] = sum[j in 0:4](x[i * 4 + j, d])\n z[m] = sum[d](x[m, d]) }": [
+        "24x5", "6x5", "24",
+    ],
+    "op f(x: f32[22, 5]) -> (y: f32[5, 5]) { y[i, d] = sum[j in 0:4](x[i * 4 + j, d]) where i in 0:5 }": ["22x5", "5x5"],
     "op f(x: f32[6, 4]) -> (y: f32[24], s: f32[6]) { y[p] = x[p // 4, p % 4] where p in 0:24\n s[i] = sum[j](x[i, j]) }": [
         "6x4", "24", "6",
     ],
@@ -61,7 +69,10 @@ def inputs(text: str, rng) -> list[np.ndarray]:
 @pytest.mark.parametrize(("text", "want"), PROGRAMS.items())
 def test_dimensions_that_are_one_address(text, want, rng):
     op, x = tilec.compile(text, target="cpu"), inputs(text, rng)
-    results = [op(*x), *(tilec.interpret(text, stage, *x, target=t) for stage, t in (("build", "cpu"), ("map", "sm_90a")))]
+    results = [
+        op(*x),
+        *(tilec.interpret(text, stage, *x, target=t) for stage, t in (("build", "cpu"), ("map", "sm_90a"))),
+    ]
     assert shapes(op.stages["build"]) == want
     reference = as_list(tilec.reference(text)(*x))
     for found in results:
@@ -78,6 +89,19 @@ def test_a_linear_layer_between_views_is_one_product():
     }"""
     explained = tilec.compile(text, target="h200").build().explain()
     assert re.search("left factor.*loaded by TMA", explained) and re.search("right factor.*loaded by TMA", explained)
+
+
+def test_attention_of_an_odd_number_of_rows_is_a_chain():
+    """Its inputs are matrices of the rows of all batches: boxes of 37 rows end with their batch."""
+    text = """op f(q: bf16[R, 64], k: bf16[R, 64], x: bf16[R, 64], v: bf16[R, 64], lse: f32[B, 197]) -> (dq: bf16[B, 197, 64]) {
+        s[b, i, j] = sum[d](q[b * 197 + i, d] * k[b * 197 + j, d]) / 8 where b in 0:B, i in 0:197, j in 0:197
+        g[b, i, j] = sum[d](x[b * 197 + i, d] * v[b * 197 + j, d]) where b in 0:B, i in 0:197, j in 0:197
+        ds[b, i, j] = exp(s[b, i, j] - lse[b, i]) * g[b, i, j]
+        dq[b, i, d] = sum[j](ds[b, i, j] * k[b * 197 + j, d]) using bf16
+        expect kernels == 1
+    }"""
+    (kernel,) = tilec.compile(text, target="h200", sizes={"R": 12608, "B": 64}).plan.kernels
+    assert kernel.options.unit == "wgmma"
 
 
 @st.composite

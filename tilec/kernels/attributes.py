@@ -211,7 +211,7 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("name", (_GENERIC, "memref.alloc", "scf.for", "argument"), _word(), "build", "emit",
               "its name in the source; the names of several results, separated by commas"),
     Attribute("shape", ("argument",), _numbers(), "build", "emit",
-              "its shape in the source, of which neighbouring dimensions are merged here"),
+              "its shape in the source, of which neighbouring dimensions are merged here, or one is two"),
     Attribute("reduce", (_GENERIC,), _word(), "build", "map",
               "its reduction, such as `sum`; several reductions, separated by commas"),
     Attribute("scan", (_GENERIC,), _own_dim(), "build", "map", "a scan, along this dimension"),

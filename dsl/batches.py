@@ -1,0 +1,69 @@
+"""Inputs of which a program reads rows at b * n + s, as tensors with a dimension more.
+
+    y[b, s, d] = x[b * 197 + s, d] + r[b, s, d]     ->   x is [64, 197, 768] in place of [12608, 768], and is read as x[b, s, d]
+
+Where the rows of one b end, those of the next follow. A box of a tensor with the dimension s ends there, too, and has zeros beyond,
+so that a product of 197 rows may be computed in tiles of 64. The last dimension stays whole: there parts of it are adjacent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import replace
+from math import gcd
+
+from tilec.dsl import ast
+from tilec.dsl.flat import Program, Scope, accesses, cost, written
+from tilec.dsl.ranges import Poly
+from tilec.dsl.specialise import Specialised
+
+
+def with_batches(op: Specialised, kept: Set[str] = frozenset()) -> Specialised:
+    """The same op with inputs of more dimensions, whose elements lie in the same order; those of names `kept` stay."""
+    program = Program(op)
+    lengths = {t.name: n for t in op.inputs if t.name not in kept and (n := _length(program, t.name))}
+    if not lengths:
+        return op
+
+    def value(expr: ast.Expr, scope: Scope) -> ast.Expr:
+        expr = ast.with_children(expr, tuple(value(child, scope) for child in ast.children(expr)))
+        if not isinstance(expr, ast.Access) or expr.tensor not in lengths:
+            return expr
+        first, *others = expr.subscripts
+        pair = _pair(scope, first, lengths[expr.tensor])
+        return replace(expr, subscripts=(*(written(p, expr) for p in pair), *others))
+
+    inputs = tuple(_reshaped(t, lengths) for t in op.inputs)
+    equations = tuple(replace(e, value=value(e.value, program.scopes[e.name])) for e in op.equations)
+    return replace(op, inputs=inputs, equations=equations)
+
+
+def _reshaped(t: ast.Tensor, lengths: Mapping[str, int]) -> ast.Tensor:
+    if t.name not in lengths:
+        return t
+    first, *others = t.shape or ()
+    n = lengths[t.name]
+    return replace(t, shape=(ast.SizeNumber(first.value // n), ast.SizeNumber(n), *others))  # type: ignore[union-attr]
+
+
+def _length(program: Program, name: str) -> int:
+    """The number of rows that belong together in all reads of an input; 0 where there is none."""
+    shape = program.shapes[name]
+    if len(shape) < 2 or name in program.fixed:
+        return 0
+    readers = dict.fromkeys(e.name for e in program.readers.get(name, ()))
+    reads = [
+        (program.scopes[e], a.subscripts[0]) for e in readers for a in accesses(program.defined[e]) if a.tensor == name
+    ]
+    firsts = [scope.poly(subscript) or Poly() for scope, subscript in reads]
+    n = gcd(*(factor for p in firsts for monomial, factor in p.terms if monomial and abs(factor) > 1))
+    if n <= 1 or shape[0] % n:
+        return 0
+    changes = [(cost(_pair(*read, n)), cost([p])) for read, p in zip(reads, firsts)]
+    return n if all(new <= old for new, old in changes) and any(new < old for new, old in changes) else 0
+
+
+def _pair(scope: Scope, subscript: ast.Expr, n: int) -> tuple[Poly, Poly]:
+    """The batch of `n` rows that a row is in, and its number there."""
+    p = scope.poly(subscript) or Poly()
+    return scope.divided("//", p, n), scope.divided("%", p, n)
