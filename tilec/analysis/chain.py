@@ -187,9 +187,11 @@ def _chain(reader: Reader, outputs: list[Expr], known: Set[int] | None) -> Chain
     granules = {d: n for d in own if (n := granule(d, *shared_by))}
     rows = {d for d in own if not any(d in x.dims for x in rights) or d in granules} - {between}
     rows = rows if known is None else {d for d in rows if d in known}
-    if not rows:  # of one of the dimensions that all factors have, a block has one
-        single = [d for d in own if d != between][-1:]
-        rows, granules = set(single), dict.fromkeys(single, 1)
+    single: set[int] = set()
+    if not rows:  # of one dimension, which all factors may have, a block has one
+        able = [d for d in own or scores.dims if d != between] if known is None else [d for d in scores.dims if d in known]
+        rows = single = set(able[-1:])
+        granules = dict.fromkeys(single, 1)
     columns = set(last.dims) - set(scores.dims)
     batch = tuple(d for d in scores.dims if d not in rows and d != between)
     reduced = [(t.reduced, "reduced indices") for t in made]
@@ -211,8 +213,8 @@ def _chain(reader: Reader, outputs: list[Expr], known: Set[int] | None) -> Chain
     for total, left, right in zip(made, lefts, rights):
         (inner,) = total.reduced
         right_factor = _factor(right, {between, inner}, tiled - {*granules}, between)
-        firsts.append(First(total, _factor(left, {*rows, inner}, tiled), right_factor, inner))
-    orders = [tuple(d for d in first.left.along if d in rows) for first in firsts]
+        firsts.append(First(total, _factor(left, {*rows, inner}, tiled, single=single), right_factor, inner))
+    orders = [tuple(single) or tuple(d for d in first.left.along if d in rows) for first in firsts]
     if len({*orders}) > 1:
         raise Unreadable(f"the rows of {' and '.join(t.name for t in made)} lie in different orders")
     values_factor = None if values is None else _factor(values, {between, *columns}, tiled - {*granules}, between)
@@ -252,8 +254,9 @@ def _product(product: Carried) -> tuple[Expr, Expr]:
     return weights, values
 
 
-def _factor(x: Expr, own: Set[int], tiled: Set[int], paged: int | None = None) -> Factor:
-    """`paged`: the dimension along which its elements may lie in pages."""
+def _factor(x: Expr, own: Set[int], tiled: Set[int], paged: int | None = None, single: Set[int] = frozenset()) -> Factor:
+    """`paged`: the dimension along which its elements may lie in pages. `single`: a dimension of which a block has one element, at
+    whatever place: what lies beside it along another dimension of the tensor then takes the place of the box's other rows."""
     positions = subscripts(x)
     size = 0 if paged is None else _page(positions, paged)
     if size and paged in positions[-1].dims:
@@ -261,10 +264,15 @@ def _factor(x: Expr, own: Set[int], tiled: Set[int], paged: int | None = None) -
     along: list[int | None] = []
     for p in positions:
         if not size or paged not in p.dims or p.dims & (tiled - {paged}):
-            along.append(_along(p, tiled))
+            along.append(_along(p, tiled if p.dims & tiled == single and all(step(p, d) == 1 for d in single) else tiled - single))
         else:  # within a page; of pages of one element, the first subscript that tells one
             mine = paged not in along and (size == 1 or page(p, paged) > 0)
             along.append(paged if mine else None)
+    for d in single - {*along}:
+        free = [n for n, other in enumerate(along[:-1]) if other is None]
+        own -= {d}
+        if free:
+            along[free[-1]], own = d, own | {d}
     factor = Factor(x, tuple(along), size, paged) if size and paged is not None else Factor(x, tuple(along))
     if sorted(d for d in factor.along if d is not None) != sorted(own):
         raise Unreadable("a factor is read twice along an index, or not along every index of its tiles")

@@ -104,6 +104,8 @@ def _refuse_storage(chain: Chain, space: Space) -> str | None:
 def refuse_tma(chain: Chain) -> str | None:
     """Why TMA cannot load the factors' tiles, without which there is no `wgmma`: boxes have 5 dimensions, and strides of whole
     words of 16 bytes."""
+    if any(not {*chain.rows} <= {*first.left.along} for first in chain.firsts):
+        return "a factor of one row has no dimension for the other rows of a box"
     for x in chain.factors:
         shape = ir.ShapedType(x.element.key.type).shape
         if len(shape) > 5:

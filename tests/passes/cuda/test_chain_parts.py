@@ -50,6 +50,25 @@ VECTORS = {
 }
 
 
+FLAT_QUERIES = {
+    "heads in a dimension with columns": ("q: bf16[B, H * D]", "b, h * D + d"),
+    "a part of such a dimension": ("q: bf16[B, 3 * H * D]", "b, h * D + d + H * D"),
+    "of one sequence": ("q: bf16[1, H * D]", "0, h * D + d"),
+}
+"""Queries whose tensor has no dimension of heads."""
+
+
+def of_one_flat_query(name: str) -> str:
+    """Attention of a single query, with a mask in memory, values that a cache has room for, and scores of -inf."""
+    tensor, subscripts = FLAT_QUERIES[name]
+    return f"""op f({tensor}, k: bf16[B, H, T, D], v: bf16[B, T, H * D], keep: bool[B, T]) -> (o: bf16[B, H, D]) {{
+    s[b, h, j] = sum[d](q[{subscripts}] * k[b, h, j, d]) / 4
+    t[b, h, j] = s[b, h, j] + (0.0 if keep[b, j] else -inf)
+    p[b, h, j] = softmax[j](t[b, h, j])
+    o[b, h, d] = sum[j](p[b, h, j] * v[b, j, h * D + d]) using bf16
+}}"""
+
+
 def of_one_query(name: str) -> str:
     """Attention of a single query: products of vectors."""
     inputs, row, key = VECTORS[name]
@@ -68,10 +87,34 @@ def test_one_query(name, tile, monkeypatch):
     check(text, {"B": 2, "H": 6, "T": 50, "D": 24} | ({"G": 2} if "G" in inputs else {}), tile, monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("name", "tile"), [
+        *((name, warps(16, 16, parts=3)) for name in FLAT_QUERIES),
+        *((name, ChainTile(64, 32, 2, 168, 0, ping_pong=False)) for name in FLAT_QUERIES if "of one" not in name),
+    ]
+)  # fmt: skip
+def test_one_query_at_computed_subscripts(name, tile, monkeypatch):
+    """No dimension of its tensor is the rows': what lies beside the query takes the place of further rows, infinities among it."""
+    text, sizes = of_one_flat_query(name), {"B": 3 if "b" in FLAT_QUERIES[name][1] else 1, "H": 5, "T": 53, "D": 16}
+    inputs = arrays_of(text, sizes)
+    inputs[3][0, 40:], inputs[3][-1] = False, np.arange(53) == 17
+    inputs[0][..., -16:] = np.inf if name == "a part of such a dimension" else inputs[0][..., -16:]
+    check(text, sizes, tile, monkeypatch, inputs)
+
+
+def test_one_row_without_a_box():
+    """Merged with the dimension of one sequence, that of heads and columns is alone: TMA has no box of rows."""
+    sizes = {"B": 1, "H": 32, "T": 8192, "D": 64}
+    (kernel,) = planned(Source("t.tile", of_one_flat_query("of one sequence")), None, sizes).kernels
+    assert isinstance(kernel.options, ContractionChain) and kernel.options.unit == "mma.sync"
+    assert "a factor of one row has no dimension for the other rows of a box" in kernel.ruled_out["wgmma"]
+
+
 def test_decoding_is_one_chain():
     """Of few rows over many keys: blocks share them, by whatever is written of the query; the schedule says so and is read."""
-    for name, (inputs, *_) in VECTORS.items():
-        text = of_one_query(name)
+    queries = VECTORS | {name: FLAT_QUERIES[name] for name in FLAT_QUERIES if "of one" not in name}
+    for name, (inputs, *_) in queries.items():
+        text = of_one_query(name) if name in VECTORS else of_one_flat_query(name)
         sizes = {"B": 4, "H": 8, "T": 8192, "D": 128} | ({"G": 2} if "G" in inputs else {})
         (kernel,) = planned(Source("t.tile", text), None, sizes).kernels
         assert isinstance(kernel.options, ContractionChain) and kernel.options.blocks_per_row > 1, name
