@@ -241,7 +241,8 @@ def test_expressions_of_16_bits_are_rounded_once():
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "dilation", "groups"), [(3, 2, 1, 1, 1), (2, 1, 0, 2, 2), (1, 1, 0, 1, 1)]
+    ("kernel", "stride", "padding", "dilation", "groups"),
+    [(3, 2, 1, 1, 1), (2, 1, 0, 2, 2), (1, 1, 0, 1, 1), (1, 2, 0, 1, 1), (3, 2, 0, 1, 2), (4, 3, 2, 1, 1)],
 )
 @pytest.mark.parametrize("transposed", [False, True])
 def test_gradients_of_convolutions(kernel, stride, padding, dilation, groups, transposed):
@@ -251,6 +252,20 @@ def test_gradients_of_convolutions(kernel, stride, padding, dilation, groups, tr
     y = torch.ops.aten.convolution(x, w, None, *sizes)
     backward = torch.ops.aten.convolution_backward
     right(lambda g, x, w: backward(g, x, w, [6], *sizes, [True] * 3), torch.randn_like(y), x, w, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("extent", "want"), [(3, [1, 2, 2, 4]), (1, [1])])
+def test_a_strided_gradient_multiplies_no_zeros(extent, want):
+    """Positions with one remainder by the strides have their taps in common."""
+    sizes = [2, 2], [extent // 2] * 2, [1, 1], False, [0, 0], 1
+
+    def gradient(g, x, w):
+        return torch.ops.aten.convolution_backward(g, x, w, None, *sizes, [True, False, False])[0]
+
+    lines = said(gradient, torch.randn(2, 6, 4, 3), torch.randn(2, 4, 8, 6), torch.randn(6, 4, extent, extent))
+    sums = [line for line in lines if "sum[" in line]
+    assert [2 ** len(re.findall(r"r\d in 0:2", line)) for line in sums] == want
+    assert not any("%" in line for line in sums)
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])

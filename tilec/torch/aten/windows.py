@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil, prod
 
 from tilec.torch import indices as ix
 from tilec.torch.aten.table import Call, Value, expresses
@@ -32,6 +33,11 @@ class Window:
     def read(self, i: Sequence[Index], r: Sequence[Index]) -> list[Index]:
         """The position in the input of element r of window i."""
         return [w * s + e * d - p for w, e, s, p, d in zip(i, r, self.stride, self.padding, self.dilation)]
+
+    @property
+    def uneven(self) -> bool:
+        """Whether some positions of the input have more elements of windows than others, and no elements are apart."""
+        return all(d == 1 for d in self.dilation) and any(k % s for k, s in zip(self.extent, self.stride))
 
     def leaves(self, windows: Sequence[int], spatial: Sequence[int]) -> bool:
         """Whether an element of a window is outside of the input."""
@@ -107,6 +113,51 @@ def transposed(
     return shape, dtype, expression
 
 
+def by_remainders(
+    graph: Graph, x: Tensor, w: Tensor, shape: tuple[int, ...], dtype: str, window: Window, groups: int
+) -> Tensor:
+    """What is `transposed`, put together of a sum for each remainder of positions by the strides: it has taps of its own, where a
+    single sum would have zeros for those of the others."""
+    spatial, order = range(len(window.extent)), graph.orders.get(shape)
+    size = (*shape[:2], *(ceil(n / s) for n, s in zip(shape[2:], window.stride)))
+    parts = replace(graph, orders={} if order is None else {size: order})
+    sums = dict[tuple[int, ...], Tensor]()
+    for remainders in product(*map(range, window.stride)):
+        at = [divmod(q + p, s) for q, p, s in zip(remainders, window.padding, window.stride)]
+        taps = [ceil((window.extent[d] - at[d][1]) / window.stride[d]) for d in spatial]
+        if min(taps) > 0:
+            sums[remainders] = parts.emit(*_remainder(graph, x, w, size, dtype, at, taps, window, groups))
+
+    def expression(i: list[Index]) -> str:
+        text = "" if len(sums) == prod(window.stride) else "0"
+        for remainders, made in sums.items():
+            tests = [f"{i[2 + d]} % {window.stride[d]} == {remainders[d]}" for d in spatial if window.stride[d] > 1]
+            element = made.at(i[0], i[1], *(i[2 + d] // window.stride[d] for d in spatial))
+            text = f"{element} if {' and '.join(tests)} else ({text})" if text else element
+        return text
+
+    return graph.emit(shape, dtype, expression, whole=range(len(shape)))
+
+
+def _remainder(
+    graph: Graph, x: Tensor, w: Tensor, shape: tuple[int, ...], dtype: str, at: Sequence[tuple[int, int]], taps: Sequence[int],
+    window: Window, groups: int,
+) -> Convolved:  # fmt: skip
+    """The sum of one remainder: `at` has for each dimension the element of x that the first tap reads at 0, and that tap."""
+    from_each, to_each = w.shape[0] // groups, w.shape[1]
+    (c, *r), over = counted(["c", *indices(len(taps), "r")], [from_each, *taps])
+    pads = any(first < n - 1 or size + first > have for (first, _), n, size, have in zip(at, taps, shape[2:], x.shape[2:]))
+    x = graph.solid(x, range(2, len(x.shape))) if pads else x
+
+    def expression(i: list[Index]) -> str:
+        channel = c if groups == 1 else i[1] // to_each * from_each + c
+        element = x.at(i[0], channel, *(j + first - t for j, (first, _), t in zip(i[2:], at, r)))
+        weight = w.at(channel, i[1] % to_each, *(t * s + tap for t, s, (_, tap) in zip(r, window.stride, at)))
+        return summed(over, f"{f'pad({element}, 0)' if pads else element} * {weight}")
+
+    return shape, dtype, expression
+
+
 def of_weight(
     graph: Graph, x: Tensor, grad: Tensor, shape: tuple[int, ...], dtype: str, window: Window, groups: int
 ) -> Convolved:
@@ -142,7 +193,10 @@ def convolution_backward(call: Call) -> Value:
     types = [None if m is None else call.typed(m) for m in results]
     if types[0] is not None:
         make = forward if call["transposed"] else transposed
-        made[0] = _whole(call.graph, call.graph.emit(*make(call.graph, grad, w, *types[0], window, groups)))
+        if not call["transposed"] and window.uneven and w.shape[0] > groups:
+            made[0] = by_remainders(call.graph, grad, w, *types[0], window, groups)
+        else:
+            made[0] = _whole(call.graph, call.graph.emit(*make(call.graph, grad, w, *types[0], window, groups)))
     if types[1] is not None:
         windows, read = (x, grad) if call["transposed"] else (grad, x)
         made[1] = call.graph.emit(*of_weight(call.graph, read, windows, *types[1], window, groups))
