@@ -43,8 +43,9 @@ def add_memory(
         arguments = [a.type for a in block.arguments]
         kernel.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(arguments, []))
         kernel.attributes["arg_attrs"] = ir.ArrayAttr.get([*ir.ArrayAttr(kernel.attributes["arg_attrs"]), *names])
-    for call in [op for op in mlir.traverse(kernels[0].parent) if op.name == "func.call"]:
-        if ir.FlatSymbolRefAttr(call.attributes["callee"]).value == symbols[0]:
+    (program,) = [f for f in mlir.functions(kernels[0].parent) if "tilec.kernel" not in f.attributes]
+    for call in [view.operation for view in mlir.entry(program).operations]:
+        if call.name == "func.call" and ir.FlatSymbolRefAttr(call.attributes["callee"]).value == symbols[0]:
             with ir.InsertionPoint(call), call.location:
                 memory = {name: memref.AllocOp(type_, [], []) for name, type_ in types.items()}
                 if cleared:
