@@ -1,8 +1,9 @@
 """From a kernel's bytecode to PTX, by those parts of `numba-cuda-mlir` 0.6 that emitted kernels need.
 
 Its own pipeline is made for any Python. Emitted kernels are straight-line code and loops over typed values: nothing is left
-to inline, to unroll or to rewrite, each variable has one type, and nothing is counted. So bytecode is read, typed and
-lowered, and that is all, which halves the time. Variables that are assigned more than once become memory, as they would
+to inline, to unroll or to rewrite, each variable has one type, nothing is counted, there are no tensors, complex numbers or
+structs, and memory holds integers. So bytecode is read, typed and lowered, and that is all, which takes less than half the time.
+Variables that are assigned more than once become memory, as they would
 if they were renamed first, and MLIR and NVVM make registers of them.
 
 This is the only module that touches these private entry points.
@@ -13,14 +14,16 @@ This is the only module that touches these private entry points.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
-from numba_cuda_mlir import cuda, tools
+from numba_cuda_mlir import cuda, mlir_optimization, tools
 from numba_cuda_mlir._mlir import ir
 from numba_cuda_mlir._mlir.passmanager import PassManager
 from numba_cuda_mlir.descriptor import mlir_target
@@ -36,7 +39,7 @@ from numba_cuda_mlir.mlir_optimization import (
     get_base_pipeline,
 )
 from numba_cuda_mlir.numba_cuda import types
-from numba_cuda_mlir.numba_cuda.core import bytecode, funcdesc, interpreter
+from numba_cuda_mlir.numba_cuda.core import base, bytecode, funcdesc, interpreter
 from numba_cuda_mlir.numba_cuda.core.compiler import _make_subtarget
 from numba_cuda_mlir.numba_cuda.core.compiler_lock import global_compiler_lock
 from numba_cuda_mlir.numba_cuda.core.target_extension import target_override
@@ -44,12 +47,16 @@ from numba_cuda_mlir.numba_cuda.core.targetconfig import ConfigStack
 from numba_cuda_mlir.numba_cuda.core.typed_passes import type_inference_stage
 from numba_cuda_mlir.numba_cuda.cudadrv.nvvm import LibDevice
 from numba_cuda_mlir.numba_cuda.flags import CUDAFlags
-from numba_cuda_mlir.optimization import run_pre_codegen_patterns
 
 from tilec.runtime.cuda.nan_tests import keep_nan_tests
 from tilec.runtime.cuda.shifts import keep_right_shifts
 
 mlir_target.ensure_initialized()
+base._has_loc = cache(base._has_loc)  # Numba asks for the signature of every function at each of its calls
+mlir_optimization.struct_pointees_attr = lambda op: None
+
+_UNUSED = "one-shot-bufferize|convert-(complex-to-(standard|llvm)|vector-to-scf.*|nvgpu-to-nvvm)|lower-affine"
+"""Passes of Numba's pipeline for what emitted kernels do not have."""
 
 
 class _Interpreter(interpreter.Interpreter):
@@ -94,10 +101,14 @@ def to_mlir(function: Callable[..., Any], kinds: Sequence[str], chip: str, threa
         module = metadata["mlir_module"]
         _let_integers_wrap(module)
         keep_right_shifts(module)
-        PassManager.parse(get_base_pipeline()).run(module.operation)
-        run_pre_codegen_patterns(module)
+        PassManager.parse(_pipeline()).run(module.operation)
         keep_nan_tests(module)
     return Lowered(module, tools.generate_mangled_name(descriptor.qualname, descriptor.argtypes), options)
+
+
+@cache
+def _pipeline() -> str:
+    return re.sub(rf"^ *({_UNUSED}),\n", "", get_base_pipeline(), flags=re.MULTILINE)
 
 
 def _let_integers_wrap(module: ir.Module) -> None:
