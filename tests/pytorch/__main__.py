@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--dynamo", action="store_true", help="samples: by torch.compile, not by AOTAutograd alone")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time; a model has one of its own")
     parser.add_argument("--write", action="store_true", help="the counts into docs/outside.md")
-    parser.add_argument("--log", type=Path, help="samples: a file of outcomes, lines of JSON; what it has is not run again")
+    parser.add_argument("--log", type=Path, help="a file of outcomes, lines of JSON; what it has is not run again")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -52,8 +52,19 @@ def main() -> int:
 
 def _models(options: argparse.Namespace) -> int:
     chosen = [m for m in models() if not options.only or m.name in options.only]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        verdicts = list(pool.map(lambda m: _judged(m, options.inference), chosen))
+    logged = options.log.read_text().splitlines() if options.log and options.log.exists() else []
+    known = {v.model: v for v in map(_verdict, logged)}
+    with ThreadPoolExecutor(options.jobs) as pool, options.log.open("a") if options.log else nullcontext() as log:
+
+        def judged(model: Model) -> Verdict:
+            if model.name in known:
+                return known[model.name]
+            verdict = _judged(model, options.inference)
+            if log is not None:
+                print(json.dumps(asdict(verdict)), file=log, flush=True)
+            return verdict
+
+        verdicts = list(pool.map(judged, chosen))
     if options.write:
         versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in PACKAGES)
         replace_section("models", section(chosen, verdicts, versions))
@@ -102,8 +113,7 @@ def _judged(model: Model, inference: bool) -> Verdict:
         if ran.returncode:
             verdict = Verdict(model.name, failed=(ran.stderr.strip().splitlines() or ["no message"])[-1])
         else:
-            fields = json.loads(ran.stdout.splitlines()[-1])
-            verdict = Verdict(**fields | {"steps": [Step(**s) for s in fields["steps"]]})
+            verdict = _verdict(ran.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         verdict = Verdict(model.name, failed=f"not done after {LIMIT_S} s")
     counts = ", ".join(f"{s.name} {s.taken} of {s.operations} in {s.partitions}" for s in verdict.steps)
@@ -111,6 +121,12 @@ def _judged(model: Model, inference: bool) -> Verdict:
     for line in [verdict.failed] * bool(verdict.failed) + verdict.wrong[:8]:
         print(f"  {line}", flush=True)
     return verdict
+
+
+def _verdict(line: str) -> Verdict:
+    """From a line of JSON."""
+    fields = json.loads(line)
+    return Verdict(**fields | {"steps": [Step(**s) for s in fields["steps"]]})
 
 
 def section(chosen: list[Model], verdicts: list[Verdict], versions: str) -> str:

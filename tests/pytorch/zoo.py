@@ -32,6 +32,7 @@ SMALL = {
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0,
     "num_mel_bins": 16, "max_source_positions": 50,
     "attention_hidden_size": 64, "sliding_window": 8, "attention_window": 8,
+    "mask_time_prob": 0.0, "mask_feature_prob": 0.0,
 }  # fmt: skip
 
 TRANSFORMERS = {
