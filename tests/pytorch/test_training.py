@@ -245,3 +245,18 @@ def test_every_operation_on_lists_that_adam_may_use_is_taken():
     values = [[torch.randn(3), torch.randn(2, 4)] for _ in range(3)]
     assert_agrees(step, *values)
     assert tilec.torch.report().share == 1
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_gradients_of_soft_margins_keep_their_digits(reduction):
+    """Where a loss is small, so is its gradient: no difference of numbers near 1."""
+    x, target = torch.linspace(-30, 30, 13), torch.tensor([1.0, -1.0]).repeat(7)[:13]
+    grads = []
+    for function, value in (
+        (compiled(lambda x, t: F.soft_margin_loss(x, t, reduction=reduction)), x.clone()),
+        (lambda x, t: F.soft_margin_loss(x, t, reduction=reduction), x.double()),
+    ):
+        value.requires_grad_()
+        function(value, target.to(value.dtype)).sum().backward()
+        grads.append(value.grad)
+    torch.testing.assert_close(grads[0].double(), grads[1], rtol=1e-5, atol=0)

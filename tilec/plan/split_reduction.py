@@ -87,8 +87,8 @@ def _split_all(long: list[Node], g: Group, graph: Graph, target: Target) -> tupl
             if not isinstance(found, Split):
                 return [], found or ""
             splits.append(found)
-            partial, combined = found.parts * work.blocks, Work(dram_read=work.dram_write * found.parts, blocks=work.blocks)
-            work = replace(work, blocks=partial, dram_write=work.dram_write * found.parts)
+            combined = Work(dram_read=work.dram_write * found.parts, blocks=work.blocks)
+            work = replace(work, blocks=found.parts * work.blocks, dram_write=work.dram_write * found.parts)
             apart += predict(combined, target).time_us
         apart += predict(work, target).time_us
     together = predict(work_of(g.nodes, graph, g.space, target), target).time_us
@@ -169,6 +169,6 @@ def apply_splits(function: ir.Operation, splits: list[Split], inlined: list[str]
     inline_all(copy)
     by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(copy) if mlir.is_generic(op)}
     for s in splits:
-        partial, _ = split(by_name[s.name], s.dim, s.parts)
-        partial.attributes["tilec.part"] = ir.UnitAttr.get()
+        part, _ = split(by_name[s.name], s.dim, s.parts)
+        part.attributes["tilec.part"] = ir.UnitAttr.get()
     return copy

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import ceil, prod
 
 from tilec.analysis.layout import Layout
+from tilec.analysis.traffic import LINE
 from tilec.core import mlir
 from tilec.core.fitted import Layouts
 from tilec.core.hardware import WIDE, WORD
@@ -14,7 +15,7 @@ from tilec.core.quantities import by_sizes, count
 from tilec.cost import model as cost
 from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
 from tilec.plan.cuda.online import online_reductions
-from tilec.plan.cuda.view import HELD, LINE, THREADS, UNROLLED, View, lay_out, power, unrolled, vector_of
+from tilec.plan.cuda.view import HELD, THREADS, UNROLLED, View, lay_out, power, unrolled, vector_of
 from tilec.plan.cuda.windows import deal_neighbours, neighbours
 
 

@@ -20,7 +20,6 @@ from tilec.plan.groups import Group
 UNROLLED = 8  # a dimension that a thread walks alone is unrolled as a whole up to this
 Numbers = dict[int, int]  # by kernel dimension
 THREADS = 256  # a block's, where nothing asks for another number: eight warps hide latency and leave registers
-LINE = 128  # bytes that neighbouring threads read side by side
 HELD = 64  # elements of several dimensions together that a thread may hold: 40 to 110 registers
 
 

@@ -109,17 +109,15 @@ class Groups:
 def _pays(call: Call, groups: Groups, depth: int, width: int, looked: int, products: int = 1) -> bool:
     """Whether products of `looked` rows, of which PyTorch's multiply as many as there are, take no longer than those and PyTorch's
     launches: on the CPU, one for each of a group's products."""
-    device = (call.meta[0] if isinstance(call.meta, tuple | list) else call.meta).device
-    launches = costs.LAUNCHES + (products * groups.groups if device.type == "cpu" else 0)
-    target = costs.machine(device.type)
+    launches = costs.LAUNCHES + (products * groups.groups if call.device.type == "cpu" else 0)
+    target = costs.machine(call.device.type)
     own = 2e6 * (looked - groups.rows) * depth * width / target.peak("fma.f32")
     return costs.pays(own, launches * target.launch.overhead_us)
 
 
 def _rows_pay(call: Call, groups: Groups, depth: int, width: int, products: int = 1) -> bool:
     """Of rows times matrices. On a GPU, PyTorch's kernels have tiles with places that hold no row, too."""
-    device = (call.meta[0] if isinstance(call.meta, tuple | list) else call.meta).device
-    return device.type != "cpu" or _pays(call, groups, depth, width, groups.blocks * groups.size, products)
+    return call.device.type != "cpu" or _pays(call, groups, depth, width, groups.blocks * groups.size, products)
 
 
 def _matrices_pay(call: Call, groups: Groups, depth: int, width: int, products: int = 1) -> bool:

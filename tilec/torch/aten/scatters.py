@@ -51,7 +51,7 @@ def positions_of(call: Call, given: Tensor, node: Node | None, extent: int, wrap
 def _affordable(call: Call, pairs: int, written: int) -> None:
     """Raises Inexpressible where so many pairs take longer than PyTorch's writes."""
     size = DTYPES[call.dtype].bits // 8
-    if not costs.scatter_pays(call.meta.device, pairs, size * (2 * prod(call.shape) + written) + 8 * written):
+    if not costs.scatter_pays(call.device, pairs, size * (2 * prod(call.shape) + written) + 8 * written):
         raise Inexpressible(f"{call.name}: {TOO_MANY}")
 
 
@@ -236,7 +236,7 @@ def index_put(call: Call) -> Tensor:
     ranks = call.graph.ranks.get(given[chosen[0]].name) if len(chosen) == 1 else None
     by = _sorted_by(nodes[chosen[0]]) if len(chosen) == 1 and not call["accumulate"] else None
     if by is not None and targets == writes:
-        device, length = call.meta.device, int(by.meta["val"].numel())
+        device, length = call.device, int(by.meta["val"].numel())
         if not costs.sort_pays(device, 1, length, str(given[chosen[0]].dtype)):
             raise Inexpressible(f"{call.name}: {TOO_MANY}")
     else:

@@ -172,15 +172,11 @@ class Rows:
         return values, graph.emit(positions.shape, "i64", lambda i: positions.at(*i))
 
     def is_sortable(self) -> bool:
-        return costs.sort_pays(_device(self.call), self.count, self.length, self.x.dtype)
+        return costs.sort_pays(self.call.device, self.count, self.length, self.x.dtype)
 
 
 def _at(i: list[Index], axis: int) -> list[Index]:
     return [ix.number(0) if d == axis else p for d, p in enumerate(i)]
-
-
-def _device(call: Call) -> object:
-    return (call.meta[0] if isinstance(call.meta, tuple | list) else call.meta).device
 
 
 def _shaped(made: tuple[Tensor, Tensor], shape: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -193,7 +189,7 @@ def topk(call: Call) -> Value:
     """By reductions one after the other, or by ranks where these are fewer operations."""
     rows, count, largest = Rows.of(call, call["self"]), int(call["k"]), bool(call["largest"])
     (shape, dtype), _ = call.results()
-    few = count <= MOST_CHOSEN and costs.choice_pays(_device(call), rows.count, rows.length, count, rows.x.dtype)
+    few = count <= MOST_CHOSEN and costs.choice_pays(call.device, rows.count, rows.length, count, rows.x.dtype)
     if few and count * (count + 4) < 4 * rows.length:
         return _shaped(rows.chosen(count, largest), shape)
     if not rows.is_sortable():
@@ -258,7 +254,7 @@ def searchsorted(call: Call) -> Tensor:
     numbers, value = call["boundaries" if call.name == "bucketize" else "sorted_sequence"], call["self"]
     right = bool(call["right"]) or call.get("side") == "right"
     n, single = numbers.shape[-1], len(numbers.shape) == 1
-    if not costs.scatter_pays(_device(call), n * prod(call.shape), 8 * (n + 2 * prod(call.shape))):
+    if not costs.scatter_pays(call.device, n * prod(call.shape), 8 * (n + 2 * prod(call.shape))):
         raise Inexpressible(f"{call.name}: as many numbers as a search halves sooner")
     order, compute = ">" if right else ">=", numbers.dtype
 

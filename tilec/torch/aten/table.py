@@ -163,6 +163,11 @@ class Call:
     def dtype(self) -> str:
         return dtype_of(self.meta.dtype)
 
+    @property
+    def device(self) -> Any:
+        """PyTorch's, of what is computed."""
+        return (self.meta[0] if isinstance(self.meta, tuple | list) else self.meta).device
+
     def results(self) -> list[tuple[tuple[int, ...], str]]:
         """Shapes and types of several results."""
         return [self.typed(m) for m in self.meta]
@@ -288,10 +293,10 @@ def decompositions() -> dict:
     from torch._decomp import core_aten_decompositions
     from torch._ops import OpOverload
 
-    from tilec.torch.aten import foreach
+    from tilec.torch.aten import foreach, losses
 
     kept = {f"aten.{name}" for name in WHOLE}
-    table = {**core_aten_decompositions(), **foreach.decompositions()}
+    table = {**core_aten_decompositions(), **foreach.decompositions(), **losses.decompositions()}
     return {op: f for op, f in table.items() if not (isinstance(op, OpOverload) and str(op).rpartition(".")[0] in kept)}
 
 
