@@ -13,7 +13,9 @@ import math
 import re
 import sys
 import threading
+from contextvars import ContextVar
 from functools import partial
+from random import Random
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -26,6 +28,8 @@ from tools.cuda_threads import Meeting, Turns
 
 ACCESS = re.compile(r"(shared_)?(load|store)_([a-z0-9]+?)(?:x(\d+))?(?:_(nc|nc_again|nc_last))?(?:_where)?$")
 SHARED = 1 << 40
+SEED = ContextVar("SEED", default=0)
+"""What the order of threads that may go on is drawn from: some are far behind others, as warps of a GPU may be."""
 RESIDENT = 2  # blocks, or clusters, that run at a time: few, so that they go on to further tiles
 NUMPY = {
     **{f"int{b}": np.dtype(f"int{b}").type for b in (8, 16, 32, 64)},
@@ -339,5 +343,6 @@ def _run_blocks(
         with np.errstate(all="ignore"):
             function(*addresses)
 
-    turns = Turns(partial(work, r, t) for r in range(kernel.cluster) for t in range(kernel.threads))
+    tasks = (partial(work, r, t) for r in range(kernel.cluster) for t in range(kernel.threads))
+    turns = Turns(tasks, Random(f"{SEED.get()} {kernel.name} {first}"))
     turns.run()

@@ -2,6 +2,9 @@
 
 So a run is the same every time, however busy the machine is, and where all wait for each other that is known at once. What
 never waits takes one thread of the system, one after another.
+
+Who may go on does so in the order in which they were woken, or in a drawn one: then some are far behind others, as warps of a GPU
+may be.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from random import Random
 
 
 class Failed(Exception):
@@ -16,9 +20,11 @@ class Failed(Exception):
 
 
 class Turns:
-    """Runs tasks to their end, in their order where they do not wait. Tasks call `wait`; others are `woken` by them."""
+    """Runs tasks to their end, in their order where they do not wait. Tasks call `wait`; others are `woken` by them. `drawn` says
+    which of those goes on."""
 
-    def __init__(self, tasks: Iterable[Callable[[], None]]):
+    def __init__(self, tasks: Iterable[Callable[[], None]], drawn: Random | None = None):
+        self.drawn = drawn
         self.fresh = deque(tasks)
         self.ready: deque[threading.Lock] = deque()  # those that may go on
         self.waiting: set[threading.Lock] = set()
@@ -55,6 +61,8 @@ class Turns:
     def _next(self) -> None:
         """The caller runs no further: another's turn."""
         if self.ready:
+            if self.drawn is not None:
+                self.ready.rotate(self.drawn.randrange(len(self.ready)))
             self.ready.popleft().release()
         elif self.fresh:
             self.started += 1
