@@ -270,6 +270,7 @@ def test_a_strided_gradient_multiplies_no_zeros(extent, want):
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_a_gradient_has_the_dimensions_of_its_input(stride):
+    """And windows of a depthwise convolution's gradient go forwards, so that neighbours share elements."""
     x, w = torch.randn(2, 4, 6, 6), torch.randn(4, 1, 3, 3)
     sizes = [stride] * 2, [1 if stride == 1 else 0] * 2, [1, 1], False, [0, 0], 4
     y = torch.ops.aten.convolution(x, w, None, *sizes)
@@ -280,6 +281,7 @@ def test_a_gradient_has_the_dimensions_of_its_input(stride):
     right(backward, torch.randn_like(y), x, w, rtol=1e-4, atol=1e-4)
     *_, last = said(backward, torch.randn_like(y), x, w)
     assert "[i0, i1, i2, i3]" in last.partition(" = ")[0]
+    assert stride > 1 or any("i2 + r0 - 1, i3 + r1 - 1" in line for line in said(backward, y, x, w))
 
 
 @pytest.mark.parametrize("drawn", ["lowest", "NaN", "both"])

@@ -61,19 +61,26 @@ def windows_of(node: Node) -> dict[int, set[Window]]:
             dims = _index_dims(subscript)
             if dims and (len(dims) > 1 or seen[op.operands[0]] > 1) and dims_of(subscript, node) == dims:
                 for d in dims - node.reduced:
-                    steps = {p: _step_inside(subscript, p) for p in dims & node.reduced}
+                    steps = {p: step_inside(subscript, p) for p in dims & node.reduced}
                     mine = found.setdefault(d, set())
-                    mine |= {Window(p, _step_inside(subscript, d), n) for p, n in steps.items()}
+                    mine |= {Window(p, step_inside(subscript, d), n) for p, n in steps.items()}
     return found
 
 
-def _step_inside(value: ir.Value, d: int) -> int:
+def has_windows(node: Node) -> bool:
+    """Whether neighbours meet along any dimension, in windows of a reduction."""
+    if "windows" not in node.facts:
+        node.facts["windows"] = any(windows_of(node).values())
+    return bool(node.facts["windows"])
+
+
+def step_inside(value: ir.Value, d: int) -> int:
     """By how much a subscript grows from one number of dimension `d` to the next, inside the bounds to which it is clamped; 0 where
     that varies, or is 0."""
     owner = mlir.definition(value)
     if owner is None:
         return 0
-    steps = [_step_inside(v, d) for v in owner.operands]
+    steps = [step_inside(v, d) for v in owner.operands]
     match owner.name:
         case "linalg.index":
             return int(ir.IntegerAttr(owner.attributes["dim"]).value == d)

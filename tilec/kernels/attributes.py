@@ -246,7 +246,8 @@ TABLE: tuple[Attribute, ...] = (
               "its first read of a contraction's result at computed subscripts is computed anew: the placement of the operation "
               "that does"),
     Attribute("pack_left", (_GENERIC,), _record(StoredFactor), "plan", "fuse",
-              "the packed left factor of a contraction: its layout and type, and the placement of the operation that stores it"),
+              "the packed left factor of a sum of products: its layout and type, and the placement of the operation that stores "
+              "it"),
     Attribute("pack_right", (_GENERIC,), _record(StoredFactor), "plan", "fuse", "the packed right factor, likewise"),
     Attribute("approximate", ("scalar",), _word(), "plan", "fuse",
               "the fast approximation that takes its place, whose error a rounding hides"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from math import prod
 
 from tilec.analysis.ancestors import Ancestors
+from tilec.analysis.directions import has_windows
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.space import space_of
 from tilec.analysis.traffic import work_of
@@ -196,7 +197,7 @@ def _without(g: Group, nodes: list[Node], graph: Graph, member: dict[Node, Group
 
 
 def time_us(g: Group, graph: Graph, target: Target) -> float:
-    """Of a kernel, with its best tile where it multiplies."""
+    """Of a kernel, with its best tile where it multiplies, or has windows: how often elements are read depends on it."""
     return graph.once("tiled", g.nodes, lambda: _time_us(g, graph, target)).result
 
 
@@ -208,7 +209,7 @@ def _time_us(g: Group, graph: Graph, target: Target) -> float:
     plain = len(nodes) == 1 and not is_contraction_chain(g.nodes) and 0 not in g.space.extents.values()
     if plain and (choices := tiles_of(nodes[0], g, graph, target).choices):
         return choices[0].prediction.time_us
-    if not nodes and any(n.vector_product is not None for n in g.nodes):
+    if not nodes and any(n.vector_product is not None or has_windows(n) for n in g.nodes):
         try:
             kernel, _ = choose(unchosen(g, graph, g.nodes[0].name, target), g, graph, target)
             return predict(kernel.work, target).time_us

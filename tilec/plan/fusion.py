@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+from tilec.analysis.directions import has_windows
 from tilec.analysis.graph import Graph, Node, reads_per_element
 from tilec.analysis.siblings import are_siblings, read_one_tensor
 from tilec.analysis.space import space_of
@@ -23,7 +24,7 @@ from tilec.core.quantities import count
 from tilec.core.target import Target
 from tilec.passes.tensor.inline import refuse_inline
 from tilec.plan.chain import is_contraction_chain, is_reduced_contraction
-from tilec.plan.chain_fusion import chain_factor_of, join_chains
+from tilec.plan.chain_fusion import chain_factor_of, join_chains, time_us
 from tilec.plan.groups import Group, Remark, join, ordered
 from tilec.plan.legality import refuse
 from tilec.plan.sibling_fusion import join_siblings
@@ -79,8 +80,8 @@ def _join_if_faster(
 ) -> None:
     """Makes the kernels of two operations one, if that is legal and takes less time."""
     mine, theirs = member[node], member[other]
-    if mine is theirs:
-        return
+    if mine is theirs or ("tilec.stored" in other.op.attributes and has_windows(node)):
+        return  # each block would store what its windows read
     if (size := size_of(mine.nodes) + size_of(theirs.nodes)) > MOST:
         theirs.full = size_of(theirs.nodes) > MOST // 2
         reason = f"one kernel of {size} operations would take long to compile"
@@ -96,7 +97,9 @@ def _join_if_faster(
     if target.kind == "cpu" and is_contraction_chain(nodes):
         return  # `join_chains` knows what it costs
     joined = Group(nodes, outcome)
-    times = joined.time_us(graph, target), sum(g.time_us(graph, target) for g in (theirs, mine))
+    windows = target.kind == "cuda" and any(map(has_windows, nodes)) and not any(n.contraction for n in nodes)
+    one, *others = (time_us(g, graph, target) if windows else g.time_us(graph, target) for g in (joined, theirs, mine))
+    times = one, sum(others)
     join([joined], member, remarks, f"{other.name} with {node.name}", node.line, times, 2)
 
 

@@ -37,6 +37,7 @@ from tilec.plan.chain import is_contraction_chain
 from tilec.plan.cuda.chain import choose_chain
 from tilec.plan.cuda.choose_contraction import choose_contraction
 from tilec.plan.cuda.columns import columns
+from tilec.plan.cuda.lines import line_bytes
 from tilec.plan.cuda.online import choose_online, online_reductions
 from tilec.plan.cuda.rows import SHOWN, RowPlan, alone, choose_rows, describe, row_tiles, ruled_out_rows
 from tilec.plan.cuda.scan import ScanPlan, refuse_look_back, ruled_out_scan, scan_intermediate_bytes, scan_tiles
@@ -140,7 +141,9 @@ def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
     elif tile.packed or (tile.residency == "memory" and kernel.options.online):
         registers = max(64, tile.registers)
     if row.alone:
-        kernel = replace(kernel, work=replace(row.work, dram_write=kernel.work.dram_write, flops=kernel.work.flops))
+        own = kernel.work
+        work = replace(row.work, dram_write=own.dram_write, flops=own.flops, shared_bytes=own.shared_bytes)
+        kernel = replace(kernel, work=work)
     return _with(
         kernel, cluster=tile.cluster, prefetched_rows=tile.stages, persistent_blocks=tile.persistent_blocks, packed=tile.packed,
         residency=residency, registers=registers, unaligned=tile.unaligned if row.unaligned else None,
@@ -306,11 +309,13 @@ def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     held = max((layout.slots(a.dims) * max(1, a.element // 4) for a in view.accesses), default=0)
     gathered = sum(min(n.iterations * 4, _value_bytes(v)) for n in view.group.nodes for v in set(n.extracts))
     read = sum(a.bytes for a in view.accesses if not a.written) + gathered
+    staged = (Transpose, VectorContraction)  # what lies apart goes through shared memory, or counts as arithmetic
     registers = 40 + held if view.reduced else min(32, 16 + held)
     work = replace(
         kernel.work, blocks=max(1, kernel.blocks), threads=layout.block, shared_per_block=0, dram_read=read + reread,
         registers=min(168, view.target.sm.registers // layout.block, registers),
         bytes_in_flight=max(16, flight * max(1, max(layout.steps, default=1))),
+        shared_bytes=0.0 if isinstance(kernel.options, staged) else sum(line_bytes(view, layout).values()),
     )  # fmt: skip
     return work_of_windows(view, layout, dict(zip(kernel.grid, kernel.tile)), work) if layout.dense else work
 

@@ -83,12 +83,16 @@ def forward(
 def transposed(
     graph: Graph, x: Tensor, w: Tensor, shape: tuple[int, ...], dtype: str, window: Window, groups: int
 ) -> Convolved:
-    """Of a convolution's transpose: w has input channels first. At a position every stride-th element of a window counts."""
+    """Of a convolution's transpose: w has input channels first. At a position every stride-th element of a window counts. Where no
+    channels are summed, windows go forwards and the weight backwards: neighbours share a window's elements, and the weight is
+    small."""
     x = graph.solid(x, range(2, len(x.shape)))
     from_each, to_each = w.shape[0] // groups, w.shape[1]
     straight = all(d == 1 for d in window.dilation)
     steps = [ceil(k / s) if straight else k for k, s in zip(window.extent, window.stride)]
     (c, *r), over = counted(["c", *indices(len(steps), "r")], [from_each, *steps])
+    if from_each == 1:
+        r = [n - 1 - t for n, t in zip(steps, r)]
     if straight and any(k % s for k, s in zip(window.extent, window.stride)):
         w = graph.solid(w, range(2, len(w.shape)))
 
