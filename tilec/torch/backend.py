@@ -18,7 +18,7 @@ from torch import fx
 from tilec.core import targets
 from tilec.core.diagnostics import CallError
 from tilec.core.target import Target
-from tilec.torch import aten, dump, recompute, reports
+from tilec.torch import aten, deferred, dump, recompute, reports
 from tilec.torch.call import Partition
 from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
 from tilec.torch.inplace import CHANGES, is_write, leave_to_pytorch, results_in_inputs, reuse_inputs, save_old_values
@@ -182,6 +182,7 @@ def compile_aten(
         final = False
         while True:  # what a program turns out not to say, PyTorch runs, and the graph is cut anew
             decision = decide(graph, known, refusal, refused)
+            deferred.move(graph, decision, known)
             pieces = cut(graph, decision, known)
             into = results_in_inputs(graph, decision, pieces)
             written = {piece.outputs[k] for piece, own in zip(pieces, into) for k in own}

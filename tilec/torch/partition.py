@@ -70,7 +70,7 @@ def decide(
             continue
         bases = [base.get(n, n) for n in node.all_input_nodes]
         least = max((floor, *(level[n] for n in node.all_input_nodes), *(changed.get(b, 0) for b in bases)))
-        if bases and (is_view(node) or _writes(node)):
+        if bases and (is_view(node) or writes(node)):
             base[node] = bases[0]
         if isinstance(known[node], NUMBERS):
             made.light.add(node)
@@ -99,13 +99,13 @@ def decide(
         else:
             if _draws(node):
                 least = max(least, drawn)
-            if _writes(node):
+            if writes(node):
                 least = max(least, *(read.get(b, 0) for b in bases), 0 if hasattr(node.target, "_schema") else highest)
             here = least + 1 - least % 2
             made.reasons[node] = reason
             if _draws(node):
                 drawn = here
-            if _writes(node):
+            if writes(node):
                 if hasattr(node.target, "_schema"):
                     changed[base[node]] = here
                 else:
@@ -157,7 +157,7 @@ def _draws(node: fx.Node) -> bool:
     )
 
 
-def _writes(node: fx.Node) -> bool:
+def writes(node: fx.Node) -> bool:
     """Whether the operation writes a tensor that it is given. An operation without a schema may."""
     schema = getattr(node.target, "_schema", None)
     return node.target is not operator.getitem if schema is None else schema.is_mutable
@@ -171,7 +171,7 @@ def _outside(node: fx.Node, known: Any) -> str | None:
         return f"a node of kind {node.op}"
     if not hasattr(node.target, "_schema") and node.target is not operator.getitem:
         return "a function that is no operator"
-    if _writes(node):
+    if writes(node):
         return "it changes a tensor in place"
     if _draws(node):
         return "random numbers of PyTorch's generator"
