@@ -152,6 +152,16 @@ def test_a_product_of_few_tiles_is_split():
     assert split.parts > 1
 
 
+def test_a_product_over_pixels_is_split_by_images():
+    """No side of an image has parts of 64 elements, but all pixels together have: the gradient of a convolution's weight."""
+    text = """op f(g: bf16[N, 14, 14, 64], x: bf16[N, 14, 14, 64]) -> (w: bf16[64, 3, 3, 64]) {
+        w[o, r, s, c] = sum[n, y in 0:14, z in 0:14](g[n, y, z, o] * pad(x[n, y + r - 1, z + s - 1, c], 0)) where r in 0:3, s in 0:3
+    }"""
+    (split,) = planned(text, N=64).splits
+    assert split.dim == 4 and split.parts > 1
+    assert not planned(text, N=1).splits
+
+
 @pytest.mark.parametrize("size", [256, 1024, 2048])
 def test_slow_instructions_are_left_out_only_where_they_cannot_win(size, monkeypatch):
     """Ranking the tiles of `mma.sync` once took most of the time of planning large products by `wgmma`."""

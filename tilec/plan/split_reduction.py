@@ -26,6 +26,8 @@ from tilec.plan.model import Split
 
 MIN_PART = 1 << 14  # elements: less work is not worth a block and its share of the second pass
 
+STEP = 64  # elements of k that a part has a multiple of
+
 SAVING = 0.9  # of its time, that a contraction in parts, or a kernel of several reductions, may take
 
 
@@ -125,10 +127,10 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
         return None
     before = now.choices[0].prediction.time_us
     best = before * (target.fit(WarpgroupTimes).stream_k if now.choices[0].tile.stream_k else SAVING)
-    found = None
-    dim = max(node.contraction.k, key=lambda d: node.extents[d])
+    found, summed = None, prod(node.extents[d] for d in node.contraction.k)
     for parts in (2, 4, 8, 16, 32):
-        if refuse_split(node.op, dim, parts) or node.extents[dim] // parts % 64:
+        dim = next((d for d in sorted(node.contraction.k) if not refuse_split(node.op, d, parts)), None)
+        if dim is None or summed // parts % STEP:  # a step has some of each dimension that is summed
             continue
         combine = Work(
             dram_read=4 * parts * points, dram_write=4 * points, flops={}, threads=128, blocks=ceil(points / 512),

@@ -31,6 +31,18 @@ def test_parts_where_the_machine_would_idle():
     assert not result.plan.splits
 
 
+def test_parts_of_all_pixels():
+    """Of a convolution's weight's gradient, by images: each part reads windows of its own images."""
+    text = """op f(g: bf16[64, 8, 8, 16], x: bf16[64, 8, 8, 16]) -> (w: f32[16, 3, 3, 16]) {
+        w[o, r, s, c] = sum[n, y in 0:8, z in 0:8](g[n, y, z, o] * pad(x[n, y + r - 1, z + s - 1, c], 0)) where r in 0:3, s in 0:3
+    }"""
+    specialised, result = T.lowered(text, {}, "h200")
+    (split,) = result.plan.splits
+    assert split.parts > 2
+    inputs = T.arrays(specialised)
+    assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
+
+
 @pytest.mark.parametrize("sizes", [{"M": 1, "N": 40, "K": 72}, {"M": 40, "N": 1, "K": 72}])
 def test_a_vector_is_no_contraction(sizes):
     """Each element of the matrix is used once: there is nothing for tiles to reuse."""
