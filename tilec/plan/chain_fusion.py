@@ -209,13 +209,23 @@ def _time_us(g: Group, graph: Graph, target: Target) -> float:
     plain = len(nodes) == 1 and not is_contraction_chain(g.nodes) and 0 not in g.space.extents.values()
     if plain and (choices := tiles_of(nodes[0], g, graph, target).choices):
         return choices[0].prediction.time_us
-    if not nodes and any(n.vector_product is not None or has_windows(n) for n in g.nodes):
+    by_layout = any(n.vector_product is not None or has_windows(n) for n in g.nodes) or traverses_several(g)
+    if not nodes and by_layout:
         try:
             kernel, _ = choose(unchosen(g, graph, g.nodes[0].name, target), g, graph, target)
             return predict(kernel.work, target).time_us
         except TooLarge:
             pass
     return predict(work_of(g.nodes, graph, g.space, target), target).time_us
+
+
+TRAVERSED = 4096  # elements of a block that few threads traverse in a few microseconds
+
+
+def traverses_several(g: Group) -> bool:
+    """Whether a block without matrix units traverses many elements of several dimensions, of which threads lie along one only."""
+    own = [e for d, e in g.space.extents.items() if d not in g.space.grid and e > 1]
+    return len(own) > 1 and prod(own) > TRAVERSED and all(n.contraction is None for n in g.nodes)
 
 
 def profitable(together: float, separate: float) -> bool:

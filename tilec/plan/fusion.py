@@ -24,7 +24,7 @@ from tilec.core.quantities import count
 from tilec.core.target import Target
 from tilec.passes.tensor.inline import refuse_inline
 from tilec.plan.chain import is_contraction_chain, is_reduced_contraction
-from tilec.plan.chain_fusion import chain_factor_of, join_chains, time_us
+from tilec.plan.chain_fusion import chain_factor_of, join_chains, time_us, traverses_several
 from tilec.plan.groups import Group, Remark, join, ordered
 from tilec.plan.legality import refuse
 from tilec.plan.sibling_fusion import join_siblings
@@ -99,6 +99,8 @@ def _join_if_faster(
     joined = Group(nodes, outcome)
     windows = target.kind == "cuda" and any(map(has_windows, nodes)) and not any(n.contraction for n in nodes)
     one, *others = (time_us(g, graph, target) if windows else g.time_us(graph, target) for g in (joined, theirs, mine))
+    if target.kind == "cuda" and one <= sum(others) and traverses_several(joined):  # its layout may have few threads
+        one, *others = (time_us(g, graph, target) for g in (joined, theirs, mine))
     times = one, sum(others)
     join([joined], member, remarks, f"{other.name} with {node.name}", node.line, times, 2)
 

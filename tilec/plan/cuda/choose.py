@@ -17,12 +17,12 @@ unrolled steps. Few shapes cover all operations:
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.layout import Layout
-from tilec.analysis.traffic import element_bytes
+from tilec.analysis.traffic import LINE, element_bytes
 from tilec.core import mlir
 from tilec.core.hardware import WIDE, WORD
 from tilec.core.mlir import ir
@@ -42,7 +42,7 @@ from tilec.plan.cuda.online import choose_online, online_reductions
 from tilec.plan.cuda.rows import SHOWN, RowPlan, alone, choose_rows, describe, row_tiles, ruled_out_rows
 from tilec.plan.cuda.scan import ScanPlan, refuse_look_back, ruled_out_scan, scan_intermediate_bytes, scan_tiles
 from tilec.plan.cuda.shared_memory import fit, layout_of, on_chip, too_much
-from tilec.plan.cuda.view import THREADS, View, accesses, lane_dim, lay_out, power, unrolled, vector_of
+from tilec.plan.cuda.view import THREADS, Access, View, accesses, lane_dim, lay_out, power, unrolled, vector_of
 from tilec.plan.cuda.windows import work_of_windows
 from tilec.plan.groups import Group, Remark
 
@@ -317,7 +317,27 @@ def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
         bytes_in_flight=max(16, flight * max(1, max(layout.steps, default=1))),
         shared_bytes=0.0 if isinstance(kernel.options, staged) else sum(line_bytes(view, layout).values()),
     )  # fmt: skip
+    work = replace(work, serial_us=_waiting_us(view, layout, work))
     return work_of_windows(view, layout, dict(zip(kernel.grid, kernel.tile)), work) if layout.dense else work
+
+
+def _waiting_us(view: View, layout: Layout, work: cost.Work) -> float:
+    """Microseconds that blocks wait for loads one after another, in loops in which fewer threads than a warp have elements of their
+    own: a latency for each line of memory, but for the first."""
+    lines = 0.0
+    for node in view.group.nodes:
+        loaders = prod(layout.threads[d] for d in view.group.space.dims[node])
+        if loaders < view.target.sm.warp:
+            read = [a for a in view.accesses if node.name in a.readers]
+            lines += max((_lines(a, layout) - 1 for a in read), default=0.0)
+    at_once = cost.occupancy(view.target, work.threads, work.registers).blocks * view.target.units
+    return 1e-3 * view.target.dram.latency_ns * max(0.0, lines) * ceil(work.blocks / max(1, at_once))
+
+
+def _lines(access: Access, layout: Layout) -> float:
+    """Lines of memory that a block reaches one after another."""
+    together = prod(layout.threads[d] for d in access.dims) * layout.slots(access.dims) * access.element
+    return prod(layout.chunks(d) for d in access.dims) * min(1.0, together / LINE)
 
 
 def _value_bytes(value: ir.Value) -> int:
