@@ -84,3 +84,27 @@ def test_heads_behind_places():
     assert_agrees(
         lambda x: (x.transpose(1, 2) * 2, x.transpose(1, 2).exp().sum(1), x.transpose(1, 2).sin() @ x[0, 0].T), x
     )
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_what_has_gaps_is_copied_for_machine_code(single, monkeypatch):
+    """Values and promised results: the program is called by machine code all the same."""
+    from tilec.torch import call
+    from tilec.torch.options import Options
+
+    x, y = torch.randn(8, 12)[::2, 1:7], torch.randn(4, 6)
+    function = lambda x, y: (x * 2 + y,) if single else (x.exp(), x * 2 + y)  # noqa: E731
+    graph = make_fx(function, tracing_mode="fake")(x, y).graph
+    made = graph.output_node().args[0][-1]
+    with made.meta["val"].fake_mode:
+        made.meta["val"] = torch.empty_strided((4, 6), (10, 1))
+    bound, bind = [], call.bind
+    monkeypatch.setattr(call, "bind", lambda *args: bound.append(bind(*args)) or bound[-1])
+    partition = call.Partition(graph, Options(strict=True), None, lambda written, reason: None)
+    for given in (x, torch.randn(8, 6)[::2], torch.randn(4, 6)):
+        results = partition(given, y)
+        result = results if single else results[-1]
+        torch.testing.assert_close(result, given * 2 + y)
+        assert result.stride() == (10, 1)
+        assert single or torch.allclose(results[0], torch.exp(given))
+    assert len(bound) == 1 and bound[0] is not None

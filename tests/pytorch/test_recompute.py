@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from tilec.core.targets import load  # noqa: E402
 from tilec.torch import backend, recompute  # noqa: E402
+from tilec.torch.layout import layout  # noqa: E402
 from tilec.torch.options import Options  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
@@ -137,3 +138,20 @@ def test_the_statistics_of_a_softmax_of_other_types():
     run, saved = compiled(lambda q, k, v: (q @ k.mT / 4).softmax(-1) @ v)
     run(*tensors).sum().backward()
     assert max(x.numel() for x in saved) <= tensors[0].numel()
+
+
+def test_parts_of_a_tensor_are_read_in_it():
+    """Queries, keys and values of one product are parts with gaps: forward saves the product."""
+    torch.manual_seed(0)
+    x, w = torch.randn(4, 6, 8), torch.randn(8, 24, requires_grad=True)
+
+    def step(x, w):
+        q, k, v = (x @ w).split(8, -1)
+        return (q.sin() * k.cos() * v.exp())[:, 0].tanh()
+
+    function, saved = compiled(step, kernels=True)
+    function(x, w).sum().backward()
+    wanted = w.detach().double().requires_grad_()
+    step(x.double(), wanted).sum().backward()
+    assert error(w.grad, wanted.grad) < 1e-6
+    assert saved and not [s for s in saved if layout(s.shape, s.stride()) is None]

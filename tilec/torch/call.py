@@ -22,7 +22,7 @@ from tilec.torch.aten import dtype_of
 from tilec.torch.aten.scatters import CHANGES
 from tilec.torch.background import in_background, wait
 from tilec.torch.concrete import concrete, is_symbolic, traced
-from tilec.torch.layout import Layout
+from tilec.torch.layout import Layout, row_major
 from tilec.torch.options import Options
 from tilec.torch.schedules import schedule_of
 from tilec.torch.write import Argument, Result, Unwritten, Written, blamed, write
@@ -238,16 +238,20 @@ def bind(
     op: Op, built: Executable, device: str | int, written: Written, otherwise: Call, into: Mapping[int, int]
 ) -> Call | None:
     """A function of a partition's values, by machine code: the program reads them as they lie in memory, and its results have the
-    promised strides. `otherwise` is called for values that lie otherwise than they did when the graph was traced. Raises IndexError
-    for an index that is outside of its tensor. None where a tensor must be copied, or nothing is read. `into`: see Partition."""
+    promised strides; what has gaps is copied. `otherwise` is called for values that lie otherwise than they did when the graph was
+    traced. Raises IndexError for an index that is outside of its tensor. None where nothing is read, or what changes in place has
+    gaps. `into`: see Partition."""
     arguments, results = written.arguments, written.results
-    copies = any(a.layout is None for a in arguments) or any(not r.plain and r.layout is None for r in results)
-    if copies or not arguments:
+    gapped = {a.number for a in arguments if a.layout is None}
+    remade = {k: _restride(r) for k, r in enumerate(results) if r.layout is None and not r.plain}
+    if not arguments or gapped & {*into.values()} or remade.keys() & into.keys():
         return None
     types = [dtype for _, dtype, _ in built.compiled.inputs]
-    inputs = [(dtype, a.shape, a.strides) for dtype, a in zip(types, arguments)]
-    outputs = [(dtype, r.shape, r.strides) for (_, dtype, _), r in zip(built.outputs, results)]
-    new: list[Callable[[], Any] | int] = [partial(empty_strided(device), r.shape, r.strides, r.dtype) for r in results]
+    lie = [(a.shape, row_major(a.shape) if a.layout is None else a.strides) for a in arguments]
+    inputs = [(dtype, *how) for dtype, how in zip(types, lie)]
+    made = [(r.made, row_major(r.made)) if k in remade else (r.shape, r.strides) for k, r in enumerate(results)]
+    outputs = [(dtype, *how) for (_, dtype, _), how in zip(built.outputs, made)]
+    new: list[Callable[[], Any] | int] = [partial(empty_strided(device), *how, r.dtype) for how, r in zip(made, results)]
     numbers = [a.number for a in arguments]
     shared = {k: n for k, n in into.items() if n not in numbers or built.emitted.may_share(numbers.index(n), k)}
     for k, number in shared.items():
@@ -255,6 +259,8 @@ def bind(
     fast = fast_call.prepare(built, device, written.given, numbers, inputs, outputs, new, otherwise)
     if fast is not None and len(shared) < len(into):
         fast = _copying(fast, {k: n for k, n in into.items() if k not in shared})
+    if fast is not None and (gapped or remade):
+        fast = _without_gaps(fast, sorted(gapped), remade)
     if fast is None or not _checks(built):
         return fast
 
@@ -265,6 +271,23 @@ def bind(
             raise IndexError(str(op.told(error, _arrays(arguments, values)))) from None
 
     return checked
+
+
+def _without_gaps(call: Call, gapped: Sequence[int], remade: Mapping[int, Call]) -> Call:
+    """The call, of copies of the values of these numbers, and with these results copied into the promised strides."""
+
+    def copied(*values: Any) -> Any:
+        given = list(values)
+        for number in gapped:
+            given[number] = values[number].contiguous()
+        made = call(*given)
+        if not remade:
+            return made
+        if isinstance(made, torch.Tensor):
+            return remade[0](made)
+        return [remade[k](m) if k in remade else m for k, m in enumerate(made)]
+
+    return copied
 
 
 def empty_strided(device: str | int) -> Callable[..., torch.Tensor]:

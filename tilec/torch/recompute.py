@@ -6,12 +6,15 @@
 A product is marked if what is computed elementwise from it is multiplied again, so that a kernel may keep all of that on chip, and
 if computing it again takes less time than storing and loading its result would. `torch._functorch` then leaves it out of what
 forward saves. A softmax on the way becomes an exponential of the difference from a number for each row, which is saved.
+
+A part of a tensor is marked, too, where it has gaps in memory: forward saves the whole, and backward reads the part in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf, prod
+from operator import getitem
 from typing import Any
 
 import torch
@@ -20,6 +23,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from tilec.core.target import Target
 from tilec.torch.aten.table import PRODUCTS, SEEN_THROUGH, SOFTMAXES, UNROUNDED, dtype_of, op_name
+from tilec.torch.layout import layout
+from tilec.torch.partition import is_view
 
 aten = torch.ops.aten
 Targets = Callable[[torch.device], Target | None]
@@ -38,6 +43,9 @@ def mark(graph: fx.Graph, results: int, targets: Targets) -> None:
     (output,) = (n for n in graph.nodes if n.op == "output")
     leaving = [n for n in output.args[0][:results] if isinstance(n, fx.Node)]
     forward = _ancestors(leaving)
+    for part in (n for n in forward if _has_gaps(n)):
+        for node in (part, *(n for n in part.all_input_nodes if isinstance(n.meta.get("val"), tuple | list))):
+            node.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
     for product in [n for n in graph.nodes if n in forward and n.op == "call_function" and op_name(n) in PRODUCTS]:
         region = _region(product, forward)
         if not region or any(n in leaving for n in region) or "recompute" in product.meta:
@@ -54,6 +62,16 @@ def mark(graph: fx.Graph, results: int, targets: Targets) -> None:
         for node in repeated:
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
             node.meta[UNROUNDED] = True
+
+
+def _has_gaps(node: fx.Node) -> bool:
+    """Whether the node shows a part of another's memory, of which kernels would read a copy."""
+    value = node.meta.get("val")
+    of = node.args[0] if node.target is getitem else node  # one of several parts
+    if of.op != "call_function" or not is_view(of) or not isinstance(value, torch.Tensor):
+        return False
+    numbers = (*value.shape, *value.stride())
+    return all(isinstance(n, int) for n in numbers) and layout(value.shape, value.stride()) is None
 
 
 def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
