@@ -256,7 +256,8 @@ def _window_of(generic: OperationContext, values: list[ir.Value], near: int, tak
             continue
         ((stride, dilation),) = sums.found
         length, loops = layout.extents[along], layout.chunks(along) > 1
-        if stride < 1 or dilation < 1 or (loops and (layout.steps[along] > 1 or stride > 1)):
+        inside = any(layout.chunks(d) > 1 for d in generic.reduced[generic.reduced.index(along) + 1 :])
+        if stride < 1 or dilation < 1 or (loops and (layout.steps[along] > 1 or stride > 1 or inside)):
             continue
         if stride > 1 and not (isinstance(size, int) and size % layout.chunk(near) == 0):
             continue  # a guard would count neighbours

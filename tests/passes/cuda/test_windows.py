@@ -90,6 +90,49 @@ def test_neighbours_share_windows_channels_first(term, kind, height, width, rng)
     assert loaded == (kernel.options.steps[2] + 2) * 3
 
 
+def gradient(kind: str, window: int, step: int = 1) -> str:
+    """Of depthwise weights."""
+    pad = window // 2
+    return f"""op dw(d: {kind}[N, H, W, C], x: {kind}[N, {step} * H, {step} * W, C]) -> (g: f32[C, {window}, {window}]) {{
+        g[c, r, s] = sum[n, h, w](d[n, h, w, c] * pad(x[n, {step} * h + r - {pad}, {step} * w + s - {pad}, c], 0))
+    }}"""
+
+
+@pytest.mark.parametrize("kind, step", [("bf16", 1), ("f32", 1), ("bf16", 2)])
+def test_neighbours_share_long_windows(kind, step, rng):
+    """A loop along a line of an image is written out, and loads each element of its windows once."""
+    text, shapes = gradient(kind, 3, step), {"d": (9, 12, 9, 16), "x": (9, 12 * step, 9 * step, 16)}
+    inputs = {name: rng.standard_normal(shape).astype(DTYPES[kind].numpy) for name, shape in shapes.items()}
+    special, result = lowered(text, None, inputs, target=ONE)
+    kernel, printed = result.plan.kernels[0], result.emitted.module
+    (near,) = kernel.options.adjacent_steps
+    assert kernel.options.steps[near] == kernel.extents[near] == 3
+    each = [int(n) for n in re.findall(r"for (?:n|n_chunk|h|h_chunk) in \w+\((\d+)\)", printed)]
+    loaded = counted(printed, r"load_\w+_nc_where\(x_1")
+    assert loaded == prod(each) * (step * 8 + 2 + 1)
+    (out,), failed = run_printed(special, result, inputs)
+    assert not any(failed)
+    assert_within(text, inputs, out, kind="cuda")
+
+
+@pytest.mark.parametrize("order", ["w, h, n", "n, w, h"])
+def test_no_loop_is_inside_one_along_a_line(order, rng):
+    """What a round keeps for the next would be of the last round of the loop inside."""
+    text = gradient("f32", 3).replace("n, h, w](", f"{order}](")
+    inputs = {name: rng.standard_normal((3, 9, 11, 16)).astype(np.float32) for name in "dx"}
+    special, result = lowered(text, None, inputs, target=ONE)
+    (out,), failed = run_printed(special, result, inputs)
+    assert not any(failed)
+    assert_within(text, inputs, out, kind="cuda")
+
+
+def test_the_gradient_of_depthwise_weights_fills_the_machine(monkeypatch):
+    monkeypatch.undo()  # blocks as they are
+    sums, _ = lowered(gradient("bf16", 7), None, {"N": 64, "H": 14, "W": 14, "C": 384})[1].plan.kernels
+    assert len(sums.options.adjacent_steps) == 1 and sums.blocks >= 4 * load("h200").units
+    assert sums.work.flops["fma.f32"] / 2 < 2 * 64 * 14 * 14 * 384 * 49  # instructions, two for each product
+
+
 @pytest.mark.parametrize("window", [3, 7])
 @pytest.mark.parametrize("kind", ["bf16", "f32"])
 def test_shared_elements_are_loaded_once(kind, window, rng):

@@ -27,14 +27,15 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
         vector = min(vector, max(1, WIDE // max((a.element for a in view.accesses if a.written), default=1)))
     near = neighbours(view, lane, vector)
     vector = near.vector if near else vector
-    splits = [d for d in view.reduced if d not in view.scanned and extents[d] > UNROLLED]
+    alone = {*view.scanned, *(near.lines if near else ())}
+    splits = [d for d in view.reduced if d not in alone and extents[d] > UNROLLED]
     points = prod(extents[d] for d in kernel.grid)
     counts: dict[int, int] = {}
     budget = THREADS // (2 if near else 1) if view.reduced else fit.point_threads  # neighbours take registers
     joined = bool(splits and online_reductions(view)) and _split(view, points) > 1
     if joined:  # the states of several reductions take registers: one word an access, and more of them
         vector = min(vector, max(1, WORD // min((a.element for a in view.accesses if not a.written), default=WORD)))
-    narrow = _split(view, points // vector) if splits else 1
+    narrow = _split(view, points // (vector * prod(near.counts.values() if near else ()))) if splits else 1
     blocks = points // (16 * vector) / view.target.units  # an SM, with 16 lanes along a row: 256 bytes of it
     line = (
         8 if blocks < fit.few_blocks else 16 if blocks < (fit.online_line_blocks if joined else fit.line_blocks) else 32
@@ -46,7 +47,8 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     budget //= counts[lane]
     if narrow > 1:
         longest = max(splits, key=lambda d: extents[d])
-        counts[longest] = min(2 * budget, power(extents[longest] / 2))
+        # a thread has a sum for each neighbour, so that no more threads meet at the end than are wanted
+        counts[longest] = min(narrow if near else 2 * budget, power(extents[longest] / 2))
         budget = max(1, budget // counts[longest])
     for d in sorted((d for d in kernel.grid if d != lane), reverse=True):
         counts[d] = min(budget, power(extents[d]))

@@ -18,7 +18,7 @@ from tilec.analysis.operation_costs import instructions_of
 from tilec.analysis.traffic import OVERHEAD, bytes_of, element_bytes
 from tilec.core import mlir
 from tilec.core.fitted import Layouts
-from tilec.core.hardware import WORD
+from tilec.core.hardware import WARP, WORD
 from tilec.core.mlir import ir
 from tilec.cost.model import Work
 from tilec.plan.cuda.view import THREADS, UNROLLED, Numbers, View
@@ -33,13 +33,14 @@ LOAD = 4  # instructions that a load takes, with its address and condition
 class Neighbours:
     """A thread's neighbours, so many along each dimension of `counts`, with `vector` elements in an access. `unrolled`: the reduced
     dimensions along which windows lie, all of whose steps are unrolled. `rounds`: of loops, each of which waits for its loads.
-    `instructions`: for an element, besides the sum's own."""
+    `instructions`: for an element, besides the sum's own. `lines`: the reduced dimensions of long windows, of one thread."""
 
     counts: Numbers
     vector: int
     unrolled: tuple[int, ...]
     rounds: int
     instructions: float
+    lines: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,11 @@ def neighbours(view: View, lane: int, widest: int) -> Neighbours | None:
         choices = product(*(options[d] for d in along[-2:])) if along else ((o,) for d in options for o in options[d])
         for counts in map(dict, choices):
             sums = vector * prod(counts.values())
-            if 1 < prod(counts.values()) <= most and points >= 2 * view.target.units * THREADS * sums:
-                found += list(_shared(view, windows, {d: n for d, n in counts.items() if n > 1}, vector))
+            if 1 < prod(counts.values()) <= most:
+                more = {d: n for d, n in counts.items() if n > 1}
+                enough = 2 * view.target.units * THREADS * sums
+                found += _shared(view, windows, more, vector) if points >= enough else []
+                found += _long(view, windows, more, vector) if points * _deal(view, windows, more) >= enough else []
     return min(found, key=lambda n: (n.rounds > 1, round(n.instructions, 6), sorted(n.counts, reverse=True)), default=None)
 
 
@@ -111,7 +115,41 @@ def _shared(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iter
         factors = written / (lengths[first] if lines else 1) * windows.factors
         if sums * written <= WRITTEN_OUT and sums + (held + factors) * words <= most:
             unrolled_dims = (*apart, *(w.along for d in counts for w in short[d] if not (lines and d == first)))
+            if lines and not _innermost(view, short[first][0].along, unrolled_dims):
+                continue
             yield Neighbours(counts, vector, unrolled_dims, rounds, _instructions(accesses, windows, vector) / sums)
+
+
+def _long(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iterator[Neighbours]:
+    """Neighbours along one dimension whose windows are long, as those of a gradient of weights are: the loop along windows is
+    written out, and each of its rounds loads one further element."""
+    ((d, number), *others), most = counts.items(), view.target.fit(Layouts).window_words
+    sums, words = vector * number, max(1.0, vector * windows.element / WORD)
+    for w in [] if others else windows.by_dim[d][:1]:
+        length = view.extents[w.along]
+        if not (UNROLLED < length <= WRITTEN_OUT // sums and w.stride == 1 and 0 < w.dilation <= number):
+            continue
+        if not _innermost(view, w.along, ()):
+            continue
+        rounds = prod(view.extents[p] for p in view.reduced) // length
+        accesses = rounds * (_covered(number, length, [w]) + length * windows.factors)
+        if sums + (number + w.dilation + windows.factors) * words <= most:
+            yield Neighbours(counts, vector, (), rounds, _instructions(accesses, windows, vector) / sums, (w.along,))
+
+
+def _innermost(view: View, along: int, unrolled: Sequence[int]) -> bool:
+    """Whether no loop is inside the one along a dimension: what a round keeps for the next is of one round of others."""
+    for node in view.group.nodes:
+        order = [k for d, k in enumerate(view.group.space.dims[node]) if d in node.reduced]
+        if along in order and any(view.extents[k] > 1 and k not in unrolled for k in order[order.index(along) + 1 :]):
+            return False
+    return True
+
+
+def _deal(view: View, windows: _Windows, counts: Numbers) -> int:
+    """Threads that may share a reduction along another dimension than windows."""
+    along = {w.along for d in counts for w in windows.by_dim[d]}
+    return min(WARP, max((e for p in view.reduced if p not in along and (e := view.extents[p]) > UNROLLED), default=1))
 
 
 def _covered(neighbours: int, length: int, windows: Sequence[Window]) -> int:
