@@ -260,3 +260,24 @@ def test_gradients_of_soft_margins_keep_their_digits(reduction):
         function(value, target.to(value.dtype)).sum().backward()
         grads.append(value.grad)
     torch.testing.assert_close(grads[0].double(), grads[1], rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(("rows", "padding", "eager"), [(5, None, []), (5, 2, []), (20_000, 2, ["embedding_dense_backward"])])
+def test_gradients_of_embeddings(rows, padding, eager):
+    """Large ones are one operation of PyTorch's, with no copy of zeros before it."""
+    ids, table = torch.randint(0, 5, (70, 40)), torch.randn(rows, 3)
+
+    def step(table):
+        return F.embedding(ids, table, padding) * 1.5
+
+    given, expected = (table.clone().requires_grad_() for _ in range(2))
+    compiled(step)(given).sum().backward()
+    step(expected).sum().backward()
+    torch.testing.assert_close(given.grad, expected.grad)
+    assert [e.operation for graph in tilec.torch.report().graphs for e in graph.eager] == eager
+
+
+def test_narrow_gradients_of_embeddings_are_added_up_in_f32():
+    ids, table = torch.zeros(2000, dtype=torch.long), torch.zeros(3, 4, dtype=torch.bfloat16, requires_grad=True)
+    compiled(lambda table: F.embedding(ids, table))(table).sum().backward()
+    assert table.grad[0].eq(2000).all() and table.grad[1:].eq(0).all()

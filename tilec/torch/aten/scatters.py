@@ -307,8 +307,25 @@ def histogram(call: Call) -> Tensor:
     )
 
 
+@expresses("embedding_dense_backward")
+def embedding_dense_backward(call: Call) -> Tensor:
+    """A row is the sum of the gradients of all that was read of it."""
+    if call["scale_grad_by_freq"]:
+        raise Inexpressible(f"{call.name}: rows are divided by how often they were read")
+    (rows, width), padding = call.shape, int(call["padding_idx"])
+    reads = prod(call["indices"].shape)
+    _affordable(call, reads * rows * width, reads * width)
+    gradient, index = call["grad_output"].reshaped((reads, width)), call["indices"].reshaped((reads,))
+
+    def expression(i: list[Index]) -> str:
+        text = reduction("sum", [reads], lambda k: f"{gradient.at(k[0], i[1])} if {index.at(k[0])} == {i[0]} else 0")
+        return f"0 if {i[0]} == {padding} else {text}" if padding >= 0 else text
+
+    return call.emit(call.shape, call.dtype, expression)
+
+
 refused(
     TOO_MANY,
-    "masked_scatter put embedding_dense_backward col2im bincount as_strided_scatter "
+    "masked_scatter put col2im bincount as_strided_scatter "
     "_unsafe_masked_index_put_accumulate max_unpool2d max_unpool3d",
 )

@@ -293,10 +293,11 @@ def decompositions() -> dict:
     from torch._decomp import core_aten_decompositions
     from torch._ops import OpOverload
 
-    from tilec.torch.aten import foreach, losses
+    from tilec.torch.aten import embeddings, foreach, losses
 
     kept = {f"aten.{name}" for name in WHOLE}
-    table = {**core_aten_decompositions(), **foreach.decompositions(), **losses.decompositions()}
+    own = {**foreach.decompositions(), **losses.decompositions(), **embeddings.decompositions()}
+    table = {**core_aten_decompositions(), **own}
     return {op: f for op, f in table.items() if not (isinstance(op, OpOverload) and str(op).rpartition(".")[0] in kept)}
 
 
