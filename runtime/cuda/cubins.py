@@ -49,12 +49,13 @@ def _from_cache(properties: dict[str, Any], files: dict[str, bytes]) -> dict[str
 
 
 def _compiled(emitted: Emitted, chip: str, registers: Mapping[str, int]) -> dict[str, Cubin]:
-    """Kernels that differ in names only share one. One kernel is assembled while the next becomes PTX."""
+    """Kernels that differ in names only share one. One kernel is assembled while the next becomes PTX; the longest texts begin, so
+    that the end waits for no long one."""
     codes = generated.functions(emitted.module)
     made: dict[tuple, Future[Cubin]] = {}
     cubins: dict[str, Future[Cubin]] = {}
     with uncollected(), workers(os.cpu_count(), "tilec-assemble") as pool:
-        for k in emitted.kernels:
+        for k in sorted(emitted.kernels, key=lambda k: len(k.text), reverse=True):
             most = registers.get(k.name)
             same = generated.identity(codes[k.name]), k.threads, k.parameters, k.maps, bool(k.sites), most
             if same not in made:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
@@ -39,7 +39,7 @@ from numba_cuda_mlir.mlir_optimization import (
     get_base_pipeline,
 )
 from numba_cuda_mlir.numba_cuda import types
-from numba_cuda_mlir.numba_cuda.core import base, bytecode, funcdesc, interpreter
+from numba_cuda_mlir.numba_cuda.core import base, bytecode, errors, funcdesc, interpreter
 from numba_cuda_mlir.numba_cuda.core.compiler import _make_subtarget
 from numba_cuda_mlir.numba_cuda.core.compiler_lock import global_compiler_lock
 from numba_cuda_mlir.numba_cuda.core.target_extension import target_override
@@ -53,6 +53,7 @@ from tilec.runtime.cuda.shifts import keep_right_shifts
 
 mlir_target.ensure_initialized()
 base._has_loc = cache(base._has_loc)  # Numba asks for the signature of every function at each of its calls
+errors.WarningsFixer.catch_warnings = lambda fixer, **where: nullcontext()  # around each statement; kernels draw none
 mlir_optimization.struct_pointees_attr = lambda op: None
 
 _UNUSED = "one-shot-bufferize|convert-(complex-to-(standard|llvm)|vector-to-scf.*|nvgpu-to-nvvm)|lower-affine"
@@ -101,7 +102,10 @@ def to_mlir(function: Callable[..., Any], kinds: Sequence[str], chip: str, threa
         module = metadata["mlir_module"]
         _let_integers_wrap(module)
         keep_right_shifts(module)
-        PassManager.parse(_pipeline()).run(module.operation)
+        passes = PassManager.parse(_pipeline())
+        passes.enable_verifier(False)  # after each of them, which takes a third of their time
+        passes.run(module.operation)
+        module.operation.verify()
         keep_nan_tests(module)
     return Lowered(module, tools.generate_mangled_name(descriptor.qualname, descriptor.argtypes), options)
 
