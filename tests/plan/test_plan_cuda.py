@@ -292,3 +292,13 @@ def test_few_threads_wait_for_each_line(monkeypatch):
     monkeypatch.setattr("tilec.plan.groups.Group.time_us", lambda g, graph, target: 1 / len(g.nodes))
     together = planned(SCORES, **sizes)
     assert len(together.kernels) == 1 and together.time_us > 4 * apart.time_us
+
+
+def test_a_gathered_table_is_not_read_as_a_whole():
+    """The kernels of an embedding and of what follows it were kept apart, as if a larger kernel read the table more slowly."""
+    text = """op f(ids: i64[M], table: bf16[V, N], place: bf16[N]) -> (e: bf16[M, N], y: f32[M]) {
+    e[i, j] = table[ids[i], j] + place[j]
+    y[i] = sum[j](e[i, j] * e[i, j])
+}"""
+    (kernel,) = planned(text, M=4, V=50257, N=2048).kernels
+    assert kernel.work.dram_read < 2**20

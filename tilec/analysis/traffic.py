@@ -103,9 +103,17 @@ NARROWEST = 2  # bytes of an element: narrower ones are few
 OVERHEAD = 3  # instructions an element for addresses, loads and stores of vectors
 
 
+def _read_bytes(value: ir.Value, nodes: list[Node]) -> int:
+    """What the nodes read of an input: of a table that is read at computed subscripts alone, no more elements than they ask for."""
+    if any(r.value == value for n in nodes for r in n.reads):
+        return bytes_of(value)
+    asked = sum(n.extracts.count(value) * n.iterations for n in nodes)
+    return min(bytes_of(value), asked * element_bytes(ir.ShapedType(value.type).element_type))
+
+
 def work_of(nodes: list[Node], graph: Graph, space: Space, target: Target) -> Work:
     """The amounts of a kernel, before its tiles are chosen: every input read once, every output written once."""
-    reads, writes = sum(map(bytes_of, inputs_of(nodes))), sum(map(bytes_of, outputs_of(nodes, graph)))
+    reads, writes = sum(_read_bytes(v, nodes) for v in inputs_of(nodes)), sum(map(bytes_of, outputs_of(nodes, graph)))
     flops: dict[str, float] = {}
     issued = target.kind == "cuda" and not any(n.contraction is not None for n in nodes)
     points = all(n.elementwise for n in nodes)
