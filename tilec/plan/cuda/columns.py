@@ -48,7 +48,7 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     if narrow > 1:
         longest = max(splits, key=lambda d: extents[d])
         # a thread has a sum for each neighbour, so that no more threads meet at the end than are wanted
-        counts[longest] = min(narrow if near else 2 * budget, power(extents[longest] / 2))
+        counts[longest] = min(min(2 * budget, narrow) if near else 2 * budget, power(extents[longest] / 2))
         budget = max(1, budget // counts[longest])
     for d in sorted((d for d in kernel.grid if d != lane), reverse=True):
         counts[d] = min(budget, power(extents[d]))

@@ -86,9 +86,8 @@ def neighbours(view: View, lane: int, widest: int) -> Neighbours | None:
             sums = vector * prod(counts.values())
             if 1 < prod(counts.values()) <= most:
                 more = {d: n for d, n in counts.items() if n > 1}
-                enough = 2 * view.target.units * THREADS * sums
-                found += _shared(view, windows, more, vector) if points >= enough else []
-                found += _long(view, windows, more, vector) if points * _deal(view, windows, more) >= enough else []
+                if points * _deal(view, windows, more) >= 2 * view.target.units * THREADS * sums:
+                    found += [*_shared(view, windows, more, vector), *_long(view, windows, more, vector)]
     return min(found, key=lambda n: (n.rounds > 1, round(n.instructions, 6), sorted(n.counts, reverse=True)), default=None)
 
 
