@@ -302,3 +302,15 @@ def test_a_gathered_table_is_not_read_as_a_whole():
 }"""
     (kernel,) = planned(text, M=4, V=50257, N=2048).kernels
     assert kernel.work.dram_read < 2**20
+
+
+def test_scalars_share_a_kernel():
+    """Each cache of a decoder has a length: they were a launch each. A scalar does not join what has more to do."""
+    text = """op f(x: bf16[M, N], a: i64, b: i64, c: i64) -> (y: bf16[M, N], d: i64, e: i64, g: i64) {
+    d = a + 1
+    y[i, j] = x[i, j] * 2
+    e = b + 1
+    g = c + d
+}"""
+    plan = planned(text, M=64, N=64)
+    assert sorted(k.nodes for k in plan.kernels) == [("d", "e", "g"), ("y",)]

@@ -117,11 +117,13 @@ def _standing(remarks: list[Remark], member: dict[Node, Group]) -> list[Remark]:
 
 
 class _Neighbours:
-    """Candidates for sharing a kernel with an operation: its producers, then earlier readers of its inputs, one of each kernel."""
+    """Candidates for sharing a kernel with an operation: its producers, then earlier readers of its inputs, one of each kernel. A
+    scalar, such as the length of a cache, may join another: a launch takes longer than either."""
 
     def __init__(self, graph: Graph, member: dict[Node, Group]):
         self.graph, self.member = graph, member
         self.readers: dict[ir.Value, list[Node]] = {}
+        self.scalars: list[Node] = []
 
     def of(self, node: Node) -> list[Node]:
         near = [p for p in reversed(self.graph.producers(node)) if p in self.member]
@@ -131,6 +133,9 @@ class _Neighbours:
             latest = self.graph.in_order(kernels.values())[-SIBLINGS:]
             siblings += latest
             self.readers[value] = [*latest, node]
+        if node.iterations == 1:
+            siblings += [n for n in self.scalars[-1:] if all(m.iterations == 1 for m in self.member[n].nodes)]
+            self.scalars.append(node)
         return list(dict.fromkeys(near + self.graph.in_order(set(siblings))))
 
 
