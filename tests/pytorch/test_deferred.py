@@ -60,3 +60,29 @@ def test_old_values_are_read_before_a_write():
         return d * y
 
     assert_agrees(function, torch.randn(4, 5), torch.randn(4, 5))
+
+
+def test_scalars_of_the_cpu_are_computed_before_a_gpu_reads_them():
+    """Both partitions have one level, and the GPU's begins the graph. A scalar stays on the CPU where what reads it moves."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from tilec.torch import aten, deferred
+    from tilec.torch.partition import decide
+
+    def function(x, scalar):
+        e = x.exp()
+        wide = (x.float() - 1) / scalar.sqrt()
+        return e, behind(e) * wide + behind(scalar[None].sin()).exp()[0]
+
+    with FakeTensorMode():
+        given = torch.empty(64, 32, dtype=torch.bfloat16, device="cuda:0"), torch.empty(())
+        graph = make_fx(function)(*given).graph
+    decision = decide(graph, {n: n for n in graph.nodes}, aten.refusal)
+    deferred.move(graph, decision, {n: n for n in graph.nodes})
+    assert {(p.device.type, p.level) for p in decision.parts} == {("cpu", 2), ("cuda", 2), ("cpu", 4), ("cuda", 4)}
+    place = {unit: k for k, unit in enumerate(decision.order)}
+    where = lambda n: place.get(decision.owner.get(n, n), -1)  # noqa: E731
+    for node, part in decision.owner.items():
+        assert part.device == node.meta["val"].device, node
+        assert all(where(n) <= place[part] for n in node.all_input_nodes), node

@@ -72,7 +72,8 @@ class _Parts:
         found, pending = {node}, [node]
         while pending:
             for n in self._producers(pending.pop()):
-                if n not in found and self._deferred_to(n, part.level, found) is not None:
+                here = n in self.decision.owner and self.decision.owner[n].device == part.device
+                if here and n not in found and self._deferred_to(n, part.level, found) is not None:
                     found.add(n)
                     pending.append(n)
         return found

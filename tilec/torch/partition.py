@@ -114,7 +114,7 @@ def decide(
         highest = max(highest, here)
         for b in bases:
             read[b] = max(read.get(b, 0), here)
-    made.parts = sorted(parts.values(), key=lambda p: p.level)
+    made.parts = sorted(parts.values(), key=lambda p: (p.level, p.device.type != "cpu"))  # GPUs read scalars of the CPU
     return made
 
 
