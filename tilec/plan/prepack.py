@@ -39,7 +39,8 @@ UNFOLDED = 2  # times as many elements as are read: beyond, a window would be st
 
 def choose_packs(groups: list[Group], graph: Graph, target: Target) -> tuple[list[Pack], list[Remark]]:
     """Those that make a contraction faster by more than they take."""
-    packs, remarks = [], []
+    packs: list[Pack] = []
+    remarks: list[Remark] = []
     for g in groups:
         contractions = [n for n in g.nodes if n.contraction is not None]
         if not contractions and target.kind == "cuda":
@@ -62,7 +63,8 @@ def choose_packs(groups: list[Group], graph: Graph, target: Target) -> tuple[lis
 
 
 def _choose_ordered(g: Group, graph: Graph, target: Target) -> tuple[list[Pack], list[Remark]]:
-    packs, remarks = [], []
+    packs: list[Pack] = []
+    remarks: list[Remark] = []
     for node in g.nodes:
         if node.vector_product is None or node.part or not has_windows(node):
             continue
