@@ -10,6 +10,7 @@ from tools.pytorch import assert_agrees  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
+import tilec  # noqa: E402
 from tilec.torch.aten import decompositions  # noqa: E402
 from tilec.torch.write import write  # noqa: E402
 
@@ -77,6 +78,58 @@ def test_a_gpu_s_convolutions_have_their_channels_last():
 )
 def test_what_follows_a_convolution(after, order):
     assert_agrees(lambda *given: after(model(*given)), *tensors(order))
+
+
+def lies_behind(x, first, second, added, weight):
+    """Places behind channels, as encoders of speech have them: the sum lies as its operand does."""
+    places = F.gelu(F.conv1d(F.gelu(F.conv1d(x, first, padding=1)), second, stride=2, padding=1)).permute(0, 2, 1)
+    rows = places + added
+    return rows + F.layer_norm(rows, (6,), weight)
+
+
+def speech() -> list[torch.Tensor]:
+    return [torch.randn(n) for n in ((2, 4, 10), (6, 4, 3), (6, 6, 3), (5, 6), (6,))]
+
+
+def speech_program(after) -> str:
+    with FakeTensorMode():
+        given = [torch.empty_like(x, device="cuda") for x in speech()]
+        traced = make_fx(lambda *given: (after(lies_behind(*given)),), decomposition_table=decompositions())(*given)
+        return write(traced.graph).text
+
+
+def test_a_product_by_a_transpose_is_stored_in_rows():
+    ranges = speech_program(lambda y: torch.bmm(y.exp(), y.new_ones(2, 7, 6).transpose(1, 2)) * 2)
+    assert "i0 in 0:2, i1 in 0:5, i2 in 0:7" in ranges and "i1 in 0:7" not in ranges
+
+
+def test_sums_lie_as_their_operands_are_stored():
+    """PyTorch's convolution has places last, and so its sums in the order of rows; those of a GPU's program have channels last."""
+    ranges = [
+        line.partition("where ")[2] for line in speech_program(lambda y: y.exp().sum(1)).splitlines() if "where" in line
+    ]
+    whole = [r for r in ranges if r.count(" in ") == 3]
+    assert len(whole) > 5 and all(r.endswith("i2 in 0:6") for r in whole), ranges
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda y: y,
+        lambda y: y.sum(1),
+        lambda y: (y * 2).reshape(2, 30),
+        lambda y: y.transpose(1, 2).reshape(12, 5) * 2,
+        lambda y: (y + y.flip(1)).softmax(-1),
+        lambda y: torch.cat([y, y * 2], 1).mean(2),
+    ],
+)
+def test_what_follows_convolutions_along_one_dimension(after):
+    """The numbers of a GPU's program, which stores results in other orders than PyTorch's."""
+    given = speech()
+    found = tilec.compile(speech_program(after))(*(x.numpy() for x in given))
+    exact = after(lies_behind(*(x.double() for x in given)))
+    stored = exact.as_strided([exact.numel()], [1])  # in PyTorch's order of memory, as is what leaves a program
+    torch.testing.assert_close(torch.from_numpy(found).double().ravel(), stored, rtol=1e-5, atol=1e-5)
 
 
 def test_heads_behind_places():
