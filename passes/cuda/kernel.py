@@ -54,6 +54,9 @@ def map_cuda(module: ir.Operation) -> None:
                 KernelMapper(function, planned.tiles, options, looks_back=parts > 1).build()
 
 
+MEMORY = "memref.alloc", "memref.subview"
+
+
 class KernelMapper(KernelContext):
     """Maps a kernel: its loop over blocks, and its operations one after another."""
 
@@ -87,7 +90,7 @@ class KernelMapper(KernelContext):
         for op in online:
             op.erase()
         for op in reversed([o.operation for o in block.operations]):
-            if op.name in ("memref.alloc", "memref.subview") and not any(mlir.uses(op.results[0])):
+            if op.name in MEMORY and not any(mlir.uses(op.results[0])):
                 op.erase()
             elif transpose.MARK in op.attributes:
                 del op.attributes[transpose.MARK]
@@ -95,12 +98,13 @@ class KernelMapper(KernelContext):
             del function.attributes["tilec.spread"]
 
     def _define_before(self, first: ir.Operation, others: list[ir.Operation]) -> None:
-        """What `others` write to is there before `first`, with which they become one pass."""
+        """The memory of `others` is there before `first`, with which they become one pass: what they write, and results between,
+        of which they tell their sizes by."""
         before = list(self.body.operations)
         at = {o.operation: n for n, o in enumerate(before)}
-        for value in (v for op in others for v in mlir.outputs_of(op)):
+        for value in (v for op in others for v in op.operands):
             makers, made = [], mlir.definition(value)
-            while made is not None and at.get(made, 0) > at[first]:
+            while made is not None and made.name in MEMORY and at.get(made, 0) > at[first]:
                 makers.append(made)
                 made = mlir.definition(made.operands[0]) if made.name == "memref.subview" else None
             for made in reversed(makers):

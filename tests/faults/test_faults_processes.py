@@ -198,8 +198,8 @@ with mlir.context(), ir.Location.unknown():
     with ir.InsertionPoint(module.body):
         kind = ir.IntegerType.get_signless(64)
         for n in range(200):
-            signal.setitimer(signal.ITIMER_REAL, 0.0002 + n % 13 * 1e-5)
             try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0002 + n % 13 * 1e-5)
                 while True:
                     arith.ConstantOp(kind, n).result
             except KeyboardInterrupt:

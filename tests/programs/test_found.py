@@ -226,6 +226,19 @@ def test_states_in_sram_are_there_before_the_walk(monkeypatch):
     assert any(getattr(k.options, "online", None) for k in result.plan.kernels)
 
 
+def test_memory_of_what_is_computed_between_is_there_before_the_walk():
+    """A norm down columns of what is read in two orders: its second sum told the columns' number by the mean, which comes later."""
+    text = """op f(a: bf16[N, C, P], b: bf16[N, P, C], w: bf16[C], c: bf16[C]) -> (y: bf16[N, C, P]) {
+        z[i, j, p]: bf16 = a[i, j, p] + b[i, p, j]
+        m[i, p]: f32 = mean[k in 0:C](z[i, k, p])
+        v[i, p]: f32 = sum[k in 0:C]((z[i, k, p] - m[i, p]) * (z[i, k, p] - m[i, p])) / 768.0
+        r[i, p]: f32 = rsqrt(v[i, p] + 1e-05)
+        y[i, j, p] = (z[i, j, p] - m[i, p]) * r[i, p] * w[j] + c[j]
+    }"""
+    _, result = lowered(text, "f", {"N": 8, "C": 768, "P": 1500})
+    assert any(getattr(k.options, "online", None) for k in result.plan.kernels) and result.emitted.kernels
+
+
 def test_kernels_of_checks_alone_have_names():
     """A schedule that the compiler writes is one that it reads."""
     program = "op f(x: f32[M, K], n: i64[N, 2]) -> (y: f32[M]) {"
