@@ -16,6 +16,7 @@ x ** y              ->  exp2(y log2(x) / 2)^2, the logarithm by a polynomial whe
 cos(x), sin(x)      ->  P(x^2), x P(x^2) for |x| <= 1 + 2^-10; elsewhere a shorter reduction, or one right to an absolute error
 x / y               ->  (x s) (1 / (y s)) where y is one for many elements: s, a power of two, keeps y s from the ends of the range
 x / y               ->  x (1 / y) where y is a sum of weights: at least 1, and no more than their number
+x / y               ->  the same quotient without a branch where y is one for many elements: a function of the device
 
 Operations with `fastmath<afn>` are printed as one approximate instruction, quotients with `arcp` as the product with an
 approximate reciprocal. `tilec/analysis/precision.py` has the error bounds, and decides. All forms are for CUDA. A CPU uses the
@@ -203,6 +204,12 @@ def _marked(_: ir.Value, op: ir.Operation) -> ir.Value:
     return op.results[0]
 
 
+def _divide_rounded(_: ir.Value, op: ir.Operation) -> ir.Value:
+    """The nearest float as before: `_divide_rounded` in runtime/cuda/device/scalar.py."""
+    op.attributes["tilec.form"] = mlir.string("rounded")
+    return op.results[0]
+
+
 def _below(x: ir.Value, op: ir.Operation) -> ir.Value:
     return _flagged(_marked(x, op))
 
@@ -219,7 +226,7 @@ _FORMS = {
     "expm1": _expm1, "log1p_of_share": _log1p_of_share,
     "log1p": _log1p, "log": _log,
     "log2": _same, "tanh": _same, "sqrt": _same, "divide": _same,
-    "divide_shared": _divide_shared, "divide_weights": _divide_weights,
+    "divide_shared": _divide_shared, "divide_weights": _divide_weights, "divide_rounded": _divide_rounded,
     "sigmoid_rounded": _reciprocal, "power": _power,
     "exp_below": _below, **{f"cos_{n}": _cos(n) for n in COS}, **{f"sin_{n}": _sin(n) for n in SIN},
     **{f"{f}_{n}": _marked for f in ("sin", "cos") for n in ("short", "absolute")},

@@ -284,6 +284,8 @@ class _CudaPrinter(MemoryPrinter):
             return f"{texts[0]} * {self.use('reciprocal_approx_f32')}({texts[1]})"
         if name == "arith.divf" and has_flag(op, "afn"):
             return f"{self.use('divide_approx_f32')}({', '.join(texts)})"
+        if name == "arith.divf" and (form := mlir.get_string(op, "tilec.form")):
+            return f"{self.use(f'divide_{form}_f32')}({', '.join(texts)})"
         return super().binary(op, name, texts, type_)
 
     def select(self, condition: str, then: str, otherwise: str, type_: str) -> str:

@@ -154,3 +154,14 @@ def test_between_numbers_too_large_for_f8e4m3_there_are_others():
     ):
         assert (np.isnan(found.low) == certain).all()
         assert (on.is_anything(found) == ~np.array(certain) & ~(found.low == 3)).all()
+
+
+def test_tiny_quotients_that_are_rounded_twice():
+    """Once to 24 bits, once to a multiple of 2^-149, which may be the one that is farther from the exact quotient."""
+    tiny = np.float64(2.0**-149)
+    above = point(np.array([tiny * (4.5 + 2.0**-30)]))
+    once, twice = (on.divide(above, point(np.ones(1)), F32, double_rounding=t) for t in (False, True))
+    assert once.low[0] == once.high[0] == 5 * tiny
+    assert twice.low[0] <= 4 * tiny and twice.high[0] >= 5 * tiny
+    exact = on.divide(point(np.array([6 * tiny])), point(np.full(1, 2.0)), F32, double_rounding=True)
+    assert exact.low[0] == exact.high[0] == 3 * tiny

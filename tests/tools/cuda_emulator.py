@@ -238,7 +238,7 @@ SCALAR = {
     "erfc": lambda x: math.erfc(x) if x == x else x,
     "exp2_approx": np.exp2, "tanh_approx": np.tanh, "log2_approx": np.log2, "sqrt_approx": np.sqrt,
     **{f"{f.__name__}_{form}": f for f in (np.sin, np.cos) for form in ("approx", "short", "absolute")},
-    "reciprocal_approx": lambda x: 1 / x, "divide_approx": lambda a, b: a / b,
+    "reciprocal_approx": lambda x: 1 / x, **dict.fromkeys(("divide_approx", "divide_rounded"), lambda a, b: a / b),
     "rsqrt": lambda x: 1 / np.sqrt(x), "erf": lambda x: math.erf(x) if x == x else x, "pow": np.power,
     "fma": lambda a, b, c: a * b + c, "not_equal": lambda a, b: bool(a != b), "is_nan": lambda a: bool(a != a),
 }  # fmt: skip

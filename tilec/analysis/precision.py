@@ -28,7 +28,8 @@ from tilec.core.mlir import ir
 
 APPROXIMATION_ERRORS = {
     "exp": 2.0**-16, "expm1": 2.0**-13, "tanh": 2.0**-11, "erf": 2.0**-13, "sqrt": 2.0**-22, "divide": 2.0**-22,
-    "divide_shared": 2.0**-22, "divide_weights": 2.0**-22, "sigmoid": 2.0**-16, "sigmoid_rounded": 0.0, "one_plus_tanh": 2.0**-16,
+    "divide_shared": 2.0**-22, "divide_weights": 2.0**-22, "divide_rounded": 0.0,
+    "sigmoid": 2.0**-16, "sigmoid_rounded": 0.0, "one_plus_tanh": 2.0**-16,
     "one_plus_erf": 2.0**-13, "log": 2.0**-13, "log2": 2.0**-13, "log1p": 2.0**-13, "log1p_of_share": 2.0**-13,
     "sin_near": 0.0, "cos_near": 0.0, "sin_nearly": 2.0**-16, "cos_nearly": 2.0**-13, "sin_short": 2.0**-12, "cos_short": 2.0**-12,
     "power": 2.0**-12,
@@ -40,7 +41,8 @@ APPROXIMATION_ERRORS = {
 is no whole number."""
 ABSOLUTE = ("sin_absolute", "cos_absolute", "tanh_absolute")
 SAVED = {
-    "exp": 5, "expm1": 17, "tanh": 14, "erf": 14, "sqrt": 4, "divide": 0, "divide_shared": 6, "divide_weights": 7, "sigmoid": 15,
+    "exp": 5, "expm1": 17, "tanh": 14, "erf": 14, "sqrt": 4, "divide": 0, "divide_shared": 6, "divide_weights": 7,
+    "divide_rounded": 0, "sigmoid": 15,
     "sigmoid_rounded": 6, "one_plus_tanh": 9, "one_plus_erf": 12, "log": 20, "log2": 22, "log1p": 20, "log1p_of_share": 26,
     "sin_near": 9, "cos_near": 11, "sin_nearly": 11, "cos_nearly": 13, "sin_short": 2, "cos_short": 2, "sin_absolute": 8,
     "cos_absolute": 8, "power": 42, "exp_below": 3, "exp_weight": 6, "tanh_absolute": 9,
@@ -217,7 +219,7 @@ def _scalar(op: ir.Operation, state: _Analysis) -> None:
         state.allow(operand, max(0.0, share), max(0.0, rest))
 
 
-_DIVISIONS = ("divide", "divide_shared", "divide_weights")
+_DIVISIONS = ("divide", "divide_shared", "divide_weights", "divide_rounded")
 
 
 def _is_hidden(form: str, error: float, absolute: float) -> bool:
@@ -253,9 +255,9 @@ def approximate_forms(op: ir.Operation) -> list[str]:
         case "arith.divf" if _sigmoid_of(op) is not None:
             return ["sigmoid", "sigmoid_rounded"] if mlir.constant_value(op.operands[0]) != 1 else ["sigmoid"]
         case "arith.divf":
-            if weights.is_sum(op.operands[1]):
-                return ["divide_weights"]
-            return ["divide_shared" if is_shared(op.operands[1]) else "divide"]
+            if not is_shared(op.operands[1]):
+                return ["divide"]
+            return ["divide_weights" if weights.is_sum(op.operands[1]) else "divide_shared", "divide_rounded"]
         case "arith.addf":
             one, other = _one_and_other(op)
             owner = mlir.definition(other) if one else None
@@ -283,8 +285,10 @@ def is_shared(value: ir.Value) -> bool:
             return True
         dims = mlir.map_dims(mlir.maps_of(owner)[ir.BlockArgument(value).arg_number])
         return len(mlir.iterators_of(owner)) - 1 not in dims
-    known = not len(op.regions) and op.name not in ("linalg.index", "tensor.extract")
-    return known and all(is_shared(v) for v in op.operands)
+    if op.name == "linalg.index":
+        return ir.IntegerAttr(op.attributes["dim"]).value != len(mlir.iterators_of(op.parent.operation)) - 1
+    operands = list(op.operands)[1:] if op.name == "tensor.extract" else op.operands  # one element of any tensor
+    return not len(op.regions) and all(is_shared(v) for v in operands)
 
 
 def _sigmoid_of(op: ir.Operation) -> ir.Value | None:

@@ -158,7 +158,7 @@ class _Space(Space):
             case "*":
                 return on.multiply(a, b, dtype, same)
             case "/":
-                return on.divide(a, b, dtype)
+                return on.divide(a, b, dtype, double_rounding=self.kind != "cpu")
             case "//":
                 return on.floor_divide(a, b, dtype)
             case "%":

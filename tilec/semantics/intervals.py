@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tilec.core.conversions import to_float
-from tilec.core.dtypes import F64, DType
+from tilec.core.dtypes import F32, F64, DType
 from tilec.core.operators import OPERATORS
 
 
@@ -219,8 +219,16 @@ def quotient_of(a: Enclosure, b: Enclosure) -> Enclosure:
     return Enclosure(np.where(open_, -np.inf, found.low), np.where(open_, np.inf, found.high))
 
 
-def divide(a: Enclosure, b: Enclosure, dtype: DType) -> Enclosure:
-    return rounded(outwards(quotient_of(a, b)), dtype)
+def divide(a: Enclosure, b: Enclosure, dtype: DType, double_rounding: bool = False) -> Enclosure:
+    """`double_rounding`: a quotient below the normal numbers of f32 may be rounded to 24 bits first, as some are on CUDA
+    (`passes/tensor/approximate.py`)."""
+    exact = quotient_of(a, b)
+    found = rounded(outwards(exact), dtype)
+    if not double_rounding or dtype is not F32:
+        return found
+    last = 2.0**-149
+    low, high = (last * ((np.abs(end) < 2.0**-126) & (np.rint(end / last) * last != end)) for end in exact)
+    return Enclosure(found.low - low, found.high + high) if low.any() or high.any() else found
 
 
 def is_known(x: Enclosure) -> np.ndarray:

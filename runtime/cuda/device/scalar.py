@@ -108,6 +108,57 @@ def _fma(dtype: str) -> Any:
     return define(f"fma_{dtype}", {"a": dtype, "b": dtype, "c": dtype}, dtype, body)
 
 
+def _divide_rounded() -> Any:
+    """The f32 that is nearest to a / b, for many a of one b. The division of PTX has a branch, across which no load moves up.
+
+    Scaled by a power of 2 to [1, 2), |b| has a reciprocal that is rounded correctly, and one correction makes the quotient the
+    nearest (P. Markstein, Computation of elementary functions on the IBM RISC System/6000 processor, 1990, theorem 8.1). The
+    correction would lose bits of a tiny dividend, which is scaled, too. At infinities and zeros of b it is no number, and the first
+    quotient is right. A quotient below 2^-126 is rounded once more where the scales are taken back.
+    """
+    body = """%magnitude = arith.constant 0x7FFFFFFF : i32
+      %ones = arith.constant 0x7F800000 : i32
+      %most = arith.constant 0x7F000000 : i32
+      %least = arith.constant 0x00800000 : i32
+      %one = arith.constant 1.0 : f32
+      %infinite = arith.constant 0x7F800000 : f32
+      %limit = arith.constant 0x1F800000 : f32
+      %up = arith.constant 0x57800000 : f32
+      %down = arith.constant 0x27800000 : f32
+      %bits = arith.bitcast %b : f32 to i32
+      %exponent = arith.andi %bits, %ones : i32
+      %opposite = arith.subi %most, %exponent : i32
+      %kept = arith.maxsi %opposite, %least : i32
+      %scale = arith.bitcast %kept : i32 to f32
+      %b_rest = arith.andi %bits, %magnitude : i32
+      %size = arith.bitcast %b_rest : i32 to f32
+      %divisor = arith.mulf %size, %scale : f32
+      %inverse = arith.divf %one, %divisor : f32
+      %sign = arith.xori %bits, %b_rest : i32
+      %signed = arith.ori %kept, %sign : i32
+      %back = arith.bitcast %signed : i32 to f32
+      %back_tiny = arith.mulf %back, %down : f32
+      %a_bits = arith.bitcast %a : f32 to i32
+      %a_rest = arith.andi %a_bits, %magnitude : i32
+      %a_size = arith.bitcast %a_rest : i32 to f32
+      %tiny = arith.cmpf olt, %a_size, %limit : f32
+      %a_up = arith.mulf %a, %up : f32
+      %dividend = arith.select %tiny, %a_up, %a : f32
+      %factor = arith.select %tiny, %back_tiny, %back : f32
+      %quotient = arith.mulf %dividend, %inverse : f32
+      %negative = arith.negf %dividend : f32
+      %excess = math.fma %quotient, %divisor, %negative : f32
+      %missing = arith.negf %excess : f32
+      %corrected = math.fma %missing, %inverse, %quotient : f32
+      %excess_bits = arith.bitcast %excess : f32 to i32
+      %excess_rest = arith.andi %excess_bits, %magnitude : i32
+      %off = arith.bitcast %excess_rest : i32 to f32
+      %finite = arith.cmpf olt, %off, %infinite : f32
+      %scaled = arith.select %finite, %corrected, %quotient : f32
+      %result = arith.mulf %scaled, %factor : f32"""
+    return define("divide_rounded_f32", {"a": "f32", "b": "f32"}, "f32", body)
+
+
 def _extremum_f64(name: str, predicate: str) -> Any:
     """There is no `max.NaN.f64`: take `a` where it is beyond `b` or NaN."""
     body = f"""%beyond = arith.cmpf {predicate}, %a, %b : f64
@@ -278,6 +329,7 @@ def _build() -> dict[str, Callable[[], Any]]:
     table |= {f"unsigned_u{b}": partial(_unsigned, b) for b in (8, 16, 32, 64)}
     table |= {f"f32_from_{t}": partial(_from_integer, t) for t in ("i8", "u8", "i16", "u16")}
     table["round_tf32"], table["f32_odd"] = _round_tf32, _f32_odd
+    table["divide_rounded_f32"] = _divide_rounded
     table |= {f"round_{t}": partial(_round, t) for t in ("bf16", "f16", "f8e4m3", "f8e5m2")}
     for mode in _SHUFFLES:
         for dtype in ("f32", "i32", "u32", "f64", "i64", "u64"):
