@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 from tools.pytorch import assert_agrees, compiled  # noqa: E402
 
 import tilec.torch  # noqa: E402
+from tilec.torch.aten import pools  # noqa: E402
+from tilec.torch.program import Inexpressible  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
@@ -86,6 +88,13 @@ def test_strict_makes_that_an_error():
         compiled(lambda x: torch.cummax(x, 0)[0] + 1, options={"strict": True})(torch.randn(4))
     assert "1 x cummax" in str(caught.value)
     assert_agrees(lambda x: x + 1, torch.randn(4), options={"strict": True})
+
+
+def test_averages_with_a_divisor_of_0_are_left_to_pytorch():
+    """Which refuses them, some versions not before they run."""
+    with pytest.raises(Inexpressible, match="a divisor of 0"):
+        pools._share({"divisor_override": 0}, None, [], [])
+    assert pools._share({"divisor_override": 3}, None, [], []) == "3.0"
 
 
 def test_an_index_outside_is_an_error():

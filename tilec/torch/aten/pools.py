@@ -97,8 +97,10 @@ def _inside(at: Index, step: int) -> str:
 
 def _share(call: Call, window: Window, i: Sequence[Index], spatial: Sequence[int]) -> str:
     """What a window's sum is divided by: a number of elements, which is smaller where the window leaves the input."""
-    if call.get("divisor_override"):
-        return literal(float(call["divisor_override"]))
+    if (divisor := call.get("divisor_override")) is not None:
+        if not divisor:
+            raise Inexpressible("averages with a divisor of 0")  # an error in PyTorch
+        return literal(float(divisor))
     parts, known = [], 1
     for w, s, p, k, n in zip(i, window.stride, window.padding, window.extent, spatial):
         begin = w * s - p
