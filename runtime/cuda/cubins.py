@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tilec.process import generated, progress
 from tilec.process.generated import uncollected
-from tilec.process.interrupts import workers
+from tilec.process.interrupts import uninterrupted, workers
 from tilec.runtime import cache
+from tilec.runtime.cpu.load import MissingSymbol
+from tilec.runtime.cpu.objects import load_native
 from tilec.runtime.program import Cubin, Emitted, KernelSource
 
 if TYPE_CHECKING:
@@ -61,6 +64,8 @@ def _compiled(emitted: Emitted, chip: str, registers: Mapping[str, int]) -> dict
             if same not in made:
                 made[same] = pool.submit(_compile, generated.alone(emitted.module, k.name), k, chip, most)
             cubins[k.name] = made[same]
+        with suppress(MissingSymbol), uninterrupted():  # what calls take, meanwhile
+            load_native()
         for number, future in enumerate(made.values(), 1):
             progress.at(f"compiling kernel {number} of {len(made)}")
             future.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 
@@ -11,6 +12,8 @@ torch = pytest.importorskip("torch")
 from tools.pytorch import assert_agrees, compare, compiled, mlp, wide  # noqa: E402
 
 import tilec.torch  # noqa: E402
+from tilec.process import compile_server  # noqa: E402
+from tilec.torch import backend, call  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
@@ -281,3 +284,27 @@ def test_narrow_gradients_of_embeddings_are_added_up_in_f32():
     ids, table = torch.zeros(2000, dtype=torch.long), torch.zeros(3, 4, dtype=torch.bfloat16, requires_grad=True)
     compiled(lambda table: F.embedding(ids, table))(table).sum().backward()
     assert table.grad[0].eq(2000).all() and table.grad[1:].eq(0).all()
+
+
+@pytest.mark.skipif(not compile_server._POSSIBLE, reason="processes of their own are for Linux")
+def test_backward_is_compiled_while_forward_is(monkeypatch):
+    """Where processors are spare: the first gradient finds its programs."""
+    made, make = [], call.compile_program
+
+    def noted(text, **how):
+        made.append(text)
+        return make(text, **how)
+
+    monkeypatch.setattr(call, "compile_program", noted)
+    monkeypatch.setattr(backend, "SPARE", 1)
+    model, x = mlp(), torch.randn(3, 8)
+    result = compiled(model)(x).sum()
+    for thread in [t for t in threading.enumerate() if t.name == "tilec-ahead"]:
+        thread.join(60)
+    before = list(made)
+    result.backward()
+    assert len(before) > 1 and made == before, "the texts that backward asks for are those made before"
+    want = copy.deepcopy(model)
+    want(x).sum().backward()
+    for mine, other in zip(model.parameters(), want.parameters()):
+        torch.testing.assert_close(mine.grad, other.grad)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from functools import cached_property
 from typing import Any
 
 from tilec.core.diagnostics import CallError
@@ -27,7 +26,8 @@ class CudaExecutable(Executable):
                     hint="give the kernel a smaller tile, or fewer stages, in the schedule file",
                 )
         self._devices: dict[int, DeviceProgram] = {}
-        self._lock, self.runs = threading.Lock(), 0
+        self._cubins: dict[str, Any] | None = None
+        self._lock, self._compiling, self.runs = threading.Lock(), threading.Lock(), 0
 
     def first(self, count: int) -> Executable:
         _ = self.cubins
@@ -36,16 +36,19 @@ class CudaExecutable(Executable):
         part._devices = {}
         return part
 
-    @cached_property
+    @property
     def cubins(self) -> dict[str, Any]:
-        """Every kernel's cubin by kernel name."""
+        """Every kernel's cubin by kernel name; compiled by the first thread that asks."""
         from tilec.runtime.cuda.cubins import program_cubins
 
-        return program_cubins(self.emitted, self.target.chip, self.compiled.registers)
+        with self._compiling:
+            if self._cubins is None:
+                self._cubins = program_cubins(self.emitted, self.target.chip, self.compiled.registers)
+            return self._cubins
 
     @property
     def registers(self) -> dict[str, int]:
-        cubins = vars(self).get("cubins", {})
+        cubins = self._cubins or {}
         return {name: cubins[k.name].registers for name, k in self.emitted.launched.items() if k.name in cubins}
 
     def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:

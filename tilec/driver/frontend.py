@@ -7,7 +7,7 @@ parses it again only to compile something new.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,11 +28,22 @@ class Declared:
     inputs: tuple[tuple[str, DType | None], ...]
 
 
-class Program:
-    """A program without mistakes. `digest` stands for its text and all that it imports."""
+PROGRAMS = "tilec.driver.program_compiler"
+"""The compiler of programs as a process of its own, as `compile_server` names it."""
 
-    def __init__(self, source: Source, ops: Mapping[str, Declared], digest: str):
-        self.source, self.ops, self.digest = source, ops, digest
+
+class Program:
+    """A program without mistakes. `written`: the types of each op's inputs by name. `imports`: digests of the files that it
+    imports. `digest` stands for its text and for these files."""
+
+    def __init__(
+        self, source: Source, written: Mapping[str, Sequence[Sequence[Any]]], imports: Mapping[str, str], key: str
+    ):
+        self.source, self.written, self.imports = source, written, imports
+        self.ops = {
+            name: Declared(name, tuple((n, DTYPES[t] if t else None) for n, t in inputs)) for name, inputs in written.items()
+        }
+        self.digest = cache.make_key(key, *imports.values())
 
     @cached_property
     def tree(self) -> Any:
@@ -60,7 +71,9 @@ def read_program(source: Source, before: Callable[[], object] = lambda: None) ->
         return found
     before()
     with uncollected():
-        return _parsed(source, key)
+        program = _elsewhere(source, key) or parsed(source, key)
+    cache.save(key, {"imports": program.imports, "ops": program.written}, {})
+    return program
 
 
 def _from_cache(source: Source, key: str) -> Program | None:
@@ -68,19 +81,32 @@ def _from_cache(source: Source, key: str) -> Program | None:
     if found is None:
         return None
     try:
-        imports, ops = found[0]["imports"], found[0]["ops"]
+        imports = found[0]["imports"]
         if any(_digest(Path(path).read_bytes()) != digest for path, digest in imports.items()):
             return None
-        known = {
-            name: Declared(name, tuple((n, DTYPES[t] if t else None) for n, t in inputs))
-            for name, inputs in ops.items()
-        }
+        return Program(source, found[0]["ops"], imports, key)
     except (OSError, KeyError, TypeError, ValueError, AttributeError):
         return None
-    return Program(source, known, cache.make_key(key, *imports.values()))
 
 
-def _parsed(source: Source, key: str) -> Program:
+def _elsewhere(source: Source, key: str) -> Program | None:
+    """By the process that compiles programs, if there is one and it finds no mistake."""
+    reply = ask_compiler(source, {})
+    return Program(source, reply["ops"], reply["imports"], key) if reply is not None and "ops" in reply else None
+
+
+def ask_compiler(source: Source, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The reply of the process that compiles programs; None where none was started, and for files, whose imports are found from
+    the folder in which this process is now."""
+    from tilec.process import compile_server
+
+    if not source.name.startswith("<") or not compile_server.running(PROGRAMS):
+        return None
+    return compile_server.ask(PROGRAMS, {"name": source.name, "text": source.text, **wanted})
+
+
+def parsed(source: Source, key: str = "") -> Program:
+    """The program of a text, with its tree, by this process. Raises TileError with all of its mistakes."""
     from tilec.dsl.mistakes import read
     from tilec.dsl.modules import load_file
 
@@ -93,10 +119,8 @@ def _parsed(source: Source, key: str) -> Program:
 
     progress.at(f"reading {source.name}")
     tree = read(source, load)
-    ops = {op.name: Declared(op.name, tuple((t.name, t.dtype) for t in op.inputs)) for op in tree.ops}
-    written = {name: [(n, t.name if t else None) for n, t in op.inputs] for name, op in ops.items()}
-    cache.save(key, {"imports": imports, "ops": written}, {})
-    program = Program(source, ops, cache.make_key(key, *imports.values()))
+    written = {op.name: [(t.name, t.dtype.name if t.dtype else None) for t in op.inputs] for op in tree.ops}
+    program = Program(source, written, imports, key)
     program.tree = tree
     return program
 

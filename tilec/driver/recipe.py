@@ -15,9 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tilec.core.diagnostics import InternalError
 from tilec.core.dtypes import DTYPES, DType
 from tilec.core.target import Target
-from tilec.driver.frontend import Program
+from tilec.driver.frontend import PROGRAMS, Program, ask_compiler
 from tilec.process import progress
 from tilec.process.generated import uncollected
 from tilec.runtime import cache
@@ -70,14 +71,28 @@ class Recipe:
                 return _read(json.loads(found[1]["program"]))
             except (KeyError, TypeError, ValueError, AttributeError):
                 pass
-        with uncollected():
-            made = self._compile()
-        cache.save(self.key, {"op": self.op}, {"program": json.dumps(_written(made)).encode()})
+        load_compiler(self.target.kind)
+        made = self._elsewhere() or self.compiled_here()
+        cache.save(self.key, {"op": self.op}, {"program": json.dumps(written(made)).encode()})
         return made
 
+    def _elsewhere(self) -> Compiled | None:
+        """By the process that compiles programs (`tilec/driver/program_compiler.py`), if there is one and it can."""
+        wanted = {
+            "op": self.op, "inputs": self.inputs and [[d.name, shape] for d, shape in self.inputs], "sizes": self.sizes,
+            "target": json.dumps(self.target.to_dict()), "schedule": self.schedule and str(self.schedule.resolve()),
+            "over": self.over,
+        }  # fmt: skip
+        reply = ask_compiler(self.program.source, wanted)
+        return _read(reply["program"]) if reply is not None and "program" in reply else None
+
+    def compiled_here(self) -> Compiled:
+        """By this process, whatever is in the cache. Raises TileError if the program or the target does not allow it."""
+        with uncollected():
+            return self._compile()
+
     def _compile(self) -> Compiled:
-        load_compiler(self.target.kind)
-        specialised, lowered = self.lowered
+        specialised, lowered = self._without_texts()
         predicted = {k.name: k.prediction.time_us for k in lowered.plan.kernels}
         inputs, outputs = (_named(tensors) for tensors in (specialised.inputs, specialised.outputs))
         return Compiled(inputs, outputs, lowered.emitted, predicted, lowered.plan.registers)
@@ -94,6 +109,19 @@ class Recipe:
     @cached_property
     def lowered(self) -> tuple[Specialised, Lowered]:
         """The op with numbers for sizes, and its IR after every stage."""
+        return self._lowered(texts=True)
+
+    def _without_texts(self) -> tuple[Specialised, Lowered]:
+        """As `lowered`, if that is known; else without the IR after every stage, which takes a fifth of the time. A defect of
+        tilec's is found again with it, for the report."""
+        if "lowered" in vars(self):
+            return self.lowered
+        try:
+            return self._lowered(texts=False)
+        except InternalError:
+            return self.lowered
+
+    def _lowered(self, texts: bool) -> tuple[Specialised, Lowered]:
         from tilec.core import mlir
         from tilec.driver.lowering import lower
         from tilec.dsl.build import build
@@ -102,7 +130,8 @@ class Recipe:
         specialised = self.specialised
         with mlir.context(), mlir.ir.Location.unknown():
             progress.at("in stage 'build'")
-            lowered = lower(build(specialised, self.over), self.target, schedule=_schedule(self.schedule))
+            module = build(specialised, self.over)
+            lowered = lower(module, self.target, schedule=_schedule(self.schedule), texts=texts)
         check_expectations(specialised, lowered.plan)
         return specialised, lowered
 
@@ -114,6 +143,7 @@ class Prepared(Recipe):
         self.target, self.lowered = target, (specialised, lowered)
 
     def compiled(self) -> Compiled:
+        load_compiler(self.target.kind)
         return self._compile()
 
 
@@ -121,13 +151,34 @@ def load_compiler(kind: str) -> None:
     """Has the compiler of kernels for a kind of target loaded by its own process, while this one goes on."""
     from tilec.process import compile_server
 
+    if (compiler := _kernel_compiler(kind)) is not None:
+        compile_server.start(compiler)
+
+
+def load_compilers(kind: str) -> None:
+    """As `load_compiler`, and has that of programs loaded, too, which compiles all that is compiled from then on."""
+    from tilec.process import compile_server
+
+    compile_server.start(PROGRAMS)
+    load_compiler(kind)
+
+
+def end_unused_compilers(kind: str) -> None:
+    """Ends what `load_compilers` started, if nothing was compiled since: all was in the cache."""
+    from tilec.process import compile_server
+
+    for each in (PROGRAMS, _kernel_compiler(kind)):
+        if each is not None:
+            compile_server.end_unused(each)
+
+
+def _kernel_compiler(kind: str) -> str | None:
+    """The compiler of kernels as a process of its own; None where this process compiles them."""
     if kind == "cuda":
-        compile_server.start("tilec.runtime.cuda.compile")
-        return
+        return "tilec.runtime.cuda.compile"
     from tilec.runtime.cpu.objects import COMPILER, compiles_here
 
-    if not compiles_here():
-        compile_server.start(COMPILER)
+    return None if compiles_here() else COMPILER
 
 
 def _schedule(path: Path | None) -> Any:
@@ -142,7 +193,9 @@ def _named(tensors: Any) -> tuple[Named, ...]:
     return tuple((t.name, t.dtype, tuple(s.value for s in t.shape)) for t in tensors)
 
 
-def _written(made: Compiled) -> dict[str, Any]:
+def written(made: Compiled) -> dict[str, Any]:
+    """As JSON can say it."""
+
     def tensors(named: tuple[Named, ...]) -> list[list[Any]]:
         return [[name, dtype.name, shape] for name, dtype, shape in named]
 

@@ -40,7 +40,7 @@ class _Server:
             )  # fmt: skip
         self.free: list[socket.socket] | None = [self._fork()]
         self.busy: set[socket.socket] = set()
-        self.given_up = False
+        self.given_up, self.used = False, False
 
     def _fork(self) -> socket.socket:
         """A connection to a new fork, which begins once the compiler is loaded."""
@@ -52,6 +52,7 @@ class _Server:
     def take(self) -> socket.socket:
         with _lock:
             connection = self.free.pop() if self.free else self._fork()
+            self.used = True
             self.busy.add(connection)
             return connection
 
@@ -85,6 +86,18 @@ def start(kind: str) -> _Server | None:
             except (OSError, ValueError):
                 _refused.add(kind)
         return _running.get(kind)
+
+
+def running(kind: str) -> bool:
+    """Whether a process that compiles by the module `kind` was started, and has not ended for good."""
+    return kind in _running
+
+
+def end_unused(kind: str) -> None:
+    """Ends the process that compiles by the module `kind` if nothing was asked of it."""
+    with _lock:
+        if (server := _running.get(kind)) is not None and not server.used:
+            _end(_running.pop(kind))
 
 
 def ask(kind: str, request: dict[str, Any]) -> dict[str, Any] | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
+import os
 import re
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Any
 
@@ -18,6 +21,8 @@ from torch import fx
 from tilec.core import targets
 from tilec.core.diagnostics import CallError
 from tilec.core.target import Target
+from tilec.core.targets import kind_of
+from tilec.driver.recipe import end_unused_compilers, load_compilers
 from tilec.torch import aten, deferred, dump, recompute, reports
 from tilec.torch.call import Partition
 from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
@@ -28,6 +33,7 @@ from tilec.torch.split import cut, join
 from tilec.torch.write import Unwritten, module_path, source_line
 
 Run = Callable[[list[Any]], list[Any]]
+SPARE = 4  # processors, from which on graphs are compiled that nobody has asked for yet
 MOST_REFUSED = 64  # operations of one graph whose programs fail; beyond them whole partitions are left to PyTorch
 _number = itertools.count()
 
@@ -78,8 +84,19 @@ def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -
     from torch._dynamo.backends.common import aot_autograd
 
     names = [_source(n) for n in gm.graph.nodes if n.op == "placeholder"]
-    with tracing():
-        return aot_autograd(**compilers(options, names))(gm, inputs)
+    kind = _kind(inputs, options)
+    load_compilers(kind)  # while PyTorch traces
+    try:
+        with tracing():
+            return aot_autograd(**compilers(options, names))(gm, inputs)
+    finally:
+        end_unused_compilers(kind)
+
+
+def _kind(inputs: Sequence[Any], options: Options) -> str:
+    """The kind of target that most of a graph's programs have."""
+    on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
+    return kind_of(options.target) if options.target is not None else "cuda" if on_gpu else "cpu"
 
 
 def compilers(options: Options, names: Sequence[str] = ()) -> dict[str, Any]:
@@ -102,17 +119,37 @@ def compilers(options: Options, names: Sequence[str] = ()) -> dict[str, Any]:
 
     return {
         "fw_compiler": of("forward"), "bw_compiler": of("backward"), "inference_compiler": of("inference"),
-        "decompositions": _table(), "partition_fn": partial(_halves, options), "keep_inference_input_mutations": True,
+        "decompositions": _table(), "partition_fn": partial(_halves, options, names), "keep_inference_input_mutations": True,
     }  # fmt: skip
 
 
 def _halves(
-    options: Options, joint: fx.GraphModule, inputs: Sequence[Any], **told: Any
+    options: Options, names: Sequence[str], joint: fx.GraphModule, inputs: Sequence[Any], **told: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:  # fmt: skip
-    """The forward and the backward graph of a training step."""
+    """The forward and the backward graph of a training step. PyTorch asks for the backward graph's function when the first gradient
+    is asked for; its programs are compiled beside those of the forward graph, where there are processors for both."""
     forward, backward = recompute.partition(joint, inputs, partial(_target, options), **told)
     save_old_values(forward, told["num_fwd_outputs"])
+    if len(os.sched_getaffinity(0)) >= SPARE and not options.background and not options.strict:
+        _name(graph := copy.deepcopy(backward.graph), names)
+        task = partial(_compile_ahead, graph, partial(_attribute, backward), options)
+        threading.Thread(target=task, name="tilec-ahead", daemon=True).start()
     return forward, backward
+
+
+def _compile_ahead(graph: fx.Graph, attribute: Callable[[str], Any], options: Options) -> None:
+    """Compiles programs that `compile_aten` will ask for. What fails, fails there again."""
+    with suppress(Exception), torch.no_grad():
+        if is_symbolic(graph):
+            return
+        reuse_inputs(graph, by_kernels=True)
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        known = _known(graph, placeholders, mode := _mode(placeholders), attribute)
+        decision = decide(graph, known, cache(aten.refusal), {})
+        deferred.move(graph, decision, known)
+        pieces = cut(graph, decision, known)
+        into = results_in_inputs(graph, decision, pieces)
+        Partition.ahead([piece.graph for piece in pieces], into, options, mode)
 
 
 @contextmanager
@@ -195,7 +232,8 @@ def compile_aten(
                     told.eager.append(reports.Eager(_operation(node), reason, module_path(node), source_line(node)))
             if options.strict and told.eager:
                 raise CallError(f"PyTorch would run an operation, and the option 'strict' is set\n{told}")
-            Partition.ahead([piece.graph for piece in pieces], into, options, mode)
+            if len(pieces) > 1 and not options.background:
+                Partition.ahead([piece.graph for piece in pieces], into, options, mode)
             try:
                 calls = []
                 for k, piece in enumerate(pieces):

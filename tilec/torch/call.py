@@ -17,7 +17,9 @@ from tilec.api import compile as compile_program
 from tilec.core.diagnostics import CallError, CheckError
 from tilec.core.dtypes import DTYPES, DType
 from tilec.driver import fast_call
+from tilec.driver.cuda_executable import CudaExecutable
 from tilec.driver.executable import Executable
+from tilec.process.forking import compiling
 from tilec.torch.aten import dtype_of
 from tilec.torch.aten.scatters import CHANGES
 from tilec.torch.background import in_background, wait
@@ -74,13 +76,14 @@ class Partition:
     @staticmethod
     def ahead(graphs: Sequence[fx.Graph], into: Sequence[Mapping[int, int]], options: Options, mode: Any) -> None:
         """Compiles what partitions of these graphs will ask for, several at a time. What fails, fails there again."""
-        if len(graphs) < 2 or options.background:
-            return
 
-        def compiled(asked: tuple[Op, Any, str | int]) -> None:
-            op, inputs, device = asked
+        def compiled(asked: tuple[Written, Any, Any, str | int]) -> None:
+            written, over, inputs, device = asked
             with suppress(Exception):
-                op.build_for(inputs, device)
+                built = _program(written, options, over).build_for(inputs, device)
+                if isinstance(built, CudaExecutable) and device != "cpu":
+                    with compiling():
+                        _ = built.cubins
 
         asked = {}
         for graph, own in zip(graphs, into):
@@ -88,8 +91,7 @@ class Partition:
                 known = _traced(graph, mode)
                 written = write(known)
                 over = _over(known, written, own, options)
-                op = _program(written, options, over)
-                asked[written.text, over] = op, _inputs(known, written), _device(known)
+                asked[written.text, over] = written, over, _inputs(known, written), _device(known)
         with ThreadPoolExecutor(min(len(asked) or 1, AT_ONCE)) as pool:
             list(pool.map(compiled, asked.values()))
 
@@ -180,11 +182,28 @@ def _key(values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 @lru_cache(maxsize=4096)
+class _Once:
+    """The op of a text, made by the first thread that asks for it."""
+
+    def __init__(self, *key: Any):
+        self._lock = threading.Lock()
+        self._op: Op | None = None
+
+    def get(self, make: Callable[[], Op]) -> Op:
+        with self._lock:
+            self._op = found = self._op or make()
+            return found
+
+
 def program(text: str, target: str | None, schedule: str | None, over: tuple[tuple[int, int], ...] = ()) -> Op:
     """The op of a text: equal partitions have one. On a GPU, an index outside of its tensor is raised by a later call, as PyTorch's
     own checks are there. `over`: results that lie in the memory of arguments, of which what changes is stored."""
-    made = compile_program(text, target=target, schedule=schedule, deferred_checks=True)
-    return made.over(over) if over else made
+
+    def make() -> Op:
+        made = compile_program(text, target=target, schedule=schedule, deferred_checks=True)
+        return made.over(over) if over else made
+
+    return _Once(text, target, schedule, over).get(make)
 
 
 def _program(written: Written, options: Options, over: tuple[tuple[int, int], ...] = ()) -> Op:

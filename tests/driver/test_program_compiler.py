@@ -1,0 +1,107 @@
+"""Programs compiled by a process of their own are those that this process would make; what does not compile is said by this one."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tilec import TileError
+from tilec.core import target as targets_of
+from tilec.core import targets
+from tilec.core.diagnostics import Source
+from tilec.core.dtypes import DTYPES
+from tilec.driver import frontend, program_compiler
+from tilec.driver.frontend import PROGRAMS, read_program
+from tilec.driver.recipe import Recipe, end_unused_compilers, load_compilers
+from tilec.process import compile_server
+from tilec.runtime import cache
+
+pytestmark = pytest.mark.skipif(not compile_server._POSSIBLE, reason="processes of their own are for Linux")
+
+TEXT = """op f(x: f32[M, N], t: f32[M, N]) -> (y: f32[M, N], s: f32[M]) {
+    s[i]    = sum[j](x[i, j])
+    y[i, j] = t[i, j] if j > 0 else s[i] * x[i, j]
+}"""
+SMALL = (DTYPES["f32"], (4, 8))
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """With an empty cache, and a process that compiles programs. The requests that it was asked, with its replies."""
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    compile_server.start(PROGRAMS)
+    found, ask = [], compile_server.ask
+
+    def noted(kind, request):
+        reply = ask(kind, request)
+        if kind == PROGRAMS:
+            found.append((request, reply))
+        return reply
+
+    monkeypatch.setattr(compile_server, "ask", noted)
+    yield found
+    compile_server.give_up()
+
+
+def recipe(text=TEXT, target="h200", **more):
+    of = dict(inputs=(SMALL, SMALL), sizes={}) | more
+    chosen = targets.load(target) if isinstance(target, str) else target
+    return Recipe(read_program(Source("<program>", text)), "f", target=chosen, **of)
+
+
+@pytest.mark.parametrize("more", [{}, {"target": "cpu"}, {"over": [(0, 1)]}, {"inputs": None, "sizes": {"M": 4, "N": 8}}])
+def test_it_makes_what_this_process_makes(asked, more):
+    made = recipe(**more).compiled()
+    assert ["op" in request for request, _ in asked] == [False, True] and all("error" not in reply for _, reply in asked)
+    assert made == recipe(**more).compiled_here()
+    assert recipe(**more).compiled() == made and len(asked) == 2, "it is in the cache now"
+
+
+def test_targets_and_schedules_go_along(asked, tmp_path):
+    h200 = targets.load("h200")
+    slow = replace(h200, name="slow", dram=replace(h200.dram, bandwidth_gbs=1.0))
+    assert targets_of.from_dict(json.loads(json.dumps(slow.to_dict()))) == slow
+    assert recipe(target=slow).compiled().predicted_us == recipe(target=slow).compiled_here().predicted_us
+    assert recipe(target=slow).compiled().predicted_us != recipe().compiled().predicted_us
+    path = tmp_path / "f.sched.toml"
+    path.write_text("no schedule")
+    with pytest.raises(TileError):
+        recipe(schedule=path).compiled()
+    assert "error" in asked[-1][1]
+
+
+def test_mistakes_are_said_by_this_process(asked):
+    with pytest.raises(TileError, match="unknown name `z`"):
+        recipe(TEXT.replace("s[i] *", "z[i] *"))
+    assert "error" in asked[0][1]
+
+
+def test_files_are_read_by_this_process(asked, tmp_path):
+    path = tmp_path / "f.tile"
+    path.write_text(TEXT)
+    assert read_program(Source(str(path), TEXT)).ops["f"].name == "f" and asked == []
+
+
+def test_nothing_is_asked_where_no_process_was_started(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(compile_server, "_running", {})
+    assert frontend.ask_compiler(Source("<program>", TEXT), {}) is None
+    assert recipe().compiled() == recipe().compiled_here() and not compile_server.running(PROGRAMS)
+
+
+def test_processes_that_nobody_asked_end(asked):
+    load_compilers("cuda")
+    compilers = [compile_server._running[k].process for k in (PROGRAMS, "tilec.runtime.cuda.compile")]
+    end_unused_compilers("cuda")
+    assert all(p.poll() is not None for p in compilers) and not compile_server.running(PROGRAMS)
+    load_compilers("cpu")
+    recipe().compiled()
+    end_unused_compilers("cpu")
+    assert compile_server.running(PROGRAMS)
+
+
+def test_one_program_is_read_once(asked):
+    program_compiler._program.cache_clear()
+    answer = program_compiler.answer({"name": "<program>", "text": TEXT})
+    assert answer["ops"]["f"] == [("x", "f32"), ("t", "f32")] and answer["imports"] == {}
+    assert program_compiler._program("<program>", TEXT) is program_compiler._program("<program>", TEXT)

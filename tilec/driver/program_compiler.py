@@ -1,0 +1,61 @@
+"""Programs compiled by a process of their own (`tilec/process/compile_server.py`), for callers that start it before they need it.
+
+The first program of a process takes twice as long as a later one: parser, passes and MLIR are imported, and Python and MLIR make
+what they keep. The back end of torch.compile has this process do that while PyTorch traces a graph. Its forks then compile the
+graph's programs, several at once.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tilec.core import target, targets
+from tilec.core.diagnostics import Source
+from tilec.core.dtypes import DTYPES
+from tilec.driver.frontend import Program, parsed
+from tilec.driver.recipe import Recipe, written
+
+_FIRST = """op first(x: bf16[M, K], w: bf16[K, N], b: bf16[N]) -> (y: bf16[M, N], z: bf16[M, N]) {
+    s[i, j]: f32 = sum[k](x[i, k] * w[k, j]) + b[j]
+    p[i, j]      = s[i, j] - max[j](s[i, j]) if s[i, j] > 0 else exp(s[i, j] / 8)
+    m[i]         = mean[j](p[i, j])
+    y[i, j]      = (p[i, j] - m[i]) * rsqrt(mean[j](p[i, j] * p[i, j]) + 1e-5)
+    z[i, j]      = y[i, (j + 1) % N]
+}"""
+"""Products, reductions and elementwise operations: what is loaded for it serves most programs."""
+
+
+def prepare() -> None:
+    """For `compile_server`: compiles one program for each kind of target."""
+    for name in ("h200", "cpu"):
+        Recipe(_program("<program>", _FIRST), "first", None, {"M": 256, "K": 128, "N": 256}, targets.load(name)).compiled_here()
+
+
+def answer(wanted: dict[str, Any]) -> dict[str, Any]:
+    """The reply of `compile_server`: what a program declares, or what compiling one of its ops makes; or the error. The caller
+    then compiles itself, for its own traceback."""
+    try:
+        program = _program(wanted["name"], wanted["text"])
+        if "op" not in wanted:
+            return {"ops": program.written, "imports": program.imports}
+        inputs, schedule = wanted["inputs"], wanted["schedule"]
+        recipe = Recipe(
+            program, wanted["op"], inputs and tuple((DTYPES[name], tuple(shape)) for name, shape in inputs), wanted["sizes"],
+            _target(wanted["target"]), Path(schedule) if schedule else None, [(k, n) for k, n in wanted["over"]],
+        )  # fmt: skip
+        return {"program": written(recipe.compiled_here())}
+    except Exception as error:
+        return {"error": str(error)}
+
+
+@lru_cache(maxsize=16)
+def _program(name: str, text: str) -> Program:
+    return parsed(Source(name, text))
+
+
+@lru_cache(maxsize=4)
+def _target(text: str) -> target.Target:
+    return target.from_dict(json.loads(text))
