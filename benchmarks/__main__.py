@@ -5,7 +5,7 @@ python -m benchmarks compile [--json FILE] [--only TEXT ...] [--target cpu|cuda 
 python -m benchmarks large [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
 python -m benchmarks calls [--json FILE] [--only TEXT ...] [--target cpu|cuda ...] [--no-compile]
 python -m benchmarks models [--task inference|decoding|training] [--only TEXT ...] [--missing] [--layers N] [--target cpu|cuda]
-                            [--workers N] [--limit SECONDS] [--no-compile] [--autotune] [--json FILE]
+                            [--workers N] [--limit SECONDS] [--no-compile] [--autotune] [--cold] [--json FILE]
 python -m benchmarks merge --json FILE
 python -m benchmarks docs
 
@@ -114,6 +114,7 @@ def main() -> int:
     parser.add_argument("--task", choices=("inference", "decoding", "training"), help="rows of this task (models)")
     parser.add_argument("--layers", type=int, help="layers of each model whose depth is free (models)")
     parser.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune, too, which is slow (models)")
+    parser.add_argument("--cold", action="store_true", help="seconds until a first step, in new processes (models)")
     parser.add_argument("--worker", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--ahead", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()

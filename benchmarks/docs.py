@@ -185,6 +185,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "audit": result_tables.audits,
     "matrix audit": result_tables.matrix_audit,
     "models": result_tables.models,
+    "models cold": result_tables.models_cold,
     "calls": result_tables.calls,
     "stages": stages,
     "attributes": attributes,

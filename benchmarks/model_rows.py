@@ -67,28 +67,35 @@ class Setting:
 class Task:
     """A model with its inputs. `call(f)` is one step by `f`, which stands for the module, and returns what it makes by name."""
 
-    def __init__(self, load: Load, task: str, setting: Setting):
+    def __init__(self, load: Load, task: str, setting: Setting, judged: bool = True):
+        """Not `judged`: without the reference's results."""
         self.device, self.training = setting.device, task == "training"
         self.module = loads.make(load, setting.device, setting.dtype, setting.small, setting.layers)
         self.module.train(self.training)
         self.step: loads.Step | None = None
-        with _f32():
-            wider = torch.float64 if setting.device == "cpu" else torch.float32
-            self.exact = copy.deepcopy(self.module).to(wider)
+        self.cotangent: torch.Tensor | None = None
         if task == "decoding":
             self.step = loads.decoding(load, self.module, setting.device, setting.small)
-            like = loads.decoding(load, self.exact, setting.device, setting.small, self.step)
-            self.inputs, self.exact_inputs = self.step.inputs, like.inputs
-            like.reset()
+            self.inputs = self.step.inputs
         else:
             self.inputs = loads.inputs(load, self.module, setting.device, setting.dtype, setting.small)
-            self.exact_inputs = {k: v.to(wider) if v.is_floating_point() else v for k, v in self.inputs.items()}
-        self.cotangent: torch.Tensor | None = None
+        self.want = self._reference(load, setting) if judged else {}
+
+    def _reference(self, load: Load, setting: Setting) -> dict[str, torch.Tensor]:
+        """What the same weights give in a wider type."""
         with _f32():
-            self.want = self._made(self.exact, self.exact, self.exact_inputs)
+            wider = torch.float64 if setting.device == "cpu" else torch.float32
+            exact = copy.deepcopy(self.module).to(wider)
+            if self.step is not None:
+                like = loads.decoding(load, exact, setting.device, setting.small, self.step)
+                inputs = like.inputs
+                like.reset()
+            else:
+                inputs = {k: v.to(wider) if v.is_floating_point() else v for k, v in self.inputs.items()}
+            want = self._made(exact, exact, inputs)
         if self.cotangent is not None:
             self.cotangent = self.cotangent.to(setting.dtype)
-        del self.exact, self.exact_inputs
+        return want
 
     def before(self) -> None:
         """Before calls that are to see the same state."""
@@ -101,7 +108,7 @@ class Task:
                 return function(**self.inputs)
         self.module.zero_grad(set_to_none=True)
         made = loads.output(function(**self.inputs))
-        made.backward(self.cotangent)
+        made.backward(torch.ones_like(made) if self.cotangent is None else self.cotangent)
         return made
 
     def _made(self, function: Callable, module: torch.nn.Module, inputs: dict) -> dict[str, torch.Tensor]:
@@ -152,32 +159,26 @@ def compiled(module: torch.nn.Module, way: str) -> Callable:
 
 def measure(load: Load, task: str, setting: Setting) -> dict[str, Any]:
     """A row of facts. A way that fails has its error in `errors`, and no time."""
-    from tilec.torch.backend import register
-
-    register()
     torch._dynamo.config.recompile_limit = 64
     start = time.perf_counter()
     if setting.device == "cuda":
         torch.cuda.init()
     calls: dict[str, Callable] = {}
-    first: dict[str, float] = {}
     with _device(fcntl.LOCK_SH), _within(COMPILE_S):
         state = Task(load, task, setting)
         facts: dict[str, Any] = {
             "group": task, "kind": load.kind, "sizes": load.sizes(setting.small, setting.layers),
             "type": str(setting.dtype).removeprefix("torch."), "made_s": round(time.perf_counter() - start, 2),
-            "compile_s": {}, "error_share": {}, "worst": {}, "errors": {}, "workspace_bytes": {},
+            "error_share": {}, "worst": {}, "errors": {}, "workspace_bytes": {},
         }  # fmt: skip
         for way in setting.ways(task):
             with _telling(facts, way):
-                calls[way], first[way] = _compiled(state, way, facts)
+                calls[way] = _compiled(state, way, facts)
     with _device(fcntl.LOCK_EX):
         yardstick: dict[str, float] = {}
         for way in list(calls):
             with _telling(facts, way):
-                again = _again(state, calls[way])
-                if way != "eager":
-                    facts["compile_s"][way] = round(first[way] - again, 3)
+                _again(state, calls[way])
                 found = state.errors(calls[way])
                 yardstick = yardstick or found
                 bounds = {k: max(ERROR * yardstick[k], LEAST[setting.dtype]) for k in found}
@@ -215,35 +216,41 @@ def _telling(facts: dict, way: str) -> Iterator[None]:
         facts["errors"][way] = f"{type(error).__name__}: {text[:400]}"
 
 
-def _compiled(state: Task, way: str, facts: dict) -> tuple[Callable, float]:
-    """The function of a way, and the seconds of its first call; for tilec, what it took of the graphs."""
-    from tilec.runtime.cuda.program import workspaces
-    from tilec.torch import report as tilec_report
+def first_call(state: Task, way: str) -> tuple[Callable, float]:
+    """The function of a way, and the seconds of its first call."""
+    from tilec.torch.backend import register
 
-    before, held = len(tilec_report().graphs), workspaces.total()
+    register()
     function = compiled(state.module, way)
     state.before()
     start = time.perf_counter()
     state.call(function)
-    _wait(state.device)
-    seconds = time.perf_counter() - start
+    wait(state.device)
+    return function, time.perf_counter() - start
+
+
+def _compiled(state: Task, way: str, facts: dict) -> Callable:
+    """The function of a way, called once; for tilec, what it took of the graphs."""
+    from tilec.runtime.cuda.program import workspaces
+    from tilec.torch import report as tilec_report
+
+    before, held = len(tilec_report().graphs), workspaces.total()
+    function, _ = first_call(state, way)
     facts["workspace_bytes"][way] = workspaces.total() - held
     if graphs := tilec_report().graphs[before:]:
         about = {"taken": sum(g.taken for g in graphs), "operations": sum(g.operations for g in graphs)}
         about["partitions"] = sum(len(g.parts) for g in graphs)
         about["splits"] = dict(sum((tally(g) for g in graphs), start=tally(None)).most_common(8))
         facts.setdefault("graphs", {})[way] = about
-    return function, seconds
+    return function
 
 
-def _again(state: Task, function: Callable) -> float:
-    """Seconds of a later call: the second one records graphs."""
+def _again(state: Task, function: Callable) -> None:
+    """Two later calls: the second call of a function records its CUDA graphs."""
     for _ in range(2):
         state.before()
-        start = time.perf_counter()
         state.call(function)
-        _wait(state.device)
-    return time.perf_counter() - start
+    wait(state.device)
 
 
 def tally(graph: Any) -> Counter[str]:
@@ -257,7 +264,8 @@ def tally(graph: Any) -> Counter[str]:
     return found
 
 
-def _wait(device: str) -> None:
+def wait(device: str) -> None:
+    """Until the device has done all that was asked of it."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -287,11 +295,11 @@ def _host(step: Callable, state: Task) -> float:
     taken = []
     for _ in range(20):
         state.before()
-        _wait(state.device)
+        wait(state.device)
         start = time.perf_counter()
         step()
         taken.append(1e6 * (time.perf_counter() - start))
-    _wait(state.device)
+    wait(state.device)
     return sorted(taken)[len(taken) // 2]
 
 
@@ -301,11 +309,11 @@ def _peak(step: Callable, state: Task) -> int | None:
         return None
     state.module.zero_grad(set_to_none=True)
     state.before()
-    _wait(state.device)
+    wait(state.device)
     torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_allocated()
     made = step()
-    _wait(state.device)
+    wait(state.device)
     del made
     return torch.cuda.max_memory_allocated() - held
 

@@ -1,4 +1,4 @@
-"""python -m benchmarks models: whole models beside eager PyTorch and torch.compile: time, memory, compile time, errors.
+"""python -m benchmarks models: whole models beside eager PyTorch and torch.compile: time, memory, errors; `--cold`: compile time.
 
 Three rows for a model of `benchmarks/model_loads.py`: inference, a training step (forward and backward), and for some decoders
 the step of one token with a static cache. Each row is a process of its own, with empty caches. So many rows as there are workers
@@ -23,21 +23,22 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks import model_cold, models_report, report, runner
 from benchmarks import model_loads as loads
-from benchmarks import models_report, report, runner
 from benchmarks.model_rows import COMPILE_S, Setting, measure
 
 TASKS = ("inference", "decoding", "training")
 ROW_S = 600.0  # with what the other rows take that compile beside it
 
 
-def suite(setting: Setting) -> list[runner.Row]:
+def tasks() -> list[tuple[loads.Load, str]]:
     """By task, then by model: the first rows are the most telling."""
+    return [(load, task) for task in TASKS for load in loads.loads() if task != "decoding" or load.decodes]
+
+
+def suite(setting: Setting) -> list[runner.Row]:
     return [
-        runner.Row(f"{load.name}, {task}", partial(measure, load, task, setting), ROW_S)
-        for task in TASKS
-        for load in loads.loads()
-        if task != "decoding" or load.decodes
+        runner.Row(f"{load.name}, {task}", partial(measure, load, task, setting), ROW_S) for load, task in tasks()
     ]
 
 
@@ -58,12 +59,18 @@ def is_said(words: str, name: str) -> bool:
 
 
 def run(options: argparse.Namespace) -> int:
+    chosen = lambda name: (  # noqa: E731
+        (not options.only or any(is_said(o, name) for o in options.only))
+        and (options.task is None or name.endswith(f", {options.task}"))
+    )
+    if options.cold:
+        asked = [(load, task) for load, task in tasks() if chosen(f"{load.name}, {task}")]
+        return model_cold.run(options, asked, setting_of(options), model_cold.command(options))
     rows = suite(setting_of(options))
     if options.worker is not None:
         runner.work(rows, options.worker)
         return 0
-    rows = [r for r in rows if not options.only or any(is_said(o, r.name) for o in options.only)]
-    rows = [r for r in rows if options.task is None or r.name.endswith(f", {options.task}")]
+    rows = [r for r in rows if chosen(r.name)]
     if options.missing:
         known = report.measured(suite_of(options))
         rows = [r for r in rows if r.name not in known]

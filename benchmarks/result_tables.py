@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import audit_report, matrix_forms, memory_report, models_report, report
@@ -72,13 +73,26 @@ def whole_results(suite: str) -> str:
 
 def models() -> str:
     """Whole models, of the newest results."""
-    if (found := newest("models")) is None:
-        return "No results yet: `python -m benchmarks models` writes them."
+    return _models("models", models_report.page)
+
+
+def models_cold() -> str:
+    """How long models take until their first step is done."""
+    return _models("models-cold", models_report.cold_page)
+
+
+def _models(suite: str, page: Callable[[str, dict], str]) -> str:
+    if (found := newest(suite)) is None:
+        return f"No results yet: `python -m benchmarks models{' --cold' * (suite == 'models-cold')}` writes them."
     path, facts = found
     with_ = ", ".join(f"{k} {v}" for k, v in facts["versions"].items() if k in ("torch", "triton", "transformers", "timm"))
-    about = f"{facts['machine']['gpu']}; {with_}; {path.name[:10]}, commit {facts['versions']['commit']}, from "
+    machine = facts["machine"]
+    where = f"{machine['gpu']}; "
+    if "cold" in suite:
+        where += f"{machine['cpu']}, {machine['cores']} cores, {machine['at_once']} rows at a time; "
+    about = f"{where}{with_}; {path.name[:10]}, commit {facts['versions']['commit']}, from "
     about += f"[`{path.name}`](../{path.relative_to(ROOT)}).{earlier(facts['rows'])}"
-    return models_report.page(about, facts)
+    return page(about, facts)
 
 
 def results(suite: str, found: tuple[Path, dict] | None = None) -> str:
