@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil, hypot, inf
 from typing import Generic, TypeVar
 
@@ -238,7 +239,7 @@ class Choice(Generic[T]):
     tile: T
     prediction: Prediction
 
-    @property
+    @cached_property
     def rank(self) -> float:
         terms = self.prediction.terms
         return self.prediction.time_us + 0.1 * (sum(terms.values()) - max(terms.values()))
