@@ -1,11 +1,11 @@
-"""Folds clamps and comparisons whose result follows from the ranges of indices.
+"""Folds clamps and comparisons whose result follows from the ranges of indices, and of elements.
 
     %i = linalg.index 0        (of 32)           %i = linalg.index 0
     %c = minsi %i, 31                     ->
     %x = extract %t[%c], if %i < 32              %x = extract %t[%i], if true
 
 A padded window clamps and checks every subscript. Most of these subscripts are the dimension's own index, and never leave
-its range.
+its range. Others are elements of a tensor that another operation has clamped.
 """
 
 # mypy: no-strict-optional
@@ -24,18 +24,30 @@ _HOLDS = {  # cmpi predicates: when (a, b) is always true, and when always false
 
 def fold_bounds(module: ir.Operation) -> None:
     for function in mlir.functions(module):
+        elements: dict[ir.Value, Range | None] = {}
         for op in [o for o in mlir.traverse(function) if mlir.is_generic(o)]:
-            _Folder(op).fold()
+            folder = _Folder(op, elements)
+            folder.fold()
+            elements.update(folder.results())
 
 
 class _Folder:
-    def __init__(self, generic: ir.Operation):
+    """Of an operation that reads tensors whose elements are known to be in these ranges."""
+
+    def __init__(self, generic: ir.Operation, elements: dict[ir.Value, Range | None]):
         self.generic, self.extents = generic, mlir.extents_of(generic)
-        self.ranges = Ranges(self._index)
+        self.ranges = Ranges(self._index, elements.get)
 
     def _index(self, op: ir.Operation) -> Range | None:
         extent = self.extents[ir.IntegerAttr(op.attributes["dim"]).value] if op.name == "linalg.index" else 0
         return (0, extent - 1) if extent > 0 else None
+
+    def results(self) -> dict[ir.Value, Range | None]:
+        """The ranges of what the operation makes, where it does not reduce."""
+        if "reduction" in mlir.iterators_of(self.generic):
+            return {}
+        made = list(mlir.body_of(self.generic).operations)[-1].operands
+        return {result: self.ranges.of(value) for result, value in zip(self.generic.results, made)}
 
     def fold(self) -> None:
         for view in list(mlir.body_of(self.generic).operations):

@@ -19,7 +19,7 @@ from tilec.analysis.traffic import element_bytes
 from tilec.core import mlir
 from tilec.core.functions import FUNCTIONS
 from tilec.core.mlir import ir
-from tilec.kernels import Threaded, planned_kernels
+from tilec.kernels import planned_kernels
 from tilec.runtime.emit.cpu import strides_of
 from tilec.runtime.emit.cuda_contraction import contract_operation, packed, store_made
 from tilec.runtime.emit.cuda_memory import MemoryPrinter
@@ -42,10 +42,10 @@ CUDA_FUNCTION = {row.cpu: row.cuda for row in FUNCTIONS.values() if row.cpu and 
 def emit_cuda(module: ir.Module) -> Emitted:
     name, steps, temporaries = read_steps(module)
     overlapped = overlaps(module, steps)
-    threaded = [f for f, planned in planned_kernels(module.operation) if isinstance(planned.options, Threaded)]
+    steps_last = [f for f, planned in planned_kernels(module.operation) if planned.options.steps_last]
 
     def print_kernel(printer: _CudaPrinter, function: ir.Operation) -> KernelSource:
-        printer.steps_last = function in threaded
+        printer.steps_last = function in steps_last
         return printer.kernel(function, overlapped)
 
     made = print_kernels(module, _CudaPrinter, print_kernel)

@@ -43,6 +43,26 @@ def test_ranges_follow_arithmetic():
         assert [ranges.of(op.results[0]) for op in body] == WANT
 
 
+def test_a_clamp_and_a_choice_of_any_number_have_ranges():
+    text = """func.func @f(%n: i64, %c: i1) {
+      %c0 = arith.constant 0 : i64
+      %c7 = arith.constant 7 : i64
+      %c9 = arith.constant 9 : i64
+      %0 = arith.addi %n, %c7 : i64
+      %1 = arith.maxsi %0, %c0 : i64
+      %2 = arith.minsi %1, %c7 : i64
+      %3 = arith.select %c, %2, %c9 : i64
+      %4 = arith.select %c, %0, %c9 : i64
+      %5 = arith.minsi %0, %n : i64
+      return
+    }"""
+    with mlir.context(), ir.Location.unknown():
+        module = ir.Module.parse(text)
+        ranges = Ranges(lambda op: None)
+        found = [ranges.of(op.results[0]) for op in mlir.traverse(module.operation) if len(op.results)]
+        assert found[3:] == [None, (0, 2**63 - 1), (0, 7), (0, 9), None, None]
+
+
 @pytest.mark.parametrize(("extent", "marked"), [(2**20, True), (2**33, False)])
 def test_divisions_are_marked_where_they_fit_32_bits(extent, marked):
     from tools.lowering import emitted

@@ -1,12 +1,15 @@
 """Models of other projects: a forward pass and a training step. `python -m tests.pytorch` runs all of the zoo."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from tests.pytorch.judge import judge  # noqa: E402
-from tests.pytorch.zoo import models  # noqa: E402
+from tests.pytorch.zoo import models, transformer  # noqa: E402
+from tilec.plan import planner, recompute  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
@@ -33,3 +36,27 @@ def test_wrong_results_are_noticed(change, word):
 
     (line, *_) = judge(MODELS["distilbert"], wrong, training=False).wrong
     assert word in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deberta-v2", "t5"])
+def test_places_and_biases_by_distance_are_right(name, tmp_path, monkeypatch):
+    """Stored as one element for each distance, whether that pays or not. DeBERTa has the relative attention of its version 3."""
+    monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(recompute, "pays", lambda anew, stored: True)
+    found, plan_diagonals = [], planner.plan_diagonals
+
+    def planned(*given, **options):
+        plan = plan_diagonals(*given, **options)
+        found.extend(plan.diagonals)
+        return plan
+
+    monkeypatch.setattr(planner, "plan_diagonals", planned)
+    model = MODELS[name]
+    if name == "deberta-v2":
+        more = dict(relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8, norm_rel_ebd="layer_norm",
+                    share_att_key=True, position_biased_input=False)  # fmt: skip
+        model = replace(model, make=transformer(name, **more))
+    verdict = judge(model, lambda module: torch.compile(module, backend="tilec"))
+    assert verdict.right, verdict
+    assert len({*found}) == 2, found

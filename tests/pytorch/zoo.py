@@ -72,7 +72,7 @@ class Model:
 
 def models() -> list[Model]:
     return [
-        *(Model(n, "transformers", kind, _transformer(n), _inputs) for kind, names in TRANSFORMERS.items() for n in names.split()),
+        *(Model(n, "transformers", kind, transformer(n), _inputs) for kind, names in TRANSFORMERS.items() for n in names.split()),
         *(Model(n, "timm", kind, _timm(n), _image) for kind, names in TIMM.items() for n in names.split()),
     ]  # fmt: skip
 
@@ -86,13 +86,15 @@ def without_dropout(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def _transformer(name: str) -> Callable[[], torch.nn.Module]:
+def transformer(name: str, **more: object) -> Callable[[], torch.nn.Module]:
+    """An architecture, with `more` in its configuration."""
+
     def make() -> torch.nn.Module:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         from transformers import AutoModel
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-        config = CONFIG_MAPPING[name]()
+        config = CONFIG_MAPPING[name](**more)
         if getattr(config, "layer_types", None) is not None:
             config.layer_types = config.layer_types[: SMALL["num_hidden_layers"]]
         for key, value in [*SMALL.items(), *((k, 0.0) for k in vars(config) if "drop" in k)]:

@@ -79,6 +79,13 @@ class Expr:
         return self.key if self.op == "constant" else None
 
 
+def parts_of(x: Expr) -> Iterator[Expr]:
+    """An expression and all that it is made of."""
+    yield x
+    for a in x.args:
+        yield from parts_of(a)
+
+
 def constant(value: float, type_: str = "f32") -> Expr:
     return Expr("constant", key=value, type=type_)
 

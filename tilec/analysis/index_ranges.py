@@ -16,11 +16,11 @@ I64: Range = (-(2**63), 2**63 - 1)
 
 
 class Ranges:
-    """Ranges of the indices and 64-bit integers of a function. `leaf` returns those of operations without operands; None is
-    an unknown range."""
+    """Ranges of the indices and 64-bit integers of a function. `leaf` returns those of operations without operands, `element` those
+    of a tensor's elements; None is an unknown range."""
 
-    def __init__(self, leaf: Callable[[ir.Operation], Range | None]):
-        self.leaf = leaf
+    def __init__(self, leaf: Callable[[ir.Operation], Range | None], element: Callable[[ir.Value], Range | None] | None = None):
+        self.leaf, self.element = leaf, element
         self.known: dict[ir.Value, Range | None] = {}
 
     def of(self, value: ir.Value) -> Range | None:
@@ -46,9 +46,12 @@ class Ranges:
     def _find(self, value: ir.Value) -> Range | None:
         op = mlir.definition(value)
         if op is None:
-            loop = value.owner.owner.operation
-            is_variable = loop.name == "scf.for" and ir.BlockArgument(value).arg_number == 0
-            return self._loop(loop) if is_variable else None
+            around, number = value.owner.owner.operation, ir.BlockArgument(value).arg_number
+            if self.element is not None and mlir.is_generic(around) and number < len(mlir.inputs_of(around)):
+                return self.element(around.operands[number])
+            return self._loop(around) if around.name == "scf.for" and number == 0 else None
+        if op.name == "tensor.extract" and self.element is not None:
+            return self.element(op.operands[0])
         if not isinstance(value.type, ir.IndexType) and str(value.type) != "i64":
             return None
         known = mlir.constant_value(value)
@@ -61,6 +64,13 @@ class Ranges:
         operands = [self.of(v) for v in op.operands]
         if op.name == "arith.andi" and operands[1] is not None and operands[1][0] >= 0:
             return 0, operands[1][1]
+        if op.name in ("arith.minsi", "arith.maxsi"):  # a clamp of any number has a range
+            pick, known = min if op.name == "arith.minsi" else max, [r or I64 for r in operands]
+            found = pick(r[0] for r in known), pick(r[1] for r in known)
+            return None if found == I64 else found
+        if op.name == "arith.select":
+            first, second = operands[1:]
+            return None if first is None or second is None else (min(first[0], second[0]), max(first[1], second[1]))
         if not operands or None in operands:
             return self.leaf(op) if not operands else None
         match op.name:
@@ -78,9 +88,6 @@ class Ranges:
                 return _remainder(*operands)
             case "arith.shrui" if operands[0][0] >= 0 and operands[1][0] >= 0:
                 return operands[0][0] >> operands[1][1], operands[0][1] >> operands[1][0]
-            case "arith.minsi" | "arith.maxsi":
-                pick = min if op.name == "arith.minsi" else max
-                return pick(r[0] for r in operands), pick(r[1] for r in operands)
             case "affine.apply" | "affine.min" | "affine.max":
                 map_ = ir.AffineMapAttr(op.attributes["map"]).value
                 results = [self.of_affine(e, operands, map_.n_dims) for e in map_.results]

@@ -49,7 +49,8 @@ class ChainProblem:
     score. `out_bytes`: bytes of a result's element. `k_major`: which of the scores' factors are contiguous along `inner`.
     `units`: the matrix instructions that may multiply. `row_extents`: of the dimensions of rows, where they are several, and
     `granules`: for each of them the number that a block's part has to divide; 0 where any will do. `score_bytes`: what is read for
-    each score, from operands of `operand_bytes`. `factor_bytes`: of the factors, of which several heads may share some.
+    each score, from operands of `operand_bytes`; `line_bytes`: of the lines that requests touch for it, where threads read apart.
+    `factor_bytes`: of the factors, of which several heads may share some.
     `line_steps`: steps are whole lines, since a factor lies along them. `listed`: a block lists the steps that data leave it.
     `pages`: elements of the length that lie side by side, by factor, where memory tells the place of each page.
     `by_data`: data tell how many steps a block has. `other_registers`: that the computation of weights takes.
@@ -74,6 +75,7 @@ class ChainProblem:
     granules: tuple[int, ...] = ()
     score_bytes: int = 0
     operand_bytes: int = 0
+    line_bytes: float = 0
     factor_bytes: int | None = None
     line_steps: bool = False
     listed: bool = False
@@ -315,7 +317,7 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     partial = 4 * p.batch * p.rows * tile.parts * (columns + 2) if tile.parts > 1 else 0
     work = Work(
         dram_read=once, dram_write=result, l2_bytes=loaded + scores * p.score_bytes + result + 2 * partial,
-        shared_bytes=loaded + 2 * scores * (inner + p.weight_terms * columns) / own,
+        shared_bytes=loaded + scores * (2 * (inner + p.weight_terms * columns) / own + p.line_bytes),
         flops={unit: flops, "fma.f32": 2 * scores * (p.fma + further), "special": scores * p.special},
         pace={unit: fit.products} if tile.unit == "wgmma" else {},
         blocks=blocks, threads=tile.threads, registers=tile.registers, shared_per_block=tile.shared,

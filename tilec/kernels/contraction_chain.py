@@ -20,6 +20,7 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
     as in attention."""
 
     result: ClassVar[str] = "scores"
+    steps_last: ClassVar[bool] = True
 
     unit: str = option(
         "`wgmma` (warpgroups multiply tiles that TMA loads) or `mma.sync` (warps multiply tiles that they copy by cp.async)"

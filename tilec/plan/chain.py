@@ -7,25 +7,26 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any
 
 from tilec.analysis.carried import Carried
 from tilec.analysis.chain import Chain, multiplicand_allowed, read_chain
-from tilec.analysis.expression import Expr, Reader, Unreadable
+from tilec.analysis.expression import Expr, Reader, Unreadable, parts_of
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.neighbours import SIZE, Neighbours
 from tilec.analysis.operation_costs import instructions_of
 from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space
+from tilec.analysis.subscripts import step, subscripts
 from tilec.analysis.traffic import element_bytes, outputs_of
 from tilec.analysis.weights import without_rounding
 from tilec.core.fitted import ChainTimes
-from tilec.core.hardware import WIDE
+from tilec.core.hardware import LINE, WARP, WIDE
 from tilec.core.mlir import ir
 from tilec.core.quantities import count
 from tilec.core.target import Target
 from tilec.cost.chain import CHAIN_ROWS, ChainProblem, choose_chain_tile
 
+HELD = 1 << 14  # bytes of an operand that L1 holds beside the tiles in shared memory
 LINES = 8  # of 128 bytes, by which swizzled tiles are exchanged
 WIDEST = 256  # columns of the product, and reduced elements of the scores: what registers and shared memory hold
 WEIGHT_TERMS = {
@@ -189,7 +190,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     assert isinstance(chain, Chain)
     extents, fit = space.extents, target.fit(ChainTimes)
     whole = (chain.score, *(_computed(chain, c) for c in chain.online.carried))
-    parts = {p for x in whole for p in _parts(x) if chain.between in p.dims}  # the others are computed once a row
+    parts = {p for x in whole for p in parts_of(x) if chain.between in p.dims}  # the others are computed once a row
     special = sum(_SPECIAL.get(p.op, 0) for p in parts if p.args)
     near = Neighbours(chain.between)
     exchanged = [] if chain.weights is None else list(near.worthwhile(chain.weights))
@@ -215,7 +216,8 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
         units=chain_units(chain, target),
         row_extents=tuple(extents[d] for d in chain.rows),
         granules=tuple(n if (n := chain.granules.get(d, 0)) < extents[d] else 0 for d in chain.rows),
-        score_bytes=sum(element_bytes(p.key.type.element_type) for p in per_score),
+        score_bytes=sum(element_bytes(p.key.type.element_type) for p in per_score if _spread_bytes(p, chain) > HELD),
+        line_bytes=sum(line_bytes(p, chain.rows[-1], chain.between) for p in per_score),
         operand_bytes=sum(_bytes(p.key) for p in per_score),
         factor_bytes=sum(min(_bytes(v), 2 * sum(read(x) for x in factors if x.key == v)) for v in stored),
         listed=bool(chain.matches), pages=tuple(sorted({x.page for x in chain.factors if x.page})),
@@ -229,6 +231,27 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
 _SPECIAL = {"math.exp2": 1, "math.exp": 1, "math.tanh": 2, "arith.divf": 1, "math.log": 1, "math.erf": 1, "math.sqrt": 1,
             "arith.sitofp": 1}  # fmt: skip
 """Operations of the special units, as which conversions count."""
+
+
+def _spread_bytes(x: Expr, chain: Chain) -> int:
+    """Bytes over which the elements that all scores of one batch read lie."""
+    type_ = ir.ShapedType(x.key.type)
+    moved = [n for n, s in zip(type_.shape, subscripts(x)) if s.dims & {*chain.rows, chain.between}]
+    return prod(moved) * element_bytes(type_.element_type)
+
+
+def line_bytes(x: Expr, row: int, column: int) -> float:
+    """Bytes of the lines that the requests of a warp for one element for each of its scores touch, for each score: of 8 rows and,
+    two columns apart, 4 columns. 0 for what is read two columns at a time. Places that data tell count as one."""
+    type_ = ir.ShapedType(x.key.type)
+    size, shape = element_bytes(type_.element_type), type_.shape
+    if not x.args and x.own_dims[-1:] == (column,) and size in (2, 4):
+        return 0.0
+    down, along = (
+        size * sum((step(s, d) or 0) * prod(shape[n + 1 :]) for n, s in enumerate(subscripts(x))) for d in (row, column)
+    )
+    lines = {(r * down + 2 * c * along) // LINE for r in range(8) for c in range(4)}
+    return len(lines) * LINE / WARP
 
 
 def _bytes(value: ir.Value) -> int:
@@ -251,12 +274,6 @@ def _instructions(p: Expr, graph: Graph) -> float:
     if p.template is None:
         return 1
     return instructions_of(p.template, graph.approximate)
-
-
-def _parts(x: Expr) -> Any:
-    yield x
-    for a in x.args:
-        yield from _parts(a)
 
 
 def _share(chain: Chain, extents: dict[int, int]) -> float:

@@ -45,7 +45,7 @@ class Plan:
     """All kernels of a program. `signature` is the program's name with the types and shapes of its inputs.
 
     `recomputed`: operations that compute a read of a contraction's result anew, with their readers. `copied`: operations that exist
-    for one of several readers. `regroup` plans again with
+    for one of several readers. `diagonals`: tensors of which one element is stored for each diagonal. `regroup` plans again with
     given kernels. `candidates` lists the alternatives of each kernel. Both read the IR that the plan was made from, so that they
     work only while the IR is unchanged: the driver applies a schedule before any later pass runs.
     """
@@ -63,6 +63,7 @@ class Plan:
     candidates: Callable[[], dict[str, list[KernelPlan]]] | None = field(default=None, compare=False, repr=False)
     recomputed: dict[str, str] = field(default_factory=dict)
     copied: tuple[str, ...] = ()
+    diagonals: tuple[str, ...] = ()
 
     @property
     def registers(self) -> dict[str, int]:

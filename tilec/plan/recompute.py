@@ -11,12 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from tilec.analysis.diagonals import diagonals_of
 from tilec.analysis.precision import approximate_operations
 from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.core.quantities import duration
 from tilec.core.target import Target
 from tilec.passes.tensor.copies import copied_names, copy_for_readers
+from tilec.passes.tensor.diagonals import diagonal_name, store_by_diagonal
 from tilec.passes.tensor.gathered import compute_anew, gathered_reads, name_of_read
 from tilec.plan.chain import WIDEST
 from tilec.plan.given_groups import Fixed
@@ -95,6 +97,41 @@ def plan_with(
     if split or not pays(found.time_us, stored.time_us):
         return replace(stored, remarks=(*stored.remarks, Remark("refused", f"to compute {subject}", times)))
     return replace(found, remarks=(*found.remarks, Remark("recomputed", subject, times)))
+
+
+def plan_diagonals(
+    function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool, planner: Planner
+) -> Plan:  # fmt: skip
+    """The faster plan, with tensors in memory that are the same along diagonals stored as one element for each of these, or as they
+    are (`passes/tensor/diagonals.py`). What is computed inside its readers is left there."""
+    tensors = diagonals_of(function)
+    regroup = partial(plan_diagonals, function, target, splitting=splitting, planner=planner)
+    stored: Plan | None
+    if fixed is None:
+        stored = planner(function, target, None, splitting)
+        inlined = {*stored.inlined}
+        if stored.diagonals:  # a plan without splits, which was weighed inside
+            return replace(stored, regroup=regroup)
+        names = tuple(name for name, computed in tensors.items() if not inlined.issuperset(computed))
+    else:
+        given = {n for kernel in fixed.kernels for n in kernel}
+        names = tuple(name for name in tensors if any(n.startswith(diagonal_name(name)) for n in given))
+        stored = None if names else planner(function, target, fixed, splitting)
+    if not names:
+        assert stored is not None
+        return replace(stored, regroup=regroup) if tensors else stored
+    copy = function.clone()
+    store_by_diagonal(copy, names)
+    found = planner(copy, target, fixed, splitting)
+    found = replace(found, regroup=regroup, diagonals=(*names, *found.diagonals))
+    if stored is None:
+        return found
+    subject = ", ".join(names)
+    times = f"{duration(found.time_us)} with one element for each diagonal, {duration(stored.time_us)} with all elements"
+    if not pays(found.time_us, stored.time_us):
+        refused = Remark("refused", f"to store {subject} by diagonals", times)
+        return replace(stored, regroup=regroup, remarks=(*stored.remarks, refused))
+    return replace(found, remarks=(*found.remarks, Remark("diagonals", subject, times)))
 
 
 def pays(anew: float, stored: float) -> bool:

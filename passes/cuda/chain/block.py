@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import prod
 
 from tilec.analysis.chain import Chain, read_chain
-from tilec.analysis.expression import Expr, Reader
+from tilec.analysis.expression import Expr, Reader, parts_of
 from tilec.analysis.subscripts import period
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
@@ -18,7 +18,7 @@ from tilec.kernels import ContractionChain, Planned
 from tilec.passes.cuda.chain.values import At, Values, halves
 from tilec.passes.cuda.contraction.checks import check_each
 from tilec.passes.cuda.contraction.grid import enter, erase, in_groups
-from tilec.passes.cuda.contraction.problem import Thread
+from tilec.passes.cuda.contraction.problem import Thread, all_of
 from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.cuda.ring import carried_loop
 from tilec.passes.loops import delinearise, sum_of, when
@@ -89,7 +89,8 @@ class ChainBlock:
         return max(e for a in mlir.entry(self.function).arguments for e in ir.ShapedType(a.type).shape)
 
     def check(self, thread: Thread) -> None:
-        """The program's run-time checks of a block, by the threads that multiply."""
+        """The program's run-time checks of a block, by the threads that multiply. Of blocks that would ask the same, such as those
+        of all heads, the first one asks."""
         threads, number = self.options.block_threads, thread.number
         if self.options.unit == "wgmma":
             threads, number = threads - WARPGROUP, sum_of([(number, 1)], -WARPGROUP)
@@ -101,7 +102,25 @@ class ChainBlock:
             sizes = {d: self.box.get(d, self.sizes[d]) for d in sorted(condition.dims)}
             steps = {d: max(1, period(condition, d)) for d in sizes}
             counts = {d: -(-size // steps[d]) for d, size in sizes.items()}
-            check_each(counts, self.sizes, number, threads, holds, message, steps)
+            with nullcontext() if (first := self._is_first(condition)) is None else when(first):
+                check_each(counts, self.sizes, number, threads, holds, message, steps)
+
+    def _is_first(self, condition: Expr) -> ir.Value | None:
+        """Whether the block is the first one along those dimensions of the grid that a condition does not depend on; None where
+        there is one alone."""
+        reached, pending = set[ir.Value](), [x.key for x in parts_of(condition) if x.op in ("element", "outer")]
+        while pending:
+            value = pending.pop()
+            if value not in reached:
+                reached.add(value)
+                made = mlir.definition(value)
+                pending += [] if value in self.coordinates or made is None else list(made.operands)
+        others = [
+            arith.cmpi(arith.CmpIPredicate.eq, value, mlir.index(0))
+            for d, value in zip(self.grid, self.coordinates)
+            if d not in condition.dims and value not in reached and mlir.constant_value(value) is None
+        ]
+        return all_of(others)
 
     def rows_at(self, number: ir.Value) -> dict[int, ir.Value]:
         """The subscripts of a block's row of this number, along the dimensions of rows."""
@@ -159,8 +178,8 @@ class ChainBlock:
         if self.parts > 1 and not given:
             self.part = locations.named(arith.remui(number, mlir.index(self.parts)), "part")
             number = arith.divui(number, mlir.index(self.parts))
-        self.number = number
-        return enter(self.forall, self._ordered(number, counts))
+        self.number, self.coordinates = number, self._ordered(number, counts)
+        return enter(self.forall, self.coordinates)
 
     def _read(self) -> None:
         generics = [o for o in self.operations if mlir.is_generic(o)]

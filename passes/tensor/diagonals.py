@@ -1,0 +1,200 @@
+"""Tensors that are the same along diagonals, stored as one element for each diagonal.
+
+    t[i, j] = f(i - j)            ->    t.diagonals[d] = f(d - (N - 1))
+    y[h, i, j] = x[h, t[i, j]]          y[h, i, j]     = x[h, t.diagonals[i - j + N - 1]]
+
+Distances of positions are such tensors, and what is computed or gathered by them: buckets of distances, places, biases.
+`tilec/analysis/diagonals.py` finds them. All operations that compute such a tensor are made anew over its diagonals. Integers of 64
+bits become such of 32 where they fit, as places do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilec.analysis.diagonals import Diagonal, Factors, find_diagonals, followed, follows, name_of, readers_of
+from tilec.analysis.index_ranges import I32, Range, Ranges
+from tilec.core import locations, mlir
+from tilec.core.diagnostics import InternalError
+from tilec.core.mlir import affine, arith, ir, linalg, tensor
+
+SUFFIX = ".diagonals"
+
+
+def store_by_diagonal(function: ir.Operation, names: Sequence[str]) -> None:
+    """Has readers of the tensors of these names read what is stored for each diagonal, which may have diagonals in turn."""
+    while names:
+        found = find_diagonals(function)
+        wanted = [v for v in found if name_of(mlir.definition(v)) in names]
+        if len(wanted) < len(names):
+            raise InternalError(f"of {', '.join(names)}, not all are the same along diagonals", "plan")
+        made = _Made(found)
+        for value in wanted:
+            diagonal = found[value]
+            readers = [u for u in readers_of(value) if u.name != "func.return" and not follows(u, value, diagonal, found)]
+            stored = made.of(value)
+            for reader in readers:
+                _read_by_diagonal(reader, value, stored, diagonal)
+        for value in reversed(found):
+            if value in made.known and not mlir.uses(value):
+                mlir.definition(value).erase()
+        further = find_diagonals(function)
+        names = [n for v in further if (n := name_of(mlir.definition(v))) in map(diagonal_name, names)]
+
+
+def diagonal_name(name: str) -> str:
+    return f"{name}{SUFFIX}"
+
+
+class _Made:
+    """Operations over diagonals, by what they stand for."""
+
+    def __init__(self, found: Mapping[ir.Value, Diagonal]):
+        self.found, self.known = found, dict[ir.Value, ir.Value]()
+
+    def of(self, value: ir.Value) -> ir.Value:
+        """The tensor that has one element for each diagonal of another one: in place of the first of its two dimensions, without
+        the second."""
+        if value not in self.known:
+            op = mlir.definition(value)
+            before = {v: self.of(v) for v, _ in followed(op, self.found[value], self.found)}
+            with ir.InsertionPoint(op), op.location:
+                self.known[value] = self._operation(op, self.found[value], before)
+        return self.known[value]
+
+    def _operation(self, op: ir.Operation, diagonal: Diagonal, before: Mapping[ir.Value, ir.Value]) -> ir.Value:
+        extents, rank, block = mlir.extents_of(op), mlir.maps_of(op)[-1].n_dims, mlir.body_of(op)
+        kept = [d for d in range(rank) if d != diagonal.second]
+        offset = {d: n for n, d in enumerate(kept)}
+        shape = [diagonal.count if d == diagonal.first else extents[d] for d in kept]
+        whole = mlir.projection(len(kept), range(len(kept)))
+        inputs, maps, direct, apart = [], [], [], []
+        for argument, value, map_ in zip(block.arguments, mlir.inputs_of(op), mlir.maps_of(op)):
+            dims = mlir.map_dims(map_)
+            if value in before and _is_same_way(self.found[value], dims, diagonal):
+                own = self.found[value]
+                value, dims = before[value], [d for n, d in enumerate(dims) if n != own.second]
+                dims = [diagonal.first if d == diagonal.second else d for d in dims]
+            elif value in before:
+                apart.append((argument, value, dims))
+                continue
+            elif diagonal.first in dims or diagonal.second in dims:  # it tells extents alone
+                continue
+            inputs.append(value)
+            maps.append(mlir.projection(len(kept), [offset[d] for d in dims]))
+            direct.append(argument)
+        type_ = mlir.tensor_type(shape, ir.ShapedType(op.results[0].type).element_type)
+        out = tensor.empty(shape, type_.element_type)
+        made, body = mlir.generic([type_], inputs, [out], [*maps, whole], ["parallel"] * len(kept))
+        made.attributes["tilec.name"] = mlir.string(diagonal_name(name_of(op)))
+        if names := locations.indices(op):
+            locations.set_indices(made.operation, [names[d] for d in kept])
+        with ir.InsertionPoint(body):
+            index = lambda d: linalg.IndexOp(offset[d]).result  # noqa: E731
+            total = _affine({0: 1}, diagonal.low, [index(diagonal.first)])
+            unit = diagonal.first if diagonal.factor == 1 else diagonal.second  # the other one is 0, as a sum of these two has it
+            at = {
+                unit: total if diagonal.factor == 1 else _affine({0: diagonal.other}, 0, [total]),
+                diagonal.first + diagonal.second - unit: mlir.index(0),
+            }
+            mapping = {own: _widened(argument, own.type) for own, argument in zip(direct, body.arguments)}
+            for argument, value, dims in apart:
+                own = self.found[value]
+                position = [at[d] if d in at else index(d) for d in dims]
+                mapping[argument] = _widened(tensor.extract(before[value], _at_diagonal(own, position)), argument.type)
+            mlir.map_indices(block.operations, mapping, lambda d: at[d] if d in at else index(d))
+            linalg.YieldOp(mlir.clone_body(block, mapping))
+        return _in_words(made.operation)
+
+
+def _in_words(op: ir.Operation) -> ir.Value:
+    """The result, in 32 bits where it has integers of 64 that fit: places are such."""
+    (value,), extents, body = op.results, mlir.extents_of(op), mlir.body_of(op)
+    end, i32 = list(body.operations)[-1].operation, mlir.type_of("i32")
+
+    def index(inner: ir.Operation) -> Range | None:
+        of = extents[ir.IntegerAttr(inner.attributes["dim"]).value] if inner.name == "linalg.index" else 0
+        return (0, of - 1) if of else None
+
+    known = Ranges(index).of(end.operands[0]) if str(end.operands[0].type) == "i64" else None
+    if known is None or known[0] < I32[0] or known[1] > I32[1]:
+        return value
+    type_ = mlir.tensor_type(list(ir.ShapedType(value.type).shape), i32)
+    with ir.InsertionPoint(op):
+        op.operands[len(op.operands) - 1] = tensor.empty(type_.shape, i32)
+    with ir.InsertionPoint(end):
+        end.operands[0] = arith.trunci(i32, end.operands[0])
+    list(body.arguments)[-1].set_type(i32)
+    value.set_type(type_)
+    return value
+
+
+def _widened(element: ir.Value, like: ir.Type) -> ir.Value:
+    return element if element.type == like else arith.extsi(like, element)
+
+
+def _is_same_way(own: Diagonal, dims: Sequence[int], diagonal: Diagonal) -> bool:
+    """Whether what is read has its diagonals in the order of the reader's."""
+    factors = {dims[own.first]: own.factor, dims[own.second]: own.other}
+    return (factors[diagonal.first], factors[diagonal.second]) == (diagonal.factor, diagonal.other)
+
+
+def _read_by_diagonal(reader: ir.Operation, value: ir.Value, stored: ir.Value, diagonal: Diagonal) -> None:
+    """Has an operation read elements of what is stored."""
+    for op in list(mlir.traverse(reader)):
+        if op.name == "tensor.extract" and op.operands[0] == value:
+            with ir.InsertionPoint(op), op.location:
+                element = _widened(tensor.extract(stored, _at_diagonal(diagonal, list(op.operands)[1:])), op.results[0].type)
+            op.results[0].replace_all_uses_with(element)
+            op.erase()
+    inputs, maps, block = mlir.inputs_of(reader), mlir.maps_of(reader), mlir.body_of(reader)
+    if value not in inputs:
+        return
+    rank, extents = maps[0].n_dims, mlir.extents_of(reader)
+    left = [n for n, v in enumerate(inputs) if v != value]
+    dims = [mlir.map_dims(maps[n]) for n in left]
+    outs = [mlir.map_dims(m) for m in maps[len(inputs) :]]
+    values = [inputs[n] for n in left]
+    with ir.InsertionPoint(reader), reader.location:
+        missing = [d for d in range(rank) if not any(d in own for own in (*dims, *outs))]
+        if missing:  # linalg reads extents off operands
+            values.append(tensor.empty([extents[d] for d in missing], mlir.type_of("i1")))
+            dims.append(missing)
+        made, body = mlir.generic(
+            [r.type for r in reader.results], values, mlir.outputs_of(reader),
+            [mlir.projection(rank, own) for own in (*dims, *outs)], mlir.iterators_of(reader),
+        )  # fmt: skip
+        for name in reader.attributes:
+            if name.startswith("tilec."):
+                made.attributes[name] = reader.attributes[name]
+        with ir.InsertionPoint(body):
+            mapping = {block.arguments[n]: body.arguments[k] for k, n in enumerate(left)}
+            states = list(body.arguments)[len(values) :]
+            mapping |= dict(zip(list(block.arguments)[len(inputs) :], states))
+            for n, read in enumerate(inputs):
+                if read == value:
+                    position = [linalg.IndexOp(d).result for d in mlir.map_dims(maps[n])]
+                    element = tensor.extract(stored, _at_diagonal(diagonal, position))
+                    mapping[block.arguments[n]] = _widened(element, block.arguments[n].type)
+            linalg.YieldOp(mlir.clone_body(block, mapping))
+    for old, new in zip(reader.results, made.results):
+        old.replace_all_uses_with(new)
+    reader.erase()
+
+
+def _at_diagonal(diagonal: Diagonal, position: Sequence[ir.Value]) -> list[ir.Value]:
+    """The subscripts of what is stored for a tensor's element at these places."""
+    pair = [position[diagonal.first], position[diagonal.second]]
+    d = _affine({0: diagonal.factor, 1: diagonal.other}, -diagonal.low, pair)
+    return [d if n == diagonal.first else p for n, p in enumerate(position) if n != diagonal.second]
+
+
+def _affine(factors: Factors, number: int, values: Sequence[ir.Value]) -> ir.Value:
+    """A sum of values times numbers, and a number."""
+    if all((made := mlir.definition(v)) is not None and made.name in ("linalg.index", "affine.apply") for v in values):
+        terms = sum((ir.AffineExpr.get_dim(n) * f for n, f in factors.items()), ir.AffineExpr.get_constant(number))
+        return affine.apply(ir.AffineMap.get(len(values), 0, [terms]), values)
+    total = mlir.index(number)
+    for n, f in factors.items():
+        total = arith.addi(total, values[n] if f == 1 else arith.muli(values[n], mlir.index(f)))
+    return total
