@@ -27,7 +27,8 @@ class Contraction:
     memory themselves (0 where the hardware copies), `filled` those for tiles that warpgroups multiply; `reads` and `epilogue`
     are further bytes and operations per element of C that are fused behind (a bias, an activation). `sources`: bytes of the
     tensors that A and B are read from, 0 where they have no fewer than A and B: windows of a convolution share elements.
-    `stored`: elements that are written for each of C, of which several may make one. `neighbours`: operations on
+    `recurring`: B of neighbouring batches may be the same, at a place that data tell. `stored`: elements that are written for each
+    of C, of which several may make one. `neighbours`: operations on
     matrix units of kernels before or after it, which heat the chip, too.
     """
 
@@ -50,6 +51,7 @@ class Contraction:
     epilogue: Mapping[str, float] = field(default_factory=dict, hash=False)
     sources: tuple[int, int] = (0, 0)
     overhang: float = 1.0
+    recurring: bool = False
     stored: float = 1.0
     neighbours: float = 0.0
 
@@ -109,6 +111,7 @@ class BlockTile:
     kept: bool = False
     stream_k: int = 0
     inner_warps: int = 1
+    across: bool = False
 
     @property
     def warps(self) -> int:
@@ -204,12 +207,13 @@ def _staged(
     clusters = [c for c in shapes if ceil(p.m / bm) % c[0] == 0 == ceil(p.n / bn) % c[1]]
     depths = {deepest} if producers else {2, min(3, deepest), min(4, deepest), deepest} & set(range(2, deepest + 1))
     depths -= {2} if min(p.widths) < 1 and deepest > 2 else set()
-    group = _group(target, bm, bn, p)
+    group, across = _group(target, bm, bn, p)
     for stages, cluster in product(sorted(depths), clusters):
         shared = stages * stage + spare
         if occupancy(target, 32 * (wm * wn * inner + producers), registers, shared).blocks:
             tile = BlockTile(
                 bm, bn, bk, stages, instruction, wm, wn, producers, cluster, group, registers, shared, inner_warps=inner,
+                across=across,
             )  # fmt: skip
             yield tile
             if instruction == "wgmma" and (not p.promoted or (p.promoted == bk and p.parts == 1 and accumulators <= 64)):
@@ -235,10 +239,25 @@ INNER_WARPS = (2, 4)  # that divide a step of k, where there are few tiles
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))  # blocks along m and n
 
 
-def _group(target: Target, bm: int, bn: int, p: Contraction) -> int:
-    """Rows of tiles that are computed together so that one wave reads the fewest bytes: about a square of `units` tiles."""
+GROUPS = (1, 2, 4, 8, 16)
+
+
+def _group(target: Target, bm: int, bn: int, p: Contraction) -> tuple[int, bool]:
+    """Rows of tiles that are computed together so that one wave reads the fewest bytes: about a square of `units` tiles. And
+    whether they go on from one batch to the next, which may share B with it: where a batch has few rows, and L2 would have lost
+    B before the next one."""
     rows = ceil(p.m / bm)
-    return min((g for g in (1, 2, 4, 8, 16) if g <= rows), key=lambda g: g * bm + target.units / g * bn)
+    across = p.recurring and rows < GROUPS[-1] and not _stays(target, p)
+    most = rows * p.batch if across else rows
+    return min((g for g in GROUPS if g <= most), key=lambda g: g * bm + target.units / g * bn), across
+
+
+def _stays(target: Target, p: Contraction) -> bool:
+    """Whether L2 holds B of a batch until the next one."""
+    return p.k * p.n * p.bytes <= STAYS * target.l2.bytes
+
+
+STAYS = 0.5  # of L2
 
 
 def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
@@ -351,10 +370,16 @@ def _operand_reads(tile: BlockTile, elements: float) -> float:
 def _contraction_reads(target: Target, p: Contraction, tile: BlockTile) -> float:
     """DRAM bytes of A and B: once if they stay in L2, else once a wave of grouped tiles."""
     a, b = p.shared
+    whole = p.k * p.n * p.bytes
     once = p.batch * p.k * (a * p.m + b * p.n) * p.bytes
-    if once / p.batch <= 0.5 * target.l2.bytes:
-        return once
     rows, columns = ceil(p.m / tile.bm), ceil(p.n / tile.bn)
+    if p.recurring and not _stays(target, p):
+        if not tile.across:
+            return once + (1 - b) * p.batch * whole
+        bands = rows * p.batch / min(tile.group, rows * p.batch)
+        return max(once, p.batch * a * p.k * p.m * p.bytes + (ceil(bands) + b * p.batch) * whole)
+    if once / p.batch <= STAYS * target.l2.bytes:
+        return once
     high = min(tile.group, rows)
     wide = min(columns, max(1.0, target.units / high))
     waves = rows * columns * p.batch / (high * wide)

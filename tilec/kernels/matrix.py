@@ -135,6 +135,10 @@ class StoredContraction(MatrixKernel, backend="cuda"):
         "swizzled, tile order)",
         default=1, shown="{} rows of tiles at a time, for L2",
     )  # fmt: skip
+    across_batches: bool = option(
+        "these rows go on from one batch to the next, whose right factor may be the same", default=False,
+        shown="rows of several batches",
+    )  # fmt: skip
 
     products: int = option(
         "products of the left factor with further right factors whose sums a block has side by side: each has its share of the "

@@ -32,7 +32,8 @@ class Blocks:
         return enter(self.forall, coordinates)
 
     def _grouped_order(self, number: ir.Value, cluster: Cluster | None) -> list[ir.Value]:
-        """Batches one after another; in each, `group_rows` rows of tiles go column by column.
+        """Batches one after another; in each, `group_rows` rows of tiles go column by column. With `across_batches`, rows of the
+        next batches are among these.
 
         Blocks that run at one time then cover about a square of C, and share its rows' and columns' factors
         in L2.
@@ -43,8 +44,13 @@ class Blocks:
         batch = [d for d in grid if d not in (*rows, *columns)]
         each = (cluster.high, cluster.wide) if cluster else (1, 1)
         high, wide = (prod(count[d] for d in dims) // size for dims, size in zip((rows, columns), each))
-        which, rest = _divide(number, high * wide, prod(count[d] for d in batch))
-        row, column = in_groups(rest, high, wide, min(max(1, self.options.group_rows // each[0]), high))
+        batches, group = prod(count[d] for d in batch), max(1, self.options.group_rows // each[0])
+        if self.options.across_batches:
+            line, column = in_groups(number, batches * high, wide, min(group, batches * high))
+            which, row = _divide(line, high, batches)
+        else:
+            which, rest = _divide(number, high * wide, batches)
+            row, column = in_groups(rest, high, wide, min(group, high))
         if cluster:
             row, column = sum_of([(row, each[0]), (cluster.row, 1)]), sum_of([(column, each[1]), (cluster.column, 1)])
         found = dict(zip(batch, delinearise(which, [count[d] for d in batch])))

@@ -16,7 +16,10 @@ from tilec.kernels import matrix
 from tilec.plan import prepack
 from tilec.semantics.interpreted import interpret_stage
 
-WGMMA = {64: ("wgmma", 64, 64, 64, (4, 1)), 128: ("wgmma", 128, 96, 64, (8, 1))}  # two slabs of 64 columns, one of them half full
+WGMMA = {
+    64: ("wgmma", 64, 64, 64, (4, 1)),
+    128: ("wgmma", 128, 96, 64, (8, 1)),
+}  # two slabs of 64 columns, one of them half full
 PRODUCTS = {
     "nn": (T.MATMUL, lambda a, b: a @ b), "nt": (T.NT, lambda a, b: a @ b.T), "tn": (T.TN, lambda a, b: a.T @ b),
     "tt": (T.TURNED, lambda a, b: a.T @ b.T), "computed": (T.PROLOGUE, lambda a, s, b: (a * s[:, None]) @ b),
@@ -177,7 +180,9 @@ def test_windows_of_few_channels(channels, monkeypatch):
     both(text, inputs, sizes, WGMMA[64], exact, monkeypatch)
 
 
-@pytest.mark.parametrize("text, channels, stored", [(CHANNELS, 21, 2), (CHANNELS.replace("[R, S, C, K]", "[K, R, S, C]"), 70, 2)])
+@pytest.mark.parametrize(
+    "text, channels, stored", [(CHANNELS, 21, 2), (CHANNELS.replace("[R, S, C, K]", "[K, R, S, C]"), 70, 2)]
+)
 def test_tensors_are_stored_in_aligned_rows(text, channels, stored, monkeypatch):
     """Windows of a tensor with longer rows are boxes: NaNs beyond a row's end are those of nobody."""
     monkeypatch.setattr(prepack, "GAIN", 1e-6)
@@ -185,7 +190,10 @@ def test_tensors_are_stored_in_aligned_rows(text, channels, stored, monkeypatch)
     text = text.replace("f[r, s, c, k]", "f[k, r, s, c]") if "[K, R, S, C]" in text else text
     sizes = {"N": 2, "H": 4, "W": 5, "C": channels, "K": channels, "R": 3, "S": 3}
     specialised, result = lowered(text, sizes, "h200", WGMMA[64], monkeypatch)
-    assert [p.dims for p in result.plan.packs] == [()] * stored and result.plan.kernels[-1].options.copies == ("tma", "tma")
+    assert [p.dims for p in result.plan.packs] == [()] * stored and result.plan.kernels[-1].options.copies == (
+        "tma",
+        "tma",
+    )
     x, f = inputs = arrays(specialised)
     taps = f.astype(np.float64) if "[r, s, c, k]" in text else f.astype(np.float64).transpose(1, 2, 3, 0)
     padded = np.pad(x.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -194,3 +202,37 @@ def test_tensors_are_stored_in_aligned_rows(text, channels, stored, monkeypatch)
     for stage in ("fuse", "map"):
         found = interpret_stage(specialised, result.texts, stage, dict(zip("xf", inputs)))
         assert_within(text, inputs, list(found.values()), kind="cuda", expected=exact)
+
+
+@pytest.mark.parametrize(("inner", "group"), [(40, 3), (130, 4), (130, 16)])
+def test_rows_of_several_batches_together(inner, group, monkeypatch):
+    """In bands of rows that begin and end within batches; the last band has fewer. Each tile is computed, and once."""
+    sizes = {"S": 50, "B": 5, "I": inner, "E": 4, "K": 72, "N": 200}
+    text = EXPERTS.format(t="bf16", o="f32")
+    inputs = [a if a.dtype.kind != "i" else indices(a, sizes) for a in arrays_of(text, sizes)]
+    specialised, result = T.by_warpgroups(text, sizes, (64, 64), monkeypatch, across_batches=True, group_rows=group)
+    (kernel,) = result.plan.kernels
+    assert kernel.options.across_batches and "remui" in result.texts["map"]
+    x, p, e, w = (a.astype(np.float64) if a.dtype.kind != "i" else a for a in inputs)
+    assert_within(text, inputs, emulated(specialised, result, inputs), kind="cuda", expected=x[p] @ w[e])
+    names = [t.name for t in specialised.inputs]
+    found = interpret_stage(specialised, result.texts, "map", dict(zip(names, inputs)))
+    assert_within(text, inputs, list(found.values()), kind="cuda", expected=x[p] @ w[e])
+
+
+def test_batches_that_may_read_one_large_factor_are_computed_together():
+    """Experts of a mixture: their matrices are larger than L2, and a batch has the rows of one tile. Those of few columns stay."""
+    for columns, across in ((28672, True), (2048, False)):
+        sizes = {"S": 4096, "B": 71, "I": 128, "E": 8, "K": 4096, "N": columns}
+        (kernel,) = lower_text(
+            Source("t.tile", EXPERTS.format(t="bf16", o="bf16")), None, sizes, end="plan", emit=False
+        )[1].plan.kernels
+        assert kernel.options.across_batches == across, columns
+    for text, sizes in (
+        (T.BATCHED, {"B": 64, "M": 128, "N": 28672, "K": 4096}),
+        (T.NT, {"M": 4096, "N": 28672, "K": 4096}),
+    ):
+        (kernel,) = lower_text(Source("t.tile", text.format(t="bf16", o="bf16")), None, sizes, end="plan", emit=False)[
+            1
+        ].plan.kernels
+        assert not kernel.options.across_batches

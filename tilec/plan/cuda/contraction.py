@@ -182,7 +182,7 @@ def _built(
     common = {
         "multiplicand": kind, "rows": roles.rows, "columns": roles.columns, "inner": roles.inner,
         "left_k_major": bool(left.major), "right_k_major": bool(right.major),
-        "block": (tile.bm, tile.bn, tile.bk), "stages": tile.stages, "group_rows": tile.group,
+        "block": (tile.bm, tile.bn, tile.bk), "stages": tile.stages, "group_rows": tile.group, "across_batches": tile.across,
         "left_copy": by[0], "right_copy": by[1],
     }  # fmt: skip
     if by_warpgroups:  # a block a multiprocessor, which goes through the tiles
@@ -241,10 +241,12 @@ def _problem(node: Node, roles: Roles, kind: str, g: Group, graph: Graph) -> con
     result = {2: "bf16", 8: "f64"}.get(out, "f32")
     stored, tf32 = ("f32", True) if kind == "tf32" else ("bf16" if kind == parts.KIND else kind, False)
     split = (parts.COUNT, len(parts.PRODUCTS)) if kind == parts.KIND else (1, 1)
-    sources = tuple(_source_bytes(factor_access(node, roles.factors[side], g)) for side in ("left", "right"))
+    left, right = (factor_access(node, roles.factors[side], g) for side in ("left", "right"))
+    batch = {*g.space.dims[node]} - {*roles.rows, *roles.columns, *roles.inner}
+    recurring = right is not None and not batch.isdisjoint(d for dims in right.opaque for d in dims)
     return contraction.Contraction(
         m, n, k, points // (m * n), stored, result, tf32, parts=split[0], products=split[1], reads=reads, epilogue=epilogue,
-        sources=sources,
+        sources=(_source_bytes(left), _source_bytes(right)), recurring=recurring,
     )  # fmt: skip
 
 
