@@ -21,6 +21,7 @@ from tilec.passes.tensor.forward import forward
 from tilec.passes.tensor.fuse import fuse
 from tilec.passes.tensor.inplace import note_inplace
 from tilec.passes.tensor.integer_compare import compare_whole
+from tilec.passes.tensor.joined import read_joined
 from tilec.passes.tensor.narrow import narrow, narrow_for
 from tilec.passes.tensor.regroup import regroup
 from tilec.passes.tensor.share import share_equal
@@ -41,7 +42,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "simplify", "canonical forms, common subexpressions, algebra",
         ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize", narrow,
-         "canonicalize", regroup, settle, "cse", share_equal, store_changes),
+         "canonicalize", regroup, read_joined, settle, "cse", share_equal, store_changes),
     ),
     Stage("plan", "decides kernels, tiles, memory: attributes only", ()),
     Stage(

@@ -124,8 +124,8 @@ def _program(function: ir.Operation) -> None:
             for op in old.operations:
                 if op.operation.name == "func.call":
                     _call(op.operation, memory)
-                elif op.operation.name == "tensor.expand_shape":
-                    memory[op.results[0]] = _expand(op, memory[op.operands[0]])
+                elif op.operation.name in ("tensor.expand_shape", "tensor.collapse_shape"):
+                    memory[op.results[0]] = _in_shape(op, memory[op.operands[0]])
             for value, out in zip(results, outs):
                 if memory[value] != out:  # an input, or a result that is returned twice
                     memref.CopyOp(memory[value], out)
@@ -133,10 +133,12 @@ def _program(function: ir.Operation) -> None:
     function.erase()
 
 
-def _expand(op: ir.OpView, source: ir.Value) -> ir.Value:
-    """One dimension written as two: the same memory."""
-    type_ = memory_type(op.results[0].type)
-    return memref.ExpandShapeOp(type_, source, op.attributes["reassociation"], [], list(type_.shape)).result
+def _in_shape(op: ir.OpView, source: ir.Value) -> ir.Value:
+    """One dimension written as two, or two as one: the same memory."""
+    type_, groups = memory_type(op.results[0].type), op.attributes["reassociation"]
+    if op.operation.name == "tensor.collapse_shape":
+        return memref.CollapseShapeOp(type_, source, groups).result
+    return memref.ExpandShapeOp(type_, source, groups, [], list(type_.shape)).result
 
 
 def _call(call: ir.Operation, memory: dict[ir.Value, ir.Value]) -> None:

@@ -2,7 +2,8 @@
 
     if c: x_2[i] = load(a)      ->      load_f32x4_nc_where(x_2, i, a, c)
 
-A predicate on each load in place of a branch around it: a thread's loads then do not wait for one another.
+A predicate on each load in place of a branch around it: a thread's loads then do not wait for one another. Of a branch around
+branches, such as those of a tile that is cut along two dimensions, the loads have both predicates.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from tilec.runtime.emit.cuda_memory import MemoryPrinter
 from tilec.runtime.emit.index import Memory
 
 _STORES = ("vector.store", "memref.store")
+_PLAIN = ("affine.apply", "scf.yield", "arith.constant", "arith.cmpi", "arith.andi")
 
 
 def guarded_loads(printer: MemoryPrinter, op: ir.Operation) -> bool:
     """Prints a branch that only loads into registers, from memory that the kernel does not write; false for other branches."""
     stores = _stores(op)
-    if "tilec.branch" in op.attributes or not stores or not all(_is_ahead(printer, s) for s in stores):
+    if not stores or not all(_is_ahead(printer, s) for s in stores):
         return False
-    printer.guard = printer.expr(op.operands[0])
+    around, condition = printer.guard, printer.expr(op.operands[0])
+    printer.guard = condition if around is None else f"({around}) & ({condition})"
     printer.block(op.regions[0].blocks[0])
-    printer.guard = None
+    printer.guard = around
     return True
 
 
@@ -39,14 +42,33 @@ def guarded_load(printer: MemoryPrinter, store: ir.Operation) -> None:
 
 def _stores(op: ir.Operation) -> list[ir.Operation]:
     """The loads of a branch that does nothing else."""
-    if len(op.results) or len(op.regions[1].blocks):
+    if "tilec.branch" in op.attributes or len(op.results) or len(op.regions[1].blocks):
         return []
     found = []
     for view in op.regions[0].blocks[0].operations:
         inner = view.operation
         if inner.name in _STORES and _is_load(inner.operands[0].owner):
             found.append(inner)
-        elif inner.name not in ("affine.apply", "scf.yield") and not _is_only_stored(inner):
+        elif inner.name in ("scf.if", "scf.for"):
+            if not (stores := _stores(inner) if inner.name == "scf.if" else _branches(inner)):
+                return []
+            found += stores
+        elif inner.name not in _PLAIN and not _is_only_stored(inner):
+            return []
+    return found
+
+
+def _branches(op: ir.Operation) -> list[ir.Operation]:
+    """The loads of a loop over such branches. Loads of a loop without branches inside have the one around it, and do not wait."""
+    if len(op.results):
+        return []
+    found = []
+    for inner in (view.operation for view in op.regions[0].blocks[0].operations):
+        if inner.name in ("scf.if", "scf.for"):
+            if not (stores := _stores(inner) if inner.name == "scf.if" else _branches(inner)):
+                return []
+            found += stores
+        elif inner.name not in _PLAIN:
             return []
     return found
 

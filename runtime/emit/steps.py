@@ -34,7 +34,7 @@ def read_steps(module: ir.Module) -> tuple[str, tuple[Step, ...], tuple[Temporar
                 slots[op.results[0]] = Slot("temporary", len(temporaries))
                 lasting += [len(temporaries)] * ("tilec.stays_clear" in op.attributes)
                 temporaries.append(_bytes(shaped))
-            case "memref.expand_shape":  # the same memory, seen with another shape
+            case "memref.expand_shape" | "memref.collapse_shape":  # the same memory, seen with another shape
                 slots[op.results[0]] = slots[op.operands[0]]
             case "func.call":
                 steps.append(_launch(op, tuple(slots[v] for v in op.operands)))

@@ -51,6 +51,13 @@ def windows_of(node: Node) -> dict[int, set[Window]]:
     """Dimensions along which computed accesses of neighbouring elements meet, each with its windows: sums with another dimension,
     as in a convolution; none for several accesses of one tensor, as in a stencil. The last subscript, along which vectors lie,
     does not count."""
+    if "windows" not in node.facts:
+        node.facts["windows"] = _windows_of(node)
+    found: dict[int, set[Window]] = node.facts["windows"]
+    return found
+
+
+def _windows_of(node: Node) -> dict[int, set[Window]]:
     found: dict[int, set[Window]] = {}
     seen: dict[ir.Value, int] = {}
     loads = [o.operation for o in mlir.body_of(node.op).operations if o.operation.name == "tensor.extract"]
@@ -69,9 +76,7 @@ def windows_of(node: Node) -> dict[int, set[Window]]:
 
 def has_windows(node: Node) -> bool:
     """Whether neighbours meet along any dimension, in windows of a reduction."""
-    if "windows" not in node.facts:
-        node.facts["windows"] = any(windows_of(node).values())
-    return bool(node.facts["windows"])
+    return any(windows_of(node).values())
 
 
 def step_inside(value: ir.Value, d: int) -> int:

@@ -156,6 +156,7 @@ class Layouts(Group, name="layouts", kind="cuda"):
     busy: float = number("time of arithmetic, as a share of memory's, from which a thread has two accesses")
     light_bytes: int = number("bytes of a thread's accesses below which it makes each of them twice")
     window_words: int = number("most registers of a thread for sums, windows and factors of neighbours", least=1)
+    warp_clocks: float = number("clocks between two instructions of one warp, in which other warps have theirs")
     few_blocks: float = number("blocks an SM below which a block of columns is 8 accesses wide")
     line_blocks: float = number("blocks an SM below which it is 16 accesses wide, and above which 32")
     online_line_blocks: float = number("the same, for online reductions")

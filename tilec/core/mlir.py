@@ -113,7 +113,7 @@ def definition(value: ir.Value) -> ir.Operation:
     return None if isinstance(value.owner, ir.Block) else value.owner.operation
 
 
-SHOWN = ("tensor.expand_shape", "tensor.insert_slice")
+SHOWN = ("tensor.expand_shape", "tensor.collapse_shape", "tensor.insert_slice")
 """Operations of the program that make no data: their first operand is in memory, and so is what they return."""
 
 

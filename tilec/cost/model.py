@@ -30,7 +30,8 @@ class Work:
     `flops`: operations by unit ("fma.f32", "tensor.bf16@mma.sync", "special", "int"), a fused multiply-add
     being two. `pace`: by unit, the time of its operations over that at its peak rate, where it is another.
     `bytes_in_flight`: of each thread, its independent loads times their size; 0 for no limit.
-    `stall_ns`: of each block, time in which none of its loads is in flight (barriers, exchanges).
+    `stall_ns`: of each block, time in which none of its loads is in flight (barriers, exchanges). `warp_clocks`: clocks between two
+    instructions of one warp, in which others have theirs; 0 where the work says otherwise what waits.
     `serial_us`: time in which all units wait (filling a pipeline, storing the last tile). `exposed_us`: the same of known
     causes, by unit: arithmetic under which nothing else goes on. `idle_us`: by cause, time in which matrix units and shared
     memory wait while copies go on; a cause is a unit, or "waits". `lanes`: share of
@@ -52,6 +53,7 @@ class Work:
     shared_per_block: int = 0
     bytes_in_flight: float = 64
     stall_ns: float = 0
+    warp_clocks: float = 0
     serial_us: float = 0
     exposed_us: Mapping[str, float] = field(default_factory=dict, hash=False)
     idle_us: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -130,7 +132,8 @@ def predict(work: Work, target: Target) -> Prediction:
     """Time = launch + the largest of the terms; each term is an amount over a rate.
 
     Throughput units (vector, matrix, special, shared) run at peak x wave efficiency x issue, where issue is
-    below 1 with less than a warp to each of an SM's schedulers. Memory runs at its rate or at Little's,
+    below 1 with less than a warp to each of an SM's schedulers; for vector units also with fewer warps than hide each other's
+    latencies (`warp_clocks`). Memory runs at its rate or at Little's,
     see `_transfer_us`. Back to back, kernels follow each other no faster than the host launches them. On a CPU only
     a loop of several blocks is launched; one block runs in the caller's thread.
     """
@@ -140,17 +143,20 @@ def predict(work: Work, target: Target) -> Prediction:
     units = work.units or target.units
     efficiency, waves = balance(work.blocks, target.units), work.blocks / (units * occ.blocks)
     resident = work.blocks / max(1, ceil(waves))  # blocks at work at a time, on average over the waves
-    issue = 1.0
+    issue, hidden = 1.0, 1.0
     if target.sm is not None:
         here = max(
             1, min(occ.blocks, ceil(work.blocks / target.units))
         )  # an empty grid has one, too, that does nothing
         issue = min(1.0, here * work.threads / target.sm.issued)
+        warps = here * work.threads / target.sm.issued  # of a scheduler
+        hidden = min(issue, warps / work.warp_clocks) if work.warp_clocks else issue
     terms = _memory_terms(work, target, resident)
     for unit, amount in work.flops.items():
         lanes = 1.0 if unit.startswith("tensor") else work.lanes
         name = unit.partition(".")[0]
-        time = 1e6 * amount * work.pace.get(unit, 1.0) / (target.peak(unit) * efficiency * issue * lanes)
+        busy = issue if unit.startswith("tensor") else hidden
+        time = 1e6 * amount * work.pace.get(unit, 1.0) / (target.peak(unit) * efficiency * busy * lanes)
         terms[name] = terms.get(name, 0.0) + time
     for name in ("tensor", "shared"):
         if name in terms:

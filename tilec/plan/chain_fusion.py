@@ -19,6 +19,7 @@ from tilec.plan.chain import as_contractions, chain_problem, is_contraction_chai
 from tilec.plan.cpu.chain import chain_us, separate_us
 from tilec.plan.groups import Group, Remark, join
 from tilec.plan.legality import refuse, refuse_reads, refuse_reads_of
+from tilec.plan.ordered_factors import ordered
 from tilec.plan.unchosen import unchosen
 
 MOST_FIRSTS = 4  # contractions whose results a thread might hold
@@ -209,7 +210,9 @@ def _time_us(g: Group, graph: Graph, target: Target) -> float:
     plain = len(nodes) == 1 and not is_contraction_chain(g.nodes) and 0 not in g.space.extents.values()
     if plain and (choices := tiles_of(nodes[0], g, graph, target).choices):
         return choices[0].prediction.time_us
-    by_layout = any(n.vector_product is not None or has_windows(n) for n in g.nodes) or traverses_several(g)
+    by_layout = any(n.vector_product is not None for n in g.nodes) or traverses_several(g)
+    if not nodes and any(map(has_windows, g.nodes)):
+        return ordered(g, graph, target).after_us
     if not nodes and by_layout:
         try:
             kernel, _ = choose(unchosen(g, graph, g.nodes[0].name, target), g, graph, target)

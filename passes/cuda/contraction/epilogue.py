@@ -16,6 +16,7 @@ each sum of a thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -64,14 +65,33 @@ class Epilogue:
             synchronise()  # the chunk before has been read
             chunks.spill(chunk, self._put)
             synchronise()
+            store = self._pieces_of_columns if 32 % per_row == 0 and chunks.rows * per_row > 32 else self._pieces_of_both
+            store(chunks, chunk, width, per_row)
+
+    def _pieces_of_both(self, chunks: Chunks, chunk: ir.Value, width: int, per_row: int) -> None:
+        with loop(chunks.rows * per_row // 32, name="piece") as i:
+            number = sum_of([(i, 32), (self.thread.lane, 1)])
+            row, column = arith.divui(number, mlir.index(per_row)), arith.remui(number, mlir.index(per_row))
+            subscripts = (
+                locations.named(row, "row"),
+                locations.named(arith.muli(column, mlir.index(width)), "column"),
+            )
+            self._elements(chunks.coordinates(chunk, *subscripts), subscripts, width, {}, "left", "right")
+
+    def _pieces_of_columns(self, chunks: Chunks, chunk: ir.Value, width: int, per_row: int) -> None:
+        """All pieces of a thread have the same columns: what lies along columns alone is loaded once, and compilers compute once
+        what follows from it alone."""
+        lane = self.thread.lane
+        column = locations.named(arith.muli(arith.remui(lane, mlir.index(per_row)), mlir.index(width)), "column")
+        _, n = chunks.coordinates(chunk, mlir.index(0), column)
+        across = self.problem.coordinates((self.problem.right, n))
+        condition = all_of(self.problem.inside(self.problem.right, across))
+        with nullcontext() if condition is None else when(condition):
+            loaded = self._load(across, width, {})
             with loop(chunks.rows * per_row // 32, name="piece") as i:
-                number = sum_of([(i, 32), (self.thread.lane, 1)])
-                row, column = arith.divui(number, mlir.index(per_row)), arith.remui(number, mlir.index(per_row))
-                subscripts = (
-                    locations.named(row, "row"),
-                    locations.named(arith.muli(column, mlir.index(width)), "column"),
-                )
-                self._elements(chunks.coordinates(chunk, *subscripts), subscripts, width)
+                number = sum_of([(i, 32), (lane, 1)])
+                within = locations.named(arith.divui(number, mlir.index(per_row)), "row"), column
+                self._elements(chunks.coordinates(chunk, *within), within, width, loaded, "left")
 
     def _store_boxes(self, chunks: Chunks, boxes: ResultBoxes) -> None:
         """Each element is finished in the thread that has its sum, two columns at a time."""
@@ -82,7 +102,7 @@ class Epilogue:
                 m, n = chunks.coordinates(chunk, row, column)
                 at = self._within(self.problem.coordinates((self.problem.left, m), (self.problem.right, n)))
                 elements = [s.element for s in (sums, *sums.further)]
-                ((_, tile),) = self._compute(at, elements, self._load(at, 2), 2).items()
+                ((_, tile),) = self._compute(at, elements, self._load(at, 2, {}), 2).items()
                 pair = vector.LoadOp(ir.VectorType.get([2], boxes.element), tile, [mlir.index(0)]).result
                 vector.StoreOp(pair, boxes.buffer, boxes.put(self.warp, chunk, row, column))
 
@@ -147,22 +167,26 @@ class Epilogue:
                         return size
         return 1
 
-    def _elements(self, where: tuple[ir.Value, ir.Value], within: tuple[ir.Value, ir.Value], width: int) -> None:
-        """Those from a place on: `where` in the block's tile, `within` the chunk."""
+    def _elements(
+        self, where: tuple[ir.Value, ir.Value], within: tuple[ir.Value, ir.Value], width: int, loaded: dict[Use, ir.Value],
+        *sides: str,
+    ) -> None:  # fmt: skip
+        """Those from a place on: `where` in the block's tile, `within` the chunk; of which what is `loaded` is at hand. They exist
+        along all but `sides`."""
         problem, (m, n) = self.problem, where
         at = problem.coordinates((problem.left, m), (problem.right, n))
-        condition = all_of(problem.inside(problem.left, at) + problem.inside(problem.right, at))
+        condition = all_of([c for name in sides for c in problem.inside(getattr(problem, name), at)])
         subscripts = self._swizzled(*within)
-        if condition is None:
-            self._store_elements(at, subscripts, width)
-            return
-        with when(condition):
-            self._store_elements(at, subscripts, width)
+        with nullcontext() if condition is None else when(condition):
+            self._store_elements(at, subscripts, width, loaded)
 
     # ---- elements that exist -------------------------------------------------------------------------------
 
-    def _store_elements(self, at: dict[int, ir.Value], subscripts: list[ir.Value], width: int) -> None:
-        loaded, held = self._load(at, width), [self._sums(n, subscripts, width) for n in range(len(self.products))]
+    def _store_elements(
+        self, at: dict[int, ir.Value], subscripts: list[ir.Value], width: int, loaded: dict[Use, ir.Value]
+    ) -> None:
+        loaded = loaded | self._load(at, width, loaded)
+        held = [self._sums(n, subscripts, width) for n in range(len(self.products))]
         elements = [partial(lambda sums, lane: memref.LoadOp(sums, [lane]).result, sums) for sums in held]
         stored = self._compute(at, elements, loaded, width)
         for use, tile in stored.items():
@@ -239,8 +263,9 @@ class Epilogue:
         else:
             memref.StoreOp(value, use.value, [at[d] for d in use.dims])
 
-    def _load(self, at: dict[int, ir.Value], width: int) -> dict[Use, ir.Value]:
-        """What the epilogue reads of global memory, as vectors where elements are neighbours."""
+    def _load(self, at: dict[int, ir.Value], width: int, known: dict[Use, ir.Value]) -> dict[Use, ir.Value]:
+        """What the epilogue reads of global memory at these coordinates, as vectors where elements are neighbours, and what is not
+        known."""
         found: dict[Use, ir.Value] = {}
         if width == 1:
             return found
@@ -249,6 +274,8 @@ class Epilogue:
             for use, argument in zip(uses_of(op)[: len(mlir.inputs_of(op))], mlir.body_of(op).arguments):
                 if (
                     use in found
+                    or use in known
+                    or not at.keys() >= {*use.dims}
                     or argument not in live
                     or is_local(use.value)
                     or use.value in self.results

@@ -12,8 +12,8 @@ from tools.lowering import emitted, lowered
 
 from tilec.core.dtypes import DTYPES
 from tilec.core.targets import load
-from tilec.plan import prepack
-from tilec.plan.cuda import columns, lines, windows
+from tilec.plan import ordered_factors
+from tilec.plan.cuda import choose, columns, lines, windows
 
 ONE = replace(load("h200"), units=1)  # small programs fill it
 FACTORS = {"first": "f[c, 0, r, s]", "backwards": "f[c, 0, R - 1 - r, S - 1 - s]", "last": "f[r, s, c]"}
@@ -41,7 +41,8 @@ def depthwise(factor: str, kind: str = "bf16", window: int = 3, norm: bool = Fal
 def test_a_factor_is_stored_in_the_order_of_threads(factor, kind, rng, monkeypatch):
     for module in (columns, windows):
         monkeypatch.setattr(module, "THREADS", 16)
-    monkeypatch.setattr(prepack, "GAIN", 0)
+    monkeypatch.setattr(choose, "NEAR", 0)
+    monkeypatch.setattr(ordered_factors, "GAIN", 0)
     monkeypatch.setattr(lines, "APART", 0)
     text, shapes = depthwise(factor, kind), {"x": (8, 4, 8, 16), "f": (16, 1, 3, 3)}
     inputs = {name: rng.standard_normal(shape).astype(DTYPES[kind].numpy) for name, shape in shapes.items()}
@@ -68,7 +69,7 @@ def test_it_is_stored_where_threads_would_read_apart(factor):
 def test_requests_whose_threads_read_apart_take_a_line_for_each(monkeypatch):
     """16 lanes are two channels apart, 196 bytes, so that a request touches 16 lines, and each element is loaded once for 14
     neighbours."""
-    monkeypatch.setattr(prepack, "GAIN", math.inf)
+    monkeypatch.setattr(ordered_factors, "GAIN", math.inf)
     (apart, *_), (aside,) = planned("first").kernels, planned("last").kernels
     target = load("h200")
     touched = 64 * 14 * 14 * 384 * 49 / 14 / 32 * 16

@@ -24,6 +24,7 @@ from tilec.analysis.graph import Graph, Node
 from tilec.analysis.layout import Layout
 from tilec.analysis.traffic import LINE, element_bytes
 from tilec.core import mlir
+from tilec.core.fitted import Layouts
 from tilec.core.hardware import WIDE, WORD
 from tilec.core.mlir import ir
 from tilec.core.quantities import by_sizes, count
@@ -36,7 +37,7 @@ from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
 from tilec.plan.chain import is_contraction_chain
 from tilec.plan.cuda.chain import choose_chain
 from tilec.plan.cuda.choose_contraction import choose_contraction
-from tilec.plan.cuda.columns import columns
+from tilec.plan.cuda.columns import Tiled, columns
 from tilec.plan.cuda.lines import line_bytes
 from tilec.plan.cuda.online import choose_online, online_reductions
 from tilec.plan.cuda.rows import SHOWN, RowPlan, alone, choose_rows, describe, row_tiles, ruled_out_rows
@@ -49,6 +50,8 @@ from tilec.plan.groups import Group, Remark
 TRANSPOSE_SIDE = (
     128  # elements of a side of a tile that is transposed in vectors: 256 bytes of memory in both directions
 )
+NEAR = 0.97  # of the time of a layout of windows that another must take, to be chosen although it has more instructions
+SMALLER = 0.9  # the same of columns, where blocks are smaller
 FAST_PATH_MOST = 16  # elements of a thread for which sin and cos are written out twice: more of the full forms fill the registers
 
 
@@ -57,7 +60,14 @@ def choose(
 ) -> tuple[KernelPlan, list[Remark]]:
     """Tile sizes and the layout of one kernel: the best, or where several are ranked the `pick`-th best. Raises
     NoFurtherChoice."""
-    view = View(kernel, g, graph, target, accesses(kernel, g, graph), pick)
+    return choose_with(kernel, g, graph, target, pick, frozenset())
+
+
+def choose_with(
+    kernel: KernelPlan, g: Group, graph: Graph, target: Target, pick: int, ordered: frozenset[ir.Value]
+) -> tuple[KernelPlan, list[Remark]]:
+    """The same with tensors that are stored in the order of threads: see `View`."""
+    view = View(kernel, g, graph, target, accesses(kernel, g, graph), pick, ordered)
     kernel = replace(kernel, sram=on_chip(view).bytes)
     lane, row = lane_dim(view), None
     contraction = next((n for n in g.nodes if n.contraction is not None), None)
@@ -73,7 +83,7 @@ def choose(
     elif transposed := _transposed_dims(view, lane):
         family, (tile, layout, why) = Transpose, _transpose(view, lane, transposed[0])
     elif lane in kernel.grid:
-        family, (tile, layout, why) = Columns if view.reduced else Points, columns(view, lane)
+        family, (tile, layout, why) = Columns if view.reduced else Points, _columns(view, lane)
     else:
         tile, layout, why, row = _rows(view, lane)
         family = Scan if isinstance(row, ScanPlan) else Rows
@@ -149,6 +159,22 @@ def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
         residency=residency, registers=registers, unaligned=tile.unaligned if row.unaligned else None,
         register_chunks=tile.register_chunks if row.register_chunks else None,
     )  # fmt: skip
+
+
+def _columns(view: View, lane: int) -> Tiled:
+    """The layout of which the kernel takes the least time: of those that take nearly as little, the first."""
+    found = columns(view, lane)
+    if len(found) == 1:
+        return found[0]
+
+    def time_us(tiled: Tiled) -> float:
+        tile, layout, _ = tiled
+        kernel = replace(view.kernel, tile=tuple(tile.get(d, 1) for d in view.kernel.grid))
+        return cost.predict(work_laid_out(kernel, view, layout), view.target).time_us
+
+    times = [time_us(tiled) for tiled in found]
+    near = NEAR if found[0][1].dense else SMALLER
+    return found[next(n for n, us in enumerate(times) if near * us <= min(times))]
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -310,15 +336,22 @@ def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     gathered = sum(min(n.iterations * 4, _value_bytes(v)) for n in view.group.nodes for v in set(n.extracts))
     read = sum(a.bytes for a in view.accesses if not a.written) + gathered
     staged = (Transpose, VectorContraction)  # what lies apart goes through shared memory, or counts as arithmetic
-    registers = 40 + held if view.reduced else min(32, 16 + held)
+    registers = 40 + held + _gathered(view, layout) if view.reduced else min(32, 16 + held)
     work = replace(
         kernel.work, blocks=max(1, kernel.blocks), threads=layout.block, shared_per_block=0, dram_read=read + reread,
         registers=min(168, view.target.sm.registers // layout.block, registers),
         bytes_in_flight=max(16, flight * max(1, max(layout.steps, default=1))),
         shared_bytes=0.0 if isinstance(kernel.options, staged) else sum(line_bytes(view, layout).values()),
+        warp_clocks=view.target.fit(Layouts).warp_clocks,
     )  # fmt: skip
     work = replace(work, serial_us=_waiting_us(view, layout, work))
     return work_of_windows(view, layout, dict(zip(kernel.grid, kernel.tile)), work) if layout.dense else work
+
+
+def _gathered(view: View, layout: Layout) -> int:
+    """Elements at computed subscripts that a thread holds at a time, of a reduction: those of all its steps, each in a register."""
+    dims = view.group.space.dims
+    return max((layout.slots(dims[n]) * len({*n.extracts}) for n in view.group.nodes if n.reduced and n.extracts), default=0)
 
 
 def _waiting_us(view: View, layout: Layout, work: cost.Work) -> float:

@@ -10,28 +10,58 @@ from tilec.analysis.layout import Layout
 from tilec.analysis.traffic import LINE
 from tilec.core import mlir
 from tilec.core.fitted import Layouts
-from tilec.core.hardware import WIDE, WORD
+from tilec.core.hardware import WARP, WIDE, WORD
 from tilec.core.quantities import by_sizes, count
 from tilec.cost import model as cost
 from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
 from tilec.plan.cuda.online import online_reductions
 from tilec.plan.cuda.view import HELD, THREADS, UNROLLED, View, lay_out, power, unrolled, vector_of
-from tilec.plan.cuda.windows import deal_neighbours, neighbours
+from tilec.plan.cuda.windows import Neighbours, deal_neighbours, neighbours
 
 
-def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
+Tiled = tuple[dict[int, int], Layout, str]  # a block's tile, its layout, and what the plan tells of it
+
+
+def columns(view: View, lane: int) -> list[Tiled]:
     """Threads along the contiguous grid dimension, then along a reduction that needs them, then along other grid
-    dimensions; steps keep several loads in flight."""
-    kernel, extents, vector, fit = view.kernel, view.extents, vector_of(view, lane), view.target.fit(Layouts)
+    dimensions; steps keep several loads in flight. Several where threads have neighbours, whose numbers are to be weighed."""
+    vector = vector_of(view, lane)
     if not view.reduced:  # stores of 16 bytes that leave gaps for the next one reach 0.63 of copy, narrower loads 0.98
         vector = min(vector, max(1, WIDE // max((a.element for a in view.accesses if a.written), default=1)))
-    near = neighbours(view, lane, vector)
-    vector = near.vector if near else vector
+    if found := neighbours(view, lane, vector):
+        return [_columns(view, lane, n.vector, n, c, THREADS // 2) for n in found for c in _lanes(view, lane, n)]
+    threads = THREADS if view.reduced else view.target.fit(Layouts).point_threads
+    plain = [_columns(view, lane, vector, None, 0, threads)]
+    while view.reduced and _is_small(view, plain[-1]) and (vector > 2 or threads > 2 * WARP):
+        vector, threads = (vector // 2, threads) if vector > 2 else (vector, threads // 2)  # smaller blocks, for more SMs
+        plain.append(_columns(view, lane, vector, None, 0, threads))
+    return plain
+
+
+def _is_small(view: View, tiled: Tiled) -> bool:
+    """Whether at least half of the SMs have no block, and no threads share a column."""
+    tile, layout, _ = tiled
+    blocks = prod(ceil(view.extents[d] / tile.get(d, 1)) for d in view.kernel.grid)
+    return 2 * blocks <= view.target.units and all(layout.threads[d] == 1 for d in view.reduced)
+
+
+def _lanes(view: View, lane: int, near: Neighbours) -> list[int]:
+    """Numbers of threads along the contiguous dimension: as many as divide it, or more, of which the last block has some beside it;
+    those that store a line of memory at most. One guard stands around all that a thread does."""
+    written = max(a.element for a in view.accesses if a.written)
+    lanes, most = view.extents[lane] // near.vector, power(LINE / (near.vector * written))
+    least = min(lanes & -lanes, most)
+    return [least << n for n in range(most.bit_length()) if least << n <= min(most, power(lanes))] if near.vector > 1 else [0]
+
+
+def _columns(view: View, lane: int, vector: int, near: Neighbours | None, lanes: int, budget: int) -> Tiled:
+    """With so many elements an access, such neighbours if any, and with them so many threads along the contiguous dimension;
+    `budget`: threads of a block."""
+    kernel, extents, fit = view.kernel, view.extents, view.target.fit(Layouts)
     alone = {*view.scanned, *(near.lines if near else ())}
     splits = [d for d in view.reduced if d not in alone and extents[d] > UNROLLED]
     points = prod(extents[d] for d in kernel.grid)
     counts: dict[int, int] = {}
-    budget = THREADS // (2 if near else 1) if view.reduced else fit.point_threads  # neighbours take registers
     joined = bool(splits and online_reductions(view)) and _split(view, points) > 1
     if joined:  # the states of several reductions take registers: one word an access, and more of them
         vector = min(vector, max(1, WORD // min((a.element for a in view.accesses if not a.written), default=WORD)))
@@ -41,9 +71,8 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
         8 if blocks < fit.few_blocks else 16 if blocks < (fit.online_line_blocks if joined else fit.line_blocks) else 32
     )
     counts[lane] = min(max(line, budget // narrow) if narrow > 1 else budget, power(extents[lane] / vector))
-    if near is not None and vector > 1:  # whole threads: a guard would keep neighbours apart
-        written = max(a.element for a in view.accesses if a.written)
-        counts[lane] = min((lanes := extents[lane] // vector) & -lanes, power(LINE / (vector * written)))
+    if lanes:
+        counts[lane] = lanes
     budget //= counts[lane]
     if narrow > 1:
         longest = max(splits, key=lambda d: extents[d])
@@ -56,6 +85,10 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     steps = unrolled(view, {*view.reduced} - {*splits}, vector) | dict.fromkeys(
         splits, (4 if joined else 2) * fit.loads
     )
+    for d in splits:  # no guards, where a number of steps divides what a thread has
+        share = ceil(extents[d] / counts.get(d, 1))
+        even = max(n for n in range(1, steps[d] + 1) if share % n == 0)
+        steps[d] = even if 2 * even > steps[d] else steps[d]
     _hold_less(view, vector, steps)
     tile = {d: min(max(1, extents[d]), counts.get(d, 1) * (vector if d == lane else 1)) for d in kernel.grid}
     others = sorted((d for d in tile if d != lane), reverse=True)
@@ -83,7 +116,8 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
 
 def _hold_less(view: View, vector: int, steps: dict[int, int]) -> None:
     """Fewer steps along dimensions that operations without a reduction have besides the grid's: a thread holds each of their
-    results, where a reduction has one sum for all steps."""
+    results, where a reduction has one sum for all steps. It holds all that a reduction reads at computed subscripts in its steps,
+    too: fewer of the steps that are no short dimension."""
     alike: dict[tuple[int, ...], int] = {}
     for node in view.group.nodes:
         dims = tuple(d for d in view.group.space.dims[node] if d in steps)
@@ -92,6 +126,14 @@ def _hold_less(view: View, vector: int, steps: dict[int, int]) -> None:
     for dims, results in alike.items():
         while results * vector * prod(steps[d] for d in dims) > HELD and max(steps[d] for d in dims) > 1:
             longest = max(dims, key=lambda d: steps[d])
+            steps[longest] = (steps[longest] + 1) // 2
+    for node in view.group.nodes:
+        own = [d for d in view.group.space.dims[node] if d in steps]
+        long = [d for d in own if view.extents[d] > UNROLLED]
+        if not (node.reduced and node.extracts and long):
+            continue
+        while vector * prod(steps[d] for d in own) > 2 * HELD and max(steps[d] for d in long) > 1:
+            longest = max(long, key=lambda d: steps[d])
             steps[longest] = (steps[longest] + 1) // 2
 
 

@@ -28,6 +28,8 @@ def line_bytes(view: View, layout: Layout) -> dict[ir.Value, float]:
     found: dict[ir.Value, float] = {}
     for node in view.group.nodes:
         for value, strides in _reads(view, node):
+            if value in view.ordered:
+                continue
             element = element_bytes(ir.ShapedType(value.type).element_type)
             width = _width(layout, strides, element)
             touched = _touched(layout, strides, width * element)

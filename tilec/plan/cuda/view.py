@@ -32,11 +32,13 @@ class Access:
     element: int
     written: bool
     readers: tuple[str, ...] = ()  # operations
+    value: ir.Value | None = None
 
 
 @dataclass(frozen=True)
 class View:
-    """The facts that a CUDA layout is chosen from."""
+    """The facts that a CUDA layout is chosen from. `ordered`: tensors that are planned for as if neighbouring threads read
+    neighbouring elements of them."""
 
     kernel: KernelPlan
     group: Group
@@ -44,6 +46,7 @@ class View:
     target: Target
     accesses: tuple[Access, ...]
     pick: int = 0
+    ordered: frozenset[ir.Value] = frozenset()
 
     @property
     def extents(self) -> list[int]:
@@ -86,7 +89,7 @@ def _access(
 ) -> Access:
     shaped = ir.ShapedType(value.type)
     size = element_bytes(shaped.element_type)
-    return Access(tuple(g.space.dims[node][d] for d in dims), prod(shaped.shape) * size, size, written, readers)
+    return Access(tuple(g.space.dims[node][d] for d in dims), prod(shaped.shape) * size, size, written, readers, value)
 
 
 # ---- the contiguous dimension ----------------------------------------------------------------------------------------

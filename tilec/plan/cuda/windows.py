@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import prod
+from math import ceil, prod
 
 from tilec.analysis.directions import Window, windows_of
 from tilec.analysis.graph import Node
@@ -18,14 +18,16 @@ from tilec.analysis.operation_costs import instructions_of
 from tilec.analysis.traffic import OVERHEAD, bytes_of, element_bytes
 from tilec.core import mlir
 from tilec.core.fitted import Layouts
-from tilec.core.hardware import WARP, WORD
+from tilec.core.hardware import SECTOR, WARP, WORD
 from tilec.core.mlir import ir
-from tilec.cost.model import Work
+from tilec.cost.model import Work, round_up
 from tilec.plan.cuda.view import THREADS, UNROLLED, Numbers, View
 
 MOST_SUMS = 32  # of neighbours that a thread holds at a time
+CHOICES = 2  # numbers of neighbours that are weighed, of each width of access, with loops that wait and without
 WRITTEN_OUT = 2048  # products of a thread that are written out
 CONVERSIONS = ("arith.extf", "arith.truncf", "arith.select", "arith.constant", "tensor.extract")  # or parts of a load
+ADDRESSES = 40  # registers of a thread for addresses, conditions and loops
 LOAD = 4  # instructions that a load takes, with its address and condition
 
 
@@ -70,13 +72,13 @@ def _windows(view: View, lane: int) -> _Windows | None:
     return _Windows(by_dim, element, factors)
 
 
-def neighbours(view: View, lane: int, widest: int) -> Neighbours | None:
-    """The neighbours with the fewest instructions an element, among those that fit registers and leave blocks for all SMs. Tiles
-    divide the dimensions: guards would cost more than the neighbours save."""
+def neighbours(view: View, lane: int, widest: int) -> list[Neighbours]:
+    """The neighbours with the fewest instructions an element, a few of each width of access, among those that fit registers and
+    leave blocks for all SMs. Tiles divide the dimensions along which they lie: guards would cost more than the neighbours save."""
     windows = _windows(view, lane)
     if windows is None or (widest == 1 and not any(windows.by_dim.values())):
-        return None
-    points, found = prod(view.extents[d] for d in view.kernel.grid), []
+        return []
+    points, found = prod(view.extents[d] for d in view.kernel.grid), list[Neighbours]()
     along = sorted(d for d in windows.by_dim if windows.by_dim[d])
     for vector in (v for v in (8, 4, 2) if v <= widest and v * windows.element >= WORD) if widest > 1 else (1,):
         most = MOST_SUMS // vector
@@ -88,7 +90,12 @@ def neighbours(view: View, lane: int, widest: int) -> Neighbours | None:
                 more = {d: n for d, n in counts.items() if n > 1}
                 if points * _deal(view, windows, more) >= 2 * view.target.units * THREADS * sums:
                     found += [*_shared(view, windows, more, vector), *_long(view, windows, more, vector)]
-    return min(found, key=lambda n: (n.rounds > 1, round(n.instructions, 6), sorted(n.counts, reverse=True)), default=None)
+    found.sort(key=lambda n: (n.rounds > 1, round(n.instructions, 6), sorted(n.counts, reverse=True)))
+    alike: dict[tuple[int, bool], list[Neighbours]] = {}
+    for n in found:
+        if bool(n.lines) == bool(found[0].lines):  # loops that are written out do not wait, and others do
+            alike.setdefault((n.vector, n.rounds > 1), []).append(n)
+    return [n for n in found if n in alike.get((n.vector, n.rounds > 1), [])[:CHOICES]]
 
 
 def _shared(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iterator[Neighbours]:
@@ -195,28 +202,46 @@ def _arithmetic(node: Node) -> float:
 def work_of_windows(view: View, layout: Layout, tile: Mapping[int, int], work: Work) -> Work:
     """The work of a kernel whose threads have neighbours: a product of windows is one instruction, besides loads of what the
     windows of a thread share. Blocks read the edges of their windows again, from L2."""
-    windows = _windows(view, layout.order[0])
-    if windows is None or not windows.by_dim.keys() >= {*layout.dense}:
+    lane = layout.order[0]
+    windows, sm = _windows(view, lane), view.target.sm
+    if windows is None or sm is None or not windows.by_dim.keys() >= {*layout.dense}:
         return work
     vector, elements = max(layout.vectors), prod(view.extents[d] for d in view.kernel.grid)
     near = {d: layout.steps[d] for d in layout.dense}
     rounds, halo = prod(view.extents[p] for p in view.reduced), 1.0
-    accesses = held = ahead = 1
+    accesses = window_elements = ahead = held = 1
     for d, number in near.items():
         window = windows.by_dim[d][:1]
         length = prod(view.extents[w.along] for w in window)
-        accesses, held, rounds = accesses * _covered(number, length, window), held * length, rounds // max(1, length)
-        ahead *= _covered(number, prod(layout.steps[w.along] for w in window), window)
+        at_once = prod(layout.steps[w.along] for w in window)
+        accesses, rounds = accesses * _covered(number, length, window), rounds // max(1, length)
+        window_elements *= length
+        ahead *= _covered(number, at_once, window)
+        held *= number + window[0].dilation if at_once < length else _covered(number, length, window)
         for w in window:
             span = w.stride * tile[d]
             halo *= max(1.0, (span + w.dilation * (length - 1) - w.stride + 1) / max(1, span))
-    shared = _instructions(rounds * (accesses + held * windows.factors), windows, vector) / (vector * prod(near.values()))
+    factors = window_elements * windows.factors
+    shared = rounds * (_instructions(accesses, windows, vector) + factors * _factor(view, lane, windows, vector))
     own = sum(n.iterations * (_arithmetic(n) if windows_of(n) else n.instructions) for n in view.group.nodes)
-    issued = 2 * (own + elements * (shared + OVERHEAD))
-    read = (halo - 1) * sum(bytes_of(v) for n in view.group.nodes for v in set(n.extracts))
+    issued = 2 * (own + elements * (shared / (vector * prod(near.values())) + OVERHEAD))
+    pieces = tile.get(lane, 1) * windows.element / SECTOR  # of memory, side by side
+    read = (halo * ceil(pieces) / pieces - 1) * sum(bytes_of(v) for n in view.group.nodes for v in set(n.extracts))
+    words, written_out = max(1.0, vector * windows.element / WORD), prod(layout.steps[p] for p in view.reduced)
+    registers = ADDRESSES + vector * prod(near.values()) + (held + written_out * windows.factors) * words
     return replace(
         work,
         flops={**work.flops, "fma.f32": issued},
-        l2_bytes=work.dram_read + work.dram_write + read,
+        l2_bytes=work.dram_read + work.dram_write + max(0.0, read),
+        lanes=view.extents[lane] / round_up(view.extents[lane], tile.get(lane, 1)),
+        registers=min(max(work.registers, ceil(registers)), sm.registers // (2 * layout.block), 168),
         bytes_in_flight=max(work.bytes_in_flight, ahead * vector * windows.element),
     )
+
+
+def _factor(view: View, lane: int, windows: _Windows, vector: int) -> float:
+    """Instructions by which a thread loads the factors of a place of its windows: vectors, where they lie so."""
+    along = {w.along for found in windows.by_dim.values() for w in found}
+    read = [a for a in view.accesses if not a.written and along & set(a.dims) and a.value not in view.ordered]
+    apart = any(lane in a.dims and a.dims[-1] != lane for a in read)
+    return vector * _instructions(1, windows, 1) if apart else _instructions(1, windows, vector)

@@ -1,0 +1,119 @@
+"""joined: a sum of products that reads two neighbouring dimensions of a tensor as one reads the tensor in another shape.
+
+    c[m, n] = sum[k](x[m, k // 24, k % 24] * w[n, k])    ->    z[m, k] is x[m, g, h];  c[m, n] = sum[k](z[m, k] * w[n, k])
+
+No data move. A factor at bare indices is a box of its tensor, which hardware copies; what is computed of quotients is copied by
+threads, an element after the other. A convolution behind a grouped one reads its input so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilec.analysis.products import index_dim, product_of
+from tilec.core import mlir
+from tilec.core.mlir import ir, tensor
+from tilec.kernels.attributes import carry_over
+
+
+def read_joined(module: ir.Operation) -> None:
+    for op in [o for o in mlir.traverse(module) if mlir.is_generic(o)]:
+        if mlir.get_string(op, "tilec.reduce") == "sum" and product_of(op) is not None:
+            _join(op)
+
+
+def _join(op: ir.Operation) -> None:
+    for load in [o.operation for o in mlir.body_of(op).operations if o.operation.name == "tensor.extract"]:
+        while (at := _joined(op, load)) is not None:
+            load = _in_one(load, at, mlir.extents_of(op))
+        if _bare(op, load) is not None:
+            return _join(_as_operand(op, load))
+
+
+def _joined(op: ir.Operation, load: ir.Operation) -> int | None:
+    """The first subscript of two that are the quotient and the rest of one index, by the extent of the second dimension."""
+    value, *subscripts = load.operands
+    shape, extents = list(ir.ShapedType(value.type).shape), mlir.extents_of(op)
+    for at, (first, second) in enumerate(zip(subscripts, subscripts[1:])):
+        size = shape[at + 1]
+        high, low = _part(first, ir.AffineFloorDivExpr, size), _part(second, ir.AffineModExpr, size)
+        if high is not None and high == low and extents[high] == shape[at] * size:
+            return at
+    return None
+
+
+def _part(value: ir.Value, kind: type[ir.AffineExpr], number: int) -> int | None:
+    """The dimension of which a subscript is the quotient, or the rest, by a number."""
+    owner = mlir.definition(value)
+    if owner is None or owner.name != "affine.apply" or len(owner.operands) != 1:
+        return None
+    (expression,) = ir.AffineMapAttr(owner.attributes["map"]).value.results
+    if not isinstance(expression, kind) or not isinstance(expression.lhs, ir.AffineDimExpr | ir.AffineSymbolExpr):
+        return None
+    if not isinstance(expression.rhs, ir.AffineConstantExpr) or expression.rhs.value != number:
+        return None
+    index = mlir.definition(owner.operands[0])
+    return index_dim(index) if index is not None and index.name == "linalg.index" else None
+
+
+def _in_one(load: ir.Operation, at: int, extents: Sequence[int]) -> ir.Operation:
+    """The load from the tensor with both dimensions in one."""
+    value, *subscripts = load.operands
+    with ir.InsertionPoint(load), load.location:
+        index = mlir.definition(subscripts[at]).operands[0]
+        made = tensor.extract(_collapsed(value, at), [*subscripts[:at], index, *subscripts[at + 2 :]])
+    load.results[0].replace_all_uses_with(made)
+    load.erase()
+    return mlir.definition(made)
+
+
+def _collapsed(value: ir.Value, at: int) -> ir.Value:
+    """The tensor with two dimensions in one: the same value for all of its readers."""
+    shaped = ir.ShapedType(value.type)
+    shape = list(shaped.shape)
+    new = [*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :]]
+    groups = [[d] if d < at else [at, at + 1] if d == at else [d + 1] for d in range(len(new))]
+    for user in mlir.uses(value):
+        if user.name == "tensor.collapse_shape" and list(ir.ShapedType(user.results[0].type).shape) == new:
+            return user.results[0]
+    owner = mlir.definition(value)
+    with ir.InsertionPoint.at_block_begin(value.owner) if owner is None else ir.InsertionPoint.after(owner):
+        return tensor.CollapseShapeOp(mlir.tensor_type(new, shaped.element_type), value, groups).result
+
+
+def _bare(op: ir.Operation, load: ir.Operation) -> list[int] | None:
+    """The dimensions that are the subscripts of a load, if these are all of the tensor's elements, each once."""
+    value, *subscripts = load.operands
+    owners = [mlir.definition(s) for s in subscripts]
+    if not all(o is not None and o.name == "linalg.index" for o in owners):
+        return None
+    dims, extents = [index_dim(o) for o in owners], mlir.extents_of(op)
+    whole = [extents[d] for d in dims] == list(ir.ShapedType(value.type).shape)
+    return dims if whole and len({*dims}) == len(dims) else None
+
+
+def _as_operand(op: ir.Operation, load: ir.Operation) -> ir.Operation:
+    """The operation with the tensor of a load as an input."""
+    dims, inputs, maps = _bare(op, load), mlir.inputs_of(op), mlir.maps_of(op)
+    assert dims is not None
+    rank, count, value = maps[0].n_dims, len(inputs), load.operands[0]
+    with ir.InsertionPoint(op), op.location:
+        new, block = mlir.generic(
+            [r.type for r in op.results], [*inputs, value], mlir.outputs_of(op),
+            [*maps[:count], mlir.projection(rank, dims), *maps[count:]], mlir.iterators_of(op),
+        )  # fmt: skip
+    carry_over(op, new.operation)
+    old, arguments = mlir.body_of(op), list(block.arguments)
+    mapping = dict(zip(old.arguments, [*arguments[:count], *arguments[count + 1 :]]))
+    mapping[load.results[0]] = arguments[count]
+    with ir.InsertionPoint(block):
+        for inner in (view.operation for view in old.operations):
+            if inner != load:
+                mlir.clone_op(inner, mapping)
+    for before, after in zip(op.results, new.results):
+        before.replace_all_uses_with(after)
+    op.erase()
+    return new.operation
+
+
+__all__ = ["read_joined"]

@@ -1,0 +1,29 @@
+"""What an epilogue reads along columns alone, such as a batch norm's weights: a thread whose elements are of the same columns loads it
+once for all of its rows."""
+
+import re
+
+import numpy as np
+import pytest
+from tools.contractions import check, mma
+
+NORM = """op f(x: {t}[M, K], w: {t}[N, K], b: {t}[N], v: {t}[N], r: {o}[M, N]) -> (y: {o}[M, N]) {{
+    c[m, n]: f32 = sum[k](x[m, k] * w[n, k])
+    y[m, n]: {o} = relu((c[m, n] - b[n]) * rsqrt(v[n] * v[n] + 1e-3)) + r[m, n]
+}}"""
+
+
+def expected(x, w, b, v, r):
+    return np.maximum((x @ w.T - b) / np.sqrt(v * v + 1e-3), 0) + r
+
+
+@pytest.mark.parametrize("tile", [mma(), mma(64, 64, 32, (2, 1)), mma(32, 64, 32, (1, 2))])
+@pytest.mark.parametrize("columns", [64, 72, 60])
+@pytest.mark.parametrize("rows", [64, 70])
+def test_columns_are_loaded_once_for_all_rows(tile, columns, rows, monkeypatch):
+    """Of 72 columns the last block has 8, of 60 some threads have none; 70 rows leave a part of the last block's beside them."""
+    result = check(NORM, ("bf16", "f32"), {"M": rows, "N": columns, "K": 32}, tile, expected, monkeypatch)
+    printed = result.emitted.module
+    loads = re.findall(r"^( *)load_bf16x\d_nc\w*\([bv]_1", printed, re.MULTILINE)
+    inside = re.findall(r"^( *)for piece in range\(\d+\):\n(?:\1 .*\n)*?\1 .*load_f32x\d_nc\w*\(r_1", printed, re.MULTILINE)
+    assert len(loads) == 2 and inside and all(len(line) <= len(inside[-1]) for line in loads)

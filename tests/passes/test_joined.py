@@ -1,0 +1,84 @@
+"""Sums of products that read two dimensions of a tensor as one: of the tensor in another shape, whose lines hardware copies."""
+
+import numpy as np
+import pytest
+from conftest import assert_within
+from tools.contractions import check, mma
+from tools.lowering import lowered, planned
+
+import tilec
+from tilec.core.dtypes import DTYPES
+from tilec.semantics.interpreter import interpret
+
+# scales by groups keep the two dimensions of t apart
+GROUPS = """op f(x: bf16[M, G, H], s: bf16[G], w: bf16[N, G * H]) -> (y: f32[M, N]) {{
+    t[i, g, h]: bf16 = x[i, g, h] * s[g]
+    y[i, n] = sum[k in 0:G * H](t[i, k // {H}, k % {H}] * w[n, k])
+}}"""
+RETURNED = GROUPS.replace("(y: f32[M, N])", "(y: f32[M, N], t: bf16[M, G, H], z: f32[M])").replace(
+    "\n}}", "\n    z[i] = sum[k in 0:G * H](t[i, k // {H}, k % {H}] * w[0, k])\n}}"
+)
+TILES = [mma(), ("wgmma", 64, 128, 64, (4, 1))]
+STAGES = ("simplify", "plan", "fuse", "tile", "bufferize", "stage", "map")
+
+
+def drawn(rng, m=5, g=3, h=8, n=16):
+    shapes = {"x": (m, g, h), "s": (g,), "w": (n, g * h)}
+    return {name: rng.standard_normal(shape).astype(DTYPES["bf16"].numpy) for name, shape in shapes.items()}
+
+
+def shapes_of(result) -> int:
+    return result.texts["simplify"].count("tensor.collapse_shape")
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_a_factor_is_copied_as_one_line(tile, monkeypatch):
+    def expected(x, s, w):
+        return np.einsum("mk,nk->mn", (x * s[:, None]).reshape(len(x), -1), w)
+
+    sizes = {"M": 20, "N": 48, "G": 3, "H": 24}
+    result = check(GROUPS.replace("{H}", "24"), ("bf16", "bf16", "bf16"), sizes, tile, expected, monkeypatch)
+    assert shapes_of(result) == 1
+    assert set(result.plan.kernels[-1].options.copies) == {"tma" if tile[0] == "wgmma" else "async"}
+
+
+@pytest.mark.parametrize("text", [GROUPS, RETURNED])
+@pytest.mark.parametrize("target", ["h200", "cpu"])
+def test_all_stages_and_the_cpu_agree(text, target, rng):
+    text, inputs = text.format(H=8), drawn(rng)
+    _, result = lowered(text, None, inputs, target=target)
+    assert shapes_of(result) == 1
+    kind = "cuda" if target == "h200" else "cpu"
+    for stage in STAGES:
+        assert_within(text, inputs, list(interpret(result.texts[stage], inputs).values()), kind=kind)
+    if target == "cpu":
+        made = tilec.compile(text)(*inputs.values())
+        assert_within(text, inputs, list(made) if isinstance(made, tuple) else [made])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GROUPS.replace("k % {H}", "k % {H} // 2"),  # another order
+        GROUPS.replace("k // {H}", "k // {H} * 2 % 3"),
+        GROUPS.replace("0:G * H", "0:G * H - 1"),  # not all of the tensor
+        GROUPS.replace("t[i, k // {H}, k % {H}]", "t[i, k % {G}, k // {G}]"),  # the second dimension goes slower
+    ],
+)
+def test_others_are_read_as_they_were(text, rng):
+    text, inputs = text.replace("{G}", "3").format(H=8), drawn(rng)
+    _, result = lowered(text, None, inputs)
+    assert shapes_of(result) == 0
+    assert_within(text, inputs, list(interpret(result.texts["map"], inputs).values()), kind="cuda")
+
+
+def test_a_convolution_behind_a_grouped_one_multiplies_by_warpgroups():
+    """Threads loaded elements at computed subscripts before: 135 us for the 12 us of the last kernel, on an H200."""
+    plan = planned("""op f(x: bf16[64, 28, 28, 216], v: bf16[216, 3, 3, 24], w: bf16[216, 216]) -> (y: bf16[64, 28, 28, 216]) {
+        g[n, h, l, i, j]: f32 = sum[c in 0:24, r in 0:3, s in 0:3](
+            pad(x[n, h + r - 1, l + s - 1, i * 24 + c], 0) * v[i * 24 + j, r, s, c]
+        ) where n in 0:64, h in 0:28, l in 0:28, i in 0:9, j in 0:24
+        t[n, h, l, i, j]: bf16 = relu(g[n, h, l, i, j])
+        y[n, h, l, o] = sum[c in 0:216](t[n, h, l, c // 24, c % 24] * w[o, c])
+    }""", None, {})
+    assert set(plan.kernels[-1].options.copies) == {"tma"}
