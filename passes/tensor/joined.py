@@ -9,6 +9,7 @@ threads, an element after the other. A convolution behind a grouped one reads it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from tilec.analysis.products import index_dim, product_of
 from tilec.core import mlir
@@ -34,7 +35,7 @@ def _joined(op: ir.Operation, load: ir.Operation) -> int | None:
     """The first subscript of two that are the quotient and the rest of one index, by the extent of the second dimension."""
     value, *subscripts = load.operands
     shape, extents = list(ir.ShapedType(value.type).shape), mlir.extents_of(op)
-    for at, (first, second) in enumerate(zip(subscripts, subscripts[1:])):
+    for at, (first, second) in enumerate(pairwise(subscripts)):
         size = shape[at + 1]
         high, low = _part(first, ir.AffineFloorDivExpr, size), _part(second, ir.AffineModExpr, size)
         if high is not None and high == low and extents[high] == shape[at] * size:

@@ -18,7 +18,6 @@ from tilec.plan.cuda.online import online_reductions
 from tilec.plan.cuda.view import HELD, THREADS, UNROLLED, View, lay_out, power, unrolled, vector_of
 from tilec.plan.cuda.windows import Neighbours, deal_neighbours, neighbours
 
-
 Tiled = tuple[dict[int, int], Layout, str]  # a block's tile, its layout, and what the plan tells of it
 
 
