@@ -1,5 +1,5 @@
-"""What an epilogue reads along columns alone, such as a batch norm's weights: a thread whose elements are of the same columns loads it
-once for all of its rows."""
+"""What an epilogue reads along columns alone, such as a batch norm's weights: a thread whose elements are of the same columns
+loads it once for all of its rows."""
 
 import re
 

@@ -94,7 +94,7 @@ def test_few_warps_wait_for_themselves(together):
 
 @pytest.mark.parametrize("channels, lanes", [(120, 16), (72, 8), (144, 8), (96, 8)])
 def test_threads_beside_the_last_channels(channels, lanes):
-    """120 channels are 30 vectors of 4 elements, which 2 threads divide, and no higher power of two: 16 bytes of a line of memory."""
+    """120 channels are 30 vectors of 4 elements, which 2 threads divide, and no higher power of two: 16 bytes of a line."""
     *_, sums, _ = planned(excited(channels, 28, 5), None, {}).kernels
     lane = sums.options.thread_order[0]
     stored = 2 * sums.options.thread_counts[lane] * max(sums.options.vectors)
@@ -127,8 +127,8 @@ MEAN = "op f(x: bf16[N, H, W, C]) -> (y: bf16[N, C]) { y[n, c] = mean[h, w](x[n,
 
 
 def test_guarded_loads_of_a_mean_do_not_wait(rng):
-    """Each of 8 threads has two of 14 lines or one, and steps along 14 places. A branch around each load had all wait for one another:
-    21 us for the mean of 64 images of 14 x 14 places and 576 channels on an H200, where 6 were predicted."""
+    """Each of 8 threads has two of 14 lines or one, and steps along 14 places. A branch around each load had all wait for one
+    another: 21 us for the mean of 64 images of 14 x 14 places and 576 channels on an H200, where 6 were predicted."""
     _, result = lowered(MEAN, None, {"N": 64, "H": 14, "W": 14, "C": 576})
     (kernel,) = result.plan.kernels
     text = result.emitted.module
