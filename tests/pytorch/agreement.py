@@ -2,6 +2,9 @@
 
 AOTAutograd traces a case and hands its graphs to the back end, as it does below `torch.compile`; where it cannot (a result that is
 no tensor, say), `torch.compile` runs the case.
+
+A case that draws numbers is compared with eager mode's, of PyTorch's own kernels (`fallback_random`). With tilec's own numbers, it
+is run twice: results of one seed are equal, and of eager mode's shapes, types, strides and aliases.
 """
 
 from __future__ import annotations
@@ -28,7 +31,17 @@ REFUSED, ALIKE, WRONG, CRASHED, SKIPPED = "refused alike", "as aot_eager", "wron
 VERDICTS = (WHOLE, PART, EAGER, NOTHING, REFUSED, ALIKE, WRONG, CRASHED, SKIPPED)
 LEAST = 1e-5  # of a result's largest value; of all gradients'. Sums of few terms that cancel may be exact by luck
 Backend = Callable[..., Any]
-TILEC: Backend = backend
+
+
+def TILEC(gm: torch.nn.Module, inputs: list[Any]) -> Any:
+    """The back end, with the random numbers of eager mode."""
+    return backend(gm, inputs, options={"fallback_random": True})  # type: ignore[arg-type]
+
+
+def DRAWING(gm: torch.nn.Module, inputs: list[Any]) -> Any:
+    """The back end, with its own random numbers."""
+    return backend(gm, inputs)  # type: ignore[arg-type]
+
 
 
 def AOT(gm: torch.nn.Module, inputs: list[Any]) -> Any:
@@ -113,7 +126,9 @@ def _agreement(case: Case, dynamo: bool) -> Outcome:
     if wrong and reference is not None and not isinstance(compiled, str):
         noise = _noise(case, reference, backward)
         wrong = _apart(reference, eager, compiled, noise)
-    if wrong:
+    if not wrong and made.random and (wrong := _drawn(eager, ran(DRAWING), ran(DRAWING))):
+        made.said, made.verdict = "; ".join(wrong), WRONG
+    elif wrong:
         made.said, made.verdict = "; ".join(wrong), CRASHED if isinstance(compiled, str) else WRONG
         traced = ran(AOT)
         if isinstance(traced, str) or isinstance(compiled, str):
@@ -260,6 +275,17 @@ def _apart(reference: Ran | None, eager: Ran, compiled: Ran, noise: dict[str, fl
         found.append(f"results {compiled.others}, eager mode {eager.others}")
     if eager.memory != compiled.memory:
         found.append(f"memory of results {compiled.memory}, eager mode {eager.memory}")
+    return found
+
+
+def _drawn(eager: Ran, one: Ran | str, other: Ran | str) -> list[str]:
+    """What two runs with one seed and tilec's own random numbers have that is not as it must be."""
+    if isinstance(one, str) or isinstance(other, str):
+        return [r for r in (one, other) if isinstance(r, str)]
+    found = [f"{n}: of one seed, but different" for n, v in one.tensors.items() if not _equal(v, other.tensors[n])]
+    like = {n: (v.shape, v.dtype, v.stride()) for n, v in eager.tensors.items()}
+    if like != {n: (v.shape, v.dtype, v.stride()) for n, v in one.tensors.items()} or eager.memory != one.memory:
+        found.append("random numbers that do not lie as eager mode's do")
     return found
 
 

@@ -63,7 +63,7 @@ def _problem(case: Case, dynamic: bool, within: Any) -> str:
 @contextlib.contextmanager
 def _through_tilec() -> Iterator[None]:
     def compiled(function: Callable, _fw: Any, _bw: Any, dynamic: bool, **unused: Any) -> Callable:
-        inner = compiled_function(function, **compilers(Options()), dynamic=dynamic)
+        inner = compiled_function(function, **compilers(Options(fallback_random=True)), dynamic=dynamic)
 
         def call(args: Any) -> Any:
             with tracing():

@@ -22,7 +22,7 @@ F = torch.nn.functional
 @pytest.mark.parametrize(
     "given, said",
     [
-        ({"options": {"shedule": "x"}}, "no option 'shedule'; it has target, schedule, strict, background, mode"),
+        ({"options": {"shedule": "x"}}, "no option 'shedule'; it has target, schedule, strict, background, fallback_random, mode"),
         ({"mode": "max-autotune"}, "no mode 'max-autotune'; it has default, reduce-overhead"),
         ({"options": {"strict": 1}}, "'strict' must be True or False"),
         ({"options": {"target": "h900"}}, "unknown target"),

@@ -122,9 +122,9 @@ def test_training_under_autocast():
 
 
 def test_dropout_while_training():
-    """The numbers are PyTorch's, so that a run with the same seed is the same."""
+    """With the numbers of PyTorch's kernels, a run with the same seed is that of eager mode."""
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 4)).train()
-    compiled, x = torch.compile(model, backend="tilec"), torch.randn(6, 8)
+    compiled, x = torch.compile(model, backend="tilec", options={"fallback_random": True}), torch.randn(6, 8)
     made = []
     for function in (compiled, model):
         model.zero_grad()

@@ -7,12 +7,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from functorch.compile import make_boxed_func  # noqa: E402
+from tools import chains  # noqa: E402
+from tools.lowering import planned  # noqa: E402
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
+from tilec.core.diagnostics import Source  # noqa: E402
 from tilec.core.targets import load  # noqa: E402
-from tilec.torch import backend, recompute  # noqa: E402
+from tilec.torch import backend, call, random_numbers, recompute  # noqa: E402
 from tilec.torch.layout import layout  # noqa: E402
 from tilec.torch.options import Options  # noqa: E402
 
@@ -21,12 +24,14 @@ F = torch.nn.functional
 attend = F.scaled_dot_product_attention
 
 
-def compiled(function, target="h200", kernels=False):
+def compiled(function, target="h200", kernels=False, inside=True):
     """The function with forward and backward cut as for a target, and run here, by PyTorch or by tilec's `kernels`; and a list for
-    what forward saves."""
+    what forward saves. `inside`: random numbers are those of seeds."""
     saved = []
 
     def partition(joint, inputs, **how):
+        if inside:
+            random_numbers.replace(joint.graph, training=True)
         forward, rest = recompute.partition(joint, inputs, targets=lambda _: load(target), **how)
         (output,) = (n for n in forward.graph.nodes if n.op == "output")
         saved.extend(n.meta["val"] for n in output.args[0][how["num_fwd_outputs"] :])
@@ -89,6 +94,40 @@ def check(name, kernels=False):
     assert all(error(x.grad, e.grad) < 0.01 for x, e in zip(tensors, exact))
 
 
+def test_attention_with_a_dropout_saves_its_seed():
+    check_dropped({})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("name", ["causal", "grouped"])
+def test_gradients_of_attention_with_a_dropout(name, kernels):
+    check_dropped(FORMS[name], kernels)
+
+
+def check_dropped(how, kernels=False):
+    """Nothing of the size of the scores is saved, and the gradients are those of f64 with the same mask, which shows where values
+    are one row of the identity each."""
+    q, k, v = inputs(heads=4 if "enable_gqa" in how else 2, length=64, depth=64)
+    run, saved = compiled(lambda *x: attend(*x, dropout_p=0.3, **how), kernels=kernels)
+    torch.manual_seed(1)
+    kept = run(q, k, torch.eye(64, dtype=q.dtype).expand(v.shape).contiguous().requires_grad_()).detach() > 0
+    torch.manual_seed(1)
+    o = run(q, k, v)
+    gradient = torch.randn_like(o)
+    o.backward(gradient)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    heads = [x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in exact]
+    scores = heads[0] @ heads[1].mT / 8
+    visible = torch.ones(64, 64, dtype=torch.bool).tril(0 if "is_causal" in how else 64)
+    assert abs(kept.double().sum() / visible.expand(kept.shape).sum() - 0.7) < 0.02
+    wanted = (scores.masked_fill(~visible, -torch.inf).softmax(-1) * kept / 0.7) @ heads[2]
+    wanted.backward(gradient.double())
+    assert all(x.numel() <= q.numel() for x in saved) and any(x.dtype == torch.int64 for x in saved)
+    assert error(o, wanted) < 0.01
+    assert all(error(x.grad, e.grad) < 0.01 for x, e in zip((q, k, v), exact))
+
+
 def test_rows_that_attend_to_nothing():
     """Their results and gradients are 0, as in PyTorch."""
     tensors = inputs()
@@ -111,7 +150,7 @@ def test_a_product_that_is_read_again_elsewhere_is_saved():
 
     for function in (weights, lambda q, k, v: attend(q, k, v, dropout_p=0.1)):
         tensors = inputs()
-        run, saved = compiled(function)
+        run, saved = compiled(function, inside=False)
         run(*tensors)
         assert any(x.numel() == 4 * 96 * 96 for x in saved)
 
@@ -155,3 +194,46 @@ def test_parts_of_a_tensor_are_read_in_it():
     step(x.double(), wanted).sum().backward()
     assert error(w.grad, wanted.grad) < 1e-6
     assert saved and not [s for s in saved if layout(s.shape, s.stride()) is None]
+
+
+def texts_of(monkeypatch, folder, function, *tensors):
+    """The programs of forward and of backward, which are not run."""
+
+    def unmade(partition, written, graph, key):
+        made = [(r.shape, r.strides, r.dtype) for r in written.results]
+        empty = lambda: [torch.empty_strided(*how[:2], dtype=how[2]) for how in made]  # noqa: E731
+        return lambda *values: empty() if len(made) > 1 else empty()[0]
+
+    monkeypatch.setenv("TILEC_TORCH_DUMP", str(folder))
+    monkeypatch.setattr(call.Partition, "_bound", unmade)
+    monkeypatch.setattr(call.Partition, "ahead", staticmethod(lambda *given: None))
+    torch.compile(function, backend="tilec", options={"target": "h200", "strict": True})(*tensors).sum().backward()
+    return [p.read_text() for p in sorted(folder.rglob("*.tile"))]
+
+
+@pytest.mark.slow
+def test_attention_with_a_dropout_is_a_chain_on_a_gpu(monkeypatch, tmp_path):
+    """Forward one kernel, backward one for each gradient; the mask may be one more. A weight is rounded once, behind its mask."""
+    shape = (4, 12, 1024, 64)
+    families = []
+    for p in (0.0, 0.1):
+        given = [torch.empty(shape, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+        function = lambda *x: attend(*x, dropout_p=p, is_causal=True)  # noqa: B023, E731
+        texts = texts_of(monkeypatch, tmp_path / str(p), function, *given)
+        assert not p or not any("= bf16(exp" in text for text in texts)
+        plans = [planned(Source("t.tile", text), None, {}).kernels for text in texts]
+        families.append([[type(k.options).__name__ for k in kernels] for kernels in plans])
+    for found in families:
+        assert [names.count("ContractionChain") for names in found] == [1, 3]
+    (_, before), (forward, after) = families
+    assert len(forward) == 1 and len(after) <= len(before) + 1
+
+
+@pytest.mark.slow
+def test_a_kernel_for_a_gpu_of_attention_with_a_dropout(monkeypatch, tmp_path):
+    """Run thread by thread in the interpreter, and its printed text by the emulator."""
+    given = [torch.empty((1, 2, 72, 16), dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    function = lambda *x: attend(*x, dropout_p=0.3, is_causal=True)  # noqa: E731
+    forward, _ = texts_of(monkeypatch, tmp_path, function, *given)
+    for printed in (False, True):
+        chains.check(forward, {}, (64, 32), monkeypatch, printed=printed)

@@ -45,9 +45,11 @@ def test_python_runs(page, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     if "backend=\"tilec\"" in text(page):
         pytest.importorskip("torch")
+        from tilec.torch import reports
         from tilec.torch.backend import register
 
         register()
+        reports.forget()  # what other tests compiled in this process
     names: dict = {"__name__": "__docs__"}
     for body in blocks(page, "python"):
         line = text(page)[: text(page).index(body)].count("\n")

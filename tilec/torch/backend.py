@@ -23,7 +23,7 @@ from tilec.core.diagnostics import CallError
 from tilec.core.target import Target
 from tilec.core.targets import kind_of
 from tilec.driver.recipe import end_unused_compilers, load_compilers
-from tilec.torch import aten, deferred, dump, recompute, reports
+from tilec.torch import aten, deferred, dump, random_numbers, recompute, reports
 from tilec.torch.call import Partition
 from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
 from tilec.torch.inplace import CHANGES, is_write, leave_to_pytorch, results_in_inputs, reuse_inputs, save_old_values
@@ -128,6 +128,8 @@ def _halves(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:  # fmt: skip
     """The forward and the backward graph of a training step. PyTorch asks for the backward graph's function when the first gradient
     is asked for; its programs are compiled beside those of the forward graph, where there are processors for both."""
+    if not random_numbers.eager(options.fallback_random):
+        random_numbers.replace(joint.graph, training=True)
     forward, backward = recompute.partition(joint, inputs, partial(_target, options), **told)
     save_old_values(forward, told["num_fwd_outputs"])
     if len(os.sched_getaffinity(0)) >= SPARE and not options.background and not options.strict:
@@ -207,6 +209,8 @@ def compile_aten(
     begin = time.perf_counter()
     number = next(_number)
     graph, attribute = gm.graph, partial(_attribute, gm)
+    if kind == "inference" and not random_numbers.eager(options.fallback_random):
+        random_numbers.replace(graph)
     reuse_inputs(graph, by_kernels=not (options.background or is_symbolic(graph)))
     if is_symbolic(graph):
         size_by_inputs(graph)
@@ -228,7 +232,7 @@ def compile_aten(
                 continue
             told = reports.GraphReport(f"{number:03}-{kind}", kind)
             for node, reason in decision.reasons.items():
-                if not (is_light(node) or is_write(node)):  # those compute nothing
+                if not (is_light(node) or is_write(node) or random_numbers.SEEDS in node.meta):  # those compute nothing
                     told.eager.append(reports.Eager(_operation(node), reason, module_path(node), source_line(node)))
             if options.strict and told.eager:
                 raise CallError(f"PyTorch would run an operation, and the option 'strict' is set\n{told}")

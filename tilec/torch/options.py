@@ -18,12 +18,13 @@ class Options:
     """`target`: what to compile for, as for `tilec.compile`; by default the device of the tensors. `schedule`: a folder of
     programs with schedule files beside them; a partition whose text is one of these obeys its schedule. `strict`: whether an
     operation that PyTorch runs is an error. `background`: whether PyTorch runs a partition until it is compiled.
-    `mode`: one of MODES."""
+    `fallback_random`: whether random numbers are those that PyTorch's own kernels draw. `mode`: one of MODES."""
 
     target: str | None = None
     schedule: Path | None = None
     strict: bool = False
     background: bool = False
+    fallback_random: bool = False
     mode: str = "default"
 
 
@@ -41,7 +42,7 @@ def read(mode: str | None, options: Mapping[str, Any] | None) -> Options:
     given["mode"] = mode or given.get("mode") or "default"
     if given["mode"] not in MODES:
         raise CallError(f"the back end tilec has no mode '{given['mode']}'; it has {', '.join(MODES)}")
-    for name in ("strict", "background"):
+    for name in ("strict", "background", "fallback_random"):
         if not isinstance(given.get(name, False), bool):
             raise CallError(f"the option '{name}' must be True or False, not {given[name]!r}")
     if (target := given.get("target")) is not None:

@@ -13,6 +13,7 @@ A part of a tensor is marked, too, where it has gaps in memory: forward saves th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from math import inf, prod
 from operator import getitem
 from typing import Any
@@ -23,6 +24,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from tilec.core.target import Target
 from tilec.torch.aten.table import PRODUCTS, SEEN_THROUGH, SOFTMAXES, UNROUNDED, dtype_of, op_name
+from tilec.torch.builder import Builder
 from tilec.torch.layout import layout
 from tilec.torch.partition import is_view
 
@@ -101,9 +103,13 @@ def _region(product: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
             elif _is_elementwise(user) and _size(user) == size:
                 found[user] = None
                 pending.append(user)
-            elif not 0 < _size(user) < size or torch.Tag.nondeterministic_seeded in getattr(user.target, "tags", ()):
+            elif not 0 < _size(user) < size or _draws(user):
                 return []  # it is stored all the same
     return list(found) if multiplied else []
+
+
+def _draws(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -154,36 +160,19 @@ def _factors(products: Iterable[fx.Node]) -> Iterator[fx.Node]:
 
 
 def _constants(region: Iterable[fx.Node]) -> Iterator[fx.Node]:
-    """What the region reads that is computed from nothing, such as a causal mask."""
+    """What the region reads that is computed from nothing, such as a causal mask. What is drawn is not computed."""
     for node in _ancestors(region):
-        if all(n.op != "placeholder" for n in _ancestors([node])) and node.op == "call_function":
+        if node.op == "call_function" and not any(n.op == "placeholder" or _draws(n) for n in _ancestors([node])):
             yield node
 
 
 # ---- softmax ---------------------------------------------------------------------------------------------------------
 
 
-class _Builder:
-    """Appends operations before a node, with values for the partitioner."""
-
-    def __init__(self, graph: fx.Graph, before: fx.Node):
-        self.graph, self.before, self.made = graph, before, list[fx.Node]()
-
-    def __call__(self, target: Any, *args: Any, **options: Any) -> fx.Node:
-        with self.graph.inserting_before(self.before):
-            node = self.graph.call_function(target, args, options)
-        values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
-        with self.before.meta["val"].fake_mode:
-            node.meta = {k: v for k, v in self.before.meta.items() if k in ("stack_trace", "nn_module_stack", "seq_nr")}
-            node.meta["val"] = target(*values, **options)
-        self.made.append(node)
-        return node
-
-
 def _apart(graph: fx.Graph, softmax: fx.Node) -> list[fx.Node]:
     """Has exponentials in the place of a softmax; returns what is computed again."""
     x, dim = softmax.args[0], softmax.args[1]
-    narrow, made = softmax.meta["val"].dtype, _Builder(graph, softmax)
+    narrow, made = softmax.meta["val"].dtype, Builder(graph, softmax)
     wide = x if x.meta["val"].dtype not in (torch.bfloat16, torch.float16) else made(aten._to_copy.default, x, dtype=torch.float32)
     top = made(aten.amax.default, wide, [dim], True)
     if op_name(softmax) == "_safe_softmax":  # 0 for a row of -inf alone
@@ -206,48 +195,76 @@ def _apart(graph: fx.Graph, softmax: fx.Node) -> list[fx.Node]:
 def _simplify_sums(graph: fx.Graph, softmax: fx.Node) -> None:
     """What a softmax's gradient takes away, by what forward has computed, which needs nothing as large as p:
 
-    sum[j](p[i, j] * sum[d](g[i, d] * v[j, d]))  =  sum[d](g[i, d] * o[i, d])   of   o[i, d] = sum[j](p[i, j] * v[j, d])
+    sum[j](p[i, j] * c[i, j] * sum[d](g[i, d] * v[j, d]))  =  sum[d](g[i, d] * o[i, d])
+
+    of o[i, d] = sum[j](p[i, j] * c[i, j] * v[j, d]). The factor c is what weights are multiplied by, such as a dropout's mask.
     """
-    from_p = _seen_through(softmax)
-    products = {n.args[1]: n for p in from_p for n in p.users if op_name(n) == "bmm" and n.args[0] is p}
+    of_p = _multiples(softmax)
+    products = {(n.args[1], of_p[p]): n for p in of_p for n in p.users if op_name(n) == "bmm" and n.args[0] is p}
     for total in [n for n in graph.nodes if n.op == "call_function" and op_name(n) == "sum" and len(n.args) == 3]:
         x, dims, stays = total.args
         value = x.meta["val"]
         if not stays or [d % value.dim() for d in dims] != [value.dim() - 1] or x.op != "call_function" or op_name(x) != "mul":
             continue
         for p, g in (x.args, x.args[::-1]):
-            made = _origin(g) if isinstance(g, fx.Node) else None
-            if p not in from_p or made is None or op_name(made) != "bmm" or made.meta["val"].shape[-2:] != value.shape[-2:]:
+            path = _to_product(g) if isinstance(g, fx.Node) and p in of_p else None
+            if path is None or path[-1].meta["val"].shape[-2:] != value.shape[-2:]:
                 continue
-            gradient, values = made.args
+            gradient, values = path[-1].args
+            factors = _sorted((*of_p[p], *(f for n, of in pairwise(path) if (f := _factor(n, of)) is not None)))
             flipped = values.op == "call_function" and op_name(values) == "permute" and list(values.args[1]) == [0, 2, 1]
-            if not flipped or (o := products.get(values.args[0])) is None:
+            if not flipped or (o := products.get((values.args[0], factors))) is None:
                 continue
-            build = _Builder(graph, total)
+            build = Builder(graph, total)
             wide = [build(aten._to_copy.default, n, dtype=value.dtype) for n in (gradient, o)]
             delta = build(aten.sum.dim_IntList, build(aten.mul.Tensor, *wide), [-1], True)
-            for node in _seen_through(made):  # it is multiplied by what is computed again
+            for node in {*path, *_multiples(path[-1])}:  # it is multiplied by what is computed again
                 node.meta[UNROUNDED] = True
             total.replace_all_uses_with(build(aten.view.default, delta, list(total.meta["val"].shape)))
             break
 
 
-def _seen_through(node: fx.Node) -> set[fx.Node]:
-    """The node, and views and casts of all of it."""
-    found, pending = {node}, [node]
+Factor = Any  # a number, or a tensor as large as what it multiplies
+
+
+def _factor(node: fx.Node, of: fx.Node) -> Factor | None:
+    """What a product multiplies one of its two operands by."""
+    if node.op != "call_function" or op_name(node) != "mul" or _size(node) != _size(of) or len(node.args) != 2:
+        return None
+    (other,) = [a for a in node.args if a is not of] or [of]
+    known = isinstance(other, int | float) or (isinstance(other, fx.Node) and _size(other) == _size(of))
+    return other if known else None
+
+
+def _sorted(factors: Iterable[Factor]) -> tuple[Factor, ...]:
+    return tuple(sorted(factors, key=str))
+
+
+def _multiples(node: fx.Node) -> dict[fx.Node, tuple[Factor, ...]]:
+    """The node, views and casts of all of it, and products with factors, with these."""
+    found, pending = {node: tuple[Factor, ...]()}, [node]
     while pending:
-        for user in pending.pop().users:
-            if user not in found and _is_same(user):
-                found.add(user)
+        of = pending.pop()
+        for user in of.users:
+            factor = _factor(user, of)
+            if user not in found and (factor is not None or _is_same(user)):
+                found[user] = found[of] if factor is None else _sorted((*found[of], factor))
                 pending.append(user)
     return found
 
 
-def _origin(node: fx.Node) -> fx.Node | None:
-    """What a node is a view or cast of."""
-    while _is_same(node):
-        node = node.all_input_nodes[0]
-    return node if node.op == "call_function" else None
+def _to_product(node: fx.Node) -> list[fx.Node] | None:
+    """The way from a node to the batch of products that it is a multiple of, by views and casts."""
+    if node.op != "call_function":
+        return None
+    if op_name(node) == "bmm":
+        return [node]
+    if not _is_same(node) and op_name(node) != "mul":
+        return None
+    for of in node.all_input_nodes:
+        if (_is_same(node) or _factor(node, of) is not None) and (path := _to_product(of)) is not None:
+            return [node, *path]
+    return None
 
 
 def _is_same(node: fx.Node) -> bool:

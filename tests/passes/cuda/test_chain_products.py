@@ -37,6 +37,7 @@ def program(score="s[h, i, j]", weight="p[h, i, j] * (g[h, i, j] - delta[h, i])"
 BY_COLUMN = "dk[h, j, d] = sum[i](ds[h, i, j] * q[h, i, d]) using bf16"
 CAUSAL = "(s[h, i, j] if j <= i else -inf)"
 TWICE = "p[h, i, j] * g[h, i, j] - p[h, i, j] * delta[h, i]"
+DROPPED = "p[h, i, j] * (g[h, i, j] * f32(rand(7, (h * S + i) * T + j) >= 0.3) / 0.7 - delta[h, i])"
 FORMS = {
     "rows": program(),
     "columns": program(last=BY_COLUMN),
@@ -48,6 +49,8 @@ FORMS = {
     "rounded": program(CAUSAL, "bf16(p[h, i, j] * g[h, i, j])"),
     "no exponential": program(weight="s[h, i, j] * g[h, i, j]"),
     "a mask without a score that excludes": program(weight="s[h, i, j] + g[h, i, j] if j <= i else 0"),
+    "dropped": program(CAUSAL, DROPPED),
+    "columns, dropped": program(CAUSAL, DROPPED, last=BY_COLUMN),
     "a third": program(
         weight="p[h, i, j] * g[h, i, j] + c[h, i, j]", products="c[h, i, j] = sum[d](q[h, i, d] * v[h, j, d])"
     ),

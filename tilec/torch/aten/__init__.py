@@ -20,6 +20,7 @@ from tilec.torch.aten import (  # noqa: F401
     norms,
     pointwise,
     pools,
+    random,
     reductions,
     resampling,
     scatters,

@@ -8,7 +8,7 @@ from math import inf
 
 from tilec.core.dtypes import DTYPES
 from tilec.torch.aten.promotion import cast, computed, elementwise
-from tilec.torch.aten.table import TABLE, Call, Value, expresses, operand, refused
+from tilec.torch.aten.table import TABLE, UNROUNDED, Call, Value, expresses, operand, read_wide, refused
 from tilec.torch.program import Inexpressible, Tensor, literal
 
 _PLAIN = (
@@ -266,7 +266,8 @@ TABLE |= {"gelu": _gelu, "softplus": _softplus, "round": _round}
 
 @expresses("_to_copy convert_element_type to clone alias detach detach_copy alias_copy lift_fresh_copy lift copy")
 def copies(call: Call) -> Value:
-    """Casts and copies. A copy is the thing itself: equations do not change what they read. What is made narrower is rounded."""
+    """Casts and copies. A copy is the thing itself: equations do not change what they read. What is made narrower is rounded, but
+    where a kernel is to keep it on chip and the next operation is arithmetic, whose result is rounded."""
     x = call[next(iter(call.named))]
     if call.name == "copy":
         x = call["src"].expanded(call.shape)
@@ -277,6 +278,8 @@ def copies(call: Call) -> Value:
         return x
     if x.nominal and x.dtype == dtype:
         return replace(x, nominal="")
+    if call.node.meta.get(UNROUNDED) and dtype in ("f16", "bf16") and x.dtype == "f32" and read_wide(call.node):
+        return replace(x, nominal=dtype)
     return cast(call.graph, x, dtype)
 
 

@@ -268,6 +268,19 @@ def stays_wide(node: Node) -> bool:
     return False
 
 
+def read_wide(node: Node) -> bool:
+    """Whether all readers, by views, compute with a result's digits, or cast it to a wider type."""
+    pending = [node]
+    while pending:
+        for user in pending.pop().users:
+            name = op_name(user) if user.op == "call_function" else ""
+            if name in SEEN_THROUGH:
+                pending.append(user)
+            elif name not in SMOOTH and name != "_to_copy":
+                return False
+    return True
+
+
 def _scales_factor(node: Node) -> bool:
     """Whether it multiplies a factor of a product by a number: the product reads what is multiplied (`Tensor.origin`)."""
     if op_name(node) not in ("mul", "div") or type(node.args[1]).__name__ == "Node":
@@ -311,10 +324,10 @@ def decompositions() -> dict:
     from torch._decomp import core_aten_decompositions
     from torch._ops import OpOverload
 
-    from tilec.torch.aten import embeddings, foreach, losses
+    from tilec.torch.aten import dropouts, embeddings, foreach, losses
 
     kept = {f"aten.{name}" for name in WHOLE}
-    own = {**foreach.decompositions(), **losses.decompositions(), **embeddings.decompositions()}
+    own = {**foreach.decompositions(), **losses.decompositions(), **embeddings.decompositions(), **dropouts.decompositions()}
     table = {**core_aten_decompositions(), **own}
     return {op: f for op, f in table.items() if not (isinstance(op, OpOverload) and str(op).rpartition(".")[0] in kept)}
 

@@ -1,0 +1,32 @@
+"""Operations put into a graph before one of its nodes, with values for the partitioner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+TOLD = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "seq_nr", "ac_graph_id")
+"""What nodes tell of where in the model they come from."""
+
+
+class Builder:
+    """`build(target, *args)` appends an operation before a node. `made` has all of them, `told` what they tell of the model."""
+
+    def __init__(self, graph: fx.Graph, before: fx.Node):
+        self.graph, self.before, self.made = graph, before, list[fx.Node]()
+        self.told = {k: v for k, v in before.meta.items() if k in TOLD}
+        values = [v for v in pytree.tree_leaves(before.meta["val"]) if isinstance(v, torch.Tensor)]
+        self.mode: Any = values[0].fake_mode
+
+    def __call__(self, target: Any, *args: Any, **options: Any) -> fx.Node:
+        with self.graph.inserting_before(self.before):
+            node = self.graph.call_function(target, args, options)
+        values, named = fx.map_arg((args, options), lambda n: n.meta["val"])
+        node.meta = dict(self.told)
+        with self.mode:
+            node.meta["val"] = target(*values, **named)
+        self.made.append(node)
+        return node
