@@ -13,8 +13,8 @@ pytest.importorskip("expecttest")
 from tools.lowering import lowered  # noqa: E402
 
 from tests.outside import opinfo  # noqa: E402
-from tests.outside.common import Program as Case  # noqa: E402
-from tests.outside.common import attempt, check  # noqa: E402
+from tests.outside.common import attempt  # noqa: E402
+from tests.pytorch.translated import right, said, text  # noqa: E402
 from tilec.core.targets import load  # noqa: E402
 from tilec.torch import aten  # noqa: E402
 from tilec.torch import indices as ix  # noqa: E402
@@ -52,27 +52,6 @@ FAMILIES = {  # of each kind of operation some whose samples are run
         "nn.functional.interpolate",
     ],
 }
-
-
-def text(call, *tensors) -> str:
-    graph, results, _ = opinfo.translated(call, list(tensors))
-    return graph.program(results)
-
-
-def said(call, *tensors) -> list[str]:
-    """The statements."""
-    return [line.strip() for line in text(call, *tensors).splitlines()[1:-1]]
-
-
-def right(call, *tensors, rtol=1e-5, atol=1e-5) -> None:
-    """The compiled function agrees with PyTorch's at f64."""
-    graph, results, inputs = opinfo.translated(call, list(tensors))
-    wide = [t.double() if t.is_floating_point() else t for t in tensors]
-    expected = call(*wide)
-    expected = list(expected) if isinstance(expected, tuple | list) else [expected]
-    program = graph.program(results)
-    arrays = [e.numpy().reshape(r.shape) for e, r in zip(expected, graph.results, strict=True)]
-    assert check(Case(program, inputs, arrays, rtol, atol)) == ""
 
 
 @pytest.mark.slow
@@ -350,9 +329,9 @@ def test_subscripts_are_what_they_were():
         extents = rng.integers(1, 9, 3)
         names = [ix.name(n, int(e)) for n, e in zip("abc", extents)]
         made, plain = ix.number(0), "0"
-        for n, text in zip(names, "abc"):
+        for n, letter in zip(names, "abc"):
             factor = int(rng.integers(-3, 9))
-            made, plain = made + n * factor, f"({plain} + {text} * {factor})"
+            made, plain = made + n * factor, f"({plain} + {letter} * {factor})"
         for _ in range(3):
             by = int(rng.integers(1, 13))
             if rng.integers(2):

@@ -7,11 +7,12 @@ from math import prod
 
 from tilec.core.dtypes import DTYPES
 from tilec.torch import indices as ix
+from tilec.torch.aten import costs
 from tilec.torch.aten.pools import lowest, padded, rank_of
 from tilec.torch.aten.table import Call, Value, expresses
 from tilec.torch.aten.windows import counted, summed
 from tilec.torch.indices import Index
-from tilec.torch.program import Tensor, indices, literal
+from tilec.torch.program import Inexpressible, Tensor, indices, literal
 
 
 def _adaptive(i: Index, extent: int, count: int) -> tuple[Index, Index, int]:
@@ -62,7 +63,7 @@ def adaptive_max_pool(call: Call) -> Value:
     """The largest element of each window, and its position: of NaNs the last, of others that are equal the first."""
     x, rank = padded(call, "self", rank_of(call)), rank_of(call)
     lead, spatial = len(x.shape) - rank, x.shape[-rank:]
-    (shape, dtype), (_, place) = call.results()
+    (shape, dtype), (_, index) = call.results()
     low = lowest(dtype)
 
     def element(i: Sequence[Index], r: Sequence[Index] | None = None) -> tuple[str, str]:
@@ -77,6 +78,8 @@ def adaptive_max_pool(call: Call) -> Value:
     largest = call.graph.emit(shape, dtype, value)
     if not call.reads(1):
         return largest, None
+    if not costs.reads_pay(call.device, 2 * prod(x.shape)):
+        raise Inexpressible(f"{call.name}: so many positions that PyTorch's one pass for values and positions is sooner")
     extents = [_widest(n, m) for n, m in zip(spatial, shape[lead:])]
     count = prod(extents)
     taps = ix.unflat(ix.name("k", count), extents)
@@ -96,7 +99,7 @@ def adaptive_max_pool(call: Call) -> Value:
         at, *_ = _windows(call, i[lead:], spatial, chosen)
         return ix.flat(at, ix.row_major(spatial)).sum_text()
 
-    return largest, call.graph.emit(shape, place, where)
+    return largest, call.graph.emit(shape, index, where)
 
 
 def _containing(i: Sequence[Index], spatial: Sequence[int], counts: Sequence[int]) -> tuple[list[Index], str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
+from math import prod
 
 from tilec.torch import indices as ix
+from tilec.torch.aten import costs
 from tilec.torch.aten.resampling import CUBIC, cubic_weights
 from tilec.torch.aten.table import Call, expresses
 from tilec.torch.indices import Index
-from tilec.torch.program import Tensor
+from tilec.torch.program import Inexpressible, Tensor
 
 LINEAR, NEAREST = 0, 1  # of PyTorch's numbers for interpolations; cubic is the third
 ZEROS, BORDER = 0, 1  # and for what is outside; reflection is the third
@@ -40,9 +42,11 @@ def grid_sampler(call: Call) -> Tensor:
     kind, mode, corners = (int(call[n]) for n in ("interpolation_mode", "padding_mode", "align_corners"))
     spatial, wide = x.shape[2:], "f64" if grid.dtype == "f64" else "f32"
     rank = len(spatial)
+    if not costs.reads_pay(call.device, prod(call.shape) * (1 if kind == NEAREST else 2 if kind == LINEAR else 4) ** rank):
+        raise Inexpressible(f"{call.name}: as many samples as PyTorch's kernel reads in vectors")
     x = call.graph.solid(x, range(2, 2 + rank))
 
-    def place(d: int) -> Callable[[list[Index]], str]:
+    def position(d: int) -> Callable[[list[Index]], str]:
         """Positions in dimension d: -1 and 1 are the centres of the outermost elements, or their outer edges."""
         n = spatial[d]
 
@@ -53,11 +57,11 @@ def grid_sampler(call: Call) -> Tensor:
 
         return text
 
-    places = [call.graph.emit(grid.shape[:-1], wide, place(d)) for d in range(rank)]
+    positions = [call.graph.emit(grid.shape[:-1], wide, position(d)) for d in range(rank)]
 
     def taps(d: int, i: Sequence[Index]) -> list[tuple[str, str]]:
         """Positions in dimension d that are read, and their weights."""
-        at = places[d].at(i[0], *i[2:])
+        at = positions[d].at(i[0], *i[2:])
         if kind == NEAREST:
             return [(f"i64(round({at}))", "")]
         if kind == LINEAR:

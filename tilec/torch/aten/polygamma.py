@@ -46,9 +46,9 @@ def _text(name: str, order: int) -> str:
     sign = 1 if order % 2 else -1
     lines.append(f"    plain = {float(sign * factorial(order))} * sum_")
     lines += ["    r = x - round(x)", f"    c = cos({pi} * r) / sin({pi} * r)"]
-    turned = f"{'plain' if order % 2 == 0 else '-plain'} - {pi ** (order + 1)} * {_cotangent(order)}"
-    lines.append(f"    turned = {'' if sign > 0 else '-'}inf if r == 0 else {turned}")
-    lines += ["    return turned if x < 0 else plain", "}"]
+    mirrored = f"{'plain' if order % 2 == 0 else '-plain'} - {pi ** (order + 1)} * {_cotangent(order)}"
+    lines.append(f"    mirrored = {'' if sign > 0 else '-'}inf if r == 0 else {mirrored}")
+    lines += ["    return mirrored if x < 0 else plain", "}"]
     return "\n".join(lines)
 
 

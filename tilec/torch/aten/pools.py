@@ -8,6 +8,7 @@ from math import ceil, prod
 
 from tilec.core.dtypes import DTYPES
 from tilec.torch import indices as ix
+from tilec.torch.aten import costs
 from tilec.torch.aten.table import Call, Value, expresses
 from tilec.torch.aten.windows import Window, counted, summed
 from tilec.torch.indices import Index
@@ -153,6 +154,8 @@ def col2im(call: Call) -> Tensor:
     x, kernel, image = call["self"], tuple(call["kernel_size"]), tuple(call["output_size"])
     lead = call.shape[:-2]
     window = Window.of(call, kernel)
+    if not costs.reads_pay(call.device, prod(call.shape) * prod(ceil(k / s) for k, s in zip(kernel, window.stride))):
+        raise Inexpressible("col2im: as many columns as PyTorch's kernel adds up in vectors")
     counts = [(n + 2 * p - (k - 1) * d - 1) // s + 1 for n, p, k, d, s in
               zip(image, window.padding, kernel, window.dilation, window.stride)]  # fmt: skip
     whole = x.reshaped((*lead, *kernel, *counts))

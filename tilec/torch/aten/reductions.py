@@ -151,9 +151,11 @@ def softmax(call: Call) -> Tensor:
 @expresses("cummax cummin")
 def extremes(call: Call) -> Value:
     """The largest or smallest elements so far, and the last positions where an element was one, or a NaN."""
-    x, ((shape, dtype), (_, place)) = call["self"], call.results()
+    x, ((shape, dtype), (_, index)) = call["self"], call.results()
     if not shape or shape[call["dim"] % len(shape)] == 1:
-        return x, call.graph.emit(shape, place, "0")
+        return x, call.graph.emit(shape, index, "0")
+    if not costs.reads_pay(call.device, 2 * prod(shape)):
+        raise Inexpressible(f"{call.name}: rows so long that PyTorch's scan of values and positions is sooner")
     axis, wide = call["dim"] % len(shape), "i32" if x.dtype == "bool" else x.dtype
     element = lambda i: operand(x, wide, lambda t: t.at(*i))  # noqa: E731
     best = call.graph.emit(shape, wide, lambda i: f"{call.name}[{i[axis]}]({element(i)})", whole=[axis])
@@ -163,7 +165,7 @@ def extremes(call: Call) -> Value:
         test += f" or isnan({element(i)})" if DTYPES[wide].is_float else ""
         return f"cummax[{i[axis]}]({i[axis]} if {test} else 0)"
 
-    positions = call.graph.emit(shape, place, last, whole=[axis])
+    positions = call.graph.emit(shape, index, last, whole=[axis])
     return (best if wide == dtype else call.graph.emit(shape, dtype, lambda i: f"{dtype}({best.at(*i)})")), positions
 
 
