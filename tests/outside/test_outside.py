@@ -17,13 +17,15 @@ SUITES = {  # module, packages, and which cases: every nth of the first ones
 
 
 NAMED = {  # cases of each way in which operators are translated: definitions, loops, steps, PyTorch's functions, tables
-    "onnx": """
-        test_attention_4d_gqa test_loop11 test_scan9_sum test_if test_lstm_with_peepholes test_gru_bidirectional
-        test_resize_downsample_scales_cubic_A_n0p5_exclude_outside test_resize_tf_crop_and_resize test_gridsample_bilinear
-        test_scatternd_max test_top_k_smallest test_deform_conv_with_mask_bias test_roialign_mode_max test_dft_irfft
-        test_col2im_dilations test_qlinearconv test_quantizelinear_blocked_asymmetric test_center_crop_pad_crop_expanded
-    """.split()
-}
+    "onnx": [
+        "test_attention_4d_gqa", "test_loop11", "test_scan9_sum", "test_if", "test_lstm_with_peepholes",
+        "test_gru_bidirectional", "test_resize_downsample_scales_cubic_A_n0p5_exclude_outside",
+        "test_resize_tf_crop_and_resize", "test_gridsample_bilinear", "test_scatternd_max",
+        "test_top_k_smallest", "test_deform_conv_with_mask_bias", "test_roialign_mode_max", "test_dft_irfft",
+        "test_col2im_dilations", "test_qlinearconv", "test_quantizelinear_blocked_asymmetric",
+        "test_center_crop_pad_crop_expanded",
+    ]
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("suite", SUITES)

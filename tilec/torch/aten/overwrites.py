@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 from tilec.torch import indices as ix
 from tilec.torch.aten.scatters import affordable, along, positions_of
@@ -25,10 +26,19 @@ def put(call: Call) -> Tensor:
     return along(call, flat, 0, (writes,), position, source, kind, True, True).reshaped(call.shape)
 
 
+def _is_channels_last(value: Any) -> bool:
+    """Whether PyTorch takes it for an image with channels last."""
+    import torch
+
+    return value.dim() == 4 and torch._prims_common.suggest_memory_format(value) == torch.channels_last
+
+
 @expresses("max_unpool2d max_unpool3d")
 def max_unpool(call: Call) -> Tensor:
     """Zeros, but for elements that are written to positions of their planes."""
     x, index, size = call["self"], call["indices"], call["output_size"]
+    if call.device.type == "cpu" and _is_channels_last(call.node.args[0].meta["val"]):
+        raise Inexpressible(f"{call.name}: channels come last in the kernel's result, and not in the trace")
     planes = prod(x.shape[: len(x.shape) - len(size)])
     writes, extent = prod(x.shape) // planes, prod(size)
     affordable(call, planes * writes * extent, prod(x.shape))
