@@ -40,7 +40,7 @@ def case(name: str, number: str) -> Case:
         ("gather", "0", WHOLE),
         ("cummax", "0", WHOLE),
         ("nn.functional.dropout", "2", PART),
-        ("nn.functional.max_unpool2d", "43", WHOLE),
+        ("nn.functional.max_unpool2d", "43", PART),
         ("nn.functional.adaptive_max_pool2d", "3", WHOLE),
         ("nn.functional.grid_sample", "5", PART),
         ("sort", "3", WHOLE),
