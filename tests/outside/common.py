@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -19,6 +20,8 @@ from tilec.semantics.comparison import compare_array
 from tilec.semantics.error_bounds import enclose
 from tilec.semantics.intervals import Enclosure
 from tilec.torch.program import Inexpressible
+
+SUITES = {"einsum": "einsums", "onnx": "onnx_nodes", "torch": "opinfo"}
 
 
 @dataclass
@@ -64,6 +67,18 @@ def run_all(suite: str, cases: Iterable[tuple[str, Callable[[], Program]]], say=
         say(outcome)
     report.seconds = time.perf_counter() - start
     return report
+
+
+def outcomes(suite: str, only: str, every: int, jobs: int, part: int) -> list[Outcome]:
+    """Of every case that is chosen, or of a part of them."""
+    module = importlib.import_module(f"tests.outside.{SUITES[suite]}")
+    chosen = [c for c in module.cases() if only in c[0]][::every]
+    return run_all(suite, chosen[part::jobs], say).outcomes
+
+
+def say(outcome) -> None:
+    if outcome.verdict == "failed":
+        print(f"FAILED {outcome.case}\n  {outcome.reason}", flush=True)
 
 
 def attempt(name: str, make: Callable[[], Program]) -> Outcome:

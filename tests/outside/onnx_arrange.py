@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from tests.outside.onnx_table import Node, expressed
-from tilec.torch.program import Graph, Inexpressible, Tensor
+from tilec.torch.program import Graph, Inexpressible, Tensor, literal
 
 
 @expressed("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -155,6 +155,23 @@ def one_hot(g: Graph, n: Node) -> Tensor:
     text = lambda i: f"{values.at('1')} if i{axis} == i64({at(i)}) % {depth} else {values.at('0')}"  # noqa: E731
     inside = lambda i: f"i64({at(i)}) >= -{depth} and i64({at(i)}) < {depth}"  # noqa: E731
     return g.emit(n.shape(), values.dtype, lambda i: f"({text(i)}) if {inside(i)} else {values.at('0')}")
+
+
+@expressed("Range")
+def range_(g: Graph, n: Node) -> Tensor:
+    start, step, dtype = n.x(0), n.x(2), n.dtype()
+    wide = "f32" if dtype in ("f16", "bf16") else dtype
+    at = lambda t: t.at(*("0" for _ in t.shape))  # noqa: E731
+    return g.emit(n.shape(), dtype, lambda i: f"{at(start)} + {wide}({i[0]}) * {at(step)}")
+
+
+@expressed("ConstantOfShape")
+def constant(g: Graph, n: Node) -> Tensor:
+    from onnx import numpy_helper
+
+    value = n.attribute("value")
+    made = 0.0 if value is None else numpy_helper.to_array(value).reshape(-1)[0].item()
+    return g.emit(n.shape(), n.dtype(), lambda i: literal(made, n.dtype()))
 
 
 @expressed("Trilu")

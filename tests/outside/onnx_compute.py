@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.outside.onnx_table import EXPRESSED, Node, expressed
+from tests.outside.onnx_table import EXPRESSED, RANDOM, Node, expressed
 from tilec.torch.program import Graph, Inexpressible, Tensor
 
 INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
@@ -161,9 +161,16 @@ def cast(g: Graph, n: Node) -> Tensor:
 def dropout(g: Graph, n: Node):
     training = n.parameter(2, np.bool_(False))
     if bool(training) and float(n.parameter(1, 0.5)) != 0:
-        raise Inexpressible("ONNX's random numbers have no stream")
+        raise Inexpressible(f"Dropout: {RANDOM}")
     x = n.x()
     return g.map("{0}", x), g.map("{0} == {0} or true", x, dtype="bool")
+
+
+@expressed("BitCast")
+def bits(g: Graph, n: Node) -> Tensor:
+    if n.x().dtype not in (*INTEGERS, "bool") or n.dtype() not in INTEGERS:
+        raise Inexpressible("BitCast: the bits of a float are no number of the language")
+    return g.map(f"{n.dtype()}({{0}})", n.x(), dtype=n.dtype())
 
 
 # ---- reductions ------------------------------------------------------------------------------------------------------

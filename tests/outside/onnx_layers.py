@@ -48,21 +48,6 @@ def matmul_node(g: Graph, n: Node) -> Tensor:
     return matmul(g, n.x(0), n.x(1), n.dtype())
 
 
-@expressed("MatMulInteger")
-def matmul_integer(g: Graph, n: Node) -> Tensor:
-    a, b = (g.map("i32({0})", n.x(k), dtype="i32") for k in (0, 1))
-    for k, side in ((2, 0), (3, 1)):
-        if k in n:
-            zero = n.x(k)
-            if zero.shape not in ((), (1,)):
-                raise Inexpressible("zero points by row")
-            if side == 0:
-                a = g.map("{0} - i32({1})", a, zero, dtype="i32")
-            else:
-                b = g.map("{0} - i32({1})", b, zero, dtype="i32")
-    return matmul(g, a, b, "i32")
-
-
 @expressed("Gemm")
 def gemm(g: Graph, n: Node) -> Tensor:
     a, b = n.x(0), n.x(1)
@@ -116,45 +101,50 @@ def _window(n: Node, spatial: tuple[int, ...], kernel: list[int], out: tuple[int
     return strides, dilations, pads
 
 
-def _places(strides, dilations, pads, kernel) -> list[str]:
-    return [
-        f"i{d + 2} * {s} + r{d} * {e} - {p}" for d, (s, e, p, _) in enumerate(zip(strides, dilations, pads, kernel))
-    ]
+def _places(strides, dilations, pads, kernel, taps: list[str] | None = None) -> list[str]:
+    taps = taps or indices(len(kernel), "r")
+    return [f"i{d + 2} * {s} + {t} * {e} - {p}" for d, (s, e, p, t) in enumerate(zip(strides, dilations, pads, taps))]
 
 
-@expressed("Conv", "ConvInteger")
+@expressed("Conv")
 def convolution(g: Graph, n: Node) -> Tensor:
-    x, w = n.x(0), n.x(1)
-    out = n.shape()
-    if n.proto.op_type == "ConvInteger":
-        x = g.map("i32({0})", x, dtype="i32") if 2 not in n else g.map("i32({0}) - i32({1})", x, n.x(2), dtype="i32")
-        if 3 in n and n.x(3).shape not in ((), (1,)):
-            raise Inexpressible("zero points by row")
-        w = g.map("i32({0})", w, dtype="i32") if 3 not in n else g.map("i32({0}) - i32({1})", w, n.x(3), dtype="i32")
-    kernel, groups = list(w.shape[2:]), n.attribute("group", 1)
+    return convolved(g, n, n.x(0), n.x(1), n.x(2) if 2 in n else None, n.dtype())
+
+
+def convolved(g: Graph, n: Node, x: Tensor, w: Tensor, bias: Tensor | None, dtype: str) -> Tensor:
+    """The convolution of two tensors as the node's attributes have it."""
+    out, kernel, groups = n.shape(), list(w.shape[2:]), n.attribute("group", 1)
     strides, dilations, pads = _window(n, x.shape[2:], kernel, out[2:])
     per, each = w.shape[1], w.shape[0] // groups
     over = ranges(["c", *indices(len(kernel), "r")], [per, *kernel])
     places = _places(strides, dilations, pads, kernel)
     channel = "c" if groups == 1 else f"i1 // {each} * {per} + c"
     body = f"pad({x.at('i0', channel, *places)}, 0) * {w.at('i1', 'c', *indices(len(kernel), 'r'))}"
-    bias = n.x(2) if 2 in n and n.proto.op_type == "Conv" else None
     after = f" + {bias.at('i1')}" if bias else ""
-    return g.emit(out, n.dtype(), lambda i: f"sum[{over}]({body}){after}")
+    return g.emit(out, dtype, lambda i: f"sum[{over}]({body}){after}")
 
 
 @expressed("MaxPool", "AveragePool", "LpPool")
 def pool(g: Graph, n: Node):
     x, out, kind = n.x(), n.shape(), n.proto.op_type
     kernel = n.attribute("kernel_shape")
-    if len(n.proto.output) > 1 and n.proto.output[1]:
-        raise Inexpressible("places of a window's maximum")
     strides, dilations, pads = _window(n, x.shape[2:], kernel, out[2:])
     over = ranges(indices(len(kernel), "r"), kernel)
     access = x.at("i0", "i1", *_places(strides, dilations, pads, kernel))
     if kind == "MaxPool":
         low = {"u8": "0", "i8": "-128"}.get(x.dtype, "-inf")
-        return g.emit(out, x.dtype, lambda i: f"{x.dtype}(max[{over}](pad({access}, {low})))")
+        largest = g.emit(out, x.dtype, lambda i: f"{x.dtype}(max[{over}](pad({access}, {low})))")
+        if len(n.proto.output) == 1:
+            return largest
+        taps = [f"k // {prod(kernel[d + 1 :])} % {size}" for d, size in enumerate(kernel)]
+        elements = x.at("i0", "i1", *_places(strides, dilations, pads, kernel, taps))
+        first = g.emit(out, "i64", lambda i: f"argmax[k in 0:{prod(kernel)}](pad({elements}, {low}))")
+        taps = [f"{first.at(*i)} // {prod(kernel[d + 1 :])} % {size}" for i in [indices(len(out))] for d, size in enumerate(kernel)]
+        axes = list(range(len(kernel)))[:: -1 if n.attribute("storage_order", 0) else 1]
+        steps = {d: prod(x.shape[2 + e] for e in axes[k + 1 :]) for k, d in enumerate(axes)}
+        at = [f"({p}) * {steps[d]}" for d, p in enumerate(_places(strides, dilations, pads, kernel, taps))]
+        plane = f"(i0 * {x.shape[1]} + i1) * {prod(x.shape[2:])}"
+        return largest, g.emit(out, "i64", lambda i: " + ".join([plane, *at]))
     if kind == "LpPool":
         p = n.attribute("p", 2)
         return g.emit(out, x.dtype, lambda i: f"sum[{over}](abs(pad({access}, 0)) ** {p}) ** (1 / {p})")
@@ -180,10 +170,11 @@ def pool(g: Graph, n: Node):
 @expressed("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
 def global_pool(g: Graph, n: Node) -> Tensor:
     x = n.x()
-    kind = {"GlobalAveragePool": "mean", "GlobalMaxPool": "max"}.get(n.proto.op_type)
-    if kind is None:
-        raise Inexpressible("GlobalLpPool: not translated")
-    return g.reduce(kind, x, range(2, len(x.shape)), True)
+    axes = range(2, len(x.shape))
+    if n.proto.op_type == "GlobalLpPool":
+        p = n.attribute("p", 2)
+        return g.reduce("sum", x, axes, True, f"abs({{0}}) ** {p}", after=f"({{0}}) ** (1 / {p})")
+    return g.reduce({"GlobalAveragePool": "mean", "GlobalMaxPool": "max"}[n.proto.op_type], x, axes, True)
 
 
 @expressed("LRN")
@@ -282,25 +273,6 @@ def lp_normalization(g: Graph, n: Node) -> Tensor:
     body, after = ("abs({0})", "{0}") if p == 1 else ("{0} * {0}", "sqrt({0})")
     norm = g.reduce("sum", x, [axis], True, body, after=after)
     return g.map("0 if {1} == 0 else {0} / {1}", x, norm)
-
-
-@expressed("QuantizeLinear", "DequantizeLinear")
-def quantisation(g: Graph, n: Node) -> Tensor:
-    x, scale = n.x(0), n.x(1)
-    if n.attribute("block_size", 0):
-        raise Inexpressible("quantisation by blocks")
-    axis = n.attribute("axis", 1) % max(1, len(x.shape))
-    at = lambda t: t.at(f"i{axis}") if t.shape and t.shape != (1,) else t.at(*("0" for _ in t.shape))  # noqa: E731
-    if n.proto.op_type == "DequantizeLinear":
-        zero = f" - f32({at(n.x(2))})" if 2 in n else ""
-        return g.emit(x.shape, n.dtype(), lambda i: f"(f32({x.at(*i)}){zero}) * f32({at(scale)})")
-    to = n.dtype()
-    limits = {"u8": (0, 255), "i8": (-128, 127), "u16": (0, 65535), "i16": (-32768, 32767)}.get(to)
-    if limits is None:
-        raise Inexpressible(f"quantisation to {to}")
-    zero = f" + f32({at(n.x(2))})" if 2 in n else ""
-    text = lambda i: f"{to}(clamp(round(f32({x.at(*i)}) / f32({at(scale)})){zero}, {limits[0]}, {limits[1]}))"  # noqa: E731
-    return g.emit(x.shape, to, text)
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------

@@ -13,10 +13,23 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from tests.outside import onnx_arrange, onnx_compute, onnx_layers  # noqa: F401  (they fill the table)
+from tests.outside import (  # noqa: F401  (they fill the table)
+    onnx_arrange,
+    onnx_compute,
+    onnx_layers,
+    onnx_quantised,
+    onnx_resize,
+    onnx_signals,
+    onnx_steps,
+    onnx_torch,
+)
 from tests.outside.common import Program
-from tests.outside.onnx_table import EXPRESSED, WHY_NOT, Node
+from tests.outside.onnx_flat import Flat
+from tests.outside.onnx_table import EXPRESSED, NO_TENSORS, WHY_NOT, Computed, Node
+from tilec.core.dtypes import DTYPES
 from tilec.torch.program import Graph, Inexpressible, Tensor, dtype_name
+
+UNKNOWN = "an operator that the table does not have yet"
 
 
 def cases() -> Iterator[tuple[str, Callable[[], Program]]]:
@@ -30,22 +43,33 @@ def cases() -> Iterator[tuple[str, Callable[[], Program]]]:
 
 
 def translate(case) -> Program:
-    model = case.model
-    graph = model.graph
+    graph = case.model.graph
     for node in graph.node:
         if node.op_type in WHY_NOT:
             raise Inexpressible(f"{node.op_type}: {WHY_NOT[node.op_type]}")
-    if any(n.domain not in ("", "ai.onnx") for n in graph.node):
-        raise Inexpressible("operators of another domain")
     inputs, outputs = ([_array(v) for v in values] for values in case.data_sets[0])
     if any(not isinstance(v, np.ndarray | np.generic) for v in [*inputs, *outputs]):
-        raise Inexpressible("sequences, maps or optional values")
+        raise Inexpressible(NO_TENSORS)
     given = {i.name: np.asarray(v) for i, v in zip(graph.input, inputs)}
     expected = {o.name: np.asarray(v) for o, v in zip(graph.output, outputs)}
     for array in (*given.values(), *expected.values()):
         dtype_name(array.dtype)
-    values = {**_values(model, given, expected), **given, **expected}
-    return _program(case, graph, given, expected, values)
+    parameters = {name for node in graph.node for name in Node.parameter_names(node) if name in given}
+    while True:
+        flat = Flat(case.model, {**given, **expected}, parameters)
+        try:
+            flat.flatten()
+            return _program(case, flat, given, expected)
+        except Computed as asked:
+            more = {n for n in flat.sources(asked.name) & given.keys() if _gives_shapes(given[n])}
+            if not more - parameters:
+                raise
+            parameters |= more
+
+
+def _gives_shapes(value: np.ndarray) -> bool:
+    """Whether an input may be a parameter: a number or a list of whole numbers."""
+    return value.ndim <= 1 and (value.size == 1 or value.dtype.kind in "iub")
 
 
 def _array(value):
@@ -55,42 +79,15 @@ def _array(value):
     return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
 
 
-def _values(model, given: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What flows between nodes, where there are several."""
-    if len(model.graph.node) == 1 and not model.graph.initializer:
-        return {}
-    from onnx.reference import ReferenceEvaluator
-
-    try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            found = ReferenceEvaluator(model).run(None, given, intermediate=True)
-    except Exception as error:
-        raise Inexpressible("ONNX's evaluator tells no shapes") from error
-    if any(not isinstance(v, np.ndarray | np.generic) for v in found.values() if v is not None):
-        raise Inexpressible("sequences, maps or optional values")
-    return {name: np.asarray(v) for name, v in found.items() if v is not None}
-
-
-def _program(case, graph, given, expected, values) -> Program:
-    from onnx import numpy_helper
-
+def _program(case, flat: Flat, given: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Program:
     made = WholeGraph()
-    known: dict[str, np.ndarray] = {i.name: numpy_helper.to_array(i) for i in graph.initializer}
-    parameters = {n for node in graph.node for n in Node.parameter_names(node)}
-    tensors: dict[str, Tensor] = {n: made.input(a) for n, a in given.items() if n not in parameters}
-    known |= {n: a for n, a in given.items() if n in parameters}
-    known |= {name: values[name] for node in graph.node if node.op_type == "Constant" for name in node.output}
-    for proto in graph.node:
-        if proto.op_type == "Constant":
-            continue
-        fixed = proto.op_type in ("Shape", "Size") or all(n in known for n in proto.input if n)
-        if fixed and all(n in values for n in proto.output if n):
-            known |= {n: values[n] for n in proto.output if n}
+    tensors: dict[str, Tensor] = {n: made.input(a) for n, a in given.items() if n not in flat.known}
+    for proto in flat.nodes:
+        if all(_is_folded(proto, flat.known.get(name)) for name in proto.output if name):
             continue
         if proto.op_type not in EXPRESSED:
-            raise Inexpressible(f"{proto.op_type}: not translated")
-        node = Node(proto, made, tensors, known, values, given)
+            raise Inexpressible(f"{proto.op_type}: {WHY_NOT.get(proto.op_type, UNKNOWN)}")
+        node = Node(proto, made, tensors, flat.known, flat.values)
         results = EXPRESSED[proto.op_type](made, node)
         results = results if isinstance(results, tuple | list) else [results]
         for name, tensor in zip(proto.output, results):
@@ -98,20 +95,29 @@ def _program(case, graph, given, expected, values) -> Program:
                 tensors[name] = tensor
     results = []
     for name, value in expected.items():
-        if name not in tensors:
+        tensor = tensors.get(flat.scope.get(name, name))
+        if tensor is None:
             raise Inexpressible("the result is known without the data")
-        tensor = tensors[name]
         if tensor.name in made.inputs or tensor in results or tensor.dtype != dtype_name(value.dtype):
             tensor = made.map(f"{dtype_name(value.dtype)}({{0}})", tensor, dtype=dtype_name(value.dtype))
         results.append(tensor)
     if not made.lines:
         raise Inexpressible("the result is known without the data")
-    inputs = [made.values[name] for name in made.inputs]
     rtol = max([case.rtol, *(_unit(v.dtype) for v in (*expected.values(), *given.values()))])
     assert [r.shape for r in results] == [v.shape for v in expected.values()]
     text = made.program(results)  # which may declare the results in other shapes
+    inputs = [made.values[name] for name in made.inputs]
     theirs = [v.reshape(r.shape) for v, r in zip(expected.values(), made.results)]
     return Program(text, inputs, theirs, rtol, max(case.atol, rtol * 1e-3))
+
+
+def _is_folded(proto, value: np.ndarray | None) -> bool:
+    """Whether a value is a constant of the program: what shapes depend on is, and what is given as one. Tables of floats that
+    depend on sizes alone are computed, as those of windows."""
+    if value is None:
+        return False
+    given = proto.op_type in ("Constant", "Shape", "Size") or proto.op_type not in EXPRESSED
+    return given or value.ndim == 0 or not DTYPES[dtype_name(value.dtype)].is_float
 
 
 class WholeGraph(Graph):

@@ -14,38 +14,40 @@ EXPRESSED: dict[str, Callable[[Graph, Node], Any]] = {}
 PARAMETERS = {  # inputs that shapes and places depend on
     "Reshape": (1,), "Expand": (1,), "Tile": (1,), "Slice": (1, 2, 3, 4), "Pad": (1, 3), "Squeeze": (1,), "Split": (1,),
     "Unsqueeze": (1,), "CumSum": (1,), "CumProd": (1,), "ConstantOfShape": (0,), "Trilu": (1,), "OneHot": (1,),
-    "CenterCropPad": (1,), "TopK": (1,), "Range": (0, 1, 2), "Upsample": (1,), "Resize": (1, 2, 3),
+    "CenterCropPad": (1,), "TopK": (1,), "Range": (1,), "Upsample": (1,), "Resize": (1, 2, 3), "MaxUnpool": (2,),
+    "DFT": (1, 2), "STFT": (1, 3),
     **dict.fromkeys(["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
                      "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"], (1,)),
     "Dropout": (1, 2), "AffineGrid": (1,), "Col2Im": (1, 2),
 }  # fmt: skip
 
+NO_TENSORS = "sequences, maps or optional values"
+RANDOM = "random numbers of a generator that ONNX leaves open: their bits cannot be compared"
+
 _STRINGS = dict.fromkeys(
-    ["StringSplit", "StringNormalizer", "StringConcat", "RegexFullMatch", "TfIdfVectorizer", "LabelEncoder"],
-    "strings",
+    ["StringSplit", "StringNormalizer", "StringConcat", "RegexFullMatch", "LabelEncoder"], "strings"
 )
 _SEQUENCES = dict.fromkeys(
     ["OptionalHasElement", "OptionalGetElement", "SequenceMap", "SequenceInsert", "SplitToSequence", "SequenceEmpty",
      "SequenceLength", "SequenceAt", "ConcatFromSequence", "SequenceConstruct", "Optional", "SequenceErase",
      "ZipMap"],
-    "sequences, maps or optional values",
+    NO_TENSORS,
 )  # fmt: skip
-_CONTROL = dict.fromkeys(["If", "Loop", "Scan"], "control flow of the host")
 _SHAPES = dict.fromkeys(["NonZero", "Unique", "Compress", "NonMaxSuppression"], "a result whose shape depends on data")
-_WRITES = dict.fromkeys(
-    ["ScatterElements", "ScatterND", "Scatter", "MaxUnpool", "TensorScatter", "Col2Im"],
-    "writes to computed places; equations define each element once",
-)
-_STEPS = dict.fromkeys(["GRU", "LSTM", "RNN", "LinearAttention"], "a recurrence that is no scan of the language")
-_RANDOM = dict.fromkeys(["Bernoulli", "RandomUniformLike", "RandomNormalLike"], "ONNX's random numbers have no stream")
-_COMPLEX = dict.fromkeys(["DFT", "STFT", "MelWeightMatrix"], "complex numbers, or spectra of them")
+_RANDOM = dict.fromkeys(["Bernoulli", "RandomUniformLike", "RandomNormalLike"], RANDOM)
 WHY_NOT: dict[str, str] = {
-    **_STRINGS, **_SEQUENCES, **_CONTROL, **_SHAPES, **_WRITES, **_STEPS, **_RANDOM, **_COMPLEX,
-    "BitCast": "bits of floats", "ImageDecoder": "files of images", "TreeEnsemble": "trees walked by data", "TopK": "sorting",
-    "Det": "elimination, a recurrence over rows", "QLinearConv": "4- and 8-bit types with saturation",
-    "Adagrad": "training operators", "Adam": "training operators", "Momentum": "training operators",
-    "Gradient": "training operators",
+    **_STRINGS, **_SEQUENCES, **_SHAPES, **_RANDOM,
+    "ImageDecoder": "files of images", "TreeEnsemble": "trees, walked from node to node as the data say",
+    "MelWeightMatrix": "a table that sizes alone give",
 }  # fmt: skip
+
+
+class Computed(Inexpressible):
+    """A value is asked for that depends on inputs of the model: where these give shapes, they are made parameters."""
+
+    def __init__(self, name: str, reason: str):
+        super().__init__(reason)
+        self.name = name
 
 
 def expressed(*names: str):
@@ -59,11 +61,10 @@ def expressed(*names: str):
 class Node:
     """A node with its operands: tensors of the program, or parameters that are known."""
 
-    def __init__(self, proto, graph: Graph, tensors, known, values, given):
+    def __init__(self, proto, graph: Graph, tensors, known, values):
         from onnx import helper
 
         self.proto, self.graph, self.tensors, self.known, self.values = proto, graph, tensors, known, values
-        self.given = given
         self.attributes = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
 
     @staticmethod
@@ -97,9 +98,7 @@ class Node:
         name = self.proto.input[place]
         if name in self.known:
             return self.known[name]
-        if name in self.given:
-            return self.given[name]
-        raise Inexpressible(f"{self.proto.op_type} of a computed shape or place")
+        raise Computed(name, f"{self.proto.op_type}: a shape or positions that depend on data")
 
     def attribute(self, name: str, otherwise: Any = None) -> Any:
         value = self.attributes.get(name, otherwise)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tests.outside.common import Program
+from tests.outside.traced import array, equations, trace
 from tilec.torch.program import Graph, Inexpressible, Tensor
 
 MOST = {"float32": 4, "float64": 1}
@@ -64,6 +64,8 @@ def program(info: Any, sample: Any, dtype: str) -> Program:
 
     if info.name.removeprefix("new_").startswith("empty"):
         raise Inexpressible("elements that have no promised value")
+    if info.name.startswith("jiterator"):
+        raise Inexpressible("functions as C++ text, which PyTorch compiles on GPUs alone")
     leaves, tree = tree_flatten((sample.input, sample.args, sample.kwargs))
     tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
 
@@ -87,76 +89,17 @@ def program(info: Any, sample: Any, dtype: str) -> Program:
 
 def translated(call: Callable, tensors: list) -> tuple[Graph, list, list[np.ndarray]]:
     """A function's graph of equations, its results, and the inputs of the program."""
-    from torch.utils._pytree import tree_flatten
-
     from tilec.torch import aten
+
+    graph, inputs = Graph(), []
+
+    def argument(tensor: Any) -> Callable[[str, Any], Tensor]:
+        def make(name: str, _: Any) -> Tensor:
+            inputs.append(array(tensor))
+            return graph.argument(name, tensor.shape, aten.dtype_of(tensor.dtype))
+
+        return make
 
     module = trace(call, tensors)
-    graph, values, inputs = Graph(), {}, []
-    given = iter(tensors)
-    results: list = []
-    for node in module.graph.nodes:
-        if node.op in ("placeholder", "get_attr"):
-            tensor = next(given) if node.op == "placeholder" else getattr(module, node.target)
-            node.meta.setdefault("val", tensor)
-            if not node.users:
-                continue
-            if 0 in tensor.shape:
-                raise Inexpressible("tensors without elements")
-            values[node] = graph.argument(node.name, tensor.shape, aten.dtype_of(tensor.dtype))
-            inputs.append(array(tensor))
-        elif node.op == "output":
-            results = [values[n] if type(n).__name__ == "Node" else n for n in tree_flatten(node.args[0])[0]]
-        else:
-            values[node] = aten.translate(graph, node, values)
-    return graph, results, inputs
-
-
-def array(tensor: Any) -> np.ndarray:
-    import torch
-
-    tensor = tensor.detach().resolve_neg().contiguous()
-    if tensor.dtype == torch.bfloat16:
-        import ml_dtypes
-
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
-
-
-def trace(call: Callable, tensors: list) -> Any:
-    """The ATen graph, functional, with the decompositions of the back end."""
-    import torch
-    from torch.func import functionalize
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    from tilec.torch import aten
-
-    for t in tensors:
-        if t.dtype.is_complex:
-            raise Inexpressible("complex numbers")
-        if t.layout != torch.strided:
-            raise Inexpressible("sparse tensors")
-    logging.disable(logging.WARNING)  # of sizes that depend on data, which are refused
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            module = call
-            for _ in range(2):  # decompositions bring mutations of their own
-                pure = functionalize(module, remove="mutations_and_views")
-                made = make_fx(pure, decomposition_table=aten.decompositions(), tracing_mode="fake")
-                module = made(*(t.detach().clone() for t in tensors))
-                if not any(str(n.target).partition(".")[2].partition(".")[0].endswith("_") for n in module.graph.nodes):
-                    break
-    except Exception as error:
-        raise Inexpressible(f"not traced: {reason(error)}") from error
-    finally:
-        logging.disable(logging.NOTSET)
-    module.graph.eliminate_dead_code()
-    return module
-
-
-def reason(error: Exception) -> str:
-    name = type(error).__name__
-    if name in ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode"):
-        return "a result whose shape depends on data"
-    return name
+    results = equations(graph, module, map(argument, tensors))
+    return graph, results, [*inputs, *graph.values.values()]

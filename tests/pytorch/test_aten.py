@@ -13,8 +13,8 @@ pytest.importorskip("expecttest")
 from tools.lowering import lowered  # noqa: E402
 
 from tests.outside import opinfo  # noqa: E402
-from tests.outside.common import Program as Case  # noqa: E402
-from tests.outside.common import attempt, check  # noqa: E402
+from tests.outside.common import attempt  # noqa: E402
+from tests.pytorch.translated import right, said, text  # noqa: E402
 from tilec.core.targets import load  # noqa: E402
 from tilec.torch import aten  # noqa: E402
 from tilec.torch import indices as ix  # noqa: E402
@@ -54,27 +54,6 @@ FAMILIES = {  # of each kind of operation some whose samples are run
 }
 
 
-def text(call, *tensors) -> str:
-    graph, results, _ = opinfo.translated(call, list(tensors))
-    return graph.program(results)
-
-
-def said(call, *tensors) -> list[str]:
-    """The statements."""
-    return [line.strip() for line in text(call, *tensors).splitlines()[1:-1]]
-
-
-def right(call, *tensors, rtol=1e-5, atol=1e-5) -> None:
-    """The compiled function agrees with PyTorch's at f64."""
-    graph, results, inputs = opinfo.translated(call, list(tensors))
-    wide = [t.double() if t.is_floating_point() else t for t in tensors]
-    expected = call(*wide)
-    expected = list(expected) if isinstance(expected, tuple | list) else [expected]
-    program = graph.program(results)
-    arrays = [e.numpy().reshape(r.shape) for e, r in zip(expected, graph.results, strict=True)]
-    assert check(Case(program, inputs, arrays, rtol, atol)) == ""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_samples_of_operations(family):
@@ -93,7 +72,7 @@ def test_refusal_and_translation_are_one():
     """A node is refused with the reason that its translation raises, and only then."""
 
     def call(x, n):
-        return torch.topk(x.softmax(-1), 2)[0] + x[:, n].sum(), torch.acos(x), x.cummax(-1)[0]
+        return torch.topk(x.softmax(-1), 2)[0] + x[:, n].sum(), torch.acos(x), x.mode(-1)[0]
 
     module = opinfo.trace(call, [torch.randn(3, 4), torch.tensor([0, -1])])
     for node in module.graph.nodes:
@@ -111,7 +90,7 @@ def test_refusal_and_translation_are_one():
             raised = str(why)
         assert aten.refusal(node) == raised
     refused = {str(n.target) for n in module.graph.nodes if n.op == "call_function" and aten.refusal(n)}
-    assert "aten.cummax.default" in refused and "aten.topk.default" not in refused and "aten._softmax.default" not in refused
+    assert "aten.mode.default" in refused and "aten.topk.default" not in refused and "aten._softmax.default" not in refused
 
 
 def test_views_are_accesses():
@@ -350,9 +329,9 @@ def test_subscripts_are_what_they_were():
         extents = rng.integers(1, 9, 3)
         names = [ix.name(n, int(e)) for n, e in zip("abc", extents)]
         made, plain = ix.number(0), "0"
-        for n, text in zip(names, "abc"):
+        for n, letter in zip(names, "abc"):
             factor = int(rng.integers(-3, 9))
-            made, plain = made + n * factor, f"({plain} + {text} * {factor})"
+            made, plain = made + n * factor, f"({plain} + {letter} * {factor})"
         for _ in range(3):
             by = int(rng.integers(1, 13))
             if rng.integers(2):

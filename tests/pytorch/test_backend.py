@@ -141,11 +141,11 @@ def test_equal_layers_are_compiled_once():
             self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
 
         def forward(self, x):
-            return self.b(torch.nonzero(self.a(x)).float()[:, :1].expand(-1, 4)) if False else self.b(self.a(x).cummax(-1)[0])
+            return self.b(torch.nonzero(self.a(x)).float()[:, :1].expand(-1, 4)) if False else self.b(torch.special.i0e(self.a(x)))
 
     program.cache_clear()
     with torch.no_grad():
         assert_agrees(Twice(), torch.randn(3, 4))
     assert program.cache_info().misses == 1
     (graph,) = tilec.torch.report().graphs
-    assert len(graph.parts) == 2 and [e.operation for e in graph.eager] == ["cummax"]
+    assert len(graph.parts) == 2 and [e.operation for e in graph.eager] == ["special_i0e"]

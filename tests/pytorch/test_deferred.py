@@ -22,7 +22,7 @@ def operations(function, *inputs):
 
 def behind(x):
     """Of operations that PyTorch runs."""
-    return torch.cummax(x, -1)[0]
+    return torch.special.i0e(x)
 
 
 X, M = torch.randn(4, 5, dtype=torch.bfloat16), torch.randn(5)

@@ -20,12 +20,12 @@ F = torch.nn.functional
 
 
 def test_what_cannot_be_said_is_run_by_pytorch_and_told():
-    assert_agrees(lambda x: torch.cummax(torch.exp(x), -1)[0] * 2, torch.randn(4, 5))
+    assert_agrees(lambda x: torch.special.i0e(torch.exp(x)) * 2, torch.randn(4, 5))
     (graph,) = tilec.torch.report().graphs
-    assert [e.operation for e in graph.eager] == ["cummax"] and graph.eager[0].line.startswith(
+    assert [e.operation for e in graph.eager] == ["special_i0e"] and graph.eager[0].line.startswith(
         f"{Path(__file__).name}:"
     )
-    assert "1 x cummax" in str(tilec.torch.report())
+    assert "1 x special_i0e" in str(tilec.torch.report())
 
 
 def test_random_numbers_are_those_of_pytorch_where_that_is_asked():
@@ -85,8 +85,8 @@ def test_results_without_elements_beside_others():
 
 def test_strict_makes_that_an_error():
     with pytest.raises(Exception, match="the option 'strict' is set") as caught:
-        compiled(lambda x: torch.cummax(x, 0)[0] + 1, options={"strict": True})(torch.randn(4))
-    assert "1 x cummax" in str(caught.value)
+        compiled(lambda x: torch.special.i0e(x) + 1, options={"strict": True})(torch.randn(4))
+    assert "1 x special_i0e" in str(caught.value)
     assert_agrees(lambda x: x + 1, torch.randn(4), options={"strict": True})
 
 

@@ -11,20 +11,25 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tilec.torch.aten import (  # noqa: F401
+    adaptive,
     contractions,
     costs,
     creation,
     gathers,
+    grids,
     groups,
     joins,
     norms,
+    overwrites,
     pointwise,
+    polygamma,
     pools,
     random,
     reductions,
     resampling,
     scatters,
     sorting,
+    unsaid,
     views,
     windows,
 )
@@ -34,6 +39,7 @@ from tilec.torch.aten.table import (
     decompositions,
     dtype_of,
     memory_orders,
+    op_name,
     scratch,
     statement_name,
     translator,
@@ -43,7 +49,7 @@ from tilec.torch.program import Graph, Inexpressible, Tensor, reason
 if TYPE_CHECKING:
     from torch.fx import Node
 
-__all__ = ["Inexpressible", "Tensor", "decompositions", "dtype_of", "refusal", "translate"]
+__all__ = ["Inexpressible", "Tensor", "decompositions", "dtype_of", "op_name", "refusal", "translate"]
 
 
 def translate(graph: Graph, node: Node, values: Mapping[Node, Value]) -> Value:

@@ -22,6 +22,8 @@ PAIR = 3
 DIGIT_BITS = 8  # of a pass of a radix sort
 SELECT_BITS = 2  # of a pass of a radix select
 
+LANES = 8  # of f32 that PyTorch's kernels for CPUs compute at once
+
 PATIENCE = 16
 """How many times longer an operation may take where a partition has it already: sizes that come later may be larger, and PyTorch
 would run all of the partition."""
@@ -69,6 +71,16 @@ def scatter_pays(device: Any, pairs: int, moved: int) -> bool:
     """Whether so many pairs of an element and a place are looked at sooner than PyTorch's kernel writes to computed positions,
     between so many bytes that it moves."""
     return pays(time_us(device, PAIR * pairs, pairs), launches_us(device) + moved_us(device, moved))
+
+
+def reads_pay(device: Any, reads: int) -> bool:
+    """Whether so many elements are read at positions that are computed for each, or one after the other, sooner than by PyTorch's
+    kernel. On the CPU that one reads vectors of them; on a GPU every thread reads its own, there as here."""
+    if device.type != "cpu":
+        return True
+    target = machine("cpu")
+    own = 1e-3 * target.fit(SelectionTimes).visit_ns * reads / target.units
+    return pays(own, launches_us(device) + own / LANES)
 
 
 def sort_pays(device: Any, rows: int, length: int, dtype: str) -> bool:

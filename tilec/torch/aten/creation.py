@@ -51,9 +51,9 @@ def eye(call: Call) -> Tensor:
 
 
 refused(
-    "random numbers: torch's generator gives the seed",
+    "random numbers of PyTorch's generator",
     "native_dropout rand randn rand_like randn_like randint randperm bernoulli uniform normal multinomial "
-    "randint_like exponential geometric cauchy log_normal rrelu_with_noise",
+    "randint_like exponential geometric cauchy log_normal normal_functional rrelu_with_noise",
 )
 refused(
     "a result whose shape depends on data",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from math import inf
+from math import inf, pi
 
 from tilec.core.dtypes import DTYPES
 from tilec.torch.aten.promotion import cast, computed, elementwise
-from tilec.torch.aten.table import TABLE, UNROUNDED, Call, Value, expresses, operand, read_wide, refused
+from tilec.torch.aten.table import TABLE, UNROUNDED, Call, Value, expresses, operand, read_wide
 from tilec.torch.program import Inexpressible, Tensor, literal
 
 _PLAIN = (
@@ -80,7 +80,13 @@ for _name, _text in BINARY.items():
     TABLE[_name] = partial(_binary, _text, "arithmetic")
 for _name, _text in FLOAT_BINARY.items():
     TABLE[_name] = partial(_binary, _text, "float")
-refused("no such function in the language", "i0 polygamma nextafter special_i1 special_ndtri igamma igammac")
+
+
+@expresses("angle")
+def angle(call: Call) -> Tensor:
+    """Of real numbers: that of a negative one is half a turn."""
+    half = f"f64({pi})" if computed(call, ["self"], "float") == "f64" else str(pi)
+    return elementwise(call, f"{{0}} if {{0}} != {{0}} else ({half} if {{0}} < 0 else 0)", ["self"], "float")
 
 
 @expresses("add sub rsub")

@@ -8,6 +8,7 @@ from math import ceil, prod
 
 from tilec.core.dtypes import DTYPES
 from tilec.torch import indices as ix
+from tilec.torch.aten import costs
 from tilec.torch.aten.table import Call, Value, expresses
 from tilec.torch.aten.windows import Window, counted, summed
 from tilec.torch.indices import Index
@@ -24,11 +25,11 @@ def highest(dtype: str) -> str:
     return "inf" if row.is_float else literal((1 << row.bits - (row.kind == "int")) - 1, dtype)
 
 
-def _rank(call: Call) -> int:
+def rank_of(call: Call) -> int:
     return int(call.name.partition("_pool")[2][:1])
 
 
-def _padded(call: Call, name: str, rank: int) -> Tensor:
+def padded(call: Call, name: str, rank: int) -> Tensor:
     """An argument whose last dimensions are read beyond their ends."""
     x = call[name]
     return call.graph.solid(x, range(len(x.shape) - rank, len(x.shape)))
@@ -45,7 +46,7 @@ class Pool:
 
     @staticmethod
     def of(call: Call, x: Tensor) -> Pool:
-        rank, kernel = _rank(call), tuple(call["kernel_size"])
+        rank, kernel = rank_of(call), tuple(call["kernel_size"])
         lead = len(x.shape) - rank
         return Pool(x, Window.of(call, kernel * rank if len(kernel) == 1 else kernel), lead, x.shape[lead:])
 
@@ -64,7 +65,7 @@ def max_pool(call: Call) -> Value:
     """The largest element of each window, and its position in the input's row-major order: of NaNs the last, of others that are
     equal the first. A window without anything above the lowest value is at its first place behind the border, as in PyTorch, even
     if that is beyond the input's end. (PyTorch's kernel for channels-last images on a GPU says 0 of such a window.)"""
-    pool = Pool.of(call, _padded(call, "self", _rank(call)))
+    pool = Pool.of(call, padded(call, "self", rank_of(call)))
     (shape, dtype), (_, position) = call.results()
     r, over = pool.counted()
     element = lambda i, r: pool.element(i, r, shape, lowest(dtype))  # noqa: E731
@@ -115,7 +116,7 @@ def _share(call: Call, window: Window, i: Sequence[Index], spatial: Sequence[int
 
 @expresses("avg_pool1d avg_pool2d avg_pool3d")
 def average_pool(call: Call) -> Tensor:
-    pool = Pool.of(call, _padded(call, "self", _rank(call)))
+    pool = Pool.of(call, padded(call, "self", rank_of(call)))
     r, over = pool.counted()
     share = lambda i: _share(call, pool.window, i[pool.lead :], pool.spatial)  # noqa: E731
     return call.emit(
@@ -133,10 +134,38 @@ def _inverse(window: Window, i: Sequence[Index]) -> tuple[list[Index], list[Inde
     return windows, inside, over
 
 
+def folded(x: Tensor, window: Window, i: Sequence[Index], lead: int) -> str:
+    """The sum of all elements of windows that lie at a position. `x` has, after its first `lead` dimensions, those of a window's
+    elements, and then those of the windows."""
+    windows, inside, over = _inverse(window, i[lead:])
+    rank, counts = len(windows), x.shape[-len(windows) :]
+    taps = [p // d for p, d in zip(inside, window.dilation)]
+    tests = [f"{w.sum_text()} >= 0" for w in windows if w.range[0] < 0]
+    tests += [f"{w.sum_text()} < {n}" for w, n in zip(windows, counts) if w.range[1] >= n]
+    tests += [f"{t.sum_text()} < {k}" for t, k in zip(taps, window.extent) if t.range[1] >= k]
+    tests += [f"{p % d} == 0" for p, d in zip(inside, window.dilation) if d > 1]
+    known = [ix.within(p, n) for p, n in zip([*taps, *windows], x.shape[-2 * rank :])]
+    text = x.at(*i[:lead], *known)
+    return summed(over, f"pad({text}, 0) if {' and '.join(tests)} else 0" if tests else text)
+
+
+@expresses("col2im")
+def col2im(call: Call) -> Tensor:
+    x, kernel, image = call["self"], tuple(call["kernel_size"]), tuple(call["output_size"])
+    lead = call.shape[:-2]
+    window = Window.of(call, kernel)
+    if not costs.reads_pay(call.device, prod(call.shape) * prod(ceil(k / s) for k, s in zip(kernel, window.stride))):
+        raise Inexpressible("col2im: as many columns as PyTorch's kernel adds up in vectors")
+    counts = [(n + 2 * p - (k - 1) * d - 1) // s + 1 for n, p, k, d, s in
+              zip(image, window.padding, kernel, window.dilation, window.stride)]  # fmt: skip
+    whole = x.reshaped((*lead, *kernel, *counts))
+    return call.emit(call.shape, call.dtype, lambda i: folded(whole, window, i, len(lead)))
+
+
 @expresses("max_pool2d_with_indices_backward max_pool3d_with_indices_backward")
 def max_pool_backward(call: Call) -> Tensor:
     """At each position the gradients of the windows whose largest element is there."""
-    grad, chosen = (_padded(call, name, _rank(call)) for name in ("grad_output", "indices"))
+    grad, chosen = (padded(call, name, rank_of(call)) for name in ("grad_output", "indices"))
     pool = Pool.of(call, call["self"])
 
     def expression(i: list[Index]) -> str:
@@ -150,7 +179,7 @@ def max_pool_backward(call: Call) -> Tensor:
 
 @expresses("avg_pool2d_backward avg_pool3d_backward")
 def average_pool_backward(call: Call) -> Tensor:
-    grad, pool = _padded(call, "grad_output", _rank(call)), Pool.of(call, call["self"])
+    grad, pool = padded(call, "grad_output", rank_of(call)), Pool.of(call, call["self"])
 
     def expression(i: list[Index]) -> str:
         windows, inside, over = _inverse(pool.window, i[pool.lead :])
@@ -160,59 +189,3 @@ def average_pool_backward(call: Call) -> Tensor:
         return summed(over, f"{text} if {' and '.join(tests)} else 0" if tests else text)
 
     return call.emit(call.shape, call.dtype, expression)
-
-
-def _adaptive(i: Index, extent: int, count: int) -> tuple[Index, Index, int]:
-    """Begin and end of window i of so many, and the largest extent of one."""
-    begin, end = i * extent // count, (i * extent + (extent + count - 1)) // count
-    widest = max(-(-(n + 1) * extent // count) - n * extent // count for n in range(count))
-    return begin, end, widest
-
-
-def _windows(call: Call, i: Sequence[Index], spatial: Sequence[int]) -> tuple[list[Index], list[str], str, str]:
-    """Of an adaptive window: positions of its elements, conditions that they are in it, ranges, their count."""
-    lead = len(call["self"].shape) - len(spatial)
-    counts = (call.meta[0] if isinstance(call.meta, tuple) else call.meta).shape[lead:]
-    found = [_adaptive(w, n, m) for w, n, m in zip(i, spatial, counts)]
-    r, over = counted(indices(len(spatial), "r"), [widest for _, _, widest in found])
-    tests, sizes = [], []
-    for (begin, end, widest), e, n, m in zip(found, r, spatial, counts):
-        if n % m:
-            tests.append(f"{(begin + e).sum_text()} < {end}")
-            sizes.append(f"f32({(end - begin).sum_text()})")
-        else:
-            sizes.append(literal(float(widest)))
-    return [begin + e for (begin, _, _), e in zip(found, r)], tests, over, " * ".join(sizes)
-
-
-@expresses("_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d")
-def adaptive_average_pool(call: Call) -> Tensor:
-    x, rank = _padded(call, "self", _rank(call)), _rank(call)
-    lead, spatial = len(x.shape) - rank, x.shape[-rank:]
-
-    def expression(i: list[Index]) -> str:
-        at, tests, over, size = _windows(call, i[lead:], spatial)
-        access = x.at(*i[:lead], *at)
-        text = f"pad({access}, 0) if {' and '.join(tests)} else 0" if tests else access
-        return f"{summed(over, text) if over else f'({text})'} / ({size})"
-
-    return call.emit(call.shape, call.dtype, expression)
-
-
-@expresses("adaptive_max_pool2d adaptive_max_pool3d")
-def adaptive_max_pool(call: Call) -> Value:
-    x, rank = _padded(call, "self", _rank(call)), _rank(call)
-    lead, spatial = len(x.shape) - rank, x.shape[-rank:]
-    shape, dtype = call.results()[0]
-    low = lowest(dtype)
-
-    def value(i: list[Index]) -> str:
-        at, tests, over, _ = _windows(call, i[lead:], spatial)
-        access = x.at(*i[:lead], *at)
-        text = f"pad({access}, {low}) if {' and '.join(tests)} else {low}" if tests else access
-        return f"max[{over}]({text})" if over else text
-
-    largest = call.graph.emit(shape, dtype, value)
-    if call.reads(1):
-        raise Inexpressible("positions in windows of several extents")
-    return largest, None

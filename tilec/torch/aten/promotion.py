@@ -32,10 +32,11 @@ def computed(call: Call, names: Sequence[str], kind: str) -> str:
 
 def elementwise(
     call: Call, template: str, names: Sequence[str], kind: str = "arithmetic", dtype: str | None = None,
-    compute: str | None = None,
+    compute: str | None = None, known: Sequence[str] = (),
 ) -> Tensor:  # fmt: skip
-    """An equation by a template in which `{0}` is the argument of the first name, broadcast and of the type computed in."""
-    require(template, call.name)
+    """An equation by a template in which `{0}` is the argument of the first name, broadcast and of the type computed in. `known`
+    are functions of the program's own."""
+    require(template, call.name, known)
     compute = compute or computed(call, names, kind)
     operands = [call[n] for n in names]
     shape, dtype = call.shape, dtype or call.dtype
@@ -48,10 +49,10 @@ def elementwise(
     return call.emit(shape, dtype, expression)
 
 
-def require(template: str, name: str) -> None:
+def require(template: str, name: str, known: Sequence[str] = ()) -> None:
     """Refuses text that calls a function which the language has not."""
     for called in _CALLED.findall(template):
-        if called not in _known():
+        if called not in _known() and called not in known:
             raise Inexpressible(f"{name}: no function {called}")
 
 

@@ -6,8 +6,10 @@ from math import inf, prod
 from typing import Any
 
 from tilec.core.dtypes import DTYPES
-from tilec.torch.aten.table import Call, Value, expresses, refused
-from tilec.torch.program import Inexpressible, Tensor, literal, reducing
+from tilec.torch.aten import costs
+from tilec.torch.aten.table import Call, Value, expresses, operand
+from tilec.torch.indices import Index
+from tilec.torch.program import Inexpressible, Tensor, literal, reducing, reduction
 
 SIMPLE = {  # the reduction, and of bools
     "sum": ("sum", "sum"), "mean": ("mean", "mean"), "prod": ("prod", "prod"), "amax": ("max", "any"), "amin": ("min", "all"),
@@ -146,5 +148,44 @@ def softmax(call: Call) -> Tensor:
     return call.emit(call.shape, call.dtype, lambda i: f"{name}[{i[axis]}]({x.at(*i)})", [axis])
 
 
-refused("the positions of a scan's maximum", "cummax cummin")
-refused("no scan of this kind", "logcumsumexp")
+@expresses("cummax cummin")
+def extremes(call: Call) -> Value:
+    """The largest or smallest elements so far, and the last positions where an element was one, or a NaN."""
+    x, ((shape, dtype), (_, index)) = call["self"], call.results()
+    if not shape or shape[call["dim"] % len(shape)] == 1:
+        return x, call.graph.emit(shape, index, "0")
+    if not costs.reads_pay(call.device, 2 * prod(shape)):
+        raise Inexpressible(f"{call.name}: rows so long that PyTorch's scan of values and positions is sooner")
+    axis, wide = call["dim"] % len(shape), "i32" if x.dtype == "bool" else x.dtype
+    element = lambda i: operand(x, wide, lambda t: t.at(*i))  # noqa: E731
+    best = call.graph.emit(shape, wide, lambda i: f"{call.name}[{i[axis]}]({element(i)})", whole=[axis])
+
+    def last(i: list[Index]) -> str:
+        test = f"{element(i)} == {best.at(*i)}"
+        test += f" or isnan({element(i)})" if DTYPES[wide].is_float else ""
+        return f"cummax[{i[axis]}]({i[axis]} if {test} else 0)"
+
+    positions = call.graph.emit(shape, index, last, whole=[axis])
+    return (best if wide == dtype else call.graph.emit(shape, dtype, lambda i: f"{dtype}({best.at(*i)})")), positions
+
+
+EXPONENTIAL = 8
+"""Operations of an exponential and a sum, in pairs of a comparison and a choice."""
+
+
+@expresses("logcumsumexp")
+def logcumsumexp(call: Call) -> Tensor:
+    """A reduction for each element over those before it: a scan of exponentials would overflow."""
+    x, shape = call["self"], call.shape
+    if not shape or shape[call["dim"] % len(shape)] == 1:
+        return call.emit(shape, call.dtype, lambda i: x.at(*i))
+    axis = call["dim"] % len(shape)
+    count = shape[axis]
+    if not costs.scatter_pays(call.device, EXPONENTIAL * prod(shape) * count, 8 * prod(shape)):
+        raise Inexpressible("logcumsumexp: rows so long that PyTorch's scan is sooner")
+
+    def expression(i: list[Index]) -> str:
+        at = lambda k: x.at(*(k if d == axis else p for d, p in enumerate(i)))  # noqa: E731
+        return reduction("logsumexp", [count], lambda k: f"{at(k[0])} if {k[0]} <= {i[axis]} else -inf")
+
+    return call.emit(shape, call.dtype, expression, [axis])

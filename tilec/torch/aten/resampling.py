@@ -1,4 +1,4 @@
-"""Resampling: nearest and linear, by whole-number arithmetic where scales are ratios."""
+"""Resampling: nearest, linear and cubic, by whole-number arithmetic where scales are ratios."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 
 from tilec.torch import indices as ix
-from tilec.torch.aten.table import Call, expresses, refused
+from tilec.torch.aten.table import Call, expresses
 from tilec.torch.indices import Index
 from tilec.torch.program import Inexpressible, Tensor
 
@@ -41,23 +41,28 @@ def nearest(call: Call) -> Tensor:
     return x.seen(call.shape, lambda i: [*i[:2], *(at(p) for at, p in zip(chosen, i[2:]))])
 
 
+def ratios(call: Call, spatial: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """For each dimension three numbers: of element i of the result the position is (i * first + second) / third."""
+    found = []
+    for n, m, s in zip(spatial, call.shape[2:], scales(call, spatial)):
+        if call["align_corners"]:
+            found.append((n - 1, 0, max(m - 1, 1)))
+            continue
+        by = Fraction(1 / s).limit_denominator(1 << 16) if s else Fraction(n, m)
+        found.append((2 * by.numerator, by.numerator - by.denominator, 2 * by.denominator))
+    return found
+
+
 @expresses("upsample_linear1d upsample_bilinear2d upsample_trilinear3d")
 def linear(call: Call) -> Tensor:
     """Between two neighbours in each dimension. The position is a ratio: its whole part chooses, its rest weighs."""
     x = call["input"] if "input" in call else call["self"]
     spatial = x.shape[2:]
     wide = "f64" if x.dtype == "f64" else "f32"
-    ratios = []
-    for n, m, s in zip(spatial, call.shape[2:], scales(call, spatial)):
-        if call["align_corners"]:
-            ratios.append((n - 1, 0, max(m - 1, 1)))  # of i: i * (n - 1) / (m - 1)
-            continue
-        by = Fraction(1 / s).limit_denominator(1 << 16) if s else Fraction(n, m)
-        ratios.append((2 * by.numerator, by.numerator - by.denominator, 2 * by.denominator))
 
     def expression(i: list[Index]) -> str:
         corners = []
-        for p, n, (factor, offset, over) in zip(i[2:], spatial, ratios):
+        for p, n, (factor, offset, over) in zip(i[2:], spatial, ratios(call, spatial)):
             position = p * factor + offset
             begin, rest = position // over, position % over
             if n == 1 or (not rest.terms and not rest.constant):
@@ -67,11 +72,51 @@ def linear(call: Call) -> Tensor:
             if begin.range[0] < 0:  # before the first element: the first element
                 share = f"({share} if {position.sum_text()} > 0 else 0)"
             corners.append([(_inside(begin, n), f"(1 - {share})"), (_inside(begin + 1, n), f"({share})")])
-        parts = []
-        for corner in product(*corners):
-            weights = [w for _, w in corner if w]
-            parts.append(" * ".join([*weights, x.at(*i[:2], *(at for at, _ in corner))]))
-        return " + ".join(parts)
+        return _weighed(x, i, corners)
+
+    return call.emit(call.shape, call.dtype, expression)
+
+
+def _weighed(x: Tensor, i: list[Index], taps: list[list[tuple[Index, str]]]) -> str:
+    """The sum of elements times weights, of each choice of a position in each dimension."""
+    parts = []
+    for chosen in product(*taps):
+        weights = [w for _, w in chosen if w]
+        parts.append(" * ".join([*weights, x.at(*i[:2], *(at for at, _ in chosen))]))
+    return " + ".join(parts)
+
+
+CUBIC = -0.75
+"""The slope at distance 1 of the cubic convolution that PyTorch has."""
+
+
+def cubic_weights(t: str, a: float) -> list[str]:
+    """Weights of the four neighbours of a position that is `t` behind the second of them (Keys, "Cubic convolution interpolation
+    for digital image processing", 1981), as polynomials of t."""
+    rest = f"(1 - {t})"
+    far = lambda s: f"(({a} * {s} + {-2 * a}) * {s} + {a}) * {s}"  # noqa: E731
+    near = lambda s: f"((({a + 2} * {s} - {a + 3}) * {s}) * {s} + 1)"  # noqa: E731
+    return [f"({far(t)})", near(t), near(rest), f"({far(rest)})"]
+
+
+@expresses("upsample_bicubic2d")
+def cubic(call: Call) -> Tensor:
+    """Between four neighbours in each dimension, of which those outside are the last ones inside."""
+    x = call["input"] if "input" in call else call["self"]
+    spatial = x.shape[2:]
+    wide = "f64" if x.dtype == "f64" else "f32"
+
+    def expression(i: list[Index]) -> str:
+        taps = []
+        for p, n, (factor, offset, over) in zip(i[2:], spatial, ratios(call, spatial)):
+            position = p * factor + offset
+            begin, rest = position // over, position % over
+            if n == 1 or (not rest.terms and not rest.constant):
+                taps.append([(_inside(begin, n), "")])
+                continue
+            weights = cubic_weights(f"({wide}({rest.sum_text()}) / {float(over)})", CUBIC)
+            taps.append([(_inside(begin + t, n), w) for t, w in zip((-1, 0, 1, 2), weights)])
+        return _weighed(x, i, taps)
 
     return call.emit(call.shape, call.dtype, expression)
 
@@ -81,6 +126,3 @@ def _inside(position: Index, extent: int) -> Index:
     if low >= 0 and high < extent:
         return position
     return Index(((ix.Atom(f"clamp({position.sum_text()}, 0, {extent - 1})", (0, extent - 1)), 1),))
-
-
-refused("not translated: sixteen neighbours", "upsample_bicubic2d")

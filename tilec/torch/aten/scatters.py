@@ -18,7 +18,7 @@ from tilec.torch import indices as ix
 from tilec.torch.aten import costs
 from tilec.torch.aten.gathers import bound, element
 from tilec.torch.aten.pools import highest, lowest
-from tilec.torch.aten.table import Call, expresses, op_name, operand, refused
+from tilec.torch.aten.table import Call, expresses, op_name, operand
 from tilec.torch.indices import Index
 from tilec.torch.program import Inexpressible, Tensor, literal, reduction
 
@@ -48,7 +48,7 @@ def positions_of(call: Call, given: Tensor, node: Node | None, extent: int, wrap
     return lambda i: made.at(*i)
 
 
-def _affordable(call: Call, pairs: int, written: int) -> None:
+def affordable(call: Call, pairs: int, written: int) -> None:
     """Raises Inexpressible where so many pairs take longer than PyTorch's writes."""
     size = DTYPES[call.dtype].bits // 8
     if not costs.scatter_pays(call.device, pairs, size * (2 * prod(call.shape) + written) + 8 * written):
@@ -94,12 +94,13 @@ def scatter(call: Call) -> Tensor:
         source = source.reshaped((1,))
     axis, writes = int(call["dim"]) % len(x.shape), prod(index.shape)
     whole = all(n == m or d == axis for d, (n, m) in enumerate(zip(index.shape, x.shape)))
-    _affordable(call, writes * x.shape[axis], writes)
+    affordable(call, writes * x.shape[axis], writes)
     position = positions_of(call, index, call.node.args[2], x.shape[axis], False)
-    return _along(call, x, axis, index.shape, position, source, kind, own, whole)
+    made = along(call, x, axis, index.shape, position, source, kind, own, whole)
+    return made if call.shape else made.reshaped(())
 
 
-def _along(
+def along(
     call: Call, x: Tensor, axis: int, written: Sequence[int], position: PositionAt, source: Tensor | float, kind: str | None,
     own: bool, whole: bool,
 ) -> Tensor:  # fmt: skip
@@ -126,17 +127,16 @@ def _along(
                 text = f"{value(at(i, ix.number(t)))} if {hit(i, ix.number(t))} else ({text})"
             return guarded(i, f"({text})", before(i))
 
-        return call.graph.emit(call.shape, dtype, _rooted(call, nested))
+        return call.graph.emit(x.shape, dtype, nested)
     if kind is None:
-        shape = x.shape
         newest = lambda i: reduction("max", [count], lambda k: f"i32({k[0]}) if {hit(i, k[0])} else -1")  # noqa: E731
-        last = call.graph.emit(shape, "i32", lambda i: guarded(i, newest(i), "-1"))
+        last = call.graph.emit(x.shape, "i32", lambda i: guarded(i, newest(i), "-1"))
 
         def written_last(i: list[Index]) -> str:
             t = ix.opaque(f"clamp({last.at(*i)}, 0, {count - 1})", (0, count - 1))
             return guarded(i, f"({value(at(i, t))} if {last.at(*i)} >= 0 else {before(i)})", before(i))
 
-        return call.graph.emit(call.shape, dtype, _rooted(call, written_last))
+        return call.graph.emit(x.shape, dtype, written_last)
     neutral = NEUTRAL[kind](dtype)
 
     def reduced(i: list[Index]) -> str:
@@ -146,12 +146,7 @@ def _along(
         found = combined(kind, dtype, before(i), text, hits, own)
         return guarded(i, f"({found})", before(i))
 
-    return call.graph.emit(call.shape, dtype, _rooted(call, reduced))
-
-
-def _rooted(call: Call, expression: Callable[[list[Index]], str]) -> Callable[[list[Index]], str]:
-    """Of a result without dimensions, which was taken for one element of one dimension."""
-    return expression if call.shape else lambda i: expression([ix.number(0)])
+    return call.graph.emit(x.shape, dtype, reduced)
 
 
 @expresses("index_add index_copy index_reduce")
@@ -169,7 +164,7 @@ def index_add(call: Call) -> Tensor:
     if list(source.shape) != written:
         raise Inexpressible(f"{call.name}: rows of another shape")
     looked = prod(written) * x.shape[axis] if kind else count * x.shape[axis]
-    _affordable(call, looked, prod(written))
+    affordable(call, looked, prod(written))
     wraps = call.name == "index_copy"  # as PyTorch has it decomposed
     found = positions_of(call, index, call.node.args[2], x.shape[axis], wraps)
     alpha = call.get("alpha", 1)
@@ -179,7 +174,8 @@ def index_add(call: Call) -> Tensor:
         source = call.graph.emit(
             written, call.dtype, lambda i: f"{operand(plain, call.dtype, lambda s: s.at(*i))} * {factor}"
         )
-    return _along(call, x, axis, written, lambda i: found([i[axis]]), source, kind, own, True)
+    made = along(call, x, axis, written, lambda i: found([i[axis]]), source, kind, own, True)
+    return made if call.shape else made.reshaped(())
 
 
 # ---- at positions in several dimensions --------------------------------------------------------------------------------
@@ -242,7 +238,7 @@ def index_put(call: Call) -> Tensor:
     else:
         ranks = None
         looked = writes * prod(x.shape) if call["accumulate"] else writes * targets
-        _affordable(call, looked, prod(shape))
+        affordable(call, looked, prod(shape))
     if ranks is not None:  # each position is written once: by the element of that rank
         return call.emit(call.shape, dtype, lambda i: value(i, [ix.opaque(
             f"clamp({ranks.at(i[chosen[0]])}, 0, {writes - 1})", (0, writes - 1))]))  # fmt: skip
@@ -289,7 +285,7 @@ def histogram(call: Call) -> Tensor:
     if not (-inf < low < high < inf):
         raise Inexpressible("histc: a range of no numbers")
     count = prod(x.shape)
-    _affordable(call, count * bins, count)
+    affordable(call, count * bins, count)
     flat, compute = x.reshaped((count,)), "f64" if x.dtype == "f64" else "f32"
     wide = compute if DTYPES[x.dtype].is_float else "i64"
     a, b = (literal(float(v) if DTYPES[x.dtype].is_float else int(v), wide) for v in (low, high))
@@ -314,7 +310,7 @@ def embedding_dense_backward(call: Call) -> Tensor:
         raise Inexpressible(f"{call.name}: rows are divided by how often they were read")
     (rows, width), padding = call.shape, int(call["padding_idx"])
     reads = prod(call["indices"].shape)
-    _affordable(call, reads * rows * width, reads * width)
+    affordable(call, reads * rows * width, reads * width)
     gradient, index = call["grad_output"].reshaped((reads, width)), call["indices"].reshaped((reads,))
 
     def expression(i: list[Index]) -> str:
@@ -322,10 +318,3 @@ def embedding_dense_backward(call: Call) -> Tensor:
         return f"0 if {i[0]} == {padding} else {text}" if padding >= 0 else text
 
     return call.emit(call.shape, call.dtype, expression)
-
-
-refused(
-    TOO_MANY,
-    "masked_scatter put col2im bincount as_strided_scatter "
-    "_unsafe_masked_index_put_accumulate max_unpool2d max_unpool3d",
-)

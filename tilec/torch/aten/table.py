@@ -324,10 +324,10 @@ def decompositions() -> dict:
     from torch._decomp import core_aten_decompositions
     from torch._ops import OpOverload
 
-    from tilec.torch.aten import dropouts, embeddings, foreach, losses
+    from tilec.torch.aten import composites, dropouts, embeddings, foreach, losses
 
     kept = {f"aten.{name}" for name in WHOLE}
-    own = {**foreach.decompositions(), **losses.decompositions(), **embeddings.decompositions(), **dropouts.decompositions()}
+    own = dict(p for m in (foreach, losses, embeddings, dropouts, composites) for p in m.decompositions().items())
     table = {**core_aten_decompositions(), **own}
     return {op: f for op, f in table.items() if not (isinstance(op, OpOverload) and str(op).rpartition(".")[0] in kept)}
 
@@ -336,7 +336,7 @@ WHOLE = words(
     "_safe_softmax silu baddbmm addmv mv dot vdot stack softplus logsumexp roll tril triu narrow narrow_copy select_scatter "
     "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
     "_upsample_nearest_exact3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
-    "replication_pad3d max_unpool2d max_unpool3d index_add"
+    "replication_pad3d max_unpool2d max_unpool3d index_add col2im"
 )
 
 
