@@ -35,7 +35,7 @@ def wrong(text: str, target: str, n: int = 40, **sizes: int) -> tilec.Op:
     kernels = zip(longer.emitted.kernels, built.emitted.kernels, strict=True)
     emitted = replace(longer.emitted, temporaries=built.emitted.temporaries)
     change(built, replace(emitted, kernels=tuple(replace(k, scratch=right.scratch) for k, right in kernels)))
-    built.__dict__.update({n: getattr(longer, n) for n in (["_loops"] if target == "cpu" else ["cubins"])})
+    built.__dict__.update({"_loops": longer._loops} if target == "cpu" else {"_cubins": longer.cubins})
     return op
 
 
@@ -238,7 +238,7 @@ def test_a_driver_that_runs_python(monkeypatch, first, second, said):
 def test_runs_on_a_gpu_are_guarded(monkeypatch, guard, kernel, said):
     """The program is loaded before its guarded form, and launched after it. In a hunt there is that form alone."""
     built = tilec.compile(DOUBLE, target="h200").build(N=5)._last
-    built.cubins = {k.name: Cubin(b"image", "", k.name, "sm_90a", 32, 0, 0, 0) for k in built.emitted.kernels}
+    built._cubins = {k.name: Cubin(b"image", "", k.name, "sm_90a", 32, 0, 0, 0) for k in built.emitted.kernels}
     driver = driver_with(monkeypatch, kernel, guard)
     x, y = (np.arange(n, n + 5, dtype=np.float32) for n in (0, 8))
     given, made = ([view(a)._replace(device=0)] for a in (x, y))
