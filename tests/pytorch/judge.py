@@ -2,8 +2,8 @@
 
 Results of compiled code may differ from those of eager code, which rounds after every operation; so neither is the reference.
 The reference is the model at f64, and compiled results may have ERROR times the error of eager ones, as root mean squares (the
-rule of PyTorch's own benchmarks, `torch._dynamo.utils.same`). Eager mode's error may be small by luck; so where a result lies beyond
-that bound, draws of the model at f64 show what rounding makes (rounding.py):
+rule of PyTorch's own benchmarks, `torch._dynamo.utils.same`). Eager mode's error may be small by luck; so where a result lies
+beyond that bound, draws of the model at f64 show what rounding makes (rounding.py):
 
 - ERROR times what it makes while no value crosses a bound, such as 0 of `relu`, is right. Draws of FINE bits show it.
 - A value that crosses one moves a gradient by a step, and with it the gradients of what comes before. A result that is beyond the

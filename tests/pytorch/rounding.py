@@ -1,9 +1,9 @@
 """What rounding does to exact results: inputs move by their last bits, and operators at f64 round to fewer, up or down at random.
 
-Two computations in f32 differ in how they round. How far that moves a result depends on the program: sums cancel, a norm divides by
-the spread of a few elements, and a value beside the bound of an activation falls on either side. Eager mode is one draw of this, and
-its error may be small by luck, or because one kernel adds in f64. More draws are random (stochastic) arithmetic: Parker, "Monte Carlo
-Arithmetic", 1997; Vignes, "A stochastic arithmetic for reliable scientific computation", 1993.
+Two computations in f32 differ in how they round. How far that moves a result depends on the program: sums cancel, a norm divides
+by the spread of a few elements, and a value beside an activation's bound falls on either side. Eager mode is one draw, and
+its error may be small by luck, or because one kernel adds in f64. More draws are random arithmetic: Parker, "Monte Carlo Arithmetic",
+1997; Vignes, "A stochastic arithmetic for reliable scientific computation", 1993.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ NORMS = get_decompositions(
 
 
 class RoundedAtRandom(TorchDispatchMode):
-    """Operators at f64 round their results to `bits`. Those that only move, choose or compare numbers change none of them, so that a
-    maximum is one of the elements that it is the maximum of."""
+    """Operators at f64 round their results to `bits`. Those that only move, choose or compare numbers change none of them, so that
+    a maximum is one of the elements that it is the maximum of."""
 
     def __init__(self, generator: torch.Generator, bits: int = BITS):
         super().__init__()
@@ -87,7 +87,11 @@ def moved(value: torch.Tensor, generator: torch.Generator, bits: int = BITS) -> 
 
 
 def drawn(
-    module: torch.nn.Module, inputs: dict[str, torch.Tensor], run: Callable[..., dict[str, torch.Tensor]], seed: int, bits: int = BITS
+    module: torch.nn.Module,
+    inputs: dict[str, torch.Tensor],
+    run: Callable[..., dict[str, torch.Tensor]],
+    seed: int,
+    bits: int = BITS,
 ) -> dict[str, torch.Tensor]:
     """The results of one draw: `run(module, module, inputs)` of a module and inputs at f64, whose parameters are changed."""
     generator = torch.Generator().manual_seed(seed)

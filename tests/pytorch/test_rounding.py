@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.pytorch import judge as judges  # noqa: E402
-from tests.pytorch.judge import ERROR, Step, judge  # noqa: E402
+from tests.pytorch.judge import ERROR, judge  # noqa: E402
 from tests.pytorch.rounding import RoundedAtRandom, at_random, drawn, last, moved  # noqa: E402
-from tests.pytorch.zoo import Model, models  # noqa: E402
+from tests.pytorch.zoo import Model, models, names_of_torchvision  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
@@ -36,6 +36,27 @@ class Cancels(torch.nn.Module):
         return self.after(self.product(self.norm(x)))
 
 
+class Steps(torch.nn.Module):
+    """A `relu` of numbers one of which is a last bit above 0: each of three gradients before it has a step there."""
+
+    def __init__(self, size=8):
+        super().__init__()
+        self.scales = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(size)) for _ in range(3)])
+        self.after = torch.nn.Linear(size, size)
+        self.edge = 1.0
+
+    def forward(self, x):
+        first, second, third = self.scales
+        return self.after(torch.relu(x * first * second * third - self.edge))
+
+
+def beside(module):
+    x = torch.randn(4, 8)
+    x[0, 0] = 1 + EPS
+    return {"x": x}
+
+
+STEPS = Model("steps", "here", "", Steps, beside)
 CANCELS = Model("cancels", "here", "", Cancels, lambda m: {"x": torch.randn(m.elements, m.size)})
 
 
@@ -57,6 +78,11 @@ def planted(changes):
         return call
 
     return compiled
+
+
+def named(lines):
+    """The training step's results that lines of a verdict are about."""
+    return {line.split(": ")[1] for line in lines if line.startswith("training")}
 
 
 def scaled(gradient):
@@ -139,7 +165,22 @@ def test_results_that_rounding_explains_are_right():
 
 def test_planted_faults_are_found_where_results_are_well_conditioned():
     found = judge(CANCELS, planted({"after.weight": scaled, "norm.running_var": one_element(1.0001)}))
-    assert {line.split(": ")[1] for line in found.wrong if "training" in line} == {"gradient of after.weight", "buffer norm.running_var"}
+    assert named(found.wrong) == {"gradient of after.weight", "buffer norm.running_var"}
+
+
+def test_a_step_is_right_where_rounding_steps_and_all_before_it_do():
+    def other_side(module):
+        module.edge = 1 + 2 * EPS
+        return module
+
+    found = judge(STEPS, other_side)
+    assert not found.wrong and named(found.rounding) == {f"gradient of scales.{n}" for n in range(3)}, found
+
+
+def test_a_fault_of_one_result_is_no_step():
+    """It is smaller than the step that rounding makes of this gradient, but two others would have moved with it."""
+    (line,) = judge(STEPS, planted({"scales.0": scaled})).wrong
+    assert "gradient of scales.0" in line
 
 
 @pytest.mark.slow
@@ -147,13 +188,14 @@ def test_planted_faults_are_found_where_results_are_well_conditioned():
     "name, gradient, buffer",
     [
         ("distilbert", "transformer.layer.0.attention.q_lin.weight", None),
-        ("mobilenetv2_035", "blocks.6.0.bn1.weight", "blocks.2.0.bn1.running_mean"),
+        ("ghostnet_050", "blocks.0.0.ghost1.primary_conv.0.weight", "bn1.running_mean"),
+        ("mobilenetv2_035", "classifier.weight", "bn1.running_mean"),
     ],
 )
 def test_planted_faults_of_models_are_found(name, gradient, buffer):
     """In a model whose results are well conditioned, and in one whose activations lie at the bounds of their functions."""
+    if buffer:
+        names_of_torchvision()  # which transformers does without
     pytest.importorskip("timm" if buffer else "transformers")
     found = judge(MODELS[name], planted({gradient: scaled} | ({buffer: one_element(1.01)} if buffer else {})))
-    wanted = {f"gradient of {gradient}"} | ({f"buffer {buffer}"} if buffer else set())
-    assert {line.split(": ")[1] for line in found.wrong if line.startswith("training")} == wanted, found
-    assert all(isinstance(step, Step) for step in found.steps)
+    assert named(found.wrong) == {f"gradient of {gradient}"} | ({f"buffer {buffer}"} if buffer else set()), found
