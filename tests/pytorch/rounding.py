@@ -2,7 +2,7 @@
 
 Two computations in f32 differ in how they round. How far that moves a result depends on the program: sums cancel, a norm divides
 by the spread of a few elements, and a value beside an activation's bound falls on either side. Eager mode is one draw, and
-its error may be small by luck, or because one kernel adds in f64. More draws are random arithmetic: Parker, "Monte Carlo Arithmetic",
+its error may be small by luck, or where a kernel adds in f64. More draws are random arithmetic: Parker, "Monte Carlo Arithmetic",
 1997; Vignes, "A stochastic arithmetic for reliable scientific computation", 1993.
 """
 
