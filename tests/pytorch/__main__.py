@@ -118,7 +118,7 @@ def _judged(model: Model, inference: bool) -> Verdict:
         verdict = Verdict(model.name, failed=f"not done after {LIMIT_S} s")
     counts = ", ".join(f"{s.name} {s.taken} of {s.operations} in {s.partitions}" for s in verdict.steps)
     print(f"{model.name}: {'right' if verdict.right else 'WRONG' if verdict.wrong else 'FAILED'}; {counts}", flush=True)
-    for line in [verdict.failed] * bool(verdict.failed) + verdict.wrong[:8]:
+    for line in [verdict.failed] * bool(verdict.failed) + verdict.wrong[:8] + [f"rounding: {r}" for r in verdict.rounding[:4]]:
         print(f"  {line}", flush=True)
     return verdict
 
@@ -135,16 +135,21 @@ def section(chosen: list[Model], verdicts: list[Verdict], versions: str) -> str:
         kinds.setdefault((model.library, model.kind), []).append(verdict)
     lines = [
         f"With {versions}:", "",
-        "| models | of | right | wrong | failed | operations by tilec, inference | training | partitions, inference | training |",
-        "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| models | of | right | by rounding | wrong | failed | operations by tilec, inference | training "
+        "| partitions, inference | training |",
+        "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]  # fmt: skip
     for (library, kind), found in [*kinds.items(), (("", "all"), verdicts)]:
         steps = {name: [s for v in found for s in v.steps if s.name == name] for name in ("inference", "training")}
         share = [_share(s) for s in steps.values()]
         parts = [f"{sum(s.partitions for s in each) / len(each):.1f}" if each else "" for each in steps.values()]
-        counts = [sum(v.right for v in found), sum(bool(v.wrong) for v in found), sum(bool(v.failed) for v in found)]
+        by_rounding = sum(bool(v.right and v.rounding) for v in found)
+        counts = [sum(v.right for v in found), by_rounding, sum(bool(v.wrong) for v in found), sum(bool(v.failed) for v in found)]
         of = f"{library}, {kind}" if library else kind
         lines.append(f"| {len(found)} | {of} | {' | '.join(map(str, counts))} | {' | '.join(share)} | {' | '.join(parts)} |")
+    results = [f"{v.model} ({len(v.rounding)})" for v in verdicts if v.rounding]
+    if results:
+        lines += ["", f"Results beyond eager mode's error that are right by rounding: {', '.join(results)}."]
     reasons = sum((Counter(s.reasons) for v in verdicts for s in v.steps), Counter())
     lines += ["", "| operations | that PyTorch computes, because |", "| ---: | --- |"]
     lines += [f"| {count} | {reason.replace('|', chr(92) + '|')} |" for reason, count in reasons.most_common()]

@@ -182,6 +182,19 @@ def test_a_softmax_of_rows_that_nothing_attends_to_is_zero():
     right(lambda x: torch.ops.aten._safe_softmax(x, -1), x)
 
 
+@pytest.mark.parametrize("name", ["_safe_softmax", "softmax", "log_softmax"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_softmax_of_one_number(name, dtype):
+    """One key, as of the first token or of an image of one patch."""
+    x = torch.tensor([[0.3], [-200.0], [-torch.inf], [torch.inf], [torch.nan]], dtype=dtype)
+    right(lambda x: getattr(torch.ops.aten, name)(x, -1), x)
+
+
+def test_attention_to_one_key_is_its_value():
+    q, k, v = (torch.randn(2, 3, n, 4) for n in (5, 1, 1))
+    right(torch.nn.functional.scaled_dot_product_attention, q, k, v)
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -141,10 +141,10 @@ def softmax_axis(call: Call) -> tuple[Tensor, int | None]:
 def softmax(call: Call) -> Tensor:
     x, axis = softmax_axis(call)
     name = call.name.lstrip("_")
-    if axis is None:  # of one number: 1 and 0, and of an infinite one NaN
-        return call.emit(
-            call.shape, call.dtype, lambda i: f"{x.at(*i)} - {x.at(*i)}" + (" + 1" if name == "softmax" else "")
-        )
+    if axis is None:  # of one number: 1 and 0, and of an infinite one NaN; a safe softmax of -inf is 0
+        text = "{0} - {0}" if name.startswith("log") else "{0} - {0} + 1"
+        text = f"{literal(0, call.dtype)} if {{0}} == -inf else {text}" if name.startswith("safe") else text
+        return call.emit(call.shape, call.dtype, lambda i: text.format(x.at(*i)))
     return call.emit(call.shape, call.dtype, lambda i: f"{name}[{i[axis]}]({x.at(*i)})", [axis])
 
 
