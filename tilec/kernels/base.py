@@ -65,8 +65,11 @@ class Family:
 
     name: ClassVar[str]
     backend: ClassVar[str]
-    steps_last: ClassVar[bool] = False
-    """Whether addresses of global memory end with what loops over a thread's steps count (`runtime/emit/addresses.py`)."""
+
+    @property
+    def steps_last(self) -> bool:
+        """Whether addresses of global memory end with what loops over a thread's steps count (`runtime/emit/addresses.py`)."""
+        return False
 
     def __init_subclass__(cls, name: str = "", backend: str = "", **rest: Any) -> None:
         super().__init_subclass__(**rest)

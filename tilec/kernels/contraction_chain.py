@@ -20,7 +20,6 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
     as in attention."""
 
     result: ClassVar[str] = "scores"
-    steps_last: ClassVar[bool] = True
 
     unit: str = option(
         "`wgmma` (warpgroups multiply tiles that TMA loads) or `mma.sync` (warps multiply tiles that they copy by cp.async)"
@@ -81,6 +80,10 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
         "tiles of a persistent block whose rows of the left factor are in shared memory at a time", default=None, off=1,
         shown="{} tiles' rows in shared memory",
     )  # fmt: skip
+
+    @property
+    def steps_last(self) -> bool:
+        return self.unit == "wgmma"  # a warp's chain has no registers to spare for a further address
 
     @property
     def sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 from tilec.analysis.layout import Layout, make
 from tilec.core.hardware import WARP
@@ -22,8 +22,6 @@ RESIDENCIES = ("reload", "registers", "smem")
 @dataclass(frozen=True)
 class Threaded(Family, backend="cuda"):
     """Options of the layout hold one number for each kernel dimension."""
-
-    steps_last: ClassVar[bool] = True
 
     thread_order: tuple[int, ...] = option(
         "the dimensions along which threads lie, in the order of thread numbers: consecutive threads lie along the first",
@@ -56,6 +54,10 @@ class Threaded(Family, backend="cuda"):
         default=None,
         off=False,
     )
+
+    @property
+    def steps_last(self) -> bool:
+        return True
 
     @property
     def block_threads(self) -> int:
