@@ -85,6 +85,9 @@ class Epilogue:
         column = locations.named(arith.muli(arith.remui(lane, mlir.index(per_row)), mlir.index(width)), "column")
         _, n = chunks.coordinates(chunk, mlir.index(0), column)
         across = self.problem.coordinates((self.problem.right, n))
+        if not any(across.keys() >= {*use.dims} for use in self._vectors(width)):
+            self._pieces_of_both(chunks, chunk, width, per_row)  # a column at hand would be a register more
+            return
         condition = all_of(self.problem.inside(self.problem.right, across))
         with nullcontext() if condition is None else when(condition):
             loaded = self._load(across, width, {})
@@ -267,25 +270,21 @@ class Epilogue:
         """What the epilogue reads of global memory at these coordinates, as vectors where elements are neighbours, and what is not
         known."""
         found: dict[Use, ir.Value] = {}
-        if width == 1:
-            return found
-        for op in self.after:
-            live = {v for inner in mlir.traverse(op) for v in inner.operands}
-            for use, argument in zip(uses_of(op)[: len(mlir.inputs_of(op))], mlir.body_of(op).arguments):
-                if (
-                    use in found
-                    or use in known
-                    or not at.keys() >= {*use.dims}
-                    or argument not in live
-                    or is_local(use.value)
-                    or use.value in self.results
-                    or not self._wide(use, width)
-                ):
-                    continue
+        for use in self._vectors(width):
+            if use not in found and use not in known and at.keys() >= {*use.dims}:
                 found[use] = self._tile(use, width)
                 for begin, type_, subscripts in self._pieces(use, at, width):
                     vector.StoreOp(vector.LoadOp(type_, use.value, subscripts).result, found[use], [mlir.index(begin)])
         return found
+
+    def _vectors(self, width: int) -> Iterator[Use]:
+        """What the epilogue reads of global memory in vectors of `width` elements."""
+        for op in self.after if width > 1 else ():
+            live = {v for inner in mlir.traverse(op) for v in inner.operands}
+            for use, argument in zip(uses_of(op)[: len(mlir.inputs_of(op))], mlir.body_of(op).arguments):
+                read = argument in live and not is_local(use.value) and use.value not in self.results
+                if read and self._wide(use, width):
+                    yield use
 
     def _wide(self, use: Use, width: int) -> bool:
         """Whether one access moves a slot's elements: neighbours in memory, aligned, not too many bits."""
