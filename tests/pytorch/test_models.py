@@ -10,6 +10,7 @@ pytest.importorskip("transformers")
 from tests.pytorch.judge import judge  # noqa: E402
 from tests.pytorch.zoo import models, transformer  # noqa: E402
 from tilec.plan import planner, recompute  # noqa: E402
+from tilec.process import compile_server  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
@@ -44,6 +45,7 @@ def test_places_and_biases_by_distance_are_right(name, tmp_path, monkeypatch):
     """Stored as one element for each distance, whether that pays or not. DeBERTa has the relative attention of its version 3."""
     monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(recompute, "pays", lambda anew, stored: True)
+    monkeypatch.setattr(compile_server, "running", lambda kind: False)  # another process knows nothing of this
     found, plan_diagonals = [], planner.plan_diagonals
 
     def planned(*given, **options):
