@@ -101,14 +101,19 @@ class Outliner:
             func.ReturnOp([mapping[v] for v in results])
 
     def _call(self, name: str, inputs: tuple[ir.Value, ...], results: list[ir.Value]) -> func.CallOp:
-        for value in inputs:  # shapes of what earlier calls returned
-            shape = mlir.definition(value)
-            if shape is not None and shape.name in mlir.SHOWN and value not in self.moved:
-                shape.move_before(self.end.operation)
-                self.moved.add(value)  # further calls come after it
+        for value in inputs:
+            self._move_shapes(value)
         with ir.InsertionPoint(self.end):
             fresh = [tensor.EmptyOp(list(v.type.shape), v.type.element_type).result for v in results]
             return func.CallOp([v.type for v in results], name, [*inputs, *fresh])
+
+    def _move_shapes(self, value: ir.Value) -> None:
+        """Has the shapes that a value is seen through follow the earlier call that returned what they show; one may show another."""
+        shape = mlir.definition(value)
+        if shape is not None and shape.name in mlir.SHOWN and value not in self.moved:
+            self._move_shapes(shape.operands[0])
+            shape.move_before(self.end.operation)
+            self.moved.add(value)  # further calls come after it
 
     def _name(self, value: ir.Value) -> ir.Attribute:
         """The source's name of a tensor: `%0` says little in a kernel that a person reads."""

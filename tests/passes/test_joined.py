@@ -82,3 +82,20 @@ def test_a_convolution_behind_a_grouped_one_multiplies_by_warpgroups():
         y[n, h, l, o] = sum[c in 0:216](t[n, h, l, c // 24, c % 24] * w[o, c])
     }""", None, {})
     assert set(plan.kernels[-1].options.copies) == {"tma"}
+
+
+TWICE = """op f(x: f32[M, A, B, C, D], u: f32[B], v: f32[D], w: f32[N, A * B, C * D]) -> (t: f32[M, A, B, C, D], y: f32[M, N]) {
+    t[i, a, b, c, d] = x[i, a, b, c, d] * u[b] * v[d]
+    y[i, n] = sum[k in 0:A * B, l in 0:C * D](t[i, k // B, k % B, l // D, l % D] * w[n, k, l])
+}"""
+
+
+@pytest.mark.parametrize("target", ["cpu", "h200"])
+def test_a_shape_of_a_shape_follows_what_it_shows(target, rng):
+    """Both are moved behind the kernel that stores what they show (found in gradients of ResNets and DenseNets)."""
+    shapes = {"x": (5, 4, 3, 2, 6), "u": (3,), "v": (6,), "w": (7, 12, 12)}
+    inputs = {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+    op = tilec.compile(TWICE, target=target, sizes=dict(M=5, A=4, B=3, C=2, D=6, N=7))
+    found = op.interpret("map", *inputs.values())
+    assert op.stages["simplify"].count("tensor.collapse_shape") >= 2
+    assert_within(TWICE, list(inputs.values()), list(found), kind="cuda" if target == "h200" else "cpu")
