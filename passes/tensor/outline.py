@@ -108,7 +108,7 @@ class Outliner:
             return func.CallOp([v.type for v in results], name, [*inputs, *fresh])
 
     def _move_shapes(self, value: ir.Value) -> None:
-        """Has the shapes that a value is seen through follow the earlier call that returned what they show; one may show another."""
+        """Moves the shapes that a value is seen through behind the call that returned what they show; one may show another."""
         shape = mlir.definition(value)
         if shape is not None and shape.name in mlir.SHOWN and value not in self.moved:
             self._move_shapes(shape.operands[0])
