@@ -132,7 +132,7 @@ def _halves(
         random_numbers.replace(joint.graph, training=True)
     forward, backward = recompute.partition(joint, inputs, partial(_target, options), **told)
     save_old_values(forward, told["num_fwd_outputs"])
-    if len(os.sched_getaffinity(0)) >= SPARE and not options.background and not options.strict:
+    if (os.cpu_count() or 1) >= SPARE and not options.background and not options.strict:
         _name(graph := copy.deepcopy(backward.graph), names)
         task = partial(_compile_ahead, graph, partial(_attribute, backward), options)
         threading.Thread(target=task, name="tilec-ahead", daemon=True).start()

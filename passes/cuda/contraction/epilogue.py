@@ -174,8 +174,8 @@ class Epilogue:
         self, where: tuple[ir.Value, ir.Value], within: tuple[ir.Value, ir.Value], width: int, loaded: dict[Use, ir.Value],
         *sides: str,
     ) -> None:  # fmt: skip
-        """Those from a place on: `where` in the block's tile, `within` the chunk; of which what is `loaded` is at hand. They exist
-        along all but `sides`."""
+        """Those from a place on: `where` in the block's tile, `within` the chunk; of which what is `loaded` is at hand. It
+        is checked that they exist along `sides`."""
         problem, (m, n) = self.problem, where
         at = problem.coordinates((problem.left, m), (problem.right, n))
         condition = all_of([c for name in sides for c in problem.inside(getattr(problem, name), at)])
