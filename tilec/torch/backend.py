@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-import os
 import re
 import threading
 import time
@@ -20,6 +19,7 @@ from torch import fx
 
 from tilec.core import targets
 from tilec.core.diagnostics import CallError
+from tilec.core.host import available_cores
 from tilec.core.target import Target
 from tilec.core.targets import kind_of
 from tilec.driver.recipe import end_unused_compilers, load_compilers
@@ -132,7 +132,7 @@ def _halves(
         random_numbers.replace(joint.graph, training=True)
     forward, backward = recompute.partition(joint, inputs, partial(_target, options), **told)
     save_old_values(forward, told["num_fwd_outputs"])
-    if (os.cpu_count() or 1) >= SPARE and not options.background and not options.strict:
+    if available_cores() >= SPARE and not options.background and not options.strict:
         _name(graph := copy.deepcopy(backward.graph), names)
         task = partial(_compile_ahead, graph, partial(_attribute, backward), options)
         threading.Thread(target=task, name="tilec-ahead", daemon=True).start()
@@ -147,11 +147,18 @@ def _compile_ahead(graph: fx.Graph, attribute: Callable[[str], Any], options: Op
         reuse_inputs(graph, by_kernels=True)
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         known = _known(graph, placeholders, mode := _mode(placeholders), attribute)
-        decision = decide(graph, known, cache(aten.refusal), {})
-        deferred.move(graph, decision, known)
-        pieces = cut(graph, decision, known)
-        into = results_in_inputs(graph, decision, pieces)
+        _, pieces, into = _cut(graph, known, cache(aten.refusal), {})
         Partition.ahead([piece.graph for piece in pieces], into, options, mode)
+
+
+def _cut(
+    graph: fx.Graph, known: Mapping[fx.Node, Any], refusal: Callable[..., Any], refused: Mapping[fx.Node, str]
+) -> tuple[Any, Any, Any]:
+    """The decision which operations are tilec's, the partitions, and of each the results that lie in memory of its inputs."""
+    decision = decide(graph, known, refusal, refused)
+    deferred.move(graph, decision, known)
+    pieces = cut(graph, decision, known)
+    return decision, pieces, results_in_inputs(graph, decision, pieces)
 
 
 @contextmanager
@@ -222,10 +229,7 @@ def compile_aten(
         refusal, refused = cache(aten.refusal), dict[fx.Node, str]()
         final = False
         while True:  # what a program turns out not to say, PyTorch runs, and the graph is cut anew
-            decision = decide(graph, known, refusal, refused)
-            deferred.move(graph, decision, known)
-            pieces = cut(graph, decision, known)
-            into = results_in_inputs(graph, decision, pieces)
+            decision, pieces, into = _cut(graph, known, refusal, refused)
             written = {piece.outputs[k] for piece, own in zip(pieces, into) for k in own}
             if copied := [n for n in graph.nodes if n.meta.get(CHANGES) and (final or n not in written)]:
                 known = _without(graph, copied, placeholders, mode, attribute)
