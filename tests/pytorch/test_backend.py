@@ -133,7 +133,7 @@ def test_modes_of_gradients():
 
 
 def test_equal_layers_are_compiled_once():
-    from tilec.torch.call import _Once
+    from tilec.torch import shared
 
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -143,9 +143,9 @@ def test_equal_layers_are_compiled_once():
         def forward(self, x):
             return self.b(torch.nonzero(self.a(x)).float()[:, :1].expand(-1, 4)) if False else self.b(torch.special.i0e(self.a(x)))
 
-    _Once.cache_clear()
+    shared.forget()
     with torch.no_grad():
         assert_agrees(Twice(), torch.randn(3, 4))
-    assert _Once.cache_info().misses == 1
+    assert shared.compiled() == 1
     (graph,) = tilec.torch.report().graphs
     assert len(graph.parts) == 2 and [e.operation for e in graph.eager] == ["special_i0e"]

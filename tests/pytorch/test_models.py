@@ -11,6 +11,7 @@ from tests.pytorch.judge import judge  # noqa: E402
 from tests.pytorch.zoo import models, transformer  # noqa: E402
 from tilec.plan import planner, recompute  # noqa: E402
 from tilec.process import compile_server  # noqa: E402
+from tilec.torch import shared  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
@@ -46,6 +47,7 @@ def test_places_and_biases_by_distance_are_right(name, tmp_path, monkeypatch):
     monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(recompute, "pays", lambda anew, stored: True)
     monkeypatch.setattr(compile_server, "running", lambda kind: False)  # another process knows nothing of this
+    shared.forget()  # programs of a test before that stored nothing
     found, plan_diagonals = [], planner.plan_diagonals
 
     def planned(*given, **options):

@@ -219,7 +219,8 @@ def test_the_example(monkeypatch, capsys):
 
 def test_what_the_host_checks_is_not_in_a_cuda_graph():
     """Without a GPU: a partition's checks name the operations that PyTorch is to run instead."""
-    from tilec.torch.call import _checks, program
+    from tilec.torch.call import _checks
+    from tilec.torch.shared import program
     from tilec.torch.write import named, write
 
     graphs = []

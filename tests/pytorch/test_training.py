@@ -13,8 +13,7 @@ from tools.pytorch import assert_agrees, compare, compiled, mlp, wide  # noqa: E
 
 import tilec.torch  # noqa: E402
 from tilec.process import compile_server  # noqa: E402
-from tilec.torch import backend  # noqa: E402
-from tilec.torch import call as partitions  # noqa: E402
+from tilec.torch import backend, shared  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
@@ -290,13 +289,13 @@ def test_narrow_gradients_of_embeddings_are_added_up_in_f32():
 @pytest.mark.skipif(not compile_server._POSSIBLE, reason="processes of their own are for Linux")
 def test_backward_is_compiled_while_forward_is(monkeypatch):
     """Where processors are spare: the first gradient finds its programs."""
-    made, make = [], partitions.compile_program
+    made, make = [], shared.compile_program
 
     def noted(text, **how):
         made.append(text)
         return make(text, **how)
 
-    monkeypatch.setattr(partitions, "compile_program", noted)
+    monkeypatch.setattr(shared, "compile_program", noted)
     monkeypatch.setattr(backend, "SPARE", 1)
     model, x = mlp(), torch.randn(3, 8)
     result = compiled(model)(x).sum()

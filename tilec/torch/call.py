@@ -6,14 +6,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
 from tilec.api import Op
-from tilec.api import compile as compile_program
 from tilec.core.diagnostics import CallError, CheckError
 from tilec.core.dtypes import DTYPES, DType
 from tilec.driver import fast_call
@@ -27,6 +26,7 @@ from tilec.torch.concrete import concrete, is_symbolic, traced
 from tilec.torch.layout import Layout, row_major
 from tilec.torch.options import Options
 from tilec.torch.schedules import schedule_of
+from tilec.torch.shared import program
 from tilec.torch.write import Argument, Result, Unwritten, Written, blamed, write
 
 Call = Callable[..., Any]
@@ -179,31 +179,6 @@ class Partition:
 
 def _key(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple((v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in values)
-
-
-@lru_cache(maxsize=4096)
-class _Once:
-    """The op of a text, made by the first thread that asks for it."""
-
-    def __init__(self, *key: Any):
-        self._lock = threading.Lock()
-        self._op: Op | None = None
-
-    def get(self, make: Callable[[], Op]) -> Op:
-        with self._lock:
-            self._op = found = self._op or make()
-            return found
-
-
-def program(text: str, target: str | None, schedule: str | None, over: tuple[tuple[int, int], ...] = ()) -> Op:
-    """The op of a text: equal partitions have one. On a GPU, an index outside of its tensor is raised by a later call, as PyTorch's
-    own checks are there. `over`: results that lie in the memory of arguments, of which what changes is stored."""
-
-    def make() -> Op:
-        made = compile_program(text, target=target, schedule=schedule, deferred_checks=True)
-        return made.over(over) if over else made
-
-    return _Once(text, target, schedule, over).get(make)
 
 
 def _program(written: Written, options: Options, over: tuple[tuple[int, int], ...] = ()) -> Op:
