@@ -20,6 +20,8 @@ from tilec.core import mlir
 from tilec.core.functions import FUNCTIONS
 from tilec.core.mlir import ir
 from tilec.kernels import planned_kernels
+from tilec.runtime.emit.alike import once as branches_once
+from tilec.runtime.emit.alike import without_unused_arrays
 from tilec.runtime.emit.cpu import strides_of
 from tilec.runtime.emit.cuda_contraction import contract_operation, packed, store_made
 from tilec.runtime.emit.cuda_memory import MemoryPrinter
@@ -92,7 +94,7 @@ class _CudaPrinter(MemoryPrinter):
         parameters = [*parameters, *self.maps]
         if self.sites:
             parameters.append("errors")
-        body = self.lines
+        body = without_unused_arrays(self.lines)
         if self.shared.bytes:
             array = f"{self.use('cuda')}.shared.array(0, {self.use('i8')})"
             body = [*self.shared.lines(f"{self.use('shared_address')}({array})"), *body]
@@ -156,8 +158,13 @@ class _CudaPrinter(MemoryPrinter):
                 super().backend_operation(op)
 
     def branch(self, op: ir.Operation) -> None:
-        if not guarded_loads(self, op):
-            super().branch(op)
+        if guarded_loads(self, op):
+            return
+        start = len(self.lines)
+        super().branch(op)
+        if "tilec.alike" in op.attributes:
+            found = branches_once(self.lines[start:], self.lines[:start], self.names.variable)
+            self.lines[start:] = self.lines[start:] if found is None else found
 
     def check(self, op: ir.Operation) -> None:
         """A failed check leaves its number in the word at `errors`; the launch raises the error."""

@@ -292,6 +292,8 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("unroll", ("scf.for",), _mark(), "map", "emit", "printed as a loop that is written out before it is compiled"),
     Attribute("rolled", ("scf.for",), _mark(), "map", "emit", "stays a loop, which LLVM does not unroll either"),
     Attribute("branch", ("scf.if",), _mark(), "map", "emit", "stays a branch: no predicated loads, which leave zeros"),
+    Attribute("alike", ("scf.if",), _mark(), "map", "emit",
+              "its branches are printed once where they do the same with other memory"),
     Attribute("both", ("arith.select",), _mark(), "map", "emit", "both values are computed before one of them is taken"),
     Attribute("words", ("memref.alloca",), _mark(), "map", "emit",
               "a fragment of a matrix: registers of 32 bits, two elements in each"),

@@ -106,13 +106,17 @@ def of_its_grid(number: ir.Value, grids: list[Blocks], build: Callable[[int, ir.
     if first == len(grids) - 1:
         build(first, number)
         return
-    count = mlir.index(grids[first].count)
-    choice = scf.IfOp(arith.cmpi(arith.CmpIPredicate.slt, number, count), has_else=True)
+    count = grids[first].count
+    # numbers of the branch that is taken are not changed; their ranges, which do not know the condition, are
+    own = arith.minsi(number, mlir.index(count - 1))
+    rest = arith.maxsi(arith.subi(number, mlir.index(count)), mlir.index(0))
+    choice = scf.IfOp(arith.cmpi(arith.CmpIPredicate.slt, number, mlir.index(count)), has_else=True)
+    choice.operation.attributes["tilec.alike"] = ir.UnitAttr.get()
     with ir.InsertionPoint(choice.then_block):
-        build(first, number)
+        build(first, own)
         scf.YieldOp([])
     with ir.InsertionPoint(choice.else_block):
-        of_its_grid(arith.subi(number, count), grids, build, first + 1)
+        of_its_grid(rest, grids, build, first + 1)
         scf.YieldOp([])
 
 

@@ -256,3 +256,10 @@ def test_results_may_stand_in_another_order_than_their_products():
     _, made = lowering.lowered(text, None, {"B": 32, "T": 128, "N": 768})
     (siblings,) = (k for k in made.plan.kernels if getattr(k.options, "siblings", ()))
     assert siblings.options.siblings == (1, 1, 1)
+
+
+def test_results_of_one_form_share_an_epilogue():
+    text, specialised, result, _ = lowered(QKV, ("bf16", "bf16"), SMALL | {"P": SMALL["N"]}, persistent_blocks=2)
+    assert result.emitted.module.count("tma_store_2d(") == 2, "its definition, and one call for three results"
+    inputs = T.arrays(specialised)
+    assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
