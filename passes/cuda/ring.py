@@ -37,6 +37,7 @@ from tilec.passes.cuda.memory_spaces import SHARED, local, root
 from tilec.passes.loops import below, loop, sum_of, when
 
 TICKS = 10_000_000  # ns that one wait may take before it is tried again
+UNROLLED = 4  # steps of a product: more of them stay a loop
 
 
 class LineTiles:
@@ -203,7 +204,7 @@ class Ring:
     ) -> None:  # fmt: skip
         """The copies of steps up to this one: `copy(stage, step)` starts those of a step, for which `one` has one thread of several
         say what is expected. `first`: the first step, by default 0."""
-        with carried_loop(first or mlir.index(0), _index(steps), state, name=name) as (step, now):
+        with carried_loop(first or mlir.index(0), _index(steps), state, name=name, opaque=_is_long(steps)) as (step, now):
             stage, phase = now
             self.wait_empty(stage, phase)
             if self.tiles:
@@ -242,7 +243,7 @@ class Ring:
         whole, zero = [*state, mlir.index(0)], mlir.index(0)
         if alternate:  # a wait for a stage is for its next phase: none may be between
             alternate("sync")
-        with carried_loop(zero, _index(steps), whole, name=name) as (step, now):
+        with carried_loop(zero, _index(steps), whole, name=name, opaque=_is_long(steps)) as (step, now):
             stage, phase, before = now
             self.wait_full(stage, phase)
             product(stage, step)
@@ -337,14 +338,23 @@ def make_ready(rings: Sequence[Ring], thread: Thread) -> None:
         nvvm.FenceMbarrierInitOp()
 
 
+def _is_long(steps: int | ir.Value) -> bool:
+    """Whether a loop of so many steps stays one. Few of them are unrolled, which spares what differs in the first step."""
+    return not isinstance(steps, int) or steps > UNROLLED
+
+
 @contextmanager
 def carried_loop(
     first: ir.Value, end: ir.Value, state: list[ir.Value], step: int = 1, name: str = "tile",
-    carried_names: Sequence[str] = ("stage", "phase", "previous_stage", "previous_phase"),
+    carried_names: Sequence[str] = ("stage", "phase", "previous_stage", "previous_phase"), opaque: bool = False,
 ) -> Iterator[tuple[ir.Value, list[ir.Value]]]:  # fmt: skip
-    """A loop that carries stages and phases; the body writes what goes on into the list that it gets."""
+    """A loop that carries stages and phases; the body writes what goes on into the list that it gets. `opaque`: LLVM does not
+    unroll it. Products of warpgroups run while the next are issued, so that a loop costs them nothing, and the assembler takes
+    most of its time for copies of them (CUTLASS does not unroll its main loops either)."""
     made = scf.ForOp(first, end, mlir.index(step), state)
     locations.named(made, name, *carried_names[: len(state)])
+    if opaque:
+        made.operation.attributes["tilec.opaque_end"] = ir.UnitAttr.get()
     with ir.InsertionPoint(made.body):
         carried = list(made.inner_iter_args)
         yield made.induction_variable, carried

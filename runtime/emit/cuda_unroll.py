@@ -2,7 +2,8 @@
 
 for j_step in range(8):              LLVM unrolls it, as it is short
 for half in unrolled(2):             `unroll` writes the body out twice, with 0 and with 1 for `half`
-for j_chunk in range(rolled(40)):    stays a loop
+for j_chunk in range(rolled(40)):    stays a loop, or is unrolled with a rest where nothing inside forbids it
+while step < opaque(12):             stays a loop: LLVM learns its end anew in each iteration
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ class UnrollPrinter(IndexPrinter):
         before, self.rolled = self.rolled, self.rolled or "tilec.rolled" in op.attributes
         super().for_loop(op)
         self.rolled = before
+
+    def begin_loop(self, op: ir.Operation, name: str, low: str, high: str, step: str) -> tuple[str, ...]:
+        if "tilec.opaque_end" not in op.attributes:
+            return super().begin_loop(op, name, low, high, step)
+        self.line(f"{name} = {low}")
+        self.line(f"while {name} < {self.use('opaque')}({high}):")
+        return (f"{name} = {name} + {step}",)
 
     def iterations(self, loop: ir.Operation, bounds: str) -> str:
         """Of a nest the outer loops are unrolled first, until LLVM takes the rest."""

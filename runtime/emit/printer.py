@@ -155,14 +155,17 @@ class Printer(Variables):
                 self.line(f"{name} = {self.expr(value)}")
             self.text[state] = name
             self.own.add(name)
-        bounds = high if low == "0" and step == "1" else f"{low}, {high}" if step == "1" else f"{low}, {high}, {step}"
-        numbers = self.iterations(op, bounds)
         with self.names.loop((locations.variables(op) or [None])[0] or "each") as name:
             self.text[variable] = name
-            self.line(f"for {name} in {numbers}:")
-            self.indent(block, names)
+            self.indent(block, names, self.begin_loop(op, name, low, high, step))
         for result, name in zip(op.results, names):
             self.text[result] = name
+
+    def begin_loop(self, op: ir.Operation, name: str, low: str, high: str, step: str) -> tuple[str, ...]:
+        """Prints the line above a loop's body; returns the lines at its end."""
+        bounds = high if low == "0" and step == "1" else f"{low}, {high}" if step == "1" else f"{low}, {high}, {step}"
+        self.line(f"for {name} in {self.iterations(op, bounds)}:")
+        return ()
 
     def iterations(self, loop: ir.Operation, bounds: str) -> str:
         return f"range({bounds})"
@@ -185,7 +188,7 @@ class Printer(Variables):
         for result, name in zip(op.results, names):
             self.text[result] = name
 
-    def indent(self, block: ir.Block, states: list[str]) -> None:
+    def indent(self, block: ir.Block, states: list[str], last: tuple[str, ...] = ()) -> None:
         self.depth += 1
         before = len(self.lines)
         self.block(block)
@@ -194,6 +197,8 @@ class Printer(Variables):
         changed = [(s, v) for s, v in zip(states, new) if s != v]
         if changed:
             self.line(f"{', '.join(s for s, _ in changed)} = {', '.join(v for _, v in changed)}")
+        for line in last:
+            self.line(line)
         if len(self.lines) == before:
             self.line("pass")
         self.depth -= 1

@@ -111,7 +111,7 @@ class Intrinsics(ModuleType):
         self.cuda.local, self.cuda.shared = local, shared
         self.cuda.syncthreads = lambda: self._meet(self.state.block.barrier)
         self.shared_address = lambda _: SHARED
-        self.rolled = lambda count: count
+        self.rolled = self.opaque = lambda count: count
         self.unrolled = lambda *bounds: map(np.int64, range(*bounds))
 
     def within_i32(self, index):

@@ -291,6 +291,8 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("overlap", ("kernel",), _mark(), "map", "emit", "launched while the kernel before it ends"),
     Attribute("unroll", ("scf.for",), _mark(), "map", "emit", "printed as a loop that is written out before it is compiled"),
     Attribute("rolled", ("scf.for",), _mark(), "map", "emit", "stays a loop, which LLVM does not unroll either"),
+    Attribute("opaque_end", ("scf.for",), _mark(), "map", "emit",
+              "stays a loop: LLVM learns its end anew in each iteration, and can neither unroll nor split it"),
     Attribute("branch", ("scf.if",), _mark(), "map", "emit", "stays a branch: no predicated loads, which leave zeros"),
     Attribute("alike", ("scf.if",), _mark(), "map", "emit",
               "its branches are printed once where they do the same with other memory"),

@@ -120,7 +120,8 @@ def map_wgmma(
                 with (completed if len(grids) == 1 else nullcontext)(), (block.after or [block.contraction])[-1].location:
                     warp = sum_of([(shape.thread.warp, 1)], -4)  # among those that multiply
                     to = loads.boxes[which] if loads.boxes else loads.buffer
-                    shape.thread = thread.reread_lane() if parts else thread
+                    few = parts or shape.roles.consumers > 2  # registers, of which three warpgroups have 160 a thread
+                    shape.thread = thread.reread_lane() if few else thread
                     Epilogue(problems, block.after, shape.thread, to, warp).store(loads.chunks)
                     shape.thread = thread
                 erase(operations)

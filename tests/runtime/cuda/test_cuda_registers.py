@@ -43,6 +43,17 @@ def test_states_of_loops_that_are_written_out_stay_in_registers():
     assert "for j_step in unrolled(" in op.kernels[0].source and not cubin.faults and not cubin.stack
 
 
+def test_loops_over_the_steps_of_products_stay_loops():
+    """Twelve copies of a step took the assembler most of its time. Epilogues of three warpgroups do not spill."""
+    text = """op f(x: bf16[M, K], w: bf16[N, K], v: bf16[N, K], b: bf16[N], c: bf16[N]) -> (y: bf16[M, N], z: bf16[M, N]) {
+        y[i, j] = sum[k](x[i, k] * w[j, k]) + b[j]
+        z[i, j] = sum[k](x[i, k] * v[j, k]) + c[j] }"""
+    op = tilec.compile(text, target="h200").build(M=4096, K=768, N=768)
+    (cubin,) = op._latest.cubins.values()
+    assert cubin.ptx.count("wgmma.mma_async") == 64 // 16 and not cubin.faults  # a step is 64 long, an instruction 16
+    assert "_step < opaque(12):" in op.kernels[0].source
+
+
 @pytest.mark.parametrize(("registers", "threads"), [(64, 256), (32, 128), (64, 32), (96, 128), (64, 1024), (168, 384)])
 def test_a_kernel_that_spills_gives_up_as_few_blocks_as_it_can(registers, threads):
     *tried, last = cuda_compile._limits(registers, threads)
