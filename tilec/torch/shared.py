@@ -10,11 +10,10 @@ from tilec.api import Op
 from tilec.api import compile as compile_program
 
 
-@lru_cache(maxsize=4096)
 class _Once:
     """The op of a text, made by the first thread that asks for it."""
 
-    def __init__(self, *key: object):
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._op: Op | None = None
 
@@ -22,6 +21,11 @@ class _Once:
         with self._lock:
             self._op = found = self._op or make()
             return found
+
+
+@lru_cache(maxsize=4096)
+def _once(*key: object) -> _Once:
+    return _Once()
 
 
 def program(text: str, target: str | None, schedule: str | None, over: tuple[tuple[int, int], ...] = ()) -> Op:
@@ -32,14 +36,14 @@ def program(text: str, target: str | None, schedule: str | None, over: tuple[tup
         made = compile_program(text, target=target, schedule=schedule, deferred_checks=True)
         return made.over(over) if over else made
 
-    return _Once(text, target, schedule, over).get(make)
+    return _once(text, target, schedule, over).get(make)
 
 
 def compiled() -> int:
     """How many ops have been made since the start of the process, or since `forget`."""
-    return int(_Once.cache_info().misses)
+    return int(_once.cache_info().misses)
 
 
 def forget() -> None:
     """Compiles (or finds in the cache on disk) what is asked for next, whatever was before."""
-    _Once.cache_clear()
+    _once.cache_clear()
