@@ -58,8 +58,8 @@ Neighbours = Callable[[Index, str], list[tuple[int, str]]]
 
 
 def _interpolated(call: Call, neighbours: Neighbours) -> Tensor:
-    """Sums of neighbours, of which those outside are the last ones inside. The position of an element in each dimension is a ratio: its
-    whole part chooses, and its rest weighs, by which `neighbours` tells steps from there with weights."""
+    """Sums of neighbours, of which those outside are the last ones inside. The position of an element in each dimension is a ratio:
+    its whole part chooses, and its rest weighs, by which `neighbours` tells steps from there with weights."""
     x = call["input"] if "input" in call else call["self"]
     spatial = x.shape[2:]
     wide = "f64" if x.dtype == "f64" else "f32"
@@ -70,10 +70,10 @@ def _interpolated(call: Call, neighbours: Neighbours) -> Tensor:
             position = p * factor + offset
             begin, rest = position // over, position % over
             if n == 1 or (not rest.terms and not rest.constant):
-                taps.append([(_inside(begin, n), "")])
+                taps.append([(inside(begin, n), "")])
                 continue
             found = neighbours(position, f"{wide}({rest.sum_text()}) / {float(over)}")
-            taps.append([(_inside(begin + step, n), weight) for step, weight in found])
+            taps.append([(inside(begin + step, n), weight) for step, weight in found])
         return _weighed(x, i, taps)
 
     return call.emit(call.shape, call.dtype, expression)
@@ -119,7 +119,7 @@ def cubic(call: Call) -> Tensor:
     return _interpolated(call, lambda _, share: [*zip((-1, 0, 1, 2), cubic_weights(f"({share})", CUBIC))])
 
 
-def _inside(position: Index, extent: int) -> Index:
+def inside(position: Index, extent: int) -> Index:
     low, high = position.range
     if low >= 0 and high < extent:
         return position
