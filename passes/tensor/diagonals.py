@@ -17,6 +17,7 @@ from tilec.analysis.index_ranges import I32, Range, Ranges
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import affine, arith, ir, linalg, tensor
+from tilec.kernels.attributes import carry_over
 
 SUFFIX = ".diagonals"
 
@@ -31,7 +32,7 @@ def store_by_diagonal(function: ir.Operation, names: Sequence[str]) -> None:
         made = _Made(found)
         for value in wanted:
             diagonal = found[value]
-            readers = [u for u in readers_of(value) if u.name != "func.return" and not follows(u, value, diagonal, found)]
+            readers = [u for u in readers_of(value) if not follows(u, value, diagonal, found)]
             stored = made.of(value)
             for reader in readers:
                 _read_by_diagonal(reader, value, stored, diagonal)
@@ -164,9 +165,7 @@ def _read_by_diagonal(reader: ir.Operation, value: ir.Value, stored: ir.Value, d
             [r.type for r in reader.results], values, mlir.outputs_of(reader),
             [mlir.projection(rank, own) for own in (*dims, *outs)], mlir.iterators_of(reader),
         )  # fmt: skip
-        for name in reader.attributes:
-            if name.startswith("tilec."):
-                made.attributes[name] = reader.attributes[name]
+        carry_over(reader, made.operation)
         with ir.InsertionPoint(body):
             mapping = {block.arguments[n]: body.arguments[k] for k, n in enumerate(left)}
             states = list(body.arguments)[len(values) :]

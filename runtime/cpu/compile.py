@@ -24,7 +24,8 @@ from numba.core.cpu import CPUContext
 
 from tilec.process import progress
 from tilec.process.generated import identity, uncollected
-from tilec.process.interrupts import uninterrupted, workers
+from tilec.process.interrupts import uninterrupted
+from tilec.process.workers import workers
 from tilec.runtime.cpu.frontend import kernel_ir
 from tilec.runtime.cpu.masked_stores import without_single_masked_stores
 from tilec.runtime.program import KernelSource, Object

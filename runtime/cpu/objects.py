@@ -13,7 +13,8 @@ import llvmlite.binding as llvm
 
 from tilec.process import progress
 from tilec.process.generated import alone, functions, identity
-from tilec.process.interrupts import uninterrupted, workers
+from tilec.process.interrupts import uninterrupted
+from tilec.process.workers import workers
 from tilec.runtime import cache
 from tilec.runtime.cpu.load import MissingSymbol, load, machine
 from tilec.runtime.program import Emitted, Object

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.process import generated, progress
 from tilec.process.generated import uncollected
-from tilec.process.interrupts import uninterrupted, workers
+from tilec.process.interrupts import uninterrupted
+from tilec.process.workers import workers
 from tilec.runtime import cache
 from tilec.runtime.cpu.load import MissingSymbol
 from tilec.runtime.cpu.objects import load_native

@@ -18,7 +18,8 @@ from tools import TESTS
 
 import tilec
 from tilec.process.forking import llvm_lock
-from tilec.process.interrupts import uninterrupted, workers
+from tilec.process.interrupts import uninterrupted
+from tilec.process.workers import workers
 from tilec.runtime import cache
 
 ONE = """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import assert_within
 from tools import cuda_emulator
-from tools.lowering import lowered, planned
+from tools.lowering import lowered, planned, specialised
 
 import tilec
 from tilec.analysis.diagonals import diagonals_of
@@ -14,6 +14,9 @@ from tilec.core import mlir
 from tilec.core.diagnostics import CheckError
 from tilec.core.dtypes import BF16
 from tilec.core.mlir import ir
+from tilec.core.targets import load
+from tilec.driver.lowering import lower
+from tilec.dsl.build import build
 from tilec.passes.tensor.diagonals import store_by_diagonal
 from tilec.plan import recompute
 from tilec.plan.schedule.write import read_schedule, write_schedule
@@ -152,6 +155,33 @@ def test_what_is_computed_in_its_readers_is_left_there():
     for target in ("cpu", "h200"):
         plan = planned(causal, None, {"N": 512}, target=target)
         assert not plan.diagonals and plan.inlined == ("m",)
+
+
+@pytest.mark.parametrize("further", ["", "z[g, h] = sum[n](t[39 - g, h, n])"])
+def test_what_is_read_in_another_shape_is_stored_whole(further, rng, monkeypatch):
+    """A product reads two dimensions as one (`passes/tensor/joined.py`): all elements are there for it."""
+    monkeypatch.setattr(recompute, "pays", lambda anew, stored: True)
+    text = f"""op f(x: f32[16, 960]) -> (y: f32[16, 16]{", z: f32[40, 24]" if further else ""}) {{
+        t[g, h, n] = exp(f32(g - h) / 30) * f32(n) where g in 0:40, h in 0:24, n in 0:16
+        y[m, n] = sum[k](x[m, k] * t[k // 24, k % 24, n])
+        {further}
+    }}"""
+    arrays = {"x": rng.normal(0, 1, (16, 960)).astype(np.float32)}
+    _, result = lowered(text, None, arrays, target="h200")
+    assert "collapse_shape" in result.texts["plan"] and result.plan.diagonals == (("t",) if further else ())
+    assert_within(text, arrays, list(interpret(result.texts["map"], arrays).values()))
+
+
+def test_a_slab_that_is_the_same_along_diagonals(rng):
+    """It is stored into a tensor as a whole (`passes/tensor/changes.py`)."""
+    text = """op f(c: f32[40, 30, 20], p: i64) -> (n: f32[40, 30, 20]) {
+        n[b, i, j] = exp(f32(i - j) / 9) if b == p else c[b, i, j]
+    }"""
+    arrays = {"c": rng.normal(0, 1, (40, 30, 20)).astype(np.float32), "p": np.int64(7)}
+    with mlir.context(), ir.Location.unknown():
+        result = lower(build(specialised(text), [(0, 0)]), load("h200"))
+    assert not result.emitted.reads(0)
+    assert_within(text, arrays, list(interpret(result.texts["fuse"], arrays).values()))
 
 
 def test_a_schedule_with_diagonals_is_obeyed(tmp_path):

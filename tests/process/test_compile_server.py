@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tilec.process import compile_server
+from tilec.process.workers import Abandoned, workers
 
 pytestmark = pytest.mark.skipif(not compile_server._POSSIBLE, reason="processes of their own are for Linux")
 
@@ -177,14 +178,51 @@ def test_those_who_wait_are_told_that_it_is_given_up(compiler, tmp_path):
 
 
 def test_an_interrupted_caller_can_ask_again(compiler):
+    """The fork that it asked ends after its work."""
     kind = compiler(answer="time.sleep(request['sleep'])")
     first = compile_server.ask(kind, {"sleep": 0})
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        compile_server.ask(kind, {"sleep": 100})
+        compile_server.ask(kind, {"sleep": 1})
     assert compile_server.ask(kind, {"sleep": 0})["parent"] == first["parent"]
-    os.kill(first["process"], signal.SIGKILL)  # which still sleeps
+    assert gone(first["process"], 20)
+
+
+def test_spare_workers_end_where_it_is_given_up(compiler, tmp_path):
+    """They do not compile what nobody waits for, in the process that was interrupted."""
+    begun = tmp_path / "begun"
+    kind = compiler(answer=f"open({str(begun)!r}, 'w').close()\n    time.sleep(60)")
+    with workers(1, "ahead", spare=True) as pool:
+        one, two = (pool.submit(compile_server.ask, kind, {}) for _ in range(2))
+        end = time.monotonic() + 60
+        while not begun.exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        compile_server.give_up()
+        assert isinstance(one.exception(20), Abandoned) and two.cancelled()
+
+
+def test_a_fork_of_the_caller_holds_no_connection_of_its_threads(compiler):
+    """One on which a thread waits at the time ends with the caller's end of it."""
+    kind = compiler(answer="time.sleep(request['sleep'])")
+    first = compile_server.ask(kind, {"sleep": 0})
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(compile_server.ask, kind, {"sleep": 1})
+        while not compile_server._running[kind].busy:
+            time.sleep(0.01)
+        time.sleep(0.2)  # in which it sends, and waits
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        try:
+            assert waiting.result()["process"] == first["process"]
+            compile_server._end(compile_server._running.pop(kind))
+            assert gone(first["process"], 20)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def test_kernels_for_gpus_compile_there(monkeypatch):

@@ -19,7 +19,7 @@ from tilec.core import mlir
 from tilec.driver.lowering import Lowered
 from tilec.plan import fusion
 from tilec.process import compile_server, progress
-from tilec.process.interrupts import workers
+from tilec.process.workers import workers
 
 
 def chain(count: int) -> str:

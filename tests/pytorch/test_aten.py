@@ -50,6 +50,7 @@ FAMILIES = {  # of each kind of operation some whose samples are run
         "nn.functional.group_norm",
         "nn.functional.batch_norm",
         "nn.functional.interpolate",
+        "_upsample_bilinear2d_aa",
     ],
 }
 

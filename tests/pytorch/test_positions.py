@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")
 
+import tilec.torch  # noqa: E402
 from tests.pytorch.translated import right  # noqa: E402
 from tilec.torch.aten import costs  # noqa: E402
 
@@ -32,6 +33,46 @@ def test_samples_of_images(mode, outside, corners):
 @pytest.mark.parametrize("size", [(9, 4), (3, 11), (1, 5), (6, 7)])
 def test_cubic_resampling(size, corners):
     right(lambda x: F.interpolate(x, size, mode="bicubic", align_corners=corners), torch.randn(2, 3, 6, 5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("size", [(5, 7), (1, 1), (13, 4), (20, 31), (9, 12), (8, 2)])
+@pytest.mark.parametrize("shape", [(2, 3, 9, 12), (2, 2, 1, 5)])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_resampling_with_antialiasing_has_gradients(mode, shape, size, corners):
+    """(Of columns, images of width 1, PyTorch's own results are wrong on a CPU: the first row is in all.)"""
+    right(lambda x: F.interpolate(x, size, mode=mode, align_corners=corners, antialias=True), torch.randn(shape))
+    backward = getattr(aten, f"_upsample_{mode}2d_aa_backward")
+    right(lambda g: backward(g, size, shape, corners, None, None), torch.randn(*shape[:2], *size))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_antialiasing_of_columns_is_that_of_rows(mode):
+    resized = lambda x, size: F.interpolate(x, size, mode=mode, antialias=True)  # noqa: E731
+    x = torch.randn(2, 3, 9, 12)
+    found = torch.compile(lambda x: resized(x, (4, 1)), backend="tilec")(x)
+    torch.testing.assert_close(found, resized(x.mT, (1, 4)).mT, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [0.3, 0.77, 1.7])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_antialiasing_by_a_scale_that_is_no_ratio_of_sizes(mode, scale):
+    call = lambda x: F.interpolate(x, scale_factor=scale, mode=mode, antialias=True)  # noqa: E731
+    x = torch.randn(1, 2, 13, 17)
+    right(call, x)
+    sizes = call(x).shape[2:], x.shape, False, scale, scale
+    right(lambda g: getattr(aten, f"_upsample_{mode}2d_aa_backward")(g, *sizes), torch.randn_like(call(x)))
+
+
+def test_what_a_filter_does_not_reach_takes_no_part():
+    x = torch.randn(1, 1, 12, 12)
+    x[..., 4, 7], x[..., 11, 11] = INF, NAN
+    found = torch.compile(lambda x: F.interpolate(x, (7, 5), mode="bilinear", antialias=True), backend="tilec")(x)
+    expected = F.interpolate(x, (7, 5), mode="bilinear", antialias=True)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    assert 0 < expected.isfinite().sum() < expected.numel() and tilec.torch.report().share == 1
 
 
 @pytest.mark.parametrize("size", [(3, 4), (7, 2), (1, 1), (9, 11)])

@@ -54,25 +54,26 @@ CHANCES = {  # of each value
 }
 
 
-def drawn(function, *given, **options):
-    """What the compiled function gives for seed 0. It draws the same again for this seed, and other numbers with each call."""
-    call = compiled(function, options={**STRICT, **options})
-    results = []
+def drawn(function):
+    """What the compiled function of zeros gives for seed 0. It draws the same again for this seed, and other numbers with each
+    call."""
+    x, results = torch.zeros(SHAPE), []
+    call = compiled(function, options=STRICT)
     for seed in (0, None, 0):
         if seed is not None:
             torch.manual_seed(seed)
-        results.append(call(*given))
-    assert torch.equal(results[0], results[2]) and not torch.equal(results[0], results[1])
-    return results[0]
+        results.append(call(x))
+    values, others, again = results
+    assert torch.equal(values, again) and not torch.equal(values, others)
+    assert values.shape == SHAPE and values.dtype == function(x).dtype
+    return values
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
 def test_distributions(name):
     function, cumulative = DRAWN[name]
-    x = torch.zeros(SHAPE)
-    values = drawn(function, x)
-    assert values.shape == SHAPE and values.dtype == function(x).dtype
+    values = drawn(function)
     below = cumulative(values.double().flatten().sort()[0])
     n = len(below)
     steps = torch.arange(n + 1) / n
@@ -84,9 +85,7 @@ def test_distributions(name):
 @pytest.mark.parametrize("name", CHANCES)
 def test_chances(name):
     function, chances = CHANCES[name]
-    x = torch.zeros(SHAPE)
-    values = drawn(function, x)
-    assert values.dtype == function(x).dtype
+    values = drawn(function)
     for value, chance in chances.items():
         count, n = int((values == value).sum()), values.numel()
         assert abs(count - n * chance) < 4.5 * (n * chance * (1 - chance)) ** 0.5
@@ -212,6 +211,44 @@ def test_forward_by_pytorch_and_backward_by_a_kernel():
         tilec.torch.wait()
         (grad,) = torch.autograd.grad(y.sum(), x)
         assert torch.equal(grad, y.detach())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda: torch.randint(0, 257, (9,), dtype=torch.uint8), lambda: torch.randint(-129, 0, (9,), dtype=torch.int8),
+        lambda: torch.randint(0, 3, (9,), dtype=torch.bool), lambda: torch.randint(0, 70000, (9,), dtype=torch.float16),
+        lambda: torch.empty(9).uniform_(-3e38, 3e38), lambda: torch.empty(9).uniform_(0, math.inf),
+        lambda: torch.empty(9, dtype=torch.float16).uniform_(0, 70000),
+    ],
+)  # fmt: skip
+def test_numbers_that_a_type_has_not_are_an_error(function):
+    with pytest.raises(RuntimeError) as eager:
+        function()
+    with pytest.raises(RuntimeError) as found:
+        compiled(function)()
+    assert str(found.value).partition(",")[0] == str(eager.value).partition(",")[0]
+
+
+def test_the_ends_of_types_are_drawn():
+    def function():
+        whole = torch.randint(-128, 128, (999,), dtype=torch.int8), torch.randint(0, 256, (999,), dtype=torch.uint8)
+        ends = torch.randint(-(2**63), 3 - 2**63, (99,)), torch.randint(2**63 - 4, 2**63 - 1, (99,))
+        return *whole, *ends, torch.randint(-5, 2**32 - 5, (99,)), torch.randint(7, 8, ())
+
+    drawn = compiled(function, options=STRICT)()
+    signed, unsigned, low, high, far, one = ([v.min().item(), v.max().item()] for v in drawn)
+    assert signed[0] < -120 and signed[1] > 120 and unsigned[0] < 8 and unsigned[1] > 247
+    assert low == [-(2**63), 2 - 2**63] and high == [2**63 - 4, 2**63 - 2] and one == [7, 7]
+    assert -5 <= far[0] < 2**30 and 2**31 < far[1] < 2**32 - 5
+
+
+@pytest.mark.parametrize("shapes", [((6, 1), (1, 7)), ((6, 1, 5), (7, 1)), ((7,), (6, 1)), ((6, 7), (6, 7))])
+def test_symbols_of_sizes_are_read_where_they_are(shapes):
+    """Each of two tensors may have one element along a dimension of the other."""
+    mean, std = torch.zeros(shapes[0]), torch.ones(shapes[1])
+    y = compiled(lambda m, s: torch.normal(m, s), dynamic=True, options=STRICT)(mean, std)
+    assert y.shape == torch.broadcast_shapes(*shapes) and len(y.unique()) == y.numel()
 
 
 # ---- generators ------------------------------------------------------------------------------------------------------

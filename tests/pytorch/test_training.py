@@ -308,3 +308,21 @@ def test_backward_is_compiled_while_forward_is(monkeypatch):
     want(x).sum().backward()
     for mine, other in zip(model.parameters(), want.parameters()):
         torch.testing.assert_close(mine.grad, other.grad)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not compile_server._POSSIBLE, reason="processes of their own are for Linux")
+def test_what_another_thread_gives_up_ahead_is_compiled_after_all(monkeypatch):
+    """Its interruption ends the processes that compile, and with them what is compiled before it is asked for."""
+    struck, make = [], tilec.torch.call._program
+
+    def give_up(*given):
+        struck.append(given) or (len(struck) > 1 or compile_server.give_up())
+        return make(*given)
+
+    monkeypatch.setattr("tilec.torch.call._program", give_up)
+    monkeypatch.setattr("tilec.torch.call.AT_ONCE", 1)
+    function = lambda x: torch.fft.fft(torch.fft.fft(x * 3).real + 1).real.exp()  # noqa: E731
+    x = torch.rand(8) / 99
+    torch.testing.assert_close(compiled(function)(x), function(x))
+    assert len(struck) == 4, "one ahead of its time, whose successors are dropped, and three when they are asked for"

@@ -59,7 +59,7 @@ def diagonals_of(function: ir.Operation) -> dict[str, tuple[str, ...]]:
     tensors = {}
     for value, diagonal in found.items():
         op = mlir.definition(value)
-        if any(user.name != "func.return" and not follows(user, value, diagonal, found) for user in readers_of(value)):
+        if any(not follows(user, value, diagonal, found) for user in readers_of(value)):
             tensors[name_of(op)] = tuple(name_of(o) for o in _closure(value, diagonal, found))
     return tensors
 
@@ -69,18 +69,19 @@ def name_of(op: ir.Operation) -> str:
 
 
 def readers_of(value: ir.Value) -> list[ir.Operation]:
-    """The operations of the function that read a tensor, each once."""
+    """The operations of the function that compute with a tensor's elements, each once. What returns it, or gives it another shape,
+    takes the tensor as a whole."""
     found = []
     for user in mlir.uses(value):
         while user.parent.operation.name != "func.func":
             user = user.parent.operation
-        found.append(user)
+        found += [user] if mlir.is_generic(user) else []
     return list(dict.fromkeys(found))
 
 
 def follows(user: ir.Operation, value: ir.Value, diagonal: Diagonal, found: Mapping[ir.Value, Diagonal]) -> bool:
     """Whether a reader's own diagonals are those of a tensor that it reads."""
-    own = found.get(user.results[0]) if mlir.is_generic(user) else None
+    own = found.get(user.results[0])
     return own is not None and value in dict(followed(user, own, found))
 
 

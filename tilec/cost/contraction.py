@@ -13,6 +13,7 @@ from tilec.core.fitted import ContractionTimes, WarpgroupTimes
 from tilec.core.target import Target
 from tilec.cost.model import Choice, Prediction, Work, occupancy, predict, ranked, round_up
 from tilec.cost.stream_k import l2_speed, parts_us, shared_rounds, shared_tiles
+from tilec.cost.tile_order import dram_reads, grouped
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ def _staged(
     clusters = [c for c in shapes if ceil(p.m / bm) % c[0] == 0 == ceil(p.n / bn) % c[1]]
     depths = {deepest} if producers else {2, min(3, deepest), min(4, deepest), deepest} & set(range(2, deepest + 1))
     depths -= {2} if min(p.widths) < 1 and deepest > 2 else set()
-    group, across = _group(target, bm, bn, p)
+    group, across = grouped(target, bm, bn, p)
     for stages, cluster in product(sorted(depths), clusters):
         shared = stages * stage + spare
         if occupancy(target, 32 * (wm * wn * inner + producers), registers, shared).blocks:
@@ -237,27 +238,6 @@ DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}
 """Stages; more hide no more latency."""
 INNER_WARPS = (2, 4)  # that divide a step of k, where there are few tiles
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))  # blocks along m and n
-
-
-GROUPS = (1, 2, 4, 8, 16)
-
-
-def _group(target: Target, bm: int, bn: int, p: Contraction) -> tuple[int, bool]:
-    """Rows of tiles that are computed together so that one wave reads the fewest bytes: about a square of `units` tiles. And
-    whether they go on from one batch to the next, which may share B with it: where a batch has few rows, and L2 would have lost
-    B before the next one."""
-    rows = ceil(p.m / bm)
-    across = p.recurring and rows < GROUPS[-1] and not _stays(target, p)
-    most = rows * p.batch if across else rows
-    return min((g for g in GROUPS if g <= most), key=lambda g: g * bm + target.units / g * bn), across
-
-
-def _stays(target: Target, p: Contraction) -> bool:
-    """Whether L2 holds B of a batch until the next one."""
-    return p.k * p.n * p.bytes <= STAYS * target.l2.bytes
-
-
-STAYS = 0.5  # of L2
 
 
 def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
@@ -294,7 +274,7 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
         idle["waits"] += parts_us(fit, tiles, _reached(target, tile), tile.stream_k, tile.bm * tile.bn)
         partial = 2 * 4.0 * target.units * tile.bm * tile.bn  # written, and read
     return Work(
-        dram_read=_contraction_reads(target, p, tile) + further,
+        dram_read=dram_reads(target, p, tile) + further,
         dram_write=result,
         l2_bytes=loaded + result + partial + further,
         shared_bytes=shared,
@@ -365,25 +345,6 @@ def _operand_reads(tile: BlockTile, elements: float) -> float:
     if tile.instruction == "wgmma":
         return elements * (tile.bm + tile.bn * (tile.bm // 64))
     return elements * (tile.bm * tile.warp_n + tile.bn * tile.warp_m)
-
-
-def _contraction_reads(target: Target, p: Contraction, tile: BlockTile) -> float:
-    """DRAM bytes of A and B: once if they stay in L2, else once a wave of grouped tiles."""
-    a, b = p.shared
-    whole = p.k * p.n * p.bytes
-    once = p.batch * p.k * (a * p.m + b * p.n) * p.bytes
-    rows, columns = ceil(p.m / tile.bm), ceil(p.n / tile.bn)
-    if p.recurring and not _stays(target, p):
-        if not tile.across:
-            return once + (1 - b) * p.batch * whole
-        bands = rows * p.batch / min(tile.group, rows * p.batch)
-        return max(once, p.batch * a * p.k * p.m * p.bytes + (ceil(bands) + b * p.batch) * whole)
-    if once / p.batch <= STAYS * target.l2.bytes:
-        return once
-    high = min(tile.group, rows)
-    wide = min(columns, max(1.0, target.units / high))
-    waves = rows * columns * p.batch / (high * wide)
-    return max(once, waves * p.k * p.bytes * (a * high * tile.bm + b * wide * tile.bn))
 
 
 def least_us(target: Target, p: Contraction, instruction: str) -> float:

@@ -98,9 +98,10 @@ def _elsewhere(source: Source, key: str) -> Program | None:
 def ask_compiler(source: Source, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
     """The reply of the process that compiles programs; None where none was started, and for files, whose imports are found from
     the folder in which this process is now."""
-    from tilec.process import compile_server
+    from tilec.process import compile_server, workers
 
     if not source.name.startswith("<") or not compile_server.running(PROGRAMS):
+        workers.check()
         return None
     return compile_server.ask(PROGRAMS, {"name": source.name, "text": source.text, **wanted})
 

@@ -21,6 +21,8 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+from tilec.process import workers
+
 IDLE = 600.0  # seconds
 _POSSIBLE = sys.platform.startswith("linux") and not getattr(sys, "frozen", False)
 
@@ -56,13 +58,28 @@ class _Server:
             self.busy.add(connection)
             return connection
 
-    def give_back(self, connection: socket.socket) -> None:
+    def answer(self, text: bytes) -> bytes | None:
+        """The reply to a request; None where the process is gone."""
+        connection = reply = None
+        try:
+            connection = self.take()
+            _send(connection, text)
+            reply = _receive(connection) or None
+        except OSError:
+            pass
+        finally:
+            if connection is not None:
+                self._give_back(connection, reply is not None)
+        return reply
+
+    def _give_back(self, connection: socket.socket, answered: bool) -> None:
+        """A fork that has not answered ends by the end of its connection: whoever asked it was interrupted, or it is gone."""
         with _lock:
             self.busy.discard(connection)
-            if self.free is None:
-                connection.close()
-            else:
+            if answered and self.free is not None:
                 self.free.append(connection)
+            else:
+                connection.close()
 
     def close(self) -> None:
         """With this the processes end that are not at work."""
@@ -70,15 +87,25 @@ class _Server:
             each.close()
         self.free = None
 
+    def forget(self) -> None:
+        """In a fork of the caller: closes all of its copies, those of connections on which other threads wait, too."""
+        for each in (self.control, *(self.free or ()), *self.busy):
+            if each.fileno() >= 0:
+                os.close(each.detach())  # a file of a thread that is not here would keep it open
+        self.free, self.process.returncode = None, 0  # not this one's to wait for
+
 
 _lock = threading.Lock()
 _running: dict[str, _Server] = {}
 _refused: set[str] = set()
+_over = False
 
 
 def start(kind: str) -> _Server | None:
     """The process that compiles by the module `kind`; starts it if need be. Does not wait. None where there can be none."""
     with _lock:
+        if _over:
+            return None
         interpreter = os.path.basename(sys.executable or "")  # not a program that has Python inside
         if kind not in _running and kind not in _refused and _POSSIBLE and interpreter.startswith("python"):
             try:
@@ -101,26 +128,22 @@ def end_unused(kind: str) -> None:
 
 
 def ask(kind: str, request: dict[str, Any]) -> dict[str, Any] | None:
-    """What `answer` of the module `kind` says to a request, from another process; None where that cannot be had."""
+    """What `answer` of the module `kind` says to a request, from another process; None where that cannot be had. Raises Abandoned
+    in a worker that nobody waits for any more."""
     text = json.dumps(request).encode()
     for _ in range(2):  # it may have ended just now, for want of work
-        if (server := start(kind)) is None:
-            return None
-        with suppress(OSError):
-            connection = server.take()
-            _send(connection, text)
-            if reply := _receive(connection):
-                server.give_back(connection)
-                return json.loads(reply)
-            connection.close()
-        if server.given_up:
-            return None
+        if (server := start(kind)) is None or (reply := server.answer(text)) is not None or server.given_up:
+            break
         with _lock:
             if _running.get(kind) is server:
                 _end(_running.pop(kind))
-    with _lock:
-        _refused.add(kind)
-    return None
+    else:
+        with _lock:
+            _refused.add(kind)
+    if server is None or reply is None:
+        workers.check()
+        return None
+    return json.loads(reply)
 
 
 def _send(connection: socket.socket, text: bytes) -> None:
@@ -136,7 +159,9 @@ def _receive(connection: socket.socket) -> bytes:
 
 
 def give_up() -> None:
-    """Ends all processes, at work or not; who waits for one is told that there is none. Later requests start others."""
+    """Ends all processes, at work or not; who waits for one is told that there is none, and spare workers end. Later requests
+    start others."""
+    workers.abandon_all(spare=True)
     with _lock:
         while _running:
             server = _running.popitem()[1]
@@ -157,18 +182,22 @@ def _end(server: _Server) -> None:
 
 @atexit.register
 def _end_all() -> None:
-    with _lock:
-        while _running:
-            _end(_running.popitem()[1])
+    """At the end of the interpreter. Threads that compile end before it: machine code that runs beside its end may crash."""
+    global _over
+    _over = True
+    pools = workers.abandon_all(spare=False)
+    give_up()
+    for pool in pools:
+        pool.join()
 
 
 def _in_child() -> None:
     """A fork of the caller starts processes of its own; were its copies of sockets open, the others would not end."""
     global _lock
     _lock = threading.Lock()
+    workers.forget()
     for server in _running.values():
-        server.close()
-        server.process.returncode = 0  # not this one's to wait for
+        server.forget()
     _running.clear()
 
 

@@ -7,17 +7,19 @@ lock whenever its own objects are collected, in any thread; a fork takes that lo
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401 - its own hook takes a lock; later registrations run earlier
 import ctypes
-import logging  # noqa: F401 - likewise
+import logging  # noqa: F401 - its own hook takes a lock; later registrations run earlier
 import os
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
+
+with suppress(RuntimeError):  # once the main thread is over, it cannot be imported, and nothing uses it
+    import concurrent.futures.thread  # noqa: F401 - likewise
 
 _LONGEST = 60.0  # seconds that a fork waits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from tilec.driver import fast_call
 from tilec.driver.cuda_executable import CudaExecutable
 from tilec.driver.executable import Executable
 from tilec.process.forking import compiling
+from tilec.process.workers import workers
 from tilec.torch.aten import dtype_of
 from tilec.torch.aten.scatters import CHANGES
 from tilec.torch.background import in_background, wait
@@ -92,8 +93,8 @@ class Partition:
                 written = write(known)
                 over = _over(known, written, own, options)
                 asked[written.text, over] = written, over, _inputs(known, written), _device(known)
-        with ThreadPoolExecutor(min(len(asked) or 1, AT_ONCE)) as pool:
-            list(pool.map(compiled, asked.values()))
+        with suppress(CancelledError), workers(AT_ONCE, "tilec-ahead", spare=True) as pool:
+            pool.map(compiled, asked.values())
 
     def _prepare(self) -> None:
         self.call = self._compiled(self.graph)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from math import factorial, log1p, pi
 from typing import Any
 
@@ -53,7 +54,9 @@ def replace(graph: fx.Graph, training: bool = False) -> int:
         if rule is None or not _is_plain(node):
             continue
         draw = _Draw(node, seeds)
-        made = rule(draw) if draw.arguments.get("generator") is None else None
+        made = None
+        with suppress(Unsized):
+            made = rule(draw) if draw.arguments.get("generator") is None else None
         if made is None or not _put(node, made):
             for n in reversed(draw.build.made):
                 graph.erase_node(n)
@@ -112,6 +115,10 @@ class _Seeds:
                 node.meta["val"] = torch.empty([self.counts[device]], dtype=torch.int64, device=device)
 
 
+class Unsized(Exception):
+    """Of a result, a size that nothing tells which the operation reads."""
+
+
 class _Draw:
     """One operation: its arguments by name, and the numbers that it is to be made of."""
 
@@ -152,8 +159,12 @@ class _Draw:
         given = self.arguments.get("size")
         if given is not None:
             return given[d]
-        like = next(a for a in self.build.before.all_input_nodes if len(a.meta["val"].shape) == self.like.dim())
-        return self.build(aten.sym_size.int, like, d)
+        for read in self.build.before.all_input_nodes:  # which may have one element there, for all of the result's
+            value = read.meta["val"]
+            own = d - self.like.dim() + value.dim() if isinstance(value, torch.Tensor) else -1
+            if own >= 0 and isinstance(n := value.shape[own], SYMBOLS) and n.node.expr == size.node.expr:
+                return self.build(aten.sym_size.int, read, own)
+        raise Unsized
 
     def fine(self, dtype: torch.dtype) -> fx.Node:
         """From [0, 1), in as many digits as are to be computed with: of f64, 48."""
@@ -230,6 +241,14 @@ def _mark(node: fx.Node, made: list[fx.Node]) -> None:
 
 # ---- operations ------------------------------------------------------------------------------------------------------
 
+def _holds(dtype: torch.dtype, *numbers: float) -> bool:
+    """Whether numbers are in the range of a type. Of others PyTorch's operation says what is wrong."""
+    if dtype is torch.bool:
+        return all(0 <= n <= 1 for n in numbers)
+    of = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return all(of.min <= n <= of.max for n in numbers)
+
+
 Rule = Callable[[_Draw], Result]
 RULES: dict[Any, Rule] = {}
 
@@ -279,7 +298,7 @@ def _uniform(draw: _Draw) -> Result:
 def _between(draw: _Draw, first: float, last: float) -> fx.Node | None:
     """From [first, last). What would be rounded to the last number is the first one."""
     build, dtype = draw.build, draw.like.dtype
-    if not first <= last or dtype not in FLOATS:
+    if not first <= last or dtype not in FLOATS or not _holds(dtype, first, last, last - first):
         return None
     scaled = build(aten.mul.Tensor, draw.fraction(dtype), last - first)
     made = build(aten.add.Tensor, scaled, first)
@@ -341,7 +360,7 @@ def _geometric(draw: _Draw) -> Result:
 def _randint(draw: _Draw) -> Result:
     low, high = draw.arguments.get("low", 0), draw["high"]
     known = isinstance(low, int) and isinstance(high, int) and not draw.like.is_complex()
-    if not known or not 0 < high - low <= MOST_INTEGERS:
+    if not known or not 0 < high - low <= MOST_INTEGERS or not _holds(draw.like.dtype, low, high - 1):
         return None
     build = draw.build
     first, second = (draw.cast(build(aten.mul.Tensor, draw.uniform(), 1 / STEP), torch.int64) for _ in range(2))

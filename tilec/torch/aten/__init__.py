@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tilec.torch.aten import (  # noqa: F401
     adaptive,
+    antialiasing,
     contractions,
     costs,
     creation,

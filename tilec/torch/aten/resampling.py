@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import product
 
@@ -53,28 +54,41 @@ def ratios(call: Call, spatial: tuple[int, ...]) -> list[tuple[int, int, int]]:
     return found
 
 
-@expresses("upsample_linear1d upsample_bilinear2d upsample_trilinear3d")
-def linear(call: Call) -> Tensor:
-    """Between two neighbours in each dimension. The position is a ratio: its whole part chooses, its rest weighs."""
+Neighbours = Callable[[Index, str], list[tuple[int, str]]]
+
+
+def _interpolated(call: Call, neighbours: Neighbours) -> Tensor:
+    """Sums of neighbours, of which those outside are the last ones inside. The position of an element in each dimension is a ratio:
+    its whole part chooses, and its rest weighs, by which `neighbours` tells steps from there with weights."""
     x = call["input"] if "input" in call else call["self"]
     spatial = x.shape[2:]
     wide = "f64" if x.dtype == "f64" else "f32"
 
     def expression(i: list[Index]) -> str:
-        corners = []
+        taps = []
         for p, n, (factor, offset, over) in zip(i[2:], spatial, ratios(call, spatial)):
             position = p * factor + offset
             begin, rest = position // over, position % over
             if n == 1 or (not rest.terms and not rest.constant):
-                corners.append([(_inside(begin, n), "")])
+                taps.append([(inside(begin, n), "")])
                 continue
-            share = f"{wide}({rest.sum_text()}) / {float(over)}"
-            if begin.range[0] < 0:  # before the first element: the first element
-                share = f"({share} if {position.sum_text()} > 0 else 0)"
-            corners.append([(_inside(begin, n), f"(1 - {share})"), (_inside(begin + 1, n), f"({share})")])
-        return _weighed(x, i, corners)
+            found = neighbours(position, f"{wide}({rest.sum_text()}) / {float(over)}")
+            taps.append([(inside(begin + step, n), weight) for step, weight in found])
+        return _weighed(x, i, taps)
 
     return call.emit(call.shape, call.dtype, expression)
+
+
+@expresses("upsample_linear1d upsample_bilinear2d upsample_trilinear3d")
+def linear(call: Call) -> Tensor:
+    """Between two neighbours in each dimension."""
+
+    def neighbours(position: Index, share: str) -> list[tuple[int, str]]:
+        if position.range[0] < 0:  # before the first element: the first element
+            share = f"({share} if {position.sum_text()} > 0 else 0)"
+        return [(0, f"(1 - {share})"), (1, f"({share})")]
+
+    return _interpolated(call, neighbours)
 
 
 def _weighed(x: Tensor, i: list[Index], taps: list[list[tuple[Index, str]]]) -> str:
@@ -101,27 +115,11 @@ def cubic_weights(t: str, a: float) -> list[str]:
 
 @expresses("upsample_bicubic2d")
 def cubic(call: Call) -> Tensor:
-    """Between four neighbours in each dimension, of which those outside are the last ones inside."""
-    x = call["input"] if "input" in call else call["self"]
-    spatial = x.shape[2:]
-    wide = "f64" if x.dtype == "f64" else "f32"
-
-    def expression(i: list[Index]) -> str:
-        taps = []
-        for p, n, (factor, offset, over) in zip(i[2:], spatial, ratios(call, spatial)):
-            position = p * factor + offset
-            begin, rest = position // over, position % over
-            if n == 1 or (not rest.terms and not rest.constant):
-                taps.append([(_inside(begin, n), "")])
-                continue
-            weights = cubic_weights(f"({wide}({rest.sum_text()}) / {float(over)})", CUBIC)
-            taps.append([(_inside(begin + t, n), w) for t, w in zip((-1, 0, 1, 2), weights)])
-        return _weighed(x, i, taps)
-
-    return call.emit(call.shape, call.dtype, expression)
+    """Between four neighbours in each dimension."""
+    return _interpolated(call, lambda _, share: [*zip((-1, 0, 1, 2), cubic_weights(f"({share})", CUBIC))])
 
 
-def _inside(position: Index, extent: int) -> Index:
+def inside(position: Index, extent: int) -> Index:
     low, high = position.range
     if low >= 0 and high < extent:
         return position
