@@ -160,7 +160,7 @@ class _CudaPrinter(MemoryPrinter):
                 super().backend_operation(op)
 
     def branch(self, op: ir.Operation) -> None:
-        if "tilec.returns" in op.attributes:
+        if "tilec.returns" in op.attributes and len(op.regions[1].blocks):  # else the last part does nothing
             self.returning(op)
         elif not guarded_loads(self, op):
             super().branch(op)

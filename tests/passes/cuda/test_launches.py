@@ -276,6 +276,17 @@ def test_the_pass_sees_kernels_that_cannot_run_at_once():
             passes.share_launches(module.operation)
 
 
+def test_kernels_without_elements_take_no_launch():
+    """And a last part that does nothing is no branch."""
+    text = "op f(x: f32[M, N], u: f32[K]) -> (y: f32[M, N], s: f32[M], v: f32[K]) { y[i, j] = x[i, j] + 1\n" \
+        "s[i] = max[j](x[i, j])\nv[k] = exp(u[k]) }"
+    inputs = {"x": np.zeros((3, 0), np.float32), "u": np.ones(40, np.float32)}
+    _, result = lowered(text, None, inputs)
+    assert not any(k in names for names in result.plan.launches.values() for k in ("f_y",))
+    found, _ = emulate(text, None, inputs)
+    assert_within(text, inputs, found, kind="cuda")
+
+
 def test_large_kernels_are_launched_alone():
     """Their blocks do not fit the machine at once: the launch is a small share of the time."""
     text = "op f(x: f32[N], u: f32[M]) -> (y: f32[N], v: f32[M]) { y[i] = exp(x[i])  v[j] = sin(u[j]) }"

@@ -106,6 +106,8 @@ def refuse(kernels: Sequence[KernelPlan], predict: Predict) -> str | None:
         options = kernel.options
         if not isinstance(options, Threaded):
             return f"`{kernel.name}` multiplies by matrix units, and its blocks wait for one another in other ways"
+        if not kernel.blocks:
+            return f"`{kernel.name}` has no blocks, and takes no launch"
         if options.cluster_blocks > 1 or options.blocks_per_tile > 1 or options.rows_at_work:
             return f"blocks of `{kernel.name}` share rows, or go from row to row"
         if options.residency == "smem":
