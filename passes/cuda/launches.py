@@ -74,7 +74,9 @@ class _Launch:
 # ---- the order of the program --------------------------------------------------------------------------------------------
 
 
-def _gather(program: ir.Operation, groups: Sequence[Sequence[ir.Operation]], functions: dict[str, ir.Operation]) -> None:
+def _gather(
+    program: ir.Operation, groups: Sequence[Sequence[ir.Operation]], functions: dict[str, ir.Operation]
+) -> None:
     """Brings the calls of each group together, all else staying in order as far as memory demands no other."""
     (*operations, end) = _operations(program)
     views = [op for op in operations if op.name in (*_LOCAL, *_SEEN, "arith.constant")]
@@ -206,7 +208,9 @@ def _part(
                     case "gpu.barrier" if fewer:
                         with ir.InsertionPoint(inner), inner.location:
                             i32 = ir.IntegerType.get_signless(32)
-                            opcodes.call(function, NamedBarrier(waits=True), [mlir.constant(n, i32) for n in (1, threads)])
+                            opcodes.call(
+                                function, NamedBarrier(waits=True), [mlir.constant(n, i32) for n in (1, threads)]
+                            )
                         inner.erase()
 
 

@@ -137,7 +137,9 @@ def test_checks_tell_their_own_line(at, line):
     inputs |= {n: rng.standard_normal(512, np.float32) for n in "cd"} | {"u": rng.standard_normal((2, 256), np.float32)}
     _, result = lowered(CHECKED, None, inputs, schedule_of(APART.format(planned(CHECKED, None, inputs).signature)))
     ((kernel,), (step,)), outputs = (result.emitted.kernels, result.emitted.steps), [np.zeros(64, np.float32)] * 2
-    (site,) = cuda_emulator.run(result.emitted, list(inputs.values()), [*map(np.copy, outputs), np.zeros(2, np.float32)])
+    (site,) = cuda_emulator.run(
+        result.emitted, list(inputs.values()), [*map(np.copy, outputs), np.zeros(2, np.float32)]
+    )
     assert (step.sites(kernel)[site - 1].split(":")[1] if site else None) == (line and str(line))
 
 
@@ -278,8 +280,10 @@ def test_the_pass_sees_kernels_that_cannot_run_at_once():
 
 def test_kernels_without_elements_take_no_launch():
     """And a last part that does nothing is no branch."""
-    text = "op f(x: f32[M, N], u: f32[K]) -> (y: f32[M, N], s: f32[M], v: f32[K]) { y[i, j] = x[i, j] + 1\n" \
+    text = (
+        "op f(x: f32[M, N], u: f32[K]) -> (y: f32[M, N], s: f32[M], v: f32[K]) { y[i, j] = x[i, j] + 1\n"
         "s[i] = max[j](x[i, j])\nv[k] = exp(u[k]) }"
+    )
     inputs = {"x": np.zeros((3, 0), np.float32), "u": np.ones(40, np.float32)}
     _, result = lowered(text, None, inputs)
     assert not any(k in names for names in result.plan.launches.values() for k in ("f_y",))

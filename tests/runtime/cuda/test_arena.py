@@ -38,7 +38,9 @@ def program(size: int, clear: int = 0) -> DeviceProgram:
     kernel = KernelSource("only", "", 3, 1 + len(temporaries), threads=64)
     cubin = Cubin(b"image", "", "only", "sm_90a", 32, 0, 0, 0)
     pick = itemgetter(0, *range(2, 2 + len(temporaries)))
-    return DeviceProgram(Emitted("p", "", (kernel,), (), tuple(temporaries)), {"only": cubin}, [(Step("only", ()), pick)], 0)
+    return DeviceProgram(
+        Emitted("p", "", (kernel,), (), tuple(temporaries)), {"only": cubin}, [(Step("only", ()), pick)], 0
+    )
 
 
 def used(driver, made: DeviceProgram, stream: int = 7, capture: int = 0) -> int:

@@ -52,7 +52,9 @@ def test_programs_hold_what_the_largest_takes(torch):
     taken = sum(op._latest.emitted.workspace for op, _ in ops)
     largest = max(op._latest.emitted.workspace for op, _ in ops)
     assert largest <= held() - before <= largest + 2 * MIB < taken + 2 * MIB
-    print(f"{taken} bytes of workspaces in {held() - before}; {free - torch.cuda.mem_get_info()[0]} bytes of the GPU were taken")
+    print(
+        f"{taken} bytes of workspaces in {held() - before}; {free - torch.cuda.mem_get_info()[0]} bytes of the GPU were taken"
+    )
 
 
 def test_threads_with_different_programs_on_one_stream(torch):

@@ -82,7 +82,9 @@ class Order:
 def _given(node: Node, graph: Graph) -> Iterator[Node]:
     """The operations that make what a kernel is given besides what it reads: operands that no element needs, and what the position
     is computed from at which a slab is stored."""
-    pending = [v for r in node.results for o in mlir.uses(r.value) if o.name == "tensor.insert_slice" for v in o.operands]
+    pending = [
+        v for r in node.results for o in mlir.uses(r.value) if o.name == "tensor.insert_slice" for v in o.operands
+    ]
     pending += node.op.operands
     seen = {r.value for r in node.results}
     while pending:
@@ -111,7 +113,9 @@ def refuse(kernels: Sequence[KernelPlan], predict: Predict) -> str | None:
         if options.cluster_blocks > 1 or options.blocks_per_tile > 1 or options.rows_at_work:
             return f"blocks of `{kernel.name}` share rows, or go from row to row"
         if options.residency == "smem":
-            return f"the rows of `{kernel.name}` are copied to shared memory, which the launch would hold for all blocks"
+            return (
+                f"the rows of `{kernel.name}` are copied to shared memory, which the launch would hold for all blocks"
+            )
         if options.block_threads % WARP:
             return f"a block of `{kernel.name}` has {options.block_threads} threads, which are no whole warps"
     threads = {kernel.work.threads for kernel in kernels}
