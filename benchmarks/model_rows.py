@@ -231,7 +231,7 @@ def first_call(state: Task, way: str) -> tuple[Callable, float]:
 
 def _compiled(state: Task, way: str, facts: dict) -> Callable:
     """The function of a way, called once; for tilec, what it took of the graphs."""
-    from tilec.runtime.cuda.program import workspaces
+    from tilec.runtime.cuda.arena import workspaces
     from tilec.torch import report as tilec_report
 
     before, held = len(tilec_report().graphs), workspaces.total()

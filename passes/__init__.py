@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from tilec.core.mlir import ir
 from tilec.core.target import Target
-from tilec.passes.map import map_kernels
+from tilec.passes.map import map_kernels, share_launches
 from tilec.passes.stage import stage
 from tilec.passes.tensor.approximate import approximate
 from tilec.passes.tensor.bounds import fold_bounds
@@ -56,7 +56,10 @@ STAGES: tuple[Stage, ...] = (
         (bufferize, "one-shot-bufferize{allow-unknown-ops=1}", "canonicalize", "cse", "canonicalize"),
     ),
     Stage("stage", "data in shared memory and registers; panels", (stage, "canonicalize", "cse")),
-    Stage("map", "operations become loops, threads and vectors", (map_kernels, "canonicalize", "cse", "canonicalize")),
+    Stage(
+        "map", "operations become loops, threads and vectors",
+        (map_kernels, share_launches, "canonicalize", "cse", "canonicalize"),
+    ),
 )  # fmt: skip
 """The driver makes the step of `plan`, which needs a target and perhaps a schedule."""
 

@@ -18,3 +18,11 @@ def map_kernels(module: ir.Operation) -> None:
     for function in mlir.functions(module):
         if locations.CUT in function.attributes:
             del function.attributes[locations.CUT]
+
+
+def share_launches(module: ir.Operation) -> None:
+    """Kernels that share a launch become one function (CUDA)."""
+    if "tilec.launches" in module.attributes:
+        from tilec.passes.cuda import launches
+
+        launches.share_launches(module)

@@ -55,7 +55,7 @@ class Outliner:
         alike = self.made.setdefault((structure, tuple(outputs), self._planned(name)), [])
         results = [made[n] for n in outputs]
         with mlir.fused_location(ops):
-            kernel = next((k for k in alike if _renaming(k.checks, checks) is not None), None)
+            kernel = next((k for k in alike if renaming(k.checks, checks) is not None), None)
             if kernel is None:
                 kernel = _Kernel(name, checks)
                 alike.append(kernel)
@@ -63,7 +63,7 @@ class Outliner:
             call = self._call(kernel.name, inputs, results)
         if kernel.name != name:
             call.attributes["tilec.launch"] = mlir.string(name)
-            if said := {old: new for old, new in (_renaming(kernel.checks, checks) or {}).items() if old != new}:
+            if said := {old: new for old, new in (renaming(kernel.checks, checks) or {}).items() if old != new}:
                 call.attributes["tilec.checks"] = ir.DictAttr.get({old: mlir.string(new) for old, new in said.items()})
         for old, new in zip(results, call.results):
             self.names[new] = self._name(old)
@@ -129,7 +129,7 @@ class Outliner:
         return ir.DictAttr.get({"tilec.name": mlir.string(names[min(position, len(names) - 1)])})
 
 
-def _renaming(first: list[str], second: list[str]) -> dict[str, str] | None:
+def renaming(first: list[str], second: list[str]) -> dict[str, str] | None:
     """Each message of the second kernel's checks by that of the first; None where one of the first's would be two."""
     found: dict[str, str] = {}
     same = all(found.setdefault(old, new) == new for old, new in zip(first, second, strict=True))

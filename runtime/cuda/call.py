@@ -27,7 +27,7 @@ def runner(program: DeviceProgram, kind: type, arrays: int) -> Runner | None:
     PyTorch."""
     if not cpu_call.possible(kind) or not (current := cpu_call.exchange(cpu_call.CURRENT_STREAM)):
         return None
-    alive, words, runs = KeepAlive(), arrays + len(program.offsets), program.steps
+    alive, words, runs = KeepAlive(), arrays + program.temporaries, program.steps
 
     def fail(code: int) -> NoReturn:
         said, function = code % (1 << CALL), code % (1 << STEP) >> CALL
@@ -37,8 +37,8 @@ def runner(program: DeviceProgram, kind: type, arrays: int) -> Runner | None:
     table = alive.table(
         Table, device=program.device, fail=alive.object(fail), steps=len(steps), step_list=alive.words(steps),
         parameters=max((-(-r.launcher.offsets[-1] // 8) if r.launcher else 2 for r in runs), default=0), arrays=arrays,
-        temporaries=len(program.offsets), offsets=alive.words(program.offsets), spaced=not program.plain,
-        spaces=program.spaces, space=alive.object(program.space), checks=program.checks, deferred_checks=program.deferred_checks,
+        temporaries=program.temporaries, spaced=not program.plain, spaces=program.spaces,
+        space=alive.object(program.space), checks=program.checks, deferred_checks=program.deferred_checks,
         **{field: _address(name) for field, name in _FUNCTIONS.items()},
     )  # fmt: skip
     owner: Any = alive, program

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tilec.core.diagnostics import CallError, CheckError
-from tilec.runtime.cuda import driver
+from tilec.runtime.cuda import arena, driver
+from tilec.runtime.cuda.arena import Arena
 from tilec.runtime.cuda.cubins import parameters
 from tilec.runtime.cuda.launch import Kernel, Launcher, TiledMap
 from tilec.runtime.native.tables import DeviceSpace, KeepAlive
@@ -20,19 +20,20 @@ from tilec.runtime.program import Cubin, Emitted, KernelSource, Step, TensorMap
 
 _THREAD_LOCAL, _RELAXED = 1, 2  # CUstreamCaptureMode
 Pick = Callable[[Sequence[int]], Sequence[int]]
-workspaces: Counter[int] = Counter()
-"""Bytes of device memory that programs have taken for temporaries, by device."""
+_ALIGNMENT = 256  # of temporaries, as cuMemAlloc's
 
 
 @dataclass
 class _Space:
-    """The data that calls on one stream share, since the stream runs them one after another: memory for temporaries, and
-    words of host memory for failed checks. `table` is for machine code."""
+    """The data that calls on one stream share, since the stream runs them one after another: the addresses of temporaries, and
+    words of host memory for failed checks. `lock` is the arena's, in which temporaries lie; `table` is for machine code."""
 
-    memory: int
+    stream: int
+    captured: bool
+    temporaries: list[int]
     errors: Any
-    table: int
     lock: threading.Lock
+    table: int = 0
 
 
 @dataclass
@@ -82,12 +83,10 @@ class DeviceProgram:
         checked = [s for s in self.steps if s.sites]
         for word, step in enumerate(checked):
             step.word = word
-        self.offsets = [t.offset for t in emitted.temporaries]
-        self._bytes, self._clear = emitted.workspace, [t for t in emitted.temporaries if t.stays_clear]
+        self._temporaries, self.temporaries = emitted.temporaries, len(emitted.temporaries)
         self.checks = len(checked)
-        self.plain = not self.offsets and not self.checks
-        self._spaces: dict[int, _Space] = {}
-        self._captured: list[_Space] = []
+        self.plain = not self.temporaries and not self.checks
+        self._spaces: dict[Arena, _Space] = {}
         self._lock, self._alive = threading.Lock(), KeepAlive()
         self.spaces = self._alive.words([0])  # the address of the first one's table
 
@@ -107,7 +106,7 @@ class DeviceProgram:
         with space.lock:  # another thread's kernels on this stream must not come in between
             if self.deferred_checks:
                 self._report(space)
-            self._run([*inputs, *outputs, *[space.memory + o for o in self.offsets]], stream, space)
+            self._run([*inputs, *outputs, *space.temporaries], stream, space)
 
     def _run(self, memory: list[int], stream: int, space: _Space | None) -> None:
         for step in self.steps:
@@ -136,14 +135,17 @@ class DeviceProgram:
     def check(self) -> None:
         """Waits for all launches, and raises CallError for a check that failed in them."""
         driver.enter_device(self.device)
-        for stream, space in list(self._spaces.items()):
-            if self.checks:
-                driver.synchronize_stream(stream)
+        if not self.checks:
+            return
+        spaces = list(self._spaces.values())
+        for space in spaces:
+            if not space.captured:
+                driver.synchronize_stream(space.stream)
                 with space.lock:  # a call that waits for its own checks raises what they found
                     self._report(space)
-        if self._captured and self.checks:
+        if captured := [space for space in spaces if space.captured]:
             driver.call("cuCtxSynchronize")
-            for space in list(self._captured):
+            for space in captured:
                 self._report(space)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
@@ -153,45 +155,53 @@ class DeviceProgram:
         return self._space(stream).table
 
     def _space(self, stream: int) -> _Space:
-        """The space of the stream. A graph that is being captured gets its own space: it may run beside later work of the
-        stream."""
-        if _capturing(stream):
-            if self.checks and not self.deferred_checks:
-                raise CallError("the program has run-time checks, which the host must see: it cannot be captured")
-            self._captured.append(self._allocate(stream))
-            return self._captured[-1]
-        found = self._spaces.get(stream)
-        if found is None:
+        """The space of the stream, or of what is captured on it: that may run beside later work of the stream."""
+        capture = _capture(stream)
+        if capture and self.checks and not self.deferred_checks:
+            raise CallError("the program has run-time checks, which the host must see: it cannot be captured")
+        memory = self._arena(stream, capture)
+        if (found := self._spaces.get(memory)) is None:
             with self._lock:
-                found = self._spaces.get(stream)
-                if found is None:
-                    first = ctypes.c_int64.from_address(self.spaces)
-                    found = self._spaces[stream] = self._allocate(stream, first.value)
-                    first.value = found.table
+                if (found := self._spaces.get(memory)) is None:
+                    found = self._spaces[memory] = self._allocate(memory, stream, capture != 0)
         return found
 
-    def _allocate(self, stream: int, after: int = 0) -> _Space:
+    def _arena(self, stream: int, capture: int) -> Arena:
+        return arena.arena_of(self.device, stream, capture)
+
+    def _memory(self, size: int) -> int:
+        """The address of memory for this program and one arena alone."""
+        return arena.allocate(self.device, size)
+
+    def _allocate(self, memory: Arena, stream: int, captured: bool) -> _Space:
         """Never freed: a graph that reads it may live for as long as the process."""
-        memory, errors = ctypes.c_uint64(0), None
         with _relaxed(self.device):
-            if self._bytes:
-                driver.call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(self._bytes))
-                workspaces[self.device] += self._bytes
-                _clear([(memory.value + t.offset, t.bytes) for t in self._clear])
-            if self.checks:  # host memory that kernels write, so that reading it needs no copy
-                pointer = ctypes.c_void_p()
-                driver.call("cuMemAllocHost_v2", ctypes.byref(pointer), ctypes.c_size_t(4 * self.checks))
-                errors = (ctypes.c_int32 * self.checks).from_address(pointer.value or 0)
-                ctypes.memset(errors, 0, 4 * self.checks)
-        space, alive = _Space(memory.value, errors, 0, threading.Lock()), self._alive
+            temporaries = self._addresses(memory)
+            errors = _host_words(self.checks) if self.checks else None
+        space, alive = _Space(stream, captured, temporaries, errors, memory.lock), self._alive
+        first = ctypes.c_int64.from_address(self.spaces)
         space.table = alive.table(
-            DeviceSpace, next=after, stream=stream, memory=memory.value, errors=ctypes.addressof(errors) if errors else 0,
-            acquire=alive.object(space.lock.acquire), release=alive.object(space.lock.release),
-            report=alive.object(partial(self._report, space)),
+            DeviceSpace, next=first.value, stream=stream, temporaries=alive.words(temporaries),
+            errors=ctypes.addressof(errors) if errors else 0, acquire=alive.object(space.lock.acquire),
+            release=alive.object(space.lock.release), report=alive.object(partial(self._report, space)),
         )  # fmt: skip
+        if not captured and arena.lasting(stream):
+            first.value = space.table
         if errors is not None and self.deferred_checks:
             _watched.append((weakref.ref(self), space))
         return space
+
+    def _addresses(self, memory: Arena) -> list[int]:
+        """The addresses of temporaries. What kernels find clear lies apart from the arena, where other programs' data are."""
+        kept, size = dict[int, int](), 0
+        for number, t in enumerate(self._temporaries):
+            if t.stays_clear:
+                kept[number], size = size, size + -(-t.bytes // _ALIGNMENT) * _ALIGNMENT
+        most = max((t.end for n, t in enumerate(self._temporaries) if n not in kept), default=0)
+        shared, own = memory.take(most) if most else 0, self._memory(size) if size else 0
+        if size:
+            _clear(own, size)
+        return [own + kept[n] if n in kept else shared + t.offset for n, t in enumerate(self._temporaries)]
 
 
 def _tiled(m: TensorMap) -> TiledMap:
@@ -207,22 +217,33 @@ def _move(addresses: Sequence[int], count: int, stream: int) -> None:
         driver.call("cuMemcpyDtoDAsync_v2", *map(ctypes.c_uint64, reversed(addresses)), size, queue)
 
 
-def _clear(pieces: Sequence[tuple[int, int]]) -> None:
-    """Memory at these addresses, of so many bytes, is zero on return: on a stream of its own, as the caller's may be captured."""
-    if not pieces:
-        return
+def _clear(address: int, count: int) -> None:
+    """Memory is zero on return: by a stream of its own, as the caller's may be captured."""
     stream = ctypes.c_void_p()
     driver.call("cuStreamCreate", ctypes.byref(stream), 1)  # CU_STREAM_NON_BLOCKING
-    for address, count in pieces:
-        _move([address], count, stream.value or 0)
+    _move([address], count, stream.value or 0)
     driver.synchronize_stream(stream.value or 0)
     driver.call("cuStreamDestroy_v2", stream)
 
 
-def _capturing(stream: int) -> bool:
-    status = ctypes.c_int()
+def _host_words(count: int) -> Any:
+    """Zeros in host memory that kernels write, so that reading it needs no copy."""
+    pointer = ctypes.c_void_p()
+    driver.call("cuMemAllocHost_v2", ctypes.byref(pointer), ctypes.c_size_t(4 * count))
+    words = (ctypes.c_int32 * count).from_address(pointer.value or 0)
+    ctypes.memset(words, 0, 4 * count)
+    return words
+
+
+def _capture(stream: int) -> int:
+    """The number of the capture that a stream takes part in, which no other has; 0 for none."""
+    status, number = ctypes.c_int(), ctypes.c_uint64()
     driver.call("cuStreamIsCapturing", ctypes.c_void_p(stream), ctypes.byref(status))
-    return status.value != 0
+    if not status.value:
+        return 0
+    told = ctypes.byref(status), ctypes.byref(number), None, None, None
+    driver.call("cuStreamGetCaptureInfo_v2", ctypes.c_void_p(stream), *told)
+    return number.value + 1
 
 
 class _relaxed:

@@ -20,6 +20,7 @@ from tilec.core import mlir
 from tilec.core.functions import FUNCTIONS
 from tilec.core.mlir import ir
 from tilec.kernels import planned_kernels
+from tilec.passes.cuda.launches import LAUNCHES
 from tilec.runtime.emit.alike import once as branches_once
 from tilec.runtime.emit.alike import without_unused_arrays
 from tilec.runtime.emit.cpu import strides_of
@@ -44,10 +45,11 @@ CUDA_FUNCTION = {row.cpu: row.cuda for row in FUNCTIONS.values() if row.cpu and 
 def emit_cuda(module: ir.Module) -> Emitted:
     name, steps, temporaries = read_steps(module)
     overlapped = overlaps(module, steps)
-    steps_last = [f for f, planned in planned_kernels(module.operation) if planned.options.steps_last]
+    steps_last = {f for f, planned in planned_kernels(module.operation) if planned.options.steps_last}
+    launches = {entry.name for entry in module.operation.attributes.get(LAUNCHES, ())}  # of kernels of such families alone
 
     def print_kernel(printer: _CudaPrinter, function: ir.Operation) -> KernelSource:
-        printer.steps_last = function in steps_last
+        printer.steps_last = function in steps_last or mlir.get_string(function, "sym_name") in launches
         return printer.kernel(function, overlapped)
 
     made = print_kernels(module, _CudaPrinter, print_kernel)
@@ -72,6 +74,8 @@ def _does_something(lines: list[str]) -> bool:
 
 
 class _CudaPrinter(MemoryPrinter):
+    part = 1  # of a launch that several kernels share
+
     def kernel(self, function: ir.Operation, overlapped: dict[str, Overlap]) -> KernelSource:
         name = ir.StringAttr(function.attributes["sym_name"]).value
         block = mlir.entry(function)
@@ -158,13 +162,27 @@ class _CudaPrinter(MemoryPrinter):
                 super().backend_operation(op)
 
     def branch(self, op: ir.Operation) -> None:
-        if guarded_loads(self, op):
-            return
-        start = len(self.lines)
-        super().branch(op)
-        if "tilec.alike" in op.attributes:
-            found = branches_once(self.lines[start:], self.lines[:start], self.names.variable)
-            self.lines[start:] = self.lines[start:] if found is None else found
+        if "tilec.returns" in op.attributes and len(op.regions[1].blocks):  # else the last part does nothing
+            self.returning(op)
+        elif not guarded_loads(self, op):
+            start = len(self.lines)
+            super().branch(op)
+            if "tilec.alike" in op.attributes:
+                found = branches_once(self.lines[start:], self.lines[:start], self.names.variable)
+                self.lines[start:] = self.lines[start:] if found is None else found
+
+    def returning(self, op: ir.Operation) -> None:
+        """The first branch returns, and the second stands behind it. NVVM would make one end of two that are alike before it makes
+        registers of variables, which then stay in memory; assembly that differs stays apart."""
+        first, second = (region.blocks[0] for region in op.regions)
+        self.line(f"if {self.expr(op.operands[0])}:")
+        with self.names.branch():
+            self.indent(first, [])
+            self.line(f"    {self.use(f'part_end_{self.part}')}()")
+            self.part += 1
+            self.line("    return")
+        with self.names.branch():
+            self.block(second)
 
     def check(self, op: ir.Operation) -> None:
         """A failed check leaves its number in the word at `errors`; the launch raises the error."""

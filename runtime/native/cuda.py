@@ -126,10 +126,9 @@ def _run(module: ir.Module) -> ir.Function:
     config, extra, size = f.words(CONFIG_WORDS), f.words(5), f.words(1)
     args, encoded = f.words(f.field(program, DeviceProgram.parameters)), f.words(MAP_WORDS + 8)
     encoded = b.and_(f.add(encoded, 63), I64(-64))
-    offsets, temporaries = (f.field(program, n) for n in (DeviceProgram.offsets, DeviceProgram.temporaries))
     first = f.add(memory, f.mul(f.field(program, DeviceProgram.arrays), 8))
-    with f.times(temporaries) as n:
-        f.store(f.add(f.field(space, DeviceSpace.memory), f.item(offsets, n)), f.add(first, f.mul(n, 8)))
+    with f.times(f.field(program, DeviceProgram.temporaries)) as n:
+        f.store(f.item(f.field(space, DeviceSpace.temporaries), n), f.add(first, f.mul(n, 8)))
     with f.times(f.field(program, DeviceProgram.steps)) as n:
         step = f.item(f.field(program, DeviceProgram.step_list), n)
 

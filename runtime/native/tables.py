@@ -66,8 +66,8 @@ class DeviceProgram(_Fields):
     (cuStreamIsCapturing), `wait` (cuStreamSynchronize). `fail(code)` raises the error of one of them.
 
     Where `spaced`, the word at `spaces` heads the list of its streams' spaces, and `space(stream)` gives one that is not in it.
-    `offsets` are those of temporaries in a space's memory; `checks` counts its words for failed run-time checks, which are
-    looked at before the launch where `deferred_checks` is set, else after each kernel."""
+    A space has so many `temporaries`, and so many words for failed `checks` at run time, which are looked at before the launch
+    where `deferred_checks` is set, else after each kernel."""
 
     device = auto()
     current = auto()
@@ -83,7 +83,6 @@ class DeviceProgram(_Fields):
     parameters = auto()  # words of the largest step's
     arrays = auto()
     temporaries = auto()
-    offsets = auto()
     spaced = auto()
     spaces = auto()
     space = auto()
@@ -126,12 +125,12 @@ class DeviceMap(_Fields):
 
 
 class DeviceSpace(_Fields):
-    """State that calls on one `stream` share: device memory for temporaries, host memory for `errors`. `acquire()` and `release()`
-    are a lock's, `report()` raises the error that a check found."""
+    """State that calls on one `stream` share: the addresses of `temporaries`, host memory for `errors`. `acquire()` and `release()`
+    are the lock's of all programs whose temporaries lie there, `report()` raises the error that a check found."""
 
     next = auto()
     stream = auto()
-    memory = auto()
+    temporaries = auto()
     errors = auto()
     acquire = auto()
     release = auto()

@@ -16,6 +16,7 @@ from tilec.driver.cuda_executable import CudaExecutable
 from tilec.driver.devices import Gpu, Outputs
 from tilec.runtime.buffers import Buffer
 from tilec.runtime.cuda import driver
+from tilec.runtime.cuda.arena import Arena
 from tilec.runtime.cuda.program import DeviceProgram
 
 
@@ -95,17 +96,37 @@ class GuardedDeviceProgram(DeviceProgram):
         self._guarded, self._emitted = guarded, apart(executable.emitted, MARGIN, MARGIN)
         super().__init__(self._emitted, executable.cubins, executable.steps, device)
 
-    def _allocate(self, stream: int, after: int = 0):
-        space, guarded, free = super()._allocate(stream, after), self._guarded, 0
-        if temporaries := self._emitted.temporaries:
-            guarded.own(space.memory)
-            *used, _ = temporaries
-            for number, t in enumerate(used):
-                name = f"behind temporary {number - 1}" if number else "before the temporaries"
-                guarded.watch(name, space.memory + free, t.offset - free)
+    def _arena(self, stream: int, capture: int) -> Arena:
+        return GuardedArena(self._guarded)
+
+    def _memory(self, size: int) -> int:
+        address = self._guarded.empty("what stays clear", size)
+        driver.synchronize_stream(self._guarded.stream)  # it is cleared by another one
+        return address
+
+    def _addresses(self, memory: Arena) -> list[int]:
+        addresses, guarded, free = super()._addresses(memory), self._guarded, 0
+        shared = [n for n, t in enumerate(self._emitted.temporaries) if not t.stays_clear]
+        if len(shared) > 1:  # the last is behind all that the program uses
+            *used, last = shared
+            begin = addresses[last] - self._emitted.temporaries[last].offset
+            for number in used:
+                t, name = self._emitted.temporaries[number], f"behind temporary {number - 1}" if free else "before the temporaries"
+                guarded.watch(name, begin + free, t.offset - free)
                 free = t.end
-            guarded.watch(f"behind temporary {number}", space.memory + free, self._emitted.workspace - free)
-        return space
+            guarded.watch(f"behind temporary {used[-1]}", begin + free, self._emitted.workspace - free)
+        return addresses
+
+
+class GuardedArena(Arena):
+    """For one call of a program."""
+
+    def __init__(self, guarded: DeviceGuarded):
+        super().__init__(0)
+        self._guarded = guarded
+
+    def take(self, size: int) -> int:
+        return self._guarded.empty("temporaries", size)
 
 
 def run_guarded(

@@ -21,7 +21,7 @@ from tilec.core import mlir
 from tilec.core.diagnostics import CheckError, Source
 from tilec.kernels import Scan
 from tilec.passes.tensor.forward import forward
-from tilec.passes.tensor.outline import _renaming
+from tilec.passes.tensor.outline import renaming
 from tilec.plan.report.explain import explain
 from tilec.plan.schedule.read import parse_schedule
 from tilec.plan.schedule.write import write_schedule
@@ -196,8 +196,8 @@ def test_checks_speak_of_their_own_launch(target):
 
 
 def test_one_message_cannot_become_two():
-    assert _renaming(["a", "b"], ["c", "c"]) == {"a": "c", "b": "c"}
-    assert _renaming(["a", "a"], ["c", "d"]) is None
+    assert renaming(["a", "b"], ["c", "c"]) == {"a": "c", "b": "c"}
+    assert renaming(["a", "a"], ["c", "d"]) is None
 
 
 RETURNED = """
@@ -242,7 +242,7 @@ def test_blocks_that_share_rows_do_so_in_each_launch():
     def shared(plan):
         options = replace(plan.kernels[0].options, blocks_per_row=4, overlap_launch=False)
         assert isinstance(options, Scan)
-        return replace(plan, kernels=tuple(replace(k, options=options) for k in plan.kernels))
+        return plan.with_kernels([replace(k, options=options) for k in plan.kernels])
 
     result = lowered(Source("f.tile", text), "f", target="h200", schedule=shared)[1]
     assert len(result.emitted.kernels) == 1

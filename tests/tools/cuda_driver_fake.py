@@ -1,9 +1,11 @@
 """A CUDA driver that runs nothing and notes everything, with functions that machine code can call, too."""
 
 import ctypes
+from collections import Counter
 from hashlib import sha256
 from typing import NamedTuple
 
+from tilec.runtime.cuda import arena
 from tilec.runtime.cuda import driver as cuda_driver
 from tilec.runtime.cuda.launch import _KINDS, _Config
 
@@ -30,14 +32,19 @@ class Launch(NamedTuple):
 class FakeDriver:
     """Says yes to everything. `queued` is what it was to queue or to wait for, in order; `calls` are all else, by name.
 
-    `device` is the thread's current one, None for none; `capturing` whether streams are; `codes` by name what the next calls
-    of a function return; `failing` by number of the launch what its kernel's check leaves when the stream is waited for.
+    `device` is the thread's current one, None for none; `capturing` the number of the capture that streams take part in, 0 for
+    none; `memory` what the device has, `mapped` the memory behind reserved addresses, if it `reserves` any; `codes` by name what
+    the next calls of a function return; `failing` by number of the launch what its kernel's check leaves when the stream is waited
+    for.
     `kinds` are those of kernels' parameters, in the order of loading; the first kernel's handle is 1001.
     """
 
     def __init__(self):
         self.queued, self.calls, self.codes, self.failing, self.kinds = [], [], {}, {}, []
-        self.device, self.capturing, self.kernels, self.allocated = 0, False, 0, 0
+        self.device, self.capturing, self.kernels, self.allocated = 0, 0, 0, 0
+        self.reserves, self.memory, self.granule = False, 1 << 27, 1 << 16
+        self.mapped, self._created, self._reserved = dict[int, int](), dict[int, int](), list[tuple[int, int]]()
+        self._handles = 0
         self._host, self._found = [], []
         signatures = {
             "cuCtxGetDevice": (WORD,), "cuStreamIsCapturing": (WORD, WORD), "cuStreamSynchronize": (WORD,),
@@ -86,7 +93,7 @@ class FakeDriver:
     def _cuStreamIsCapturing(self, stream, status):
         if self.device is None:
             return 201
-        INT.from_address(status).value = self.capturing
+        INT.from_address(status).value = self.capturing != 0
         return self._code("cuStreamIsCapturing")
 
     def _cuLaunchKernelEx(self, config, kernel, parameters, extra):
@@ -160,8 +167,61 @@ class FakeDriver:
         return places
 
     def cuMemAlloc_v2(self, pointer, size):
+        if code := self._code("cuMemAlloc_v2"):
+            return code
         self.allocated += 1
         pointer._obj.value = 0x1000_0000 * self.allocated
+        return 0
+
+    def cuDeviceGetAttribute(self, value, which, device):
+        value._obj.value = {102: self.reserves}.get(which, 1)
+        return 0
+
+    def cuDeviceTotalMem_v2(self, size, device):
+        size._obj.value = self.memory
+        return 0
+
+    def cuStreamGetCaptureInfo_v2(self, stream, status, number, *rest):
+        status._obj.value, number._obj.value = self.capturing != 0, self.capturing
+        return 0
+
+    # addresses with memory behind them; what is wrong raises
+
+    def cuMemGetAllocationGranularity(self, size, properties, kind):
+        size._obj.value = self.granule
+        return 0
+
+    def cuMemAddressReserve(self, address, size, *rest):
+        if code := self._code("cuMemAddressReserve"):
+            return code
+        address._obj.value = 0x100_0000_0000 * (1 + len(self._reserved))
+        self._reserved.append((address._obj.value, size.value))
+        return 0
+
+    def cuMemCreate(self, handle, size, *rest):
+        taken = sum((*self.mapped.values(), *self._created.values(), size.value))
+        if (code := self._code("cuMemCreate")) or taken > self.memory:
+            return code or 2
+        handle._obj.value = self._handles = self._handles + 1
+        self._created[self._handles] = size.value
+        return 0
+
+    def cuMemMap(self, address, size, offset, handle, flags):
+        begin, end = address.value, address.value + size.value
+        assert any(first <= begin and end <= first + most for first, most in self._reserved)
+        assert all(end <= other or other + most <= begin for other, most in self.mapped.items())
+        assert self._created[handle.value] == size.value and not size.value % self.granule
+        if code := self._code("cuMemMap"):
+            return code
+        self.mapped[begin] = size.value
+        return 0
+
+    def cuMemRelease(self, handle):
+        del self._created[handle.value]
+        return 0
+
+    def cuMemUnmap(self, address, size):
+        assert self.mapped.pop(address.value) == size.value
         return 0
 
     def cuMemAllocHost_v2(self, pointer, size):
@@ -180,4 +240,8 @@ def stand_in(monkeypatch) -> FakeDriver:
     monkeypatch.setattr(cuda_driver, "library", lambda: fake)
     monkeypatch.setattr(cuda_driver, "device_count", lambda: 1)
     monkeypatch.setattr(cuda_driver, "_contexts", {})
+    monkeypatch.setattr(arena, "_arenas", {})
+    monkeypatch.setattr(arena, "workspaces", Counter())
+    for known in (cuda_driver.attribute, arena._granule):
+        known.cache_clear()
     return fake

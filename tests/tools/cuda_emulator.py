@@ -110,6 +110,8 @@ class Intrinsics(ModuleType):
         self.cuda = kind()
         self.cuda.local, self.cuda.shared = local, shared
         self.cuda.syncthreads = lambda: self._meet(self.state.block.barrier)
+        self.named_barrier = lambda number, threads: self._meet(self._named(number, threads))
+        self.__dict__.update({f"part_end_{n}": lambda: None for n in range(1, 8)})
         self.shared_address = lambda _: SHARED
         self.rolled = self.opaque = lambda count: count
         self.unrolled = lambda *bounds: map(np.int64, range(*bounds))
@@ -127,6 +129,11 @@ class Intrinsics(ModuleType):
 
     def low_word(self, value):
         return np.int64(value).astype(np.int32)
+
+    def _named(self, number, threads) -> Meeting:
+        """Of those who wait and of those who only arrive."""
+        known = self.state.block.__dict__.setdefault("named", {})
+        return known.setdefault(int(number), Meeting(int(threads)))
 
     def _meet(self, meeting: Meeting) -> None:
         meeting.wait(self.state.turns)

@@ -16,7 +16,7 @@ from tilec.core.dtypes import DTYPES
 from tilec.runtime.cuda.device.matrix import matrix_descriptor
 from tilec.semantics.interpreter.boxes import nearest_tf32
 from tools.cuda_emulator import SHARED, Intrinsics
-from tools.cuda_threads import Meeting, Turns
+from tools.cuda_threads import Turns
 
 WORDS = {f"mma_{t}": DTYPES[t].numpy for t in ("bf16", "f16", "i8", "u8")} | {"mma_tf32": np.float32}
 
@@ -50,7 +50,6 @@ class MatrixIntrinsics(Intrinsics):
             lambda *line: self._line(*line, step, DTYPES[source].numpy, DTYPES[target].numpy)
         )
         self.wgmma_wait = lambda *_, **__: lambda *registers: None
-        self.named_barrier = lambda number, threads: self._meet(self._named(number, threads))
         self.named_barrier_arrive = lambda number, threads: self._named(number, threads).arrive(self.state.turns)
         self.exp2_approx = lambda x: np.float32(np.exp2(np.float64(x)))
         self.bits_f32 = lambda x: np.float32(x).view(np.int32)
@@ -262,11 +261,6 @@ class MatrixIntrinsics(Intrinsics):
             place = at + 4 * j + 2 * half + column
             value = total[16 * warp + 8 * half + lane // 4, 8 * j + 2 * (lane % 4) + column]
             sums[place] = value if int(keep) == 0 else sums[place] + value
-
-    def _named(self, number, threads) -> Meeting:
-        """Of those who wait and of those who only arrive."""
-        known = self.state.block.__dict__.setdefault("named", {})
-        return known.setdefault(int(number), Meeting(int(threads)))
 
     def _operand(self, descriptor: int, rows: int, dtype, transposed: bool) -> np.ndarray:
         """Rows of 32 bytes of k by a matrix descriptor, as PTX defines it for 128 bytes of swizzle."""

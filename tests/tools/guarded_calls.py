@@ -75,11 +75,11 @@ def _again_on_gpu(executable: CudaExecutable, inputs: list[Buffer], outputs: lis
 
     from tilec.runtime.cuda import driver as cuda_driver
     from tilec.runtime.cuda.launch import stream_handle
-    from tilec.runtime.cuda.program import _capturing
+    from tilec.runtime.cuda.program import _capture
 
     program, ready, _ = executable._ready(inputs, outputs)
     handle = executable._stream(program.device, ready) if stream is None else stream_handle(stream)
-    if _capturing(handle):  # nobody may wait for it
+    if _capture(handle):  # nobody may wait for it
         return None
     found = guards_cuda.run_guarded(executable, ready, program.device, handle)
 

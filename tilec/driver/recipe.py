@@ -93,7 +93,7 @@ class Recipe:
 
     def _compile(self) -> Compiled:
         specialised, lowered = self._without_texts()
-        predicted = {k.name: k.prediction.time_us for k in lowered.plan.kernels}
+        predicted = {name: p.time_us for name, p in lowered.plan.predictions.items()}
         inputs, outputs = (_named(tensors) for tensors in (specialised.inputs, specialised.outputs))
         return Compiled(inputs, outputs, lowered.emitted, predicted, lowered.plan.registers)
 

@@ -10,7 +10,7 @@ its schedule file, so that `--schedule` gives the same kernels later.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilec.core import mlir
 from tilec.core.diagnostics import Source
@@ -71,7 +71,7 @@ def candidates(specialised: Specialised, target: Target, most: int, schedule=Non
     for n, kernel in enumerate(plan.kernels):
         for changed in choose([k for k in others.get(kernel.name, []) if k != kernel], most):
             kernels = (*plan.kernels[:n], changed, *plan.kernels[n + 1 :])
-            found.append(_candidate(kernel.name, replace(plan, kernels=kernels), specialised))
+            found.append(_candidate(kernel.name, plan.with_kernels(kernels), specialised))
     return found
 
 
@@ -122,5 +122,5 @@ def combined(own: Plan, better: Sequence[Candidate], specialised: Specialised) -
                 best.setdefault(kernel.name, kernel)
     if len(best) < 2:
         return None
-    plan = replace(own, kernels=tuple(best.get(k.name, k) for k in own.kernels))
+    plan = own.with_kernels([best.get(k.name, k) for k in own.kernels])
     return _candidate(None, plan, specialised)

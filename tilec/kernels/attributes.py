@@ -144,6 +144,16 @@ def _word_by_key(keys: str) -> Type:
     return Type(f"{{{keys}: word}}", wrong)
 
 
+def _words_by_key(keys: str) -> Type:
+    words = _words()
+
+    def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
+        right = isinstance(attribute, ir.DictAttr) and not any(words.wrong(op, e.attr) for e in attribute)
+        return None if right else "a dictionary of lists of words"
+
+    return Type(f"{{{keys}: words}}", wrong)
+
+
 def _by_dim(order: bool = False) -> Type:
     """A number for each dimension of the operation, all different; `order`: they are its dimensions. A reduction that is still
     to be split has those of the operation that will combine the parts."""
@@ -230,6 +240,8 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("backend", ("module",), _word("cpu", "cuda"), "plan", "emit", "it decides the passes and the printer"),
     Attribute("kernels", ("module",), _table_of_kernels(), "plan", "emit",
               "for each kernel: grid dimensions, tile sizes, predicted time, family and options (`tilec/kernels/`)"),
+    Attribute("launches", ("module",), _words_by_key("launch"), "plan", "emit",
+              "the kernels of each launch that several share"),
     Attribute("plan_digest", ("module",), _word(), "plan", "emit",
               "a digest of the plan's attributes: a plan that was edited in dumped IR is checked (`tilec/plan/edited.py`)"),
     Attribute("inline", (_GENERIC,), _mark(), "plan", "fuse", "each of its readers computes it again, and it is never stored"),
@@ -296,6 +308,8 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("branch", ("scf.if",), _mark(), "map", "emit", "stays a branch: no predicated loads, which leave zeros"),
     Attribute("alike", ("scf.if",), _mark(), "map", "emit",
               "its branches are printed once where they do the same with other memory"),
+    Attribute("returns", ("scf.if",), _mark(), "map", "emit",
+              "nothing follows either branch: the first is printed with a return"),
     Attribute("both", ("arith.select",), _mark(), "map", "emit", "both values are computed before one of them is taken"),
     Attribute("words", ("memref.alloca",), _mark(), "map", "emit",
               "a fragment of a matrix: registers of 32 bits, two elements in each"),

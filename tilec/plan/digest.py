@@ -24,7 +24,7 @@ def digests(module: ir.Operation) -> tuple[str, str]:
     """The digest of the kernels, and of the operations' attributes."""
     found: list[list[str]] = [[], []]
     for key, text in attributes_of_plan(module):
-        found[not key.startswith("tilec.kernels ")].append(f"{key} = {text}")
+        found[not key.startswith(("tilec.kernels ", "tilec.launches "))].append(f"{key} = {text}")
     kernels, operations = (hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16] for lines in found)
     return kernels, operations
 
@@ -39,6 +39,9 @@ def attributes_of_plan(module: ir.Operation) -> Iterator[tuple[str, str]]:
             for entry in ir.DictAttr(kernel.attr):
                 if entry.name != "predicted_us":
                     yield f"tilec.kernels {kernel.name}.{entry.name}", str(entry.attr)
+    if "tilec.launches" in module.attributes:
+        for launch in ir.DictAttr(module.attributes["tilec.launches"]):
+            yield f"tilec.launches {launch.name}", str(launch.attr)
     for op in assigned_operations(program_of(module)):
         for key in (f"tilec.{k}" for k in ASSIGNED):
             if key in op.attributes:

@@ -99,7 +99,11 @@ def _schedule(module: ir.Operation) -> dict[str, Any]:
             raise CallError(f"`tilec.kernels` has no kernel `{kernel}`, which operations are in")
         said = {a.name: _value(a.attr) for a in entries[kernel] if a.name in ("tile", *FAMILIES)}
         kernels[kernel] = {"operations": names, **said, "loops": loops.get(kernel, {})}
-    return {"inline": inline, "kernels": kernels}
+    found: dict[str, Any] = {"inline": inline, "kernels": kernels}
+    if mlir.get_string(module, "tilec.backend") == "cuda":
+        launches = ir.DictAttr(module.attributes["tilec.launches"]) if "tilec.launches" in module.attributes else ()
+        found["launches"] = {a.name: [_value(name) for name in ir.ArrayAttr(a.attr)] for a in launches}
+    return found
 
 
 def _value(attribute: ir.Attribute) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.space import Space
 from tilec.analysis.traffic import work_of
+from tilec.core.order import topological
 from tilec.core.quantities import count, duration
 from tilec.core.target import Target
 from tilec.cost.model import predict
@@ -73,24 +73,3 @@ def ordered(graph: Graph, member: dict[Node, Group]) -> list[Group]:
         {number[p] for n in g.nodes for p in graph.producers(n) if p in number} - {k} for k, g in enumerate(groups)
     ]
     return [groups[k] for k in topological(needs)]
-
-
-def topological(needs: Sequence[Set[int]]) -> list[int]:
-    """Numbers in an order in which each comes after those that it needs, the smallest possible first. Raises ValueError for
-    a cycle."""
-    missing = [len(n) for n in needs]
-    needed_by: list[list[int]] = [[] for _ in needs]
-    for k, before in enumerate(needs):
-        for other in before:
-            needed_by[other].append(k)
-    ready = [k for k, count in enumerate(missing) if not count]
-    found = []
-    while ready:
-        found.append(heappop(ready))
-        for k in needed_by[found[-1]]:
-            missing[k] -= 1
-            if not missing[k]:
-                heappush(ready, k)
-    if len(found) < len(needs):
-        raise ValueError("a cycle")
-    return found

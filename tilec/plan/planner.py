@@ -34,6 +34,7 @@ from tilec.passes.tensor.copies import copy_for_readers
 from tilec.passes.tensor.diagonals import store_by_diagonal
 from tilec.passes.tensor.pack import SIDES
 from tilec.plan.chain import WIDEST
+from tilec.plan.cuda.launches import Order, choose_launches
 from tilec.plan.digest import sign
 from tilec.plan.fusion import group
 from tilec.plan.given_groups import Fixed, group_as
@@ -126,6 +127,9 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
             )  # fmt: skip
         kernels.append(replace(kernel, prediction=predict(kernel.work, target)))
         remarks += why
+    order = Order.of(groups, graph)
+    launches, why = choose_launches(kernels, order.copy(), target) if target.kind == "cuda" else ({}, [])
+    remarks += why
     inlined = (*before, *(n.name for n in graph.nodes if n.inlined))
     regroup = partial(make_plan, function, target, splitting=bool(splits))
     plan = Plan(
@@ -140,6 +144,8 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
         tuple(packs),
         copies_of(function, target),
         partial(_candidates, groups, starts, graph, target),
+        launches=launches,
+        order=order,
     )
     if splits and fixed is None and target.kind == "cuda":
         return _whole_if_faster(plan, make_plan(function, target, splitting=False, alike=alike))
@@ -288,6 +294,11 @@ def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
         planned = Planned(kernel.grid, kernel.tile, kernel.options)
         table[kernel.name] = planned.to_attribute(kernel.prediction.time_us)
     module.attributes["tilec.kernels"] = ir.DictAttr.get(table)
+    if "tilec.launches" in module.attributes:
+        del module.attributes["tilec.launches"]
+    if plan.launches:
+        launches = {name: ir.ArrayAttr.get([mlir.string(k) for k in kernels]) for name, kernels in plan.launches.items()}
+        module.attributes["tilec.launches"] = ir.DictAttr.get(launches)
     module.attributes["tilec.target"] = mlir.string(plan.target.name)
     module.attributes["tilec.backend"] = mlir.string(plan.target.kind)
     sign(module)

@@ -39,12 +39,12 @@ class Replayed:
         if reason is not None:
             return self._unrecorded(run, kind), reason
         fixed = list(range(count_tangents(gm))) if kind == "backward" else _static()
+        self.device = torchs.get_device_index(gm)
         made = cudagraphify_impl(
-            run, list(given), fixed, device_index=torchs.get_device_index(gm), is_backward=kind == "backward",
+            _in_order(run, self.device), list(given), fixed, device_index=self.device, is_backward=kind == "backward",
             is_inference=kind == "inference", stack_traces=torchs.get_stack_traces(gm),
             placeholders=get_placeholder_info(gm.graph), mutated_input_idxs=torchs.find_input_mutations(gm.graph),
         )  # fmt: skip
-        self.device = torchs.get_device_index(gm)
 
         def replayed(args: list[Any]) -> list[Any]:
             try:
@@ -71,6 +71,22 @@ class Replayed:
 
         told._boxed_call = True  # type: ignore[attr-defined]
         return told
+
+
+def _in_order(run: Run, device: int) -> Run:
+    """`run`, in whose recordings temporaries share memory: PyTorch replays the graphs of a tree one after another, since their own
+    tensors share a pool."""
+
+    def recorded(args: list[Any]) -> list[Any]:
+        from torch._inductor.cudagraph_trees import get_manager
+
+        from tilec.runtime.cuda.arena import replayed_in_order
+
+        with replayed_in_order(get_manager(device, create_if_none_exists=False)):
+            return run(args)
+
+    recorded._boxed_call = True  # type: ignore[attr-defined]
+    return recorded
 
 
 def _static() -> list[int]:

@@ -77,6 +77,7 @@ _PTX_EFFECTS: dict[str, tuple[str, str, str]] = {
     "named_barrier": ("bar.sync $0, $1;", "rr", ""),  # (barrier 1..15, threads)
     "named_barrier_arrive": ("bar.arrive $0, $1;", "rr", ""),
     "opaque": ("mov.b64 $0, $1;", "l", "l"),  # a number that may be another one each time, as far as LLVM knows
+    **{f"part_end_{n}": (f"// the end of part {n}", "", "") for n in range(1, 8)},  # of a launch that kernels share
     "warp_barrier": ("bar.warp.sync 0xffffffff;", "", ""),
     # Words that are complete by themselves, or flags beside a fence.
     "publish_i64": ("st.relaxed.gpu.global.b64 [$0], $1;", "ll", ""),

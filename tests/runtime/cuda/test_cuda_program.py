@@ -48,24 +48,24 @@ def test_a_stream_has_one_workspace(driver):
     assert launched(driver)[4:] == [(8, (16, second)), (8, (second, 32))]
 
 
-@pytest.mark.parametrize("capturing", [False, True])
-def test_what_kernels_leave_clear_is_cleared_once(driver, capturing):
+@pytest.mark.parametrize("captures", [(0, 0), (1, 1), (1, 2)])
+def test_what_kernels_leave_clear_is_cleared_once(driver, captures):
     """On a stream of its own: the caller's may be captured."""
-    made, driver.capturing = program([Temporary(100, 0), Temporary(64, 256, stays_clear=True)]), capturing
-    for _ in range(2):
+    made = program([Temporary(100, 0), Temporary(64, 256, stays_clear=True)])
+    for driver.capturing in captures:
         made.launch([16], [32], 7)
     cleared = [q for q in driver.queued if q not in driver.launches and q[0] != "wait"]
-    first, second = (("clear", 0, memory + 256, 0, 64) for memory in (0x1000_0000, 0x2000_0000))
-    assert cleared == ([first, second] if capturing else [first])
+    first, second = (("clear", 0, memory, 0, 256) for memory in (0x2000_0000, 0x4000_0000))
+    assert cleared == ([first, second] if captures == (1, 2) else [first])
     assert driver.names().count("cuStreamDestroy_v2") == len(cleared)
 
 
 def test_what_is_captured_has_a_workspace_of_its_own(driver):
     made = program([Temporary(100, 0)])
     made.launch([16], [32], 7)
-    driver.capturing = True
+    driver.capturing = 1
     made.launch([16], [32], 7)
-    driver.capturing = False
+    driver.capturing = 0
     made.launch([16], [32], 7)
     assert [pointers[1] for _, pointers in launched(driver)[::2]] == [0x1000_0000, 0x2000_0000, 0x1000_0000]
 
@@ -73,7 +73,7 @@ def test_what_is_captured_has_a_workspace_of_its_own(driver):
 def test_allocating_is_allowed_while_a_stream_is_captured(driver):
     made = program([Temporary(100, 0)])
     driver.calls.clear()
-    driver.capturing = True
+    driver.capturing = 1
     made.launch([16], [32], 7)
     assert driver.names().count("cuThreadExchangeStreamCaptureMode") == 2
 
@@ -89,7 +89,7 @@ def test_a_thread_may_have_no_context_yet(driver):
 
 def test_run_time_checks_cannot_be_captured(driver):
     made = program(sites=("index out of range",))
-    driver.capturing = True
+    driver.capturing = 1
     with pytest.raises(CallError, match="cannot be captured"):
         made.launch([16], [32], 7)
 
@@ -97,10 +97,9 @@ def test_run_time_checks_cannot_be_captured(driver):
 def test_deferred_checks_of_captured_launches_are_raised_after_replays(driver):
     """A capture has words of its own, which each of its replays writes; no launch and no capture waits."""
     made = program(sites=("too low", "too high"), deferred_checks=True)
-    driver.capturing = True
-    for _ in range(2):
+    for driver.capturing in (1, 2):
         made.launch([16], [32], 7)
-    driver.capturing = False
+    driver.capturing = 0
     words = [launch.words[2] for launch in driver.launches]
     assert len(set(words)) == 4 and not waits(driver)
     raise_failed()

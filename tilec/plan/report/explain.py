@@ -46,6 +46,7 @@ def explain(
     parts += [
         _kernel(k, plan, where, (measured or {}).get(k.name), found.get(k.name, {}), taken.get(k.name)) for k in plan.kernels
     ]
+    parts += [_launch(name, plan, (measured or {}).get(name)) for name in plan.launches]
     parts += [_copy(copy, (measured or {}).get("copies") if len(plan.copies) == 1 else None) for copy in plan.copies]
     parts.append(_decisions(plan, where))
     return "\n\n".join("\n".join(part) for part in map(list, parts) if part) + "\n"
@@ -62,7 +63,7 @@ def _summary(plan: Plan, specialised: Specialised, measured: Mapping[str, float]
         yield _row("fitted", fitted)
     if specialised.sizes:
         yield _row("sizes", ", ".join(f"{name} = {value}" for name, value in specialised.sizes.items()))
-    kernels = plan.counted.removesuffix(" kernels").removesuffix(" kernel")
+    kernels = plan.counted if plan.copies else plan.counted.replace(" kernels", "", 1).removesuffix(" kernel")
     yield _row("kernels", kernels + (f"; inlined: {', '.join(plan.inlined)}" if plan.inlined else ""))
     told = measured.get(specialised.name)
     yield _row("time", f"{duration(plan.time_us)} predicted" + (f", {duration(told)} measured" if told else ""))
@@ -101,6 +102,18 @@ def _kernel(
     yield from _terms(p)
     if measured:
         yield _row("model", _verdict(kernel, plan.target, measured, counted))
+
+
+def _launch(name: str, plan: Plan, measured: float | None) -> Iterator[str]:
+    """Of several kernels: what it takes, and what they would take one after another."""
+    p, own = plan.predictions[name], [k for k in plan.kernels if k.name in plan.launches[name]]
+    yield f"launch {name}: {duration(p.time_us)}{_compared(p.time_us, measured)}, bound by {_bound(p)}"
+    yield _row("kernels", ", ".join(k.name for k in own))
+    blocks, threads = sum(k.blocks for k in own), max(k.work.threads for k in own)
+    yield _row("grid", f"{' + '.join(str(k.blocks) for k in own)} = {blocks} blocks of {threads} threads")
+    separate = sum(k.prediction.time_us for k in own)
+    yield _row("gain", f"{duration(separate - p.time_us)}: the kernels would take {duration(separate)} in {len(own)} launches")
+    yield from _terms(p)
 
 
 def _given_up(kernel: KernelPlan, target: Target, planned: int, taken: int) -> str:

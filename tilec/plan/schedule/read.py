@@ -23,11 +23,12 @@ from tilec.core.targets import names
 from tilec.cost.model import predict
 from tilec.kernels import FAMILIES, Family, KernelPlan, Refusal, Refused
 from tilec.plan.check import refuse
+from tilec.plan.cuda.launches import refuse_launches
 from tilec.plan.given_groups import Fixed
 from tilec.plan.groups import Remark
 from tilec.plan.model import Plan
 
-_PLAN_KEYS = {"program": str, "target": str, "inline": list, "kernels": dict}
+_PLAN_KEYS = {"program": str, "target": str, "inline": list, "launches": dict, "kernels": dict}
 _KERNEL_KEYS = {"operations": list, "tile": list, "loops": dict, **dict.fromkeys(FAMILIES, dict)}
 VERSION = 2
 """Of the form of schedule files."""
@@ -89,6 +90,8 @@ class Schedule:
                 self.fail(what, number, "program", hint="remove one of them")
             seen.add(known)
             self._list_of(str, plan.get("inline", []), "inline", number)
+            for name, kernels in plan.get("launches", {}).items():
+                self._list_of(str, kernels, name, number, "launches")
             for name, kernel in plan.get("kernels", {}).items():
                 self._kernel(kernel, number, name)
 
@@ -160,7 +163,8 @@ class Schedule:
             obeyed = _Edit(self, number, name, table, plan).apply(replace(kernel, name=name))
             kernels.append(obeyed)
             remarks += self._difference(kernel, obeyed)
-        plan = replace(plan, kernels=tuple(kernels), remarks=())
+        launches = self._launches(plan, kernels, section, number, remarks)
+        plan = replace(plan, kernels=tuple(kernels), launches=launches, remarks=())
         if Fixed(_groups(plan), plan.inlined).same_as(Fixed(_groups(own), own.inlined)):
             return replace(plan, remarks=tuple(remarks))
         return replace(plan, remarks=(*remarks, self._other_groups(own, plan)))
@@ -198,6 +202,35 @@ class Schedule:
             if frozenset(kernel.nodes) not in tables and kernel.name in taken:
                 self.fail(f"`{kernel.name}` is another kernel's name", number, kernel.name)
         return tables
+
+    def _launches(
+        self, plan: Plan, kernels: list[KernelPlan], section: dict[str, Any], number: int, remarks: list[Remark]
+    ) -> dict[str, tuple[str, ...]]:
+        """The file's launches; the compiler's where it has none, as far as the file's kernels allow them."""
+        if "launches" not in section:
+            now = {own.name: kernel.name for own, kernel in zip(plan.kernels, kernels)}
+            found = {name: tuple(now[k] for k in own) for name, own in plan.launches.items()}
+            while (refused := refuse_launches(kernels, found, plan.order, plan.target)) is not None:
+                name, why = refused
+                remarks.append(Remark("refused", f"{' with '.join(found.pop(name))} in one launch", why))
+            return found
+        known, stem, taken = [k.name for k in kernels], plan.signature.partition("(")[0], list[str]()
+        for name, listed in section["launches"].items():
+            where = number, "launches", name
+            if name in known or not re.fullmatch(rf"{stem}_\w+", name, re.ASCII):
+                self.fail(f"`{name}` cannot be the name of a launch of this op", *where, hint=f"write `{stem}_{name}`")
+            if len(listed) < 2:
+                self.fail("a launch that kernels share has two at least", *where)
+            for kernel in listed:
+                if kernel not in known:
+                    self.fail(f"there is no kernel `{kernel}`", *where, hint=_suggest(kernel, known))
+                if kernel in taken:
+                    self.fail(f"the kernel `{kernel}` is listed twice", *where)
+                taken.append(kernel)
+        found = {name: tuple(listed) for name, listed in section["launches"].items()}
+        if (refused := refuse_launches(kernels, found, plan.order, plan.target)) is not None:
+            self.fail(f"the launch `{refused[0]}` cannot be: {refused[1]}", number, "launches", refused[0])
+        return found
 
     def _difference(self, own: KernelPlan, obeyed: KernelPlan) -> Iterable[Remark]:
         """A remark with the differences between the file's kernel and the compiler's."""

@@ -42,6 +42,7 @@ A schedule file: it says how a program is compiled, for one target and one set o
 Times are predictions.
   operations  the operations of the kernel; move a name to another kernel, or to a new one (OP_...)
   inline      operations that are computed again inside each of their readers, and never stored
+  launches    kernels that share a launch, by its name (OP_...), on a GPU; an empty table forbids it
   tile        a block's part of each dimension of the grid
   loops       for each operation, the numbers of its own dimensions, outermost loop first
 The last table of a kernel is named for the kernel's family, and holds the family's options.
@@ -97,6 +98,11 @@ def _plan(plan: Plan, specialised: Specialised, measured: Times | None) -> Table
         times += f", {measured[0]:.1f} us measured, {measured[1]:.1f} us for the compiler's own plan"
     _add(table, "target", plan.target.name, times)
     _add(table, "inline", _array(plan.inlined), "")
+    if plan.target.kind == "cuda" and len(plan.kernels) > 1:
+        launches = tomlkit.table()
+        for name, names in plan.launches.items():
+            _add(launches, name, _array(names), f"{plan.predictions[name].time_us:.1f} us")
+        table.add("launches", launches)
     kernels = tomlkit.table(is_super_table=True)
     for kernel in plan.kernels:
         kernels.add(kernel.name, _kernel(kernel, plan, where))

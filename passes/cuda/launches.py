@@ -1,0 +1,275 @@
+"""launches: kernels that share a launch become one function, whose first blocks do the work of the first, and so on.
+
+    tilec.launches = {f_y_launch = ["f_y", "f_z"]}
+
+    func @f_y(%x, %y) { %b = gpu.block_id  ... }             func @f_y_launch(%x, %y, %u, %z) {
+    func @f_z(%u, %z) { %b = gpu.block_id  ... }               %b = gpu.block_id
+                                                     ->        if %b < 4 { ... } else { %c = %b - 4  ... }
+    call @f_y(%x, %y)                                        }
+    call @f_z(%u, %z)                                        call @f_y_launch(%x, %y, %u, %z)
+
+The kernels have no clusters and no loop over tiles, and none reads or overwrites what another uses. What stands between their calls
+is moved before or behind. A block has the threads of the largest; in a smaller kernel's blocks, those beyond its own have nothing
+to do, and barriers count its own. Launches of equal kernels call one function, as kernels that are equal do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from tilec.core import locations, mlir, opcodes
+from tilec.core.diagnostics import InternalError
+from tilec.core.mlir import arith, func, gpu, ir, scf
+from tilec.core.opcodes import NamedBarrier
+from tilec.core.order import topological
+from tilec.passes.cuda.memory_spaces import root
+from tilec.passes.loops import below, when
+from tilec.passes.tensor.outline import renaming
+
+LAUNCHES = "tilec.launches"
+_LOCAL = ("memref.alloc", "memref.alloca")
+_STORES = ("memref.store", "vector.store", "memref.atomic_rmw")
+_BOX = "nvgpu.tma.async.store"
+_SEEN = ("memref.expand_shape", "memref.collapse_shape")
+
+
+def share_launches(module: ir.Operation) -> None:
+    if LAUNCHES not in module.attributes:
+        return
+    launches = {
+        entry.name: [ir.StringAttr(name).value for name in ir.ArrayAttr(entry.attr)]
+        for entry in ir.DictAttr(module.attributes[LAUNCHES])
+    }
+    (program,) = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
+    functions = {_name(f): f for f in mlir.functions(module)}
+    calls = {_planned(op): op for op in _operations(program) if op.name == "func.call"}
+    groups = {name: [calls[kernel] for kernel in kernels] for name, kernels in launches.items()}
+    _gather(program, list(groups.values()), functions)
+    made: dict[tuple[str, ...], list[_Launch]] = {}
+    for name, together in groups.items():
+        callees = [functions[_callee(call)] for call in together]
+        alike = made.setdefault(tuple(map(_name, callees)), [])
+        checks = [message for call, f in zip(together, callees) for message in _messages(call, f)]
+        launch = next((known for known in alike if renaming(known.checks, checks) is not None), None)
+        if launch is None:
+            launch = _Launch(name, checks)
+            alike.append(launch)
+            _function(name, together, callees)
+        _call(name, launch, checks, together)
+    used = {_callee(op) for op in _operations(program) if op.name == "func.call"}
+    for name in {_name(f) for alike in made for f in map(functions.__getitem__, alike)} - used:
+        functions[name].erase()
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A function that was made, and the messages of its checks in their order."""
+
+    name: str
+    checks: list[str]
+
+
+# ---- the order of the program --------------------------------------------------------------------------------------------
+
+
+def _gather(
+    program: ir.Operation, groups: Sequence[Sequence[ir.Operation]], functions: dict[str, ir.Operation]
+) -> None:
+    """Brings the calls of each group together, all else staying in order as far as memory demands no other."""
+    (*operations, end) = _operations(program)
+    views = [op for op in operations if op.name in (*_LOCAL, *_SEEN, "arith.constant")]
+    steps = [op for op in operations if op not in views]
+    unit = {op: n for n, op in enumerate(steps)}
+    for group in groups:
+        unit.update(dict.fromkeys(group, min(unit[op] for op in group)))
+    needs: list[set[int]] = [set() for _ in steps]
+    writer: dict[ir.Value, ir.Operation] = {}
+    readers: dict[ir.Value, list[ir.Operation]] = {}
+    for op in steps:
+        reads, writes = _touched(op, functions)
+        before = [writer[m] for m in (*reads, *writes) if m in writer] + [o for m in writes for o in readers.get(m, [])]
+        for other in before:
+            if unit[other] == unit[op]:
+                raise InternalError(f"{_planned(other)} and {_planned(op)} cannot run at once", "map", str(program))
+            needs[unit[op]].add(unit[other])
+        for memory in reads - writes:
+            readers.setdefault(memory, []).append(op)
+        for memory in writes:
+            writer[memory], readers[memory] = op, []
+    members: list[list[ir.Operation]] = [[] for _ in steps]
+    for op in steps:
+        members[unit[op]].append(op)
+    try:
+        order = topological(needs)
+    except ValueError:
+        raise InternalError("a kernel must run between others that share a launch", "map", str(program)) from None
+    for op in (*views, *(op for n in order for op in members[n])):
+        op.move_before(end)
+
+
+def _touched(op: ir.Operation, functions: dict[str, ir.Operation]) -> tuple[set[ir.Value], set[ir.Value]]:
+    """The memory that an operation of the program reads, and that it writes."""
+    memory = [_shown(v) for v in op.operands]
+    if op.name == "func.call":
+        function = functions[_callee(op)]
+        written = {root(o.operands[1]) for o in mlir.traverse(function) if o.name in _STORES}
+        written |= {root(mlir.definition(o.operands[1]).operands[0]) for o in mlir.traverse(function) if o.name == _BOX}
+        return set(memory), {m for m, argument in zip(memory, mlir.entry(function).arguments) if argument in written}
+    return ({memory[0]}, {memory[1]}) if op.name == "memref.copy" else (set(), set(memory))
+
+
+def _shown(value: ir.Value) -> ir.Value:
+    """The memory that a value of the program shows."""
+    while (owner := mlir.definition(value)) is not None and owner.name in _SEEN:
+        value = owner.operands[0]
+    return value
+
+
+# ---- the function ----------------------------------------------------------------------------------------------------
+
+
+def _function(name: str, calls: Sequence[ir.Operation], kernels: Sequence[ir.Operation]) -> None:
+    blocks, threads = ([mlir.get_integer(f, f"tilec.{n}") for f in kernels] for n in ("blocks", "threads"))
+    if not all(map(_ends_alone, kernels)):
+        raise InternalError(f"the kernels of {name} cannot share a launch", "map")
+    arguments = [a for f in kernels for a in mlir.entry(f).arguments]
+    with ir.InsertionPoint(kernels[0]), mlir.fused_location(kernels):
+        made = func.FuncOp(name, ([a.type for a in arguments], []))
+    attributes = made.operation.attributes
+    attributes["tilec.kernel"] = ir.UnitAttr.get()
+    attributes["arg_attrs"] = ir.ArrayAttr.get([a for f in kernels for a in ir.ArrayAttr(f.attributes["arg_attrs"])])
+    attributes["tilec.blocks"], attributes["tilec.threads"] = mlir.integer(sum(blocks)), mlir.integer(max(threads))
+    attributes["tilec.cluster"] = mlir.integer(1)
+    if any("tilec.overlap" in f.attributes for f in kernels):
+        attributes["tilec.overlap"] = ir.UnitAttr.get()
+    if pairs := _inplace(kernels):
+        attributes["tilec.inplace"] = mlir.integers(pairs)
+    locations.set_indices(made.operation, list(dict.fromkeys(i for f in kernels for i in locations.indices(f))))
+    block = made.add_entry_block()
+    mapping = dict(zip(arguments, block.arguments))
+    with ir.InsertionPoint(block), mlir.fused_location(kernels):
+        for op in (op for f in kernels for op in _operations(f) if op.name in _LOCAL):
+            mlir.clone_op(op, mapping)
+        number = gpu.BlockIdOp(gpu.Dimension.x).result
+        thread = gpu.ThreadIdOp(gpu.Dimension.x).result if len(set(threads)) > 1 else None
+        _branches(made.operation, number, thread, list(zip(calls, kernels)), mapping)
+        func.ReturnOp([])
+
+
+def _ends_alone(kernel: ir.Operation) -> bool:
+    """Whether no block of a kernel waits for another, and each has one tile."""
+    counts = any(op.name == "memref.atomic_rmw" for op in mlir.traverse(kernel))
+    return mlir.get_integer(kernel, "tilec.cluster") == 1 and "tilec.persistent" not in kernel.attributes and not counts
+
+
+def _branches(
+    function: ir.Operation, number: ir.Value, thread: ir.Value | None, parts: list[tuple[ir.Operation, ir.Operation]],
+    mapping: dict[ir.Value, ir.Value], start: int = 0,
+) -> None:  # fmt: skip
+    """The work of all parts, of blocks from `start` on."""
+    (call, kernel), *others = parts
+    if not others:
+        _part(function, number, start, thread, call, kernel, mapping)
+        return
+    end = start + mlir.get_integer(kernel, "tilec.blocks")
+    branch = scf.IfOp(arith.cmpi(arith.CmpIPredicate.ult, number, mlir.index(end)), has_else=True)
+    branch.operation.attributes["tilec.returns"] = ir.UnitAttr.get()
+    with ir.InsertionPoint(branch.then_block):
+        _part(function, number, start, thread, call, kernel, mapping)
+        scf.YieldOp([])
+    with ir.InsertionPoint(branch.else_block):
+        _branches(function, number, thread, others, mapping, end)
+        scf.YieldOp([])
+
+
+def _part(
+    function: ir.Operation, number: ir.Value, start: int, thread: ir.Value | None, call: ir.Operation, kernel: ir.Operation,
+    mapping: dict[ir.Value, ir.Value],
+) -> None:  # fmt: skip
+    """The work of a kernel, by its threads of the blocks from `start` on. What its checks say is what this launch's do."""
+    threads, said = mlir.get_integer(kernel, "tilec.threads"), _renamed(call)
+    fewer = thread is not None and threads < mlir.get_integer(function, "tilec.threads")
+    own = _own_block(number, start, mlir.get_integer(kernel, "tilec.blocks"))
+    with when(below(thread, threads)) if fewer else nullcontext() as guard:
+        if guard is not None:
+            guard.operation.attributes["tilec.branch"] = ir.UnitAttr.get()
+        for op in (op for op in _operations(kernel) if op.name not in (*_LOCAL, "func.return")):
+            copy = mlir.clone_op(op, mapping)
+            for inner in [copy, *mlir.traverse(copy)]:
+                match inner.name:
+                    case "gpu.block_id":
+                        inner.results[0].replace_all_uses_with(own)
+                        mapping |= {op.results[0]: own} if inner == copy else {}
+                    case "cf.assert":
+                        message = ir.StringAttr(inner.attributes["msg"]).value
+                        inner.attributes["msg"] = mlir.string(said.get(message, message))
+                    case "gpu.barrier" if fewer:
+                        with ir.InsertionPoint(inner), inner.location:
+                            i32 = ir.IntegerType.get_signless(32)
+                            opcodes.call(
+                                function, NamedBarrier(waits=True), [mlir.constant(n, i32) for n in (1, threads)]
+                            )
+                        inner.erase()
+
+
+def _own_block(number: ir.Value, start: int, blocks: int) -> ir.Value:
+    """A block's number among a kernel's, of which the text says in what range it is."""
+    if blocks < 2:
+        return mlir.index(0)
+    if start:
+        number = arith.maxsi(arith.subi(number, mlir.index(start)), mlir.index(0))
+    return locations.named(arith.minsi(number, mlir.index(blocks - 1)), "own_block")
+
+
+def _inplace(kernels: Sequence[ir.Operation]) -> list[int]:
+    """The kernels' pairs of arguments, by their numbers among all arguments."""
+    pairs, first = [], 0
+    for kernel in kernels:
+        pairs += [first + n for n in mlir.get_integers(kernel, "tilec.inplace") or []]
+        first += len(list(mlir.entry(kernel).arguments))
+    return pairs
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+def _call(name: str, launch: _Launch, checks: list[str], calls: Sequence[ir.Operation]) -> None:
+    with ir.InsertionPoint(calls[0]), mlir.fused_location(calls):
+        call = func.CallOp([], launch.name, [v for old in calls for v in old.operands])
+    if launch.name != name:
+        call.attributes["tilec.launch"] = mlir.string(name)
+        if said := {old: new for old, new in (renaming(launch.checks, checks) or {}).items() if old != new}:
+            call.attributes["tilec.checks"] = ir.DictAttr.get({old: mlir.string(new) for old, new in said.items()})
+    for old in calls:
+        old.erase()
+
+
+def _messages(call: ir.Operation, function: ir.Operation) -> list[str]:
+    """What the checks of a kernel's launch say, in their order."""
+    said = _renamed(call)
+    found = [ir.StringAttr(op.attributes["msg"]).value for op in mlir.traverse(function) if op.name == "cf.assert"]
+    return [said.get(message, message) for message in found]
+
+
+def _renamed(call: ir.Operation) -> dict[str, str]:
+    entries = ir.DictAttr(call.attributes["tilec.checks"]) if "tilec.checks" in call.attributes else ()
+    return {entry.name: ir.StringAttr(entry.attr).value for entry in entries}
+
+
+def _operations(function: ir.Operation) -> list[ir.Operation]:
+    return [op.operation for op in mlir.entry(function).operations]
+
+
+def _name(function: ir.Operation) -> str:
+    return ir.StringAttr(function.attributes["sym_name"]).value
+
+
+def _callee(call: ir.Operation) -> str:
+    return ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+
+
+def _planned(op: ir.Operation) -> str:
+    """The plan's name of a call's kernel."""
+    return (mlir.get_string(op, "tilec.launch") or _callee(op)) if op.name == "func.call" else op.name

@@ -1,0 +1,176 @@
+"""Memory for temporaries that all programs of a stream share. It grows in place, so that no address in it ever changes.
+
+A stream runs programs one after another, and none reads what another left in its temporaries: they can be one memory, as large
+as the largest program needs. An arena reserves addresses for as much as the device has, and puts memory behind the first of
+them as programs need it (the driver's virtual memory management). So nothing is copied, moved or freed when it grows, launches
+that are queued and graphs that were captured go on reading what they were given, and as much is held as the largest program
+takes, in whatever order programs come.
+
+Where a device has no such addresses, a program that needs more than there is gets a new block, which later programs share;
+those before it keep theirs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import count
+from typing import Any
+
+from tilec.runtime.cuda import driver
+
+workspaces: Counter[int] = Counter()
+"""Bytes of device memory that are held for temporaries of programs, by device."""
+
+_VIRTUAL_MEMORY = 102  # CUdevice_attribute
+_PINNED, _DEVICE, _READ_WRITE, _RECOMMENDED = 1, 1, 3, 1
+_PER_THREAD = 2  # CU_STREAM_PER_THREAD: one handle, and a stream for each thread
+_changing = threading.Lock()
+
+
+class Arena:
+    """Who launches kernels that use it holds `lock` until all of a program's are queued: another thread's must not come in
+    between."""
+
+    def __init__(self, device: int):
+        self.lock, self.held = threading.Lock(), 0
+        self._device, self._begin, self._reserved = device, 0, 0
+
+    def take(self, size: int) -> int:
+        """The address of `size` bytes, which are others', too. They stay there as long as the process lives."""
+        with _changing:
+            if size > self.held and not self._extend(size):
+                self._begin, self.held, self._reserved = allocate(self._device, size), size, 0
+            return self._begin
+
+    def _extend(self, size: int) -> bool:
+        """Puts memory behind further addresses; False where they do not go on, or there cannot be any."""
+        granule = _granule(self._device)
+        if granule and not self._begin:
+            self._reserve(granule)
+        if size > self._reserved:
+            return False
+        more = -(-(size - self.held) // granule) * granule
+        try:
+            _map(self._device, self._begin + self.held, more)
+        except driver.OutOfMemory:
+            raise
+        except driver.CudaError:  # a virtual GPU may say that it can, and refuse
+            return False
+        self.held += more
+        workspaces[self._device] += more
+        return True
+
+    def _reserve(self, granule: int) -> None:
+        most, begin = ctypes.c_size_t(), ctypes.c_uint64()
+        driver.call("cuDeviceTotalMem_v2", ctypes.byref(most), self._device)
+        size, none = -(-most.value // granule) * granule, ctypes.c_size_t(0)
+        try:
+            driver.call("cuMemAddressReserve", ctypes.byref(begin), ctypes.c_size_t(size), none, ctypes.c_uint64(0), 0)
+        except driver.CudaError:  # addresses have run out, or the process may not have so many
+            return
+        self._begin, self._reserved = begin.value, size
+
+
+def allocate(device: int, size: int) -> int:
+    """The address of device memory that is never freed: a captured graph that reads it may live for as long as the process."""
+    memory = ctypes.c_uint64()
+    driver.call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(size))
+    workspaces[device] += size
+    return memory.value
+
+
+# ---- arenas of streams -----------------------------------------------------------------------------------------------
+
+_arenas: dict[tuple[int, Hashable], Arena] = {}
+_captures = threading.local()
+_owners: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_numbers = count()
+
+
+@contextmanager
+def replayed_in_order(owner: Any) -> Iterator[None]:
+    """Of what this thread captures meanwhile: all graphs that are captured for `owner` on one stream are replayed one after
+    another, never two at once. So they share an arena."""
+    outside, _captures.owner = getattr(_captures, "owner", None), owner
+    try:
+        yield
+    finally:
+        _captures.owner = outside
+
+
+def arena_of(device: int, stream: int, capture: int) -> Arena:
+    """The arena of a stream; of a graph that is being captured on it, where `capture` numbers the capture. Such a graph may run
+    beside later work of the stream, and beside any other graph unless `replayed_in_order` says otherwise."""
+    order: tuple[Hashable, ...] = ("stream",)
+    if stream == _PER_THREAD:
+        order += ("thread", threading.get_ident())
+    owner = getattr(_captures, "owner", None)
+    with _changing:
+        if capture and owner is not None:
+            if owner not in _owners:
+                _owners[owner] = next(_numbers)
+            order += ("owner", _owners[owner])
+        elif capture:
+            order += ("capture", capture)
+        key = device, (*order, stream)
+        if key not in _arenas:
+            _arenas[key] = Arena(device)
+        return _arenas[key]
+
+
+def lasting(stream: int) -> bool:
+    """Whether a handle is always the same stream."""
+    return stream != _PER_THREAD
+
+
+# ---- virtual memory management ---------------------------------------------------------------------------------------
+
+
+class _Properties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", ctypes.c_int), ("handles", ctypes.c_int), ("place", ctypes.c_int), ("device", ctypes.c_int),
+        ("win32", ctypes.c_void_p), ("flags", ctypes.c_ubyte * 8),
+    )  # fmt: skip
+
+
+class _Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("place", ctypes.c_int), ("device", ctypes.c_int), ("flags", ctypes.c_int))
+
+
+@cache
+def _granule(device: int) -> int:
+    """Memory is put behind so many addresses at a time; 0 where that cannot be done."""
+    if not driver.attribute(_VIRTUAL_MEMORY, device):
+        return 0
+    found, properties = ctypes.c_size_t(), _Properties(_PINNED, 0, _DEVICE, device)
+    try:
+        driver.call("cuMemGetAllocationGranularity", ctypes.byref(found), ctypes.byref(properties), _RECOMMENDED)
+    except driver.CudaError:
+        return 0
+    return found.value
+
+
+def _map(device: int, begin: int, size: int) -> None:
+    """Puts memory behind addresses. Where that fails, there is none."""
+    handle, properties = ctypes.c_uint64(), _Properties(_PINNED, 0, _DEVICE, device)
+    where, length, access = ctypes.c_uint64(begin), ctypes.c_size_t(size), _Access(_DEVICE, device, _READ_WRITE)
+    driver.call("cuMemCreate", ctypes.byref(handle), length, ctypes.byref(properties), ctypes.c_ulonglong(0))
+    try:
+        driver.call("cuMemMap", where, length, ctypes.c_size_t(0), handle, ctypes.c_ulonglong(0))
+        try:
+            driver.call("cuMemSetAccess", where, length, ctypes.byref(access), ctypes.c_size_t(1))
+        except driver.CudaError:
+            driver.library().cuMemUnmap(where, length)
+            raise
+    finally:
+        driver.library().cuMemRelease(handle)  # what is mapped stays until it is unmapped
