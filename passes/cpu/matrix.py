@@ -57,13 +57,22 @@ def word_of(low: ir.Value, high: ir.Value) -> ir.Value:
     return arith.ori(arith.shrui(low, mlir.constant(16, low.type)), high)
 
 
-def code(panel: ir.Value, parts: bool, count: Size) -> ir.Value:
+def code(panel: ir.Value, parts: bool, count: Size, is_left: bool) -> ir.Value:
     """The bits of the smallest number in a panel of bf16 that is not 0, less 1, as i16 without sign; 0 where the matrix unit must
-    not multiply it. `parts`: one of the two factors is in parts; `count`: how many products the panel has."""
+    not multiply it. `parts`: one of the two factors is in parts; `count`: how many products the panel has. What lies behind these,
+    up to the panel's end, nobody has written."""
     short, pieces = ir.IntegerType.get_signless(16), [panel]
     if _rank(panel) > 3:
         pieces = [part_of(panel, n) for n in (0, ir.MemRefType(panel.type).shape[0] - 1)]
-    lines = [_in_lines(p) for p in pieces]
+    room = 2 * ir.MemRefType(pieces[0].type).shape[1 if is_left else 0]
+    used = round_up(count, STEP)
+    lines = [_in_lines(p, whole=used == room) for p in pieces]
+    if _rank(lines[0]) == 1:
+        bounds: list[Size] = [ir.MemRefType(lines[0].type).shape[0]]
+    elif is_left:
+        bounds = [ir.MemRefType(lines[0].type).shape[0], used]
+    else:
+        bounds = [quotient(used, 2), ir.MemRefType(lines[0].type).shape[1]]
     element = ir.MemRefType(lines[0].type).element_type
     word = element if isinstance(element, ir.IntegerType) else short  # a pair is looked at in its upper half, twice
     one, ones = mlir.constant(1 if word == short else 1 << 16, word), -1 if word != short else 0xFFFF
@@ -73,7 +82,7 @@ def code(panel: ir.Value, parts: bool, count: Size) -> ir.Value:
         """The states after all elements behind the subscripts `at`."""
         if len(at) < _rank(lines[0]):
             last = len(at) == _rank(lines[0]) - 1
-            size = round_up(count, STEP) if at else ir.MemRefType(lines[0].type).shape[0]
+            size = bounds[len(at)]
             bound = mlir.index(size) if isinstance(size, int) else size
             made = locations.named(scf.ForOp(mlir.index(0), bound, mlir.index(1), states), "element" if last else "row", *names)
             with ir.InsertionPoint(made.body):
@@ -111,12 +120,12 @@ def _magnitudes(x: ir.Value, word: ir.Type) -> list[ir.Value]:
     return [arith.andi(v, upper) for v in (x, arith.shli(x, mlir.constant(16, word)))]
 
 
-def _in_lines(panel: ir.Value) -> ir.Value:
-    """A panel as one line, or as several that do not lie next to each other."""
+def _in_lines(panel: ir.Value, whole: bool) -> ir.Value:
+    """A panel as one line, or as several where these do not lie next to each other, or not all of it is looked at."""
     type_ = ir.MemRefType(panel.type)
     (step, *_), offset = type_.get_strides_and_offset()
     count, length = type_.shape[0], prod(type_.shape[1:])
-    if step == length:
+    if whole and step == length:
         shape, strides, groups = [count * length], [1], [[0, 1, 2]]
     else:
         shape, strides, groups = [count, length], [step, 1], [[0], [1, 2]]

@@ -117,7 +117,7 @@ def _all_steps(
             packing[inner].fill_all(at)
         if c.matrix:
             with panels_of(inner, c.names) as (_, first_inner, number):
-                tiny.note(panel(inner, first_inner, number), block.count)
+                tiny.note(panel(inner, first_inner, number), block.count, inner is c.left)
         with panels_of(outer, c.names) as (outside, first_outer, outer_number):
             if outer in packing:
                 packing[outer].fill(at | outside, first_outer, mlir.index(0))
@@ -225,15 +225,16 @@ class _Tiny:
             else:
                 matrix.widen(c, panel, block.count, part_of(wide, 0), side is c.left)
 
-    def note(self, panel: ir.Value, count: Size) -> None:
+    def note(self, panel: ir.Value, count: Size, is_left: bool) -> None:
         if self.matrix:
-            own = matrix.code(panel, self.parts, count)
+            own = matrix.code(panel, self.parts, count, is_left)
             memref.StoreOp(arith.minui(memref.LoadOp(self.memory, [mlir.index(0)]).result, own), self.memory, [mlir.index(0)])
 
     def compare(self, c: Contraction, panel: ir.Value, count: Size) -> None:
         """With the panel of the outer loop."""
         if self.matrix:
-            others, own = memref.LoadOp(self.memory, [mlir.index(0)]).result, matrix.code(panel, self.parts, count)
+            others = memref.LoadOp(self.memory, [mlir.index(0)]).result
+            own = matrix.code(panel, self.parts, count, is_left=not c.columns_outer)
             self.plain = matrix.is_plain(c, *((others, own) if c.columns_outer else (own, others)))
 
 
