@@ -24,11 +24,15 @@ _HOLDS = {  # cmpi predicates: when (a, b) is always true, and when always false
 
 def fold_bounds(module: ir.Operation) -> None:
     for function in mlir.functions(module):
-        elements: dict[ir.Value, Range | None] = {}
-        for op in [o for o in mlir.traverse(function) if mlir.is_generic(o)]:
-            folder = _Folder(op, elements)
-            folder.fold()
-            elements.update(folder.results())
+        fold_function(function)
+
+
+def fold_function(function: ir.Operation) -> None:
+    elements: dict[ir.Value, Range | None] = {}
+    for op in [o for o in mlir.traverse(function) if mlir.is_generic(o)]:
+        folder = _Folder(op, elements)
+        folder.fold()
+        elements.update(folder.results())
 
 
 class _Folder:
@@ -71,7 +75,7 @@ class _Folder:
     def _comparison(self, op: ir.Operation) -> None:
         holds = _HOLDS.get(ir.IntegerAttr(op.attributes["predicate"]).value)
         ranges = [self.ranges.of(v) for v in op.operands]
-        if holds is None or None in ranges or not isinstance(op.operands[0].type, ir.IndexType):
+        if holds is None or None in ranges:
             return
         always, never = holds(*ranges)
         if always or never:

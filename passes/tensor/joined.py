@@ -31,6 +31,13 @@ def _join(op: ir.Operation) -> None:
             return _join(_as_operand(op, load))
 
 
+def as_operands(op: ir.Operation) -> None:
+    """Has an operation read whole tensors at bare indices as inputs."""
+    for load in [o.operation for o in mlir.body_of(op).operations if o.operation.name == "tensor.extract"]:
+        if _bare(op, load) is not None:
+            return as_operands(_as_operand(op, load))
+
+
 def _joined(op: ir.Operation, load: ir.Operation) -> int | None:
     """The first subscript of two that are the quotient and the rest of one index, by the extent of the second dimension."""
     value, *subscripts = load.operands
@@ -83,14 +90,18 @@ def _collapsed(value: ir.Value, at: int) -> ir.Value:
 
 
 def _bare(op: ir.Operation, load: ir.Operation) -> list[int] | None:
-    """The dimensions that are the subscripts of a load, if these are all of the tensor's elements, each once."""
+    """The dimensions that are the subscripts of a load, if these are all of the tensor's elements, each once. A dimension of one
+    element, at which 0 is read, is one of the operation's."""
     value, *subscripts = load.operands
+    extents, shape = mlir.extents_of(op), list(ir.ShapedType(value.type).shape)
     owners = [mlir.definition(s) for s in subscripts]
-    if not all(o is not None and o.name == "linalg.index" for o in owners):
-        return None
-    dims, extents = [index_dim(o) for o in owners], mlir.extents_of(op)
-    whole = [extents[d] for d in dims] == list(ir.ShapedType(value.type).shape)
-    return dims if whole and len({*dims}) == len(dims) else None
+    dims = [index_dim(o) if o is not None and o.name == "linalg.index" else None for o in owners]
+    single = iter([d for d, e in enumerate(extents) if e == 1 and d not in dims])
+    read = [next(single, None) if d is None and mlir.constant_value(s) == 0 and e == 1 else d
+            for d, s, e in zip(dims, subscripts, shape)]  # fmt: skip
+    found = [d for d in read if d is not None]
+    whole = len({*found}) == len(read) and [extents[d] for d in found] == shape
+    return found if whole else None
 
 
 def _as_operand(op: ir.Operation, load: ir.Operation) -> ir.Operation:
@@ -117,4 +128,4 @@ def _as_operand(op: ir.Operation, load: ir.Operation) -> ir.Operation:
     return new.operation
 
 
-__all__ = ["read_joined"]
+__all__ = ["as_operands", "read_joined"]

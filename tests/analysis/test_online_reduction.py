@@ -62,6 +62,22 @@ NOT_EXACT = {
  e[i, j] = exp(x[i, j] - m[i])
  s[i] = sum[j](e[i, j]) + exp(0.5 - m[i])
  y[i, d] = sum[j](e[i, j] / s[i] * v[j, d]) }""",
+    "a sink far below": HEAD
+    + """(y: f32[M, D]) { m[i] = max(max[j](x[i, j]), -900)
+ e[i, j] = exp(x[i, j] - m[i])
+ s[i] = sum[j](e[i, j]) + exp(-900 - m[i])
+ y[i, d] = sum[j](e[i, j] / s[i] * v[j, d]) }""",
+    "sinks, and a distance from the maximum twice": HEAD
+    + """(y: f32[M, D]) { m[i] = max(max(max[j](x[i, j]), w[i, 0]), w[i, 1])
+ z[i, j] = x[i, j] - m[i]
+ n[i] = max(max[j](z[i, j]), w[i, 0] - m[i])
+ e[i, j] = exp(z[i, j] - n[i])
+ s[i] = sum[j](e[i, j]) + exp(w[i, 0] - m[i] - n[i]) + exp(w[i, 1] - m[i] - n[i])
+ y[i, d] = sum[j](e[i, j] / s[i] * v[j, d]) }""",
+    "a sink in a log-sum-exp": HEAD
+    + """(y: f32[M, D]) { m[i] = max(max[j](x[i, j]), w[i, 0])
+ l[i] = m[i] + log(sum[j](exp(x[i, j] - m[i])) + exp(w[i, 0] - m[i]))
+ y[i, d] = sum[j](exp(x[i, j] - l[i]) * v[j, d]) }""",
     "a guarded maximum": HEAD
     + """(y: f32[M, D]) { m[i] = max[j](x[i, j])
  g[i] = m[i] if m[i] > -inf else 0
@@ -72,7 +88,8 @@ NOT_EXACT = {
  p[i, j] = softmax[j](x[i, j]) if m[i] > -inf else 0
  y[i, d] = sum[j](p[i, j] * v[j, d]) }""",
 }
-STATES = {"a softmax and its log-sum-exp": 3, "a row's condition": 3, "a guarded maximum": 3}
+STATES = {"a softmax and its log-sum-exp": 3, "a row's condition": 3, "a guarded maximum": 3,
+          "sinks, and a distance from the maximum twice": 3}  # fmt: skip
 
 SQUARES = {
     "variance": HEAD + "(y: f32[M]) { a[i] = mean[j](x[i, j])\n y[i] = mean[j]((x[i, j] - a[i]) ** 2) }",
@@ -101,6 +118,10 @@ REFUSED = {
     ),
     "a second maximum": (
         HEAD + "(y: f32[M]) { m[i] = max[j](x[i, j])\n y[i] = max[j](tanh(x[i, j]) - m[i]) }",
+        "is not a sum",
+    ),
+    "a maximum of distances from another one": (
+        HEAD + "(y: f32[M]) { m[i] = max[j](abs(x[i, j]))\n y[i] = max[j](x[i, j] - m[i]) }",
         "is not a sum",
     ),
     "rounded": (
@@ -164,12 +185,13 @@ def evaluate(x: Expr, env: dict, at: dict[int, np.ndarray]):
         case "index":
             return at[x.own_dims[0]]
         case "element":
-            return env["inputs"][x.key][tuple(at[d] for d in x.own_dims)]
+            places = [evaluate(a, env, at) for a in x.args] or [at[d] for d in x.own_dims]
+            return env["inputs"][x.key][tuple(places)]
     args = [evaluate(a, env, at) for a in x.args]
     if x.op == "arith.cmpi":
         return {"2": np.less, "3": np.less_equal, "4": np.greater}[x.key.split("predicate=")[1][0]](*args)
     if x.op == "arith.cmpf":
-        return {"2": np.greater, "4": np.less, "13": np.not_equal}[x.key.split("predicate=")[1].split()[0]](*args)
+        return {"1": np.equal, "2": np.greater, "4": np.less, "13": np.not_equal}[x.key.split("predicate=")[1].split()[0]](*args)
     return NUMPY[x.op](*args)
 
 

@@ -25,6 +25,7 @@ from math import inf
 from tilec.analysis.carried import Carried, Online
 from tilec.analysis.chain_masks import Mask, Match, folded, masks_of, matches_of, where, with_single_conditions
 from tilec.analysis.expression import Expr, Reader, Total, Unreadable, constant
+from tilec.analysis.extremes import without_idle_roundings
 from tilec.analysis.linear_factor import linear_factor
 from tilec.analysis.online_reduction import derive
 from tilec.analysis.products import stored_term
@@ -164,7 +165,9 @@ def _chain(reader: Reader, outputs: list[Expr], known: Set[int] | None) -> Chain
     (between,) = shared
     made = [t for t in reader.totals if between in t.dims]
     scores = made[0]
-    others = [replace(t, term=_factored(with_single_conditions(t.term))) for t in reader.totals if t not in made]
+    totals = dict(enumerate(reader.totals))
+    plain = lambda x: without_idle_roundings(with_single_conditions(x), totals)  # noqa: E731
+    others = [replace(t, term=_factored(plain(t.term))) for t in reader.totals if t not in made]
     online = derive(others, between, rounded=True)
     if isinstance(online, str):
         raise Unreadable(online)

@@ -27,7 +27,8 @@ class Expr:
     its number), "outer" (`key` is a value from outside of the operations) and "total" (`key` is its number in
     `Reader.totals`), at `own_dims`; other `op`s are upstream's names. An element at computed subscripts has these as `args`.
 
-    `template` is an operation to copy attributes from; it does not take part in equality, `key` has their text.
+    `template` is an operation to copy attributes from; it does not take part in equality, `key` has their text. An operation of
+    another that no program has is made of that text.
     """
 
     op: str
@@ -93,7 +94,8 @@ def constant(value: float, type_: str = "f32") -> Expr:
 def operation(x: Expr, arguments: list[ir.Value]) -> ir.Value:
     """What `x` computes of its arguments' values, at the insertion point; `x` is no leaf."""
     if x.template is None:
-        return ir.Operation.create(x.op, results=[mlir.type_of(x.type)], operands=arguments).results[0]
+        attributes = {a.name: a.attr for a in ir.DictAttr(ir.Attribute.parse(f"{{{x.key or ''}}}"))}
+        return ir.Operation.create(x.op, results=[mlir.type_of(x.type)], operands=arguments, attributes=attributes).results[0]
     copy = x.template.clone()
     for n, value in enumerate(arguments):
         copy.operands[n] = value

@@ -23,11 +23,12 @@ The recurrence is derived from the expressions alone; no operation is known by n
 Milakov & Gimelshein, "Online normalizer calculation for softmax" (2018), in the generality of Rabe & Staats,
 "Self-attention does not need O(n^2) memory" (2021).
 
-Infinities. While nothing but -inf has been seen, `a` = -m is +inf. The reference is then 0, at which all terms so far
-are exp(-inf) = 0, as they are at any other finite reference; this is why the element's part must be bounded by the
-maximum that is subtracted from it. Once +inf has been seen, `a` is -inf, and the reference is 0 again, unless expressions are
-kept as they are (`exact`). At the end the state is moved from the reference to `a` itself: by exp(0) = 1, or
-by exp(+inf) from 0 to NaN, which is what the definition gives for a row of -inf. A NaN stays one.
+Infinities. While nothing but -inf has been seen, `a` = -m is +inf. The reference is then 0, at which all terms so far are
+exp(-inf) = 0, as they are at any other finite reference; this is why the element's part must be bounded by the maximum that
+is subtracted from it. Where `a` is made of more, such as a further term of the softmax, it may be a number all the same,
+far from 0: then the state stays at the end (`extremes.moved`). Once +inf has been seen, `a` is -inf, and the reference is 0
+again, unless expressions are kept as they are (`exact`). At the end the state is moved from the reference to `a` itself: by
+exp(0) = 1, or by exp(+inf) from 0 to NaN, which is what the definition gives for a row of -inf. A NaN stays one.
 """
 
 # mypy: no-strict-optional
@@ -42,9 +43,12 @@ from typing import Any
 
 from tilec.analysis.carried import IDENTITY, Carried, Online, Rescale
 from tilec.analysis.expression import POSITION, Expr, Total, constant
+from tilec.analysis.extremes import below, equals, moved
 from tilec.analysis.linear_factor import inside, linear_factor
 
 LOG2E = log2(EULER)
+
+
 class _Refused(Exception):
     pass
 
@@ -106,7 +110,9 @@ class _Carrier:
             self.carried[total.number] = Carried(total, term, final, None)
             return
         if total.combine != "arith.addf":
-            raise _Refused(f"{total.name} is not a sum, and its terms depend on {self.names(total.term)}")
+            final = self.of_distances(total)
+            self.carried[total.number], self.shared[total.number] = Carried(total, total.term, final, None), final
+            return
         if self.exact and (carried := self.square(total, state)):
             self.carried[total.number] = carried
             return
@@ -115,14 +121,28 @@ class _Carrier:
         term = self.strip(total.term)
         twin = next((c for c in self.carried.values() if self._is_twin(c, total, term, rescale, power)), None)
         final = state = state if twin is None else Expr("state", key=twin.total.number, own_dims=total.dims)
-        for _ in range(power if rescale is not None else 0):
-            at = Expr(rescale.op, (Expr("arith.subf", (self.current(row), _reference(rescale))),))
-            final = Expr("arith.mulf", (final, at))
+        if rescale is not None:
+            move, extreme = Expr("arith.subf", (self.current(row), _reference(rescale))), self.totals[rescale.extreme]
+            if not self.exact:
+                seen = Expr("state", key=extreme.number, own_dims=extreme.dims)
+                move = moved(self.current(row), move, equals(seen, IDENTITY[extreme.combine]))
+            for _ in range(power):
+                final = Expr("arith.mulf", (final, Expr(rescale.op, (move,))))
         for value, op in factor.postponed:
             final = self._applied(final, value, op)
         self.carried[total.number] = Carried(total, term, final, rescale, power=power)
         if twin is not None:
             self.shared[total.number] = final
+
+    def of_distances(self, total: Total) -> Expr:
+        """A maximum of what a row's value, which is no less, is taken from: that of the elements alone is carried."""
+        part = None if self.exact or total.combine != "arith.maximumf" else below(total.term, self.row, self.totals)
+        known = (n for n in self.carried if n not in self.shared and self.totals[n].combine == total.combine)
+        source = next((n for n in known if self.totals[n].term == part), None)
+        if source is None or any(t.extreme == total.number for t in self.totals.values()):
+            raise _Refused(f"{total.name} is not a sum, and its terms depend on {self.names(total.term)}")
+        extreme = Expr("total", key=source, own_dims=total.dims)
+        return self.current(total.term.replace(lambda x: extreme if x == part else None))
 
     def _is_twin(self, c: Carried, total: Total, term: Expr, rescale: Rescale | None, power: int) -> bool:
         """Whether another reduction carries the same state."""
@@ -287,8 +307,6 @@ class _Carrier:
         if self.exact and leaf.op == "arith.select":
             extreme = next((x for x in leaf.args[1:] if x.op == "total"), leaf)
             leaf = extreme if leaf.totals == {extreme.key} else leaf
-        if leaf.op == "arith.maximumf" and not self.exact:  # no less than the extreme
-            leaf = next((a for a in leaf.args if a.op == "total" and leaf.totals == {a.key}), leaf)
         if leaf.op != "total" or leaf.key not in self.carried:
             return None
         source = self.totals[leaf.key]
@@ -306,7 +324,7 @@ class _Carrier:
         for n in sorted(self.carried):
             source = self.totals[n]
             y, b = linear_factor(self._taken(source.term))
-            if source.combine == "arith.maximumf" and z == y and a > 0 and b > 0:
+            if source.combine == "arith.maximumf" and z == y and a * b > 0:
                 away = Expr("arith.negf", (Expr("total", key=n, own_dims=source.dims),))
                 return n, away if isclose(a, b, rel_tol=1e-6) else _scaled(away, a / b)
         return None, row

@@ -48,10 +48,11 @@ class Plan:
     """All kernels of a program. `signature` is the program's name with the types and shapes of its inputs.
 
     `recomputed`: operations that compute a read of a contraction's result anew, with their readers. `copied`: operations that exist
-    for one of several readers. `diagonals`: tensors of which one element is stored for each diagonal. `launches`: the kernels of
-    each launch that several share, by its name; `order` tells which can. `regroup` plans again with given kernels. `candidates`
-    lists the alternatives of each kernel. Both read the IR that the plan was made from, so that they work only while the IR is
-    unchanged: the driver applies a schedule before any later pass runs.
+    for one of several readers. `diagonals`: tensors of which one element is stored for each diagonal. `pieces`: tensors that
+    join others, which are computed piece by piece. `launches`: the kernels of each launch that several share, by its name; `order`
+    tells which can. `regroup` plans again with given kernels. `candidates` lists the alternatives of each kernel. Both read the IR
+    that the plan was made from, so that they work only while the IR is unchanged: the driver applies a schedule before any later
+    pass runs.
     """
 
     target: Target
@@ -68,6 +69,7 @@ class Plan:
     recomputed: dict[str, str] = field(default_factory=dict)
     copied: tuple[str, ...] = ()
     diagonals: tuple[str, ...] = ()
+    pieces: tuple[str, ...] = ()
     launches: dict[str, tuple[str, ...]] = field(default_factory=dict)
     order: Order = field(default_factory=Order, compare=False, repr=False)
 

@@ -33,6 +33,7 @@ from tilec.kernels.attributes import Parts, Placement, StoredFactor
 from tilec.passes.tensor.copies import copy_for_readers
 from tilec.passes.tensor.diagonals import store_by_diagonal
 from tilec.passes.tensor.pack import SIDES
+from tilec.passes.tensor.pieces import compute_in_pieces
 from tilec.plan.chain import WIDEST
 from tilec.plan.cuda.launches import Order, choose_launches
 from tilec.plan.digest import sign
@@ -41,7 +42,7 @@ from tilec.plan.given_groups import Fixed, group_as
 from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Plan
 from tilec.plan.prepack import apply_packs, choose_packs
-from tilec.plan.recompute import of_products, of_reads, plan_diagonals, plan_with
+from tilec.plan.recompute import of_joins, of_products, of_reads, plan_diagonals, plan_with
 from tilec.plan.split_reduction import apply_splits, choose_splits
 from tilec.plan.unchosen import renamed, unchosen
 
@@ -56,7 +57,8 @@ def make_plan(
     known from another plan of the program.
     """
     planner = partial(plan_with, of_products, planner=partial(_fitting_plan, alike=alike or Alike()))
-    return plan_diagonals(function, target, fixed, splitting, partial(plan_with, of_reads, planner=planner))
+    planner = partial(plan_diagonals, planner=partial(plan_with, of_reads, planner=planner))
+    return plan_with(of_joins, function, target, fixed, splitting, planner)
 
 
 def _fitting_plan(function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool, alike: Alike) -> Plan:
@@ -262,6 +264,9 @@ def _kernel_names(stem: str, groups: Sequence[Group], graph: Graph) -> list[str]
 def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
     """Writes the plan into the IR, where the passes read it and a person can edit it."""
     approximations = plan.approximations
+    if plan.pieces:
+        compute_in_pieces(function, WIDEST)
+        approximations = approximate_operations(function, plan.target.kind)
     if plan.diagonals:
         store_by_diagonal(function, plan.diagonals)
         approximations = approximate_operations(function, plan.target.kind)

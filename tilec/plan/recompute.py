@@ -1,8 +1,8 @@
 """What is computed anew in place of being in memory, where the whole program then takes less time.
 
 Reads of a contraction's result at computed subscripts are such, for example of the logit of a class, `s[i, t[i]]`
-(`passes/tensor/gathered.py`); and products that several contractions read (`passes/tensor/copies.py`). The contraction's result may
-then stay on chip.
+(`passes/tensor/gathered.py`); products that several contractions read (`passes/tensor/copies.py`); and what is computed of tensors
+that join others (`passes/tensor/pieces.py`). The contraction's result may then stay on chip.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tilec.core.target import Target
 from tilec.passes.tensor.copies import copied_names, copy_for_readers
 from tilec.passes.tensor.diagonals import diagonal_name, store_by_diagonal
 from tilec.passes.tensor.gathered import compute_anew, gathered_reads, name_of_read
+from tilec.passes.tensor.pieces import compute_in_pieces, names_of_pieces
 from tilec.plan.chain import WIDEST
 from tilec.plan.given_groups import Fixed
 from tilec.plan.groups import Remark
@@ -31,7 +32,8 @@ Planner = Callable[[ir.Operation, Target, Fixed | None, bool], Plan]
 @dataclass(frozen=True)
 class Recomputation:
     """`rewrite` makes the operations `names` in a copy of the program, `noted` puts them into a plan of the copy. `computed` and
-    `stored` say of a time which of the two forms it is of. Without `may_split`, a plan that splits one of them is none."""
+    `stored` say of a time which of the two forms it is of. Without `may_split`, a plan that splits one of them is none. A remark
+    names the `subject`, or else the operations."""
 
     names: tuple[str, ...]
     rewrite: Callable[[ir.Operation], None]
@@ -39,6 +41,7 @@ class Recomputation:
     computed: str
     stored: str
     may_split: bool = True
+    subject: str = ""
 
 
 Finder = Callable[[ir.Operation, Target], Recomputation | None]
@@ -73,6 +76,16 @@ def of_products(function: ir.Operation, target: Target) -> Recomputation | None:
     return Recomputation(names, rewrite, noted, "with a copy for each of their readers", "in memory")
 
 
+def of_joins(function: ir.Operation, target: Target) -> Recomputation | None:
+    """Of tensors that join the results of products with others: what is computed of them, for each of the pieces."""
+    found = names_of_pieces(function, WIDEST)
+    if not found:
+        return None
+    names, joins = tuple(name for made in found.values() for name in made), tuple(found)
+    rewrite, noted = partial(compute_in_pieces, deepest=WIDEST), partial(replace, pieces=joins)
+    return Recomputation(names, rewrite, noted, "in pieces", "as a whole", subject=", ".join(joins))
+
+
 def plan_with(
     find: Finder, function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool, planner: Planner
 ) -> Plan:
@@ -84,14 +97,15 @@ def plan_with(
     stored = None
     if fixed is None or {*anew.names}.isdisjoint((*fixed.inlined, *(n for kernel in fixed.kernels for n in kernel))):
         stored = replace(planner(function, target, fixed, splitting), regroup=regroup)
-        if fixed is not None:
+        made = {*stored.inlined, *(n for kernel in stored.kernels for n in kernel.nodes)}
+        if fixed is not None or not made.isdisjoint(anew.names):  # a plan without splits was weighed inside
             return stored
     copy = function.clone()
     anew.rewrite(copy)
     found = replace(anew.noted(planner(copy, target, fixed, splitting)), regroup=regroup)
     if stored is None:
         return found
-    subject = ", ".join(anew.names)
+    subject = anew.subject or ", ".join(anew.names)
     times = f"{duration(found.time_us)} {anew.computed}, {duration(stored.time_us)} {anew.stored}"
     split = not anew.may_split and any(s.name in anew.names for s in found.splits)
     if split or not pays(found.time_us, stored.time_us):

@@ -1,0 +1,223 @@
+"""pieces: what is computed of a tensor that joins others is computed of each of them.
+
+    c[i, j] = s[i, j] if j < N else z[i]        (j <= N)        c.piece0[i, j] = s[i, j];    c.piece1[i] = z[i]
+    m[i]    = max[j](c[i, j])                             ->    m.piece0[i] = max[j](c.piece0[i, j])
+                                                                m[i]        = max(m.piece0[i], c.piece1[i])
+
+A reduction over a join combines the reductions over its pieces, and a part of a join that lies in one piece is a part of that
+piece. A piece of one element has no dimension of its own. What joins the scores of attention with a column, a sink, then reads the
+scores element by element, so that they may stay on chip. `tilec/analysis/pieces.py` finds the operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilec.analysis.pieces import Pieces, around, pieces_of, ranges_of, update_of
+from tilec.core import locations, mlir
+from tilec.core.mlir import affine, arith, ir, linalg, tensor
+from tilec.kernels.attributes import carry_over
+from tilec.passes.tensor.bounds import fold_function
+from tilec.passes.tensor.joined import as_operands
+from tilec.passes.tensor.split import fill_value
+
+
+def names_of_pieces(function: ir.Operation, deepest: int) -> dict[str, list[str]]:
+    """For each join, the names of the operations that `compute_in_pieces` may make."""
+    found = {}
+    for pieces in pieces_of(function, deepest):
+        (begin, _), *_ = pieces.operations
+        made = [piece_name(op, n) for op, _ in pieces.operations for n in range(len(pieces.pieces))]
+        found[_name(begin)] = made
+    return found
+
+
+def compute_in_pieces(function: ir.Operation, deepest: int) -> None:
+    """Rewrites all that `pieces_of` finds, and folds what is known in a piece."""
+    made = [name for pieces in list(pieces_of(function, deepest)) for name in _Cut(pieces).carry_out()]
+    fold = mlir.PassManager.parse("func.func(canonicalize,cse)")
+    fold_function(function)
+    fold.run(function)
+    for op in [o for o in mlir.traverse(function) if mlir.is_generic(o) and _name(o) in made]:
+        as_operands(op)
+    fold.run(function)
+
+
+def piece_name(op: ir.Operation, number: int) -> str:
+    return f"{_name(op)}.piece{number}"
+
+
+def _name(op: ir.Operation) -> str:
+    return mlir.get_string(op, "tilec.name") or "op"
+
+
+class _Cut:
+    """The operations of a set, made for each piece. `parts` has the pieces of a tensor, and the dimension that is cut; `whole` what
+    takes the place of a reduction's result."""
+
+    def __init__(self, found: Pieces):
+        self.found = found
+        self.parts: dict[ir.Value, tuple[int, list[ir.Value]]] = {}
+        self.whole: dict[ir.Value, ir.Value] = {}
+
+    def carry_out(self) -> list[str]:
+        """Returns the names of the operations that read pieces."""
+        names: list[str] = []
+        for op, d in self.found.operations:
+            with ir.InsertionPoint(op), op.location:
+                made = [_Piece(self, op, d, n).make() for n in range(len(self.found.pieces))]
+                if mlir.iterators_of(op)[d] == "reduction":
+                    self.whole[op.results[0]] = self._combined(op, [results[0] for results in made])
+                else:
+                    for number, (value, map_) in enumerate(zip(op.results, mlir.maps_of(op)[len(mlir.inputs_of(op)) :])):
+                        self.parts[value] = mlir.map_dims(map_).index(d), [results[number] for results in made]
+            names += [piece_name(op, n) for n in range(len(made))]
+        for value, (p, pieces) in self.parts.items():
+            for load in [o for o in mlir.uses(value) if o.name == "tensor.extract" and o.operands[0] == value]:
+                names.append(_name(around(load)))
+                self._read_piece(load, p, pieces)
+        for value, combined in self.whole.items():
+            value.replace_all_uses_with(combined)
+        for op, _ in reversed(self.found.operations):
+            if not any(map(mlir.uses, op.results)):
+                op.erase()
+        return names
+
+    def _read_piece(self, load: ir.Operation, p: int, pieces: Sequence[ir.Value]) -> None:
+        """Has an element be read in the piece in which it lies; what is to go is left as it is."""
+        subscripts = list(load.operands)[1:]
+        number = self.found.piece_of(ranges_of(around(load)).of(subscripts[p]))
+        if number is None:
+            return
+        begin, end = self.found.pieces[number]
+        with ir.InsertionPoint(load), load.location:
+            at = [_less(subscripts[p], begin)] if end - begin > 1 else []
+            element = tensor.extract(pieces[number], [*subscripts[:p], *at, *subscripts[p + 1 :]])
+        load.results[0].replace_all_uses_with(element)
+        load.erase()
+
+    def _combined(self, op: ir.Operation, parts: list[ir.Value]) -> ir.Value:
+        """A reduction of all elements, from those of the pieces."""
+        update, state, rank = update_of(op), list(mlir.body_of(op).arguments)[-1], ir.ShapedType(op.results[0].type).rank
+        type_, whole = ir.ShapedType(op.results[0].type), mlir.projection(rank, range(rank))
+        out = tensor.empty(list(type_.shape), type_.element_type)
+        made, block = mlir.generic([type_], parts, [out], [whole] * (len(parts) + 1), ["parallel"] * rank)
+        made.attributes["tilec.name"] = mlir.string(_name(op))
+        if names := locations.indices(op):
+            dims = mlir.map_dims(mlir.maps_of(op)[-1])
+            locations.set_indices(made.operation, [names[d] for d in dims])
+        with ir.InsertionPoint(block):
+            total, *others = list(block.arguments)[:-1]
+            for other in others:
+                operands = [total if v == state else other for v in update.operands]
+                copy = update.clone()
+                for n, value in enumerate(operands):
+                    copy.operands[n] = value
+                total = copy.results[0]
+            linalg.YieldOp([total])
+        return made.results[0]
+
+
+class _Piece:
+    """An operation for one piece of its dimension `cut`. Without more than one element there, it has no such dimension."""
+
+    def __init__(self, all_: _Cut, op: ir.Operation, cut: int, number: int):
+        self.all, self.op, self.cut, self.number = all_, op, cut, number
+        self.begin, end = all_.found.pieces[number]
+        self.length = end - self.begin
+        rank = mlir.maps_of(op)[0].n_dims
+        self.dims = [d for d in range(rank) if d != cut or self.length > 1]
+        self.own = {d: n for n, d in enumerate(self.dims)}
+        self.extents = [self.length if d == cut else e for d, e in enumerate(mlir.extents_of(op))]
+        self.apart: list[tuple[ir.Value, ir.Value, list[int]]] = []  # arguments, with the tensor and where it is read
+
+    def make(self) -> list[ir.Value]:
+        op, old = self.op, mlir.body_of(self.op)
+        inputs, maps = mlir.inputs_of(op), [mlir.map_dims(m) for m in mlir.maps_of(op)]
+        arguments, count = list(old.arguments), len(inputs)
+        operands: list[tuple[ir.Value, list[int]]] = []
+        direct: list[ir.Value] = []
+        for argument, value, dims in zip(arguments, inputs, maps):
+            operand = self._operand(argument, value, dims)
+            if operand is not None:
+                operands.append((operand, [d for d in dims if d in self.own]))
+                direct.append(argument)
+        outputs = [self._output(v, dims) for v, dims in zip(mlir.outputs_of(op), maps[count:])]
+        out_dims = [[d for d in dims if d in self.own] for dims in maps[count:]]
+        known = {d for dims in (*(dims for _, dims in operands), *out_dims) for d in dims}
+        if missing := [d for d in self.dims if d not in known]:  # an input that is read apart told their extents
+            operands.append((tensor.empty([self.extents[d] for d in missing], mlir.type_of("i1")), missing))
+        rank, kinds = len(self.dims), mlir.iterators_of(op)
+        made, block = mlir.generic(
+            [v.type for v in outputs], [v for v, _ in operands], outputs,
+            [mlir.projection(rank, [self.own[d] for d in dims]) for dims in (*(dims for _, dims in operands), *out_dims)],
+            [kinds[d] for d in self.dims],
+        )  # fmt: skip
+        self._describe(made.operation)
+        new = list(block.arguments)
+        mapping = dict(zip(direct, new)) | dict(zip(arguments[count:], new[len(operands) :]))
+        with ir.InsertionPoint(block):
+            linalg.YieldOp(self._body(old, mapping))
+        return list(made.results)
+
+    def _describe(self, made: ir.Operation) -> None:
+        carry_over(self.op, made)
+        made.attributes["tilec.name"] = mlir.string(piece_name(self.op, self.number))
+        if names := locations.indices(self.op):
+            locations.set_indices(made, [names[d] for d in self.dims])
+        if "reduction" not in mlir.iterators_of(made):
+            for key in ("tilec.reduce", "tilec.multiplicand"):
+                if key in made.attributes:
+                    del made.attributes[key]
+
+    def _operand(self, argument: ir.Value, value: ir.Value, dims: list[int]) -> ir.Value | None:
+        """What is read in an input's place at the dimensions that are left; None where the body reads it, or nothing does."""
+        value = self.all.whole.get(value, value)
+        if self.cut not in dims:
+            return value
+        if value in self.all.parts:
+            return self.all.parts[value][1][self.number]
+        if mlir.uses(argument):
+            self.apart.append((argument, value, dims))
+        return None
+
+    def _output(self, value: ir.Value, dims: list[int]) -> ir.Value:
+        shape = [self.extents[d] for d in dims if d in self.own]
+        out, start = tensor.empty(shape, ir.ShapedType(value.type).element_type), fill_value(value)
+        return out if start is None or not self._reduces else linalg.fill(start, outs=[out])
+
+    @property
+    def _reduces(self) -> bool:
+        return any(kind == "reduction" for d, kind in enumerate(mlir.iterators_of(self.op)) if d in self.own)
+
+    def _body(self, old: ir.Block, mapping: dict[ir.Value, ir.Value]) -> list[ir.Value]:
+        for index in [o for o in mlir.traverse(self.op) if o.name == "linalg.index"]:
+            mapping[index.results[0]] = self._index(ir.IntegerAttr(index.attributes["dim"]).value)
+        for argument, value, dims in self.apart:
+            mapping[argument] = tensor.extract(value, [self._index(d) for d in dims])
+        found = mlir.clone_body(old, mapping)
+        if self._reduces or "reduction" not in mlir.iterators_of(self.op):
+            return found
+        update, state = mlir.definition(found[0]), mapping[list(old.arguments)[-1]]
+        return [v for v in update.operands if v != state]  # of one element, the reduction is this
+
+    def _index(self, d: int) -> ir.Value:
+        if d == self.cut and self.length == 1:
+            return mlir.index(self.begin)
+        index = linalg.IndexOp(self.own[d]).result
+        if d != self.cut or not self.begin:
+            return index
+        return affine.apply(ir.AffineMap.get(1, 0, [ir.AffineDimExpr.get(0) + self.begin]), [index])
+
+
+def _less(subscript: ir.Value, number: int) -> ir.Value:
+    """A subscript less a number: affine, where it is affine, so that both fold to one."""
+    owner = mlir.definition(subscript)
+    if not number:
+        return subscript
+    if owner is None or owner.name not in ("linalg.index", "affine.apply"):
+        return arith.subi(subscript, mlir.index(number))
+    return affine.apply(ir.AffineMap.get(1, 0, [ir.AffineDimExpr.get(0) - number]), [subscript])
+
+
+__all__ = ["compute_in_pieces", "names_of_pieces", "piece_name"]

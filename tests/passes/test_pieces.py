@@ -1,0 +1,128 @@
+"""Tensors that join others, computed piece by piece: which they are, and that results are within the program's bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import assert_within
+from tools.lowering import lowered, planned
+
+from tilec.analysis.pieces import pieces_of
+from tilec.core import mlir
+from tilec.core.mlir import ir
+from tilec.passes.tensor.pieces import compute_in_pieces
+from tilec.plan import recompute
+from tilec.plan.schedule.read import read_schedule
+from tilec.plan.schedule.write import write_schedule
+from tilec.semantics.interpreter import interpret
+
+HEAD = """op f(x: f32[20, 4], w: f32[24, 4], z: f32[20], a: f32[20, 40], v: f32[40, 3]) -> ({out}) {{
+    s[i, j] = sum[k](x[i, k] * w[j, k]) """
+ROWS, ALL = "y: f32[20]", "y: f32[20, 3]"
+COLUMN = "c[i, j] = s[i, j] if j < 24 else z[i] where j in 0:25 "
+SEVERAL = "c[i, j] = z[i] if j < 1 else (s[i, j - 1] if j < 25 else a[i, j - 25]) where j in 0:28 "
+LONG = "c[i, j] = a[i, j] if j < 16 else s[i, j - 16] where j in 0:40 "
+FORMS = {  # what is computed of s: f32[20, 24], its type, and the extents of the pieces
+    "a column": (COLUMN + "y[i] = max[j](c[i, j])", ROWS, [24, 1]),
+    "a sum": (COLUMN + "y[i] = sum[j](exp(c[i, j] / 9))", ROWS, [24, 1]),
+    "a product": (COLUMN + "y[i] = prod[j](c[i, j] / 3)", ROWS, [24, 1]),
+    "whether any": (COLUMN + "y[i] = f32(any[j](c[i, j] > 3))", ROWS, [24, 1]),
+    "a softmax of which a part is read": (
+        COLUMN + "p[i, j] = softmax[j](c[i, j]) y[i, n] = sum[j in 0:24](p[i, j] * v[j, n])", ALL, [24, 1]
+    ),
+    "a softmax of which all is read": (
+        COLUMN + "p[i, j] = softmax[j](c[i, j]) y[i, n] = sum[j in 0:25](p[i, j] * v[j, n])", ALL, [24, 1]
+    ),
+    "several": (SEVERAL + "y[i] = logsumexp[j](c[i, j])", ROWS, [1, 24, 1, 1, 1]),
+    "several, of which parts are read": (
+        SEVERAL + "p[i, j] = softmax[j](c[i, j]) y[i, n] = p[i, 0] + sum[j in 0:24](p[i, j + 1] * v[j, n]) + p[i, 26]", ALL,
+        [1, 24, 1, 1, 1],
+    ),
+    "long pieces": (LONG + "p[i, j] = softmax[j](c[i, j]) y[i, n] = sum[j](p[i, j] * v[j, n])", ALL, [16, 24]),
+    "an input of its length": (COLUMN + "y[i] = sum[j](c[i, j] * (z[i] if j == 7 else v[j, 1]))", ROWS, [24, 1]),
+    "another tensor of its length": (
+        COLUMN + "b[i, j] = sin(a[i, j]) where j in 0:25  y[i, n] = sum[j](c[i, j] * b[i, j]) * v[0, n] + b[i, 3]", ALL, [24, 1]
+    ),
+    "sums along rows": (
+        COLUMN + "e[i, j] = exp(c[i, j] / 9)  t = sum[n](e[n, 24])  y[i] = sum[j](e[i, j]) + e[0, 3] + t", ROWS, [24, 1]
+    ),
+    "a sum of columns": (
+        COLUMN + "e[j] = sum[i](c[i, j] + z[i])  y[i] = z[i] * sum[j](e[j])", ROWS, [24, 1]
+    ),
+    "a sum of two indices": (COLUMN + "y[i] = z[i] * sum[n, j](c[n, j] * z[n])", ROWS, [24, 1]),
+    "an end that is read twice": (
+        COLUMN + "m[i] = max[j](c[i, j])  y[i] = sum[j](exp(c[i, j] - m[i])) + c[i, 24] * c[i, 3]", ROWS, [24, 1]
+    ),
+    "a scan of rows": (COLUMN + "e[i, j] = cumsum[i](c[i, j])  y[i] = sum[j](e[i, j])", ROWS, [24, 1]),
+    "parts alone": (COLUMN + "e[i, j] = sin(c[i, j])  y[i] = e[i, 3] + e[i, 24]", ROWS, [24, 1]),
+    # none
+    "a result": (COLUMN + "y[i, j] = c[i, j] m[i] = max[j](c[i, j])", "y: f32[20, 25], m: f32[20]", None),
+    "a position": (COLUMN + "y[i] = f32(argmax[j](c[i, j]))", ROWS, None),
+    "a scan": (COLUMN + "e[i, j] = cumsum[j](c[i, j])  y[i] = max[j](e[i, j])", ROWS, None),
+    "elements of several pieces": (COLUMN + "m[i] = max[j](c[i, j]) y[i] = m[i] + sum[j in 0:12](c[i, 2 * j + 1 ] * c[i, 24 - j])",
+                                   ROWS, None),
+    "where data tell": (COLUMN + "m[i] = max[j](c[i, j]) y[i] = m[i] + c[i, clamp(i64(z[i]), 0, 24)]", ROWS, None),
+    "a factor": (COLUMN + "m[i] = max[j](c[i, j]) t[n, k] = sum[i](c[i, n] * a[i, k]) y[i] = m[i] + t[0, 0]", ROWS, None),
+    "no join": ("y[i] = max[j](s[i, j] if j < 23 else z[i])", ROWS, None),
+    "inputs alone": ("c[i, j] = a[i, j] if j < 40 else z[i] where j in 0:41 y[i] = max[j](c[i, j]) + s[i, 0]", ROWS, None),
+}  # fmt: skip
+
+
+def in_pieces(text: str) -> tuple[str, list[list[int]]]:
+    with mlir.context(), ir.Location.unknown():
+        module = mlir.parse(text)
+        (function,) = mlir.functions(module)
+        found = [[b - a for a, b in p.pieces] for p in pieces_of(function, 256)]
+        copy = function.clone()  # as plan has it: no module is around
+        compute_in_pieces(copy, 256)
+        copy.erase()
+        compute_in_pieces(function, 256)
+        module.operation.verify()
+        return mlir.text(module), found
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_pieces_have_the_value_of_the_whole(case, rng):
+    body, out, pieces = FORMS[case]
+    program = HEAD.format(out=out) + body + " }"
+    shapes = {"x": (20, 4), "w": (24, 4), "z": (20,), "a": (20, 40), "v": (40, 3)}
+    arrays = {n: rng.normal(0, 1, s).astype(np.float32) for n, s in shapes.items()}
+    text = lowered(program, None, arrays, target="cpu", end="simplify", emit=False)[1].texts["simplify"]
+    made, found = in_pieces(text)
+    assert found == ([] if pieces is None else [pieces])
+    if pieces is None:
+        assert ".piece" not in made
+    else:
+        assert '"c"' not in made  # nothing is left of the whole
+    assert_within(program, arrays, list(interpret(made, arrays).values()), kind="cpu")
+
+
+SINKS = """op f(q: bf16[H, S, 64], k: bf16[H, S, 64], v: bf16[H, S, 64], z: bf16[H]) -> (o: bf16[H, S, 64]) {
+    s[h, i, j]: bf16 = sum[d](q[h, i, d] * k[h, j, d]) / 8 if j <= i else -inf
+    c[h, i, j]: bf16 = s[h, i, j] if j < S else z[h] where j in 0:S + 1
+    m[h, i]: bf16 = max[j](c[h, i, j])
+    p[h, i, j]: bf16 = softmax[j](c[h, i, j] - m[h, i])
+    o[h, i, d] = sum[j in 0:S](p[h, i, j] * v[h, j, d])
+}"""
+
+
+@pytest.mark.parametrize("target", ["a100", "h200", "cpu"])
+def test_attention_with_sinks_has_no_scores_in_memory(target):
+    plan = planned(SINKS, None, {"H": 64, "S": 1024}, target)
+    assert plan.pieces == ("c",) and len(plan.kernels) == 1
+
+
+def test_pieces_are_weighed(monkeypatch):
+    monkeypatch.setattr(recompute, "pays", lambda anew, stored: False)
+    plan = planned(SINKS, None, {"H": 64, "S": 1024})
+    assert not plan.pieces and len(plan.kernels) > 1
+    assert any(r.verb == "refused" and r.subject == "to compute c" for r in plan.remarks)
+
+
+def test_a_schedule_with_pieces_is_obeyed(tmp_path):
+    given = {"H": 64, "S": 1024}
+    specialised, first = lowered(SINKS, None, given, end="plan", emit=False)
+    path = tmp_path / "a.sched.toml"
+    path.write_text(write_schedule(first.plan, specialised))
+    _, second = lowered(SINKS, None, given, schedule=read_schedule(path), end="plan", emit=False)
+    assert second.plan.pieces == ("c",) and [k.nodes for k in second.plan.kernels] == [k.nodes for k in first.plan.kernels]

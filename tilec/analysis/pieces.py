@@ -1,0 +1,257 @@
+"""Tensors that join others along a dimension, and what is computed of them piece by piece.
+
+    c[i, j] = s[i, j] if j < 64 else z[i]        j in 0:65; pieces 0:64 and 64:65
+    e[i, j] = exp(c[i, j])                       is computed in the same pieces
+    l[i]    = sum[j](e[i, j])                    combines the sums of its pieces
+    o[i]    = sum[j in 0:64](e[i, j] * v[j])     reads one piece
+
+Such a set of operations (`Pieces`) begins at an operation that joins the result of a product with something else. It ends at
+reductions over the dimension, and at reads that lie in one piece. Where anything else reads one of its tensors, this must be in
+memory as a whole, and the set is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+from tilec.analysis.index_ranges import Range, Ranges
+from tilec.analysis.products import index_dim, product_of
+from tilec.core import mlir
+from tilec.core.mlir import ir
+
+SINGLE = 8  # the most elements of a piece that becomes as many pieces of one element each
+MOST = 16  # pieces
+COMBINED = {"arith.addf", "arith.mulf", "arith.maximumf", "arith.minimumf", "arith.addi", "arith.muli", "arith.andi", "arith.ori",
+            "arith.maxsi", "arith.minsi", "arith.maxui", "arith.minui"}  # fmt: skip
+_AT = {0: (0, 1), 1: (0, 1), 2: (0,), 3: (1,), 4: (1,), 5: (0,), 6: (0,), 7: (1,), 8: (1,), 9: (0,)}
+"""By predicates of cmpi: how far behind the number that an index is compared with the outcome changes."""
+_MIRRORED = {2: 4, 3: 5, 4: 2, 5: 3, 6: 8, 7: 9, 8: 6, 9: 7}
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Operations, in order, with the dimension of each that is cut into `pieces` (begin and end of each)."""
+
+    operations: tuple[tuple[ir.Operation, int], ...]
+    pieces: tuple[Range, ...]
+
+    def piece_of(self, at: Range | None) -> int | None:
+        """The piece in which all places of a range lie."""
+        return next((n for n, (a, b) in enumerate(self.pieces) if at is not None and a <= at[0] and at[1] < b), None)
+
+
+def pieces_of(function: ir.Operation, deepest: int) -> Iterator[Pieces]:
+    """Sets that begin at a join of the result of a product of at most `deepest` terms."""
+    ops = [o.operation for o in mlir.entry(function).operations if mlir.is_generic(o.operation)]
+    position = {op: n for n, op in enumerate(ops)}
+    made, taken = _made_of_products(ops, deepest), set[int]()
+    for op in ops:
+        starts = {} if position[op] in taken else dict.fromkeys(_joined(op, made))
+        for d in starts:
+            found = _Growth(ops, position).of(op, d)
+            if found is not None and taken.isdisjoint(position[o] for o, _ in found.operations):
+                taken.update(position[o] for o, _ in found.operations)
+                yield found
+
+
+def ranges_of(op: ir.Operation, dim: int = -1, piece: Range = (0, 0)) -> Ranges:
+    """Of the indices of an operation, one of which has the values of a piece alone."""
+    extents = mlir.extents_of(op)
+
+    def leaf(index: ir.Operation) -> Range | None:
+        if index.name != "linalg.index":
+            return None
+        d = index_dim(index)
+        return (piece[0], piece[1] - 1) if d == dim else (0, extents[d] - 1)
+
+    return Ranges(leaf)
+
+
+def around(op: ir.Operation) -> ir.Operation:
+    """The operation on tensors whose body has `op`."""
+    while not mlir.is_generic(op):
+        op = op.parent.operation
+    return op
+
+
+def update_of(op: ir.Operation) -> ir.Operation:
+    """What a reduction with one result combines its state and a term by."""
+    return mlir.definition(list(mlir.body_of(op).operations)[-1].operation.operands[0])
+
+
+def is_elementwise(op: ir.Operation) -> bool:
+    return len(op.results) == 1 and "reduction" not in mlir.iterators_of(op) and "tilec.scan" not in op.attributes
+
+
+def _made_of_products(ops: Sequence[ir.Operation], deepest: int) -> set[ir.Value]:
+    """Results of products of so many terms, and what is computed from them element by element."""
+    found = set[ir.Value]()
+    for op in ops:
+        kinds = mlir.iterators_of(op)
+        summed = prod(e for e, kind in zip(mlir.extents_of(op), kinds) if kind == "reduction")
+        product = "reduction" in kinds and product_of(op) is not None and "tilec.scan" not in op.attributes and summed <= deepest
+        if product or (is_elementwise(op) and any(v in found for v in mlir.inputs_of(op))):
+            found.update(op.results)
+    return found
+
+
+def _joined(op: ir.Operation, made: Set[ir.Value] | None = None) -> Iterator[int]:
+    """Dimensions of which an operation has more elements than a tensor (of `made`) that it reads along them."""
+    if not is_elementwise(op):
+        return
+    extents = mlir.extents_of(op)
+    for load in [o for o in mlir.traverse(op) if o.name == "tensor.extract" and (made is None or o.operands[0] in made)]:
+        for length, subscript in zip(ir.ShapedType(load.operands[0].type).shape, list(load.operands)[1:]):
+            dims = _dims(subscript)
+            if len(dims) == 1 and length < extents[dims[0]]:
+                yield dims[0]
+
+
+def _dims(value: ir.Value) -> list[int]:
+    """The dimensions whose indices a subscript depends on; none where it depends on memory, too."""
+    found, pending = dict[int, None](), [value]
+    while pending:
+        op = mlir.definition(pending.pop())
+        if op is None or op.name == "tensor.extract":
+            return []
+        if op.name == "linalg.index":
+            found[index_dim(op)] = None
+        pending += op.operands
+    return list(found)
+
+
+class _Growth:
+    """Finds the operations of a set, by their places: `dims` has the dimension that is cut of those of which nothing is left as a
+    whole, `further` of those that others read in pieces, too."""
+
+    def __init__(self, ops: Sequence[ir.Operation], position: Mapping[ir.Operation, int]):
+        self.ops, self.position = ops, position
+        self.dims, self.further = dict[int, int](), dict[int, int]()
+        self.loads: list[tuple[ir.Operation, int]] = []  # of cut tensors, with the dimension that is cut
+
+    def of(self, start: ir.Operation, d: int) -> Pieces | None:
+        self.dims[self.position[start]] = d
+        if not (self._add_readers() and self._add_producers()):
+            return None
+        extent = mlir.extents_of(start)[d]
+        joins = ((self.ops[n], at) for n, at in self.dims.items() if at in _joined(self.ops[n]))
+        points = {p for op, at in joins for p in _points(op, at) if 0 < p < extent}
+        pieces = tuple(_pieces(sorted({0, *points, extent})))
+        order = sorted((self.dims | self.further).items())
+        found = Pieces(tuple((self.ops[n], at) for n, at in order), pieces)
+        fits = 1 < len(pieces) <= MOST and any(b - a > 1 for a, b in pieces)
+        return found if fits and all(self._lies_in_one(found, *load) for load in self.loads) else None
+
+    def _add_readers(self) -> bool:
+        """Whether all that reads the tensors of `dims` can be cut, or may lie in one piece."""
+        pending = list(self.dims)
+        while pending:
+            op, d = self.ops[n := pending.pop()], self.dims[n]
+            if not _may_be_cut(op, d):
+                return False
+            if mlir.iterators_of(op)[d] == "reduction":
+                continue
+            for value, p in _cut_results(op, d):
+                for reader in mlir.uses(value):
+                    if reader.name == "tensor.extract" and reader.operands[0] == value:
+                        self.loads.append((reader, p))
+                        continue
+                    if not mlir.is_generic(reader) or value in mlir.outputs_of(reader):
+                        return False
+                    for at in {m[p] for v, m in _inputs(reader) if v == value}:
+                        known = self.dims.get(self.position[reader])
+                        if known is None:
+                            self.dims[self.position[reader]] = at
+                            pending.append(self.position[reader])
+                        elif known != at:
+                            return False
+        return True
+
+    def _add_producers(self) -> bool:
+        """Adds what makes other tensors element by element that the operations read along the dimension."""
+        pending = list(self.dims.items())
+        while pending:
+            n, d = pending.pop()
+            for value, dims in _inputs(self.ops[n]):
+                maker = mlir.definition(value)
+                if d not in dims or maker not in self.position or not is_elementwise(maker):
+                    continue
+                at = mlir.map_dims(mlir.maps_of(maker)[-1])[dims.index(d)]
+                known = (self.dims | self.further).get(self.position[maker])
+                if known is None and _may_be_cut(maker, at):
+                    self.further[self.position[maker]] = at
+                    pending.append((self.position[maker], at))
+                elif known is not None and known != at:
+                    return False
+        return True
+
+    def _lies_in_one(self, found: Pieces, load: ir.Operation, p: int) -> bool:
+        """Whether an element that is read at a subscript lies in one piece, in each of the pieces of its reader."""
+        reader, subscript = around(load), list(load.operands)[1 + p]
+        n = self.position[reader]
+        d = self.dims.get(n, self.further.get(n))
+        inside = [] if d is None else [ranges_of(reader, d, piece).of(subscript) for piece in found.pieces]
+        outside = [] if n in self.dims else [ranges_of(reader).of(subscript)]
+        return all(found.piece_of(at) is not None for at in (*inside, *outside))
+
+
+def _inputs(op: ir.Operation) -> list[tuple[ir.Value, list[int]]]:
+    return [(v, mlir.map_dims(m)) for v, m in zip(mlir.inputs_of(op), mlir.maps_of(op))]
+
+
+def _cut_results(op: ir.Operation, d: int) -> Iterator[tuple[ir.Value, int]]:
+    """Results of an operation with the dimension of each that is its dimension `d`."""
+    for value, map_ in zip(op.results, mlir.maps_of(op)[len(mlir.inputs_of(op)) :]):
+        yield value, mlir.map_dims(map_).index(d)
+
+
+def _may_be_cut(op: ir.Operation, d: int) -> bool:
+    if mlir.get_integer(op, "tilec.scan") == d or "tilec.position" in op.attributes:
+        return False
+    starts = [mlir.definition(v) for v in mlir.outputs_of(op)]
+    if any(o is None or o.name not in ("tensor.empty", "linalg.fill") for o in starts):
+        return False
+    if mlir.iterators_of(op)[d] == "reduction":
+        update, state = update_of(op), list(mlir.body_of(op).arguments)[-1]
+        able = len(op.results) == 1 and starts[0].name == "linalg.fill" and update is not None and update.name in COMBINED
+        return able and list(update.operands).count(state) == 1 and mlir.uses(state) == [update]
+    return product_of(op) is None or "reduction" not in mlir.iterators_of(op)  # a factor of a product is a whole
+
+
+def _points(op: ir.Operation, d: int) -> Iterator[int]:
+    """Where along a dimension the outcome of a comparison of its index with a number changes."""
+    for asked in [o for o in mlir.traverse(op) if o.name == "arith.cmpi"]:
+        predicate, (left, right) = ir.IntegerAttr(asked.attributes["predicate"]).value, asked.operands
+        if mlir.constant_value(left) is not None:
+            predicate, left, right = _MIRRORED.get(predicate, predicate), right, left
+        number, offset = mlir.constant_value(right), _offset(left, d)
+        if number is not None and offset is not None:
+            yield from (number - offset + more for more in _AT[predicate])
+
+
+def _offset(value: ir.Value, d: int) -> int | None:
+    """What a value is more than the index of a dimension."""
+    op = mlir.definition(value)
+    match op.name if op is not None else "":
+        case "linalg.index":
+            return 0 if index_dim(op) == d else None
+        case "arith.index_cast":
+            return _offset(op.operands[0], d)
+        case "affine.apply" if len(op.operands) == 1:
+            factors, inner = mlir.linear(ir.AffineMapAttr(op.attributes["map"]).value), _offset(op.operands[0], d)
+            return inner + factors[1] if factors is not None and factors[0] == 1 and inner is not None else None
+        case "arith.addi" | "arith.subi" if mlir.constant_value(op.operands[1]) is not None:
+            number, inner = mlir.constant_value(op.operands[1]), _offset(op.operands[0], d)
+            return None if inner is None else inner + number if op.name == "arith.addi" else inner - number
+    return None
+
+
+def _pieces(points: Sequence[int]) -> Iterator[Range]:
+    for a, b in pairwise(points):
+        yield from ((n, n + 1) for n in range(a, b)) if b - a <= SINGLE else [(a, b)]
+
+
+__all__ = ["Pieces", "around", "is_elementwise", "pieces_of", "ranges_of", "update_of"]
