@@ -14,9 +14,10 @@ from tools.machines import CARDS, CPU, H200
 
 from tilec.core.targets import load
 from tilec.cost import contraction
+from tilec.cost.block_tile import BlockTile, Contraction
 from tilec.cost.chain import ChainProblem, choose_chain_tile
 from tilec.cost.chain_order import longest_share
-from tilec.cost.contraction import BlockTile, Contraction, contraction_cost
+from tilec.cost.contraction import contraction_cost
 from tilec.cost.model import Work, balance, home_level, occupancy, predict, roofline
 
 GIB = 1 << 30

@@ -17,7 +17,7 @@ from tilec.core import mlir
 from tilec.core.hardware import LINE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
-from tilec.cost.contraction import element_bytes, unit_type
+from tilec.cost.block_tile import element_bytes, unit_type
 
 EIGHT_BIT_FLOATS = {"f8E4M3FN": "f8e4m3", "f8E5M2": "f8e5m2"}  # MLIR's names, and the language's
 _BYTES_AND_F8 = frozenset({"i8", "u8", *EIGHT_BIT_FLOATS})

@@ -12,7 +12,7 @@ from tilec.analysis.multiplicands import multiplicand_of
 from tilec.analysis.space import Space
 from tilec.core.mlir import ir
 from tilec.core.target import Target
-from tilec.cost.contraction import unit_type
+from tilec.cost.block_tile import unit_type
 from tilec.cost.model import Work
 
 

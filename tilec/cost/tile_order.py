@@ -9,12 +9,9 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING
 
 from tilec.core.target import Target
-
-if TYPE_CHECKING:
-    from tilec.cost.contraction import BlockTile, Contraction
+from tilec.cost.block_tile import BlockTile, Contraction
 
 STAYS = 0.5  # of L2: what is read again is there
 GROUPS = (1, 2, 4, 8, 16)  # rows of tiles

@@ -20,7 +20,7 @@ from tilec.core.mlir import ir
 from tilec.core.quantities import duration
 from tilec.core.target import Target
 from tilec.cost import contraction
-from tilec.cost.contraction import unit_type
+from tilec.cost.block_tile import unit_type
 from tilec.cost.model import round_up
 from tilec.kernels.matrix import BYTES
 from tilec.passes.tensor.pack import pack

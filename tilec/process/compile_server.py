@@ -174,6 +174,9 @@ def give_up() -> None:
             _end(server)
 
 
+workers.on_interruption(give_up)
+
+
 def _end(server: _Server) -> None:
     server.close()
     server.process.kill()

@@ -111,6 +111,14 @@ def forget() -> None:
     _here.__dict__.pop("pool", None)
 
 
+_interrupted: list[Callable[[], None]] = []
+
+
+def on_interruption(end: Callable[[], None]) -> None:
+    """Has `end` called where an exception leaves a block of workers: it ends what they wait for."""
+    _interrupted.append(end)
+
+
 @contextmanager
 def workers(count: int | None, name: str, spare: bool = False) -> Iterator[Workers]:
     """Threads for some work. If an exception leaves the block, above all KeyboardInterrupt, work that has not begun is
@@ -123,11 +131,10 @@ def workers(count: int | None, name: str, spare: bool = False) -> Iterator[Worke
         pool.abandon()
         raise
     except BaseException:
-        from tilec.process import compile_server
-
         _free_llvm()
         pool.abandon()
-        compile_server.give_up()
+        for end in _interrupted:
+            end()
         raise
     pool.end()
     pool.join()

@@ -15,7 +15,7 @@ from tilec.core import mlir
 from tilec.core.hardware import LINE
 from tilec.core.target import Target
 from tilec.cost import contraction
-from tilec.cost.contraction import BlockTile
+from tilec.cost.block_tile import BlockTile
 from tilec.cost.model import Choice, pick
 from tilec.kernels import KernelPlan
 from tilec.kernels.contraction import WarpgroupContraction

@@ -30,8 +30,8 @@ from tilec.core.fitted import ContractionTimes, WarpgroupTimes
 from tilec.core.hardware import LINE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
-from tilec.cost import contraction
-from tilec.cost.contraction import BlockTile
+from tilec.cost import block_tile, contraction
+from tilec.cost.block_tile import BlockTile
 from tilec.cost.model import Choice
 from tilec.cost.stream_k import shared_tiles
 from tilec.kernels.contraction import Contraction, WarpgroupContraction
@@ -52,7 +52,7 @@ class Fit(NamedTuple):
     n: int
     deepest: int
 
-    def rank(self, choice: Choice, problem: contraction.Contraction, target: Target) -> float:
+    def rank(self, choice: Choice, problem: block_tile.Contraction, target: Target) -> float:
         """By the predicted time with all blocks that the boxes take, which may be more than the tiles of a flat C."""
         tile = choice.tile
         if (self.m // tile.bm, self.n // tile.bn) == (ceil(problem.m / tile.bm), ceil(problem.n / tile.bn)):
@@ -68,7 +68,7 @@ class Tiles:
     kind: str
     roles: Roles
     operands: dict[str, Operand]
-    problem: contraction.Contraction
+    problem: block_tile.Contraction
     choices: list[Choice]
     build: Callable[[BlockTile], StoredContraction]
     fit: Callable[[BlockTile], Fit | None]
@@ -110,7 +110,7 @@ def tiles_by(kind: str, node: Node, g: Group, graph: Graph, target: Target) -> T
 
 def fed_problem(
     node: Node, kind: str, roles: Roles, operands: dict[str, Operand], g: Group, graph: Graph, target: Target
-) -> contraction.Contraction:
+) -> block_tile.Contraction:
     """With the way of its factors into shared memory."""
     problem = _problem(node, roles, kind, g, graph)
     sides, depth, copies = (operands["left"], operands["right"]), LINE // BYTES[kind], warpgroup_copies(operands)
@@ -125,7 +125,7 @@ def fed_problem(
 
 
 def ranked_tiles(
-    kind: str, roles: Roles, operands: dict[str, Operand], problem: contraction.Contraction, g: Group, target: Target,
+    kind: str, roles: Roles, operands: dict[str, Operand], problem: block_tile.Contraction, g: Group, target: Target,
     together: dict | None = None,
 ) -> Tiles:  # fmt: skip
     """The tiles for factors that are fed so; `together`: options of several products of one left factor."""
@@ -226,7 +226,7 @@ def _is_buildable(built: StoredContraction) -> bool:
 # ---- the tile ----------------------------------------------------------------------------------------------
 
 
-def _problem(node: Node, roles: Roles, kind: str, g: Group, graph: Graph) -> contraction.Contraction:
+def _problem(node: Node, roles: Roles, kind: str, g: Group, graph: Graph) -> block_tile.Contraction:
     m, n, k = (prod(g.space.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner))
     written = outputs_of(g.nodes, graph)
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in written)
@@ -244,7 +244,7 @@ def _problem(node: Node, roles: Roles, kind: str, g: Group, graph: Graph) -> con
     left, right = (factor_access(node, roles.factors[side], g) for side in ("left", "right"))
     batch = {*g.space.dims[node]} - {*roles.rows, *roles.columns, *roles.inner}
     recurring = right is not None and not batch.isdisjoint(d for dims in right.opaque for d in dims)
-    return contraction.Contraction(
+    return block_tile.Contraction(
         m, n, k, points // (m * n), stored, result, tf32, parts=split[0], products=split[1], reads=reads, epilogue=epilogue,
         sources=(_source_bytes(left), _source_bytes(right)), recurring=recurring,
     )  # fmt: skip
@@ -277,7 +277,7 @@ def _filling(copy: str, operand: Operand, size: int, target: Target) -> float:
 
 
 def _ranked(
-    target: Target, problem: contraction.Contraction, instructions: list[str] | None, weigh: Callable[[Choice], float | None]
+    target: Target, problem: block_tile.Contraction, instructions: list[str] | None, weigh: Callable[[Choice], float | None]
 ) -> list[Choice]:  # fmt: skip
     """The tiles that can be built, the fastest first. An instruction whose products alone take longer than the best tile of one
     before it has none."""
@@ -289,7 +289,7 @@ def _ranked(
     return [choice for _, choice in sorted(found, key=itemgetter(0))]
 
 
-def fed(problem: contraction.Contraction, instruction: str) -> contraction.Contraction:
+def fed(problem: block_tile.Contraction, instruction: str) -> block_tile.Contraction:
     """As the instruction's kernels are fed."""
     return replace(problem, staged=problem.filled) if instruction == "wgmma" else problem
 
@@ -301,7 +301,7 @@ def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> li
         return []
     by_tma = {f.copy for f in operands.values()} == {"tma"}
     able = by_tma or (kind not in ("tf32", parts.KIND) and (BYTES[kind] == 2 or all(f.major for f in operands.values())))
-    found = ["wgmma"] if able and target.has("tma") and "wgmma" in target.instructions(contraction.unit_type(kind)) else []
+    found = ["wgmma"] if able and target.has("tma") and "wgmma" in target.instructions(block_tile.unit_type(kind)) else []
     found += ["mma.sync"] if kind in ("i8", "bf16", "f16", "tf32") else []
     return found or None
 

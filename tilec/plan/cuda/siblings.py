@@ -13,7 +13,7 @@ from tilec.analysis.graph import Graph, Node
 from tilec.analysis.multiplicands import multiplicands_of, scales_of
 from tilec.analysis.siblings import parts_of
 from tilec.core.target import Target
-from tilec.cost import contraction
+from tilec.cost.block_tile import Contraction
 from tilec.kernels.matrix import BYTES
 from tilec.plan.cuda.contraction import Tiles, fed_problem, ranked_tiles
 from tilec.plan.cuda.operands import FactorAccess, Operand, Roles, arrange, factor_access
@@ -29,7 +29,7 @@ class _Sibling:
     locations: tuple[tuple | None, ...]
     roles: Roles
     operands: dict[str, Operand]
-    problem: contraction.Contraction
+    problem: Contraction
 
     @property
     def common(self) -> tuple:
