@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from tilec.process import workers as of
-from tilec.process.workers import Abandoned, workers
+from tilec.process.workers import Abandoned, Workers, workers
 
 
 def ended(code: str, **more: str) -> tuple[str, float]:
@@ -83,6 +83,31 @@ def test_threads_that_outlive_the_main_one_have_workers():
         threading.Thread(target=work).start()
     """
     assert ended(code)[0] == "['0', '1', '2']\n"
+
+
+def test_a_thread_that_just_starts_is_waited_for(monkeypatch):
+    """It may be at work before the call that starts it returns."""
+    begun, done, start = threading.Event(), [], threading.Thread.start
+
+    def slowly(thread):
+        start(thread)
+        if thread.name.startswith("slow"):
+            time.sleep(0.2)
+
+    def work():
+        begun.set()
+        time.sleep(0.4)
+        done.append(1)
+
+    monkeypatch.setattr(threading.Thread, "start", slowly)
+    pool = Workers(1, "slow")
+    maker = threading.Thread(target=pool.submit, args=[work])
+    maker.start()
+    begun.wait(60)
+    pool.abandon()
+    pool.join()
+    assert done == [1]
+    maker.join()
 
 
 def test_the_interpreter_ends_without_what_has_not_begun():

@@ -35,6 +35,7 @@ class Workers:
         self.count, self.name, self.spare = count or os.cpu_count() or 1, name, spare
         self.tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self.threads: list[threading.Thread] = []
+        self._starting = threading.Lock()  # a thread may be at work before it stands among `threads`
         self.outer: Workers | None = getattr(_here, "pool", None)
         self.abandoned = False
         with _lock:
@@ -45,8 +46,9 @@ class Workers:
         self.tasks.put((future, lambda: function(*arguments, **named)))
         if len(self.threads) < self.count:
             thread = threading.Thread(target=self._work, name=f"{self.name}_{len(self.threads)}", daemon=True)
-            thread.start()
-            self.threads.append(thread)
+            with self._starting:
+                thread.start()
+                self.threads.append(thread)
         if self.abandoned:  # by another thread, perhaps just now
             self.abandon()
         return future
@@ -80,7 +82,9 @@ class Workers:
         self.end()
 
     def join(self) -> None:
-        for thread in self.threads:
+        with self._starting:
+            threads = list(self.threads)
+        for thread in threads:
             if thread is not threading.current_thread():
                 thread.join()
 
