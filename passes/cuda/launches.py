@@ -148,13 +148,15 @@ def _function(name: str, calls: Sequence[ir.Operation], kernels: Sequence[ir.Ope
         attributes["tilec.inplace"] = mlir.integers(pairs)
     locations.set_indices(made.operation, list(dict.fromkeys(i for f in kernels for i in locations.indices(f))))
     block = made.add_entry_block()
-    mapping = dict(zip(arguments, block.arguments))
+    given = iter(block.arguments)  # one function may be there twice, for several calls: each part has values of its own
+    mappings = [{a: next(given) for a in mlir.entry(f).arguments} for f in kernels]
     with ir.InsertionPoint(block), mlir.fused_location(kernels):
-        for op in (op for f in kernels for op in _operations(f) if op.name in _LOCAL):
-            mlir.clone_op(op, mapping)
+        for f, mapping in zip(kernels, mappings):
+            for op in (op for op in _operations(f) if op.name in _LOCAL):
+                mlir.clone_op(op, mapping)
         number = gpu.BlockIdOp(gpu.Dimension.x).result
         thread = gpu.ThreadIdOp(gpu.Dimension.x).result if len(set(threads)) > 1 else None
-        _branches(made.operation, number, thread, list(zip(calls, kernels)), mapping)
+        _branches(made.operation, number, thread, list(zip(calls, kernels, mappings)))
         func.ReturnOp([])
 
 
@@ -165,11 +167,11 @@ def _ends_alone(kernel: ir.Operation) -> bool:
 
 
 def _branches(
-    function: ir.Operation, number: ir.Value, thread: ir.Value | None, parts: list[tuple[ir.Operation, ir.Operation]],
-    mapping: dict[ir.Value, ir.Value], start: int = 0,
+    function: ir.Operation, number: ir.Value, thread: ir.Value | None,
+    parts: list[tuple[ir.Operation, ir.Operation, dict[ir.Value, ir.Value]]], start: int = 0,
 ) -> None:  # fmt: skip
-    """The work of all parts, of blocks from `start` on."""
-    (call, kernel), *others = parts
+    """The work of all parts, of blocks from `start` on: the call of each, its kernel, and the kernel's values here."""
+    (call, kernel, mapping), *others = parts
     if not others:
         _part(function, number, start, thread, call, kernel, mapping)
         return
@@ -180,7 +182,7 @@ def _branches(
         _part(function, number, start, thread, call, kernel, mapping)
         scf.YieldOp([])
     with ir.InsertionPoint(branch.else_block):
-        _branches(function, number, thread, others, mapping, end)
+        _branches(function, number, thread, others, end)
         scf.YieldOp([])
 
 

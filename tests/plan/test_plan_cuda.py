@@ -133,8 +133,9 @@ def test_several_long_reductions_down_few_columns_are_split(text, sums):
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [BATCH_NORM_GRADIENT, BATCH_NORM, POOLED])
 def test_parts_of_several_reductions_are_added(text):
-    """Those that read one tensor are one kernel. Of dependent ones, each waits for the sums before it."""
-    special, result = lowered(text, None, {"N": 4, "H": 32, "W": 32, "C": 64}, target=H200)
+    """Those that read one tensor are one kernel. Of dependent ones, each waits for the sums before it. Equal kernels that add parts
+    share a launch, in which each has operands of its own."""
+    special, result = lowered(text, None, {"N": 8, "H": 32, "W": 32, "C": 64}, target=H200)
     assert len(result.plan.splits) == 2
     inputs = arrays(special)
     assert_within(text, inputs, run_printed(special, result, inputs)[0], kind="cuda")

@@ -289,6 +289,7 @@ def test_narrow_gradients_of_embeddings_are_added_up_in_f32():
 @pytest.mark.skipif(not compile_server._POSSIBLE, reason="processes of their own are for Linux")
 def test_backward_is_compiled_while_forward_is(monkeypatch):
     """Where processors are spare: the first gradient finds its programs."""
+    shared.forget()  # programs of tests before
     made, make = [], shared.compile_program
 
     def noted(text, **how):
