@@ -141,6 +141,17 @@ def test_parts_of_several_reductions_are_added(text):
     assert_within(text, inputs, run_printed(special, result, inputs)[0], kind="cuda")
 
 
+def test_a_product_without_rows_and_columns_is_no_outer_product():
+    """Both factors have all indices of the result: planning ended in an IndexError where all of them have one value."""
+    text = """op f(x: f8e4m3[M, M, M], y: f16[M, 2 * M + 1, M]) -> (z: f32[M, M]) {
+        z[i, j] = sum[k](x[i, j, k] * y[i, 2 * j + 1, k])
+    }"""
+    for size in (1, 2):
+        special, result = lowered(text, None, {"M": size}, target=H200)
+        inputs = arrays(special)
+        assert_within(text, inputs, run_printed(special, result, inputs)[0], kind="cuda")
+
+
 def test_several_reductions_along_rows_stay_one_kernel():
     """Blocks enough, or the blocks of a cluster, share what each row has."""
     text = "op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = softmax[j](x[i, j]) }"

@@ -75,6 +75,8 @@ def choose_with(
         return choose_chain(kernel, g, graph, target, pick)
     if contraction is not None and (planned := choose_contraction(kernel, g, graph, target, pick)):
         return planned
+    if contraction is not None and not (contraction.contraction.m and contraction.contraction.n):
+        contraction = None  # each number of both factors is read once
     family: type[Threaded] = Points
     if contraction is not None:
         family, (tile, layout, why) = VectorContraction, _contraction(view, contraction)
