@@ -7,11 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tools.pytorch import plans_by  # noqa: E402
+
 from tests.pytorch.judge import judge  # noqa: E402
 from tests.pytorch.zoo import models, transformer  # noqa: E402
-from tilec.plan import planner, recompute  # noqa: E402
-from tilec.process import compile_server  # noqa: E402
-from tilec.torch import shared  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
@@ -44,18 +43,7 @@ def test_wrong_results_are_noticed(change, word):
 @pytest.mark.parametrize("name", ["deberta-v2", "t5"])
 def test_places_and_biases_by_distance_are_right(name, tmp_path, monkeypatch):
     """Stored as one element for each distance, whether that pays or not. DeBERTa has the relative attention of its version 3."""
-    monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(recompute, "pays", lambda anew, stored: True)
-    monkeypatch.setattr(compile_server, "running", lambda kind: False)  # another process knows nothing of this
-    shared.forget()  # programs of a test before that stored nothing
-    found, plan_diagonals = [], planner.plan_diagonals
-
-    def planned(*given, **options):
-        plan = plan_diagonals(*given, **options)
-        found.extend(plan.diagonals)
-        return plan
-
-    monkeypatch.setattr(planner, "plan_diagonals", planned)
+    plans = plans_by("plan_diagonals", tmp_path, monkeypatch)
     model = MODELS[name]
     if name == "deberta-v2":
         more = dict(relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8, norm_rel_ebd="layer_norm",
@@ -63,4 +51,4 @@ def test_places_and_biases_by_distance_are_right(name, tmp_path, monkeypatch):
         model = replace(model, make=transformer(name, **more))
     verdict = judge(model, lambda module: torch.compile(module, backend="tilec"))
     assert verdict.right, verdict
-    assert len({*found}) == 2, found
+    assert len({name for plan in plans for name in plan.diagonals}) == 2, plans

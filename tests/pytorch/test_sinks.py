@@ -6,11 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tools.pytorch import plans_by  # noqa: E402
+
 from tests.pytorch.judge import judge  # noqa: E402
 from tests.pytorch.zoo import Model  # noqa: E402
-from tilec.plan import planner, recompute  # noqa: E402
-from tilec.process import compile_server  # noqa: E402
-from tilec.torch import shared  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fresh_torch")
 
 
 class Sinks(torch.nn.Module):
@@ -34,19 +35,8 @@ class Sinks(torch.nn.Module):
 
 @pytest.mark.parametrize("first", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_attention_with_sinks_is_right_in_pieces(first, tmp_path, monkeypatch):
-    monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(recompute, "pays", lambda anew, stored: True)
-    monkeypatch.setattr(compile_server, "running", lambda kind: False)  # another process knows nothing of this
-    shared.forget()
-    found, plan_with = [], planner.plan_with
-
-    def planned(*given, **options):
-        plan = plan_with(*given, **options)
-        found.extend(plan.pieces)
-        return plan
-
-    monkeypatch.setattr(planner, "plan_with", planned)
+    plans = plans_by("plan_with", tmp_path, monkeypatch)
     model = Model("sinks", "here", "", lambda: Sinks(first), lambda _: {"x": torch.randn(2, 24, 32)})
     verdict = judge(model, lambda module: torch.compile(module, backend="tilec"))
     assert verdict.right, verdict
-    assert found
+    assert any(plan.pieces for plan in plans)

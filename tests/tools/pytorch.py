@@ -16,6 +16,23 @@ def compiled(function: Any, **options: Any) -> Any:
     return torch.compile(function, backend="tilec", **options)
 
 
+def plans_by(name: str, folder: Any, monkeypatch: Any) -> list[Any]:
+    """The plans that the planner's function of this name makes from now on, of which one in another form is taken whether it pays
+    or not. They are made in this process, and for programs that tests before had compiled, too."""
+    from tilec.plan import planner, recompute
+    from tilec.process import compile_server
+    from tilec.torch import shared
+
+    monkeypatch.setenv("TILEC_CACHE_DIR", str(folder))
+    monkeypatch.setattr(recompute, "pays", lambda anew, stored: True)
+    monkeypatch.setattr(compile_server, "running", lambda kind: False)  # another process knows nothing of this
+    shared.forget()
+    plans: list[Any] = []
+    make = getattr(planner, name)
+    monkeypatch.setattr(planner, name, lambda *given, **options: plans.append(make(*given, **options)) or plans[-1])
+    return plans
+
+
 def mlp() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
 

@@ -302,7 +302,7 @@ TABLE: tuple[Attribute, ...] = (
               "persistent blocks, or clusters: as many as run at a time, a multiple of this number; each computes tile after tile"),
     Attribute("overlap", ("kernel",), _mark(), "map", "emit", "launched while the kernel before it ends"),
     Attribute("unroll", ("scf.for",), _mark(), "map", "emit", "printed as a loop that is written out before it is compiled"),
-    Attribute("rolled", ("scf.for",), _mark(), "map", "emit", "stays a loop, which LLVM does not unroll either"),
+    Attribute("rolled", ("scf.for",), _mark(), "map", "emit", "stays a loop, whose count LLVM does not know"),
     Attribute("opaque_end", ("scf.for",), _mark(), "map", "emit",
               "stays a loop: LLVM learns its end anew in each iteration, and can neither unroll nor split it"),
     Attribute("branch", ("scf.if",), _mark(), "map", "emit", "stays a branch: no predicated loads, which leave zeros"),
