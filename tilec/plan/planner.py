@@ -18,6 +18,7 @@ from typing import Any
 from tilec.analysis.alike import Alike
 from tilec.analysis.copied_results import copies_of
 from tilec.analysis.graph import Graph, build_graph
+from tilec.analysis.lifetimes import Lifetimes
 from tilec.analysis.multiplicands import converts
 from tilec.analysis.precision import APPROXIMATION_ERRORS, approximate_operations
 from tilec.analysis.traffic import outputs_of
@@ -130,7 +131,10 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
         kernels.append(replace(kernel, prediction=predict(kernel.work, target)))
         remarks += why
     order = Order.of(groups, graph)
-    launches, why = choose_launches(kernels, order.copy(), target) if target.kind == "cuda" else ({}, [])
+    launches, why = {}, []
+    if target.kind == "cuda":
+        lifetimes = Lifetimes.of([g.nodes for g in groups], graph)
+        launches, why = choose_launches(kernels, order.copy(), lifetimes, target)
     remarks += why
     inlined = (*before, *(n.name for n in graph.nodes if n.inlined))
     regroup = partial(make_plan, function, target, splitting=bool(splits))

@@ -335,3 +335,30 @@ def test_candidates_of_tune_have_the_launches_that_they_can():
 
 def test_a_cpu_has_no_launches():
     assert not planned(SEVERAL, None, given(), "cpu").launches
+
+
+DELAYED = """\
+op f(x: f32[256, 512], u: f32[512, 512], v: f32[512, 512], w: f32[512, 512]) -> (p: f32[512], q: f32[512], z: f32[256, 512]) {
+  a[i, j] = sum[k](x[i, k] * u[k, j])
+  p[j] = sum[i](a[i, j])
+  b[i, j] = sum[k](a[i, k] * v[k, j])
+  c[i, j] = sum[k](b[i, k] * w[k, j])
+  q[j] = sum[i](c[i, j])
+  z[i, j] = sum[k](c[i, k] * u[k, j])
+}
+"""
+
+
+def test_shared_launches_need_no_more_memory():
+    """The sums of columns could share a launch, for which `a` would have to stay until `c` is there."""
+    plan = planned(DELAYED, None, {})
+    assert not plan.launches
+    assert any("but temporaries would take 1.57 MB, and take 1.05 MB" in r.reason for r in plan.remarks)
+    shared = f'[[plan]]\nprogram = "{plan.signature}"\ntarget = "h200"\n[plan.launches]\nf_l = ["f_p", "f_q"]\n'
+    sizes = [workspace(lowered(DELAYED, None, {}, schedule)[1]) for schedule in (None, schedule_of(shared))]
+    assert sizes == [2 * 256 * 512 * 4, 3 * 256 * 512 * 4]
+
+
+def workspace(result) -> int:
+    """Bytes of temporaries."""
+    return max(t.end for t in result.emitted.temporaries)

@@ -2,7 +2,8 @@
 
 A launch takes time of its own, however little it does, and a few blocks leave most multiprocessors idle. Kernels of which none is
 computed from another can run at once, if all their blocks fit the machine. Each block has the threads, the registers and the shared
-memory that any of them needs.
+memory that any of them needs. A kernel that waits for another keeps what it reads for as long: no launch is shared that makes the
+program need more memory for its temporaries at once.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 
+import numpy as np
+
 from tilec.analysis.graph import Graph, Node
+from tilec.analysis.lifetimes import Lifetimes
 from tilec.core import mlir
 from tilec.core.hardware import WARP
-from tilec.core.quantities import duration
+from tilec.core.quantities import amount, duration
 from tilec.core.target import Target
 from tilec.cost.launches import together
 from tilec.cost.model import Prediction, Work
@@ -24,6 +28,7 @@ from tilec.plan.groups import Group, Remark
 
 LOOKED = 16  # launches that a kernel might join
 MOST = 8  # kernels of a launch
+TRIED = 4  # launches that a kernel might join, the best first, until one needs no more memory
 WIDEST = 512  # threads of a block, of which some kernels have fewer: each may have 128 registers
 WEIGHED = "with their tiles"
 
@@ -147,39 +152,67 @@ def refuse_launches(
 
 
 def choose_launches(
-    kernels: Sequence[KernelPlan], order: Order, target: Target
+    kernels: Sequence[KernelPlan], order: Order, lifetimes: Lifetimes, target: Target
 ) -> tuple[dict[str, tuple[str, ...]], list[Remark]]:
     """The names of the kernels in each launch of several, and why."""
     launches: list[_Launch] = []
     remarks: list[Remark] = []
-    predict = _predictions(target)
+    predict, places = _predictions(target), np.arange(len(kernels))
+    most = lifetimes.peak(places)
     for n, kernel in enumerate(kernels):
         if refuse([kernel], predict) is not None:
             continue
         alone = _Launch({n: kernel}, kernel.prediction.time_us)
         near = [launch for launch in launches[-LOOKED:] if all(order.apart(n, k) for k in launch.kernels)]
         found = [(launch, made) for launch in near if (made := _joined(launch, alone, predict)) is not None]
-        launch, made = min(found, key=lambda pair: pair[1].time_us - pair[0].time_us, default=(None, None))
-        if launch is None or made is None:
-            launches.append(alone)
-            continue
-        separate, first = launch.time_us + alone.time_us, next(iter(launch.kernels.values()))
-        times = f"{duration(made.time_us)} as one launch, {duration(separate)} as 2"
-        better, alternatives = made.time_us < separate, (("one launch", made.time_us), ("2 launches", separate))
-        subject, line = f"{kernel.name} with {first.name}", kernel.lines[-1] if kernel.lines else None
-        remarks.append(Remark("launched" if better else "refused", subject, times, line, alternatives, WEIGHED))
-        if better:
-            launches[launches.index(launch)] = made
-            order.join(list(made.kernels))
+        found.sort(key=lambda pair: pair[1].time_us - pair[0].time_us)
+        joined = None
+        for launch, made in found[:TRIED]:
+            separate, first = launch.time_us + alone.time_us, next(iter(launch.kernels.values()))
+            reason = f"{duration(made.time_us)} as one launch, {duration(separate)} as 2"
+            better, alternatives = made.time_us < separate, (("one launch", made.time_us), ("2 launches", separate))
+            moved = _moved(places, [*made.kernels], order)
+            if better and (needed := lifetimes.peak(moved)) > most:
+                reason += f", but temporaries would take {amount(needed)}B, and take {amount(most)}B"
+            elif better:
+                joined, places = launch, moved
+            subject, line = f"{kernel.name} with {first.name}", kernel.lines[-1] if kernel.lines else None
+            remarks.append(Remark("launched" if joined else "refused", subject, reason, line, alternatives, WEIGHED))
+            if joined or not better:
+                break
+        if joined:
+            launches[launches.index(joined)] = made
+            order.join([*made.kernels])
         else:
             launches.append(alone)
-    taken = {k.name for k in kernels}
+    names = {k.name for k in kernels}
     named: dict[str, tuple[str, ...]] = {}
     for launch in launches:
         if len(launch.kernels) > 1:
-            names = tuple(k.name for k in launch.kernels.values())
-            named[_name(names[0], taken)] = names
+            together = tuple(k.name for k in launch.kernels.values())
+            named[_name(together[0], names)] = together
     return named, remarks
+
+
+def _moved(places: np.ndarray, launch: Sequence[int], order: Order) -> np.ndarray:
+    """Where kernels run if some share a launch, which begins as soon as all that they are computed from is there; those that are
+    computed from any of them come later."""
+    inside = sum(1 << k for k in launch)
+    before = 0
+    for k in launch:
+        before |= order.before[k]
+    found, earlier = places.astype(np.float64), _numbers(before & ~inside, len(places))
+    at = found[launch].min() if not len(earlier) else max(found[launch].min(), found[earlier].max() + 0.5)
+    later = [k for k, bits in enumerate(order.before) if bits & inside and found[k] <= at]
+    found[launch] = at
+    found[later] = at + 0.25 * (1 + found[later]) / (2 + found.max())
+    return np.unique(found, return_inverse=True)[1]
+
+
+def _numbers(bits: int, most: int) -> np.ndarray:
+    """Which bits are set, of the first `most`."""
+    octets = np.frombuffer(bits.to_bytes(-(-most // 8), "little"), np.uint8)
+    return np.flatnonzero(np.unpackbits(octets, bitorder="little"))
 
 
 def _joined(first: _Launch, second: _Launch, predict: Predict) -> _Launch | None:
