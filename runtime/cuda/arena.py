@@ -25,7 +25,8 @@ from typing import Any
 from tilec.runtime.cuda import driver
 
 workspaces: Counter[int] = Counter()
-"""Bytes of device memory that are held for temporaries of programs, by device."""
+"""Bytes of device memory that are held for temporaries of programs, by device: what programs need, as PyTorch counts what its
+allocator gave out, and not the driver's granules (2 MiB) that hold it."""
 
 _VIRTUAL_MEMORY = 102  # CUdevice_attribute
 _PINNED, _DEVICE, _READ_WRITE, _RECOMMENDED = 1, 1, 3, 1
@@ -38,7 +39,7 @@ class Arena:
     between."""
 
     def __init__(self, device: int):
-        self.lock, self.held = threading.Lock(), 0
+        self.lock, self.held, self.needed = threading.Lock(), 0, 0
         self._device, self._begin, self._reserved = device, 0, 0
 
     def take(self, size: int) -> int:
@@ -46,6 +47,9 @@ class Arena:
         with _changing:
             if size > self.held and not self._extend(size):
                 self._begin, self.held, self._reserved = allocate(self._device, size), size, 0
+            elif size > self.needed:
+                workspaces[self._device] += size - self.needed
+            self.needed = max(size, self.needed)
             return self._begin
 
     def _extend(self, size: int) -> bool:
@@ -63,7 +67,6 @@ class Arena:
         except driver.CudaError:  # a virtual GPU may say that it can, and refuse
             return False
         self.held += more
-        workspaces[self._device] += more
         return True
 
     def _reserve(self, granule: int) -> None:
