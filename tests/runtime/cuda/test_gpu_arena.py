@@ -9,7 +9,6 @@ from tilec.driver import fast_call
 from tilec.runtime.cuda import arena
 
 pytestmark = pytest.mark.gpu
-MIB = 1 << 20
 
 
 @pytest.fixture
