@@ -45,13 +45,18 @@ def merge(path: Path) -> Path:
     if old["machine"]["gpu"] != found["machine"]["gpu"]:
         raise SystemExit(f"{before.name} is of {old['machine']['gpu']}, and {path.name} of {found['machine']['gpu']}")
     fresh, known = (
-        {r["name"]: r for r in facts["rows"] if not r.get("error", "").startswith("not run")} for facts in (found, old)
+        {r["name"]: r for r in facts["rows"] if not any(map(_not_run, (r.get("error", ""), *r.get("errors", {}).values())))}
+        for facts in (found, old)
     )
     run = f"{before.name[:10]}, commit {old['versions']['commit']}"
     rows = [fresh.pop(name, {"run": run} | r) for name, r in known.items()]
     place = before.with_name(f"{today}{before.name[10:]}")
     place.write_text(json.dumps(found | {"rows": [*rows, *fresh.values()]}, indent=1) + "\n")
     return place
+
+
+def _not_run(error: str) -> bool:
+    return error.startswith("not run")
 
 
 def table(headings: list[str], rows: Iterable[Iterable[str]], right: Iterable[int] = ()) -> str:

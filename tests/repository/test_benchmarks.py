@@ -283,7 +283,8 @@ def test_results_are_merged(tmp_path, monkeypatch):
     first.unlink()
     results("2020-01-02-h200-gpu.json", "old", [{"name": "a", "us": 1}, {"name": "b", "us": 1}])
     unfinished = {"name": "a", "error": "not run: no time left"}
-    new = results("new.json", "new", [{"name": "b", "us": 2}, unfinished, {"name": "c", "us": 2}])
+    half = {"name": "a", "compile_s": {"tilec": 1}, "errors": {"torch.compile": "not run: no time left"}}
+    new = results("new.json", "new", [{"name": "b", "us": 2}, unfinished, half, {"name": "c", "us": 2}])
     found = json.loads(report.merge(new).read_text())
     run = "2020-01-02, commit old"
     assert found["versions"]["commit"] == "new"
