@@ -25,7 +25,7 @@ class Lifetimes:
     def of(kernels: Sequence[Sequence[Node]], graph: Graph) -> Lifetimes:
         """Results of the program are no temporaries."""
         number = {node: k for k, nodes in enumerate(kernels) for node in nodes}
-        sizes, makers, readers, begin = [], [], [], []
+        sizes, makers, begin, readers = list[int](), list[int](), list[int](), list[int]()
         for node, k in number.items():
             later = {number[n] for n in _readers(node, graph) if n in number} - {k}
             size = sum(bytes_of(r.value) for r in node.results if not graph.is_result(r.value))
@@ -36,11 +36,11 @@ class Lifetimes:
                 readers += [k, *later]
         return Lifetimes(*(np.array(row, np.int64) for row in (sizes, makers, readers, begin)))
 
-    def peak(self, places: np.ndarray) -> int:
-        """The most bytes that live at once where kernels run in the order of `places`, those at one place together."""
+    def peak(self, positions: np.ndarray) -> int:
+        """The most bytes that live at once where kernels run in the order of `positions`, those at one position together."""
         if not len(self.sizes):
             return 0
-        distinct, rank = np.unique(places, return_inverse=True)
+        distinct, rank = np.unique(positions, return_inverse=True)
         last = np.maximum.reduceat(rank[self.readers], self.begin)
         born = np.bincount(rank[self.makers], self.sizes, len(distinct) + 1)
         gone = np.bincount(last + 1, self.sizes, len(distinct) + 1)

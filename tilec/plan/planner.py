@@ -131,11 +131,11 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
         kernels.append(replace(kernel, prediction=predict(kernel.work, target)))
         remarks += why
     order = Order.of(groups, graph)
-    launches, why = {}, []
+    launches: dict[str, tuple[str, ...]] = {}
     if target.kind == "cuda":
         lifetimes = Lifetimes.of([g.nodes for g in groups], graph)
         launches, why = choose_launches(kernels, order.copy(), lifetimes, target)
-    remarks += why
+        remarks += why
     inlined = (*before, *(n.name for n in graph.nodes if n.inlined))
     regroup = partial(make_plan, function, target, splitting=bool(splits))
     plan = Plan(
@@ -154,7 +154,7 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
         order=order,
     )
     if splits and fixed is None and target.kind == "cuda":
-        return _whole_if_faster(plan, make_plan(function, target, splitting=False, alike=alike))
+        return _whole_if_faster(plan, _fitting_plan(function, target, None, False, alike))
     return plan
 
 

@@ -32,8 +32,8 @@ Planner = Callable[[ir.Operation, Target, Fixed | None, bool], Plan]
 @dataclass(frozen=True)
 class Recomputation:
     """`rewrite` makes the operations `names` in a copy of the program, `noted` puts them into a plan of the copy. `computed` and
-    `stored` say of a time which of the two forms it is of. Without `may_split`, a plan that splits one of them is none. A remark
-    names the `subject`, or else the operations."""
+    `stored` say of a time which of the two forms it is of. Without `may_split`, no plan may split one of them. A remark names the
+    `subject`, or else the operations."""
 
     names: tuple[str, ...]
     rewrite: Callable[[ir.Operation], None]
@@ -97,18 +97,19 @@ def plan_with(
     stored = None
     if fixed is None or {*anew.names}.isdisjoint((*fixed.inlined, *(n for kernel in fixed.kernels for n in kernel))):
         stored = replace(planner(function, target, fixed, splitting), regroup=regroup)
-        made = {*stored.inlined, *(n for kernel in stored.kernels for n in kernel.nodes)}
-        if fixed is not None or not made.isdisjoint(anew.names):  # a plan without splits was weighed inside
+        if fixed is not None:
             return stored
     copy = function.clone()
     anew.rewrite(copy)
-    found = replace(anew.noted(planner(copy, target, fixed, splitting)), regroup=regroup)
+    planned = planner(copy, target, fixed, splitting)
+    if not anew.may_split and any(s.name in anew.names for s in planned.splits):
+        planned = planner(copy, target, fixed, False)
+    found = replace(anew.noted(planned), regroup=regroup)
     if stored is None:
         return found
     subject = anew.subject or ", ".join(anew.names)
     times = f"{duration(found.time_us)} {anew.computed}, {duration(stored.time_us)} {anew.stored}"
-    split = not anew.may_split and any(s.name in anew.names for s in found.splits)
-    if split or not pays(found.time_us, stored.time_us):
+    if not pays(found.time_us, stored.time_us):
         return replace(stored, remarks=(*stored.remarks, Remark("refused", f"to compute {subject}", times)))
     return replace(found, remarks=(*found.remarks, Remark("recomputed", subject, times)))
 
@@ -124,8 +125,6 @@ def plan_diagonals(
     if fixed is None:
         stored = planner(function, target, None, splitting)
         inlined = {*stored.inlined}
-        if stored.diagonals:  # a plan without splits, which was weighed inside
-            return replace(stored, regroup=regroup)
         names = tuple(name for name, computed in tensors.items() if not inlined.issuperset(computed))
     else:
         given = {n for kernel in fixed.kernels for n in kernel}

@@ -96,3 +96,11 @@ def test_a_schedule_is_obeyed(tmp_path):
     path.write_text(write_schedule(first.plan, specialised).replace("blocks_per_row = 2", "blocks_per_row = 4"))
     second = planned(read_schedule(path))[1].plan
     assert second.recomputed and second.kernels[0].options.blocks_per_row == 4
+
+
+def test_reductions_beside_are_split():
+    """Both may pay: what is computed anew is weighed with the reductions of the program split, and whole."""
+    text = PROGRAMS["mean"].replace("t: i64[M]", "t: i64[M], g: bf16[B, 768]").replace("-> (y: f32", "-> (y: f32, q: f32[768]")
+    text = text.rstrip("}\n") + "\n q[j] = sum[i](g[i, j])\n}"
+    _, result = lower_text(Source("t.tile", text), None, {"M": 4096, "V": 50304, "D": 768, "B": 16384}, target="h200")
+    assert result.plan.recomputed and [s.name for s in result.plan.splits] == ["q"]

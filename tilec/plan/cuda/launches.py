@@ -29,6 +29,7 @@ from tilec.plan.groups import Group, Remark
 LOOKED = 16  # launches that a kernel might join
 MOST = 8  # kernels of a launch
 TRIED = 4  # launches that a kernel might join, the best first, until one needs no more memory
+SMALL = 5.0  # us that a kernel takes at most. Sums of long columns took two to four times as long together as predicted (H200)
 WIDEST = 512  # threads of a block, of which some kernels have fewer: each may have 128 registers
 WEIGHED = "with their tiles"
 
@@ -157,51 +158,50 @@ def choose_launches(
     """The names of the kernels in each launch of several, and why."""
     launches: list[_Launch] = []
     remarks: list[Remark] = []
-    predict, places = _predictions(target), np.arange(len(kernels))
-    most = lifetimes.peak(places)
+    predict, positions = _predictions(target), np.arange(len(kernels))
+    most = lifetimes.peak(positions)
     for n, kernel in enumerate(kernels):
-        if refuse([kernel], predict) is not None:
+        if kernel.prediction.time_us > SMALL or refuse([kernel], predict) is not None:
             continue
         alone = _Launch({n: kernel}, kernel.prediction.time_us)
         near = [launch for launch in launches[-LOOKED:] if all(order.apart(n, k) for k in launch.kernels)]
         found = [(launch, made) for launch in near if (made := _joined(launch, alone, predict)) is not None]
         found.sort(key=lambda pair: pair[1].time_us - pair[0].time_us)
-        joined = None
+        joined = False
         for launch, made in found[:TRIED]:
             separate, first = launch.time_us + alone.time_us, next(iter(launch.kernels.values()))
             reason = f"{duration(made.time_us)} as one launch, {duration(separate)} as 2"
             better, alternatives = made.time_us < separate, (("one launch", made.time_us), ("2 launches", separate))
-            moved = _moved(places, [*made.kernels], order)
+            moved = _moved(positions, [*made.kernels], order)
             if better and (needed := lifetimes.peak(moved)) > most:
                 reason += f", but temporaries would take {amount(needed)}B, and take {amount(most)}B"
             elif better:
-                joined, places = launch, moved
+                joined, positions = True, moved
+                launches[launches.index(launch)] = made
+                order.join([*made.kernels])
             subject, line = f"{kernel.name} with {first.name}", kernel.lines[-1] if kernel.lines else None
             remarks.append(Remark("launched" if joined else "refused", subject, reason, line, alternatives, WEIGHED))
             if joined or not better:
                 break
-        if joined:
-            launches[launches.index(joined)] = made
-            order.join([*made.kernels])
-        else:
+        if not joined:
             launches.append(alone)
     names = {k.name for k in kernels}
     named: dict[str, tuple[str, ...]] = {}
-    for launch in launches:
-        if len(launch.kernels) > 1:
-            together = tuple(k.name for k in launch.kernels.values())
+    for several in launches:
+        if len(several.kernels) > 1:
+            together = tuple(k.name for k in several.kernels.values())
             named[_name(together[0], names)] = together
     return named, remarks
 
 
-def _moved(places: np.ndarray, launch: Sequence[int], order: Order) -> np.ndarray:
+def _moved(positions: np.ndarray, launch: Sequence[int], order: Order) -> np.ndarray:
     """Where kernels run if some share a launch, which begins as soon as all that they are computed from is there; those that are
     computed from any of them come later."""
     inside = sum(1 << k for k in launch)
     before = 0
     for k in launch:
         before |= order.before[k]
-    found, earlier = places.astype(np.float64), _numbers(before & ~inside, len(places))
+    found, earlier = positions.astype(np.float64), _numbers(before & ~inside, len(positions))
     at = found[launch].min() if not len(earlier) else max(found[launch].min(), found[earlier].max() + 0.5)
     later = [k for k, bits in enumerate(order.before) if bits & inside and found[k] <= at]
     found[launch] = at
