@@ -124,11 +124,11 @@ def test_the_interpreter_ends_without_what_has_not_begun():
         def work():
             with workers(1, "ahead", spare=True) as pool:
                 pool.map(lambda f: f(), [first, *[lambda: time.sleep(5)] * 10])
-        threading.excepthook = lambda told: print(told.exc_type.__name__, flush=True)
+        threading.excepthook = lambda told: None  # of CancelledError: while the interpreter ends, nothing can be printed
         threading.Thread(target=work, daemon=True).start()
         begun.wait(60)
         print("ready", flush=True)
     """
     told, seconds = ended(code)
-    assert told.splitlines() == ["first"] or {*told.splitlines()} == {"first", "CancelledError"}
+    assert told.splitlines() == ["first"]
     assert seconds < 5

@@ -29,7 +29,7 @@ from tilec.plan.groups import Group, Remark
 LOOKED = 16  # launches that a kernel might join
 MOST = 8  # kernels of a launch
 TRIED = 4  # launches that a kernel might join, the best first, until one needs no more memory
-SMALL = 5.0  # us that a kernel takes at most. Sums of long columns took two to four times as long together as predicted (H200)
+SMALL = 5  # launches that a kernel takes at most: by sharing one, a longer kernel gains less than predictions of it may be off
 WIDEST = 512  # threads of a block, of which some kernels have fewer: each may have 128 registers
 WEIGHED = "with their tiles"
 
@@ -159,9 +159,9 @@ def choose_launches(
     launches: list[_Launch] = []
     remarks: list[Remark] = []
     predict, positions = _predictions(target), np.arange(len(kernels))
-    most = lifetimes.peak(positions)
+    most, small = lifetimes.peak(positions), SMALL * (target.launch.overlap_us or target.launch.ramp_us)
     for n, kernel in enumerate(kernels):
-        if kernel.prediction.time_us > SMALL or refuse([kernel], predict) is not None:
+        if kernel.prediction.time_us > small or refuse([kernel], predict) is not None:
             continue
         alone = _Launch({n: kernel}, kernel.prediction.time_us)
         near = [launch for launch in launches[-LOOKED:] if all(order.apart(n, k) for k in launch.kernels)]
