@@ -8,12 +8,13 @@ it is slow.
 
 from __future__ import annotations
 
+import ast
 import linecache
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -144,10 +145,7 @@ def _compile_here(
             from tilec.runtime.cuda.device.define import target
 
             with target(chip):
-                function = _execute(source, entry)
-                names = parameters or ["i64"] * function.__code__.co_argcount
-                kinds = [_kind(name) for name in names]
-                lowered = frontend.to_mlir(function, kinds, chip, threads, min_blocks)
+                names, lowered = _lowered(source, entry, chip, threads, parameters, min_blocks)
         ptx = frontend.to_ptx(lowered)
     except CompileError:
         raise
@@ -186,14 +184,34 @@ def _dynamic_shared(ptx: str) -> str:
     return variable.sub("", ptx).replace(".address_size 64\n", f".address_size 64\n\n{externs}", 1)
 
 
-def _kind(name: str) -> str:
+def _lowered(
+    source: str, entry: str, chip: str, threads: int, parameters: Sequence[str] | None, min_blocks: int
+) -> tuple[Sequence[str], Any]:
+    """The types of the kernel's parameters, and the kernel in LLVM's dialect. Where it says what no printed kernel does, Numba
+    reads it."""
+    from tilec.runtime.cuda import frontend, lower
     from tilec.runtime.cuda.device.define import NUMBA
+    from tilec.runtime.cuda.numbers import Unknown
 
-    return "int64" if name == "tensor_map" else NUMBA[name]
+    tree = unroll(source)
+    kernel = next((f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name == entry), None)
+    if kernel is None:
+        raise CompileError(f"the module has no function {entry}", source)
+    names = parameters or ["i64"] * len(kernel.args.args)
+    types = ["i64" if name == "tensor_map" else name for name in names]
+    tree.body.remove(kernel)
+    defined = _execute(tree, source, entry)
+    try:
+        text = lower.to_mlir(kernel, defined, types, chip, threads, min_blocks)
+    except Unknown:
+        tree.body.append(kernel)
+        function = _execute(tree, source, entry)[entry]
+        return names, frontend.to_mlir(function, [NUMBA[t] for t in types], chip, threads, min_blocks)
+    return names, frontend.read(text, lower.SYMBOL + entry, chip)
 
 
-def _execute(source: str, entry: str) -> Callable[..., Any]:
-    """The function, from a module of its own whose text tracebacks and `inspect` can show."""
+def _execute(tree: ast.Module, source: str, entry: str) -> dict[str, Any]:
+    """What a module of its own defines, whose text tracebacks and `inspect` can show."""
     import hashlib
 
     name = f"tilec_kernel_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
@@ -203,12 +221,12 @@ def _execute(source: str, entry: str) -> Callable[..., Any]:
     module.__file__ = filename
     sys.modules[name] = module  # Numba looks globals up by module name
     try:
-        exec(compile(unroll(source), filename, "exec"), module.__dict__)
+        exec(compile(tree, filename, "exec"), module.__dict__)
     except Exception as error:
         raise CompileError(f"the module of {entry} does not execute: {error}", source) from error
     finally:
         sys.modules.pop(name, None)
-    return module.__dict__[entry]
+    return module.__dict__
 
 
 @contextmanager

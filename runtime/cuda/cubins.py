@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from tilec.core.host import available_cores
 from tilec.process import generated, progress
 from tilec.process.generated import uncollected
 from tilec.process.interrupts import uninterrupted
@@ -58,7 +58,7 @@ def _compiled(emitted: Emitted, chip: str, registers: Mapping[str, int]) -> dict
     codes = generated.functions(emitted.module)
     made: dict[tuple, Future[Cubin]] = {}
     cubins: dict[str, Future[Cubin]] = {}
-    with uncollected(), workers(os.cpu_count(), "tilec-assemble") as pool:
+    with uncollected(), workers(available_cores(), "tilec-assemble") as pool:
         for k in sorted(emitted.kernels, key=lambda k: len(k.text), reverse=True):
             most = registers.get(k.name)
             same = generated.identity(codes[k.name]), k.threads, k.parameters, k.maps, bool(k.sites), most

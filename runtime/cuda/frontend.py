@@ -1,4 +1,6 @@
-"""From a kernel's bytecode to PTX, by those parts of `numba-cuda-mlir` 0.6 that emitted kernels need.
+"""From a kernel to PTX, by those parts of `numba-cuda-mlir` 0.6 that emitted kernels need.
+
+Printed kernels come as MLIR (`runtime/cuda/lower.py`). What that cannot read comes as bytecode.
 
 Its own pipeline is made for any Python. Emitted kernels are straight-line code and loops over typed values: nothing is left
 to inline, to unroll or to rewrite, each variable has one type, nothing is counted, there are no tensors, complex numbers or
@@ -37,6 +39,7 @@ from numba_cuda_mlir.mlir_optimization import (
     _nvvm_options,
     _prepare_llvm_ir,
     get_base_pipeline,
+    get_inline_pipeline,
 )
 from numba_cuda_mlir.numba_cuda import types
 from numba_cuda_mlir.numba_cuda.core import base, bytecode, errors, funcdesc, interpreter
@@ -58,6 +61,12 @@ mlir_optimization.struct_pointees_attr = lambda op: None
 
 _UNUSED = "one-shot-bufferize|convert-(complex-to-(standard|llvm)|vector-to-scf.*|nvgpu-to-nvvm)|lower-affine"
 """Passes of Numba's pipeline for what emitted kernels do not have."""
+_PASSES = f"""builtin.module(
+    {get_inline_pipeline()}, convert-scf-to-cf, convert-func-to-llvm{{index-bitwidth=0 use-bare-ptr-memref-call-conv=false}},
+    gpu.module(convert-gpu-to-nvvm{{has-redux=false index-bitwidth=64 use-bare-ptr-memref-call-conv=false}}),
+    {get_inline_pipeline()}, cse
+)"""
+"""Passes of the same for what `runtime/cuda/lower.py` makes."""
 
 
 class _Interpreter(interpreter.Interpreter):
@@ -101,18 +110,38 @@ def to_mlir(function: Callable[..., Any], kinds: Sequence[str], chip: str, threa
             MLIRLower(context, descriptor, code, metadata=metadata).lower_to_mlir()
         module = metadata["mlir_module"]
         _let_integers_wrap(module)
-        keep_right_shifts(module)
-        passes = PassManager.parse(_pipeline())
-        passes.enable_verifier(False)  # after each of them, which takes a third of their time
-        passes.run(module.operation)
-        module.operation.verify()
-        keep_nan_tests(module)
+        _to_llvm(module, re.sub(rf"^ *({_UNUSED}),\n", "", get_base_pipeline(), flags=re.MULTILINE))
     return Lowered(module, tools.generate_mangled_name(descriptor.qualname, descriptor.argtypes), options)
 
 
-@cache
-def _pipeline() -> str:
-    return re.sub(rf"^ *({_UNUSED}),\n", "", get_base_pipeline(), flags=re.MULTILINE)
+def read(text: str, symbol: str, chip: str) -> Lowered:
+    """A kernel from the text that `runtime/cuda/lower.py` makes of it."""
+    options = dict(cuda.jit(_nothing, chip=chip).targetoptions)
+    with _compute_capability(chip), get_context(), ir.Location.unknown():
+        module = ir.Module.parse(text)
+        _to_llvm(module, _PASSES)
+    return Lowered(module, symbol, options)
+
+
+def _nothing():
+    pass
+
+
+def signature(function: Callable[..., Any], kinds: Sequence[str]) -> Any:
+    """Numba's signature of an operator or function for arguments of these types; None if it has none."""
+    register_lowering()
+    with target_override("numba_cuda_mlir"):
+        return mlir_target.typing_context.resolve_function_type(function, tuple(getattr(types, k) for k in kinds), {})
+
+
+def _to_llvm(module: ir.Module, pipeline: str) -> None:
+    """Lowers the module to LLVM's dialect."""
+    keep_right_shifts(module)
+    passes = PassManager.parse(pipeline)
+    passes.enable_verifier(False)  # after each of them, which takes a third of their time
+    passes.run(module.operation)
+    module.operation.verify()
+    keep_nan_tests(module)
 
 
 def _let_integers_wrap(module: ir.Module) -> None:
