@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 from tilec.core.diagnostics import Note, Source, TileError
 from tilec.core.dtypes import DTYPES
 from tilec.core.functions import FUNCTIONS
-from tilec.dsl import ast
+from tilec.dsl import ast, std
 from tilec.dsl.check_scope import Module, Report, calls_itself
 from tilec.dsl.parse import MAX_BYTES, parse
 from tilec.dsl.parse_tree import REDUCTIONS, SCANS
@@ -34,8 +33,7 @@ def load_file(path: str, importer: Source) -> Source:
 
 @cache
 def standard_library() -> Module:
-    source = Source("std.tile", files("tilec.dsl.std").joinpath("std.tile").read_text(encoding="utf-8"))
-    module = Module(parse(source))
+    module = Module(parse(Source("std.tile", std.text())))
     module.defs = {d.name: (d, module) for d in module.program.defs}
     return module
 

@@ -6,6 +6,7 @@ import pytest
 from tools import ROOT
 
 from tilec.core.diagnostics import Source, TileError
+from tilec.dsl import std
 from tilec.dsl.format import format_source
 from tilec.dsl.parse import parse
 
@@ -89,6 +90,10 @@ def test_idempotent_and_meaning_unchanged(text):
 
 def test_the_standard_library_is_formatted():
     assert format_source(STANDARD) == STANDARD
+
+
+def test_names_of_the_standard_library_are_found_without_the_parser():
+    assert std.names() == {d.name for d in parse(Source("std.tile", STANDARD)).defs}
 
 
 def test_a_program_that_does_not_parse_stays_as_it_is():

@@ -59,10 +59,10 @@ def require(template: str, name: str, known: Sequence[str] = ()) -> None:
 @cache
 def _known() -> frozenset[str]:
     from tilec.core.reductions import REDUCTIONS
-    from tilec.dsl.modules import standard_library
+    from tilec.dsl import std
 
     words = ["if", "else", "and", "or", "not", "pad", "rand"]
-    return frozenset({*FUNCTIONS, *DTYPES, *REDUCTIONS, *standard_library().defs, *words})
+    return frozenset({*FUNCTIONS, *DTYPES, *REDUCTIONS, *std.names(), *words})
 
 
 def cast(graph: Graph, x: Tensor, dtype: str) -> Tensor:
