@@ -50,6 +50,7 @@ class Node:
     structure: int  # see `tilec/analysis/alike.py`
     outside: tuple[ir.Value, ...]  # the values from outside that the operation uses, each once
     facts: dict[Hashable, Any] = field(default_factory=dict, repr=False)  # of all operations of its structure
+    own_facts: dict[Hashable, Any] = field(default_factory=dict, repr=False)  # of its operation, such as what values it has
     size: int = 0  # operations that its loops hold, those that are inlined among them: what compiling it takes
     instructions: float = 0  # of a GPU, for each element
     part: bool = False  # makes the parts of a split reduction
