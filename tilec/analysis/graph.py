@@ -194,7 +194,7 @@ class Graph:
         return tuple(rows)
 
     def _made_by(self, value: ir.Value) -> tuple[Hashable, tuple[ir.Value, ...]]:
-        """What makes a value that nodes read, and the values that this reads, if it is no node: such as a tensor in another shape."""
+        """What makes a value that nodes read; and what this reads, if it is no node, such as a tensor in another shape."""
         if (found := self._made.get(value)) is None:
             owner, maker, values = mlir.definition(value), self.producer.get(value), ()
             made: Hashable = maker is not None and "tilec.stored" in maker.op.attributes, maker is not None

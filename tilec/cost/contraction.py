@@ -276,27 +276,15 @@ def contraction_cost(target: Target, problem: Contraction, tile: BlockTile) -> P
 @dataclass(frozen=True, eq=False)
 class Family:
     """Tiles of one instruction that have as many rows and columns. `tile` has what none of them is better by: the fewest warps, and
-    the shortest steps. `number`: of the sizes, in the order of tiles."""
+    the shortest steps. `number`: of the sizes, in the order of tiles. `least`: a rank that none of the tiles is below, for the
+    problem or one of more rows and columns that take more blocks."""
 
     target: Target
     problem: Contraction
     tile: BlockTile
     shapes: tuple[Shape, ...]
     number: int
-
-    @cached_property
-    def least(self) -> float:
-        """A rank that none of the tiles is below, for the problem or one of more rows and columns that take more blocks: as if
-        clusters left nothing to load from L2, shared steps left no unit idle, and DRAM was read once."""
-        target, p, tile = self.target, self.problem, replace(self.tile, stream_k=0)
-        p = p if min(p.widths) == 1 else replace(p, staged=(0, 0))  # of which it takes all warps to know what they wait for
-        work, waits = contraction_work(target, p, tile), target.fit(ContractionTimes).warp_wait
-        bound = replace(
-            work, dram_read=reads_once(p) + _further(p), serial_us=work.serial_us if tile.producers else 0,
-            l2_bytes=0 if tile.producers else work.l2_bytes, lanes=max(1.0, waits) ** log2(MOST_WARPS),
-            blocks=round_up(work.blocks, target.units) if self.tile.stream_k else work.blocks,
-        )  # fmt: skip
-        return (1 - 1e-9) * least_rank(bound, target)  # rounding may go either way
+    least: float
 
     @cached_property
     def choices(self) -> list[Ranked[Choice[BlockTile]]]:
@@ -322,10 +310,25 @@ def families(target: Target, problem: Contraction, instruction: str) -> tuple[Fa
         group, across = grouped(target, bm, bn, problem)
         warps = (wm, wn) if warpgroups else (1, 1)
         tile = BlockTile(bm, bn, bk, 2, instruction, *warps, producers, group=group, across=across)
-        kinds = [tile, replace(tile, stream_k=1)] if warpgroups else [tile]
-        kinds += [replace(tile, kept=True)] if warpgroups and _kept_fits(target, problem, bm, bn) else []
-        found += [Family(target, problem, kind, shapes, number) for kind in kinds]
+        kinds = [(tile, work := _least_work(target, problem, tile))]
+        if warpgroups:  # shared steps leave no unit idle
+            kinds.append((replace(tile, stream_k=1), replace(work, blocks=round_up(work.blocks, target.units))))
+        if warpgroups and _kept_fits(target, problem, bm, bn):
+            kinds.append((kept := replace(tile, kept=True), _least_work(target, problem, kept)))
+        for kind, work in kinds:
+            least = (1 - 1e-9) * least_rank(work, target)  # rounding may go either way
+            found.append(Family(target, problem, kind, shapes, number, least))
     return tuple(found)
+
+
+def _least_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
+    """Of no tile of a family is it less: as if clusters left nothing to load from L2, and DRAM was read once."""
+    p = p if min(p.widths) == 1 else replace(p, staged=(0, 0))  # of which it takes all warps to know what they wait for
+    work, waits = contraction_work(target, p, tile), target.fit(ContractionTimes).warp_wait
+    return replace(
+        work, dram_read=reads_once(p) + _further(p), serial_us=work.serial_us if tile.producers else 0,
+        l2_bytes=0 if tile.producers else work.l2_bytes, lanes=max(1.0, waits) ** log2(MOST_WARPS),
+    )  # fmt: skip
 
 
 @cache
