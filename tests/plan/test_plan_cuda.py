@@ -177,13 +177,13 @@ def test_a_product_over_pixels_is_split_by_images():
 @pytest.mark.parametrize("size", [256, 1024, 2048])
 def test_slow_instructions_are_left_out_only_where_they_cannot_win(size, monkeypatch):
     """Ranking the tiles of `mma.sync` once took most of the time of planning large products by `wgmma`."""
-    tried, choose = [], contraction.contraction.choose
+    tried, families = [], contraction.contraction.families
 
-    def counted(target, problem, instructions):
-        tried.extend(instructions)
-        return choose(target, problem, instructions)
+    def counted(target, problem, instruction):
+        tried.append(instruction)
+        return families(target, problem, instruction)
 
-    monkeypatch.setattr(contraction.contraction, "choose", counted)
+    monkeypatch.setattr(contraction.contraction, "families", counted)
     (found,) = planned(MATMUL, M=size, K=size, N=size).kernels
     assert ("mma.sync" in tried) == (size < 2048)
     monkeypatch.setattr(contraction.contraction, "least_us", lambda *_: 0.0)

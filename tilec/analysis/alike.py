@@ -18,6 +18,7 @@ P = ParamSpec("P")
 
 class _Node(Protocol):
     facts: dict[Hashable, Any]
+    own_facts: dict[Hashable, Any]
 
 
 N = TypeVar("N", bound=_Node)
@@ -78,12 +79,22 @@ def _kind(value: ir.Value) -> Hashable:
 
 def of_structure(function: Callable[Concatenate[N, P], T]) -> Callable[Concatenate[N, P], T]:
     """A function of a node that depends on its structure alone is called once for all nodes of that structure."""
+    return _once(function, lambda node: node.facts)
 
+
+def of_operation(function: Callable[Concatenate[N, P], T]) -> Callable[Concatenate[N, P], T]:
+    """A function of a node that depends on its operation alone, of which the result may have values, is called once for a node."""
+    return _once(function, lambda node: node.own_facts)
+
+
+def _once(
+    function: Callable[Concatenate[N, P], T], facts_of: Callable[[N], dict[Hashable, Any]]
+) -> Callable[Concatenate[N, P], T]:
     @wraps(function)
     def known(node: N, *more: P.args, **named: P.kwargs) -> T:
-        key = (function, more, tuple(named.items()))
-        if key not in node.facts:
-            node.facts[key] = function(node, *more, **named)
-        return node.facts[key]
+        key, facts = (function, more, tuple(named.items())), facts_of(node)
+        if key not in facts:
+            facts[key] = function(node, *more, **named)
+        return facts[key]
 
     return known

@@ -50,6 +50,7 @@ class Node:
     structure: int  # see `tilec/analysis/alike.py`
     outside: tuple[ir.Value, ...]  # the values from outside that the operation uses, each once
     facts: dict[Hashable, Any] = field(default_factory=dict, repr=False)  # of all operations of its structure
+    own_facts: dict[Hashable, Any] = field(default_factory=dict, repr=False)  # of its operation, such as what values it has
     size: int = 0  # operations that its loops hold, those that are inlined among them: what compiling it takes
     instructions: float = 0  # of a GPU, for each element
     part: bool = False  # makes the parts of a split reduction
@@ -120,6 +121,8 @@ class Graph:
         self._producers: dict[Node, tuple[Node, ...]] = {}
         self._consumers: dict[Node, tuple[Node, ...]] = {}
         self._awaited: dict[Node, tuple[Node, ...]] = {}
+        self._inlined: dict[Node, tuple[Node, ...]] = {}
+        self._made: dict[ir.Value, tuple[Hashable, tuple[ir.Value, ...]]] = {}
 
     def in_order(self, nodes: Iterable[Node]) -> list[Node]:
         return sorted(nodes, key=self.position.__getitem__)
@@ -176,12 +179,8 @@ class Graph:
 
         def number_of(value: ir.Value) -> int:
             if (number := numbers.get(value)) is None:
-                owner, maker = mlir.definition(value), self.producer.get(value)
-                row: Hashable = maker is not None and "tilec.stored" in maker.op.attributes, maker is not None
-                if maker is None and owner is not None:  # such as a tensor in another shape
-                    structure, values = structure_of(owner)
-                    row = self.alike.number(structure), tuple(map(number_of, values))
-                rows.append(row)
+                made, values = self._made_by(value)
+                rows.append((made, tuple(map(number_of, values))))
                 number = numbers[value] = len(numbers)
             return number
 
@@ -194,10 +193,24 @@ class Graph:
                 numbers[r.value] = len(numbers)
         return tuple(rows)
 
+    def _made_by(self, value: ir.Value) -> tuple[Hashable, tuple[ir.Value, ...]]:
+        """What makes a value that nodes read; and what this reads, if it is no node, such as a tensor in another shape."""
+        if (found := self._made.get(value)) is None:
+            owner, maker, values = mlir.definition(value), self.producer.get(value), ()
+            made: Hashable = maker is not None and "tilec.stored" in maker.op.attributes, maker is not None
+            if maker is None and owner is not None:
+                structure, values = structure_of(owner)
+                made = self.alike.number(structure)
+            found = self._made[value] = made, values
+        return found
+
     def _with_inlined(self, nodes: Sequence[Node]) -> list[Node]:
         """The nodes, and before each the operations that it computes anew."""
-        found: dict[Node, None] = {}
-        for node in nodes:
+        return list(dict.fromkeys(n for node in nodes for n in self._inlined_in(node)))
+
+    def _inlined_in(self, node: Node) -> tuple[Node, ...]:
+        """The operations that a node computes anew, and itself."""
+        if (found := self._inlined.get(node)) is None:
             own, pending = {node}, [node]
             while pending:
                 for value in pending.pop().outside:
@@ -205,14 +218,15 @@ class Graph:
                     if maker is not None and maker.inlined and maker not in own:
                         own.add(maker)
                         pending.append(maker)
-            found |= dict.fromkeys(self.in_order(own))
-        return list(found)
+            found = self._inlined[node] = tuple(self.in_order(own))
+        return found
 
     def inline(self, node: Node, consumers: Sequence[Node]) -> None:
         """Has `consumers`, which are all that read an elementwise `node`, compute it where they read it."""
         for consumer in consumers:
             _inline_into(node, consumer)
         node.inlined = True
+        self._inlined.clear()
         self._readers.pop(node.results[0].value, None)
         for value in dict.fromkeys(node.values):
             self._readers[value].remove(node)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import gcd
 
 from tilec.analysis import parts
-from tilec.analysis.alike import of_structure
+from tilec.analysis.alike import of_operation, of_structure
 from tilec.analysis.graph import Node
 from tilec.analysis.products import Scaled, scaled, stored
 from tilec.core import mlir
@@ -55,6 +55,7 @@ def scales_of(node: Node) -> int:
     return gcd(*(scaled_factor(node, f).period for f in (node.contraction.left, node.contraction.right)))
 
 
+@of_operation
 def scaled_factor(node: Node, factor: ir.Value) -> Scaled:
     """A factor of a contraction, without what is the same for many adjacent places of k."""
     assert node.contraction is not None

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import replace
-from functools import lru_cache
-from itertools import product
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache, partial
+from itertools import groupby, product
 from math import ceil, log2, prod
+from operator import itemgetter
 
 from tilec.core.fitted import ContractionTimes, WarpgroupTimes
 from tilec.core.target import Target
 from tilec.cost.block_tile import BlockTile, Contraction, element_bytes
-from tilec.cost.model import Choice, Prediction, Work, occupancy, predict, ranked, round_up
+from tilec.cost.model import Choice, Prediction, Work, least_rank, occupancy, predict, round_up
+from tilec.cost.ranking import Ranked, Ranking
 from tilec.cost.stream_k import l2_speed, parts_us, shared_rounds, shared_tiles
-from tilec.cost.tile_order import dram_reads, grouped
+from tilec.cost.tile_order import dram_reads, grouped, reads_once
+
+Shape = tuple[int, int, int, int, int, int]
+"""Rows, columns and inner elements of a block; its warps over rows and over columns that compute, and those that only load."""
 
 
 def contraction_candidates(
@@ -23,21 +28,29 @@ def contraction_candidates(
 
     `instructions`: those that the caller can emit, of "wgmma" and "mma.sync"; None for both. Without any, "fma".
     """
-    able = (i for i in target.instructions(problem.unit_type) if i in _SHAPES)
-    for instruction in [i for i in able if instructions is None or i in instructions] or ("fma",):
+    for instruction in _instructions(target, problem, instructions):
         for shape in block_shapes(instruction, element_bytes(problem.dtype)):
-            yield from _staged(target, problem, instruction, *shape)
-            for inner in INNER_WARPS if instruction == "mma.sync" else ():
-                yield from _staged(target, problem, instruction, *shape, inner)
+            yield from _shaped(target, problem, instruction, shape)
 
 
-def _wgmma_shapes(size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+def _instructions(target: Target, p: Contraction, wanted: Collection[str] | None) -> Sequence[str]:
+    able = (i for i in target.instructions(p.unit_type) if i in _SHAPES)
+    return [i for i in able if wanted is None or i in wanted] or ("fma",)
+
+
+def _shaped(target: Target, p: Contraction, instruction: str, shape: Shape) -> Iterator[BlockTile]:
+    yield from _staged(target, p, instruction, *shape)
+    for inner in INNER_WARPS if instruction == "mma.sync" else ():
+        yield from _staged(target, p, instruction, *shape, inner)
+
+
+def _wgmma_shapes(size: int) -> Iterator[Shape]:
     """Shapes of up to three warpgroups of 64 rows and a producer; K in steps of one 128-byte swizzle."""
     for bm, bn in product((64, 128, 192), (16, 32, 64, 96, 128, 160, 192, 224, 256)):
         yield bm, bn, 128 // size, bm // 16, 1, 4
 
 
-def _mma_shapes(size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+def _mma_shapes(size: int) -> Iterator[Shape]:
     """Warps of at least 16 x 16, at most 64 x 128; every warp loads and computes."""
     sizes = (16, 32, 64, 128, 256)
     for bm, bn, bk, (wm, wn) in product(sizes, sizes, (64, 128), ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2))):
@@ -45,16 +58,15 @@ def _mma_shapes(size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
             yield bm, bn, bk // size, wm, wn, 0
 
 
-def _fma_shapes(size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+def _fma_shapes(size: int) -> Iterator[Shape]:
     """4 x 8 threads a warp with 4 to 8 rows and 4 to 16 columns each."""
     for bm, bn, bk, tm, tn in product((16, 32, 64, 128), (32, 64, 128, 256), (8, 16, 32), (4, 8), (4, 8, 16)):
-        if bm % (4 * tm) == 0 and bn % (8 * tn) == 0 and 2 <= (warps := bm * bn // (32 * tm * tn)) <= 16:
+        if bm % (4 * tm) == 0 and bn % (8 * tn) == 0 and 2 <= (warps := bm * bn // (32 * tm * tn)) <= MOST_WARPS:
             yield bm, bn, bk, bm // (4 * tm), warps // (bm // (4 * tm)), 0
 
 
-def block_shapes(instruction: str, size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """(bm, bn, bk, warps over rows, over columns, producers) of the blocks that an instruction is used with, for elements of
-    `size` bytes."""
+def block_shapes(instruction: str, size: int) -> Iterator[Shape]:
+    """Of the blocks that an instruction is used with, for elements of `size` bytes."""
     return _SHAPES.get(instruction, _fma_shapes)(size)
 
 
@@ -74,7 +86,7 @@ def _staged(
     inner: int = 1,
 ) -> Iterator[BlockTile]:
     """Pipeline depths and clusters of one block shape, as far as they fit."""
-    if (bm >= 4 * p.m and bm > 64) or (bn >= 4 * p.n and bn > 32):
+    if _too_large(p, bm, bn):
         return
     sm, bk, tiles = target.sm, bk * inner, ceil(p.m / bm) * ceil(p.n / bn) * p.batch
     assert sm is not None
@@ -107,8 +119,18 @@ def _staged(
             if instruction == "wgmma" and (not p.promoted or (p.promoted == bk and p.parts == 1 and accumulators <= 64)):
                 rounds = shared_rounds(tiles, _reached(target, tile), ceil(p.k / bk))
                 yield from (replace(tile, stream_k=n) for n in rounds)
-            if instruction == "wgmma" and bn >= p.n and tiles >= 2 * target.units and p.batch == prod(cluster) == 1:
+            if instruction == "wgmma" and prod(cluster) == 1 and _kept_fits(target, p, bm, bn):
                 yield from _kept(target, p, tile)
+
+
+def _too_large(p: Contraction, bm: int, bn: int) -> bool:
+    """Whether most of a block's rows, or of its columns, lie beyond the edges of C."""
+    return (bm >= 4 * p.m and bm > 64) or (bn >= 4 * p.n and bn > 32)
+
+
+def _kept_fits(target: Target, p: Contraction, bm: int, bn: int) -> bool:
+    """Whether all blocks have the same columns, and each has several tiles."""
+    return p.batch == 1 and bn >= p.n and ceil(p.m / bm) >= 2 * target.units
 
 
 def _kept(target: Target, p: Contraction, tile: BlockTile) -> Iterator[BlockTile]:
@@ -124,6 +146,7 @@ def _kept(target: Target, p: Contraction, tile: BlockTile) -> Iterator[BlockTile
 DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}
 """Stages; more hide no more latency."""
 INNER_WARPS = (2, 4)  # that divide a step of k, where there are few tiles
+MOST_WARPS = 16  # that multiply
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))  # blocks along m and n
 
 
@@ -146,7 +169,7 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
         other["int"] = other.get("int", 0) + tiles * k * operations
     if p.promoted:
         other["fma.f32"] = other.get("fma.f32", 0) + 2.0 * tiles * tile.bm * tile.bn * ceil(k / p.promoted)
-    further = p.reads * p.batch * p.m * p.n
+    further = _further(p)
     shared = left + right + _operand_reads(tile, tiles * k * p.bytes * p.products / p.parts) + (2 * result if tile.producers else 0)
     if warpgroups:
         slower = _rounds(target, tile, tiles) * (1 + fit.cluster * (prod(tile.cluster) > 1))
@@ -176,6 +199,11 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
         serial_us=serial,
         idle_us=idle,
     )
+
+
+def _further(p: Contraction) -> float:
+    """Bytes that an epilogue reads."""
+    return p.reads * p.batch * p.m * p.n
 
 
 def boosted(target: Target, unit: str, flops: float) -> float:
@@ -245,17 +273,83 @@ def contraction_cost(target: Target, problem: Contraction, tile: BlockTile) -> P
     return predict(contraction_work(target, problem, tile), target)
 
 
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Tiles of one instruction that have as many rows and columns. `tile` has what none of them is better by: the fewest warps, and
+    the shortest steps. `number`: of the sizes, in the order of tiles. `least`: a rank that none of the tiles is below, for the
+    problem or one of more rows and columns that take more blocks."""
+
+    target: Target
+    problem: Contraction
+    tile: BlockTile
+    shapes: tuple[Shape, ...]
+    number: int
+    least: float
+
+    @cached_property
+    def choices(self) -> list[Ranked[Choice[BlockTile]]]:
+        """With what decides between them: the rank, and of equals the simpler tile."""
+        instruction, kind = self.tile.instruction, _kind(self.tile)
+        tiles = (t for shape in self.shapes for t in _shaped(self.target, self.problem, instruction, shape))
+        found = ((n, Choice(t, contraction_cost(self.target, self.problem, t))) for n, t in enumerate(tiles) if _kind(t) == kind)
+        return [((round(c.rank, 4), *_effort(c.tile), self.number, n), c) for n, c in found]
+
+
+def _kind(tile: BlockTile) -> tuple[bool, bool]:
+    return tile.kept, tile.stream_k > 0
+
+
+@lru_cache(maxsize=256)  # a program asks for several products of one kind, and for each before and after it packs
+def families(target: Target, problem: Contraction, instruction: str) -> tuple[Family, ...]:
+    """All candidates of an instruction."""
+    found = []
+    for number, ((bm, bn), shapes) in enumerate(_by_sizes(instruction, element_bytes(problem.dtype))):
+        if _too_large(problem, bm, bn):
+            continue
+        warpgroups, (_, _, bk, wm, wn, producers) = instruction == "wgmma", shapes[0]
+        group, across = grouped(target, bm, bn, problem)
+        warps = (wm, wn) if warpgroups else (1, 1)
+        tile = BlockTile(bm, bn, bk, 2, instruction, *warps, producers, group=group, across=across)
+        kinds = [(tile, work := _least_work(target, problem, tile))]
+        if warpgroups:  # shared steps leave no unit idle
+            kinds.append((replace(tile, stream_k=1), replace(work, blocks=round_up(work.blocks, target.units))))
+        if warpgroups and _kept_fits(target, problem, bm, bn):
+            kinds.append((kept := replace(tile, kept=True), _least_work(target, problem, kept)))
+        for kind, work in kinds:
+            least = (1 - 1e-9) * least_rank(work, target)  # rounding may go either way
+            found.append(Family(target, problem, kind, shapes, number, least))
+    return tuple(found)
+
+
+def _least_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
+    """Of no tile of a family is it less: as if clusters left nothing to load from L2, and DRAM was read once."""
+    p = p if min(p.widths) == 1 else replace(p, staged=(0, 0))  # of which it takes all warps to know what they wait for
+    work, waits = contraction_work(target, p, tile), target.fit(ContractionTimes).warp_wait
+    return replace(
+        work, dram_read=reads_once(p) + _further(p), serial_us=work.serial_us if tile.producers else 0,
+        l2_bytes=0 if tile.producers else work.l2_bytes, lanes=max(1.0, waits) ** log2(MOST_WARPS),
+    )  # fmt: skip
+
+
+@cache
+def _by_sizes(instruction: str, size: int) -> list[tuple[tuple[int, int], tuple[Shape, ...]]]:
+    """The shapes of blocks by their rows and columns."""
+    return [((bm, bn), tuple(shapes)) for (bm, bn), shapes in groupby(block_shapes(instruction, size), itemgetter(0, 1))]
+
+
 def choose(
     target: Target, problem: Contraction, instructions: Collection[str] | None = None
-) -> tuple[Choice[BlockTile], ...]:
+) -> Ranking[Choice[BlockTile]]:
     """All candidates of `instructions`, or of all instructions of the target, cheapest first."""
-    return _choose(target, problem, None if instructions is None else tuple(instructions))
+    ranking = Ranking[Choice[BlockTile]]()
+    for at, instruction in enumerate(_instructions(target, problem, instructions)):
+        for family in families(target, problem, instruction):
+            ranking.add(round(family.least, 4), partial(_numbered, family, at))
+    return ranking
 
 
-@lru_cache(maxsize=64)  # a program asks for several products of one kind, and for each before and after it packs
-def _choose(target: Target, problem: Contraction, instructions: tuple[str, ...] | None) -> tuple[Choice[BlockTile], ...]:
-    tiles = contraction_candidates(target, problem, instructions)
-    return tuple(ranked((Choice(t, contraction_cost(target, problem, t)) for t in tiles), _effort))
+def _numbered(family: Family, at: int) -> list[Ranked[Choice[BlockTile]]]:
+    return [((*numbers[:-2], at, *numbers[-2:]), choice) for numbers, choice in family.choices]
 
 
 def _effort(tile: BlockTile) -> tuple[int, ...]:

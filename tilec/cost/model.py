@@ -3,7 +3,7 @@
 `predict` turns the `Work` of one kernel into a time and its terms. `tilec/cost/contraction.py` and `tilec/cost/rows.py`
 enumerate the tiles of
 their problems, and predict each as a `Choice`. `ranked` sorts the choices, cheapest first, so that `explain` can show the
-alternatives.
+alternatives; `tilec/cost/ranking.py` does so without predicting most of them.
 
 Sources: Williams, Waterman & Patterson, "Roofline" (CACM 2009); NVIDIA's CUDA occupancy calculator and matrix
 multiplication background guide (tile and wave quantisation); Little's law, as applied by Volkov ("Better
@@ -151,7 +151,34 @@ def predict(work: Work, target: Target) -> Prediction:
         issue = min(1.0, here * work.threads / target.sm.issued)
         warps = here * work.threads / target.sm.issued  # of a scheduler
         hidden = min(issue, warps / work.warp_clocks) if work.warp_clocks else issue
-    terms = _memory_terms(work, target, resident)
+    flight = resident * work.threads * work.bytes_in_flight if target.kind == "cuda" else 0
+    terms = _terms(work, target, efficiency, issue, hidden, min(target.units, resident), flight)
+    total, body, _ = _times(terms, work, target)
+    limiter = max(terms, key=lambda t: terms[t], default="launch")
+    bound = "launch" if total - body > body else "memory" if limiter in MEMORY else "compute"
+    terms["launch"] = total - body
+    return Prediction(total, terms, bound, occ, waves, efficiency)
+
+
+def least_rank(work: Work, target: Target) -> float:
+    """What `rank` is at least, for all kernels that do so much work or more: whatever their threads, registers, shared memory and
+    bytes in flight are, no more than all units load, no more than all schedulers issue, and no load waits."""
+    terms = _terms(work, target, balance(work.blocks, target.units), 1.0, 1.0, target.units, inf)
+    total, _, ramp = _times(terms, work, target)
+    return rank(total, terms | {"launch": ramp})  # which may be longer, but then the others are by less
+
+
+def rank(time_us: float, terms: Mapping[str, float]) -> float:
+    """By the predicted time and a tenth of the other terms, which never hide wholly."""
+    return time_us + 0.1 * (sum(terms.values()) - max(terms.values()))
+
+
+def _terms(
+    work: Work, target: Target, efficiency: float, issue: float, hidden: float, units: float, flight: float
+) -> dict[str, float]:
+    """Microseconds that each resource is busy. `issue`, `hidden`: shares of the clocks in which matrix units and vector units have
+    an instruction; `units` that load, with so many bytes in `flight`."""
+    terms = _memory_terms(work, target, units, flight)
     for unit, amount in work.flops.items():
         lanes = 1.0 if unit.startswith("tensor") else work.lanes
         name = unit.partition(".")[0]
@@ -161,19 +188,19 @@ def predict(work: Work, target: Target) -> Prediction:
     for name in ("tensor", "shared"):
         if name in terms:
             terms[name] += sum(work.idle_us.values())
+    return terms
+
+
+def _times(terms: Mapping[str, float], work: Work, target: Target) -> tuple[float, float, float]:
+    """The predicted time, that of the resources alone, and the least that the launch adds."""
     body, serial = max(terms.values(), default=0.0), work.serial_us + sum(work.exposed_us.values())
     ramp = target.launch.ramp_us * work.launches + serial
     overhead = target.launch.overhead_us * work.launches
     if work.overlaps and target.launch.overlap_us:  # the host has launched it meanwhile
         ramp, overhead = target.launch.overlap_us + serial, 0.0
     if target.kind == "cpu":  # nothing else goes on while the threads are woken and waited for
-        total = body + ramp + (overhead if work.blocks > 1 else 0.0)
-    else:
-        total = max(body + ramp, overhead)
-    limiter = max(terms, key=lambda t: terms[t], default="launch")
-    bound = "launch" if total - body > body else "memory" if limiter in MEMORY else "compute"
-    terms["launch"] = total - body
-    return Prediction(total, terms, bound, occ, waves, efficiency)
+        return body + ramp + (overhead if work.blocks > 1 else 0.0), body, ramp
+    return max(body + ramp, overhead), body, ramp
 
 
 def _transfer_us(amount: float, loads: float, rate: float, flight: float, latency_ns: float) -> float:
@@ -186,10 +213,8 @@ def _transfer_us(amount: float, loads: float, rate: float, flight: float, latenc
     return 1e6 * hypot(amount / rate, 1e-9 * loads * latency_ns / (flight or inf))
 
 
-def _memory_terms(work: Work, target: Target, resident: float) -> dict[str, float]:
+def _memory_terms(work: Work, target: Target, units: float, flight: float) -> dict[str, float]:
     """Microseconds of each level of memory."""
-    units = min(target.units, resident)
-    flight = resident * work.threads * work.bytes_in_flight if target.kind == "cuda" else 0
 
     def time(name: str, amount: float) -> float:
         level: Level = getattr(target, name)
@@ -247,14 +272,11 @@ class Choice(Generic[T]):
 
     @cached_property
     def rank(self) -> float:
-        terms = self.prediction.terms
-        return self.prediction.time_us + 0.1 * (sum(terms.values()) - max(terms.values()))
+        return rank(self.prediction.time_us, self.prediction.terms)
 
 
 def ranked(choices: Iterable[Choice[T]], effort: Callable[[T], tuple[int, ...]]) -> list[Choice[T]]:
-    """Cheapest first: by the predicted time and a tenth of the other terms, which never hide wholly; of equals the
-    tile of least `effort`.
-    """
+    """Cheapest first, by `rank`; of equals the tile of least `effort`."""
     return sorted(choices, key=lambda c: (round(c.rank, 4), effort(c.tile)))
 
 
@@ -268,9 +290,10 @@ class TooLarge(NoFurtherChoice):
 
 def pick(choices: Sequence[Choice[T]], n: int) -> T:
     """The tile of the `n`-th cheapest choice. 0 is the planner's choice; `tune` measures the others."""
-    if n >= len(choices):
-        raise NoFurtherChoice
-    return choices[n].tile
+    try:
+        return choices[n].tile
+    except IndexError:
+        raise NoFurtherChoice from None
 
 
 def round_up(value: int, step: int) -> int:

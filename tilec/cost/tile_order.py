@@ -32,11 +32,17 @@ def _stays(target: Target, p: Contraction) -> bool:
     return p.k * p.n * p.bytes <= STAYS * target.l2.bytes
 
 
+def reads_once(p: Contraction) -> float:
+    """DRAM bytes of A and B if nothing is read twice."""
+    a, b = p.shared
+    return p.batch * p.k * (a * p.m + b * p.n) * p.bytes
+
+
 def dram_reads(target: Target, p: Contraction, tile: BlockTile) -> float:
     """DRAM bytes of A and B: once if they stay in L2, else once a wave of grouped tiles."""
     a, b = p.shared
     whole = p.k * p.n * p.bytes
-    once = p.batch * p.k * (a * p.m + b * p.n) * p.bytes
+    once = reads_once(p)
     rows, columns = ceil(p.m / tile.bm), ceil(p.n / tile.bn)
     if p.recurring and not _stays(target, p):
         if not tile.across:

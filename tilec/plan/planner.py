@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -62,12 +62,30 @@ def make_plan(
     return plan_with(of_joins, function, target, fixed, splitting, planner)
 
 
-def _fitting_plan(function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool, alike: Alike) -> Plan:
+@dataclass(frozen=True)
+class _Whole:
+    """The kernels of a function as it is, before anything in it is split or packed."""
+
+    approximations: dict[ir.Operation, str]
+    graph: Graph
+    groups: list[Group]
+    remarks: list[Remark]
+
+    @staticmethod
+    def of(function: ir.Operation, target: Target, alike: Alike) -> _Whole:
+        approximations = approximate_operations(function, target.kind)
+        graph = _for_target(build_graph(function, approximations, alike), target)
+        return _Whole(approximations, graph, *group(graph, target))
+
+
+def _fitting_plan(
+    function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool, alike: Alike, whole: _Whole | None = None
+) -> Plan:  # fmt: skip
     remarks: list[Remark] = []
-    wanted = fixed
+    wanted, whole = fixed, whole or _Whole.of(function, target, alike)
     while True:
         try:
-            plan = _make_plan(function, target, wanted, splitting, alike)
+            plan = _make_plan(function, target, wanted, splitting, alike, whole)
             return replace(plan, remarks=(*remarks, *plan.remarks)) if remarks else plan
         except _Apart as error:
             if fixed is not None or wanted == error.kernels:
@@ -88,14 +106,14 @@ class _Apart(Exception):
         self.kernels = Fixed((*others, *((name,) for name in self.names)), inlined)
 
 
-def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool, alike: Alike) -> Plan:
+def _make_plan(
+    function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool, alike: Alike, whole: _Whole
+) -> Plan:  # fmt: skip
     if target.kind == "cuda":
         from tilec.plan.cuda.choose import choose
     else:
         from tilec.plan.cpu.loops import choose
-    approximations = approximate_operations(function, target.kind)
-    graph = _for_target(build_graph(function, approximations, alike), target)
-    groups, remarks = group(graph, target)
+    approximations, graph, groups, remarks = whole.approximations, whole.graph, whole.groups, whole.remarks
     splits, why = choose_splits(groups, graph, target) if splitting else ([], [])
     packs, reasons = choose_packs(
         [g for g in groups if not any(s.name == n.name for s in splits for n in g.nodes)], graph, target
@@ -154,7 +172,7 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
         order=order,
     )
     if splits and fixed is None and target.kind == "cuda":
-        return _whole_if_faster(plan, _fitting_plan(function, target, None, False, alike))
+        return _whole_if_faster(plan, _fitting_plan(function, target, None, False, alike, whole))
     return plan
 
 

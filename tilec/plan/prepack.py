@@ -138,7 +138,7 @@ def _dims(node: Node, side: int, major: bool, k: tuple[int, ...]) -> tuple[int, 
 
 def apply_packs(function: ir.Operation, packs: list[Pack]) -> None:
     """Carries the choices out in a function, as `fuse` will."""
+    by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}
     for p in packs:
-        by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}
-        stored, _ = pack(by_name[p.name], p.side, p.dims, p.kind, p.extents)
+        stored, by_name[p.name] = pack(by_name[p.name], p.side, p.dims, p.kind, p.extents)
         stored.attributes["tilec.stored"] = ir.UnitAttr.get()

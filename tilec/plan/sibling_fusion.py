@@ -7,7 +7,7 @@ from tilec.analysis.siblings import are_siblings
 from tilec.core.quantities import count
 from tilec.core.target import Target
 from tilec.plan.chain_fusion import time_us
-from tilec.plan.cuda.contraction import tiles_of
+from tilec.plan.cuda.contraction import Tiles, tiles_of
 from tilec.plan.cuda.siblings import sibling_tiles
 from tilec.plan.groups import Group, Remark, join
 from tilec.plan.legality import refuse
@@ -56,12 +56,15 @@ def _weighed_us(g: Group, others: float, graph: Graph, target: Target) -> float:
 
 
 def _with_others_us(g: Group, others: float, graph: Graph, target: Target) -> float:
-    contractions = [n for n in g.nodes if n.contraction is not None]
-    several = len(contractions) > 1
-    found = sibling_tiles(g, graph, target) if several else tiles_of(contractions[0], g, graph, target)
+    found = graph.once("tiles", g.nodes, lambda: _tiles(g, graph, target)).result  # of which no factor is asked for
     if isinstance(found, str) or not found.choices:
         return time_us(g, graph, target)
     return found.rank(found.choices[0].tile, target, neighbours=others)
+
+
+def _tiles(g: Group, graph: Graph, target: Target) -> Tiles | str:
+    contractions = [n for n in g.nodes if n.contraction is not None]
+    return sibling_tiles(g, graph, target) if len(contractions) > 1 else tiles_of(contractions[0], g, graph, target)
 
 
 def _operations(g: Group) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -76,7 +76,7 @@ def _shared_bytes(kernel: KernelPlan) -> int:
     return kernel.options.shared_bytes
 
 
-def _with_scales(found: Tiles, node: Node, g: Group) -> list[Choice]:
+def _with_scales(found: Tiles, node: Node, g: Group) -> Sequence[Choice]:
     """The choices with registers for the scales of partial sums."""
     if not scales_of(node):
         return found.choices
@@ -142,7 +142,7 @@ def _staged(built: StoredContraction, tile: BlockTile, out_bytes: int, target: T
     return replace(built, stages=stages(built))
 
 
-def _remarks(kernel: KernelPlan, built: StoredContraction, tile: BlockTile, choices: list[Choice]) -> list[Remark]:
+def _remarks(kernel: KernelPlan, built: StoredContraction, tile: BlockTile, choices: Sequence[Choice]) -> list[Remark]:
     line = kernel.lines[-1] if kernel.lines else None
     others = tuple((_describe(c.tile), c.prediction.time_us) for c in choices[:4])
     left, right = (BY[copy] for copy in built.copies)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import ceil, gcd, prod
-from operator import itemgetter
 from typing import NamedTuple
 
 from tilec.analysis import parts
@@ -33,6 +32,7 @@ from tilec.core.target import Target
 from tilec.cost import block_tile, contraction
 from tilec.cost.block_tile import BlockTile
 from tilec.cost.model import Choice
+from tilec.cost.ranking import Ranked, Ranking
 from tilec.cost.stream_k import shared_tiles
 from tilec.kernels.contraction import Contraction, WarpgroupContraction
 from tilec.kernels.matrix import ASYNC, BYTES, StoredContraction, whole_pieces
@@ -42,6 +42,16 @@ from tilec.plan.groups import Group
 Sizes = dict[int, int]  # by kernel dimension
 PROMOTED = 128  # elements of k: a line of 8-bit numbers
 STAGES = 4  # of a ring that hides the latency of its loads
+
+
+class Together(NamedTuple):
+    """Options of a kernel of several products of one left factor: how many meet in a result, and the columns of each result."""
+
+    products: int = 1
+    siblings: tuple[int, ...] = ()
+
+
+NOT_TOGETHER = Together()
 
 
 class Fit(NamedTuple):
@@ -69,15 +79,18 @@ class Tiles:
     roles: Roles
     operands: dict[str, Operand]
     problem: block_tile.Contraction
-    choices: list[Choice]
+    choices: Sequence[Choice]
     build: Callable[[BlockTile], StoredContraction]
     fit: Callable[[BlockTile], Fit | None]
     instructions: list[str] | None
 
-    def variant(self, target: Target, **changes) -> list[Choice]:
+    def variant(self, target: Target, **changes) -> Sequence[Choice]:
         """Tiles for the same factors and another problem, the fastest first; none of which blocks share steps."""
-        problem = replace(self.problem, **changes)
-        return _ranked(target, problem, self.instructions, lambda c: c.rank if not c.tile.stream_k and self.fit(c.tile) else None)
+
+        def weigh(choice: Choice) -> float | None:
+            return choice.rank if not choice.tile.stream_k and self.fit(choice.tile) else None
+
+        return _ranked(target, replace(self.problem, **changes), self.instructions, weigh, lambda tile: 1)
 
     def least_us(self, target: Target) -> float:
         """The time of the products alone, by the fastest instruction."""
@@ -105,7 +118,7 @@ def tiles_of(node: Node, g: Group, graph: Graph, target: Target) -> Tiles:
 def tiles_by(kind: str, node: Node, g: Group, graph: Graph, target: Target) -> Tiles:
     """Of one type of multiplicands."""
     roles, operands = arrange(node, kind, g, graph, target)
-    return ranked_tiles(kind, roles, operands, fed_problem(node, kind, roles, operands, g, graph, target), g, target)
+    return ranked_tiles(kind, roles, operands, fed_problem(node, kind, roles, operands, g, graph, target), g, graph, target)
 
 
 def fed_problem(
@@ -125,13 +138,25 @@ def fed_problem(
 
 
 def ranked_tiles(
-    kind: str, roles: Roles, operands: dict[str, Operand], problem: block_tile.Contraction, g: Group, target: Target,
-    together: dict | None = None,
+    kind: str, roles: Roles, operands: dict[str, Operand], problem: block_tile.Contraction, g: Group, graph: Graph, target: Target,
+    together: Together = NOT_TOGETHER,
 ) -> Tiles:  # fmt: skip
-    """The tiles for factors that are fed so; `together`: options of several products of one left factor."""
+    """The tiles for factors that are fed so; `together`: of several products of one left factor. They are ranked once for all
+    contractions of which these facts are the same, such as one before and after another is packed."""
+    left, right = operands["left"], operands["right"]
+    facts = kind, replace(roles, factors={}), left, right, problem, tuple(g.space.extents.items()), together
+    found = graph.alike.once(("tiles", *facts), (), partial(_ranked_tiles, *facts, target)).result
+    return replace(found, roles=roles)
+
+
+def _ranked_tiles(
+    kind: str, roles: Roles, left: Operand, right: Operand, problem: block_tile.Contraction, own: tuple[tuple[int, int], ...],
+    together: Together, target: Target,
+) -> Tiles:  # fmt: skip
+    operands, extents = {"left": left, "right": right}, dict(own)
     build = partial(
-        _built, kind=kind, roles=roles, operands=operands, target=target, extents=g.space.extents, promoted=problem.promoted,
-        together=together or {},
+        _built, kind=kind, roles=roles, operands=operands, target=target, extents=extents, promoted=problem.promoted,
+        together=together,
     )  # fmt: skip
     known: dict[tuple, Fit | None] = {}  # by shape: several tiles have one, and differ in their stages
 
@@ -141,39 +166,41 @@ def ranked_tiles(
 
     def fit(tile: BlockTile) -> Fit | None:
         """None where the passes have no code for the tile, or a factor's pieces would not lie inside its box."""
-        warps = tile.warp_m, tile.warp_n, tile.inner_warps
-        shape = tile.instruction, tile.bm, tile.bn, tile.bk, warps, tile.cluster, tile.kept
+        warps, shares = (tile.warp_m, tile.warp_n, tile.inner_warps), bool(problem.promoted and tile.stream_k)
+        shape = tile.instruction, tile.bm, tile.bn, tile.bk, warps, tile.cluster, tile.kept, shares
         if shape not in known:
             built = build(tile)
-            sizes = _boxes_of(built, g.space.extents) if _is_buildable(built) else None
-            if sizes and isinstance(built, WarpgroupContraction) and (
-                built.refuse_sizes(g.space.extents, sizes) or too_large(built)
-            ):  # fmt: skip
+            sizes = _boxes_of(built, extents) if _is_buildable(built) else None
+            if sizes and isinstance(built, WarpgroupContraction) and (built.refuse_sizes(extents, sizes) or too_large(built)):
                 sizes = None
-            extents = g.space.extents
             if sizes:
                 m, *n = (prod(ceil(extents[d] / sizes[d]) for d in dims) for dims in (built.rows, *built.column_sets))
             known[shape] = Fit(sizes, m * tile.bm, sum(n) * tile.bn, built.deepest) if sizes else None
         return known[shape]
 
-    instructions = _together(together, kind, operands, target) if together else _instructions(kind, operands, target)
-    fit_times = target.fit(WarpgroupTimes)
-    slower = fit_times.mma_sync if instructions and "wgmma" in instructions else 1
+    instructions = _instructions(kind, operands, target)
+    if together != NOT_TOGETHER:
+        instructions = [i for i in instructions or () if i in _able_together(together, kind, operands)] or None
+    times, both = target.fit(WarpgroupTimes), "wgmma" in (instructions or ())
+
+    def slower(tile: BlockTile) -> float:
+        if tile.instruction != "wgmma":
+            return times.mma_sync if both else 1
+        return times.kept if tile.kept else times.stream_k if tile.stream_k else 1
 
     def weigh(choice: Choice) -> float | None:
-        found, by_warpgroups = fit(choice.tile), choice.tile.instruction == "wgmma"
-        if found is None or not (by_warpgroups or choice.tile.stages <= found.deepest):
+        tile, found = choice.tile, fit(choice.tile)
+        if found is None or not (tile.instruction == "wgmma" or tile.stages <= found.deepest):
             return None
-        of_its_kind = fit_times.kept if choice.tile.kept else fit_times.stream_k if choice.tile.stream_k else 1
-        return (of_its_kind if by_warpgroups else slower) * found.rank(choice, problem, target)
+        return slower(tile) * found.rank(choice, problem, target)
 
-    choices = _ranked(target, problem, instructions, weigh)
+    choices = _ranked(target, problem, instructions, weigh, slower)
     return Tiles(kind, roles, operands, problem, choices, build, fit, instructions)
 
 
 def _built(
     tile: BlockTile, *, kind: str, roles: Roles, operands: dict[str, Operand], target: Target, extents: Sizes, promoted: int,
-    together: dict,
+    together: Together,
 ) -> StoredContraction:  # fmt: skip
     """The kernel of this tile, with the stages that the model has given it."""
     left, right = operands["left"], operands["right"]
@@ -190,14 +217,14 @@ def _built(
         blocks = target.units if size == 1 else target.sm.clusters(size, 1) * size
         own = {"inner_box": roles.inner_box if "tma" in by else (), "promoted": promoted, "cluster": tile.cluster}
         own["longest_box"] = (left.longest, right.longest)
-        built = WarpgroupContraction(**common, persistent_blocks=blocks, **own, **together)
+        built = WarpgroupContraction(**common, persistent_blocks=blocks, **own, **together._asdict())
         if tile.stream_k:
             return replace(built, stream_k=_shared_tiles(built, extents, tile.stream_k))
         return replace(built, kept_steps=built.steps(extents)) if tile.kept else built
     stored = {f"{side}_stored": f.stored for side, f in operands.items()}
     gathers = any(f.gathers and not f.pieces for f in operands.values())
     warps = {"warps": (tile.warp_m, tile.warp_n), "inner_warps": tile.inner_warps}
-    own = {"products": together.get("products", 1), "gathers": gathers}
+    own = {"products": together.products, "gathers": gathers}
     return Contraction(**common, **stored, **warps, **own, unit=tile.instruction)
 
 
@@ -277,16 +304,21 @@ def _filling(copy: str, operand: Operand, size: int, target: Target) -> float:
 
 
 def _ranked(
-    target: Target, problem: block_tile.Contraction, instructions: list[str] | None, weigh: Callable[[Choice], float | None]
-) -> list[Choice]:  # fmt: skip
+    target: Target, problem: block_tile.Contraction, instructions: list[str] | None, weigh: Callable[[Choice], float | None],
+    slower: Callable[[BlockTile], float],
+) -> Ranking[Choice]:  # fmt: skip
     """The tiles that can be built, the fastest first. An instruction whose products alone take longer than the best tile of one
-    before it has none."""
-    found: list[tuple[float, Choice]] = []
-    for unit in () if instructions is None else instructions or ("fma",):
-        if not found or contraction.least_us(target, problem, unit) <= min(us for us, _ in found):
-            choices = contraction.choose(target, fed(problem, unit), [unit])
-            found += [(us, c) for c in choices if (us := weigh(c)) is not None]
-    return [choice for _, choice in sorted(found, key=itemgetter(0))]
+    before it has none. `weigh` takes a choice to its time, which is `slower` than that of its problem or of a larger one."""
+
+    def weighed(family: contraction.Family, at: int) -> Iterator[Ranked[Choice]]:
+        return (((us, at, *numbers), c) for numbers, c in family.choices if (us := weigh(c)) is not None)
+
+    ranking = Ranking[Choice]()
+    for at, unit in enumerate(() if instructions is None else instructions or ("fma",)):
+        if contraction.least_us(target, problem, unit) <= ranking.least:
+            for family in contraction.families(target, fed(problem, unit), unit):
+                ranking.add(slower(family.tile) * family.least, partial(weighed, family, at))
+    return ranking
 
 
 def fed(problem: block_tile.Contraction, instruction: str) -> block_tile.Contraction:
@@ -306,11 +338,10 @@ def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> li
     return found or None
 
 
-def _together(together: dict, kind: str, operands: dict[str, Operand], target: Target) -> list[str] | None:
+def _able_together(together: Together, kind: str, operands: dict[str, Operand]) -> list[str]:
     """Of several products of one left factor: warps multiply those whose results meet, warpgroups those that TMA copies."""
     able = ["wgmma"] if {f.copy for f in operands.values()} == {"tma"} else []
-    able += ["mma.sync"] if not together["siblings"] and BYTES[kind] == 2 else []
-    return [i for i in _instructions(kind, operands, target) or () if i in able] or None
+    return able + (["mma.sync"] if not together.siblings and BYTES[kind] == 2 else [])
 
 
 def _boxes_of(built: StoredContraction, extents: Sizes) -> Sizes | None:

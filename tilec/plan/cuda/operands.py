@@ -9,7 +9,7 @@ registers: as boxes by TMA, or in pieces of 16 bytes by cp.async. Threads comput
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from operator import itemgetter
@@ -17,6 +17,7 @@ from typing import Any
 
 from tilec.analysis import parts
 from tilec.analysis.access import Access, access_of
+from tilec.analysis.alike import of_operation
 from tilec.analysis.directions import extract_directions
 from tilec.analysis.graph import Graph, Node, dims_of
 from tilec.analysis.multiplicands import converted, scaled_factor, scales_of
@@ -61,7 +62,7 @@ class Roles:
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     inner: tuple[int, ...]
-    factors: dict[str, ir.Value]
+    factors: dict[str, ir.Value] = field(hash=False)
     inner_box: tuple[int, ...] = ()
     """Of `inner`, the elements of one step that TMA copies; empty where a step is along the last dimension only."""
 
@@ -261,7 +262,7 @@ class FactorAccess:
 
 
 def factor_access(node: Node, factor: ir.Value, g: Group) -> FactorAccess | None:
-    if (access := access_of(node.op, factor)) is None:
+    if (access := _access(node, factor)) is None:
         return None
     own = g.space.dims[node]
     factors = [{own[d]: f for d, f in s.factors.items() if node.extents[d] > 1} for s in access.subscripts]
@@ -273,6 +274,11 @@ def factor_access(node: Node, factor: ir.Value, g: Group) -> FactorAccess | None
         bool(wide) and wide[-1] < len(access.shape) - 1,
         {own[d]: e for d, e in enumerate(node.extents)}, zeros=_is_stored(access.tensor),
     )  # fmt: skip
+
+
+@of_operation
+def _access(node: Node, factor: ir.Value) -> Access | None:
+    return access_of(node.op, factor)
 
 
 def _is_stored(value: ir.Value) -> bool:
@@ -296,7 +302,7 @@ def _computed(factor: ir.Value, node: Node, kind: str) -> Operand:
         value = pending.pop()
         owner = mlir.definition(value)
         if owner is None:
-            dims = [s.bare for s in access.subscripts] if (access := access_of(node.op, value)) else []
+            dims = [s.bare for s in access.subscripts] if (access := _access(node, value)) else []
             if dims:
                 score[dims[-1]] = score.get(dims[-1], 0) + prod(node.extents[d] for d in dims)
         elif owner not in seen and owner.block == mlir.body_of(node.op):
