@@ -9,10 +9,10 @@ so that a product of 197 rows may be computed in tiles of 64. The last dimension
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import replace
 from math import gcd
 
 from tilec.dsl import ast
+from tilec.dsl.ast import replace
 from tilec.dsl.flat import Program, Scope, accesses, cost, written
 from tilec.dsl.ranges import Poly
 from tilec.dsl.specialise import Specialised

@@ -13,12 +13,13 @@ order of its elements.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
 from tilec.core.dtypes import I64
 from tilec.dsl import ast
+from tilec.dsl.ast import replace
 from tilec.dsl.index_values import Values, index_values
 from tilec.dsl.notation import arithmetic
 from tilec.dsl.ranges import Atom, Poly
