@@ -9,11 +9,11 @@ so that a product of 197 rows may be computed in tiles of 64. The last dimension
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import replace
 from math import gcd
 
 from tilec.dsl import ast
-from tilec.dsl.flat import Program, Scope, accesses, cost, written
+from tilec.dsl.ast import replace
+from tilec.dsl.flat import Program, Scope, cost, written
 from tilec.dsl.ranges import Poly
 from tilec.dsl.specialise import Specialised
 
@@ -53,7 +53,7 @@ def _length(program: Program, name: str) -> int:
         return 0
     readers = dict.fromkeys(e.name for e in program.readers.get(name, ()))
     reads = [
-        (program.scopes[e], a.subscripts[0]) for e in readers for a in accesses(program.defined[e]) if a.tensor == name
+        (program.scopes[e], a.subscripts[0]) for e in readers for a in program.accesses[e] if a.tensor == name
     ]
     firsts = [scope.poly(subscript) or Poly() for scope, subscript in reads]
     n = gcd(*(factor for p in firsts for monomial, factor in p.terms if monomial and abs(factor) > 1))

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tilec.core import locations, mlir
@@ -27,6 +26,7 @@ from tilec.core.dtypes import BOOL, I64, DType
 from tilec.core.mlir import arith, func, ir, linalg, tensor
 from tilec.core.reductions import REDUCTIONS
 from tilec.dsl import ast, scalars
+from tilec.dsl.ast import replace
 from tilec.dsl.batches import with_batches
 from tilec.dsl.build_body import Body, Index, bare, index_value, projected
 from tilec.dsl.flat import flattened

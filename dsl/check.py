@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import assert_never
 
 from tilec.core.diagnostics import Diagnostic, Note, Span
 from tilec.dsl import ast
+from tilec.dsl.ast import replace
 from tilec.dsl.check_calls import Calls
 from tilec.dsl.check_expect import check_expect
 from tilec.dsl.check_ranges import RangeChecker
@@ -41,7 +42,10 @@ def check_module(module: Module, report: Report) -> None:
             check_function(function, module, report)
     for op in module.program.ops:
         if not report.full:
-            elaborate_open(op, module, report)
+            mistakes = report.count
+            found = elaborate_open(op, module, report)
+            if found.whole and report.count == mistakes:
+                module.program.elaborated[op.name] = found
 
 
 def check_function(function: ast.Def, module: Module, report: Report) -> None:
@@ -71,6 +75,7 @@ def elaborate_open(op: ast.Op, module: Module, report: Report, sizes: Mapping[st
         inputs[tensor.name] = TensorInfo(tensor.name, tensor.dtype, shape, tensor.span)
     elaborator = Elaborator(op, module, inputs, known, report, decided=False)
     elaborator.run()
+    elaborator.whole &= not known and all(t.dtype is not None and t.shape is not None for t in op.inputs)
     return elaborator
 
 
@@ -92,7 +97,7 @@ class Described:
 class Elaborator(Calls):
     """Takes the statements of one op in order; `run` gives its equations, calls inlined, ranges and types in place.
 
-    `decided` says that all sizes are numbers.
+    `decided` says that all sizes are numbers. `whole`: nothing was left for the time when they are.
     """
 
     def __init__(
@@ -100,7 +105,7 @@ class Elaborator(Calls):
         decided: bool,
     ):  # fmt: skip
         self.op, self.module, self.sizes, self.report = op, module, sizes, report
-        self.decided = decided
+        self.decided, self.whole = decided, True
         self.tensors: dict[str, TensorInfo] = dict(inputs)
         self.results: dict[str, TensorInfo] = {}
         self.equations: list[ast.Equation] = []

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from tilec.core.diagnostics import Note
 from tilec.dsl import ast
+from tilec.dsl.ast import replace
 from tilec.dsl.bind import Binding
 from tilec.dsl.check_scope import Module, TensorInfo, suggestion
 from tilec.dsl.check_sizes import declared_shape, size_names
@@ -45,6 +45,7 @@ class Calls:
         return ast.OpCall((equation.name,), value.function, tuple(names), equation.span)
 
     def _op_call(self, call: ast.OpCall) -> None:
+        self.whole &= self.decided
         if not call.names:
             return
         names = [name for name in call.names if self._new(name, call.span)]

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilec.core.diagnostics import Note, Span
 from tilec.core.dtypes import I64
 from tilec.dsl import ast
+from tilec.dsl.ast import replace
 from tilec.dsl.check_scope import Report, TensorInfo, free_indices, text_of
 from tilec.dsl.index_values import Values, index_values
 from tilec.dsl.notation import arithmetic

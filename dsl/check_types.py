@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 from tilec.core.diagnostics import Note
 from tilec.core.dtypes import BOOL, DTYPES, F32, F64, I32, I64, DType, compute_type
 from tilec.core.functions import FUNCTIONS
 from tilec.core.reductions import REDUCTIONS, highest, lowest
 from tilec.dsl import ast
+from tilec.dsl.ast import replace
 from tilec.dsl.check_scope import Report, TensorInfo, text_of
 from tilec.dsl.ranges import Poly
 from tilec.dsl.weak_types import UNKNOWN, WEAK, WEAK_FLOAT, WEAK_INT, default, holds, meet, rounds, wide

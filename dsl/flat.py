@@ -13,12 +13,14 @@ order of its elements.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import prod
 
 from tilec.core.dtypes import I64
 from tilec.dsl import ast
+from tilec.dsl.ast import replace
 from tilec.dsl.index_values import Values, index_values
 from tilec.dsl.notation import arithmetic
 from tilec.dsl.ranges import Atom, Poly
@@ -54,10 +56,16 @@ class Scope:
     values: Mapping[str, Values]
     sizes: Mapping[str, int]
 
+    @cached_property
+    def all(self) -> Mapping[str, Values]:
+        """The values of sizes, too."""
+        return {**{name: (size, size) for name, size in self.sizes.items()}, **self.values}
+
     def poly(self, expr: ast.Expr) -> Poly | None:
         """A subscript; None where it depends on data, or may leave 64 bits."""
-        values = {**{name: (size, size) for name, size in self.sizes.items()}, **self.values}
-        return None if index_values(expr, values) is None else self._poly(expr)
+        if isinstance(expr, ast.Name) and expr.name in self.values:
+            return Poly.of(expr.name)
+        return None if index_values(expr, self.all) is None else self._poly(expr)
 
     def _poly(self, expr: ast.Expr) -> Poly | None:
         match expr:
@@ -187,26 +195,40 @@ class Program:
         self.bound: dict[str, set[str]] = {}
         self.scopes: dict[str, Scope] = {}
         self.fixed: set[str] = set()  # tensors with an access that is not simple arithmetic
+        self.accesses: dict[str, list[ast.Access]] = {}  # of each equation
+        self.polys: dict[tuple[str, int], list[Poly | None]] = {}  # the subscripts of each access of an equation
+        self.rewrites: dict[tuple[object, ...], _Rewrite] = {}
         for e in op.equations:
             inner = list(ast.bound_in(e.value))
             self.bound[e.name] = {r.index for r in inner}
             spans = {r.index: (r.low.value, max(r.low.value, r.high.value - 1)) for r in (*inner, *e.ranges)}  # type: ignore[union-attr]
             self.scopes[e.name] = Scope(spans, op.sizes)
+            own = self.accesses[e.name] = list[ast.Access]()
             for node in ast.traverse(e.value):
                 if isinstance(node, ast.Access):
+                    own.append(node)
                     self.readers.setdefault(node.tensor, []).append(e)
-                    if any(self.scopes[e.name].poly(s) is None for s in node.subscripts):
+                    found = self.polys[e.name, id(node)] = [self.scopes[e.name].poly(s) for s in node.subscripts]
+                    if None in found:
                         self.fixed.add(node.tensor)
                 elif isinstance(node, ast.Pad):
                     self.fixed.add(node.access.tensor)
         self.fixed |= {name for name, shape in self.shapes.items() if 0 in shape}
 
+    def rewrite(self, e: ast.Equation, merged: frozenset[Boundary]) -> _Rewrite:
+        """The equation after merging. Boundaries of tensors that it does not name make no difference."""
+        by_tensor = _by_tensor(merged)
+        key = e.name, *(by_tensor.get(name) for name in dict.fromkeys((e.name, *(a.tensor for a in self.accesses[e.name]))))
+        if (found := self.rewrites.get(key)) is None:
+            found = self.rewrites[key] = _Rewrite(self, e, merged)
+        return found
+
     def seeds(self, merged: frozenset[Boundary]) -> Iterator[Boundary]:
         """Where something may become simpler: subscripts with divisions, those of a dimension of one element, and sums that go
         through two indices of the left side."""
         for e in self.op.equations:
-            made, last = _Rewrite(self, e, merged), [g[-1] for g in _groups(self.shapes[e.name], e.name, merged)]
-            for access in accesses(e):
+            made, last = self.rewrite(e, merged), [g[-1] for g in _groups(self.shapes[e.name], e.name, merged)]
+            for access in self.accesses[e.name]:
                 if access.tensor in self.fixed:
                     continue
                 found, groups = made.subscripts(access), _groups(self.shapes[access.tensor], access.tensor, merged)
@@ -233,12 +255,18 @@ class Program:
                 pair = e.indices[p : p + 2]
                 if self.bound[name] & set(pair):
                     return None
-                waiting += [(a.tensor, q) for a, q in _pairs(e, pair)]
+                waiting += [(a.tensor, q) for a, q in self._pairs(e, pair)]
             for e in self.readers.get(name, ()):
                 for t, pair in enumerate(pairwise(e.indices)):
                     if self.shapes[e.name][t + 1] == self.shapes[name][p + 1]:
-                        waiting += [(e.name, t) for a, q in _pairs(e, pair) if (a.tensor, q) == at]
+                        waiting += [(e.name, t) for a, q in self._pairs(e, pair) if (a.tensor, q) == at]
         return frozenset(found)
+
+    def _pairs(self, e: ast.Equation, pair: Sequence[str]) -> Iterator[tuple[ast.Access, int]]:
+        """The accesses of an equation to which two indices are neighbouring subscripts, and the first's dimension."""
+        for access in self.accesses[e.name]:
+            names = [s.name if isinstance(s, ast.Name) else None for s in access.subscripts]
+            yield from ((access, q) for q in range(len(names) - 1) if names[q : q + 2] == list(pair))
 
     def gains(self, more: frozenset[Boundary], merged: frozenset[Boundary]) -> bool:
         """Whether some subscripts become simpler, and none worse."""
@@ -248,8 +276,8 @@ class Program:
         simpler = False
         try:
             for e in affected.values():
-                before, after = (_Rewrite(self, e, m) for m in (merged, merged | more))
-                for access in accesses(e):
+                before, after = (self.rewrite(e, m) for m in (merged, merged | more))
+                for access in self.accesses[e.name]:
                     if access.tensor not in self.fixed:
                         old, new = (cost(r.subscripts(access)) for r in (before, after))
                         if new > old:
@@ -261,7 +289,7 @@ class Program:
         return simpler
 
     def with_merged(self, merged: frozenset[Boundary]) -> Specialised:
-        equations = tuple(_Rewrite(self, e, merged).equation() for e in self.op.equations)
+        equations = tuple(self.rewrite(e, merged).equation() for e in self.op.equations)
 
         def reshaped(t: ast.Tensor) -> ast.Tensor:
             groups = _groups(self.shapes[t.name], t.name, merged)
@@ -271,15 +299,12 @@ class Program:
         return replace(self.op, inputs=inputs, outputs=outputs, equations=equations)
 
 
-def accesses(e: ast.Equation) -> list[ast.Access]:
-    return [node for node in ast.traverse(e.value) if isinstance(node, ast.Access)]
-
-
-def _pairs(e: ast.Equation, pair: Sequence[str]) -> Iterator[tuple[ast.Access, int]]:
-    """The accesses of an equation to which two indices are neighbouring subscripts, and the first's dimension."""
-    for access in accesses(e):
-        names = [s.name if isinstance(s, ast.Name) else None for s in access.subscripts]
-        yield from ((access, q) for q in range(len(names) - 1) if names[q : q + 2] == list(pair))
+@lru_cache(maxsize=4)
+def _by_tensor(merged: frozenset[Boundary]) -> dict[str, frozenset[int]]:
+    found: dict[str, set[int]] = {}
+    for name, d in merged:
+        found.setdefault(name, set()).add(d)
+    return {name: frozenset(dims) for name, dims in found.items()}
 
 
 def _groups(shape: Sequence[int], name: str, merged: frozenset[Boundary]) -> list[list[int]]:
@@ -298,6 +323,7 @@ class _Rewrite:
 
     def __init__(self, program: Program, e: ast.Equation, merged: frozenset[Boundary]):
         self.program, self.e, self.merged = program, e, merged
+        self.known: dict[int, list[Poly]] = {}  # the new subscripts of accesses
         shape, taken = program.shapes[e.name], (e.indices, program.bound[e.name], program.shapes, program.op.sizes)
         self.indices: list[str] = []
         self.extents: list[int] = []
@@ -319,8 +345,9 @@ class _Rewrite:
 
     def subscripts(self, access: ast.Access) -> list[Poly]:
         """Of an access that is arithmetic alone."""
-        shape = self.program.shapes[access.tensor]
-        old = [self.program.scopes[self.e.name].poly(s) for s in access.subscripts]
+        if (known := self.known.get(id(access))) is not None:
+            return known
+        shape, old = self.program.shapes[access.tensor], self.program.polys[self.e.name, id(access)]
         made = []
         for g in _groups(shape, access.tensor, self.merged):
             total = Poly()
@@ -329,6 +356,7 @@ class _Rewrite:
                     raise _Worse
                 total = total + self.scope.replaced(p, self.new) * prod(shape[k] for k in g if k > d)
             made.append(self.scope.joined(total))
+        self.known[id(access)] = made
         return made
 
     def equation(self) -> ast.Equation:

@@ -15,11 +15,11 @@ than once. Nothing is computed twice in this way. Within a group an index name m
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from tilec.core.diagnostics import Note, Span
 from tilec.core.functions import FUNCTIONS
 from tilec.dsl import ast
+from tilec.dsl.ast import replace
 from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
 from tilec.dsl.inline_calls import MAX_CALLS, MAX_NODES, Calls, Scope
 from tilec.dsl.notation import logsumexp, plural, rename

@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 from tilec.core.diagnostics import Note, Span
 from tilec.core.dtypes import OTHER_NAMES
 from tilec.core.functions import FUNCTIONS
 from tilec.dsl import ast
+from tilec.dsl.ast import replace
 from tilec.dsl.check_scope import Module, calls_itself, free_indices, suggestion
 from tilec.dsl.notation import bodies, matters, plural, trivial, uses
 

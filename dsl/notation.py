@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from tilec.dsl import ast
+from tilec.dsl.ast import replace
 
 
 def rename(expr: ast.Expr, names: dict[str, str]) -> ast.Expr:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from itertools import islice
+from typing import Any
 
-from lark import Token
+from lark import Token, Tree
 from lark.tree import Meta
-from lark.visitors import Transformer_NonRecursive, v_args
 
 from tilec.core.diagnostics import Diagnostic, Source, Span
 from tilec.core.dtypes import DTYPES, OTHER_NAMES
@@ -29,14 +29,24 @@ _RIGHT_WORD = {"&&": "and", "||": "or", "!": "not"}
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
 
 
-@v_args(meta=True)
-class TreeBuilder(Transformer_NonRecursive):
+class TreeBuilder:
     """One method per rule of the grammar; children arrive already built."""
 
     def __init__(self, source: Source, problems: list[Diagnostic]):
-        super().__init__()
         self.source, self.problems = source, problems
         self.depths: dict[int, tuple[ast.Expr, int]] = {}
+
+    def transform(self, tree: Tree) -> ast.Program:
+        """The program of the whole tree."""
+        pending, nodes = [tree], list[Tree]()
+        while pending:
+            nodes.append(node := pending.pop())
+            pending += [child for child in node.children if isinstance(child, Tree)]
+        built: dict[int, Any] = {}
+        for node in reversed(nodes):
+            children = [built.pop(id(child)) if isinstance(child, Tree) else child for child in node.children]
+            built[id(node)] = getattr(self, node.data)(node.meta, children)
+        return built[id(tree)]
 
     # ---- helpers ----
 

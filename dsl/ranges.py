@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Literal
 
 from tilec.dsl import ast
@@ -42,7 +42,9 @@ class Poly:
 
     @staticmethod
     def of(value: int | Variable) -> Poly:
-        return _poly({(): value} if isinstance(value, int) else {(value,): 1})
+        if isinstance(value, int):
+            return Poly((((), value),)) if value else _ZERO
+        return Poly((((value,), 1),))
 
     @property
     def constant(self) -> int | None:
@@ -65,10 +67,12 @@ class Poly:
         return _combine(Poly(), self, -1)
 
     def __mul__(self, other: Poly | int) -> Poly:
+        if (by := other if isinstance(other, int) else other.constant) is not None:
+            return Poly(tuple([(m, a * by) for m, a in self.terms])) if by else _ZERO
         terms: dict[Monomial, int] = {}
         for m, a in self.terms:
             for n, b in _lift(other).terms:
-                product = tuple(sorted(m + n, key=str))
+                product = tuple(sorted(m + n, key=str)) if m and n else m or n
                 terms[product] = terms.get(product, 0) + a * b
         return _poly(terms)
 
@@ -119,11 +123,28 @@ def _lift(value: Poly | int) -> Poly:
     return Poly.of(value) if isinstance(value, int) else value
 
 
+_ZERO = Poly()
+
+
+@lru_cache(maxsize=4096)
+def _order(monomial: Monomial) -> str:
+    return str(monomial)
+
+
+def _term_order(term: tuple[Monomial, int]) -> str:
+    return _order(term[0])
+
+
 def _poly(terms: Mapping[Monomial, int]) -> Poly:
-    return Poly(tuple(sorted(((m, a) for m, a in terms.items() if a), key=lambda term: str(term[0]))))
+    found = [term for term in terms.items() if term[1]]
+    if len(found) > 1:
+        found.sort(key=_term_order)
+    return Poly(tuple(found))
 
 
 def _combine(a: Poly, b: Poly, sign: int) -> Poly:
+    if not b.terms:
+        return a
     terms = dict(a.terms)
     for monomial, factor in b.terms:
         terms[monomial] = terms.get(monomial, 0) + sign * factor

@@ -53,31 +53,41 @@ def specialise(
     Raises CallError where the arguments do not fit the op, TileError where the program is wrong.
     """
     report = Report()
-    module = load(program, report, loader)
     if not checked:
-        check_module(module, report)
-    _raise(report)
+        check_module(load(program, report, loader), report)
+        _raise(report)
     chosen = choose_op(program, op)
     bound = _bind(chosen, inputs, dict(sizes or {}))
-    tensors: dict[str, TensorInfo] = {}
-    for k, tensor in enumerate(chosen.inputs):
-        dtype = tensor.dtype or inputs[k][0]
-        shape = declared_shape(tensor, bound, report) if tensor.shape is not None else tuple(map(Poly.of, inputs[k][1]))
-        tensors[tensor.name] = TensorInfo(tensor.name, dtype, shape, tensor.span)
-    elaborator = Elaborator(chosen, module, tensors, bound, report, decided=True)
-    _raise(report)
-    equations = elaborator.run()
-    _raise(report)
-    _addressable(tensors.values(), equations, bound)
+    elaborator = program.elaborated.get(chosen.name) or _elaborated(program, chosen, inputs, bound, loader)
+    tensors, equations = [elaborator.tensors[t.name] for t in chosen.inputs], elaborator.equations
+    _addressable(tensors, equations, bound)
     outputs = tuple(_tensor(elaborator.tensors[t.name], t) for t in chosen.outputs)
     return Specialised(
         chosen.name,
-        tuple(_tensor(tensors[t.name], t) for t in chosen.inputs),
+        tuple(map(_tensor, tensors, chosen.inputs)),
         outputs,
         tuple(equations),
         tuple(s for s in chosen.body if isinstance(s, ast.Expect)),
         {name: value.constant for name, value in bound.items()},
     )
+
+
+def _elaborated(
+    program: ast.Program, op: ast.Op, inputs: Sequence[Argument] | None, sizes: Mapping[str, Poly], loader: Loader
+) -> Elaborator:  # fmt: skip
+    """The op with these sizes, and with the types and shapes of arguments where it declares none."""
+    report = Report()
+    module = load(program, report, loader)
+    tensors: dict[str, TensorInfo] = {}
+    for k, tensor in enumerate(op.inputs):
+        dtype = tensor.dtype or inputs[k][0]
+        shape = declared_shape(tensor, sizes, report) if tensor.shape is not None else tuple(map(Poly.of, inputs[k][1]))
+        tensors[tensor.name] = TensorInfo(tensor.name, dtype, shape, tensor.span)
+    elaborator = Elaborator(op, module, tensors, sizes, report, decided=True)
+    _raise(report)
+    elaborator.run()
+    _raise(report)
+    return elaborator
 
 
 def _addressable(inputs: Iterable[TensorInfo], equations: list[ast.Equation], sizes: Mapping[str, Poly]) -> None:

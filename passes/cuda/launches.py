@@ -87,8 +87,9 @@ def _gather(
     needs: list[set[int]] = [set() for _ in steps]
     writer: dict[ir.Value, ir.Operation] = {}
     readers: dict[ir.Value, list[ir.Operation]] = {}
+    written = {name: _written(f) for name, f in functions.items() if f != program}
     for op in steps:
-        reads, writes = _touched(op, functions)
+        reads, writes = _touched(op, written)
         before = [writer[m] for m in (*reads, *writes) if m in writer] + [o for m in writes for o in readers.get(m, [])]
         for other in before:
             if unit[other] == unit[op]:
@@ -109,14 +110,22 @@ def _gather(
         op.move_before(end)
 
 
-def _touched(op: ir.Operation, functions: dict[str, ir.Operation]) -> tuple[set[ir.Value], set[ir.Value]]:
-    """The memory that an operation of the program reads, and that it writes."""
+def _written(function: ir.Operation) -> list[int]:
+    """The numbers of the arguments that a kernel writes."""
+    found: set[ir.Value] = set()
+    for op in mlir.traverse(function):
+        if (name := op.name) in _STORES:
+            found.add(root(op.operands[1]))
+        elif name == _BOX:
+            found.add(root(mlir.definition(op.operands[1]).operands[0]))
+    return [n for n, argument in enumerate(mlir.entry(function).arguments) if argument in found]
+
+
+def _touched(op: ir.Operation, written: dict[str, list[int]]) -> tuple[set[ir.Value], set[ir.Value]]:
+    """The memory that an operation of the program reads, and that it writes. `written`: see `_written`, by kernel."""
     memory = [_shown(v) for v in op.operands]
     if op.name == "func.call":
-        function = functions[_callee(op)]
-        written = {root(o.operands[1]) for o in mlir.traverse(function) if o.name in _STORES}
-        written |= {root(mlir.definition(o.operands[1]).operands[0]) for o in mlir.traverse(function) if o.name == _BOX}
-        return set(memory), {m for m, argument in zip(memory, mlir.entry(function).arguments) if argument in written}
+        return set(memory), {memory[n] for n in written[_callee(op)]}
     return ({memory[0]}, {memory[1]}) if op.name == "memref.copy" else (set(), set(memory))
 
 

@@ -20,16 +20,17 @@ OFTEN = 4  # times as many elements as tensors: one may be read at many places
 def forward_elements(module: ir.Operation) -> None:
     for function in mlir.functions(module):
         ops = [o.operation for o in mlir.entry(function).operations if mlir.is_generic(o.operation)]
-        if sum(map(_is_elementwise, ops)) > 1:
-            _forward(ops, set(list(mlir.entry(function).operations)[-1].operands))
+        if len(elementwise := [op for op in ops if _is_elementwise(op)]) > 1:
+            _forward(elementwise, OFTEN * len(ops), set(list(mlir.entry(function).operations)[-1].operands))
 
 
-def _forward(ops: list[ir.Operation], results: set[ir.Value]) -> None:
-    values = [o.results[0] for o in ops if _is_elementwise(o)]
+def _forward(ops: list[ir.Operation], most: int, results: set[ir.Value]) -> None:
+    """Of elementwise operations, and of the program's results; `most` elements at places other than their reader's."""
+    values = [o.results[0] for o in ops]
     scalars = ir.Module.create()
     with ir.InsertionPoint(scalars.body), ir.Location.unknown():
         function = func.FuncOp("elements", ([], []))
-        elements = _Elements(function.add_entry_block(), OFTEN * len(ops))
+        elements = _Elements(function.add_entry_block(), set(ops), most)
         with ir.InsertionPoint(elements.block):
             found = [elements.of(v, _own(v)) for v in values]
             func.ReturnOp(found)
@@ -65,8 +66,8 @@ def _is_elementwise(op: ir.Operation) -> bool:
 class _Elements:
     """Elements of tensors as scalars. A subscript names, for each dimension of a tensor, the reader's dimension."""
 
-    def __init__(self, block: ir.Block, most: int):
-        self.block, self.most = block, most
+    def __init__(self, block: ir.Block, elementwise: set[ir.Operation], most: int):
+        self.block, self.elementwise, self.most = block, elementwise, most
         self.made: dict[tuple[ir.Value | None, tuple[int, ...]], ir.Value] = {}
         self.read: list[ir.Value | None] = []  # of each argument the tensor, where it is its element at the same place
 
@@ -74,7 +75,7 @@ class _Elements:
         if (value, dims) not in self.made:
             op = mlir.definition(value)
             near = dims == _own(value) or (depth < DEEP and len(self.made) < self.most)
-            if op is not None and mlir.is_generic(op) and near and _is_elementwise(op):
+            if near and op in self.elementwise:
                 self.made[value, dims] = self._computed(op, dims, depth + 1)
             else:
                 self.made[value, dims] = self._argument(ir.ShapedType(value.type).element_type)

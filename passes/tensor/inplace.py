@@ -45,12 +45,14 @@ def _pairs(kernel: ir.Operation) -> list[tuple[int, int]]:
 
 def _is_alike(op: ir.Operation, value: ir.Value, read: ir.Value) -> bool:
     """Whether an operation alone reads a tensor, and makes each element of a result of the tensor's at the same place."""
+    if read.type != value.type:
+        return False
     inputs, maps = len(op.operands) - len(op.results), mlir.maps_of(op)
     made = list(op.results).index(value)
     own, numbers = maps[inputs + made], [n for n in range(inputs) if op.operands[n] == read]
     if "reduction" in mlir.iterators_of(op) or "tilec.scan" in op.attributes or not own.is_permutation:
         return False
-    if read.type != value.type or any(maps[n] != own for n in numbers) or any(user != op for user in mlir.uses(read)):
+    if any(maps[n] != own for n in numbers) or any(user != op for user in mlir.uses(read)):
         return False
     return not _needed(mlir.body_of(op), made).isdisjoint(numbers)
 

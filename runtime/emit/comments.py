@@ -30,6 +30,7 @@ class Comments:
     def __init__(self, statements: Mapping[Position, str], whole: ir.Location):
         self.statements = statements
         self.shown: dict[tuple[Position, str | None], str] = {}
+        self.lines: dict[ir.Location, tuple[str, ...]] = {}
         known = self._lines(whole)
         self.whole = known if len(known) > 1 else ()
         self.now: tuple[str, ...] = ()
@@ -45,9 +46,12 @@ class Comments:
         return [f"# {line}" for line in lines]
 
     def _lines(self, location: ir.Location) -> tuple[str, ...]:
+        if (known := self.lines.get(location)) is not None:
+            return known
         name = locations.statement(location)
         found = dict.fromkeys(self._shown(position, name) for position in locations.positions(location))
-        return tuple(reversed(found))
+        self.lines[location] = made = tuple(reversed(found))
+        return made
 
     def _shown(self, position: Position, name: str | None) -> str:
         key = position, name

@@ -194,6 +194,8 @@ class _CudaPrinter(MemoryPrinter):
 
     def declare(self, op: ir.Operation) -> None:
         """Private tiles, just before the first operation of the kernel that touches them."""
+        if not self.pending:
+            return
         touched = {v for inner in (op, *mlir.traverse(op)) for v in inner.operands}
         for alloca in [a for a in self.pending if a.results[0] in touched]:
             self.pending.remove(alloca)

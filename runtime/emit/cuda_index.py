@@ -33,6 +33,9 @@ _COSTLY = (
 )  # fmt: skip
 
 
+_DIVISIONS = ("arith.floordivsi", "arith.divui", "arith.remui")
+
+
 _QUOTIENTS = ("arith.divui", "arith.floordivsi")
 
 
@@ -41,13 +44,13 @@ _WARP, _WARPGROUP = 5, 7  # bits of a thread's number within them
 
 def _thread_or_block(op: ir.Operation) -> str | None:
     """The range of a part of a thread's number."""
-    made = mlir.definition(op.operands[0]) if len(op.operands) == 2 else None
+    made = mlir.definition(op.operands[0]) if op.name in ("arith.shrui", "arith.andi") else None
     if made is None or made.name != "gpu.thread_id":
         return None
     known = mlir.constant_value(op.operands[1])
     if op.name == "arith.shrui":
         return {_WARP: "warp", _WARPGROUP: "warpgroup"}.get(known)
-    return "lane" if op.name == "arith.andi" and known is not None and known < 1 << _WARP else None
+    return "lane" if known is not None and known < 1 << _WARP else None
 
 
 def _exponent(divisor: object) -> int | None:
@@ -76,9 +79,7 @@ class IndexPrinter(Printer):
         return super().variable(op, number, letters)
 
     def operand(self, op: ir.Operation, value: ir.Value) -> str:
-        whole = isinstance(value.type, ir.IndexType) or str(value.type) == "i64"
-        costly = op.name in _COSTLY and whole and mlir.constant_value(value) is None
-        if not costly:
+        if op.name not in _COSTLY or mlir.constant_value(value) is not None or str(value.type) not in ("index", "i64"):
             return self.expr(value)
         by_shift = op.name == "arith.shrui" or (
             op.name in _QUOTIENTS and _exponent(mlir.constant_value(op.operands[1]))
@@ -99,7 +100,7 @@ class IndexPrinter(Printer):
         return f"{self.use('within_u31' if range_[0] >= 0 and not by_shift else 'within_i32')}({text})"
 
     def binary(self, op: ir.Operation, name: str, texts: list[str], type_: str) -> str:
-        exponent = _exponent(mlir.constant_value(op.operands[1]))
+        exponent = _exponent(mlir.constant_value(op.operands[1])) if name in _DIVISIONS else None
         if name == "arith.floordivsi" and type_ in ("index", "i64") and exponent:
             return f"{texts[0]} >> {exponent}"
         if type_ == "index" and name in ("arith.divui", "arith.remui"):

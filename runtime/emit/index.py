@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tilec.core.mlir import ir
 
@@ -101,6 +102,7 @@ def is_unit(text: str) -> bool:
     return True
 
 
+@lru_cache(maxsize=4096)
 def tidy(text: str) -> str:
     """A line without brackets that make no difference, but for those around a shift beside other operators on bits."""
     if (

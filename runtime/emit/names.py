@@ -133,6 +133,6 @@ def program_names(module: ir.Operation) -> set[str]:
             for entry in ir.ArrayAttr(function.attributes[key]) if key in function.attributes else ():
                 if "tilec.name" in (names := ir.DictAttr(entry)):
                     found.add(ir.StringAttr(names["tilec.name"]).value)
-        for op in mlir.traverse(function):
-            found |= {*(locations.statement(op.location) or "").split(",")}
+        for location in {op.location for op in mlir.traverse(function)}:
+            found.update((locations.statement(location) or "").split(","))
     return found - {""}

@@ -1,13 +1,17 @@
 """Names, ranges, types and inlining: what `check` refuses and what `specialise` makes of a program."""
 
+from dataclasses import fields, replace
+from typing import get_args
+
 import pytest
 
 from tilec import compile as compile_program
 from tilec.core.diagnostics import CallError, Source, TileError
 from tilec.core.dtypes import BF16, BOOL, F8E4M3, F16, F32, F64, I8, I32, I64, U8
 from tilec.dsl import ast
-from tilec.dsl.check import check
+from tilec.dsl.check import Elaborator, check
 from tilec.dsl.check_sizes import size_names
+from tilec.dsl.mistakes import read
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import Specialised, describe_ranges, specialise
 
@@ -331,3 +335,47 @@ def test_the_op_must_be_clear():
 def test_what_is_no_program(source, message):
     with pytest.raises(TileError, match=message):
         compile_program(source)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "op f(x: f32[4, 6]) -> (y: f32[4]) { y[i] = sum[j](exp(x[i, j])) }",
+        "op f(x: f32[4, 6]) -> (y: f32[4, 6]) { y[i, j] = softmax[j](x[i, j]) if i + j < 5 else pad(x[i - 1, j], 1) }",
+    ],
+)
+def test_an_op_whose_sizes_are_numbers_is_elaborated_once(text, monkeypatch):
+    checked = read(Source("test.tile", text))
+    assert set(checked.elaborated) == {"f"}
+    anew = specialise(replace(checked, elaborated={}), checked=True)
+    monkeypatch.setattr(Elaborator, "run", None)
+    assert specialise(checked, checked=True) == anew
+    assert specialise(checked, "f", [(F32, (4, 6))], checked=True) == anew
+    with pytest.raises(CallError, match="`x`"):
+        specialise(checked, "f", [(F32, (4, 7))], checked=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "op f(x: f32[4, N]) -> (y: f32[4]) { y[i] = sum[j](x[i, j]) }",
+        "y[i] = 2 * x[i]",
+        "op g(x: f32[N]) -> (y: f32[N]) { y[i] = 2 * x[i] }\nop f(x: f32[4]) -> (y: f32[4]) { y = g(x) }",
+    ],
+)
+def test_an_op_of_which_a_call_tells_more_is_elaborated_by_the_call(text):
+    assert not read(Source("test.tile", text)).elaborated
+
+
+@pytest.mark.parametrize("kind", get_args(ast.Expr))
+def test_every_expression_has_its_parts(kind):
+    names = [f.name for f in fields(kind) if f.type in ("Expr", "Access", "tuple[Expr, ...]")]
+    one, other = (tuple(ast.Name(f"{letter}{n}") for n in range(len(names))) for letter in "ab")
+    values = {f.name: None for f in fields(kind)}
+    lists = {f.name for f in fields(kind) if f.type == "tuple[Expr, ...]"}
+    made = kind(**values | {n: (v,) if n in lists else v for n, v in zip(names, one)})
+    assert set(ast.children(made)) == set(one)
+    assert ast.with_children(made, ast.children(made)) is made
+    found = ast.with_children(made, tuple(other[one.index(part)] for part in ast.children(made)))
+    assert found == kind(**values | {n: (v,) if n in lists else v for n, v in zip(names, other)})
+    assert set(ast.children(made)) == set(one)

@@ -13,7 +13,9 @@ from tilec.core.mlir import ir
 from tilec.core.opcodes import OPCODES, NamedBarrier, WarpgroupProduct, opcode_of
 from tilec.core.targets import load
 from tilec.driver import lowering
+from tilec.driver.frontend import parsed
 from tilec.driver.lowering import lower
+from tilec.driver.recipe import Recipe
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
@@ -174,12 +176,15 @@ def test_a_pass_that_leaves_an_attribute_is_named(monkeypatch, of):
     monkeypatch.setattr(lowering, "stages", changed)
     program = "op f(x: f32[M, N]) -> (y: f32[M]) { y[i] = sum[j](x[i, j] * 2) }"
     specialised = specialise(parse(Source("f.tile", program)), "f", None, {"M": 40, "N": 50})
-    with mlir.context(), ir.Location.unknown(), pytest.raises(InternalError) as error:
-        lower(build(specialised), load("h200"))
-    assert re.search(
-        rf"after pass 'careless' of stage 'tile', `tilec.careless` on {of} .* is not declared", str(error.value)
-    )
-    assert error.value.stage == "tile"
+    for texts, blamed in ((True, "careless"), (False, "tile")):  # without texts, the last pass of the stage
+        with mlir.context(), ir.Location.unknown(), pytest.raises(InternalError) as error:
+            lower(build(specialised), load("h200"), texts=texts)
+        assert re.search(
+            rf"after pass '{blamed}' of stage 'tile', `tilec.careless` on {of} .* is not declared", str(error.value)
+        )
+        assert error.value.stage == "tile"
+    with pytest.raises(InternalError, match="after pass 'careless'"):
+        Recipe(parsed(Source("<f>", program)), "f", None, {"M": 40, "N": 50}, load("h200")).compiled_here()
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,17 @@ def test_copies_of_a_body_have_variables_of_their_own():
     assert "t_0 = x[0]\n    a = t_0\n    s += t_0\n    t_1 = x[1]\n    a = t_1\n    s += t_1" in text
 
 
+def test_written_out_loops_have_places_in_the_text_and_share_no_node():
+    source = "def f(x):\n    s = 0\n    for i in unrolled(3):\n        for j in unrolled(2):\n"
+    source += "            if x[2 * i + j] < s:\n                s += 4 * (x[0] + 3 + i)\n"
+    source += "    for k in unrolled(0):\n        s = k\n    return s"
+    nodes = [node for node in ast.walk(unroll(source)) if "lineno" in node._attributes]
+    assert len({id(node) for node in nodes}) == len(nodes)
+    assert {node.lineno for node in nodes if isinstance(node, ast.AugAssign)} == {6}
+    assert all(node.end_col_offset > node.col_offset for node in nodes if isinstance(node, ast.BinOp))
+    assert ast.unparse(unroll(source)).endswith("s += 4 * (x[0] + 5)\n    pass\n    return s")
+
+
 def test_unrolled_loops_run_as_loops():
     """Written out or not, a kernel does the same."""
     source = "def f(out, unrolled):\n    s = 0\n    for i in unrolled(3):\n"

@@ -110,7 +110,7 @@ def constant(value: int | float | bool, type_: ir.Type) -> ir.Value:
 
 def definition(value: ir.Value) -> ir.Operation:
     """The operation that makes a value; None for the arguments of blocks."""
-    return None if isinstance(value.owner, ir.Block) else value.owner.operation
+    return None if isinstance(value, ir.BlockArgument) else value.owner.operation
 
 
 SHOWN = ("tensor.expand_shape", "tensor.collapse_shape", "tensor.insert_slice")
@@ -232,7 +232,8 @@ def maps_of(op: ir.Operation) -> list[ir.AffineMap]:
 
 
 def iterators_of(op: ir.Operation) -> list[str]:
-    return ["reduction" if "reduction" in str(a) else "parallel" for a in ir.ArrayAttr(op.attributes["iterator_types"])]
+    text = str(op.attributes["iterator_types"])  # a list: to have each as an attribute takes ten times as long
+    return ["reduction" if "reduction" in word else "parallel" for word in text.split(",") if "<" in word]
 
 
 def inputs_of(op: ir.Operation) -> list[ir.Value]:
@@ -325,11 +326,22 @@ def _map_operands(op: ir.Operation, mapping: dict[ir.Value, ir.Value]) -> None:
 
 def traverse(op: ir.Operation) -> Iterator[ir.Operation]:
     """All operations inside `op`, outer before inner."""
+    pending = [_inside(op)]
+    while pending:
+        for inner in pending[-1]:
+            found = inner.operation
+            yield found
+            if len(found.regions):
+                pending.append(_inside(found))
+                break
+        else:
+            pending.pop()
+
+
+def _inside(op: ir.Operation) -> Iterator[ir.OpView]:
     for region in op.regions:
         for block in region:
-            for inner in block.operations:
-                yield inner.operation
-                yield from traverse(inner.operation)
+            yield from block.operations
 
 
 def operands_of(op: ir.Operation) -> list[ir.Value]:
@@ -369,7 +381,7 @@ def functions(module: ir.Module | ir.Operation) -> list[ir.Operation]:
 
 
 def uses(value: ir.Value) -> list[ir.Operation]:
-    return [use.owner.operation if hasattr(use.owner, "operation") else use.owner for use in value.uses]
+    return [use.owner.operation for use in value.uses]
 
 
 def entry(function: ir.Operation) -> ir.Block:

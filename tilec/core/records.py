@@ -34,10 +34,13 @@ def fields_of(record: type) -> dict[str, Field]:
     return {f.name: f for f in fields(record)}
 
 
+_hints = cache(get_type_hints)
+
+
 @cache
 def kind_of(record: type, name: str) -> type:
     """int, bool, str or tuple."""
-    hint = get_type_hints(record)[name]
+    hint = _hints(record)[name]
     kinds = [k for k in get_args(hint) if k is not NoneType] if isinstance(hint, UnionType) else [hint]
     (kind,) = kinds
     return getattr(kind, "__origin__", kind)

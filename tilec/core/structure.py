@@ -19,7 +19,8 @@ def structure_of(*ops: ir.Operation, names: Collection[str] = NAMES) -> tuple[Ha
 
 
 def _structure(op: ir.Operation, inside: dict[ir.Value, int], outside: dict[ir.Value, int], names: Collection[str]) -> Hashable:
-    attributes = tuple((name, op.attributes[name]) for name in op.attributes if name not in names)
+    given = op.attributes
+    attributes = tuple([(name, given[name]) for name in given if name not in names])
     operands = []
     for v in op.operands:
         position = inside.get(v)
