@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from conftest import assert_within
 from tools.lowering import lowered, planned
+from tools.machines import CPU
 
 from tilec.analysis.pieces import pieces_of
 from tilec.core import mlir
@@ -106,7 +107,7 @@ SINKS = """op f(q: bf16[H, S, 64], k: bf16[H, S, 64], v: bf16[H, S, 64], z: bf16
 }"""
 
 
-@pytest.mark.parametrize("target", ["a100", "h200", "cpu"])
+@pytest.mark.parametrize("target", ["a100", "h200", pytest.param(CPU, id="cpu")])
 def test_attention_with_sinks_has_no_scores_in_memory(target):
     plan = planned(SINKS, None, {"H": 64, "S": 1024}, target)
     assert plan.pieces == ("c",) and len(plan.kernels) == 1

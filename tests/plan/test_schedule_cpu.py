@@ -28,6 +28,8 @@ def edited(case: Case, *lines: str) -> str:
     text = write_schedule(planned(program, "cpu", None), program)
     for line in lines:
         key = line.partition(" = ")[0]
+        if case is PANELS and "register_tile" not in text:
+            pytest.skip("without AVX-512, plain loops are as fast for this product: its plan has no panels")
         assert re.search(rf"^{key} = ", text, re.MULTILINE), key
         text = re.sub(rf"^{key} = .*$", line, text, flags=re.MULTILINE)
     return text.replace('instruction = "amx"', 'instruction = "fma"')  # on hosts that have it
