@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from tilec.core.diagnostics import Note, Span
 from tilec.core.dtypes import I64
 from tilec.dsl import ast
-from tilec.dsl.ast import replace
 from tilec.dsl.check_scope import Report, TensorInfo, free_indices, text_of
 from tilec.dsl.index_values import Values, index_values
 from tilec.dsl.notation import arithmetic
@@ -186,7 +185,7 @@ class RangeChecker:
         """The equation with `guarded` set on accesses; an access that may fall outside is an error."""
         bounds = {i: (size_poly(r.low, {}), size_poly(r.high, {}) - 1) for i, r in ranges.items()}
         own = {i: b for i, b in bounds.items() if i in equation.indices}
-        return replace(equation, value=self._prove(equation.value, Facts(own), bounds))
+        return ast.replace(equation, value=self._prove(equation.value, Facts(own), bounds))
 
     def _prove(self, expr: ast.Expr, facts: Facts, bounds: Mapping) -> ast.Expr:
         def go(e: ast.Expr) -> ast.Expr:
@@ -194,21 +193,21 @@ class RangeChecker:
 
         match expr:
             case ast.Access(subscripts=subscripts):
-                expr = replace(expr, subscripts=tuple(map(go, subscripts)))
-                return replace(expr, guarded=self._guarded(expr, facts))
+                expr = ast.replace(expr, subscripts=tuple(map(go, subscripts)))
+                return ast.replace(expr, guarded=self._guarded(expr, facts))
             case ast.Pad(access=access, value=value):
-                access = replace(access, subscripts=tuple(map(go, access.subscripts)))
-                return replace(expr, access=access, value=go(value))
+                access = ast.replace(access, subscripts=tuple(map(go, access.subscripts)))
+                return ast.replace(expr, access=access, value=go(value))
             case ast.Conditional(condition=condition, then=then, otherwise=otherwise):
                 yes = facts.assume(self._facts(condition, True, facts))
                 no = facts.assume(self._facts(condition, False, facts))
                 then, otherwise = self._prove(then, yes, bounds), self._prove(otherwise, no, bounds)
-                return replace(expr, condition=go(condition), then=then, otherwise=otherwise)
+                return ast.replace(expr, condition=go(condition), then=then, otherwise=otherwise)
             case ast.Reduce(ranges=ranges, body=body):
                 inner = facts.binding({r.index: bounds[r.index] for r in ranges})
-                return replace(expr, body=self._prove(body, inner, bounds))
+                return ast.replace(expr, body=self._prove(body, inner, bounds))
             case ast.Scan(body=body):  # takes in all that came before, whatever an `if` around it says
-                return replace(expr, body=self._prove(body, Facts({i: bounds[i] for i in facts.bounds}), bounds))
+                return ast.replace(expr, body=self._prove(body, Facts({i: bounds[i] for i in facts.bounds}), bounds))
             case _:
                 return ast.with_children(expr, tuple(map(go, ast.children(expr))))
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -19,9 +18,7 @@ from itertools import islice
 from typing import Any
 
 import lark
-from lark import Lark, Token, Tree, UnexpectedInput, UnexpectedToken
-from lark.grammar import Rule
-from lark.parsers.lalr_parser_state import ParserState
+from lark import Lark, Token, Tree, UnexpectedInput
 
 from tilec.core.diagnostics import Diagnostic, Source, Span, TileError
 from tilec.dsl import ast
@@ -155,52 +152,6 @@ def _numbered(record: dict[str, Any]) -> dict[str | int, Any]:
     return {int(k) if k.isdigit() else k: v for k, v in record.items()}
 
 
-_Step = int | tuple[int, str, Callable[[list[Any]], Any] | None]
-"""The state after a word; or a rule's length, its name and what makes its node, None where its one part is all there is."""
-
-
-@cache
-def _steps(lark: Lark) -> dict[int, dict[str, _Step]]:
-    """What Lark's tables say to do in each state, by the next word; and the state after a rule, by its name."""
-    conf = lark.parse_interactive("").parser_state.parse_conf
-    made: dict[Any, Callable[[list[Any]], Any]] = conf.callbacks
-
-    def step(of: int | Rule) -> _Step:
-        return of if isinstance(of, int) else (len(of.expansion), of.origin.name, None if _passes_on(of) else made[of])
-
-    return {state: {word: step(of) for word, (_, of) in row.items()} for state, row in conf.states.items()}
-
-
-def _passes_on(rule: Rule) -> bool:
-    """Whether a rule is `?sum: product` or the like, which makes no node."""
-    return rule.options.expand1 and rule.alias is None and len(rule.expansion) == 1
-
-
-def _read(parser: ParserState, token: Token, steps: dict[int, dict[str, _Step]]) -> Tree | None:
-    """Has Lark's parser take a word, or stop before it and raise UnexpectedInput; the whole tree after the last word. It does what
-    `feed_token` does, but for the calls for rules that make no node: a name alone goes through fourteen levels of operators."""
-    states, values, word = parser.state_stack, parser.value_stack, token.type
-    while True:
-        step = steps[states[-1]].get(word)
-        if isinstance(step, int):
-            states.append(step)
-            values.append(token)
-            return None
-        if step is None:
-            raise UnexpectedToken(token, set(steps[states[-1]]), state=parser)
-        size, name, make = step
-        if make is None:
-            states[-1] = steps[states[-2]][name]
-            continue
-        start = len(values) - size
-        value = make(values[start:])
-        del states[start + 1 :], values[start:]
-        states.append(steps[states[-1]][name])
-        values.append(value)
-        if states[-1] == parser.parse_conf.end_state:
-            return value
-
-
 def lex(text: str) -> list[Token]:
     """The tokens of a text, comments included, as the formatter prints them again."""
     return list(_lark().lex(text, dont_ignore=True))
@@ -225,11 +176,11 @@ def _tree(source: Source, text: str, problems: list[Diagnostic], lost: set[Lost]
     tokens.append(Token.new_borrow_pos("$END", "", near))
     words = Words(source, tokens)
     illegal = {d.span.line for d in problems}  # what stood there is blanked out: its line misleads
-    parser, steps = _lark().parse_interactive(""), _steps(_lark())
+    parser = _lark().parse_interactive("")
     at, stuck = 0, (-1, 0)
     while at < len(tokens):
         try:
-            result = _read(parser.parser_state, tokens[at], steps)
+            result = parser.feed_token(tokens[at])
             at += 1
             continue
         except UnexpectedInput:

@@ -1,12 +1,10 @@
-"""From a kernel to PTX, by those parts of `numba-cuda-mlir` 0.6 that emitted kernels need.
+"""From a kernel to PTX, by those parts of `numba-cuda-mlir` 0.6 that kernels need.
 
-Printed kernels come as MLIR (`runtime/cuda/lower.py`). What that cannot read comes as bytecode.
-
-Its own pipeline is made for any Python. Emitted kernels are straight-line code and loops over typed values: nothing is left
-to inline, to unroll or to rewrite, each variable has one type, nothing is counted, there are no tensors, complex numbers or
-structs, and memory holds integers. So bytecode is read, typed and lowered, and that is all, which takes less than half the time.
-Variables that are assigned more than once become memory, as they would
-if they were renamed first, and MLIR and NVVM make registers of them.
+Printed kernels come as MLIR (`runtime/cuda/lower.py`), which a few passes lower. What that cannot read comes as
+bytecode. It is read, typed and lowered as Numba does, but for what no kernel has: nothing is left to inline, to unroll
+or to rewrite, each variable has one type, nothing is counted, there are no tensors, complex numbers or structs, and
+memory holds integers. Variables that are assigned more than once become memory, as they would if they were renamed
+first, and MLIR and NVVM make registers of them.
 
 This is the only module that touches these private entry points.
 """

@@ -49,8 +49,8 @@ class _Kernel(Expressions):
             if self.assigned[name]:
                 raise Unknown(f"the parameter {name} is assigned")
             self.known[name] = value
-        self._block(self.kernel.body)
-        self._branch("^end")
+        if self._block(self.kernel.body):
+            self._branch("^end")
         arguments = ", ".join(f"%{n}_: {mlir_type(t)}" for n, t in zip(names, self.types))
         bounds = f"nvvm.maxntid = array<i32: {threads}, 1, 1>, nvvm.minctasm = {min_blocks} : i32"
         return "\n".join([

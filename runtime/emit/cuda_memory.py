@@ -67,15 +67,13 @@ class MemoryPrinter(UnrollPrinter):
             index = address_of(memory, indices, self.index, index)
         return memory, index
 
-    def pure(self, op: ir.Operation, users: list[ir.Operation] | None = None) -> None:
+    def pure(self, op: ir.Operation) -> None:
         if self.steps_last and is_part_of_addresses(op):
             self.text[op.results[0]] = f"({self.expression(op)})"
-            return
-        users = users or mlir.uses(op.results[0])
-        if any("tilec.both" in user.attributes for user in users):
+        elif any("tilec.both" in user.attributes for user in mlir.uses(op.results[0])):
             self.bind(op.results[0], self.expression(op), self.variable(op))
         else:
-            super().pure(op, users)
+            super().pure(op)
 
     def imports(self) -> set[str]:
         return self.used | self.definitions.keys()

@@ -123,11 +123,10 @@ class Printer(Variables):
             case _:
                 self.backend_operation(op)
 
-    def pure(self, op: ir.Operation, users: list[ir.Operation] | None = None) -> None:
-        """A value without effects. `users`: those of it, if they are known."""
+    def pure(self, op: ir.Operation) -> None:
         text = self.expression(op)
         (result,) = op.results
-        users, named = users or mlir.uses(result), any(locations.variables(op)) and str(result.type) == "i1"
+        users, named = mlir.uses(result), any(locations.variables(op)) and str(result.type) == "i1"
         if not named and len(users) == 1 and users[0].block == op.block and len(text) < 90:
             self.text[result] = (
                 text if re.fullmatch(r"[\w.]+(\([^()]*\))?|\(.*\)", text) and is_unit(text) else f"({text})"

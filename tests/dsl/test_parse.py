@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from lark import Lark, UnexpectedInput
+from lark import Lark
 from lark import logger as lark_logger
 from lark.grammar import Rule
 from lark.lexer import TerminalDef
@@ -18,7 +18,7 @@ from tilec.core.diagnostics import Source, TileError
 from tilec.core.dtypes import BF16, F32, F64
 from tilec.dsl import ast
 from tilec.dsl import parse as parse_module
-from tilec.dsl.parse import MAX_BYTES, _lark, _read, _steps, lex, make_lark, parse, tables_of
+from tilec.dsl.parse import MAX_BYTES, _lark, lex, make_lark, parse, tables_of
 
 EXAMPLES = ROOT / "examples"
 
@@ -203,32 +203,3 @@ def test_tables_of_another_grammar_are_not_used(monkeypatch):
     _lark.cache_clear()
     assert hasattr(_lark(), "source_grammar")
     _lark.cache_clear()
-
-
-@pytest.mark.parametrize("cut", [0, 1, 7, 40])
-def test_words_are_read_as_lark_reads_them(cut):
-    """With the same stacks after each word, and after words that do not fit: every `cut`-th is left out."""
-    lark = _lark()
-
-    def taken(read, *arguments):
-        try:
-            return read(*arguments)
-        except UnexpectedInput:
-            return "refused"
-
-    for path in sorted(EXAMPLES.glob("*.tile")):
-        words = [t for k, t in enumerate(lark.lex(path.read_text())) if not cut or k % cut or cut == 1]
-        ours, theirs = (lark.parse_interactive("").parser_state for _ in range(2))
-        refused = 0
-        for word in [*words, words[-1].new_borrow_pos("$END", "", words[-1])]:
-            made = taken(_read, ours, word, _steps(lark)), taken(theirs.feed_token, word, word.type == "$END")
-            assert made[0] == made[1]
-            assert (ours.state_stack, ours.value_stack) == (theirs.state_stack, theirs.value_stack)
-            refused += made[0] == "refused"
-        assert bool(refused) == (cut > 1), path
-
-
-def test_rules_that_make_no_node_are_not_called():
-    passed_on = {name for row in _steps(_lark()).values() for step in row.values() if isinstance(step, tuple)
-                 for size, name, make in [step] if make is None}  # fmt: skip
-    assert {"expression", "sum", "power"} <= passed_on and "atom" not in passed_on
