@@ -11,12 +11,15 @@ import re
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tilec.runtime.cuda.ptx_faults import without_faults
 from tilec.runtime.cuda.toolkit import ptxas_path, refuse_if_missing
 from tilec.runtime.program import Cubin
+
+FRUGAL = ("--register-usage-level=0",)  # of 10; 5 is what ptxas takes unasked
 
 
 class ResourceError(Exception):
@@ -44,16 +47,18 @@ def assemble(
     chip: str,
     *,
     max_registers: int | None = None,
+    frugal: bool = False,
     source: str = "",
     begin: float | None = None,
 ) -> Cubin:
-    """Assembles PTX text, which may be one that a person has edited. `begin` is when the work on it began."""
+    """Assembles PTX text, which may be one that a person has edited. `frugal` leaves out optimisations that take registers.
+    `begin` is when the work on it began."""
     begin = time.perf_counter() if begin is None else begin
     ptx = without_faults(ptx)
     if max_registers:  # ptxas's own option gives way to launch bounds, this directive does not
         ptx = re.sub(r"^(\.maxntid [^\n]*)$", rf"\1\n.maxnreg {max_registers}", ptx, flags=re.MULTILINE)
     try:
-        image, log = _image(ptx, chip)
+        image, log = _image(ptx, chip, FRUGAL if frugal else ())
     except _Refused as error:
         raise CompileError(f"{entry} for {chip} does not assemble:\n{error}", source or ptx, str(error)) from None
     return Cubin(image, ptx, entry, chip, **_usage(log, entry), seconds=round(time.perf_counter() - begin, 4))
@@ -63,21 +68,21 @@ class _Refused(Exception):
     """The assembler's log."""
 
 
-def _image(ptx: str, chip: str) -> tuple[bytes, str]:
+def _image(ptx: str, chip: str, options: Sequence[str] = ()) -> tuple[bytes, str]:
     if ptxas_path() is None:
-        return _nvjitlink(ptx, chip)
+        return _nvjitlink(ptx, chip, options)
     try:
-        return _ptxas(ptx, chip)
+        return _ptxas(ptx, chip, options)
     except _Refused as error:
         if "Unsupported .version" in str(error):  # a ptxas of an older toolkit than the PTX's
-            return _nvjitlink(ptx, chip)
+            return _nvjitlink(ptx, chip, options)
         raise
 
 
-def _ptxas(ptx: str, chip: str) -> tuple[bytes, str]:
+def _ptxas(ptx: str, chip: str, options: Sequence[str]) -> tuple[bytes, str]:
     with tempfile.TemporaryDirectory(prefix="tilec-") as folder:
         target = Path(folder) / "kernel.cubin"
-        command = [ptxas_path() or "ptxas", f"-arch={chip}", "-v", "-", "-o", str(target)]
+        command = [ptxas_path() or "ptxas", f"-arch={chip}", "-v", *options, "-", "-o", str(target)]
         done = subprocess.run(command, input=ptx, capture_output=True, text=True, check=False)
         log = done.stdout + done.stderr
         if done.returncode:
@@ -85,13 +90,13 @@ def _ptxas(ptx: str, chip: str) -> tuple[bytes, str]:
         return target.read_bytes(), log
 
 
-def _nvjitlink(ptx: str, chip: str) -> tuple[bytes, str]:
+def _nvjitlink(ptx: str, chip: str, options: Sequence[str]) -> tuple[bytes, str]:
     linker = None
     try:
         from cuda.core import Linker, LinkerOptions, ObjectCode
 
-        options = LinkerOptions(arch=chip, verbose=True, optimization_level=3)
-        linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
+        wanted = LinkerOptions(arch=chip, verbose=True, optimization_level=3, ptxas_options=[*options])
+        linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=wanted)
         image = bytes(linker.link("cubin").code)
     except Exception as error:
         refuse_if_missing(error)

@@ -59,7 +59,8 @@ def compile_kernel(
     `parameters` are type names ("i64", "i32", "f32", "f64", or "tensor_map": 128 bytes by value, an address
     in the kernel); by default all are "i64". `threads` a block and `min_blocks` a multiprocessor bound the
     registers (`setmaxnreg` is ignored without both). With `relax`, a kernel that would spill within
-    `max_registers` gets some more, or as many as it takes. `allow` names faults to let through: "spills", "stack", "warnings".
+    `max_registers` gets some more, or as many as it takes. One that spills all the same is assembled again, by the
+    optimisations alone that take few registers. `allow` names faults to let through: "spills", "stack", "warnings".
     Raises `ResourceError` for others, `CompileError` if the source is wrong. Several threads may compile: NVVM
     and the assembler work on kernels while another is lowered.
     """
@@ -71,6 +72,9 @@ def compile_kernel(
         cubin = assemble(text, entry, chip, max_registers=most, source=source, begin=begin)
         if not cubin.spills:
             break
+    else:  # within all that it may have
+        frugal = assemble(text, entry, chip, max_registers=most, frugal=True, source=source, begin=begin)
+        cubin = cubin if frugal.spills else frugal
     if set(cubin.faults) - set(allow):
         raise ResourceError(cubin)
     return cubin

@@ -10,6 +10,8 @@ import tilec
 
 pytest.importorskip("numba_cuda_mlir.cuda")
 
+from tools.cuda_kernels import COPY
+
 from tilec.runtime.cuda import compile as cuda_compile
 
 
@@ -62,6 +64,25 @@ def test_a_kernel_that_spills_gives_up_as_few_blocks_as_it_can(registers, thread
     assert tried == sorted(set(tried)) and blocks[1:] == sorted(set(blocks[1:]), reverse=True) and all(blocks)
     for n, fit in zip(tried[1:], blocks[1:]):  # 8 more registers would cost a block
         assert n + 8 > cuda_compile.MOST or cuda_compile.REGISTERS // (threads * (n + 8)) < fit
+
+
+@pytest.mark.parametrize(("spills", "frugal"), [(0, False), (8, True)])
+def test_a_kernel_that_spills_is_assembled_frugally_if_that_helps(spills, frugal, monkeypatch):
+    """Also where no limit is set; what spills all the same stays as it was."""
+    assembled = cuda_compile.assemble
+
+    def spilling(*args, **options):
+        cubin = assembled(*args, **options)
+        tried.append((options["max_registers"], options.get("frugal", False)))
+        return replace(cubin, registers=len(tried), spills=spills if tried[-1][1] else 8)
+
+    monkeypatch.setattr(cuda_compile, "assemble", spilling)
+    for limits in ({}, {"max_registers": 64, "relax": True}):
+        tried: list[tuple[int | None, bool]] = []
+        cubin = cuda_compile.compile_kernel(COPY, "kernel", "sm_90a", 256, allow=("spills",), **limits)
+        assert tried[-1] == (None, True) and not any(f for _, f in tried[:-1])
+        assert cubin.registers == len(tried) - frugal and cubin.spills == spills
+    assert assembled(cubin.ptx, "kernel", "sm_90a", frugal=True).image
 
 
 def test_explain_tells_of_registers_that_the_plan_did_not_allow():
