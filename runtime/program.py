@@ -16,12 +16,13 @@ class Slot:
 
 @dataclass(frozen=True)
 class Temporary:
-    """An intermediate tensor: its bytes, and where it begins in the program's workspace. `stays_clear`: kernels find it zero, and
-    leave it so; the workspace is cleared there once."""
+    """An intermediate tensor: its bytes, and where it begins in the program's workspace, or in the array `within`. `stays_clear`:
+    kernels find it zero, and leave it so; the workspace is cleared there once."""
 
     bytes: int
     offset: int
     stays_clear: bool = False
+    within: Slot | None = None
 
     @property
     def end(self) -> int:
@@ -114,8 +115,18 @@ class Emitted:
 
     @property
     def workspace(self) -> int:
-        """Bytes that hold all temporaries."""
-        return max((t.end for t in self.temporaries), default=0)
+        """Bytes that hold all temporaries, but for those within arrays."""
+        return max((t.end for t in self.temporaries if t.within is None), default=0)
+
+    def begins(self, inputs: int, outputs: int) -> list[int]:
+        """What each temporary's offset counts from, by its number among inputs, outputs and temporaries: an array, or, where it is
+        the temporary itself, the workspace."""
+        first = {"input": 0, "output": inputs}
+        own = inputs + outputs
+        return [
+            own + n if t.within is None else first[t.within.kind] + t.within.number
+            for n, t in enumerate(self.temporaries)
+        ]
 
     def may_share(self, input: int, output: int) -> bool:
         """Whether the program's `output` may be the memory of its `input`: nothing reads the input once the output is written."""
@@ -143,13 +154,18 @@ class Emitted:
             fields["module"],
             tuple(_kernel(k) for k in fields["kernels"]),
             tuple(_step(s) for s in fields["steps"]),
-            tuple(Temporary(**t) for t in fields["temporaries"]),
+            tuple(_temporary(t) for t in fields["temporaries"]),
         )
 
 
 def _step(fields: dict[str, Any]) -> Step:
     slots, renamed = (Slot(**slot) for slot in fields["slots"]), ((old, new) for old, new in fields["renamed"])
     return Step(**{**fields, "slots": tuple(slots), "renamed": tuple(renamed)})
+
+
+def _temporary(fields: dict[str, Any]) -> Temporary:
+    within = fields["within"]
+    return Temporary(**{**fields, "within": within and Slot(**within)})
 
 
 def _kernel(fields: dict[str, Any]) -> KernelSource:

@@ -48,6 +48,7 @@ class CpuProgram:
         self.table = alive.table(
             tables.Program, steps=len(steps), step_list=alive.words(steps), arrays=inputs + outputs,
             temporaries=len(emitted.temporaries), offsets=alive.words([t.offset for t in emitted.temporaries]),
+            begins=alive.words(emitted.begins(inputs, outputs)),
             parameters=max((len(s.slots) for s in self._steps), default=0), workspace=self._bytes,
             allocate=alive.object(self._allocate), fail=alive.object(self._fail), pool=_pool_table(),
         )  # fmt: skip

@@ -37,7 +37,8 @@ def runner(program: DeviceProgram, kind: type, arrays: int) -> Runner | None:
     table = alive.table(
         Table, device=program.device, fail=alive.object(fail), steps=len(steps), step_list=alive.words(steps),
         parameters=max((-(-r.launcher.offsets[-1] // 8) if r.launcher else 2 for r in runs), default=0), arrays=arrays,
-        temporaries=program.temporaries, spaced=not program.plain, spaces=program.spaces,
+        temporaries=program.temporaries, begins=alive.words(program.begins or range(arrays, words)),
+        spaced=not program.plain, spaces=program.spaces,
         space=alive.object(program.space), checks=program.checks, deferred_checks=program.deferred_checks,
         **{field: _address(name) for field, name in _FUNCTIONS.items()},
     )  # fmt: skip

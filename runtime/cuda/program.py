@@ -25,8 +25,9 @@ _ALIGNMENT = 256  # of temporaries, as cuMemAlloc's
 
 @dataclass
 class _Space:
-    """The data that calls on one stream share, since the stream runs them one after another: the addresses of temporaries, and
-    words of host memory for failed checks. `lock` is the arena's, in which temporaries lie; `table` is for machine code."""
+    """The data that calls on one stream share, since the stream runs them one after another: the addresses of temporaries, or their
+    offsets in arrays, and words of host memory for failed checks. `lock` is the arena's, in which temporaries lie; `table` is for
+    machine code."""
 
     stream: int
     captured: bool
@@ -64,11 +65,12 @@ class DeviceProgram:
 
     def __init__(
         self, emitted: Emitted, cubins: Mapping[str, Cubin], steps: Sequence[tuple[Step, Pick]], device: int,
-        deferred_checks: bool = False,
+        deferred_checks: bool = False, begins: Sequence[int] = (),
     ):  # fmt: skip
         """`deferred_checks`: the host does not wait for run-time checks. The next launch on the stream, `check` or `raise_failed`
-        raises the error of a check that failed; a launch may be captured, and `check` waits for the replays."""
-        self.device, self.deferred_checks = device, deferred_checks
+        raises the error of a check that failed; a launch may be captured, and `check` waits for the replays. `begins`: see
+        `Emitted.begins`; none where all temporaries lie in the workspace."""
+        self.device, self.deferred_checks, self.begins = device, deferred_checks, begins
         with _relaxed(device):
             launchers = {k.name: self._launcher(k, cubins[k.name]) for k in emitted.kernels}
         sources = {k.name: k for k in emitted.kernels}
@@ -106,7 +108,14 @@ class DeviceProgram:
         with space.lock:  # another thread's kernels on this stream must not come in between
             if self.deferred_checks:
                 self._report(space)
-            self._run([*inputs, *outputs, *space.temporaries], stream, space)
+            self._run(self._memory_of([*inputs, *outputs], space), stream, space)
+
+    def _memory_of(self, arrays: list[int], space: _Space) -> list[int]:
+        """The addresses of arrays and temporaries."""
+        if not self.begins:
+            return [*arrays, *space.temporaries]
+        memory = [*arrays, *[0] * self.temporaries]
+        return [*arrays, *(memory[k] + n for k, n in zip(self.begins, space.temporaries))]
 
     def _run(self, memory: list[int], stream: int, space: _Space | None) -> None:
         for step in self.steps:
@@ -192,16 +201,18 @@ class DeviceProgram:
         return space
 
     def _addresses(self, memory: Arena) -> list[int]:
-        """The addresses of temporaries. What kernels find clear lies apart from the arena, where other programs' data are."""
+        """The addresses of temporaries, or their offsets in arrays. What kernels find clear lies apart from the arena, where other
+        programs' data are."""
         kept, size = dict[int, int](), 0
         for number, t in enumerate(self._temporaries):
             if t.stays_clear:
                 kept[number], size = size, size + -(-t.bytes // _ALIGNMENT) * _ALIGNMENT
-        most = max((t.end for n, t in enumerate(self._temporaries) if n not in kept), default=0)
+        most = max((t.end for n, t in enumerate(self._temporaries) if n not in kept and t.within is None), default=0)
         shared, own = memory.take(most) if most else 0, self._memory(size) if size else 0
         if size:
             _clear(own, size)
-        return [own + kept[n] if n in kept else shared + t.offset for n, t in enumerate(self._temporaries)]
+        begins = (0 if t.within is not None else shared for t in self._temporaries)
+        return [own + kept[n] if n in kept else begin + t.offset for n, (t, begin) in enumerate(zip(self._temporaries, begins))]
 
 
 def _tiled(m: TensorMap) -> TiledMap:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-import numpy as np
-
 from tilec.analysis.traffic import element_bytes
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir
 from tilec.runtime.program import Slot, Step, Temporary
-
-ALIGN = 256  # bytes
+from tilec.runtime.temporaries import allocate
 
 
 def read_steps(module: ir.Module) -> tuple[str, tuple[Step, ...], tuple[Temporary, ...]]:
@@ -58,30 +53,6 @@ def _launch(call: ir.Operation, slots: tuple[Slot, ...]) -> Step:
     checks = tuple((entry.name, ir.StringAttr(entry.attr).value) for entry in renamed)
     callee = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
     return Step(callee, slots, name=mlir.get_string(call, "tilec.launch") or "", renamed=checks)
-
-
-def allocate(sizes: list[int], steps: list[Step], lasting: Collection[int] = ()) -> tuple[Temporary, ...]:
-    """Where each temporary lies in one workspace: two that are never needed at the same step may share memory. `lasting`: those
-    that stay clear from call to call, and share none.
-
-    The largest first, each at the lowest offset that is free for as long as it lives.
-    """
-    lives: dict[int, tuple[int, int]] = {}
-    for position, step in enumerate(steps):
-        for slot in step.slots:
-            if slot.kind == "temporary" and slot.number not in lasting:
-                lives[slot.number] = (lives.get(slot.number, (position, position))[0], position)
-    spans = np.array([lives.get(n, (0, len(steps))) for n in range(len(sizes))], np.int64).reshape(-1, 2)
-    first, last = spans.T
-    offsets, ends = np.zeros(len(sizes), np.int64), np.full(len(sizes), -1, np.int64)  # -1: has no place yet
-    for n in sorted(range(len(sizes)), key=lambda n: (-sizes[n], n)):
-        (others,) = np.nonzero((ends >= 0) & (first <= last[n]) & (first[n] <= last))
-        others = others[np.argsort(offsets[others], kind="stable")]
-        free = np.maximum.accumulate(np.append(0, -(-ends[others] // ALIGN) * ALIGN))  # above the first so many of the others
-        (fits,) = np.nonzero(free[:-1] + sizes[n] <= offsets[others])
-        offsets[n] = free[fits[0] if len(fits) else -1]
-        ends[n] = offsets[n] + sizes[n]
-    return tuple(Temporary(size, int(offset), n in lasting) for n, (size, offset) in enumerate(zip(sizes, offsets)))
 
 
 def _bytes(shaped: ir.ShapedType) -> int:

@@ -42,9 +42,11 @@ def _run(module: ir.Module) -> ir.Function:
     args = f.words(f.add(f.field(program, Program.parameters), 1))
     data, share, count, step_ = f.words(5), f.words(1), f.words(1), f.words(1)
     pool, arrays, offsets = (f.field(program, n) for n in (Program.pool, Program.arrays, Program.offsets))
-    temporaries = f.add(memory, f.mul(arrays, 8))
+    temporaries, begins = f.add(memory, f.mul(arrays, 8)), f.field(program, Program.begins)
     with f.times(f.field(program, Program.temporaries)) as n:
-        f.store(f.add(workspace, f.item(offsets, n)), f.add(temporaries, f.mul(n, 8)))
+        temporary = f.add(temporaries, f.mul(n, 8))
+        f.store(workspace, temporary)
+        f.store(f.add(f.item(memory, f.item(begins, n)), f.item(offsets, n)), temporary)
     with f.times(f.field(program, Program.steps)) as n:
         step = f.item(f.field(program, Program.step_list), n)
         loop, parameters, slots, grid = (f.field(step, s) for s in (Step.loop, Step.parameters, Step.slots, Step.grid))

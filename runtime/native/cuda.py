@@ -128,7 +128,10 @@ def _run(module: ir.Module) -> ir.Function:
     encoded = b.and_(f.add(encoded, 63), I64(-64))
     first = f.add(memory, f.mul(f.field(program, DeviceProgram.arrays), 8))
     with f.times(f.field(program, DeviceProgram.temporaries)) as n:
-        f.store(f.item(f.field(space, DeviceSpace.temporaries), n), f.add(first, f.mul(n, 8)))
+        temporary = f.add(first, f.mul(n, 8))
+        f.store(NULL, temporary)
+        begin = f.item(memory, f.item(f.field(program, DeviceProgram.begins), n))
+        f.store(f.add(begin, f.item(f.field(space, DeviceSpace.temporaries), n)), temporary)
     with f.times(f.field(program, DeviceProgram.steps)) as n:
         step = f.item(f.field(program, DeviceProgram.step_list), n)
 

@@ -42,7 +42,9 @@ class PythonLaunch:
         self._arrays, self._workspace, self._pool = (
             program[n] for n in (Program.arrays, Program.workspace, Program.pool)
         )
-        self._offsets = _words(program[Program.offsets], program[Program.temporaries])
+        self._begins, self._offsets = (
+            _words(program[n], program[Program.temporaries]) for n in (Program.begins, Program.offsets)
+        )
         self._steps = [_read_step(address) for address in _words(program[Program.step_list], program[Program.steps])]
         self._free: list[int] = []  # workspaces that no call has; a list's `append` and `pop` are atomic
 
@@ -51,7 +53,8 @@ class PythonLaunch:
             raise TypeError(f"{self._arrays} addresses are expected, not {len(addresses)}")
         node = self._take() if self._workspace else -NODE
         try:
-            memory = [*addresses, *(node + NODE + offset for offset in self._offsets)]
+            memory = [*addresses, *[node + NODE] * len(self._offsets)]
+            memory[self._arrays :] = [memory[k] + offset for k, offset in zip(self._begins, self._offsets)]
             failed = next((code for n, step in enumerate(self._steps) if (code := self._run(n, step, memory, node))), 0)
         finally:
             if self._workspace:

@@ -31,13 +31,14 @@ class _Fields(IntEnum):
 
 
 class Program(_Fields):
-    """`offsets` of temporaries, in the workspace of `workspace` bytes; `free` heads the list of workspaces, `allocate()` makes
-    one; `fail(code)` raises the error of a run-time check."""
+    """`offsets` of temporaries, in the arrays of the numbers `begins`, or, where that is the temporary's own, in the workspace of
+    `workspace` bytes; `free` heads the list of workspaces, `allocate()` makes one; `fail(code)` raises a failed check's error."""
 
     steps = auto()
     step_list = auto()
     arrays = auto()
     temporaries = auto()
+    begins = auto()
     offsets = auto()
     parameters = auto()  # the most that a step has
     workspace = auto()
@@ -66,8 +67,8 @@ class DeviceProgram(_Fields):
     (cuStreamIsCapturing), `wait` (cuStreamSynchronize). `fail(code)` raises the error of one of them.
 
     Where `spaced`, the word at `spaces` heads the list of its streams' spaces, and `space(stream)` gives one that is not in it.
-    A space has so many `temporaries`, and so many words for failed `checks` at run time, which are looked at before the launch
-    where `deferred_checks` is set, else after each kernel."""
+    A space has addresses of so many `temporaries`, or offsets in the arrays of the numbers `begins`, and so many words for failed
+    `checks` at run time, which are looked at before the launch where `deferred_checks` is set, else after each kernel."""
 
     device = auto()
     current = auto()
@@ -83,6 +84,7 @@ class DeviceProgram(_Fields):
     parameters = auto()  # words of the largest step's
     arrays = auto()
     temporaries = auto()
+    begins = auto()
     spaced = auto()
     spaces = auto()
     space = auto()

@@ -14,8 +14,8 @@ from tilec.core.diagnostics import Source
 from tilec.dsl.mistakes import read
 from tilec.dsl.modules import load_file
 from tilec.plan.cuda.contraction import Tiles
-from tilec.runtime.emit.steps import ALIGN, allocate
 from tilec.runtime.program import Emitted, Slot, Step
+from tilec.runtime.temporaries import ALIGN, allocate
 
 FEW = {"chain": 150, "small": 60, "updates": 20, "transformer": 2, "backward": 3}
 

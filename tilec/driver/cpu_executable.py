@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.core.diagnostics import CallError
 from tilec.driver.executable import Executable
-from tilec.driver.recipe import Recipe
+from tilec.driver.recipe import Compiled, Recipe
 
 if TYPE_CHECKING:
     from tilec.runtime.cpu.launch import CpuProgram
@@ -22,8 +22,8 @@ class CpuExecutable(Executable):
 
         self._loops = load_program(self.emitted)
 
-    def first(self, count: int) -> Executable:
-        part = super().first(count)
+    def _part(self, compiled: Compiled) -> Executable:
+        part = super()._part(compiled)
         part.__dict__.pop("program", None)
         return part
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilec.core.diagnostics import CallError
 from tilec.driver.executable import Executable
-from tilec.driver.recipe import Recipe
+from tilec.driver.recipe import Compiled, Recipe
 from tilec.runtime.cuda.launch import current_stream, stream_handle
 from tilec.runtime.cuda.program import DeviceProgram, Graph
 
@@ -29,9 +29,9 @@ class CudaExecutable(Executable):
         self._cubins: dict[str, Any] | None = None
         self._lock, self._compiling, self.runs = threading.Lock(), threading.Lock(), 0
 
-    def first(self, count: int) -> Executable:
+    def _part(self, compiled: Compiled) -> Executable:
         _ = self.cubins
-        part = super().first(count)
+        part = super()._part(compiled)
         assert isinstance(part, CudaExecutable)
         part._devices = {}
         return part
@@ -95,7 +95,7 @@ class CudaExecutable(Executable):
             with self._lock:
                 found = self._devices.get(device)
                 if found is None:
-                    found = DeviceProgram(self.emitted, self.cubins, self.steps, device, self.deferred_checks)
+                    found = DeviceProgram(self.emitted, self.cubins, self.steps, device, self.deferred_checks, self.begins)
                     self._devices[device] = found
         return found
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cached_property
+from math import prod
 from operator import itemgetter
 from typing import Any
 
 from tilec.core.diagnostics import CallError
+from tilec.core.dtypes import U8
 from tilec.driver.kernel import Kernel
-from tilec.driver.recipe import Recipe
+from tilec.driver.recipe import Compiled, Recipe
 from tilec.runtime.program import Step
+from tilec.runtime.segments import Cut, Segment, cut
 
 
 class Executable:
@@ -52,10 +55,36 @@ class Executable:
 
     def first(self, count: int) -> Executable:
         """The same executable with its first `count` steps only, to measure one kernel after another."""
+        return self._part(replace(self.compiled, emitted=replace(self.emitted, steps=self.emitted.steps[:count])))
+
+    def cut(self, freed: Collection[int]) -> tuple[Cut, list[Executable]]:
+        """The program's segments (`runtime/segments.py`), each as an executable. `freed`: inputs that are freed when the caller
+        lets them go."""
+        arrays, inputs = [*self.compiled.inputs, *self.outputs], len(self.compiled.inputs)
+        sizes = [dtype.bytes * prod(shape) for _, dtype, shape in arrays]
+        arrays += [(f"temporary {n}", U8, (t.bytes,)) for n, t in enumerate(self.emitted.temporaries)]
+
+        def part(segment: Segment) -> Executable:
+            named = [*arrays, ("workspace", U8, (segment.workspace,))]
+            given, made = (tuple(named[n] for n in numbers) for numbers in (segment.inputs, segment.outputs))
+            return self._part(replace(self.compiled, inputs=given, outputs=made, emitted=segment.emitted))
+
+        found = cut(self.emitted, sizes[:inputs], sizes[inputs:], freed)
+        return found, [part(s) for s in found.segments]
+
+    def _part(self, compiled: Compiled) -> Executable:
+        """An executable of some of the launches."""
         part = copy.copy(self)
         part.__dict__.pop("steps", None)
-        part.emitted = replace(self.emitted, steps=self.emitted.steps[:count])
+        part.compiled, part.emitted, part.outputs = compiled, compiled.emitted, compiled.outputs
         return part
+
+    @property
+    def begins(self) -> list[int]:
+        """`Emitted.begins`; none where all temporaries lie in the workspace."""
+        if all(t.within is None for t in self.emitted.temporaries):
+            return []
+        return self.emitted.begins(len(self.compiled.inputs), len(self.outputs))
 
     @cached_property
     def steps(self) -> tuple[tuple[Step, Any], ...]:

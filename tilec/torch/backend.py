@@ -29,7 +29,8 @@ from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_input
 from tilec.torch.inplace import CHANGES, is_write, leave_to_pytorch, results_in_inputs, reuse_inputs, save_old_values
 from tilec.torch.options import Options, read
 from tilec.torch.partition import decide, is_light
-from tilec.torch.split import cut, join
+from tilec.torch.segments import Segmented
+from tilec.torch.split import Piece, cut, join
 from tilec.torch.write import Unwritten, module_path, source_line
 
 Run = Callable[[list[Any]], list[Any]]
@@ -248,7 +249,11 @@ def compile_aten(
                     about = reports.PartReport(f"part{k}", len(piece.part.nodes))
                     told.parts.append(about)
                     note = dump.noting(about, folder, piece.graph, told)
-                    calls.append(Partition(piece.graph, options, mode, note, final, into[k]).fixed)
+                    freed = _freed(piece, placeholders, kind) if kind != "inference" and options.mode == "default" else None
+                    call = Partition(piece.graph, options, mode, note, final, into[k], freed).fixed
+                    if isinstance(call, Segmented):
+                        about.calls, about.needed, about.whole = len(call.calls), call.cut.needed, call.cut.whole
+                    calls.append(call)
                 break
             except Unwritten as error:
                 nodes = [_producer(node.meta["origin"]) for node in error.nodes]
@@ -265,6 +270,16 @@ def compile_aten(
     run = whole.run
     run._boxed_call = True  # type: ignore[attr-defined]
     return run, told
+
+
+def _freed(piece: Piece, placeholders: Sequence[fx.Node], kind: str) -> list[int]:
+    """The numbers of a piece's inputs that are freed when it lets them go: results of other operations, and what AOTAutograd says
+    that nobody else has of a backward graph's inputs. None that something outside reads."""
+    context = torch._guards.TracingContext.try_get() if kind == "backward" else None
+    donated = getattr(getattr(context, "fw_metadata", None), "bw_donated_idxs", None) or ()
+    ours = {placeholders[n] for n in donated}
+    inside = {n.meta.get("origin") for n in piece.graph.nodes}
+    return [k for k, n in enumerate(piece.inputs) if (n in ours or n.op == "call_function") and inside.issuperset(n.users)]
 
 
 def _without(

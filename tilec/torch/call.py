@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
@@ -20,6 +20,7 @@ from tilec.driver.cuda_executable import CudaExecutable
 from tilec.driver.executable import Executable
 from tilec.process.forking import compiling
 from tilec.process.workers import workers
+from tilec.torch import segments
 from tilec.torch.aten import dtype_of
 from tilec.torch.aten.scatters import CHANGES
 from tilec.torch.background import in_background, wait
@@ -43,14 +44,15 @@ class Partition:
     A partition whose sizes are symbols is compiled for each set of sizes that it is called with; for those that it was traced with,
     at once. `note` is told what was compiled (a program, None where PyTorch runs it) and the reason where PyTorch runs it. Raises
     Unwritten, unless `last`, where one operation is why the partition cannot be compiled. `into`: results that are written into
-    values that the partition is given, by their numbers."""
+    values that the partition is given, by their numbers. `freed`: the numbers of values that are freed when the partition lets them
+    go, in a training step; the call may then be `Segmented`."""
 
     def __init__(
         self, graph: fx.Graph, options: Options, mode: Any, note: Note, last: bool = True,
-        into: Mapping[int, int] | None = None,
+        into: Mapping[int, int] | None = None, freed: Collection[int] | None = None,
     ):  # fmt: skip
         self.graph, self.options, self.mode, self.note, self.last = graph, options, mode, note, last
-        self.into = into or {}
+        self.into, self.freed = into or {}, freed
         self.eager = _copying(eager_call(graph), self.into)
         self.made: dict[tuple[Any, ...], Call] = {}
         self._exact = set[Call]()  # those that find out themselves that values are of other sizes
@@ -169,7 +171,8 @@ class Partition:
             raise ValueError("a program on a GPU that reads nothing")
         built = op.build_for(_inputs(graph, written), device)
         slow = self.eager if over else _copying(_general(op, written, self._any_size, self.eager), self.into)
-        fast = bind(op, built, device, written, slow if key is None else partial(self._missed, key, slow), self.into)
+        freed = self.freed if key is None and not self.options.background else None
+        fast = bind(op, built, device, written, slow if key is None else partial(self._missed, key, slow), self.into, freed)
         copied = [k for k, n in over if fast is None or built.emitted.reads(n)]
         if copied:  # PyTorch writes in place what a kernel would copy
             raise Unwritten([_outputs(graph)[k] for k in copied], "writes to computed positions")
@@ -230,12 +233,13 @@ def _stored(argument: Argument) -> tuple[int, ...]:
 
 
 def bind(
-    op: Op, built: Executable, device: str | int, written: Written, otherwise: Call, into: Mapping[int, int]
-) -> Call | None:
+    op: Op, built: Executable, device: str | int, written: Written, otherwise: Call, into: Mapping[int, int],
+    freed: Collection[int] | None = None,
+) -> Call | None:  # fmt: skip
     """A function of a partition's values, by machine code: the program reads them as they lie in memory, and its results have the
     promised strides; what has gaps is copied. `otherwise` is called for values that lie otherwise than they did when the graph was
     traced. Raises IndexError for an index that is outside of its tensor. None where nothing is read, or what changes in place has
-    gaps. `into`: see Partition."""
+    gaps. `into`, `freed`: see Partition."""
     arguments, results = written.arguments, written.results
     gapped = {a.number for a in arguments if a.layout is None}
     remade = {k: _restride(r) for k, r in enumerate(results) if r.layout is None and not r.plain}
@@ -246,8 +250,16 @@ def bind(
     inputs = [(dtype, *how) for dtype, how in zip(types, lie)]
     made = [(r.made, row_major(r.made)) if k in remade else (r.shape, r.strides) for k, r in enumerate(results)]
     outputs = [(dtype, *how) for (_, dtype, _), how in zip(built.outputs, made)]
-    new: list[Callable[[], Any] | int] = [partial(empty_strided(device), *how, r.dtype) for how, r in zip(made, results)]
+    empty = empty_strided(device)
+    new: list[Callable[[], Any] | int] = [partial(empty, *how, r.dtype) for how, r in zip(made, results)]
     numbers = [a.number for a in arguments]
+    if freed is not None and not (into or gapped or remade or _checks(built)):
+        read = [k for k, n in enumerate(numbers) if n in freed]
+        of_bytes = lambda n: partial(empty, (n,), (1,), torch.uint8)  # noqa: E731
+        fresh = [each for each in new if not isinstance(each, int)]
+        found = segments.prepare(built, device, written.given, numbers, inputs, outputs, fresh, of_bytes, read, otherwise)
+        if found is not None:
+            return found
     shared = {k: n for k, n in into.items() if n not in numbers or built.emitted.may_share(numbers.index(n), k)}
     for k, number in shared.items():
         new[k] = number

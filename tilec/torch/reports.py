@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tilec.core.quantities import amount
+
 LATEST = 256  # graphs that `report()` remembers
 FILE = "graph.json"
 
@@ -15,13 +17,17 @@ FILE = "graph.json"
 @dataclass
 class PartReport:
     """One partition: `operations` that its program computes, its statements, and the `reason` if PyTorch runs it after all.
-    `sizes`: for how many sets of sizes it was compiled."""
+    `sizes`: for how many sets of sizes it was compiled. `calls`: how many the program of a training step is run as, so that values
+    are freed on the way; `needed` bytes are held at a time then, by one call `whole`."""
 
     name: str
     operations: int
     statements: int = 0
     sizes: int = 0
     reason: str | None = None
+    calls: int = 1
+    needed: int = 0
+    whole: int = 0
 
 
 @dataclass
@@ -68,6 +74,8 @@ class GraphReport:
             )
             lines.append(f"  {count} x {operation}: {reason}{f' (first in {where})' if where else ''}")
         lines += [f"  {p.name}: run by PyTorch: {p.reason}" for p in self.parts if p.reason is not None]
+        for p in (p for p in self.parts if p.calls > 1):
+            lines.append(f"  {p.name}: {p.calls} calls, for {amount(p.needed)}B at a time; one would need {amount(p.whole)}B")
         if self.not_replayed:
             lines.append(f"  no CUDA graph: {self.not_replayed}")
         return "\n".join(lines)

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from tilec.torch.partition import Decision, Part, is_view
+from tilec.torch.segments import Segmented
 
 
 @dataclass
@@ -134,6 +135,12 @@ class _Writer:
         self.names[name] = value
         return name
 
+    def release(self, dead: Sequence[fx.Node], held: set[fx.Node]) -> None:
+        """Has the function let go of values that it holds."""
+        if dead:
+            self.lines.append(f"del {', '.join(f'{n.name}_' for n in dead)}")
+            held.difference_update(dead)
+
     def argument(self, value: Any) -> str:
         if isinstance(value, fx.Node):
             return f"{value.name}_"
@@ -154,7 +161,7 @@ def join(
     attribute: Callable[[str], Any],
 ) -> Whole:  # fmt: skip
     """The function that runs partitions by `calls`, and all else as the graph has it. A call takes its piece's inputs one by one,
-    and returns its output, or a sequence of several."""
+    and returns its output, or a sequence of several; or is Segmented."""
     steps: list[fx.Node | int] = []
     written = set[fx.Node]()
     of_part = {id(piece.part): k for k, piece in enumerate(pieces)}
@@ -211,16 +218,18 @@ def join(
             piece = pieces[step]
             read, made = piece.inputs, list(piece.outputs)
             left = ", ".join(f"{n.name}_" for n in made)
-            function = w.constant(calls[step], f"part{step}")
-            w.lines.append(f"{left} = {function}({', '.join(f'{n.name}_' for n in read)})")
+            function, given = w.constant(calls[step], f"part{step}"), ", ".join(f"{n.name}_" for n in read)
+            if isinstance(calls[step], Segmented):  # nothing else may have what it lets go
+                w.lines.append(f"given = [{given}]")
+                w.release([n for n in dict.fromkeys(read) if n in held and n not in kept and last[n] <= k], held)
+                w.lines.append(f"{left} = {function}.run(given)")
+            else:
+                w.lines.append(f"{left} = {function}({given})")
         else:
             read, made = step.all_input_nodes, [step]
             w.lines.append(f"{step.name}_ = {_called(w, step)}")
         held.update(made)
-        dead = [n for n in dict.fromkeys((*read, *made)) if n in held and n not in kept and last.get(n, -1) <= k]
-        if dead:
-            w.lines.append(f"del {', '.join(f'{n.name}_' for n in dead)}")
-            held -= set(dead)
+        w.release([n for n in dict.fromkeys((*read, *made)) if n in held and n not in kept and last.get(n, -1) <= k], held)
     w.lines.append(f"return {w.argument(list(output.args[0]))}")
     text = "def run(args):\n" + "".join(f"    {line}\n" for line in w.lines)
     names = dict(w.names)

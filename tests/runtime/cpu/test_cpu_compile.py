@@ -20,8 +20,8 @@ from tilec.process.generated import identity
 from tilec.runtime.cpu.compile import compile_kernels
 from tilec.runtime.cpu.launch import CpuProgram
 from tilec.runtime.cpu.objects import COMPILER, load_kernels
-from tilec.runtime.emit.steps import allocate
 from tilec.runtime.program import Emitted, KernelSource, Object, Slot, Step
+from tilec.runtime.temporaries import allocate
 
 HEAD = "from tilec.runtime.cpu.support import i64, i64_pointer\n\n"
 
