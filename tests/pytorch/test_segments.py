@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from tools.pytorch import assert_agrees, compiled  # noqa: E402
 
 import tilec.torch  # noqa: E402
+from tilec.driver import executable  # noqa: E402
 from tilec.runtime import segments as cuts  # noqa: E402
 from tilec.torch import call, segments  # noqa: E402
 
@@ -144,11 +145,25 @@ def test_values_that_lie_otherwise(made, monkeypatch):
         torch.testing.assert_close(found, e)
 
 
-def test_inference_is_one_call(made):
+def test_inference_is_one_call(made, monkeypatch):
+    """Its temporaries lie in its results where these have room; each call gives what the first one gave."""
+    lodging, found = executable.Executable.lodging, []
+    monkeypatch.setattr(executable.Executable, "lodging", lambda *args: found.append(lodging(*args)) or found[-1])
+    model, x = layers().requires_grad_(False), torch.randn(32, 16)
+
+    def several(x):
+        y = model(x)
+        return (y @ y.t()).repeat(8, 1), y
+
+    call_ = compiled(several)
+    first, *others = ([t.clone() for t in call_(x)] for _ in range(3))
+    for one, e in zip(first, several(x), strict=True):
+        torch.testing.assert_close(one, e)
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other))
     with torch.no_grad():
-        compiled(layers())(torch.randn(32, 16))
-    compiled(layers().requires_grad_(False))(torch.randn(32, 16))
+        compiled(layers())(x)
     assert not made
+    assert any(t.within is not None for one in found for t in one.emitted.temporaries)
 
 
 def test_the_report_tells_what_is_spared(made):

@@ -16,6 +16,7 @@ from tilec.driver.kernel import Kernel
 from tilec.driver.recipe import Compiled, Recipe
 from tilec.runtime.program import Step
 from tilec.runtime.segments import Cut, Segment, cut
+from tilec.runtime.temporaries import lodged
 
 
 class Executable:
@@ -56,6 +57,14 @@ class Executable:
     def first(self, count: int) -> Executable:
         """The same executable with its first `count` steps only, to measure one kernel after another."""
         return self._part(replace(self.compiled, emitted=replace(self.emitted, steps=self.emitted.steps[:count])))
+
+    def lodging(self, outputs: Collection[int]) -> Executable:
+        """This, with temporaries in memory of results, too (`runtime/temporaries.py`): of those of these numbers, which are dense
+        and no input's memory."""
+        if not self.emitted.temporaries:
+            return self
+        sizes = {n: dtype.bytes * prod(shape) for n, (_, dtype, shape) in enumerate(self.outputs) if n in outputs}
+        return self._part(replace(self.compiled, emitted=lodged(self.emitted, sizes)))
 
     def cut(self, freed: Collection[int]) -> tuple[Cut, list[Executable]]:
         """The program's segments (`runtime/segments.py`), each as an executable. `freed`: inputs that are freed when the caller

@@ -263,6 +263,7 @@ def bind(
     shared = {k: n for k, n in into.items() if n not in numbers or built.emitted.may_share(numbers.index(n), k)}
     for k, number in shared.items():
         new[k] = number
+    built = built.lodging([k for k in range(len(new)) if k not in into])
     fast = fast_call.prepare(built, device, written.given, numbers, inputs, outputs, new, otherwise)
     if fast is not None and len(shared) < len(into):
         fast = _copying(fast, {k: n for k, n in into.items() if k not in shared})

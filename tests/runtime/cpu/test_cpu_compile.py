@@ -21,7 +21,7 @@ from tilec.runtime.cpu.compile import compile_kernels
 from tilec.runtime.cpu.launch import CpuProgram
 from tilec.runtime.cpu.objects import COMPILER, load_kernels
 from tilec.runtime.program import Emitted, KernelSource, Object, Slot, Step
-from tilec.runtime.temporaries import allocate
+from tilec.runtime.temporaries import Host, allocate
 
 HEAD = "from tilec.runtime.cpu.support import i64, i64_pointer\n\n"
 
@@ -142,6 +142,26 @@ def test_intermediates_that_live_together_lie_apart(sizes, uses):
     for a, b in combinations(range(8), 2):
         if lives[a] and lives[b] and lives[a][0] <= lives[b][-1] and lives[b][0] <= lives[a][-1]:
             x, y = allocated[a], allocated[b]
+            assert x.end <= y.offset or y.end <= x.offset or not x.bytes or not y.bytes
+
+
+@given(st.lists(st.integers(0, 5000), min_size=8, max_size=8), uses, st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 9))))
+def test_intermediates_lie_in_results_that_are_not_written_yet(sizes, uses, results):
+    """Where the workspace would be larger without them."""
+    hosts = [Host(Slot("output", n), size, min(until, len(uses))) for n, (size, until) in enumerate(results)]
+    steps = [Step("k", tuple(Slot("temporary", n) for n in step)) for step in uses]
+    allocated = allocate(sizes, steps, lasting=[3], hosts=hosts)
+    plain = allocate(sizes, steps, lasting=[3])
+    ends = [max((t.end for t in found if t.within is None), default=0) for found in (allocated, plain)]
+    assert ends[0] <= ends[1] and allocated[3].within is None
+    lives = {n: [i for i, step in enumerate(uses) if n in step] for n in range(8)}
+    for n, t in enumerate(allocated):
+        if t.within is not None:
+            host = hosts[t.within.number]
+            assert t.end <= host.bytes and lives[n] and lives[n][-1] < host.until
+    for a, b in combinations(range(8), 2):
+        x, y = allocated[a], allocated[b]
+        if x.within == y.within and lives[a] and lives[b] and lives[a][0] <= lives[b][-1] and lives[b][0] <= lives[a][-1]:
             assert x.end <= y.offset or y.end <= x.offset or not x.bytes or not y.bytes
 
 
