@@ -27,6 +27,15 @@ REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "mean", "argmin", "argm
 SCANS = ("cumsum", "cumprod", "cummax", "cummin")
 _RIGHT_WORD = {"&&": "and", "||": "or", "!": "not"}
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
+_BINDING = {
+    kind: level
+    for level, kinds in enumerate(
+        ("OR WRONG_OR", "AND WRONG_AND", "COMPARISON", "BAR", "CARET", "AMPERSAND", "SHIFT", "PLUS MINUS",
+         "STAR SLASH DOUBLE_SLASH PERCENT")
+    )
+    for kind in kinds.split()
+}  # fmt: skip
+"""How closely operators bind, by the kinds of their tokens."""
 
 
 class TreeBuilder:
@@ -41,6 +50,8 @@ class TreeBuilder:
         pending, nodes = [tree], list[Tree]()
         while pending:
             nodes.append(node := pending.pop())
+            if node.data == "operations":
+                _nest(node)
             pending += [child for child in node.children if isinstance(child, Tree)]
         built: dict[int, Any] = {}
         for node in reversed(nodes):
@@ -345,3 +356,27 @@ class TreeBuilder:
         elif statements:
             ops = [main_op(statements, span)]
         return ast.Program(tuple(groups[ast.Import]), tuple(groups[ast.Def]), tuple(ops), span)
+
+
+def _nest(operations: Tree) -> None:
+    """Operations, which the parser takes from left to right, in the order of their operators: those that bind closer come first."""
+    rest, first = list[Any](), operations
+    while first.data == "operations":
+        first, op, operand = first.children
+        rest.append((op, operand))
+    operands, operators = [first], list[Any]()
+
+    def combine() -> None:
+        right, left, op = operands.pop(), operands.pop(), operators.pop()
+        meta = Meta()
+        meta.empty, meta.start_pos, meta.end_pos = False, left.meta.start_pos, right.meta.end_pos
+        operands.append(Tree("compare" if op.type == "COMPARISON" else "binary", [left, op, right], meta))
+
+    for op, operand in reversed(rest):
+        while operators and _BINDING[operators[-1].type] >= _BINDING[op.type]:
+            combine()
+        operators.append(op)
+        operands.append(operand)
+    while operators:
+        combine()
+    operations.data, operations.children = operands[0].data, operands[0].children
