@@ -248,7 +248,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     return _CHILDREN[type(expr)](expr)
 
 
-def with_children(expr: Expr, new: tuple[Expr, ...]) -> Expr:
+def with_children(expr: _Any, new: tuple[Expr, ...]) -> _Any:
     """The expression with other subexpressions, given in the order of `children`."""
     kind = type(expr)
     if all(map(is_, new, _CHILDREN[kind](expr))):

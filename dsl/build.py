@@ -182,7 +182,7 @@ class Builder:
                 0
             ]
         identity = scalars.number(row.identity(body.dtype), body.dtype)
-        init = linalg.fill(identity, outs=[self.empty(outer, body.dtype)])
+        init = mlir.fill(identity, self.empty(outer, body.dtype))
         attributes = {"tilec.reduce": mlir.string(expr.kind)}
         if expr.multiplicand is not None:
             attributes["tilec.multiplicand"] = mlir.string(expr.multiplicand.name)
@@ -195,12 +195,12 @@ class Builder:
         """The state is the best value and its index, so two results; only the index is used further."""
         kept = list(range(outer))
         kind = "max" if expr.kind == "argmax" else "min"
-        values = linalg.fill(
+        values = mlir.fill(
             scalars.number(REDUCTIONS[kind].identity(body.dtype), body.dtype),
-            outs=[self.empty(dims[:outer], body.dtype)],
+            self.empty(dims[:outer], body.dtype),
         )
         # a place past every real one: a first element that equals the identity still wins by coming earlier
-        indices = linalg.fill(scalars.number(2**63 - 1, I64), outs=[self.empty(dims[:outer], I64)])
+        indices = mlir.fill(scalars.number(2**63 - 1, I64), self.empty(dims[:outer], I64))
 
         def combine(value: ir.Value, states: list[ir.Value]) -> list[ir.Value]:
             index = index_value(dims, outer)
@@ -217,7 +217,7 @@ class Builder:
         kind = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min"}[expr.kind]
         carried = [d for d in range(len(dims)) if d != along]
         identity = scalars.number(REDUCTIONS[kind].identity(body.dtype), body.dtype)
-        state = linalg.fill(identity, outs=[self.empty([dims[d] for d in carried], body.dtype)])
+        state = mlir.fill(identity, self.empty([dims[d] for d in carried], body.dtype))
         out = self.empty(dims, body.dtype)
 
         def combine(value: ir.Value, states: list[ir.Value]) -> list[ir.Value]:

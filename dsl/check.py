@@ -109,7 +109,7 @@ class Elaborator(Calls):
         self.tensors: dict[str, TensorInfo] = dict(inputs)
         self.results: dict[str, TensorInfo] = {}
         self.equations: list[ast.Equation] = []
-        self.described: list[Described] = []
+        self.known: list[tuple[TensorInfo, Mapping[str, ast.Range]]] = []
         self.inliner = Inliner(module, self.tensors, sizes, report)
         self.ranges = RangeChecker(self.tensors, sizes, report)
         self.typer = Typer(self.tensors, sizes, report)
@@ -117,7 +117,7 @@ class Elaborator(Calls):
     def run(self) -> list[ast.Equation]:
         self._declarations()
         for tensor in self.op.inputs:
-            self._describe(self.tensors[tensor.name], {})
+            self.known.append((self.tensors[tensor.name], {}))
         self.inliner.later = {n: s.span for s in reversed(self.op.body) for n in defined_names(s)}
         for statement in self.op.body:
             self.report.context = statement.span
@@ -195,15 +195,20 @@ class Elaborator(Calls):
         info = TensorInfo(equation.name, dtype, shape, equation.span, hoisted)
         self.tensors[equation.name] = info
         used = {r.index for n in ast.traverse(equation.value) if isinstance(n, ast.Reduce) for r in n.ranges}
-        self._describe(info, {i: r for i, r in ranges.items() if i in equation.indices or i in used})
+        self.known.append((info, {i: r for i, r in ranges.items() if i in equation.indices or i in used}))
         self.equations.append(equation)
 
-    def _describe(self, info: TensorInfo, ranges: Mapping[str, ast.Range]) -> None:
-        shown = tuple(
-            (i, _open_size(size_poly(r.low, {})), _open_size(size_poly(r.high, {}))) for i, r in ranges.items()
-        )
-        shape = tuple(map(_open_size, info.shape)) if info.shape is not None else ("…",)
-        self.described.append(Described(info.name, str(info.dtype or "any"), shape, shown))
+    @property
+    def described(self) -> list[Described]:
+        """The facts about every name, in the order of their definitions."""
+        found = []
+        for info, ranges in self.known:
+            shown = tuple(
+                (i, _open_size(size_poly(r.low, {})), _open_size(size_poly(r.high, {}))) for i, r in ranges.items()
+            )
+            shape = tuple(map(_open_size, info.shape)) if info.shape is not None else ("…",)
+            found.append(Described(info.name, str(info.dtype or "any"), shape, shown))
+        return found
 
     def _new(self, name: str, span: Span) -> bool:
         """Whether the name is free to be defined."""

@@ -65,7 +65,7 @@ class Calls:
             self._result_agrees(info, call)
             declared = self.results.get(name)
             self.tensors[name] = info if declared is None else replace(info, dtype=declared.dtype or info.dtype)
-            self._describe(self.tensors[name], {})
+            self.known.append((self.tensors[name], {}))
         if self.decided and self.report.count == mistakes:
             self._splice(call, callee, home, binding)
 

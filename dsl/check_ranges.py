@@ -71,11 +71,10 @@ class RangeChecker:
         for index, span in bound.items():
             if index in self.lost and index not in explicit and index not in uses:
                 continue
-            range_ = (
-                self._written(explicit[index])
-                if index in explicit
-                else self._from_uses(index, span, uses.get(index, []), self._taken_for_inputs(group))
-            )
+            if index in explicit:
+                range_ = self._written(explicit[index])
+            else:
+                range_ = self._from_uses(index, span, uses.get(index, []), group)
             if range_ is not None:
                 found[index] = range_
         for index in main.indices:
@@ -145,13 +144,13 @@ class RangeChecker:
             if (info := self.tensors.get(name)) is not None and info.dtype is None
         ]  # fmt: skip
 
-    def _from_uses(self, index: str, span: Span, uses: list[_Use], others: list[Note]) -> ast.Range | None:
-        """The extent that all bare uses agree on; `others` are subscripts that may have been meant to be indices."""
+    def _from_uses(self, index: str, span: Span, uses: list[_Use], group: list[ast.Equation]) -> ast.Range | None:
+        """The extent that all bare uses of an index of the group agree on."""
         binding = [use for use in uses if use.binding] or uses
         if not binding:
             hint = f"give it one: `where {index} in 0:N`, or `sum[{index} in 0:N](…)` in a reduction"
             message = f"the range of `{index}` is unknown: `{index}` alone is not a subscript of any tensor here"
-            self.report.error(message, span, others, hint=hint)
+            self.report.error(message, span, self._taken_for_inputs(group), hint=hint)
             return None
         first = binding[0]
         for other in binding[1:]:
@@ -193,8 +192,9 @@ class RangeChecker:
 
         match expr:
             case ast.Access(subscripts=subscripts):
-                expr = ast.replace(expr, subscripts=tuple(map(go, subscripts)))
-                return ast.replace(expr, guarded=self._guarded(expr, facts))
+                expr = ast.with_children(expr, tuple(map(go, subscripts)))
+                guarded = self._guarded(expr, facts)
+                return expr if guarded == expr.guarded else ast.replace(expr, guarded=guarded)
             case ast.Pad(access=access, value=value):
                 access = ast.replace(access, subscripts=tuple(map(go, access.subscripts)))
                 return ast.replace(expr, access=access, value=go(value))

@@ -13,8 +13,9 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, takewhile
+from typing import Any
 
-from lark import Token
+from lark import Token, Tree
 from lark.parsers.lalr_analysis import Shift
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
@@ -319,9 +320,19 @@ def _unwind(parser: InteractiveParser, words: Words, at: int) -> tuple[int, bool
         state.state_stack.pop()
         gone = state.value_stack.pop()
         left_declaration |= isinstance(gone, Token) and gone.type in ("OP", "DEF")
-        begin = gone.start_pos if isinstance(gone, Token) else getattr(getattr(gone, "meta", None), "start_pos", None)
-        start = start if begin is None else min(start, begin)
+        start = min(start, _begin(gone, start))
     return start, left_declaration
+
+
+def _begin(part: Token | Tree, otherwise: int) -> int:
+    """Where the first word of a part stands that was read; `otherwise` for one without words."""
+    pending: list[Any] = [part]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Token):
+            return part.start_pos
+        pending += part.children[::-1]
+    return otherwise
 
 
 def _give_up(words: Words, at: int, parser: InteractiveParser) -> GiveUp:

@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any
 
 from lark import Token, Tree
-from lark.tree import Meta
 
 from tilec.core.diagnostics import Diagnostic, Source, Span
 from tilec.core.dtypes import DTYPES, OTHER_NAMES
@@ -27,10 +26,21 @@ REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "mean", "argmin", "argm
 SCANS = ("cumsum", "cumprod", "cummax", "cummin")
 _RIGHT_WORD = {"&&": "and", "||": "or", "!": "not"}
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
+_BINDING = {
+    kind: level
+    for level, kinds in enumerate(
+        ("OR WRONG_OR", "AND WRONG_AND", "COMPARISON", "BAR", "CARET", "AMPERSAND", "SHIFT", "PLUS MINUS",
+         "STAR SLASH DOUBLE_SLASH PERCENT")
+    )
+    for kind in kinds.split()
+}  # fmt: skip
+"""How closely operators bind, by the kinds of their tokens."""
+_TOLD = {*_BINDING, "NAME", "NUMBER", "STRING", "TRUE", "FALSE", "NOT", "WRONG_NOT", "TILDE", "POWER"}
+"""The kinds of the tokens that methods get: others only tell rules apart."""
 
 
 class TreeBuilder:
-    """One method per rule of the grammar; children arrive already built."""
+    """One method per rule of the grammar, which gets its span, and its children already built."""
 
     def __init__(self, source: Source, problems: list[Diagnostic]):
         self.source, self.problems = source, problems
@@ -41,19 +51,30 @@ class TreeBuilder:
         pending, nodes = [tree], list[Tree]()
         while pending:
             nodes.append(node := pending.pop())
+            if node.data == "operations":
+                _nest(node)
             pending += [child for child in node.children if isinstance(child, Tree)]
-        built: dict[int, Any] = {}
+        built: dict[int, tuple[Any, int | None, int]] = {}
         for node in reversed(nodes):
-            children = [built.pop(id(child)) if isinstance(child, Tree) else child for child in node.children]
-            built[id(node)] = getattr(self, node.data)(node.meta, children)
-        return built[id(tree)]
+            children, start, end = [], None, 0
+            for child in node.children:
+                if isinstance(child, Token):
+                    begin, last = child.start_pos, child.end_pos
+                    if child.type in _TOLD:
+                        children.append(child)
+                else:
+                    value, begin, last = built.pop(id(child))
+                    children.append(value)
+                if begin is not None:
+                    start, end = begin if start is None else start, last
+            span = Span(self.source, start or 0, end)
+            built[id(node)] = getattr(self, node.data)(span, children), start, end
+        return built[id(tree)][0]
 
     # ---- helpers ----
 
-    def _span(self, at: Meta | Token) -> Span:
-        if isinstance(at, Meta) and at.empty:
-            return Span(self.source, 0, 0)
-        return Span(self.source, at.start_pos, at.end_pos)
+    def _span(self, token: Token) -> Span:
+        return Span(self.source, token.start_pos, token.end_pos)
 
     def _report(self, message: str, span: Span, hint: str | None = None) -> None:
         if len(self.problems) < _MAX_REPORTS:
@@ -106,39 +127,39 @@ class TreeBuilder:
 
     # ---- expressions ----
 
-    def number(self, meta, children):
+    def number(self, span, children):
         (token,) = children
         if token.isdigit():
             if len(token) > 20 or int(token) >= 1 << 64:
-                self._report(f"`{token[:24]}…` does not fit 64 bits", self._span(token))
-                return ast.Number(0, span=self._span(token))
-            return ast.Number(int(token), span=self._span(token))
+                self._report(f"`{token[:24]}…` does not fit 64 bits", span)
+                return ast.Number(0, span=span)
+            return ast.Number(int(token), span=span)
         if math.isinf(value := float(token)):
-            self._report(f"`{token[:24]}` does not fit f64", self._span(token), "write `inf` for infinity")
-        return ast.Number(value, span=self._span(token))
+            self._report(f"`{token[:24]}` does not fit f64", span, "write `inf` for infinity")
+        return ast.Number(value, span=span)
 
-    def true(self, meta, children):
-        return ast.Boolean(True, span=self._span(meta))
+    def true(self, span, children):
+        return ast.Boolean(True, span=span)
 
-    def false(self, meta, children):
-        return ast.Boolean(False, span=self._span(meta))
+    def false(self, span, children):
+        return ast.Boolean(False, span=span)
 
-    def name(self, meta, children):
+    def name(self, span, children):
         (token,) = children
         if token in _CONSTANTS:
-            return ast.Number(_CONSTANTS[token], span=self._span(token))
-        return ast.Name(str(token), span=self._span(token))
+            return ast.Number(_CONSTANTS[token], span=span)
+        return ast.Name(str(token), span=span)
 
-    def group(self, meta, children):
+    def group(self, span, children):
         return children[0]
 
-    def binary(self, meta, children):
+    def binary(self, span, children):
         left, op, right = children
-        return self._deep(ast.Binary(self._word(op), left, right, span=self._span(meta)))
+        return self._deep(ast.Binary(self._word(op), left, right, span=span))
 
-    def unary(self, meta, children):
+    def unary(self, span, children):
         op, operand = children
-        return self._deep(ast.Unary(self._word(op), operand, span=self._span(meta)))
+        return self._deep(ast.Unary(self._word(op), operand, span=span))
 
     def _word(self, op: Token) -> str:
         if op in _RIGHT_WORD:
@@ -146,42 +167,42 @@ class TreeBuilder:
             self._report(f"`{op}` is not an operator of the language", self._span(op), hint)
         return _RIGHT_WORD.get(op, str(op))
 
-    def compare(self, meta, children):
+    def compare(self, span, children):
         left, op, right = children
-        if isinstance(left, ast.Compare) and left.span.start == meta.start_pos:
+        if isinstance(left, ast.Compare) and left.span.start == span.start:
             hint = "write `a < b and b < c`"
-            self._report("comparisons do not chain", self._span(meta), hint)
-        return self._deep(ast.Compare(str(op), left, right, span=self._span(meta)))
+            self._report("comparisons do not chain", span, hint)
+        return self._deep(ast.Compare(str(op), left, right, span=span))
 
-    def conditional(self, meta, children):
+    def conditional(self, span, children):
         then, condition, otherwise = children
-        return self._deep(ast.Conditional(condition, then, otherwise, span=self._span(meta)))
+        return self._deep(ast.Conditional(condition, then, otherwise, span=span))
 
-    def access(self, meta, children):
+    def access(self, span, children):
         name, *subscripts = children
         for item in subscripts:
             if isinstance(item, ast.Range):
                 self._report("`in` belongs in the brackets of a reduction, not in a subscript", item.span)
         subscripts = [ast.Name(i.index, span=i.span) if isinstance(i, ast.Range) else i for i in subscripts]
         if len(subscripts) > MAX_RANK:
-            self._report(f"more than {MAX_RANK} subscripts", self._span(meta))
-        return self._deep(ast.Access(str(name), tuple(subscripts), span=self._span(meta)))
+            self._report(f"more than {MAX_RANK} subscripts", span)
+        return self._deep(ast.Access(str(name), tuple(subscripts), span=span))
 
-    def brackets(self, meta, children):
-        return (self._span(meta), children) if children else None
+    def brackets(self, span, children):
+        return (span, children) if children else None
 
-    def arguments(self, meta, children):
+    def arguments(self, span, children):
         return tuple(children)
 
-    def accumulator(self, meta, children):
+    def accumulator(self, span, children):
         return children[0] if children else None
 
     multiplicand = accumulator
 
-    def application(self, meta, children):
+    def application(self, span, children):
         """`name[…](…)`: a cast, a reduction, a scan, a `pad` or a call, by its name."""
         token, brackets, arguments, accumulator, multiplicand = children
-        name, span = str(token), self._span(meta)
+        name = str(token)
         ranges = tuple(self._range_item(item) for item in brackets[1]) if brackets else ()
         in_type = self._dtype(accumulator) if accumulator else None
         using = {"tf32": ast.TF32, "bf16": DTYPES["bf16"], "f22": ast.F22}
@@ -233,14 +254,14 @@ class TreeBuilder:
         self._report("the brackets before `(` list index names", item.span, "write `sum[k](…)` or `sum[k in 0:4](…)`")
         return ast.Range("_", None, None, item.span)
 
-    def range(self, meta, children):
+    def range(self, span, children):
         index, low, high = children
         low, high = self._size(low, "a bound"), self._size(high, "a bound")
-        return ast.Range(str(index), low, high, self._span(meta))
+        return ast.Range(str(index), low, high, span)
 
     # ---- statements ----
 
-    def subscripts(self, meta, children):
+    def subscripts(self, span, children):
         """The left side's indices, each with its span."""
         indices: list[tuple[str, Span]] = []
         for item in children:
@@ -253,63 +274,63 @@ class TreeBuilder:
             else:
                 indices.append((item.name, item.span))
         if len(children) > MAX_RANK:
-            self._report(f"more than {MAX_RANK} subscripts", self._span(meta))
+            self._report(f"more than {MAX_RANK} subscripts", span)
         return tuple(name for name, _ in indices)
 
-    def declared(self, meta, children):
+    def declared(self, span, children):
         return self._dtype(children[0]) if children else None
 
-    def where(self, meta, children):
+    def where(self, span, children):
         for k, range_ in enumerate(children):
             if any(range_.index == other.index for other in children[:k]):
                 self._report(f"`where` gives index `{range_.index}` twice", range_.span)
         return tuple(children)
 
-    def equation(self, meta, children):
+    def equation(self, span, children):
         name, indices, dtype, value, ranges = children
-        return ast.Equation(self._defined(name), indices, value, dtype, ranges, self._span(meta))
+        return ast.Equation(self._defined(name), indices, value, dtype, ranges, span)
 
     def _defined(self, token: Token) -> str:
         if token in _CONSTANTS:
             self._report(f"`{token}` is a number, and cannot be a name", self._span(token), "choose another name")
         return str(token)
 
-    def op_call(self, meta, children):
+    def op_call(self, span, children):
         *names, value = children
         arguments: list[str] = []
         if not isinstance(value, ast.Call):
             self._report("only a call of an op defines several names", value.span, "write `a, b = other_op(x)`")
-            return ast.OpCall(tuple(map(self._defined, names)), "", (), self._span(meta))
+            return ast.OpCall(tuple(map(self._defined, names)), "", (), span)
         for argument in value.arguments:
             if isinstance(argument, ast.Name):
                 arguments.append(argument.name)
             else:
                 self._report("an op is called with whole tensors", argument.span, "give the value a name first")
-        return ast.OpCall(tuple(map(self._defined, names)), value.function, tuple(arguments), self._span(meta))
+        return ast.OpCall(tuple(map(self._defined, names)), value.function, tuple(arguments), span)
 
-    def expect(self, meta, children):
-        return ast.Expect(children[0], self._span(meta))
+    def expect(self, span, children):
+        return ast.Expect(children[0], span)
 
     # ---- declarations ----
 
-    def sizes(self, meta, children):
+    def sizes(self, span, children):
         for item in children[MAX_RANK:]:
             self._report(f"more than {MAX_RANK} dimensions", item.span)
             break
         return tuple(self._size(item, "a size") for item in children[:MAX_RANK])
 
-    def type(self, meta, children):
+    def type(self, span, children):
         token, sizes = children
         return self._dtype(token), sizes
 
-    def parameter(self, meta, children):
+    def parameter(self, span, children):
         name, (dtype, shape) = children
-        return ast.Tensor(self._defined(name), dtype, shape, self._span(meta))
+        return ast.Tensor(self._defined(name), dtype, shape, span)
 
-    def parameters(self, meta, children):
+    def parameters(self, span, children):
         return tuple(children)
 
-    def names(self, meta, children):
+    def names(self, span, children):
         for k, token in enumerate(children):
             if token in children[:k]:
                 self._report(f"`{token}` is listed twice", self._span(token))
@@ -317,22 +338,22 @@ class TreeBuilder:
 
     indices = names
 
-    def local(self, meta, children):
+    def local(self, span, children):
         name, value = children
-        return ast.Local(self._defined(name), value, self._span(meta))
+        return ast.Local(self._defined(name), value, span)
 
-    def def_(self, meta, children):
+    def def_(self, span, children):
         name, indices, parameters, *locals_, result = children
-        return ast.Def(str(name), indices, parameters, tuple(locals_), result, self._span(meta))
+        return ast.Def(str(name), indices, parameters, tuple(locals_), result, span)
 
-    def op(self, meta, children):
+    def op(self, span, children):
         name, inputs, outputs, *body = children
-        return ast.Op(str(name), inputs, outputs, tuple(body), self._span(meta))
+        return ast.Op(str(name), inputs, outputs, tuple(body), span)
 
-    def import_(self, meta, children):
-        return ast.Import(str(children[0])[1:-1], self._span(meta))
+    def import_(self, span, children):
+        return ast.Import(str(children[0])[1:-1], span)
 
-    def start(self, meta, children):
+    def start(self, span, children):
         span = Span(self.source, 0, len(self.source.text))
         groups: dict[type, list] = {ast.Import: [], ast.Def: [], ast.Op: []}
         statements: list[ast.Statement] = []
@@ -345,3 +366,25 @@ class TreeBuilder:
         elif statements:
             ops = [main_op(statements, span)]
         return ast.Program(tuple(groups[ast.Import]), tuple(groups[ast.Def]), tuple(ops), span)
+
+
+def _nest(operations: Tree) -> None:
+    """Operations, which the parser takes from left to right, in the order of their operators: those that bind closer come first."""
+    rest, first = list[Any](), operations
+    while first.data == "operations":
+        first, op, operand = first.children
+        rest.append((op, operand))
+    operands, operators = [first], list[Any]()
+
+    def combine() -> None:
+        right, left, op = operands.pop(), operands.pop(), operators.pop()
+        operands.append(Tree("compare" if op.type == "COMPARISON" else "binary", [left, op, right]))
+
+    for op, operand in reversed(rest):
+        while operators and _BINDING[operators[-1].type] >= _BINDING[op.type]:
+            combine()
+        operators.append(op)
+        operands.append(operand)
+    while operators:
+        combine()
+    operations.data, operations.children = operands[0].data, operands[0].children

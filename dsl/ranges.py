@@ -272,6 +272,8 @@ def interval(p: Poly, bounds: Bounds) -> tuple[Poly | None, Poly | None]:
 
 def _extreme(p: Poly, bounds: Bounds, side: int) -> Poly | None:
     """One end: each index is replaced by the end of its range that the sign of its factor asks for."""
+    if (number := _extreme_number(p, bounds, side)) is not None:
+        return Poly.of(number)
     for v in sorted(p.variables, key=lambda v: (isinstance(v, str), str(v))):
         if (isinstance(v, str) and v not in bounds) or not _depends(v, bounds):
             continue
@@ -285,6 +287,22 @@ def _extreme(p: Poly, bounds: Bounds, side: int) -> Poly | None:
             return None
         p = factor * end + rest
     return p
+
+
+def _extreme_number(p: Poly, bounds: Bounds, side: int) -> int | None:
+    """One end of a sum of multiples of indices whose ranges are numbers; None of all else."""
+    total = 0
+    for monomial, factor in p.terms:
+        if not monomial:
+            total += factor
+            continue
+        variable, *others = monomial
+        if others or not isinstance(variable, str) or variable not in bounds:
+            return None
+        if (end := bounds[variable][side ^ (factor < 0)].constant) is None:
+            return None
+        total += factor * end
+    return total
 
 
 def _depends(variable: Variable, bounds: Bounds) -> bool:

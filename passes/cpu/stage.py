@@ -27,7 +27,7 @@ from math import prod
 
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
-from tilec.core.mlir import arith, ir, linalg, memref, scf, vector
+from tilec.core.mlir import arith, ir, memref, scf, vector
 from tilec.kernels import PanelChain, Panels, RegisterTranspose, planned_kernels
 from tilec.kernels.cpu import CACHED_SUMS
 from tilec.passes.cpu import matrix
@@ -87,7 +87,7 @@ def contract_panels(c: Contraction, weights: ir.Value | None = None) -> None:
             memory[side] = _panels(c, side, 1 if side is outer else side.panels, name)
     buffer, at, sums = _Buffer(c), dict[int, ir.Value](), None
     if c.matrix and c.padded and _is_long(c):
-        linalg.fill(start, outs=[c.operands[-1]])
+        mlir.fill(start, c.operands[-1])
     with loops(c.batch, at, c.names):
         if c.matrix and not c.padded and _is_long(c):
             sums = _all_sums(c, start)
@@ -143,7 +143,7 @@ def _all_sums(c: Contraction, start: ir.Value) -> ir.Value | None:
         return None
     alloc = memref.AllocOp(ir.MemRefType.get(shape, c.element), [], [], alignment=64)
     alloc.attributes["tilec.name"] = mlir.string("sums")
-    linalg.fill(start, outs=[alloc.result])
+    mlir.fill(start, alloc.result)
     return alloc.result
 
 

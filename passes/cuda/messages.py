@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from tilec.core import mlir
-from tilec.core.mlir import arith, func, ir, linalg, memref, nvvm, scf
+from tilec.core.mlir import arith, func, ir, memref, nvvm, scf
 from tilec.kernels.attributes import carry_over
 
 MARK = 1 << 32  # in a word: the lower half is a number's bits
@@ -49,7 +49,7 @@ def add_memory(
             with ir.InsertionPoint(call), call.location:
                 memory = {name: memref.AllocOp(type_, [], []) for name, type_ in types.items()}
                 if cleared:
-                    linalg.fill(mlir.constant(0, _i64()), outs=[memory[cleared].result])
+                    mlir.fill(mlir.constant(0, _i64()), memory[cleared].result)
                 if stays_clear:
                     memory[cleared].operation.attributes["tilec.stays_clear"] = ir.UnitAttr.get()
                 for symbol in symbols:

@@ -83,7 +83,7 @@ def _copy_of_fill(op: ir.Operation) -> None:
     if len(fills) != 1:
         raise InternalError(f"a block copies memory: {op}", "stage")
     with ir.InsertionPoint(op), op.location:
-        linalg.fill(fills[0].operands[0], outs=[target])
+        mlir.fill(fills[0].operands[0], target)
     op.erase()
 
 

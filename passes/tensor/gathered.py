@@ -145,7 +145,7 @@ def _reduction(reader: ir.Operation, made: ir.Operation, dims: list[int], subscr
     with made.location:
         state = ir.ShapedType(made.results[0].type).element_type
         empty = tensor.empty([sizes[d] for d in range(len(dims))], state)
-        start = linalg.fill(fill_value(mlir.outputs_of(made)[0]), outs=[empty])
+        start = mlir.fill(fill_value(mlir.outputs_of(made)[0]), empty)
         new, block = mlir.generic(
             [start.type], [v for v, _ in operands], [start],
             [*(mlir.projection(rank, read) for _, read in operands), mlir.projection(rank, range(len(dims)))],

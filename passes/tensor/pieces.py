@@ -184,7 +184,7 @@ class _Piece:
     def _output(self, value: ir.Value, dims: list[int]) -> ir.Value:
         shape = [self.extents[d] for d in dims if d in self.own]
         out, start = tensor.empty(shape, ir.ShapedType(value.type).element_type), fill_value(value)
-        return out if start is None or not self._reduces else linalg.fill(start, outs=[out])
+        return out if start is None or not self._reduces else mlir.fill(start, out)
 
     @property
     def _reduces(self) -> bool:

@@ -199,7 +199,7 @@ class _Tiler:
         target = self.slice(self.shared[result], dims) if result in self.shared else self.fresh(out, dims)
         owner = out.owner
         if not isinstance(owner, ir.Block) and owner.name == "linalg.fill":
-            return linalg.fill(owner.operands[0], outs=[target])
+            return mlir.fill(owner.operands[0], target)
         return target
 
     def fresh(self, value: ir.Value, dims: list[int]) -> ir.Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import keyword
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -102,15 +103,25 @@ def is_unit(text: str) -> bool:
     return True
 
 
-@lru_cache(maxsize=4096)
+_WORD = re.compile(rf"\b(?:\d[\d.]*e[-+]\d+|(?!(?:{'|'.join(keyword.kwlist)})\b)[\w.]+)")
+"""A name or a number: what does not matter to brackets."""
+
+
 def tidy(text: str) -> str:
     """A line without brackets that make no difference, but for those around a shift beside other operators on bits."""
     if (
-        re.search(r"[|^&] \(.* >> ", text)
+        not any(mark in text for mark in ("((", "= (", ", (", "[(", "if (", "+ ("))
         or "#" in text
-        or not any(mark in text for mark in ("((", "= (", ", (", "[(", "if (", "+ ("))
+        or re.search(r"[|^&] \(.* >> ", text)
     ):
         return text
+    words = iter(_WORD.findall(text))
+    return _WORD.sub(lambda _: next(words), _tidy(_WORD.sub("x", text)))
+
+
+@lru_cache(maxsize=4096)
+def _tidy(text: str) -> str:
+    """Lines of one form, which are many, are parsed once."""
     if text.endswith(":"):
         return ast.unparse(ast.parse(text + " pass")).partition(":\n")[0] + ":"
     return ast.unparse(ast.parse(text))

@@ -17,6 +17,7 @@ from tools.printed import code
 import tilec
 from tilec.core import coefficients
 from tilec.runtime.cuda.unroll import unroll
+from tilec.runtime.emit.index import tidy
 from tilec.runtime.emit.names import Names
 
 # Tensors and indices with the names of temporaries, of parts of the machine, of functions and types that kernels import.
@@ -230,3 +231,19 @@ def test_device_functions_of_one_name_are_two(rng):
     out = np.zeros((32, 32), np.float32)
     assert not any(cuda_emulator.run(result.emitted, list(inputs.values()), [out], MatrixIntrinsics))
     assert_within(text, inputs, [out], kind="cuda")
+
+
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("y = (a * 2) + f32(1e-05)", "y = a * 2 + f32(1e-05)"),
+        ("y = (b - (c.d - 1.5)) * -(e)", "y = (b - (c.d - 1.5)) * -e"),
+        ("if ((i_1 < 3) & (not (j >= 0.5))):", "if (i_1 < 3) & (not j >= 0.5):"),
+        ("y = f((a if (b < c) else d), (e))", "y = f(a if b < c else d, e)"),
+        ("y = a | (b >> (c + 1))", "y = a | (b >> (c + 1))"),
+    ],
+)
+def test_brackets_that_make_no_difference_are_not_printed(text, shown):
+    """Whatever lines of the same form with other names were printed before."""
+    assert tidy(re.sub(r"\b[a-e]\b", "other", text)) == re.sub(r"\b[a-e]\b", "other", shown)
+    assert tidy(text) == shown

@@ -104,8 +104,18 @@ def constant(value: int | float | bool, type_: ir.Type) -> ir.Value:
         value = int(value)
         if value >= 1 << (width - 1):  # signless: only the bits count
             value -= 1 << width
-        return arith.ConstantOp(type_, ir.IntegerAttr.get(type_, value)).result
-    return arith.ConstantOp(type_, ir.FloatAttr.get(type_, float(value))).result
+        attribute = ir.IntegerAttr.get(type_, value)
+    else:
+        attribute = ir.FloatAttr.get(type_, float(value))
+    return ir.Operation.create("arith.constant", [type_], attributes={"value": attribute}).result
+
+
+def fill(value: ir.Value, out: ir.Value) -> Any:
+    """`linalg.fill`, without the bindings' language for such operations, which takes ten times as long; its result for a tensor."""
+    results = [out.type] if isinstance(out.type, ir.RankedTensorType) else []
+    op = linalg.FillOp(results, [value], [out])
+    linalg.fill_builtin_region(op.operation)
+    return op.results[0] if results else None
 
 
 def definition(value: ir.Value) -> ir.Operation:
