@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -26,11 +27,20 @@ class Space:
     def parallelism(self) -> int:
         return prod(self.extents[d] for d in self.grid)
 
+    def of(self, nodes: list[Node]) -> Space:
+        """That of other nodes, which are alike."""
+        return Space(list(nodes), dict(zip(nodes, self.dims.values())), dict(self.extents), self.grid)
+
 
 def space_of(nodes: list[Node], graph: Graph) -> Space | str:
     """Unites the nodes' dimensions through the tensors between them; a text where two roles of one node collide."""
     if len(nodes) == 1:
         return _alone(nodes[0])
+    found = graph.once("space", nodes, partial(_united, nodes, graph)).result
+    return _united(nodes, graph) if isinstance(found, str) else found.of(nodes)  # a text names an operation
+
+
+def _united(nodes: list[Node], graph: Graph) -> Space | str:
     parent: dict[Dim, Dim] = {(n, d): (n, d) for n in nodes for d in range(len(n.extents))}
 
     def find(key: Any) -> Any:
