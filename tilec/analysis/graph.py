@@ -207,7 +207,8 @@ class Graph:
         """Of a value in this graph. `_made` has what makes each; and what this reads, if it is no node, such as a tensor in another
         shape."""
         if (found := self._numbers.get(value)) is None:
-            owner, maker, values = mlir.definition(value), self.producer.get(value), ()
+            owner, maker = mlir.definition(value), self.producer.get(value)
+            values: Sequence[ir.Value] = ()
             made: Hashable = maker is not None and "tilec.stored" in maker.op.attributes, maker is not None
             if maker is None and owner is not None:
                 structure, values = structure_of(owner)
