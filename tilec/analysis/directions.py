@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilec.analysis.alike import of_structure
 from tilec.analysis.graph import Node, dims_of
 from tilec.core import mlir
 from tilec.core.mlir import ir
@@ -77,6 +78,18 @@ def _windows_of(node: Node) -> dict[int, set[Window]]:
 def has_windows(node: Node) -> bool:
     """Whether neighbours meet along any dimension, in windows of a reduction."""
     return any(windows_of(node).values())
+
+
+@of_structure
+def steps_of_extracts(node: Node) -> list[tuple[int, list[list[int]]]]:
+    """The computed accesses of an operation: the number of the tensor among `node.outside`, and by how much each subscript grows
+    along each dimension (`step_inside`)."""
+    offset, dims, found = {v: n for n, v in enumerate(node.outside)}, range(len(node.extents)), []
+    for view in mlir.body_of(node.op).operations:
+        if view.operation.name == "tensor.extract" and len(view.operation.operands) > 1:
+            value, *subscripts = view.operation.operands
+            found.append((offset[value], [[step_inside(s, d) for d in dims] for s in subscripts]))
+    return found
 
 
 def step_inside(value: ir.Value, d: int) -> int:

@@ -122,7 +122,9 @@ class Graph:
         self._consumers: dict[Node, tuple[Node, ...]] = {}
         self._awaited: dict[Node, tuple[Node, ...]] = {}
         self._inlined: dict[Node, tuple[Node, ...]] = {}
-        self._made: dict[ir.Value, tuple[Hashable, tuple[ir.Value, ...]]] = {}
+        self._values: dict[Node, tuple[list[int], list[int]]] = {}
+        self._numbers: dict[ir.Value, int] = {}
+        self._made: list[tuple[Hashable, list[int]]] = []
 
     def in_order(self, nodes: Iterable[Node]) -> list[Node]:
         return sorted(nodes, key=self.position.__getitem__)
@@ -175,33 +177,45 @@ class Graph:
 
     def key(self, nodes: Sequence[Node]) -> Hashable:
         """Equal for nodes that are alike."""
-        inside, numbers, rows = set(nodes), dict[ir.Value, int](), list[Hashable]()
+        inside, numbers, rows = set(nodes), dict[int, int](), list[Hashable]()
 
-        def number_of(value: ir.Value) -> int:
+        def number_of(value: int) -> int:
             if (number := numbers.get(value)) is None:
-                made, values = self._made_by(value)
-                rows.append((made, tuple(map(number_of, values))))
+                made, values = self._made[value]
+                rows.append((made, tuple([number_of(v) for v in values])))
                 number = numbers[value] = len(numbers)
             return number
 
         for node in self._with_inlined(nodes):
-            read = tuple(map(number_of, node.outside))
-            leaving = tuple((self.is_result(r.value), self.leaves(r.value, inside)) for r in node.results)
+            outside, results = self._values_of(node)
+            read = tuple([number_of(v) for v in outside])
+            leaving = tuple([(self.is_result(r.value), self.leaves(r.value, inside)) for r in node.results])
             contraction = node.contraction is not None, node.vector_product is not None
             rows.append((node.structure, read, leaving, contraction, node.inlined, node.part, node in inside))
-            for r in node.results:
-                numbers[r.value] = len(numbers)
+            for v in results:
+                numbers[v] = len(numbers)
         return tuple(rows)
 
-    def _made_by(self, value: ir.Value) -> tuple[Hashable, tuple[ir.Value, ...]]:
-        """What makes a value that nodes read; and what this reads, if it is no node, such as a tensor in another shape."""
-        if (found := self._made.get(value)) is None:
-            owner, maker, values = mlir.definition(value), self.producer.get(value), ()
+    def _values_of(self, node: Node) -> tuple[list[int], list[int]]:
+        """The values that an operation uses from outside, and its results, as numbers: `key` asks for them often."""
+        if (found := self._values.get(node)) is None:
+            own = [self._number(v) for v in node.outside], [self._number(r.value) for r in node.results]
+            found = self._values[node] = own
+        return found
+
+    def _number(self, value: ir.Value) -> int:
+        """Of a value in this graph. `_made` has what makes each; and what this reads, if it is no node, such as a tensor in another
+        shape."""
+        if (found := self._numbers.get(value)) is None:
+            owner, maker = mlir.definition(value), self.producer.get(value)
+            values: Sequence[ir.Value] = ()
             made: Hashable = maker is not None and "tilec.stored" in maker.op.attributes, maker is not None
             if maker is None and owner is not None:
                 structure, values = structure_of(owner)
                 made = self.alike.number(structure)
-            found = self._made[value] = made, values
+            read = [self._number(v) for v in values]
+            found = self._numbers[value] = len(self._made)
+            self._made.append((made, read))
         return found
 
     def _with_inlined(self, nodes: Sequence[Node]) -> list[Node]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -26,9 +27,20 @@ class Space:
     def parallelism(self) -> int:
         return prod(self.extents[d] for d in self.grid)
 
+    def of(self, nodes: list[Node]) -> Space:
+        """That of other nodes, which are alike."""
+        return Space(list(nodes), dict(zip(nodes, self.dims.values())), dict(self.extents), self.grid)
+
 
 def space_of(nodes: list[Node], graph: Graph) -> Space | str:
     """Unites the nodes' dimensions through the tensors between them; a text where two roles of one node collide."""
+    if len(nodes) == 1:
+        return _alone(nodes[0])
+    found = graph.once("space", nodes, partial(_united, nodes, graph)).result
+    return _united(nodes, graph) if isinstance(found, str) else found.of(nodes)  # a text names an operation
+
+
+def _united(nodes: list[Node], graph: Graph) -> Space | str:
     parent: dict[Dim, Dim] = {(n, d): (n, d) for n in nodes for d in range(len(n.extents))}
 
     def find(key: Any) -> Any:
@@ -60,6 +72,12 @@ def space_of(nodes: list[Node], graph: Graph) -> Space | str:
     reduced = {dims[n][d] for n in nodes for d in n.reduced}
     shared = set.intersection(*(set(dims[n]) for n in nodes)) - reduced
     return Space(list(nodes), dims, extents, tuple(k for k in extents if k in shared))
+
+
+def _alone(node: Node) -> Space:
+    """The dimensions of one operation, which are its kernel's."""
+    dims = range(len(node.extents))
+    return Space([node], {node: tuple(dims)}, dict(zip(dims, node.extents)), tuple([d for d in dims if d not in node.reduced]))
 
 
 def _clash(nodes: list[Node], find: Callable[[Any], Any]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.space import Space
@@ -41,7 +42,8 @@ class Group:
     def time_us(self, graph: Graph, target: Target) -> float:
         """Predicted, before its tiles are chosen."""
         if self._time_us is None:
-            self._time_us = predict(work_of(self.nodes, graph, self.space, target), target).time_us
+            find = partial(work_of, self.nodes, graph, self.space, target)
+            self._time_us = graph.once("untiled", self.nodes, lambda: predict(find(), target).time_us).result
         return self._time_us
 
 

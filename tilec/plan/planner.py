@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from tilec.analysis.alike import Alike
@@ -44,7 +44,7 @@ from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Plan
 from tilec.plan.prepack import apply_packs, choose_packs
 from tilec.plan.recompute import of_joins, of_products, of_reads, plan_diagonals, plan_with
-from tilec.plan.split_reduction import apply_splits, choose_splits
+from tilec.plan.split_reduction import apply_splits, choose_splits, with_inlined
 from tilec.plan.unchosen import renamed, unchosen
 
 
@@ -66,6 +66,7 @@ def make_plan(
 class _Whole:
     """The kernels of a function as it is, before anything in it is split or packed."""
 
+    function: ir.Operation
     approximations: dict[ir.Operation, str]
     graph: Graph
     groups: list[Group]
@@ -75,7 +76,16 @@ class _Whole:
     def of(function: ir.Operation, target: Target, alike: Alike) -> _Whole:
         approximations = approximate_operations(function, target.kind)
         graph = _for_target(build_graph(function, approximations, alike), target)
-        return _Whole(approximations, graph, *group(graph, target))
+        return _Whole(function, approximations, graph, *group(graph, target))
+
+    @cached_property
+    def names_inlined(self) -> list[str]:
+        return [n.name for n in self.graph.nodes if n.inlined]
+
+    @cached_property
+    def inlined(self) -> ir.Operation:
+        """A copy of the function after inlining, from which each plan with splits or packs makes its own."""
+        return with_inlined(self.function, self.names_inlined)
 
 
 def _fitting_plan(
@@ -118,10 +128,11 @@ def _make_plan(
     packs, reasons = choose_packs(
         [g for g in groups if not any(s.name == n.name for s in splits for n in g.nodes)], graph, target
     )
-    before = [n.name for n in graph.nodes if n.inlined] if splits or packs else []
+    before = whole.names_inlined if splits or packs else []
     if splits or packs or fixed:
         if splits or packs:  # what `fuse` will make of it
-            function_then = apply_splits(function, splits, before)
+            function_then = whole.inlined.clone()
+            apply_splits(function_then, splits)
             apply_packs(function_then, packs)
             graph = _for_target(
                 build_graph(

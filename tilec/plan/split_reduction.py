@@ -162,15 +162,19 @@ def _divisor(extent: int, limit: int) -> int:
     return max(d for d in small | {extent // d for d in small} if d <= limit)
 
 
-def apply_splits(function: ir.Operation, splits: list[Split], inlined: list[str]) -> ir.Operation:
-    """A copy of the function with the splits carried out, after inlining as `fuse` does it. Planning continues on the copy."""
+def with_inlined(function: ir.Operation, inlined: list[str]) -> ir.Operation:
+    """A copy of the function after inlining as `fuse` does it."""
     copy = function.clone()
     for op in mlir.traverse(copy):
         if mlir.get_string(op, "tilec.name") in inlined:
             op.attributes["tilec.inline"] = ir.UnitAttr.get()
     inline_all(copy)
-    by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(copy) if mlir.is_generic(op)}
+    return copy
+
+
+def apply_splits(function: ir.Operation, splits: list[Split]) -> None:
+    """Carries the splits out, as `fuse` does it."""
+    by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}
     for s in splits:
         part, _ = split(by_name[s.name], s.dim, s.parts)
         part.attributes["tilec.part"] = ir.UnitAttr.get()
-    return copy

@@ -126,7 +126,7 @@ def fused_scan_results(view: View) -> list[ir.Value]:
 
 def refuse_look_back(view: View, lane: int) -> str | None:
     """Why warps and blocks cannot share the rows of this kernel; None if they can."""
-    if not allows_look_back(view.group.nodes, view.group.space) or view.reduced != [lane]:
+    if not allows_look_back(view.group.nodes, view.group.space) or view.reduced != (lane,):
         return "the rows have more operations than one scan and elementwise ones"
     (scan,) = [n for n in view.group.nodes if n.scan is not None]
     state = ir.ShapedType(list(scan.op.results)[-1].type).element_type

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, prod
 from typing import Any
 
-from tilec.analysis.directions import extract_directions, scattered_extracts
+from tilec.analysis.directions import extract_directions, scattered_extracts, steps_of_extracts
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.layout import Layout, make
 from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of
@@ -48,17 +49,22 @@ class View:
     pick: int = 0
     ordered: frozenset[ir.Value] = frozenset()
 
-    @property
-    def extents(self) -> list[int]:
-        return [self.kernel.extents[d] for d in range(len(self.kernel.extents))]
+    @cached_property
+    def extents(self) -> tuple[int, ...]:
+        return tuple([self.kernel.extents[d] for d in range(len(self.kernel.extents))])
 
-    @property
-    def reduced(self) -> list[int]:
-        return [d for d in range(len(self.extents)) if d not in self.kernel.grid]
+    @cached_property
+    def reduced(self) -> tuple[int, ...]:
+        return tuple([d for d in range(len(self.extents)) if d not in self.kernel.grid])
 
-    @property
-    def scanned(self) -> set[int]:
-        return {self.group.space.dims[n][n.scan] for n in self.group.nodes if n.scan is not None}
+    @cached_property
+    def scanned(self) -> frozenset[int]:
+        return frozenset(self.group.space.dims[n][n.scan] for n in self.group.nodes if n.scan is not None)
+
+    @cached_property
+    def reads(self) -> list[tuple[Node, ir.Value, Numbers]]:
+        """What operations read of global memory, and the bytes between neighbours along the dimensions where it is not the same."""
+        return list(_reads(self.group))
 
 
 def accesses(kernel: KernelPlan, g: Group, graph: Graph) -> tuple[Access, ...]:
@@ -82,6 +88,29 @@ def _accesses(kernel: KernelPlan, g: Group, graph: Graph) -> Iterator[Any]:
             dims = tuple(g.space.dims[node][d] for d in read.dims)
             if names := seen.pop(dims, []):
                 yield _access(g, node, value, read.dims, False, tuple(names))
+
+
+def _reads(g: Group) -> Iterator[tuple[Node, ir.Value, Numbers]]:
+    outside = set(inputs_of(g.nodes))
+    for node in g.nodes:
+        dims = g.space.dims[node]
+        for read in node.reads:
+            if read.value in outside:
+                yield node, read.value, _strides(read.value, [{dims[d]: 1} for d in read.dims])
+        for number, subscripts in steps_of_extracts(node):
+            value = node.outside[number]
+            yield node, value, _strides(value, [dict(zip(dims, steps)) for steps in subscripts])
+
+
+def _strides(value: ir.Value, subscripts: Sequence[Numbers]) -> Numbers:
+    """Bytes by which an access moves along each dimension that its subscripts grow along."""
+    shaped, found = ir.ShapedType(value.type), dict[int, int]()
+    stride = element_bytes(shaped.element_type)
+    for steps, extent in zip(reversed(subscripts), reversed(shaped.shape)):
+        for d, step in steps.items():
+            found[d] = found.get(d, 0) + step * stride
+        stride *= extent
+    return {d: moved for d, moved in found.items() if moved}
 
 
 def _access(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
 
+from tilec.analysis.alike import of_structure
 from tilec.analysis.directions import Window, windows_of
 from tilec.analysis.graph import Node
 from tilec.analysis.layout import Layout
@@ -190,6 +191,7 @@ def _instructions(accesses: float, windows: _Windows, vector: int) -> float:
     return accesses * (LOAD + vector * (windows.element < WORD))
 
 
+@of_structure
 def _arithmetic(node: Node) -> float:
     """Instructions of one element of a window, besides its load; a product and its sum are one."""
     body = [o.operation for o in mlir.body_of(node.op).operations]
