@@ -118,7 +118,7 @@ def apart(emitted: Emitted, gap: int, align: int = ALIGN) -> Emitted:
     temporaries, offset = [], gap
     for t in emitted.temporaries:
         offset = _up(offset + t.bytes, gap) - _up(t.bytes, align)
-        temporaries.append(replace(t, offset=offset))
+        temporaries.append(replace(t, offset=offset, within=None))
         offset = _up(offset + t.bytes, gap) + gap
     if temporaries:  # which nothing uses
         temporaries.append(Temporary(gap, offset - gap))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tilec.core.diagnostics import CallError
 from tilec.driver.executable import Executable
 from tilec.driver.recipe import Compiled, Recipe
+from tilec.runtime.program import Emitted
 
 if TYPE_CHECKING:
     from tilec.runtime.cpu.launch import CpuProgram
@@ -22,8 +23,8 @@ class CpuExecutable(Executable):
 
         self._loops = load_program(self.emitted)
 
-    def _part(self, compiled: Compiled) -> Executable:
-        part = super()._part(compiled)
+    def _part(self, emitted: Emitted, compiled: Compiled | None = None) -> Executable:
+        part = super()._part(emitted, compiled)
         part.__dict__.pop("program", None)
         return part
 

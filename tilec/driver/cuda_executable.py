@@ -10,6 +10,7 @@ from tilec.driver.executable import Executable
 from tilec.driver.recipe import Compiled, Recipe
 from tilec.runtime.cuda.launch import current_stream, stream_handle
 from tilec.runtime.cuda.program import DeviceProgram, Graph
+from tilec.runtime.program import Emitted
 
 
 class CudaExecutable(Executable):
@@ -29,9 +30,9 @@ class CudaExecutable(Executable):
         self._cubins: dict[str, Any] | None = None
         self._lock, self._compiling, self.runs = threading.Lock(), threading.Lock(), 0
 
-    def _part(self, compiled: Compiled) -> Executable:
+    def _part(self, emitted: Emitted, compiled: Compiled | None = None) -> Executable:
         _ = self.cubins
-        part = super()._part(compiled)
+        part = super()._part(emitted, compiled)
         assert isinstance(part, CudaExecutable)
         part._devices = {}
         return part

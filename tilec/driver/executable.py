@@ -14,7 +14,7 @@ from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import U8
 from tilec.driver.kernel import Kernel
 from tilec.driver.recipe import Compiled, Recipe
-from tilec.runtime.program import Step
+from tilec.runtime.program import Emitted, Step
 from tilec.runtime.segments import Cut, Segment, cut
 from tilec.runtime.temporaries import lodged
 
@@ -56,7 +56,7 @@ class Executable:
 
     def first(self, count: int) -> Executable:
         """The same executable with its first `count` steps only, to measure one kernel after another."""
-        return self._part(replace(self.compiled, emitted=replace(self.emitted, steps=self.emitted.steps[:count])))
+        return self._part(replace(self.emitted, steps=self.emitted.steps[:count]))
 
     def lodging(self, outputs: Collection[int]) -> Executable:
         """This, with temporaries in memory of results, too (`runtime/temporaries.py`): of those of these numbers, which are dense
@@ -64,7 +64,7 @@ class Executable:
         if not self.emitted.temporaries:
             return self
         sizes = {n: dtype.bytes * prod(shape) for n, (_, dtype, shape) in enumerate(self.outputs) if n in outputs}
-        return self._part(replace(self.compiled, emitted=lodged(self.emitted, sizes)))
+        return self._part(lodged(self.emitted, sizes))
 
     def cut(self, freed: Collection[int]) -> tuple[Cut, list[Executable]]:
         """The program's segments (`runtime/segments.py`), each as an executable. `freed`: inputs that are freed when the caller
@@ -76,16 +76,17 @@ class Executable:
         def part(segment: Segment) -> Executable:
             named = [*arrays, ("workspace", U8, (segment.workspace,))]
             given, made = (tuple(named[n] for n in numbers) for numbers in (segment.inputs, segment.outputs))
-            return self._part(replace(self.compiled, inputs=given, outputs=made, emitted=segment.emitted))
+            return self._part(segment.emitted, replace(self.compiled, inputs=given, outputs=made))
 
         found = cut(self.emitted, sizes[:inputs], sizes[inputs:], freed)
         return found, [part(s) for s in found.segments]
 
-    def _part(self, compiled: Compiled) -> Executable:
-        """An executable of some of the launches."""
+    def _part(self, emitted: Emitted, compiled: Compiled | None = None) -> Executable:
+        """An executable of some of the launches, or of other temporaries; `compiled` names its inputs and outputs."""
         part = copy.copy(self)
         part.__dict__.pop("steps", None)
-        part.compiled, part.emitted, part.outputs = compiled, compiled.emitted, compiled.outputs
+        part.emitted, part.compiled = emitted, compiled or self.compiled
+        part.outputs = part.compiled.outputs
         return part
 
     @property
