@@ -8,15 +8,16 @@ from dataclasses import replace
 from functools import cached_property
 from math import prod
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import U8
 from tilec.driver.kernel import Kernel
 from tilec.driver.recipe import Compiled, Recipe
 from tilec.runtime.program import Emitted, Step
-from tilec.runtime.segments import Cut, Segment, cut
-from tilec.runtime.temporaries import lodged
+
+if TYPE_CHECKING:
+    from tilec.runtime.segments import Cut, Segment
 
 
 class Executable:
@@ -63,12 +64,16 @@ class Executable:
         and no input's memory."""
         if not self.emitted.temporaries:
             return self
+        from tilec.runtime.temporaries import lodged
+
         sizes = {n: dtype.bytes * prod(shape) for n, (_, dtype, shape) in enumerate(self.outputs) if n in outputs}
         return self._part(lodged(self.emitted, sizes))
 
     def cut(self, freed: Collection[int]) -> tuple[Cut, list[Executable]]:
         """The program's segments (`runtime/segments.py`), each as an executable. `freed`: inputs that are freed when the caller
         lets them go."""
+        from tilec.runtime.segments import cut
+
         arrays, inputs = [*self.compiled.inputs, *self.outputs], len(self.compiled.inputs)
         sizes = [dtype.bytes * prod(shape) for _, dtype, shape in arrays]
         arrays += [(f"temporary {n}", U8, (t.bytes,)) for n, t in enumerate(self.emitted.temporaries)]
