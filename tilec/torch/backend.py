@@ -277,7 +277,7 @@ def _freed(piece: Piece, placeholders: Sequence[fx.Node], kind: str) -> list[int
     that nobody else has of a backward graph's inputs. None that something outside reads."""
     context = torch._guards.TracingContext.try_get() if kind == "backward" else None
     donated = getattr(getattr(context, "fw_metadata", None), "bw_donated_idxs", None) or ()
-    ours = {placeholders[n] for n in donated}
+    ours = {placeholders[n] for n in donated if n < len(placeholders)}
     inside = {n.meta.get("origin") for n in piece.graph.nodes}
     return [k for k, n in enumerate(piece.inputs) if (n in ours or n.op == "call_function") and inside.issuperset(n.users)]
 
