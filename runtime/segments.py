@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from tilec.runtime.program import Emitted, Slot, Step
-from tilec.runtime.temporaries import allocate
+from tilec.runtime.program import Emitted, Slot
+from tilec.runtime.temporaries import allocate, uses_of
 
 MOST = 8
 """Segments of a program: each is a call of its own for the host."""
@@ -71,7 +71,7 @@ class _Spans:
     """The bytes of arrays, and the first and the last step that each is in memory for."""
 
     def __init__(self, emitted: Emitted, inputs: Sequence[int], outputs: Sequence[int], freed: Collection[int]):
-        uses, end = _uses(emitted.steps), len(emitted.steps)
+        uses, end = uses_of(emitted.steps), len(emitted.steps)
         rows = [(inputs[n], -1, uses.get(Slot("input", n), (0, -1))[1], False) for n in freed]
         rows += [(size, uses.get(Slot("output", n), (0, 0))[0], end, False) for n, size in enumerate(outputs)]
         for n, t in enumerate(emitted.temporaries):
@@ -89,17 +89,8 @@ class _Spans:
         return int(self.bytes[here & ~own].sum() + change.cumsum().max())
 
 
-def _uses(steps: Sequence[Step]) -> dict[Slot, tuple[int, int]]:
-    """The first and the last step of each array."""
-    found: dict[Slot, tuple[int, int]] = {}
-    for position, step in enumerate(steps):
-        for slot in step.slots:
-            found[slot] = found.get(slot, (position, position))[0], position
-    return found
-
-
 def _segment(emitted: Emitted, inputs: int, outputs: int, begin: int, end: int) -> Segment:
-    uses, steps = _uses(emitted.steps), emitted.steps[begin:end]
+    uses, steps = uses_of(emitted.steps), emitted.steps[begin:end]
     starts = {"input": 0, "output": inputs, "temporary": inputs + outputs}
     given = [Slot("input", n) for n in range(inputs)] if begin == 0 else []
     made = [Slot("output", n) for n in range(outputs) if Slot("output", n) not in uses] if begin == 0 else []

@@ -21,6 +21,15 @@ class Host:
     until: int
 
 
+def uses_of(steps: Sequence[Step]) -> dict[Slot, tuple[int, int]]:
+    """The first and the last step of each array."""
+    found: dict[Slot, tuple[int, int]] = {}
+    for position, step in enumerate(steps):
+        for slot in step.slots:
+            found[slot] = found.get(slot, (position, position))[0], position
+    return found
+
+
 def allocate(
     sizes: Sequence[int], steps: Sequence[Step], lasting: Collection[int] = (), hosts: Sequence[Host] = ()
 ) -> tuple[Temporary, ...]:
@@ -30,13 +39,9 @@ def allocate(
     The largest first, each at the lowest offset that is free for as long as it lives. One that would make the workspace larger lies
     in the smallest of the `hosts` that has room for it.
     """
-    lives: dict[int, tuple[int, int]] = {}
-    for position, step in enumerate(steps):
-        for slot in step.slots:
-            if slot.kind == "temporary" and slot.number not in lasting:
-                lives[slot.number] = (lives.get(slot.number, (position, position))[0], position)
-    spans = np.array([lives.get(n, (0, len(steps))) for n in range(len(sizes))], np.int64).reshape(-1, 2)
-    first, last = spans.T
+    uses, always = uses_of(steps), (0, len(steps))
+    lives = [always if n in lasting else uses.get(Slot("temporary", n), always) for n in range(len(sizes))]
+    first, last = np.array(lives, np.int64).reshape(-1, 2).T
     offsets, ends = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
     areas = np.full(len(sizes), -1)  # 0 is the workspace, the others are hosts; -1 none yet
     workspace, by_size = 0, sorted(enumerate(hosts, 1), key=lambda host: host[1].bytes)
@@ -69,10 +74,8 @@ def allocate(
 def lodged(emitted: Emitted, outputs: Mapping[int, int]) -> Emitted:
     """The program with temporaries in memory of its results, too, as long as these are not written. `outputs`: numbers of those
     that are no input's memory, and how many bytes each has."""
-    hosts = []
-    for number, size in outputs.items():
-        slot = Slot("output", number)
-        if (begin := next((n for n, step in enumerate(emitted.steps) if slot in step.slots), None)) is not None:
-            hosts.append(Host(slot, size, begin))
+    uses = uses_of(emitted.steps)
+    results = ((Slot("output", number), size) for number, size in outputs.items())
+    hosts = [Host(slot, size, uses[slot][0]) for slot, size in results if slot in uses]
     lasting = [n for n, t in enumerate(emitted.temporaries) if t.stays_clear]
     return replace(emitted, temporaries=allocate([t.bytes for t in emitted.temporaries], emitted.steps, lasting, hosts))

@@ -166,6 +166,19 @@ def test_inference_is_one_call(made, monkeypatch):
     assert any(t.within is not None for one in found for t in one.emitted.temporaries)
 
 
+def test_equal_partitions_have_one_program(monkeypatch):
+    """It is loaded once, with temporaries in results as without."""
+    lodging, found = executable.Executable.lodging, []
+    monkeypatch.setattr(executable.Executable, "lodging", lambda *args: found.append(lodging(*args)) or found[-1])
+
+    model, x = layers(), torch.randn(32, 16)
+    with torch.no_grad():
+        for _ in range(3):
+            torch._dynamo.reset()
+            torch.testing.assert_close(compiled(model)(x), model(x))
+    assert len(found) == 3 and len({id(part) for part in found}) == 1
+
+
 def test_the_report_tells_what_is_spared(made):
     compiled(layers())(torch.randn(32, 16)).sum().backward()
     *_, backward = tilec.torch.report().graphs

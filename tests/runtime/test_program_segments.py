@@ -180,6 +180,7 @@ def test_an_executables_segments_run_one_after_another(native, most, monkeypatch
     op = tilec.compile(CHAIN, target="cpu")
     expected = op(*inputs)
     found, parts = op._latest.cut(range(3))
+    assert op._latest.cut([0, 1, 2])[1] is parts and op._latest.cut([1])[1] is not parts and parts[0]._parts == {}
     assert min(most, 3) <= len(parts) <= most and (most > 1 or found.segments[0].workspace)
     arrays = {n: a.copy() for n, a in enumerate(inputs)}
     for segment, part in zip(found.segments, parts):

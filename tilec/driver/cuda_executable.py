@@ -96,7 +96,8 @@ class CudaExecutable(Executable):
             with self._lock:
                 found = self._devices.get(device)
                 if found is None:
-                    found = DeviceProgram(self.emitted, self.cubins, self.steps, device, self.deferred_checks, self.begins)
+                    begins = self.emitted.begins(len(self.compiled.inputs), len(self.outputs))
+                    found = DeviceProgram(self.emitted, self.cubins, self.steps, device, self.deferred_checks, begins)
                     self._devices[device] = found
         return found
 

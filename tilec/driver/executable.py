@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import replace
 from functools import cached_property
 from math import prod
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import U8
@@ -19,12 +19,15 @@ from tilec.runtime.program import Emitted, Step
 if TYPE_CHECKING:
     from tilec.runtime.segments import Cut, Segment
 
+T = TypeVar("T")
+
 
 class Executable:
     """The parts that both backends share: names and shapes of results, and the kernels as `Op.kernels` shows them."""
 
     def __init__(self, recipe: Recipe):
         self.recipe, self.target = recipe, recipe.target
+        self._parts: dict[Hashable, Any] = {}
         self.deferred_checks = False  # whether a later call raises a GPU's failed run-time check
         self.compiled = recipe.compiled()
         self.emitted, self.outputs = self.compiled.emitted, self.compiled.outputs
@@ -62,12 +65,14 @@ class Executable:
     def lodging(self, outputs: Collection[int]) -> Executable:
         """This, with temporaries in memory of results, too (`runtime/temporaries.py`): of those of these numbers, which are dense
         and no input's memory."""
-        if not self.emitted.temporaries:
-            return self
         from tilec.runtime.temporaries import lodged
 
-        sizes = {n: dtype.bytes * prod(shape) for n, (_, dtype, shape) in enumerate(self.outputs) if n in outputs}
-        return self._part(lodged(self.emitted, sizes))
+        def part() -> Executable:
+            sizes = {n: dtype.bytes * prod(shape) for n, (_, dtype, shape) in enumerate(self.outputs) if n in outputs}
+            found = lodged(self.emitted, sizes)
+            return self if found == self.emitted else self._part(found)
+
+        return self._once(("lodging", *outputs), part)
 
     def cut(self, freed: Collection[int]) -> tuple[Cut, list[Executable]]:
         """The program's segments (`runtime/segments.py`), each as an executable. `freed`: inputs that are freed when the caller
@@ -83,23 +88,26 @@ class Executable:
             given, made = (tuple(named[n] for n in numbers) for numbers in (segment.inputs, segment.outputs))
             return self._part(segment.emitted, replace(self.compiled, inputs=given, outputs=made))
 
-        found = cut(self.emitted, sizes[:inputs], sizes[inputs:], freed)
-        return found, [part(s) for s in found.segments]
+        def parts() -> tuple[Cut, list[Executable]]:
+            found = cut(self.emitted, sizes[:inputs], sizes[inputs:], freed)
+            return found, [part(s) for s in found.segments]
+
+        return self._once(("cut", *freed), parts)
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What was made for the key before, or is now: partitions of equal text have one executable, and load its kernels once."""
+        if (found := self._parts.get(key)) is None:
+            found = self._parts.setdefault(key, make())
+        return found
 
     def _part(self, emitted: Emitted, compiled: Compiled | None = None) -> Executable:
         """An executable of some of the launches, or of other temporaries; `compiled` names its inputs and outputs."""
         part = copy.copy(self)
         part.__dict__.pop("steps", None)
+        part._parts = {}
         part.emitted, part.compiled = emitted, compiled or self.compiled
         part.outputs = part.compiled.outputs
         return part
-
-    @property
-    def begins(self) -> list[int]:
-        """`Emitted.begins`; none where all temporaries lie in the workspace."""
-        if all(t.within is None for t in self.emitted.temporaries):
-            return []
-        return self.emitted.begins(len(self.compiled.inputs), len(self.outputs))
 
     @cached_property
     def steps(self) -> tuple[tuple[Step, Any], ...]:

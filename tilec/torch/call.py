@@ -251,18 +251,15 @@ def bind(
     made = [(r.made, row_major(r.made)) if k in remade else (r.shape, r.strides) for k, r in enumerate(results)]
     outputs = [(dtype, *how) for (_, dtype, _), how in zip(built.outputs, made)]
     empty = empty_strided(device)
-    new: list[Callable[[], Any] | int] = [partial(empty, *how, r.dtype) for how, r in zip(made, results)]
+    fresh = [partial(empty, *how, r.dtype) for how, r in zip(made, results)]
     numbers = [a.number for a in arguments]
     if freed is not None and not (into or gapped or remade or _checks(built)):
         read = [k for k, n in enumerate(numbers) if n in freed]
-        of_bytes = lambda n: partial(empty, (n,), (1,), torch.uint8)  # noqa: E731
-        fresh = [each for each in new if not isinstance(each, int)]
-        found = segments.prepare(built, device, written.given, numbers, inputs, outputs, fresh, of_bytes, read, otherwise)
+        found = segments.prepare(built, device, written.given, numbers, inputs, outputs, fresh, empty, read, otherwise)
         if found is not None:
             return found
     shared = {k: n for k, n in into.items() if n not in numbers or built.emitted.may_share(numbers.index(n), k)}
-    for k, number in shared.items():
-        new[k] = number
+    new = [shared.get(k, make) for k, make in enumerate(fresh)]
     built = built.lodging([k for k in range(len(new)) if k not in into])
     fast = fast_call.prepare(built, device, written.given, numbers, inputs, outputs, new, otherwise)
     if fast is not None and len(shared) < len(into):

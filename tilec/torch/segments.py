@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -77,11 +78,11 @@ def _misfit(*values: Any) -> NoReturn:
 
 def prepare(
     built: Executable, device: str | int, values: int, takes: Sequence[int], inputs: Sequence[Strided], outputs: Sequence[Strided],
-    new: Sequence[New], bytes_: Callable[[int], New], freed: Collection[int], whole: Callable,
+    new: Sequence[New], empty: Callable[..., torch.Tensor], freed: Collection[int], whole: Callable,
 ) -> Segmented | None:  # fmt: skip
-    """A program's segments as a function of so many values; all else is as in `fast_call.prepare`. `bytes_(n)` allocates so many
-    bytes. `freed`: inputs that are freed when they are let go. None where machine code cannot call them, or where there is one
-    segment without a workspace, which is the program itself."""
+    """A program's segments as a function of so many values; all else is as in `fast_call.prepare`. `empty` allocates tensors of a
+    shape, strides and a type. `freed`: inputs that are freed when they are let go. None where machine code cannot call them, or
+    where there is one segment without a workspace, which is the program itself."""
     cut, parts = built.cut(freed)
     if len(parts) == 1 and not cut.segments[0].workspace:
         return None
@@ -91,7 +92,8 @@ def prepare(
         named = [*zip(segment.inputs, part.compiled.inputs), *zip(segment.outputs, part.outputs)]
         how = [lies[n] if n < len(lies) else (U8, shape, (1,)) for n, (_, _, shape) in named]
         made = [
-            new[n - count] if n < len(lies) else bytes_(shape[0]) for n, (_, _, shape) in zip(segment.outputs, part.outputs)
+            new[n - count] if n < len(lies) else partial(empty, shape, (1,), torch.uint8)
+            for n, (_, _, shape) in zip(segment.outputs, part.outputs)
         ]
         given = len(segment.inputs)
         number, numbers = (given, range(given)) if calls else (values, takes)
