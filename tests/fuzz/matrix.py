@@ -6,6 +6,7 @@ vary: types, layouts, sizes around the edges of tiles, masks, biases, casts, sca
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
@@ -54,6 +55,7 @@ class _Maker:
         return f"{name}[{', '.join(order)}]"
 
     def case(self, results: str) -> Case:
+        results = self._stacked(results) if self.draw.chance(12) else results
         given = ", ".join(f"{n}: {t}[{', '.join(map(str, s))}]" for n, (t, s) in self.inputs.items())
         body = "\n".join(f"    {line}" for line in self.lines)
         rng, arrays = np.random.default_rng(self.draw.below(1 << 16)), {}
@@ -68,6 +70,24 @@ class _Maker:
             else:  # numbers of segments, lengths, rows
                 arrays[name] = rng.integers(0, max(self.sizes) // 4, shape).astype(dtype.numpy)
         return Case(f"op f({given}) -> ({results}) {{\n{body}\n}}", {}, arrays)
+
+
+    def _stacked(self, results: str) -> str:
+        """The first result with a further index, as of `stack` and `expand`."""
+        name, dtype, sizes, others = re.fullmatch(r"(\w+): (\w+)\[(.*?)\](.*)", results).groups()
+        indices, shape = [f"x{n}" for n in range(sizes.count(",") + 1)], sizes.split(", ")
+        value = f"{name}[{', '.join(indices)}]"
+        at = next(n for n, line in enumerate(self.lines) if line.startswith(f"{name}["))
+        if " where " not in self.lines[at]:  # a result's shape tells ranges
+            own = self.lines[at][len(name) + 1 : self.lines[at].index("]")].split(", ")
+            self.lines[at] += " where " + ", ".join(f"{i} in 0:{n}" for i, n in zip(own, shape))
+        place, count = self.draw.below(len(shape) + 1), self.draw.pick(2, 1, 3)
+        indices.insert(place, "c")
+        shape.insert(place, str(count))
+        value = self.draw.pick(value, f"({value} if c < 1 else 2 * {value})", f"({value} if c == 1 else f32(c))")
+        ranges = ", ".join(f"{i} in 0:{n}" for i, n in zip(indices, shape))
+        self.lines.append(f"z0[{', '.join(indices)}] = {value} where {ranges}")
+        return f"z0: {dtype}[{', '.join(shape)}]{others}"
 
 
 def drawn_matrix_case(draw: Choices, large: bool = False) -> Case:

@@ -149,16 +149,17 @@ class Chain:
         return Expr("constant", key=number) if x.op == "total" and x.key == self.scores.number else None
 
 
-def read_chain(reader: Reader, outputs: Iterable[Expr], rows: Iterable[int] | None = None) -> Chain | str:
-    """The contraction chain that computes `outputs`, as read by `reader`; or the reason why there is none. `rows`: the dimensions
-    of rows, where these are known: of a dimension of the batch, a block has one element, which a factor may be read without."""
+def read_chain(reader: Reader, outputs: Iterable[Iterable[int]], rows: Iterable[int] | None = None) -> Chain | str:
+    """The contraction chain that computes results, as read by `reader`; or the reason why there is none. `outputs` has the kernel
+    dimensions of each result that leaves the kernel, but for those of one element. `rows`: the dimensions of rows, where these are
+    known: of a dimension of the batch, a block has one element, which a factor may be read without."""
     try:
-        return _chain(reader, list(outputs), rows if rows is None else {*rows})
+        return _chain(reader, [{*dims} for dims in outputs], rows if rows is None else {*rows})
     except Unreadable as error:
         return str(error)
 
 
-def _chain(reader: Reader, outputs: list[Expr], known: Set[int] | None) -> Chain:
+def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> Chain:
     shared = {d for t in reader.totals for d in t.dims if any(d in other.reduced for other in reader.totals)}
     if len(shared) != 1:
         raise Unreadable("there is no single index that one contraction makes and the other sums over")
@@ -207,9 +208,11 @@ def _chain(reader: Reader, outputs: list[Expr], known: Set[int] | None) -> Chain
     carried_dims = {d for c in online.carried for d in c.total.dims}
     if not carried_dims <= {*batch, *rows, *columns} or (values and values.dims - {*batch, *granules, *columns, between}):
         raise Unreadable(f"{last.name} has indices that {scores.name} does not have")
-    for output in outputs:
-        if between in output.dims:
+    for dims in outputs:
+        if between in dims:
             raise Unreadable(f"the result of {scores.name} is stored, element by element")
+        if not dims <= {*batch, *rows, *columns}:
+            raise Unreadable(f"a result has indices that {last.name} does not have")
     column = next(iter(columns), None)
     tiled = {*rows, between, *(d for t in made for d in t.reduced), *columns}
     firsts = []

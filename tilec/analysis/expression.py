@@ -161,14 +161,16 @@ class Reader:
 
     def result(self, operation: ir.Operation, number: int, dims: Dims | None = None) -> Expr:
         """One result of an operation of the kernel, at its own dimensions."""
-        own = self.dims[operation]
-        out = mlir.maps_of(operation)[len(mlir.inputs_of(operation)) + number]
-        made_at = tuple(own[d] for d in mlir.map_dims(out))
-        if dims is not None and dims != made_at:
+        if dims is not None and dims != self.result_dims(operation, number):
             raise Unreadable(f"{_name(operation)} is read at other subscripts than it is computed at")
         if (operation, number) not in self._known:
-            self._known[operation, number] = self._read(operation, number, own)
+            self._known[operation, number] = self._read(operation, number, self.dims[operation])
         return self._known[operation, number]
+
+    def result_dims(self, operation: ir.Operation, number: int) -> Dims:
+        """The kernel dimensions of one result of an operation of the kernel, in the order of its tensor's."""
+        out = mlir.maps_of(operation)[len(mlir.inputs_of(operation)) + number]
+        return tuple(self.dims[operation][d] for d in mlir.map_dims(out))
 
     def checks(self, operation: ir.Operation) -> Iterator[tuple[Expr, str]]:
         """Conditions of an operation's run-time checks, with the message of each."""

@@ -172,7 +172,10 @@ def chain_of(nodes: list[Node], space: Space, graph: Graph) -> Chain | str:
     dims = {n.op: space.dims[n] for n in nodes}
     reader = Reader(dims, partial(graph.maker_in, nodes), computed=True)
     try:
-        outputs = [reader.result(*made) for v in outputs_of(nodes, graph) if (made := graph.maker_in(nodes, v))]
+        outputs = []
+        for made in filter(None, (graph.maker_in(nodes, v) for v in outputs_of(nodes, graph))):
+            reader.result(*made)
+            outputs.append([d for d in reader.result_dims(*made) if space.extents[d] > 1])
         checks = [condition for n in nodes for condition, _ in reader.checks(n.op)]
     except Unreadable as error:
         return str(error)

@@ -189,16 +189,16 @@ class ChainBlock:
         self.outputs = []
         for value, (op, n) in made.items():
             if not is_local(value):
-                output_dims = tuple(dims[op][d] for d in mlir.map_dims(mlir.maps_of(op)[len(mlir.inputs_of(op)) + n]))
-                self.outputs.append(Output(reader.result(op, n), mlir.outputs_of(op)[n], output_dims))
-        chain = read_chain(reader, [o.value for o in self.outputs], self.options.rows)
+                self.outputs.append(Output(reader.result(op, n), mlir.outputs_of(op)[n], reader.result_dims(op, n)))
+        self.sizes: dict[int, int] = {}
+        for op in generics:
+            self.sizes |= zip(dims[op], mlir.extents_of(op))
+        stored = [[d for d in o.dims if self.sizes[d] != 1] for o in self.outputs]
+        chain = read_chain(reader, stored, self.options.rows)
         if not isinstance(chain, Chain):
             raise InternalError(f"the kernel is no chain of two contractions: {chain}", "map", str(self.function))
         self.chain = chain
         self.checks = list(dict.fromkeys(check for op in generics for check in reader.checks(op)))
-        self.sizes: dict[int, int] = {}
-        for op in generics:
-            self.sizes |= zip(dims[op], mlir.extents_of(op))
         for output in self.outputs:  # at the edge of the grid a block has fewer rows
             for n, d in enumerate(output.dims):
                 if self.sizes[d] == mlir.DYNAMIC:

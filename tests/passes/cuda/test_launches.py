@@ -7,6 +7,7 @@ import tomllib
 import numpy as np
 import pytest
 from conftest import assert_within
+from fuzz.matrix import machine
 from tools import cuda_emulator
 from tools.cuda_kernels import compiled
 from tools.emulation import emulate
@@ -23,6 +24,7 @@ from tilec.passes.cuda import launches as passes
 from tilec.plan.report.explain import explain
 from tilec.plan.schedule.read import parse_schedule
 from tilec.plan.schedule.write import write_schedule
+from tilec.semantics.interpreter import interpret
 
 SEVERAL = """\
 op f(x: f32[M, N], u: f32[K], q: f32[2, 2048], at: i32[1]) -> (s: f32[M], v: f32[K], m: f32[2], p: i32) {
@@ -67,6 +69,16 @@ def test_kernels_of_which_none_reads_another_share_a_launch():
     text = explain(result.plan, special)
     assert f"launch {step.planned}: " in text and "in 4 launches" in text and "4 in 1 launch" in text
     assert "launched     f_v with f_s: " in text
+
+
+def test_a_copy_that_changes_nothing_leaves_its_launch():
+    """A factor of one row is packed in the order in which it lies."""
+    text = "op f(a: bf16[1, 16], w: bf16[16, 1]) -> (y: f32[16, 16]) {\n y[i, j] = sum[k](a[k, i] * w[j, k])\n}"
+    inputs = {"a": np.arange(16, dtype=np.float32)[None], "w": np.ones((16, 1), np.float32)}
+    inputs = {name: a.astype(DTYPES["bf16"].numpy) for name, a in inputs.items()}
+    _, result = lowered(text, None, inputs, target=machine("wgmma"))
+    assert launched(result) == [{"f_y_left", "f_y_right"}] and len(result.emitted.steps) == 2
+    assert_within(text, inputs, interpret(result.texts["map"], list(inputs.values())), kind="cuda")
 
 
 @pytest.mark.parametrize("sizes", [(3, 1024, 300), (1, 7, 1), pytest.param((130, 33, 513), marks=pytest.mark.slow)])
