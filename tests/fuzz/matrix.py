@@ -71,7 +71,6 @@ class _Maker:
                 arrays[name] = rng.integers(0, max(self.sizes) // 4, shape).astype(dtype.numpy)
         return Case(f"op f({given}) -> ({results}) {{\n{body}\n}}", {}, arrays)
 
-
     def _stacked(self, results: str) -> str:
         """The first result with a further index, as of `stack` and `expand`."""
         name, dtype, sizes, others = re.fullmatch(r"(\w+): (\w+)\[(.*?)\](.*)", results).groups()
