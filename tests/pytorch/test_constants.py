@@ -9,11 +9,22 @@ torch = pytest.importorskip("torch")
 from tools.pytorch import assert_agrees  # noqa: E402
 
 import tilec.torch  # noqa: E402
-from tilec.torch.constants import _pattern  # noqa: E402
+from tilec.torch import constants  # noqa: E402
+from tilec.torch.constants import patterns  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
 F = torch.nn.functional
+
+
+def pattern_of(value):
+    """As of an operation of a graph that gives this value."""
+    graph = torch.fx.Graph()
+    node = graph.call_function(torch.ops.aten.full.default, ((), 0))
+    node.meta["val"] = value
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "_evaluated", lambda node, read, shape: value)
+        return patterns([node]).get(node)
 
 
 @pytest.mark.parametrize(
@@ -27,10 +38,12 @@ F = torch.nn.functional
         (torch.ones(2, 2, dtype=torch.bool), True, (0, 0)),
         (torch.full((3,), float("-inf")), float("-inf"), (0,)),
         (torch.arange(2**62, 2**62 + 3), 2**62, (1,)),
+        (torch.arange(100, 203).to(torch.uint8), 100, (1,)),
+        (torch.full((5,), 200, dtype=torch.uint8), 200, (0,)),
     ],
 )
 def test_patterns(value, first, steps):
-    found = _pattern(value)
+    found = pattern_of(value)
     assert (found.first, found.steps, found.shape, found.dtype) == (first, steps, tuple(value.shape), value.dtype)
 
 
@@ -44,14 +57,39 @@ def test_patterns(value, first, steps):
         torch.tensor([float("nan"), 1.0]),
         torch.tensor([1.0, float("nan")]),
         torch.tensor([0.0, -0.0]),
+        torch.arange(9).index_fill(0, torch.tensor([4]), 5),
+        torch.tensor([100, 50, 0, -50, -100, 106], dtype=torch.int8),  # after 127 comes -128
+        torch.zeros(9, dtype=torch.bool).index_fill(0, torch.tensor([1]), True),
     ],
 )
 def test_what_has_no_pattern(value):
-    assert _pattern(value) is None
+    assert pattern_of(value) is None
 
 
 def test_a_tensor_of_nans_is_one_number():
-    assert _pattern(torch.full((2,), float("nan"))).steps == (0,)
+    assert pattern_of(torch.full((2,), float("nan"))).steps == (0,)
+
+
+def test_few_elements_are_computed_and_once(monkeypatch):
+    """For the cut into partitions, whose findings the text of a partition has, too. Here all elements of positions alone."""
+    computed = []
+    evaluated = constants._evaluated
+
+    def noting(node, read, shape):
+        computed.append((node.name, shape))
+        return evaluated(node, read, shape)
+
+    monkeypatch.setattr(constants, "_evaluated", noting)
+
+    def near(x):
+        i = torch.arange(24)
+        return torch.where((i[:, None] - i).abs() < 5, x, 0.0)
+
+    assert_agrees(near, torch.randn(24, 24))
+    assert {name for name, shape in computed if 24 in shape} >= {"arange"}
+    assert {name for name, shape in computed if shape == (24, 24)} == {"sub"}  # it is a pattern
+    assert {name for name, shape in computed if shape == (5, 5)} == {"sub", "abs_1", "lt"}
+    assert len(computed) == len(set(computed))
 
 
 def masked(q, k, v, w):

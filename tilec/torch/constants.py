@@ -21,6 +21,7 @@ from tilec.torch.program import Tensor, constant
 
 MOST = 1 << 20  # elements of what is evaluated
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 CONSTANTS = {
     *(
         f"aten::{n}"
@@ -29,6 +30,9 @@ CONSTANTS = {
     "prims::iota",
 }
 """What is computed from numbers alone."""
+FILLED = {"aten::full_like", "aten::zeros_like", "aten::ones_like"}
+ELEMENTWISE = {"aten::_to_copy", "aten::clone", *FILLED}
+"""Elementwise operations that PyTorch does not mark as such. The filled ones read nothing of their argument's elements."""
 
 
 Ends = tuple[Any, Any]
@@ -72,22 +76,96 @@ class Pattern:
         return Tensor("", self.shape, dtype, formula=lambda i: text(affine(i)), affine=affine)
 
 
+@dataclass(frozen=True)
+class _Finding:
+    """What was found about a node: the fake tensor that it had then, whether its elements are known, and their pattern."""
+
+    like: torch.Tensor
+    known: bool
+    pattern: Pattern | None
+
+
+FINDING = "finding"  # in a node's `meta`, and in that of its copies in the graphs of partitions
+
+
 def patterns(nodes: Iterable[fx.Node]) -> dict[fx.Node, Pattern]:
-    """The patterns of what operations give that read nothing but each other's results, where these are not large."""
-    values, found = dict[fx.Node, torch.Tensor](), dict[fx.Node, Pattern]()
+    """The patterns of what operations give that read nothing but each other's results, where these are not large. Each is looked
+    for once: elements are as many as a model's positions squared."""
+    asked = [n for n in nodes if _is_known(n)]
+    if not all(isinstance(f := n.meta.get(FINDING), _Finding) and f.like is n.meta["val"] for n in asked):
+        _find(asked)
+    found, known = dict[fx.Node, Pattern](), set[fx.Node]()
+    for node in asked:
+        finding = node.meta[FINDING]
+        if all(n in known or n in found for n in node.all_input_nodes):  # no input of a partition
+            if finding.known:
+                known.add(node)
+            if finding.pattern is not None:
+                found[node] = finding.pattern
+    return found
+
+
+def _find(nodes: Iterable[fx.Node]) -> None:
+    elements, found = _Elements(), dict[fx.Node, Pattern]()
     with _disable_current_modes(), torch.no_grad():
         for node in nodes:
-            if not _is_known(node):
-                continue
-            pattern = None
+            known, pattern = False, None
             if node.meta["val"].numel() > MOST:
                 pattern = _followed(node, found)
-            elif _reads_known(node, values) and (value := _evaluated(node, values)) is not None:
-                values[node] = value
-                pattern = _pattern(value)
+            elif elements.know(node):
+                known, pattern = True, _pattern(elements, node)
             if pattern is not None:
                 found[node] = pattern
-    return found
+            node.meta[FINDING] = _Finding(node.meta["val"], known, pattern)
+
+
+class _Elements:
+    """Elements of what is computed from numbers alone. A few of each are computed at once, and all where these leave a question, or
+    where another operation than an elementwise one reads them: all of a model's positions squared take PyTorch's threads."""
+
+    def __init__(self) -> None:
+        self.few, self.all = dict[fx.Node, torch.Tensor](), dict[fx.Node, torch.Tensor]()
+
+    def know(self, node: fx.Node) -> bool:
+        """Whether it reads nothing but what is known, and can be computed now."""
+        read = node.all_input_nodes
+        if not all(n in self.few for n in read) or not (read or node.target._schema.name in CONSTANTS):
+            return False
+        if _is_elementwise(node):
+            shape = tuple(len(some(n)) for n in node.meta["val"].shape)
+            value = _evaluated(node, self.few.__getitem__, shape)
+        elif (value := self.whole(node)) is not None:
+            for d, n in enumerate(value.shape):
+                value = value.index_select(d, torch.tensor(some(n)))
+        if value is not None:
+            self.few[node] = value
+        return value is not None
+
+    def whole(self, node: fx.Node) -> torch.Tensor | None:
+        """All elements of what is known, unless they cannot be computed."""
+        if node not in self.all:
+            pending = [node]
+            while pending:
+                n, shape = pending[-1], tuple(pending[-1].meta["val"].shape)
+                if n.target._schema.name in FILLED:
+                    value = self.few[n].flatten()[0].expand(shape)
+                elif missing := [m for m in n.all_input_nodes if m not in self.all]:
+                    pending += missing
+                    continue
+                elif (value := _evaluated(n, self.all.__getitem__, shape)) is None:
+                    return None
+                self.all[pending.pop()] = value
+        return self.all[node]
+
+
+def some(extent: int) -> list[int]:
+    """A few positions of a dimension, the first two and the last among them."""
+    return sorted({0, min(1, extent - 1), extent // 3, extent * 2 // 3, extent - 1})
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    """Whether an element of the result is computed from those at its position."""
+    return torch.Tag.pointwise in node.target.tags or node.target._schema.name in ELEMENTWISE
 
 
 def _is_known(node: fx.Node) -> bool:
@@ -99,11 +177,6 @@ def _is_known(node: fx.Node) -> bool:
     if torch.Tag.nondeterministic_seeded in node.target.tags or not isinstance(made, torch.Tensor):
         return False
     return all(isinstance(n, int) for n in made.shape) and made.numel() > 0 and not made.is_complex()
-
-
-def _reads_known(node: fx.Node, found: Mapping[fx.Node, Any]) -> bool:
-    read = node.all_input_nodes
-    return all(n in found for n in read) and (bool(read) or node.target._schema.name in CONSTANTS)
 
 
 def _followed(node: fx.Node, found: Mapping[fx.Node, Pattern]) -> Pattern | None:
@@ -136,30 +209,43 @@ def _shows(schema: Any) -> bool:
     return schema.name == "aten::clone" or any(r.alias_info is not None for r in schema.returns)
 
 
-def _evaluated(node: fx.Node, found: Mapping[fx.Node, torch.Tensor]) -> torch.Tensor | None:
-    args, kwargs = fx.map_arg((node.args, node.kwargs), found.__getitem__)
+def _evaluated(node: fx.Node, value_of: Callable[[fx.Node], torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor | None:
+    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
     if "device" in kwargs:
         kwargs = {**kwargs, "device": torch.device("cpu")}
     try:
         value = node.target(*args, **kwargs)
     except Exception:  # it is computed where the graph is run, and fails there
         return None
-    like = node.meta["val"]
-    return value if value.shape == like.shape and value.dtype == like.dtype else None
+    return value if value.shape == shape and value.dtype == node.meta["val"].dtype else None
 
 
-def _pattern(value: torch.Tensor) -> Pattern | None:
-    """The pattern of these values, if they have one."""
-    shape, corner = tuple(value.shape), value[(0,) * value.dim()]
-    made = lambda steps: Pattern(shape, value.dtype, corner.item(), tuple(steps))  # noqa: E731
-    bits = value.contiguous().view(BITS[value.itemsize])  # zeros have signs, and a NaN is not itself
-    if bool((bits == bits[(0,) * value.dim()]).all()):
-        return made([0] * value.dim())
-    if value.is_floating_point() or value.dtype == torch.bool:
+def _pattern(elements: _Elements, node: fx.Node) -> Pattern | None:
+    """The pattern of a node's elements, if they have one. Most have none, as a few of them show."""
+    few, shape, dtype = elements.few[node], tuple(node.meta["val"].shape), node.meta["val"].dtype
+    corner, numbers = (0,) * len(shape), _numbers(few).long()
+    first = int(numbers[corner])
+    steps = [int(numbers[(*corner[:d], min(1, n - 1), *corner[d + 1 :])]) - first for d, n in enumerate(shape)]
+    if any(steps) and dtype not in INTEGERS:
         return None
-    steps, grown = [], torch.full_like(value, corner.item())
-    for d, extent in enumerate(shape):
-        steps.append(int(value.select(d, min(1, extent - 1))[(0,) * (value.dim() - 1)]) - int(corner))
-        along = torch.arange(extent, dtype=value.dtype) * steps[-1]
-        grown = grown + along.view([extent if e == d else 1 for e in range(value.dim())])
-    return made(steps) if bool((grown == value).all()) else None
+    if not bool((_grown(first, steps, [torch.tensor(some(n)) for n in shape]) == numbers).all()):
+        return None
+    if node.target._schema.name not in FILLED:
+        grown, value = _grown(first, steps, list(map(torch.arange, shape))), elements.whole(node)
+        if value is None or not bool((grown == _numbers(value)).all()):
+            return None
+    return Pattern(shape, dtype, few[corner].item(), tuple(steps))
+
+
+def _numbers(value: torch.Tensor) -> torch.Tensor:
+    """The elements, or their bits: zeros have signs, and a NaN is not itself."""
+    return value if value.dtype in INTEGERS else value.contiguous().view(BITS[value.itemsize])
+
+
+def _grown(first: int, steps: Sequence[int], positions: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What grows evenly from `first`, at these positions of each dimension."""
+    made = torch.full((1,) * len(steps), first)
+    for d, (step, along) in enumerate(zip(steps, positions)):
+        if step:
+            made = made + (along * step).view([-1 if e == d else 1 for e in range(len(steps))])
+    return made
