@@ -15,7 +15,8 @@ from torch.testing._internal.optests import aot_autograd
 from tests.pytorch.agreement import CRASHED, SKIPPED, WRONG, Outcome, counted
 from tests.pytorch.samples import Case
 from tilec.torch import reports
-from tilec.torch.backend import compilers, tracing
+from tilec.torch.aot import tracing
+from tilec.torch.backend import compilers
 from tilec.torch.options import Options
 
 

@@ -9,13 +9,11 @@ torch = pytest.importorskip("torch")
 from functorch.compile import make_boxed_func  # noqa: E402
 from tools import chains  # noqa: E402
 from tools.lowering import planned  # noqa: E402
-from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
-from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from tilec.core.diagnostics import Source  # noqa: E402
 from tilec.core.targets import load  # noqa: E402
-from tilec.torch import backend, call, random_numbers, recompute  # noqa: E402
+from tilec.torch import aot, backend, call, random_numbers, recompute  # noqa: E402
 from tilec.torch.layout import layout  # noqa: E402
 from tilec.torch.options import Options  # noqa: E402
 
@@ -42,11 +40,8 @@ def compiled(function, target="h200", kernels=False, inside=True):
         return by_tilec if kernels else lambda graph, given: make_boxed_func(graph)
 
     def compile_graph(gm, inputs):
-        aot = aot_autograd(
-            fw_compiler=of("forward"), bw_compiler=of("backward"), decompositions=backend._table(), partition_fn=partition
-        )
-        with sdpa_kernel(SDPBackend.MATH), backend._narrow_attention():
-            return aot(gm, inputs)
+        how = {"fw_compiler": of("forward"), "bw_compiler": of("backward"), "partition_fn": partition}
+        return aot.functions(gm, inputs, decompositions=backend._table(), **how)
 
     return torch.compile(function, backend=compile_graph), saved
 

@@ -9,8 +9,8 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from tilec.core.target import Target
 from tilec.core.targets import kind_of
 from tilec.driver.recipe import end_unused_compilers, load_compilers
 from tilec.torch import aten, deferred, dump, random_numbers, recompute, reports
+from tilec.torch.aot import functions
 from tilec.torch.call import Partition
 from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
 from tilec.torch.inplace import CHANGES, is_write, leave_to_pytorch, results_in_inputs, reuse_inputs, save_old_values
@@ -82,14 +83,11 @@ def _table() -> dict[Any, Any]:
 
 def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """A function like `gm`, forward and backward."""
-    from torch._dynamo.backends.common import aot_autograd
-
     names = [_source(n) for n in gm.graph.nodes if n.op == "placeholder"]
     kind = _kind(inputs, options)
     load_compilers(kind)  # while PyTorch traces
     try:
-        with tracing():
-            return aot_autograd(**compilers(options, names))(gm, inputs)
+        return functions(gm, inputs, **compilers(options, names))
     finally:
         end_unused_compilers(kind)
 
@@ -101,7 +99,7 @@ def _kind(inputs: Sequence[Any], options: Options) -> str:
 
 
 def compilers(options: Options, names: Sequence[str] = ()) -> dict[str, Any]:
-    """What AOTAutograd is to be called with, to trace under `tracing()`. `names` are the user's, of a graph's inputs."""
+    """What AOTAutograd is to be called with, to trace under `aot.tracing()`. `names` are the user's, of a graph's inputs."""
     graphs = None
     if options.mode == "reduce-overhead":
         from tilec.torch.cuda_graphs import Replayed
@@ -162,31 +160,10 @@ def _cut(
     return decision, pieces, results_in_inputs(graph, decision, pieces)
 
 
-@contextmanager
-def tracing() -> Iterator[None]:
-    """Has attention traced as products and a softmax."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    with sdpa_kernel(SDPBackend.MATH), _narrow_attention():
-        yield
-
-
 def _target(options: Options, device: torch.device) -> Target | None:
     """What programs of tensors on a device are compiled for."""
     name = options.target or device.type
     return targets.load(name) if name in targets.names() or name.endswith(".toml") else None
-
-
-@contextmanager
-def _narrow_attention() -> Iterator[None]:
-    """Has attention of f16 and bf16 traced as products of these types. PyTorch's plain formula has its factors cast to f32, so that
-    its products cannot accumulate in 16 bits; a kernel's accumulate in f32 whatever their factors are, as flash attention's do."""
-    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
-    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
 def _source(node: fx.Node) -> str:

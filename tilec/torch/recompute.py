@@ -27,6 +27,7 @@ from tilec.torch.aten.table import PRODUCTS, SEEN_THROUGH, SOFTMAXES, UNROUNDED,
 from tilec.torch.builder import Builder
 from tilec.torch.layout import layout
 from tilec.torch.partition import is_view
+from tilec.torch.share import share_equal
 
 aten = torch.ops.aten
 Targets = Callable[[torch.device], Target | None]
@@ -34,10 +35,13 @@ Targets = Callable[[torch.device], Target | None]
 
 def partition(joint: fx.GraphModule, inputs: Any, targets: Targets, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward of a joint graph, for AOTAutograd. `targets` says what a device's programs are compiled for."""
+    from torch._functorch import config
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     mark(joint.graph, how["num_fwd_outputs"], targets)
-    return min_cut_rematerialization_partition(joint, inputs, **how)
+    share_equal(joint.graph)
+    with config.patch(cse=False):  # that is done
+        return min_cut_rematerialization_partition(joint, inputs, **how)
 
 
 def mark(graph: fx.Graph, results: int, targets: Targets) -> None:

@@ -34,10 +34,10 @@ from tilec.torch.aten import (  # noqa: F401
     views,
     windows,
 )
+from tilec.torch.aten.decompositions import decompositions
 from tilec.torch.aten.table import (
     Call,
     Value,
-    decompositions,
     dtype_of,
     memory_orders,
     op_name,

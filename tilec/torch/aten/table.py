@@ -319,27 +319,6 @@ def operand(x: Tensor | float | int | bool, compute: str, access: Callable[[Tens
     return text if same else f"{wide}({text})"
 
 
-def decompositions() -> dict:
-    """The decompositions that graphs are traced with: core ATen's, but for operations that are one expression here."""
-    from torch._decomp import core_aten_decompositions
-    from torch._ops import OpOverload
-
-    from tilec.torch.aten import composites, dropouts, embeddings, foreach, losses
-
-    kept = {f"aten.{name}" for name in WHOLE}
-    own = dict(p for m in (foreach, losses, embeddings, dropouts, composites) for p in m.decompositions().items())
-    table = {**core_aten_decompositions(), **own}
-    return {op: f for op, f in table.items() if not (isinstance(op, OpOverload) and str(op).rpartition(".")[0] in kept)}
-
-
-WHOLE = words(
-    "_safe_softmax silu baddbmm addmv mv dot vdot stack softplus logsumexp roll tril triu narrow narrow_copy select_scatter "
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
-    "_upsample_nearest_exact3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
-    "replication_pad3d max_unpool2d max_unpool3d index_add col2im"
-)
-
-
 def scratch(node: Node) -> tuple[Graph, Mapping[Node, Value]]:
     """A graph whose inputs are what the node reads."""
     graph = Graph()
