@@ -126,28 +126,29 @@ def _halves(
     options: Options, names: Sequence[str], joint: fx.GraphModule, inputs: Sequence[Any], **told: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:  # fmt: skip
     """The forward and the backward graph of a training step. PyTorch asks for the backward graph's function when the first gradient
-    is asked for; its programs are compiled beside those of the forward graph, where there are processors for both."""
+    is asked for; its programs are compiled beside those of the forward graph, where there are processors for both. They are written
+    before, since they take longer to compile."""
     if not random_numbers.eager(options.fallback_random):
         random_numbers.replace(joint.graph, training=True)
     forward, backward = recompute.partition(joint, inputs, partial(_target, options), **told)
     save_old_values(forward, told["num_fwd_outputs"])
     if available_cores() >= SPARE and not options.background and not options.strict:
         _name(graph := copy.deepcopy(backward.graph), names)
-        task = partial(_compile_ahead, graph, partial(_attribute, backward), options)
-        threading.Thread(target=task, name="tilec-ahead", daemon=True).start()
+        if (compile_them := _ahead(graph, partial(_attribute, backward), options)) is not None:
+            threading.Thread(target=compile_them, name="tilec-ahead", daemon=True).start()
     return forward, backward
 
 
-def _compile_ahead(graph: fx.Graph, attribute: Callable[[str], Any], options: Options) -> None:
-    """Compiles programs that `compile_aten` will ask for. What fails, fails there again."""
+def _ahead(graph: fx.Graph, attribute: Callable[[str], Any], options: Options) -> Callable[[], None] | None:
+    """What compiles programs that `compile_aten` will ask for. What fails, fails there again."""
     with suppress(Exception), torch.no_grad():
-        if is_symbolic(graph):
-            return
-        reuse_inputs(graph, by_kernels=True)
-        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-        known = _known(graph, placeholders, mode := _mode(placeholders), attribute)
-        _, pieces, into = _cut(graph, known, cache(aten.refusal), {})
-        Partition.ahead([piece.graph for piece in pieces], into, options, mode)
+        if not is_symbolic(graph):
+            reuse_inputs(graph, by_kernels=True)
+            placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+            known = _known(graph, placeholders, mode := _mode(placeholders), attribute)
+            _, pieces, into = _cut(graph, known, cache(aten.refusal), {})
+            return Partition.ahead([piece.graph for piece in pieces], into, options, mode)
+    return None
 
 
 def _cut(
@@ -219,7 +220,7 @@ def compile_aten(
             if options.strict and told.eager:
                 raise CallError(f"PyTorch would run an operation, and the option 'strict' is set\n{told}")
             if len(pieces) > 1 and not options.background:
-                Partition.ahead([piece.graph for piece in pieces], into, options, mode)
+                Partition.ahead([piece.graph for piece in pieces], into, options, mode)()
             try:
                 calls = []
                 for k, piece in enumerate(pieces):

@@ -77,8 +77,9 @@ class Partition:
         return self if self.options.background else self.call
 
     @staticmethod
-    def ahead(graphs: Sequence[fx.Graph], into: Sequence[Mapping[int, int]], options: Options, mode: Any) -> None:
-        """Compiles what partitions of these graphs will ask for, several at a time. What fails, fails there again."""
+    def ahead(graphs: Sequence[fx.Graph], into: Sequence[Mapping[int, int]], options: Options, mode: Any) -> Call:
+        """Writes what partitions of these graphs will ask for, and returns what compiles it, several programs at a time. What
+        fails, fails there again."""
 
         def compiled(asked: tuple[Written, Any, Any, str | int]) -> None:
             written, over, inputs, device = asked
@@ -95,8 +96,12 @@ class Partition:
                 written = write(known)
                 over = _over(known, written, own, options)
                 asked[written.text, over] = written, over, _inputs(known, written), _device(known)
-        with suppress(CancelledError), workers(AT_ONCE, "tilec-ahead", spare=True) as pool:
-            pool.map(compiled, asked.values())
+
+        def compile_all() -> None:
+            with suppress(CancelledError), workers(AT_ONCE, "tilec-ahead", spare=True) as pool:
+                pool.map(compiled, asked.values())
+
+        return compile_all
 
     def _prepare(self) -> None:
         self.call = self._compiled(self.graph)
