@@ -23,7 +23,7 @@ from tilec.core.host import available_cores
 from tilec.core.target import Target
 from tilec.core.targets import kind_of
 from tilec.driver.recipe import end_unused_compilers, load_compilers
-from tilec.torch import aten, deferred, dump, random_numbers, recompute, reports
+from tilec.torch import aten, deferred, dump, random_numbers, recompute, reports, standby
 from tilec.torch.aot import functions
 from tilec.torch.call import Partition
 from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
@@ -68,6 +68,7 @@ class Backend:
 
 
 backend = Backend()
+standby.expect()  # whoever loads this module is about to compile
 
 
 def register() -> None:
@@ -85,6 +86,7 @@ def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -
     """A function like `gm`, forward and backward."""
     names = [_source(n) for n in gm.graph.nodes if n.op == "placeholder"]
     kind = _kind(inputs, options)
+    standby.expect()
     load_compilers(kind)  # while PyTorch traces
     try:
         return functions(gm, inputs, **compilers(options, names))

@@ -1,0 +1,59 @@
+"""The processes that compile start with a trace, and end with it where nobody asks them."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tilec.process import compile_server  # noqa: E402
+from tilec.torch import backend, standby  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fresh_torch")
+
+
+@pytest.fixture
+def events(monkeypatch):
+    found = []
+    monkeypatch.setattr(standby, "load_compilers", lambda kind: found.append(f"{kind} start"))
+    monkeypatch.setattr(standby, "end_unused_compilers", lambda kind: found.append(f"{kind} end"))
+    monkeypatch.setattr(backend, "load_compilers", lambda kind: found.append("graph"))
+    standby.expect()
+    return found
+
+
+def traced(name="tilec"):
+    function = eval("lambda x: x * 2 + 1")  # of code of its own, which Dynamo has not traced
+    torch.compile(function, backend=name)(torch.randn(3))
+
+
+def test_they_start_before_there_is_a_graph(events):
+    traced()
+    traced()
+    assert events == ["cpu start", "graph", "cpu end"] * 2
+
+
+def test_they_start_for_another_back_end_once(events):
+    traced()
+    traced("eager")
+    traced("eager")
+    assert events == ["cpu start", "graph", "cpu end", "cpu start", "cpu end"]
+    traced()
+    traced()
+    assert events[5:] == ["graph", "cpu start", "graph", "cpu end"]
+
+
+def test_a_reset_is_survived(events):
+    traced()
+    torch._dynamo.reset()
+    traced()
+    traced()
+    assert events[3:] == ["graph", "cpu start", "graph", "cpu end"]
+
+
+@pytest.mark.skipif(not compile_server._POSSIBLE, reason="processes of their own are for Linux")
+def test_none_is_left_where_none_was_asked(monkeypatch):
+    monkeypatch.setattr(compile_server, "_running", {})
+    standby.expect()
+    traced("eager")
+    assert compile_server._running == {}

@@ -1,0 +1,41 @@
+"""The processes that compile, started when Dynamo begins to trace, before anybody knows what: they load for a second.
+
+Where no graph reaches this back end, or all of a graph's programs are in the cache, the processes end with the trace. After a trace
+for another back end, none is started until this one is called again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._dynamo.callback import CallbackTrigger, callback_handler
+
+from tilec.driver.recipe import end_unused_compilers, load_compilers
+
+_expected = False
+_kind = ""  # of the target whose compilers the current trace has started
+
+
+def expect() -> None:
+    """Has the processes start with the next trace. `torch._dynamo.reset()` forgets it."""
+    global _expected
+    _expected = True
+    for callbacks, own in ((callback_handler.start_callbacks, _begin), (callback_handler.end_callbacks, _end)):
+        if own not in callbacks:
+            callbacks.append(own)
+
+
+def _begin(about: Any) -> None:
+    global _expected, _kind
+    if _expected and about.callback_trigger is CallbackTrigger.DYNAMO:
+        _expected = False  # unless this trace calls `expect`
+        _kind = "cuda" if torch.cuda.is_initialized() else "cpu"
+        load_compilers(_kind)
+
+
+def _end(about: Any) -> None:
+    global _kind
+    if _kind:
+        end_unused_compilers(_kind)
+        _kind = ""
