@@ -23,7 +23,7 @@ from tilec.core.host import available_cores
 from tilec.core.target import Target
 from tilec.core.targets import kind_of
 from tilec.driver.recipe import end_unused_compilers, load_compilers
-from tilec.torch import aten, deferred, dump, random_numbers, recompute, reports
+from tilec.torch import aten, channels_last, deferred, dump, random_numbers, recompute, reports
 from tilec.torch.call import Partition
 from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
 from tilec.torch.inplace import CHANGES, is_write, leave_to_pytorch, results_in_inputs, reuse_inputs, save_old_values
@@ -133,6 +133,7 @@ def _halves(
         random_numbers.replace(joint.graph, training=True)
     forward, backward = recompute.partition(joint, inputs, partial(_target, options), **told)
     save_old_values(forward, told["num_fwd_outputs"])
+    channels_last.save(forward, backward, told["num_fwd_outputs"])
     if available_cores() >= SPARE and not options.background and not options.strict:
         _name(graph := copy.deepcopy(backward.graph), names)
         task = partial(_compile_ahead, graph, partial(_attribute, backward), options)

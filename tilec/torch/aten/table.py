@@ -132,7 +132,10 @@ def _moved(v: Any, node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] 
 
 
 def _stored_as(x: Tensor) -> tuple[int, ...] | None:
-    """The order of memory of a tensor's dimensions, where it has all elements of what is stored, in another order."""
+    """The order of memory of a tensor's dimensions, where it has all elements of what is stored, in another order. Multiples and
+    casts that nothing stores lie as what they are made of."""
+    while x.formula is not None and x.origin is not None:
+        x, _ = x.origin
     if x.positions is None or x.formula is not None:
         return None
     names = positions(x.shape, "d")
