@@ -1,18 +1,19 @@
 """What a training step's forward graph saves of convolutions lies with its channels last.
 
 A GPU's program has the results of convolutions, and what is computed of them, with their channels last, whatever PyTorch's order is
-(`memory_orders` in aten/table.py). Of a model in PyTorch's order, forward would transpose such a value to save it, and backward,
+(`memory_orders` in aten/orders.py). Of a model in PyTorch's order, forward would transpose such a value to save it, and backward,
 whose kernels load neighbouring channels at once as forward's do, would read it element by element. So it is saved as it lies:
 
     forward    y = relu(x)   saves y    ->    forward    y = relu(x); saved = clone(y, channels_last)
     backward   reads y                  ->    backward   y = clone(saved, contiguous_format)
 
-Partitions take such a clone for the thing itself, and nothing is moved. To PyTorch it is a copy: every other node has the strides that
-it was traced with, whoever computes it. On a CPU, programs store convolutions in PyTorch's order, and nothing is changed.
+Partitions take such a clone for the thing itself, and nothing is moved. To PyTorch it is a copy: every other node has the strides
+that it was traced with, whoever computes it. On a CPU, programs store convolutions in PyTorch's order, and nothing is changed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from operator import getitem
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tilec.torch.aten import refusal
+from tilec.torch.aten import orders, refusal
 from tilec.torch.aten.table import op_name
 from tilec.torch.concrete import is_symbolic
 from tilec.torch.partition import is_view
@@ -39,7 +40,8 @@ def save(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> Non
     (output,) = (n for n in forward.graph.nodes if n.op == "output")
     outputs, given = list(output.args[0]), [n for n in backward.graph.nodes if n.op == "placeholder"]
     memory = [_memory(n) for n in outputs if isinstance(n, fx.Node)]
-    refused, convolved = cache(refusal), _convolved(forward.graph)
+    refused = cache(refusal)
+    convolved = _convolved(forward.graph, refused)
     for k, read in zip(range(results, len(outputs)), given):
         value = outputs[k]
         if not isinstance(value, fx.Node) or value.name != read.name or value not in convolved or not _is_transposed(value):
@@ -60,32 +62,29 @@ def save(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> Non
     backward.recompile()
 
 
-def pays(value: torch.Tensor) -> bool:
-    """Whether a program has convolutions on that tensor's device with their channels last."""
-    return value.device.type == "cuda"
-
-
 def _is_transposed(node: fx.Node) -> bool:
     """Whether a value that is stored with its channels last would be moved to lie in PyTorch's order."""
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.dim() not in FORMATS or not pays(value):
+    if not isinstance(value, torch.Tensor) or value.dim() not in FORMATS or not orders.reorders(value.device):
         return False
     return value.is_contiguous() and not value.is_contiguous(memory_format=FORMATS[value.dim()])
 
 
-def _convolved(graph: fx.Graph) -> set[fx.Node]:
-    """The operations on images that depend on a convolution's result by such operations alone."""
+def _convolved(graph: fx.Graph, refused: Callable[[fx.Node], str | None]) -> set[fx.Node]:
+    """The operations on images that depend on the result of a program's convolution by such operations alone."""
     found = set[fx.Node]()
     for node in graph.nodes:
         if node.op != "call_function" or _rank(node) not in FORMATS:
             continue
-        if node.target is getitem:
-            before = node.args[0] in found
+        if op_name(node) == "convolution":
+            depends = not refused(node)
+        elif node.target is getitem:
+            depends = node.args[0] in found
         elif is_view(node) and op_name(node) not in SAME:
-            before = False
+            depends = False
         else:
-            before = op_name(node) == "convolution" or any(n in found and _rank(n) == _rank(node) for n in node.all_input_nodes)
-        if before:
+            depends = any(n in found and _rank(n) == _rank(node) for n in node.all_input_nodes)
+        if depends:
             found.add(node)
     return found
 

@@ -34,12 +34,12 @@ from tilec.torch.aten import (  # noqa: F401
     views,
     windows,
 )
+from tilec.torch.aten.orders import memory_orders
 from tilec.torch.aten.table import (
     Call,
     Value,
     decompositions,
     dtype_of,
-    memory_orders,
     op_name,
     scratch,
     statement_name,
