@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.core.dtypes import DTYPES, OTHER_NAMES
 from tilec.torch.indices import Index
-from tilec.torch.layout import layout
-from tilec.torch.program import Graph, Inexpressible, Tensor, literal, positions
+from tilec.torch.program import Graph, Inexpressible, Tensor, literal
 
 if TYPE_CHECKING:
     from torch.fx import Node
