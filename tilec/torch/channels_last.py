@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from tilec.torch.aten import orders, refusal
 from tilec.torch.aten.table import op_name
+from tilec.torch.builder import TOLD
 from tilec.torch.concrete import is_symbolic
 from tilec.torch.partition import is_view
 
@@ -44,7 +45,7 @@ def save(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> Non
     convolved = _convolved(forward.graph, refused)
     for k, read in zip(range(results, len(outputs)), given):
         value = outputs[k]
-        if not isinstance(value, fx.Node) or value.name != read.name or value not in convolved or not _is_transposed(value):
+        if value not in convolved or value.name != read.name or not _is_transposed(value):
             continue
         if memory.count(_memory(value)) > 1:  # another output has that memory: there would be two of it
             continue
@@ -65,19 +66,19 @@ def save(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> Non
 def _is_transposed(node: fx.Node) -> bool:
     """Whether a value that is stored with its channels last would be moved to lie in PyTorch's order."""
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.dim() not in FORMATS or not orders.reorders(value.device):
+    if not isinstance(value, torch.Tensor) or value.dim() not in FORMATS:
         return False
     return value.is_contiguous() and not value.is_contiguous(memory_format=FORMATS[value.dim()])
 
 
 def _convolved(graph: fx.Graph, refused: Callable[[fx.Node], str | None]) -> set[fx.Node]:
-    """The operations on images that depend on the result of a program's convolution by such operations alone."""
+    """The operations on images that depend by such operations alone on a convolution whose result has its channels last."""
     found = set[fx.Node]()
     for node in graph.nodes:
         if node.op != "call_function" or _rank(node) not in FORMATS:
             continue
         if op_name(node) == "convolution":
-            depends = not refused(node)
+            depends = orders.reorders(node.meta["val"].device) and not refused(node)
         elif node.target is getitem:
             depends = node.args[0] in found
         elif is_view(node) and op_name(node) not in SAME:
@@ -119,7 +120,8 @@ def _readers(node: fx.Node) -> set[fx.Node]:
 
 def _clone(graph: fx.Graph, node: fx.Node, order: torch.memory_format) -> fx.Node:
     made = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": order})
+    made.meta = {k: v for k, v in node.meta.items() if k in TOLD}
     value: Any = node.meta["val"]
     with value.fake_mode:
-        made.meta = {**node.meta, "val": value.clone(memory_format=order)}
+        made.meta["val"] = value.clone(memory_format=order)
     return made

@@ -57,16 +57,17 @@ def _moved(v: Any, node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] 
 
 def _alike(one: Any, other: Any) -> bool:
     """Whether two tensors of PyTorch's have the same shape and strides."""
-    return hasattr(one, "stride") and hasattr(other, "stride") and (one.shape, one.stride()) == (other.shape, other.stride())
+    if not hasattr(one, "stride") or not hasattr(other, "stride"):
+        return False
+    return (one.shape, one.stride()) == (other.shape, other.stride())
 
 
 def _stored_as(node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] | None:
     """The order of memory of a value's dimensions, where it has all elements of what is stored, in another order. A dimension may
     be stored in parts that follow each other. A cast that nothing stores lies as what is cast, unless PyTorch moves it."""
-    x = values.get(node)
-    if isinstance(x, Tensor) and x.formula is not None and x.origin is not None:
-        (read, *others) = node.all_input_nodes
-        x = x.origin[0] if not others and _alike(read.meta.get("val"), node.meta.get("val")) else x
+    x, read = values.get(node), node.all_input_nodes
+    if isinstance(x, Tensor) and x.formula is not None and x.origin is not None and len(read) == 1:
+        x = x.origin[0] if _alike(read[0].meta.get("val"), node.meta.get("val")) else x
     if not isinstance(x, Tensor) or x.positions is None or x.formula is not None:
         return None
     names, order, parts = positions(x.shape, "d"), list[int](), list[ix.Index]()
