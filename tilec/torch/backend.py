@@ -23,7 +23,7 @@ from tilec.core.host import available_cores
 from tilec.core.target import Target
 from tilec.core.targets import kind_of
 from tilec.driver.recipe import end_unused_compilers, load_compilers
-from tilec.torch import aten, deferred, dump, random_numbers, recompute, reports, standby
+from tilec.torch import aten, channels_last, deferred, dump, random_numbers, recompute, reports, standby
 from tilec.torch.aot import functions
 from tilec.torch.call import Partition
 from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
@@ -134,6 +134,7 @@ def _halves(
         random_numbers.replace(joint.graph, training=True)
     forward, backward = recompute.partition(joint, inputs, partial(_target, options), **told)
     save_old_values(forward, told["num_fwd_outputs"])
+    channels_last.save(forward, backward, told["num_fwd_outputs"])
     if available_cores() >= SPARE and not options.background and not options.strict:
         _name(graph := copy.deepcopy(backward.graph), names)
         if (compile_them := _ahead(graph, partial(_attribute, backward), options)) is not None:

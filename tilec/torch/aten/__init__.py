@@ -35,11 +35,11 @@ from tilec.torch.aten import (  # noqa: F401
     windows,
 )
 from tilec.torch.aten.decompositions import decompositions
+from tilec.torch.aten.orders import memory_orders
 from tilec.torch.aten.table import (
     Call,
     Value,
     dtype_of,
-    memory_orders,
     op_name,
     scratch,
     statement_name,

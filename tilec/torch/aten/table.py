@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.core.dtypes import DTYPES, OTHER_NAMES
 from tilec.torch.indices import Index
-from tilec.torch.layout import layout
-from tilec.torch.program import Graph, Inexpressible, Tensor, literal, positions
+from tilec.torch.program import Graph, Inexpressible, Tensor, literal
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -90,55 +89,6 @@ def translator(node: Node) -> Callable[[Call], Value]:
 
 def statement_name(node: Node) -> str:
     return node.name.lstrip("_") if node.name.lstrip("_")[:1].isalpha() else f"t_{node.name}"
-
-
-def memory_orders(node: Node, values: Mapping[Node, Value]) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """The orders in which the dimensions of the node's results are stored, by shape, where they are not row-major. What follows
-    reads them so, and results need no transpose. They are PyTorch's (channels last, heads behind places), but on GPUs a
-    convolution's result has its channels last in any case, and so have the values that are made of it: matrix units load
-    neighbouring channels at once. Where PyTorch's result lies as an operand does, ours does, too."""
-    value = node.meta.get("val")
-    orders = {}
-    for v in value if isinstance(value, tuple | list) else [value]:
-        if not hasattr(v, "shape") or not all(isinstance(n, int) for n in (*v.shape, *v.stride())):
-            continue
-        shape, last = tuple(v.shape), (0, *range(2, v.dim()), 1)
-        found = layout(shape, v.stride())
-        moved = _moved(v, node, values) if v.device.type == "cuda" and found is not None else None
-        if moved is not None:
-            orders[shape] = moved
-        elif found is not None and not found.plain and len(found.order) == len(shape):
-            orders[shape] = found.order
-        elif v.dim() > 2 and v.device.type == "cuda" and found is not None:
-            # a product's factor of three dimensions is often a transpose
-            made = (values.get(n) for n in node.all_input_nodes if v.dim() > 3)
-            if op_name(node) == "convolution" or any(isinstance(m, Tensor) and _stored_as(m) == last for m in made):
-                orders[shape] = last
-    return orders
-
-
-def _moved(v: Any, node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] | None:
-    """The order in which the first operand is stored that has the shape and the strides of the result `v`, but lies otherwise."""
-    found = layout(v.shape, v.stride())
-    for n in node.all_input_nodes:
-        theirs, made = n.meta.get("val"), values.get(n)
-        if not isinstance(made, Tensor) or not hasattr(theirs, "stride"):
-            continue
-        if (theirs.shape, theirs.stride()) == (v.shape, v.stride()):
-            order = _stored_as(made)
-            if order is not None and found is not None and order != found.order:
-                return order
-    return None
-
-
-def _stored_as(x: Tensor) -> tuple[int, ...] | None:
-    """The order of memory of a tensor's dimensions, where it has all elements of what is stored, in another order."""
-    if x.positions is None or x.formula is not None:
-        return None
-    names = positions(x.shape, "d")
-    found = [str(p) for p in x.positions(names)]
-    order = [str(n) for n in names]
-    return tuple(map(order.index, found)) if sorted(found) == sorted(order) else None
 
 
 class Call:

@@ -1,0 +1,80 @@
+"""In which order of memory programs store what they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.fx import Node
+
+from tilec.torch import indices as ix
+from tilec.torch.aten.table import Value, op_name
+from tilec.torch.layout import layout
+from tilec.torch.program import Tensor, positions
+
+
+def reorders(device: Any) -> bool:
+    """Whether programs for a device of PyTorch's store values in orders of their own: on GPUs, matrix units load neighbouring
+    channels at once."""
+    return device.type == "cuda"
+
+
+def memory_orders(node: Node, values: Mapping[Node, Value]) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """The orders in which the dimensions of the node's results are stored, by shape, where they are not row-major. What follows
+    reads them so, and results need no transpose. They are PyTorch's (channels last, heads behind places), but where the device
+    `reorders`, a convolution's result has its channels last in any case, and so have the values that are made of it. Where
+    PyTorch's result lies as an operand does, ours does, too."""
+    value = node.meta.get("val")
+    orders = {}
+    for v in value if isinstance(value, tuple | list) else [value]:
+        if not hasattr(v, "shape") or not all(isinstance(n, int) for n in (*v.shape, *v.stride())):
+            continue
+        shape, last = tuple(v.shape), (0, *range(2, v.dim()), 1)
+        found = layout(shape, v.stride())
+        moved = _moved(v, node, values) if reorders(v.device) and found is not None else None
+        if moved is not None:
+            orders[shape] = moved
+        elif found is not None and not found.plain and len(found.order) == len(shape):
+            orders[shape] = found.order
+        elif v.dim() > 2 and reorders(v.device) and found is not None:
+            # a product's factor of three dimensions is often a transpose
+            made = (_stored_as(n, values) for n in node.all_input_nodes if v.dim() > 3)
+            if op_name(node) == "convolution" or last in made:
+                orders[shape] = last
+    return orders
+
+
+def _moved(v: Any, node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] | None:
+    """The order in which the first operand is stored that has the shape and the strides of the result `v`, but lies otherwise."""
+    found = layout(v.shape, v.stride())
+    for n in node.all_input_nodes:
+        if _alike(n.meta.get("val"), v):
+            order = _stored_as(n, values)
+            if order is not None and found is not None and order != found.order:
+                return order
+    return None
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two tensors of PyTorch's have the same shape and strides."""
+    if not hasattr(one, "stride") or not hasattr(other, "stride"):
+        return False
+    return (one.shape, one.stride()) == (other.shape, other.stride())
+
+
+def _stored_as(node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] | None:
+    """The order of memory of a value's dimensions, where it has all elements of what is stored, in another order. A dimension may
+    be stored in parts that follow each other. A cast that nothing stores lies as what is cast, unless PyTorch moves it."""
+    x, read = values.get(node), node.all_input_nodes
+    if isinstance(x, Tensor) and x.formula is not None and x.origin is not None and len(read) == 1:
+        x = x.origin[0] if _alike(read[0].meta.get("val"), node.meta.get("val")) else x
+    if not isinstance(x, Tensor) or x.positions is None or x.formula is not None:
+        return None
+    names, order, parts = positions(x.shape, "d"), list[int](), list[ix.Index]()
+    for position in x.positions(names):
+        parts.append(position)
+        whole = ix.flat(parts, ix.row_major([p.range[1] + 1 for p in parts]))
+        if whole in names:
+            order.append(names.index(whole))
+            parts = []
+    return tuple(order) if not parts and sorted(order) == list(range(len(names))) else None
