@@ -70,7 +70,8 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
     inner = tuple(own[d] for d in now.roles.inner)  # in the order in which most factors are copied
     k = (*(d for d in c.k if d not in inner), *inner)
     align = not _boxes(node, k, LINE // size)
-    if align and (kind == parts.KIND or not all(now.operand((c.left, c.right)[s]).alignable for s in wanted)):
+    rows = {s for s in wanted if align and not now.operand((c.left, c.right)[s]).alignable}
+    if align and (kind == parts.KIND or any(size != 2 or not _in_rows(node, s, WIDE // size) for s in rows)):
         return None
     problem = replace(now.problem, staged=(0, 0))
     if align:
@@ -81,7 +82,8 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
     if best is None:
         return None
     majors = [size != 2 or bool(now.operand(f).major) for f in (c.left, c.right)]
-    packs = [Pack(node.name, s, () if align else _dims(node, s, majors[s], k), kind) for s in wanted]
+    majors = [major and s not in rows for s, major in enumerate(majors)]
+    packs = [Pack(node.name, s, () if align and s not in rows else _dims(node, s, majors[s], k), kind) for s in wanted]
     if not packs or any(sum(node.extents[d] > 1 for d in p.dims) > RANK for p in packs):
         return None
     if not align and any(node.extents[p.dims[-1]] % (WIDE // size) for p in packs):
@@ -119,6 +121,14 @@ def _padded(node: Node, kind: str, majors: list[bool], packs: list[Pack], inner:
         extents = tuple(round_up(node.extents[d], step) if d in padded else node.extents[d] for d in dims)
         found.append(Pack(node.name, side, dims, kind, extents if padded else ()))
     return found
+
+
+def _in_rows(node: Node, side: int, wide: int) -> bool:
+    """Whether a factor may be stored in rows of its own dimension, which TMA copies whatever tiles of k are: its boxes then hang
+    over the ends of k's dimensions, where it reads zeros."""
+    c = node.contraction
+    own = c.m if side == 0 else c.n
+    return bool(own) and node.extents[own[-1]] % wide == 0
 
 
 def _boxes(node: Node, k: tuple[int, ...], depth: int) -> bool:
