@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from math import inf, prod
+from typing import TYPE_CHECKING
 
 from tilec.analysis import parts
 from tilec.analysis.graph import Graph, Node, dims_of
-from tilec.analysis.multiplicands import multiplicand_of
+from tilec.analysis.multiplicands import multiplicand_of, scales_of
 from tilec.core import mlir
 from tilec.core.fitted import WarpgroupTimes
 from tilec.core.hardware import LINE, RANK, WIDE
@@ -28,6 +29,9 @@ from tilec.plan.chain import is_contraction_chain
 from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Pack
 from tilec.plan.ordered_factors import GAIN, choose_ordered, elements, read_by, time_to_store
+
+if TYPE_CHECKING:
+    from tilec.plan.cuda.contraction import Tiles
 
 UNFOLDED = 2  # times as many elements as are read: beyond, a window would be stored once for each place it covers
 
@@ -60,48 +64,61 @@ def choose_packs(groups: list[Group], graph: Graph, target: Target) -> tuple[lis
 def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pack], str] | str | None:
     from tilec.plan.cuda.contraction import tiles_by, tiles_of
 
-    kind, c = multiplicand_of(node, target), node.contraction
-    size = BYTES.get(kind, 0)
+    kind = multiplicand_of(node, target)
     if "wgmma" not in target.instructions(unit_type(kind)) or _has_checks(node):
         return None
     now = tiles_by(kind, node, g, graph, target)
-    wanted = [s for s, f in enumerate((c.left, c.right)) if now.operand(f).copy != "tma"]
-    own = {kernel_dim: d for d, kernel_dim in enumerate(g.space.dims[node])}
-    inner = tuple(own[d] for d in now.roles.inner)  # in the order in which most factors are copied
-    k = (*(d for d in c.k if d not in inner), *inner)
-    align = not _boxes(node, k, LINE // size)
-    rows = {s for s in wanted if align and not now.operand((c.left, c.right)[s]).alignable}
-    if align and (kind == parts.KIND or any(size != 2 or not _in_rows(node, s, WIDE // size) for s in rows)):
+    if not (ways := _ways(node, kind, now, g)):
         return None
-    problem = replace(now.problem, staged=(0, 0))
-    if align:
-        steps = prod(-(-g.space.extents[d] // n) for d, n in now.roles.boxes(LINE // size).items())
-        problem = replace(problem, overhang=steps / -(-problem.k // (LINE // size)))
+    depth = LINE // BYTES[kind]
+    steps = prod(-(-g.space.extents[d] // n) for d, n in now.roles.boxes(depth).items())
+    problem = replace(now.problem, staged=(0, 0), overhang=steps / -(-now.problem.k // depth))
     tiles = contraction.choose(target, problem, ["wgmma"])
     best = next((t for t in tiles if t.tile.cluster == (1, 1)), None)
     if best is None:
         return None
-    majors = [size != 2 or bool(now.operand(f).major) for f in (c.left, c.right)]
-    majors = [major and s not in rows for s, major in enumerate(majors)]
-    packs = [Pack(node.name, s, () if align and s not in rows else _dims(node, s, majors[s], k), kind) for s in wanted]
-    if not packs or any(sum(node.extents[d] > 1 for d in p.dims) > RANK for p in packs):
-        return None
-    if not align and any(node.extents[p.dims[-1]] % (WIDE // size) for p in packs):
-        if kind == parts.KIND or node.extracts:
-            return None
-        packs = _padded(node, kind, majors, packs, k)
+    width = BYTES[kind] * (parts.COUNT if kind == parts.KIND else 1)
+    times = [best.prediction.time_us + sum(time_to_store(node, p, width, target) for p in packs) for packs in ways]
+    after, packs = min(zip(times, ways), key=lambda way: (any(_unfolds(node, p) for p in way[1]), way[0]))
     choices = (now if now.choices else tiles_of(node, g, graph, target)).choices
     before = choices[0].prediction.time_us if choices else inf
-    after = best.prediction.time_us
-    after += sum(time_to_store(node, p, size * (parts.COUNT if kind == parts.KIND else 1), target) for p in packs)
     stored = " and ".join(p.stored for p in packs)
     as_they_are = f"{duration(before)} unpacked" if before < inf else "no tile fits the factors unpacked"
     if (target.fit(WarpgroupTimes).parts if kind == parts.KIND else GAIN) * after > before:
         return f"{as_they_are}, {duration(after)} with {stored} packed first"
     for p in packs:
-        if p.dims and prod(node.extents[d] for d in p.dims) > UNFOLDED * sum(map(elements, read_by(node, p.side, p.kind))):
+        if _unfolds(node, p):
             return f"{p.stored} would have more than {UNFOLDED} times as many elements as its sources"
     return packs, f"{as_they_are}, {duration(after)} with copies that TMA can load"
+
+
+def _ways(node: Node, kind: str, now: Tiles, g: Group) -> list[list[Pack]]:
+    """Of packing the factors that TMA does not copy: over their dimensions, or, where boxes hang over lines of k, as tensors in
+    aligned rows."""
+    c, size = node.contraction, BYTES[kind]
+    factors = [now.operand(f) for f in (c.left, c.right)]
+    wanted = [s for s, f in enumerate(factors) if f.copy != "tma"]
+    if not wanted:
+        return []
+    own = {kernel_dim: d for d, kernel_dim in enumerate(g.space.dims[node])}
+    inner = tuple(own[d] for d in now.roles.inner)  # in the order in which most factors are copied
+    k = (*(d for d in c.k if d not in inner), *inner)
+    found, whole = [], _boxes(node, k, LINE // size)
+    if not whole and kind != parts.KIND and all(factors[s].alignable for s in wanted):
+        found.append([Pack(node.name, s, (), kind) for s in wanted])
+    majors = [size != 2 or bool(f.major) for f in factors]
+    packs = [Pack(node.name, s, _dims(node, s, majors[s], k), kind) for s in wanted]
+    if any(sum(node.extents[d] > 1 for d in p.dims) > RANK for p in packs) or (scales_of(node) and not whole):
+        return found  # steps number k of sums that are scaled
+    if any(node.extents[p.dims[-1]] % (WIDE // size) for p in packs):
+        return found if kind == parts.KIND or node.extracts else [*found, _padded(node, kind, majors, packs, k)]
+    return [*found, packs]
+
+
+def _unfolds(node: Node, p: Pack) -> bool:
+    """Whether it would have too many elements for what it is made of."""
+    sources = sum(map(elements, read_by(node, p.side, p.kind)))
+    return bool(p.dims) and prod(node.extents[d] for d in p.dims) > UNFOLDED * sources
 
 
 def _has_checks(node: Node) -> bool:
@@ -121,14 +138,6 @@ def _padded(node: Node, kind: str, majors: list[bool], packs: list[Pack], inner:
         extents = tuple(round_up(node.extents[d], step) if d in padded else node.extents[d] for d in dims)
         found.append(Pack(node.name, side, dims, kind, extents if padded else ()))
     return found
-
-
-def _in_rows(node: Node, side: int, wide: int) -> bool:
-    """Whether a factor may be stored in rows of its own dimension, which TMA copies whatever tiles of k are: its boxes then hang
-    over the ends of k's dimensions, where it reads zeros."""
-    c = node.contraction
-    own = c.m if side == 0 else c.n
-    return bool(own) and node.extents[own[-1]] % wide == 0
 
 
 def _boxes(node: Node, k: tuple[int, ...], depth: int) -> bool:

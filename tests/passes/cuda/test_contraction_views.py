@@ -1,5 +1,7 @@
 """Contractions whose factors lie in memory in another order than C does, or have several reduced dimensions."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import assert_within
@@ -7,6 +9,8 @@ from tools import contractions as T
 from tools.contractions import PROJECTION, TO_HEADS, check, fma, mma, projected
 from tools.lowering import planned
 
+from tilec.core.fitted import WarpgroupTimes
+from tilec.core.targets import load
 from tilec.plan import prepack
 
 WGMMA = ("wgmma", 64, 128, 64, (4, 1))
@@ -134,6 +138,54 @@ def test_factors_in_lines_that_tma_cannot_copy_are_stored_in_longer_ones(name, m
     inputs = T.arrays(specialised)
     inputs[0].reshape(-1)[-1] = np.inf
     assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
+
+
+HANGING = {  # the order of the computed factor, sizes, what is stored: its extents
+    "lines of rows": ("[b, t, m]", {}, ((),)),
+    "lines of rows that end within pieces": ("[b, t, m]", {"M": 35}, ((3, 21, 64),)),
+    "lines of k": ("[m, b, t]", {}, ((40, 3, 64), (3, 64, 48))),
+    "longer lines of k": ("[m, b, t]", {"T": 72}, ((),)),
+}
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f32"])
+@pytest.mark.parametrize("name", HANGING)
+def test_factors_are_stored_where_boxes_hang_over_lines_of_k(name, kind, monkeypatch):
+    """The weights' gradient of a layer whose results are scaled, over images and their tokens; of f32 numbers, both factors are
+    stored in parts, where these lie in lines that TMA can copy."""
+    order, own, extents = HANGING[name]
+    monkeypatch.setattr(prepack, "GAIN", 1e-6)
+    target = load("h200")
+    fit = replace(target.fit(WarpgroupTimes), parts=1e-6)
+    groups = target.fitted.groups | {"warpgroup_contraction": fit}
+    target = replace(target, fitted=replace(target.fitted, groups=groups))
+    text = f"""op f(g: {kind}{order.upper()}, s: {kind}[M], x: {kind}[B, T, N]) -> (w: f32[M, N]) {{
+     h{order}: {kind} = g{order} * s[m]
+     w[m, n] = sum[b, t](h{order} * x[b, t, n])
+    }}"""
+    padded = any(extents[0])
+    tile = WGMMA if kind == "bf16" else ("wgmma", 64, 64, 64, (4, 1))
+    specialised, result = T.lowered(text, {"B": 3, "T": 21, "M": 40, "N": 48} | own, target, tile, monkeypatch)
+    if kind == "f32" and padded:
+        assert not result.plan.packs
+        return
+    assert tuple(p.extents for p in result.plan.packs) == (extents if kind == "bf16" else ((), ()))
+    assert result.emitted.module.count("= wgmma(") == 1
+    inputs = T.arrays(specialised)
+    inputs[0].reshape(-1)[-1] = np.inf
+    assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
+
+
+def test_factors_of_k_in_two_dimensions_are_stored_at_large_sizes():
+    """Steps of 64 tokens hang over images of 257; the factor that is computed has no rows that begin anywhere."""
+    text = """op f(g: bf16[B, T, M], s: bf16[M], x: bf16[B, T, N]) -> (w: bf16[M, N]) {
+     h[b, t, m]: bf16 = g[b, t, m] * s[m]
+     w[m, n] = sum[b, t](h[b, t, m] * x[b, t, n])
+    }"""
+    plan = planned(text, None, {"B": 64, "T": 257, "M": 768, "N": 3072})
+    assert [getattr(k.options, "instruction", None) for k in plan.kernels] == [None, "wgmma"]
+    plan = planned(text, None, {"B": 4, "T": 17, "M": 768, "N": 128})
+    assert not plan.packs
 
 
 def test_lines_that_tma_cannot_copy_are_stored_at_large_sizes():
