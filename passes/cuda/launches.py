@@ -45,8 +45,7 @@ def share_launches(module: ir.Operation) -> None:
     (program,) = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
     functions = {_name(f): f for f in mlir.functions(module)}
     calls = {_planned(op): op for op in _operations(program) if op.name == "func.call"}
-    groups = {name: [calls[kernel] for kernel in kernels if kernel in calls] for name, kernels in launches.items()}
-    groups = {name: together for name, together in groups.items() if len(together) > 1}  # copies that change nothing are gone
+    groups = {name: [calls[kernel] for kernel in kernels] for name, kernels in launches.items()}
     _gather(program, list(groups.values()), functions)
     made: dict[tuple[str, ...], list[_Launch]] = {}
     for name, together in groups.items():

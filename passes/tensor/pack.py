@@ -82,6 +82,13 @@ def _align(op: ir.Operation, side: int, kind: str) -> tuple[ir.Operation, ir.Ope
     return new.operation, op
 
 
+def zeros_behind(made: ir.Operation) -> int:
+    """How many zeros follow each row of a tensor that was aligned."""
+    (read,) = [o for o in mlir.traverse(made) if o.name == "tensor.extract"]
+    longer, rows = (ir.ShapedType(v.type).shape[-1] for v in (made.results[0], read.operands[0]))
+    return longer - rows
+
+
 def aligned(extent: int, size: int) -> int:
     """The least length of rows of so many elements of `size` bytes that all begin at multiples of 16 bytes."""
     each = WIDE // size
@@ -210,4 +217,4 @@ def _widened(element: ir.Value, factor: ir.Value) -> ir.Value:
     return (arith.extui if mlir.definition(factor).name == "arith.extui" else arith.extsi)(factor.type, element)
 
 
-__all__ = ["SIDES", "aligned", "factor", "pack"]
+__all__ = ["SIDES", "aligned", "factor", "pack", "zeros_behind"]

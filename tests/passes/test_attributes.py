@@ -81,7 +81,7 @@ def fault(
         ("tilec.nonsense", "`tilec.nonsense` on linalg.generic is not declared"),
         ("tilec.blocks = 1 : i64", "`tilec.blocks` on linalg.generic belongs on kernel"),
         ("tilec.stages = 1 : i64", "is written by stage 'stage', and not before"),
-        ("tilec.stored", "outlives stage 'plan'"),
+        ("tilec.stored = 0 : i64", "outlives stage 'plan'"),
         ("tilec.inline = 1 : i64", "should be a mark without a value; it is 1 : i64"),
         ("tilec.loop_group = -1 : i64", "should be a whole number of at least 0"),
         ("tilec.loop_group = 1 : i32", "should be a whole number of at least 0; it is 1 : i32"),
@@ -110,7 +110,7 @@ def test_what_is_right():
     )
     assert fault(placed) is None
     assert fault('tilec.indices = ["i", "j"]') is None
-    assert fault(f"tilec.stored, {placed}", ended=False) is None  # until the stage is over
+    assert fault(f"tilec.stored = 0 : i64, {placed}", ended=False) is None  # until the stage is over
 
 
 def test_dimensions_are_of_operations_that_have_some():

@@ -209,7 +209,7 @@ class Graph:
         if (found := self._numbers.get(value)) is None:
             owner, maker = mlir.definition(value), self.producer.get(value)
             values: Sequence[ir.Value] = ()
-            made: Hashable = maker is not None and "tilec.stored" in maker.op.attributes, maker is not None
+            made: Hashable = maker and mlir.get_integer(maker.op, "tilec.stored"), maker is not None
             if maker is None and owner is not None:
                 structure, values = structure_of(owner)
                 made = self.alike.number(structure)

@@ -264,7 +264,8 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("approximate", ("scalar",), _word(), "plan", "fuse",
               "the fast approximation that takes its place, whose error a rounding hides"),
     Attribute("part", (_GENERIC,), _mark(), "plan", "plan", "makes the parts of a reduction (while planning goes on)"),
-    Attribute("stored", (_GENERIC,), _mark(), "plan", "plan", "stores a factor of a contraction (while planning goes on)"),
+    Attribute("stored", (_GENERIC,), _number(0), "plan", "plan",
+              "stores a factor of a contraction, of an aligned tensor with so many zeros behind each row (while planning goes on)"),
     # how the program becomes kernels
     Attribute("kernel", ("func.func",), _mark(), "fuse", "emit", "a kernel; the other function is the program, which calls them"),
     Attribute("launch", ("func.call",), _word(), "fuse", "emit",

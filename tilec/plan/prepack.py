@@ -12,6 +12,7 @@ from math import inf, prod
 from typing import TYPE_CHECKING
 
 from tilec.analysis import parts
+from tilec.analysis.access import access_of
 from tilec.analysis.graph import Graph, Node, dims_of
 from tilec.analysis.multiplicands import multiplicand_of, scales_of
 from tilec.core import mlir
@@ -23,8 +24,8 @@ from tilec.core.target import Target
 from tilec.cost import contraction
 from tilec.cost.block_tile import unit_type
 from tilec.cost.model import round_up
-from tilec.kernels.matrix import BYTES
-from tilec.passes.tensor.pack import pack
+from tilec.kernels.matrix import BYTES, ELEMENTS
+from tilec.passes.tensor.pack import factor, pack, zeros_behind
 from tilec.plan.chain import is_contraction_chain
 from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Pack
@@ -68,7 +69,7 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
     if "wgmma" not in target.instructions(unit_type(kind)) or _has_checks(node):
         return None
     now = tiles_by(kind, node, g, graph, target)
-    if not (ways := _ways(node, kind, now, g)):
+    if not (ways := _ways(node, kind, now, g, graph)):
         return None
     depth = LINE // BYTES[kind]
     steps = prod(-(-g.space.extents[d] // n) for d, n in now.roles.boxes(depth).items())
@@ -92,7 +93,7 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
     return packs, f"{as_they_are}, {duration(after)} with copies that TMA can load"
 
 
-def _ways(node: Node, kind: str, now: Tiles, g: Group) -> list[list[Pack]]:
+def _ways(node: Node, kind: str, now: Tiles, g: Group, graph: Graph) -> list[list[Pack]]:
     """Of packing the factors that TMA does not copy: over their dimensions, or, where boxes hang over lines of k, as tensors in
     aligned rows."""
     c, size = node.contraction, BYTES[kind]
@@ -111,8 +112,21 @@ def _ways(node: Node, kind: str, now: Tiles, g: Group) -> list[list[Pack]]:
     if any(sum(node.extents[d] > 1 for d in p.dims) > RANK for p in packs) or (scales_of(node) and not whole):
         return found  # steps number k of sums that are scaled
     if any(node.extents[p.dims[-1]] % (WIDE // size) for p in packs):
-        return found if kind == parts.KIND or node.extracts else [*found, _padded(node, kind, majors, packs, k)]
-    return [*found, packs]
+        if kind == parts.KIND or node.extracts:
+            return found
+        packs = _padded(node, kind, majors, packs, k)
+    return found if any(_lies_so(node, p, graph) for p in packs) else [*found, packs]
+
+
+def _lies_so(node: Node, p: Pack, graph: Graph) -> bool:
+    """Whether a factor lies in memory as it would be stored: TMA would not copy that either."""
+    found = access_of(node.op, factor(node.op, p.side, p.kind))
+    if found is None or found.operand is None or str(found.element) != ELEMENTS.get(p.kind, p.kind):
+        return False
+    if p.kind in ("tf32", parts.KIND) or ((made := graph.producer.get(found.tensor)) is not None and made.inlined):
+        return False
+    now = mlir.map_dims(mlir.maps_of(node.op)[found.operand])
+    return not p.extents and [d for d in now if node.extents[d] > 1] == [d for d in p.dims if node.extents[d] > 1]
 
 
 def _unfolds(node: Node, p: Pack) -> bool:
@@ -160,4 +174,4 @@ def apply_packs(function: ir.Operation, packs: list[Pack]) -> None:
     by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}
     for p in packs:
         stored, by_name[p.name] = pack(by_name[p.name], p.side, p.dims, p.kind, p.extents)
-        stored.attributes["tilec.stored"] = ir.UnitAttr.get()
+        stored.attributes["tilec.stored"] = mlir.integer(0 if p.dims else zeros_behind(stored))

@@ -176,6 +176,19 @@ def test_factors_are_stored_where_boxes_hang_over_lines_of_k(name, kind, monkeyp
     assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
 
 
+@pytest.mark.parametrize("rows, packed", [(21, True), (23, False), (24, False)])
+def test_rows_that_go_on_behind_k_are_not_aligned(rows, packed, monkeypatch):
+    """A box would bring what follows in them: there are zeros only where rows end with k."""
+    monkeypatch.setattr(prepack, "GAIN", 1e-6)
+    text = f"""op f(g: bf16[M, 3, {rows}], x: bf16[N, 3, {rows}]) -> (w: f32[M, N]) {{
+     w[m, n] = sum[b in 0:3, t in 0:21](g[m, b, t] * x[n, b, t])
+    }}"""
+    specialised, result = T.lowered(text, {"M": 40, "N": 48}, "h200", ("wgmma", 64, 64, 64, (4, 1)), monkeypatch)
+    assert bool(result.plan.packs) == packed
+    inputs = T.arrays(specialised)
+    assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
+
+
 def test_factors_of_k_in_two_dimensions_are_stored_at_large_sizes():
     """Steps of 64 tokens hang over images of 257; the factor that is computed has no rows that begin anywhere."""
     text = """op f(g: bf16[B, T, M], s: bf16[M], x: bf16[B, T, N]) -> (w: bf16[M, N]) {

@@ -204,13 +204,14 @@ class FactorAccess:
     opaque: tuple[frozenset[int], ...]
     trails: bool
     extents: dict[int, int]
-    zeros: bool = False
-    """Whether the tensor has zeros behind the elements that the program knows of."""
+    zeros: int = 0
+    """How many each row of the tensor has behind the elements that the program knows of."""
 
     def in_aligned_rows(self) -> FactorAccess:
         """The same of the tensor that `passes/tensor/pack.py` makes of it."""
         *outer, last = self.shape or (1,)
-        return replace(self, shape=(*outer, aligned(last, self.access.element.width // 8)), zeros=True)
+        whole = aligned(last, self.access.element.width // 8)
+        return replace(self, shape=(*outer, whole), zeros=whole - last)
 
     @property
     def along(self) -> int | None:
@@ -243,8 +244,8 @@ class FactorAccess:
 
     def _ends(self, p: int, d: int) -> bool:
         """Whether a dimension of k ends where the tensor does: beyond, all factors are 0, and nothing that is no number is met."""
-        ends = self.shape[p] == self.extents[d] or (self.zeros and self.shape[p] >= self.extents[d])
-        return self.factors[p] == {d: 1} and not self.constants[p] and ends
+        known = self.shape[p] - (self.zeros if p == len(self.shape) - 1 else 0)
+        return self.factors[p] == {d: 1} and not self.constants[p] and known <= self.extents[d] <= self.shape[p]
 
     def is_pieces(self, line: int, inner: tuple[int, ...] | None, wide: int) -> bool:
         """Whether aligned pieces of `wide` elements along lines are of one kind: all inside, or all outside. Where `inner` is
@@ -272,7 +273,7 @@ def factor_access(node: Node, factor: ir.Value, g: Group) -> FactorAccess | None
         tuple(access.subscripts[p].constant for p in wide),
         tuple(frozenset(own[d] for d in access.subscripts[p].linear.opaque if node.extents[d] > 1) for p in wide),
         bool(wide) and wide[-1] < len(access.shape) - 1,
-        {own[d]: e for d, e in enumerate(node.extents)}, zeros=_is_stored(access.tensor),
+        {own[d]: e for d, e in enumerate(node.extents)}, zeros=_zeros(access.tensor),
     )  # fmt: skip
 
 
@@ -281,10 +282,10 @@ def _access(node: Node, factor: ir.Value) -> Access | None:
     return access_of(node.op, factor)
 
 
-def _is_stored(value: ir.Value) -> bool:
-    """Whether the plan has a kernel store a tensor for a contraction."""
+def _zeros(value: ir.Value) -> int:
+    """Behind each row of a tensor that the plan has a kernel store for a contraction."""
     owner = mlir.definition(value)
-    return owner is not None and "tilec.stored" in owner.attributes
+    return (mlir.get_integer(owner, "tilec.stored") or 0) if owner is not None else 0
 
 
 def _is_flat(dims: list[int], inner: tuple[int, ...]) -> bool:
