@@ -311,6 +311,26 @@ def test_backward_is_compiled_while_forward_is(monkeypatch):
         torch.testing.assert_close(mine.grad, other.grad)
 
 
+def test_backward_is_written_before_forward_is_compiled(monkeypatch):
+    """Its programs take longer, and both threads would share Python's lock."""
+    events, ahead, compile_aten = [], backend.Partition.ahead, backend.compile_aten
+
+    def noted(graphs, *given):
+        if len(graphs) == 1:  # of the backward graph: a graph of one partition asks for nothing ahead
+            events.append("written")
+        return ahead(graphs, *given)
+
+    def compiling(graph, given, kind, options):
+        events.append(kind)
+        return compile_aten(graph, given, kind, options)
+
+    monkeypatch.setattr(backend, "SPARE", 1)
+    monkeypatch.setattr(backend.Partition, "ahead", staticmethod(noted))
+    monkeypatch.setattr(backend, "compile_aten", compiling)
+    compiled(mlp())(torch.randn(3, 8)).sum().backward()
+    assert events == ["written", "forward", "backward"]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not compile_server._POSSIBLE, reason="processes of their own are for Linux")
 def test_what_another_thread_gives_up_ahead_is_compiled_after_all(monkeypatch):
