@@ -90,6 +90,15 @@ class KernelSource:
     overlap: bool = False
     inplace: tuple[tuple[int, int], ...] = ()
 
+    @staticmethod
+    def from_json(fields: dict[str, Any]) -> KernelSource:
+        """Raises KeyError or TypeError for what is not a kernel as `asdict` gives it."""
+        maps = tuple(
+            TensorMap(**m | {key: tuple(m[key]) for key in ("shape", "box", "steps")}) for m in fields["maps"]
+        )
+        pairs = tuple((a, b) for a, b in fields["inplace"])
+        return KernelSource(**{**fields, "sites": tuple(fields["sites"]), "maps": maps, "inplace": pairs})
+
 
 @dataclass(frozen=True)
 class Emitted:
@@ -152,7 +161,7 @@ class Emitted:
         return Emitted(
             fields["name"],
             fields["module"],
-            tuple(_kernel(k) for k in fields["kernels"]),
+            tuple(KernelSource.from_json(k) for k in fields["kernels"]),
             tuple(_step(s) for s in fields["steps"]),
             tuple(_temporary(t) for t in fields["temporaries"]),
         )
@@ -166,12 +175,6 @@ def _step(fields: dict[str, Any]) -> Step:
 def _temporary(fields: dict[str, Any]) -> Temporary:
     within = fields["within"]
     return Temporary(**{**fields, "within": within and Slot(**within)})
-
-
-def _kernel(fields: dict[str, Any]) -> KernelSource:
-    maps = tuple(TensorMap(**m | {key: tuple(m[key]) for key in ("shape", "box", "steps")}) for m in fields["maps"])
-    pairs = tuple((a, b) for a, b in fields["inplace"])
-    return KernelSource(**{**fields, "sites": tuple(fields["sites"]), "maps": maps, "inplace": pairs})
 
 
 @dataclass(frozen=True)

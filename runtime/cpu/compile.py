@@ -23,7 +23,8 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import CPUContext
 
 from tilec.process import progress
-from tilec.process.generated import identity, uncollected
+from tilec.process.collection import uncollected
+from tilec.process.generated import identity
 from tilec.process.interrupts import uninterrupted
 from tilec.process.workers import workers
 from tilec.runtime.cpu.frontend import kernel_ir
@@ -100,7 +101,7 @@ def prepare() -> None:
     answer({"module": WARM_UP, "kernel": "kernel"})
 
 
-def answer(wanted: dict[str, str]) -> dict[str, Any]:
+def answer(wanted: dict[str, str], say: object = None) -> dict[str, Any]:
     """For `compile_server`: the machine code of one kernel, or the error."""
     try:
         function = _executed(wanted["module"])[wanted["kernel"]]

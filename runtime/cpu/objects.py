@@ -61,12 +61,12 @@ def _compiled_elsewhere(emitted: Emitted) -> dict[str, Object] | None:
     """
     from tilec.process import compile_server
 
-    codes = functions(emitted.module)
+    codes, modules = functions(emitted.module), alone(emitted.module)
     alike = {k.name: identity(codes[k.name]) for k in emitted.kernels}
     names = {same: name for name, same in alike.items()}
     with workers(os.cpu_count(), "tilec-compile") as pool:
         asked = {
-            same: pool.submit(compile_server.ask, COMPILER, {"module": alone(emitted.module, name), "kernel": name})
+            same: pool.submit(compile_server.ask, COMPILER, {"module": modules[name], "kernel": name})
             for same, name in names.items()
         }
         with suppress(MissingSymbol), uninterrupted():  # what running takes, meanwhile

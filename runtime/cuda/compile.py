@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from tilec.process.generated import uncollected
+from tilec.process.collection import uncollected
 from tilec.process.interrupts import uninterrupted
 from tilec.runtime.cuda.assemble import CompileError, ResourceError, assemble
 from tilec.runtime.cuda.toolkit import NoCompiler, refuse_if_missing
@@ -132,7 +132,7 @@ def prepare() -> None:
     _compile_here(source, "kernel", "sm_90a", 128, None, 1)
 
 
-def answer(wanted: dict[str, Any]) -> dict[str, str]:
+def answer(wanted: dict[str, Any], say: object = None) -> dict[str, str]:
     """The reply of `compile_server`: PTX, or the error. The caller then compiles itself, for its own traceback."""
     try:
         return {"ptx": _compile_here(**wanted)}

@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilec.core.host import available_cores
 from tilec.process import generated, progress
-from tilec.process.generated import uncollected
+from tilec.process.collection import uncollected
 from tilec.process.interrupts import uninterrupted
-from tilec.process.workers import workers
+from tilec.process.workers import Abandoned, Workers, workers
 from tilec.runtime import cache
 from tilec.runtime.cpu.load import MissingSymbol
 from tilec.runtime.cpu.objects import load_native
 from tilec.runtime.program import Cubin, Emitted, KernelSource
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
+
+class Begun:
+    """Kernels that are compiled while others of their program are still printed."""
+
+    def __init__(self, chip: str):
+        self.chip, self.pool = chip, Workers(available_cores(), "tilec-assemble", spare=True)
+        self.cubins: dict[tuple, Future[Cubin]] = {}
+
+    def __enter__(self) -> Begun:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """No more kernels come. If an exception leaves the block, those that have not begun are dropped."""
+        self.pool.end() if kind is None else self.pool.abandon()
+
+    def begin(self, module: str, kernel: KernelSource, registers: int | None) -> None:
+        """`module`: the text of a module with this kernel alone."""
+        same = _same(module, kernel, registers)
+        if same not in self.cubins:
+            self.cubins[same] = self.pool.submit(_compile, module, kernel, self.chip, registers)
 
 
-def program_cubins(emitted: Emitted, chip: str, registers: Mapping[str, int]) -> dict[str, Cubin]:
-    """Every kernel's cubin by kernel name. `registers`: the most that a thread may have, where the plan sets it.
+def program_cubins(
+    emitted: Emitted, chip: str, registers: Mapping[str, int], begun: Begun | None = None
+) -> dict[str, Cubin]:  # fmt: skip
+    """Every kernel's cubin by kernel name. `registers`: the most that a thread may have, where the plan sets it. `begun`: kernels
+    of the program that are compiled already.
 
     All are one entry of the cache, which is found by the module's text: telling which kernels are alike means compiling that
     text to bytecode, which takes longer than to read them all.
@@ -30,7 +52,7 @@ def program_cubins(emitted: Emitted, chip: str, registers: Mapping[str, int]) ->
     key = cache.make_key("cubins", emitted.module, repr(asked), chip, cache.runtime_digest(), *versions())
     if (found := cache.load(key)) is not None and (cubins := _from_cache(*found)) is not None:
         return cubins
-    cubins = _compiled(emitted, chip, registers)
+    cubins = _compiled(emitted, chip, registers, begun)
     different = list({id(c): c for c in cubins.values()}.values())
     properties = {
         "kernels": {name: different.index(c) for name, c in cubins.items()},
@@ -52,25 +74,41 @@ def _from_cache(properties: dict[str, Any], files: dict[str, bytes]) -> dict[str
         return None
 
 
-def _compiled(emitted: Emitted, chip: str, registers: Mapping[str, int]) -> dict[str, Cubin]:
+def _compiled(
+    emitted: Emitted, chip: str, registers: Mapping[str, int], begun: Begun | None
+) -> dict[str, Cubin]:  # fmt: skip
     """Kernels that differ in names only share one. One kernel is assembled while the next becomes PTX; the longest texts begin, so
     that the end waits for no long one."""
-    codes = generated.functions(emitted.module)
     made: dict[tuple, Future[Cubin]] = {}
-    cubins: dict[str, Future[Cubin]] = {}
+    first: dict[tuple, KernelSource] = {}
+    same: dict[str, tuple] = {}
     with uncollected(), workers(available_cores(), "tilec-assemble") as pool:
+        modules = generated.alone(emitted.module)
+
+        def compiled(k: KernelSource) -> Future[Cubin]:
+            return pool.submit(_compile, modules[k.name], k, chip, registers.get(k.name))
+
         for k in sorted(emitted.kernels, key=lambda k: len(k.text), reverse=True):
-            most = registers.get(k.name)
-            same = generated.identity(codes[k.name]), k.threads, k.parameters, k.maps, bool(k.sites), most
-            if same not in made:
-                made[same] = pool.submit(_compile, generated.alone(emitted.module, k.name), k, chip, most)
-            cubins[k.name] = made[same]
+            key = same[k.name] = _same(modules[k.name], k, registers.get(k.name))
+            if key not in made:
+                first[key] = k
+                made[key] = (begun.cubins.get(key) if begun is not None else None) or compiled(k)
         with suppress(MissingSymbol), uninterrupted():  # what calls take, meanwhile
             load_native()
-        for number, future in enumerate(made.values(), 1):
+        for number, (key, k) in enumerate(first.items(), 1):
             progress.at(f"compiling kernel {number} of {len(made)}")
-            future.result()
-    return {name: future.result() for name, future in cubins.items()}
+            try:
+                made[key].result()
+            except (Abandoned, CancelledError):  # one that was begun: an interruption of other work has ended it
+                made[key] = compiled(k)
+    return {name: made[key].result() for name, key in same.items()}
+
+
+def _same(module: str, kernel: KernelSource, registers: int | None) -> tuple:
+    """What kernels share that become one cubin. `module`: the text of a module with this kernel alone."""
+    code = generated.identity(generated.functions(module)[kernel.name])
+    definitions = generated.definitions(module)
+    return code, definitions, kernel.threads, kernel.parameters, kernel.maps, bool(kernel.sites), registers
 
 
 def _compile(module: str, kernel: KernelSource, chip: str, registers: int | None) -> Cubin:

@@ -37,7 +37,7 @@ MANY = 4  # uses of a subview from which on its start is worth a variable
 def emit_cpu(module: ir.Module) -> Emitted:
     name, steps, temporaries = read_steps(module)
     printed = print_kernels(module, _CpuPrinter, lambda printer, function: printer.kernel(function))
-    kernels, used = [kernel for _, kernel in printed], {name for printer, _ in printed for name in printer.used}
+    kernels, used = [p.source for p in printed], {name for p in printed for name in p.used}
     header = [f'"""Kernels of {kernels[0].name if kernels else "an empty program"}, printed by tilec."""', ""]
     if used:
         header += ["from tilec.runtime.cpu.support import (", *(f"    {n}," for n in sorted(used)), ")", "", ""]

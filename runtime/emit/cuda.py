@@ -13,6 +13,7 @@ once loops are unrolled, which puts them in registers, or plain variables where 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from math import prod
 
 from tilec.analysis.traffic import element_bytes
@@ -33,7 +34,7 @@ from tilec.runtime.emit.cuda_predicates import guarded_load, guarded_loads
 from tilec.runtime.emit.cuda_threads import thread_operation
 from tilec.runtime.emit.cuda_uses import is_read_as_scalar, is_unchanged, stored_arguments
 from tilec.runtime.emit.index import Memory
-from tilec.runtime.emit.kernels import print_kernels
+from tilec.runtime.emit.kernels import Printed, print_kernels
 from tilec.runtime.emit.printer import has_flag
 from tilec.runtime.emit.steps import read_steps
 from tilec.runtime.emit.tables import NARROW
@@ -42,7 +43,8 @@ from tilec.runtime.program import Emitted, KernelSource
 CUDA_FUNCTION = {row.cpu: row.cuda for row in FUNCTIONS.values() if row.cpu and row.cuda}
 
 
-def emit_cuda(module: ir.Module) -> Emitted:
+def emit_cuda(module: ir.Module, hear: Callable[[str, KernelSource], None] | None = None) -> Emitted:
+    """`hear` is given each kernel, with the text of a module of its own, while others are still printed."""
     name, steps, temporaries = read_steps(module)
     overlapped = overlaps(module, steps)
     steps_last = {f for f, planned in planned_kernels(module.operation) if planned.options.steps_last}
@@ -52,9 +54,18 @@ def emit_cuda(module: ir.Module) -> Emitted:
         printer.steps_last = function in steps_last or mlir.get_string(function, "sym_name") in launches
         return printer.kernel(function, overlapped)
 
-    made = print_kernels(module, _CudaPrinter, print_kernel)
-    kernels, used = [kernel for _, kernel in made], {name for printer, _ in made for name in printer.used}
-    definitions = {name: call for printer, _ in made for name, call in printer.definitions.items()}
+    def heard(printed: Printed) -> None:
+        if hear is not None:
+            hear(_text([printed]), printed.source)
+
+    made = print_kernels(module, _CudaPrinter, print_kernel, heard)
+    return Emitted(name, _text(made), tuple(p.source for p in made), steps, temporaries)
+
+
+def _text(made: Sequence[Printed]) -> str:
+    """The text of the module."""
+    kernels, used = [p.source for p in made], {name for p in made for name in p.used}
+    definitions = {name: call for p in made for name, call in p.definitions.items()}
     header = [f'"""Kernels of {kernels[0].name if kernels else "an empty program"}, printed by tilec."""', ""]
     constants = sorted(used & {"inf", "nan"})
     if constants:
@@ -64,8 +75,7 @@ def emit_cuda(module: ir.Module) -> Emitted:
     if names:
         header += ["from tilec.runtime.cuda.intrinsics import (", *(f"    {n}," for n in names), ")"]
     header += ["", *(f"{n} = {call}" for n, call in definitions.items())] if definitions else []
-    text = "\n".join([*header, "", ""]) + "\n\n\n".join(k.text for k in kernels) + "\n"
-    return Emitted(name, text, tuple(kernels), steps, temporaries)
+    return "\n".join([*header, "", ""]) + "\n\n\n".join(k.text for k in kernels) + "\n"
 
 
 def _does_something(lines: list[str]) -> bool:

@@ -33,7 +33,6 @@ class MemoryPrinter(UnrollPrinter):
         self.vectors: dict[ir.Value, tuple[Memory, str | int]] = {}
         self.written: set[str] = set()
         self.others: set[str] = set()  # written by kernels before this one, while its blocks may wait already
-        self.definitions: dict[str, str] = {}
         self.maps: dict[str, TensorMap] = {}
         self.parameters: list[str] = []
         self.guard: str | None = None  # under which loads are printed
@@ -74,9 +73,6 @@ class MemoryPrinter(UnrollPrinter):
             self.bind(op.results[0], self.expression(op), self.variable(op))
         else:
             super().pure(op)
-
-    def imports(self) -> set[str]:
-        return self.used | self.definitions.keys()
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 

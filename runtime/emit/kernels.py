@@ -1,14 +1,15 @@
-"""All kernels of a module, by a backend's printer."""
+"""All kernels of a module, by a backend's printer; several at a time, where forks may do it (`tilec/process/forks.py`)."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from tilec.core import locations, mlir
 from tilec.core.mlir import ir
+from tilec.process import forks
 from tilec.runtime.emit.comments import LONGEST, Comments, plain
 from tilec.runtime.emit.names import Names, program_names
 from tilec.runtime.emit.printer import Printer
@@ -17,25 +18,52 @@ from tilec.runtime.program import KernelSource
 P = TypeVar("P", bound=Printer)
 
 
+@dataclass(frozen=True)
+class Printed:
+    """A kernel, and what the module needs beside it: names `used` of the backend's functions, and one-line `definitions`. `names`:
+    those of its variables."""
+
+    source: KernelSource
+    used: set[str]
+    definitions: dict[str, str]
+    names: set[str]
+
+
+Hear = Callable[[Printed], None]
+
+
 def print_kernels(
-    module: ir.Module, printer: Callable[[Names, Comments], P], kernel: Callable[[P, ir.Operation], KernelSource]
-) -> list[tuple[P, KernelSource]]:
-    """Every kernel and its printer. A kernel is printed again if a variable has the name of an import."""
+    module: ir.Module, printer: Callable[[Names, Comments], P], kernel: Callable[[P, ir.Operation], KernelSource],
+    hear: Hear = lambda printed: None,
+) -> list[Printed]:  # fmt: skip
+    """Every kernel. `hear` is told of each as soon as it is printed, of the largest first. Kernels are printed again if a variable
+    has the name of an import, or if they define different things by one name: then what was heard serves nothing."""
     program, statements = frozenset(program_names(module.operation)), locations.statements(module.operation)
     kernels = [f for f in mlir.functions(module) if "tilec.kernel" in f.attributes]
     others = _further_launches(module)
     called = {ir.StringAttr(f.attributes["sym_name"]).value for f in kernels}
     imported: set[str] = set()
-    defined: dict[str, str] = {}
+
+    def printed(function: ir.Operation, defined: dict[str, str]) -> Printed:
+        names = Names(program, locations.indices(function), imported, called, defined)
+        own = printer(names, Comments(statements, function.location))
+        source = replace(_told(kernel(own, function), others), inplace=_pairs(function))
+        return Printed(source, own.used, own.definitions, names.given | names.loops)
+
+    order = sorted(range(len(kernels)), key=lambda n: sum(1 for _ in mlir.traverse(kernels[n])), reverse=True)
     while True:
-        made = []
-        for function in kernels:
-            names = Names(program, locations.indices(function), imported, called, defined)
-            own = printer(names, Comments(statements, function.location))
-            made.append((own, replace(_told(kernel(own, function), others), inplace=_pairs(function))))
-        new = {name for own, _ in made for name in own.imports()} - imported
-        if not any(new & (own.names.given | own.names.loops) for own, _ in made):
-            return made
+        made: dict[int, Printed] = {}
+        for n, found in zip(order, forks.each(lambda k: printed(kernels[order[k]], {}), len(order))):
+            made[n] = found
+            hear(found)
+        result = [made[n] for n in range(len(kernels))]
+        defined = {definition for p in result for definition in p.definitions.items()}
+        if len(defined) > len({name for name, _ in defined}):
+            together: dict[str, str] = {}
+            result = [printed(function, together) for function in kernels]
+        new = {name for p in result for name in (*p.used, *p.definitions)} - imported
+        if not any(new & p.names for p in result):
+            return result
         imported |= new
 
 

@@ -37,6 +37,7 @@ class Printer(Variables):
         self.memory: dict[ir.Value, Memory] = {}
         self.own: set[str] = set()  # variables of a single value: a load's, or one that a loop carries
         self.used: set[str] = set()
+        self.definitions: dict[str, str] = {}
         self.sites: list[str] = []
 
     # ---- supplied by a backend ---------------------------------------------------------------------------------------
@@ -69,10 +70,6 @@ class Printer(Variables):
         """The statements that the next lines serve, where they are others than before."""
         for comment in self.comments.before(op):
             self.line(comment)
-
-    def imports(self) -> set[str]:
-        """The parts of the module beside the kernel."""
-        return self.used
 
     def bind(self, value: ir.Value, text: str, name: str) -> None:
         self.line(f"{name} = {text}")

@@ -32,8 +32,8 @@ def asked(monkeypatch, tmp_path):
     compile_server.start(PROGRAMS)
     found, ask = [], compile_server.ask
 
-    def noted(kind, request):
-        reply = ask(kind, request)
+    def noted(kind, request, *hear):
+        reply = ask(kind, request, *hear)
         if kind == PROGRAMS:
             found.append((request, reply))
         return reply

@@ -8,7 +8,8 @@ from functools import cache
 import llvmlite.binding as llvm
 from numba.core.compiler_lock import global_compiler_lock
 
-from tilec.process.generated import identity, uncollected
+from tilec.process.collection import uncollected
+from tilec.process.generated import identity
 from tilec.runtime.cpu.compile import _execute, _Library, _read, _symbol
 from tilec.runtime.cpu.load import load
 from tilec.runtime.program import Emitted

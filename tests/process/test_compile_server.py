@@ -21,7 +21,7 @@ import os, sys, threading, time
 {before}
 def prepare():
     {prepare}
-def answer(request):
+def answer(request, say):
     {answer}
     return request | {{"process": os.getpid(), "parent": os.getppid(), "torch": sys.modules.get("torch", 0),
                        "session": os.getsid(0)}}

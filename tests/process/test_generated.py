@@ -26,7 +26,7 @@ def one_1(x):
 
 
 def test_a_kernel_alone_has_the_definitions_that_it_needs():
-    one, other = alone(MODULE, "one"), alone(MODULE, "one_1")
+    one, other = alone(MODULE).values()
     assert "first = " in one and "second" not in one and "both" not in one
     assert "second = " in other and "both = " in other and "first" not in other
     assert other.index("second = ") < other.index("both = ") < other.index("def one_1")

@@ -44,7 +44,8 @@ class CudaExecutable(Executable):
 
         with self._compiling:
             if self._cubins is None:
-                self._cubins = program_cubins(self.emitted, self.target.chip, self.compiled.registers)
+                compiled = self.compiled
+                self._cubins = program_cubins(self.emitted, self.target.chip, compiled.registers, compiled.begun)
             return self._cubins
 
     @property

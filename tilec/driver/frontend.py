@@ -16,7 +16,7 @@ from typing import Any
 from tilec.core.diagnostics import Source
 from tilec.core.dtypes import DTYPES, DType
 from tilec.process import progress
-from tilec.process.generated import uncollected
+from tilec.process.collection import uncollected
 from tilec.runtime import cache
 
 
@@ -95,15 +95,17 @@ def _elsewhere(source: Source, key: str) -> Program | None:
     return Program(source, reply["ops"], reply["imports"], key) if reply is not None and "ops" in reply else None
 
 
-def ask_compiler(source: Source, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The reply of the process that compiles programs; None where none was started, and for files, whose imports are found from
-    the folder in which this process is now."""
+def ask_compiler(
+    source: Source, wanted: Mapping[str, Any], hear: Callable[[Any], None] = lambda part: None
+) -> dict[str, Any] | None:  # fmt: skip
+    """The reply of the process that compiles programs, and `hear` its parts; None where no such process was started, and for files,
+    whose imports are found from the folder in which this process is now."""
     from tilec.process import compile_server, workers
 
     if not source.name.startswith("<") or not compile_server.running(PROGRAMS):
         workers.check()
         return None
-    return compile_server.ask(PROGRAMS, {"name": source.name, "text": source.text, **wanted})
+    return compile_server.ask(PROGRAMS, {"name": source.name, "text": source.text, **wanted}, hear)
 
 
 def parsed(source: Source, key: str = "") -> Program:

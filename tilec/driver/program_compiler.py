@@ -8,6 +8,7 @@ graph's programs, several at once.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from typing import Any
 from tilec.core import target, targets
 from tilec.core.diagnostics import Source
 from tilec.core.dtypes import DTYPES
+from tilec.core.host import available_cores
 from tilec.driver.frontend import Program, parsed
-from tilec.driver.recipe import Recipe, written
+from tilec.driver.recipe import Recipe, part, written
+
+PROCESSORS = 4  # from which on a program's compilation forks
 
 _FIRST = """op first(x: bf16[M, K], w: bf16[K, N], b: bf16[N]) -> (y: bf16[M, N], z: bf16[M, N]) {
     s[i, j]: f32 = sum[k](x[i, k] * w[k, j]) + b[j]
@@ -33,10 +37,14 @@ def prepare() -> None:
     for name in ("h200", "cpu"):
         Recipe(_program("<program>", _FIRST), "first", None, {"M": 256, "K": 128, "N": 256}, targets.load(name)).compiled_here()
 
+def may_fork() -> bool:
+    """For `compile_server`: whether one program is compiled by several processes."""
+    return available_cores() >= PROCESSORS
 
-def answer(wanted: dict[str, Any]) -> dict[str, Any]:
+
+def answer(wanted: dict[str, Any], say: Callable[[Any], None] = lambda part: None) -> dict[str, Any]:
     """The reply of `compile_server`: what a program declares, or what compiling one of its ops makes; or the error. The caller
-    then compiles itself, for its own traceback."""
+    then compiles itself, for its own traceback. Of a program for a GPU, kernels are said before, each as soon as it is printed."""
     try:
         program = _program(wanted["name"], wanted["text"])
         if "op" not in wanted:
@@ -46,7 +54,7 @@ def answer(wanted: dict[str, Any]) -> dict[str, Any]:
             program, wanted["op"], inputs and tuple((DTYPES[name], tuple(shape)) for name, shape in inputs), wanted["sizes"],
             _target(wanted["target"]), Path(schedule) if schedule else None, [(k, n) for k, n in wanted["over"]],
         )  # fmt: skip
-        return {"program": written(recipe.compiled_here())}
+        return {"program": written(recipe.compiled_here(lambda *kernel: say(part(*kernel))))}
     except Exception as error:
         return {"error": str(error)}
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,14 @@ from tilec.core.dtypes import DTYPES, DType
 from tilec.core.target import Target
 from tilec.driver.frontend import PROGRAMS, Program, ask_compiler
 from tilec.process import progress
-from tilec.process.generated import uncollected
+from tilec.process.collection import uncollected
 from tilec.runtime import cache
-from tilec.runtime.program import Emitted
+from tilec.runtime.program import Emitted, KernelSource
 
 if TYPE_CHECKING:
-    from tilec.driver.lowering import Lowered
+    from tilec.driver.lowering import Hear, Lowered
     from tilec.dsl.specialise import Specialised
+    from tilec.runtime.cuda.cubins import Begun
 
 Signature = tuple[tuple[DType, tuple[int, ...]], ...]
 Named = tuple[str, DType, tuple[int, ...]]
@@ -35,13 +36,14 @@ Named = tuple[str, DType, tuple[int, ...]]
 @dataclass(frozen=True)
 class Compiled:
     """The data of an op's run, before machine code. `predicted_us`: the cost model's times by kernel. `registers`: the
-    plan's register limits by kernel."""
+    plan's register limits by kernel. `begun`: kernels that are compiled already."""
 
     inputs: tuple[Named, ...]
     outputs: tuple[Named, ...]
     emitted: Emitted
     predicted_us: dict[str, float]
     registers: dict[str, int]
+    begun: Begun | None = field(default=None, compare=False)
 
 
 class Recipe:
@@ -83,16 +85,23 @@ class Recipe:
             "target": json.dumps(self.target.to_dict()), "schedule": self.schedule and str(self.schedule.resolve()),
             "over": self.over,
         }  # fmt: skip
-        reply = ask_compiler(self.program.source, wanted)
-        return _read(reply["program"]) if reply is not None and "program" in reply else None
+        if self.target.kind != "cuda":
+            reply = ask_compiler(self.program.source, wanted)
+            return _read(reply["program"]) if reply is not None and "program" in reply else None
+        from tilec.runtime.cuda.cubins import Begun
 
-    def compiled_here(self) -> Compiled:
-        """By this process, whatever is in the cache. Raises TileError if the program or the target does not allow it."""
+        with Begun(self.target.chip) as begun:
+            reply = ask_compiler(self.program.source, wanted, partial(_begin, begun))
+        return replace(_read(reply["program"]), begun=begun) if reply is not None and "program" in reply else None
+
+    def compiled_here(self, hear: Hear | None = None) -> Compiled:
+        """By this process, whatever is in the cache. `hear`: see `lower`. Raises TileError if the program or the target does not
+        allow it."""
         with uncollected():
-            return self._compile()
+            return self._compile(hear)
 
-    def _compile(self) -> Compiled:
-        specialised, lowered = self._without_texts()
+    def _compile(self, hear: Hear | None = None) -> Compiled:
+        specialised, lowered = self._without_texts(hear)
         predicted = {name: p.time_us for name, p in lowered.plan.predictions.items()}
         inputs, outputs = (_named(tensors) for tensors in (specialised.inputs, specialised.outputs))
         return Compiled(inputs, outputs, lowered.emitted, predicted, lowered.plan.registers)
@@ -111,17 +120,17 @@ class Recipe:
         """The op with numbers for sizes, and its IR after every stage."""
         return self._lowered(texts=True)
 
-    def _without_texts(self) -> tuple[Specialised, Lowered]:
+    def _without_texts(self, hear: Hear | None) -> tuple[Specialised, Lowered]:
         """As `lowered`, if that is known; else without the IR after every stage, which takes a fifth of the time. A defect of
         tilec's is found again with it, for the report."""
         if "lowered" in vars(self):
             return self.lowered
         try:
-            return self._lowered(texts=False)
+            return self._lowered(texts=False, hear=hear)
         except InternalError:
             return self.lowered
 
-    def _lowered(self, texts: bool) -> tuple[Specialised, Lowered]:
+    def _lowered(self, texts: bool, hear: Hear | None = None) -> tuple[Specialised, Lowered]:
         from tilec.core import mlir
         from tilec.driver.lowering import lower
         from tilec.dsl.build import build
@@ -131,7 +140,7 @@ class Recipe:
         with mlir.context(), mlir.ir.Location.unknown():
             progress.at("in stage 'build'")
             module = build(specialised, self.over)
-            lowered = lower(module, self.target, schedule=_schedule(self.schedule), texts=texts)
+            lowered = lower(module, self.target, schedule=_schedule(self.schedule), texts=texts, hear=hear)
         check_expectations(specialised, lowered.plan)
         return specialised, lowered
 
@@ -203,6 +212,15 @@ def written(made: Compiled) -> dict[str, Any]:
         "inputs": tensors(made.inputs), "outputs": tensors(made.outputs), "emitted": made.emitted.to_json(),
         "predicted_us": made.predicted_us, "registers": made.registers,
     }  # fmt: skip
+
+
+def part(registers: Mapping[str, int], module: str, kernel: KernelSource) -> dict[str, Any]:
+    """A kernel, as JSON can say it, that is to be compiled while others are still printed. A `Hear` of `lower`."""
+    return {"module": module, "kernel": asdict(kernel), "registers": registers.get(kernel.name)}
+
+
+def _begin(begun: Begun, said: dict[str, Any]) -> None:
+    begun.begin(said["module"], KernelSource.from_json(said["kernel"]), said["registers"])
 
 
 def _read(fields: dict[str, Any]) -> Compiled:

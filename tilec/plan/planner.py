@@ -10,7 +10,7 @@ attributes (`tilec/kernels/attributes.py`). The passes after it read nothing els
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -41,11 +41,12 @@ from tilec.plan.digest import sign
 from tilec.plan.fusion import group
 from tilec.plan.given_groups import Fixed, group_as
 from tilec.plan.groups import Group, Remark
-from tilec.plan.model import Plan
+from tilec.plan.model import Plan, Split
 from tilec.plan.prepack import apply_packs, choose_packs
 from tilec.plan.recompute import of_joins, of_products, of_reads, plan_diagonals, plan_with
 from tilec.plan.split_reduction import apply_splits, choose_splits, with_inlined
 from tilec.plan.unchosen import renamed, unchosen
+from tilec.process import forks
 
 
 def make_plan(
@@ -119,12 +120,23 @@ class _Apart(Exception):
 def _make_plan(
     function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool, alike: Alike, whole: _Whole
 ) -> Plan:  # fmt: skip
+    splits, why = choose_splits(whole.groups, whole.graph, target) if splitting else ([], [])
+    split = partial(_planned, function, target, fixed, alike, whole, splits, why)
+    if splits and fixed is None and target.kind == "cuda":
+        return _whole_if_faster(split, partial(_fitting_plan, function, target, None, False, alike, whole))
+    return split()
+
+
+def _planned(
+    function: ir.Operation, target: Target, fixed: Fixed | None, alike: Alike, whole: _Whole, splits: list[Split],
+    why: list[Remark],
+) -> Plan:  # fmt: skip
+    """The plan with these reductions split."""
     if target.kind == "cuda":
         from tilec.plan.cuda.choose import choose
     else:
         from tilec.plan.cpu.loops import choose
     approximations, graph, groups, remarks = whole.approximations, whole.graph, whole.groups, whole.remarks
-    splits, why = choose_splits(groups, graph, target) if splitting else ([], [])
     packs, reasons = choose_packs(
         [g for g in groups if not any(s.name == n.name for s in splits for n in g.nodes)], graph, target
     )
@@ -167,7 +179,7 @@ def _make_plan(
         remarks += why
     inlined = (*before, *(n.name for n in graph.nodes if n.inlined))
     regroup = partial(make_plan, function, target, splitting=bool(splits))
-    plan = Plan(
+    return Plan(
         target,
         tuple(kernels),
         inlined,
@@ -182,9 +194,6 @@ def _make_plan(
         launches=launches,
         order=order,
     )
-    if splits and fixed is None and target.kind == "cuda":
-        return _whole_if_faster(plan, _fitting_plan(function, target, None, False, alike, whole))
-    return plan
 
 
 def _candidates(
@@ -241,14 +250,18 @@ def _weighed(plan: Plan) -> float:
     return plan.time_us + (plan.target.fit(WarpgroupTimes).stream_k - 1) * sum(shared)
 
 
-def _whole_if_faster(split: Plan, whole: Plan) -> Plan:
+def _whole_if_faster(split: Callable[[], Plan], whole: Callable[[], Plan]) -> Plan:
     """The plan without splits where blocks that share rows do as well: parts take a second kernel, and often a second
     look at the data."""
-    if _weighed(whole) > _weighed(split):
-        return split
-    times = f"{duration(split.time_us)} split, {duration(whole.time_us)} unsplit"
-    remarks = [Remark("refused", f"to split {s.name}", times) for s in split.splits]
-    return replace(whole, remarks=(*remarks, *whole.remarks))
+
+    def about(plan: Plan) -> tuple[float, float, list[str]]:
+        return _weighed(plan), plan.time_us, [s.name for s in plan.splits]
+
+    number, plan, (parts, one) = forks.choose([split, whole], about, lambda said: int(said[1][0] <= said[0][0]))
+    if number == 0:
+        return plan
+    times = f"{duration(parts[1])} split, {duration(one[1])} unsplit"
+    return replace(plan, remarks=(*(Remark("refused", f"to split {name}", times) for name in parts[2]), *plan.remarks))
 
 
 def _for_target(graph: Graph, target: Target) -> Graph:

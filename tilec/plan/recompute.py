@@ -25,6 +25,7 @@ from tilec.plan.chain import WIDEST
 from tilec.plan.given_groups import Fixed
 from tilec.plan.groups import Remark
 from tilec.plan.model import Plan
+from tilec.process import forks
 
 Planner = Callable[[ir.Operation, Target, Fixed | None, bool], Plan]
 
@@ -94,24 +95,26 @@ def plan_with(
     if anew is None:
         return planner(function, target, fixed, splitting)
     regroup = partial(plan_with, find, function, target, splitting=splitting, planner=planner)
-    stored = None
-    if fixed is None or {*anew.names}.isdisjoint((*fixed.inlined, *(n for kernel in fixed.kernels for n in kernel))):
-        stored = replace(planner(function, target, fixed, splitting), regroup=regroup)
-        if fixed is not None:
-            return stored
-    copy = function.clone()
-    anew.rewrite(copy)
-    planned = planner(copy, target, fixed, splitting)
-    if not anew.may_split and any(s.name in anew.names for s in planned.splits):
-        planned = planner(copy, target, fixed, False)
-    found = replace(anew.noted(planned), regroup=regroup)
-    if stored is None:
-        return found
+
+    def stored() -> Plan:
+        return replace(planner(function, target, fixed, splitting), regroup=regroup)
+
+    def computed() -> Plan:
+        copy = function.clone()
+        anew.rewrite(copy)
+        planned = planner(copy, target, fixed, splitting)
+        if not anew.may_split and any(s.name in anew.names for s in planned.splits):
+            planned = planner(copy, target, fixed, False)
+        return replace(anew.noted(planned), regroup=regroup)
+
+    if fixed is not None:
+        given = (*fixed.inlined, *(n for kernel in fixed.kernels for n in kernel))
+        return stored() if {*anew.names}.isdisjoint(given) else computed()
+    number, plan, us = forks.choose([stored, computed], lambda plan: plan.time_us, lambda us: int(pays(us[1], us[0])))
     subject = anew.subject or ", ".join(anew.names)
-    times = f"{duration(found.time_us)} {anew.computed}, {duration(stored.time_us)} {anew.stored}"
-    if not pays(found.time_us, stored.time_us):
-        return replace(stored, remarks=(*stored.remarks, Remark("refused", f"to compute {subject}", times)))
-    return replace(found, remarks=(*found.remarks, Remark("recomputed", subject, times)))
+    times = f"{duration(us[1])} {anew.computed}, {duration(us[0])} {anew.stored}"
+    remark = Remark("recomputed", subject, times) if number else Remark("refused", f"to compute {subject}", times)
+    return replace(plan, remarks=(*plan.remarks, remark))
 
 
 def plan_diagonals(

@@ -5,7 +5,9 @@ Therefore a process for each kind of compiler starts when a program must be comp
 forks answer requests. All of them end with this process, or after ten minutes without work. If no such process can start,
 `ask` says so, and the caller compiles itself.
 
-Requests and replies are JSON with its length before it, over one socket for each fork.
+Requests and replies are JSON, over one socket for each fork. Before its reply a fork may send parts of it, as soon as they are
+there. It may have forks of its own, which work beside it, if the module's
+`may_fork` says so (`forks.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +20,14 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from tilec.process import workers
+from tilec.process import forks, workers
+from tilec.process.messages import receive, send
+
+Hear = Callable[[Any], None]
 
 IDLE = 600.0  # seconds
 _POSSIBLE = sys.platform.startswith("linux") and not getattr(sys, "frozen", False)
@@ -58,13 +64,15 @@ class _Server:
             self.busy.add(connection)
             return connection
 
-    def answer(self, text: bytes) -> bytes | None:
-        """The reply to a request; None where the process is gone."""
+    def answer(self, text: bytes, hear: Hear) -> dict[str, Any] | None:
+        """The reply to a request, of which parts may be heard before; None where the process is gone."""
         connection = reply = None
         try:
             connection = self.take()
-            _send(connection, text)
-            reply = _receive(connection) or None
+            send(connection, text)
+            while (message := receive(connection)) and "part" in (said := json.loads(message)):
+                hear(said["part"])
+            reply = said if message else None
         except OSError:
             pass
         finally:
@@ -127,12 +135,13 @@ def end_unused(kind: str) -> None:
             _end(_running.pop(kind))
 
 
-def ask(kind: str, request: dict[str, Any]) -> dict[str, Any] | None:
-    """What `answer` of the module `kind` says to a request, from another process; None where that cannot be had. Raises Abandoned
-    in a worker that nobody waits for any more."""
+def ask(kind: str, request: dict[str, Any], hear: Hear = lambda part: None) -> dict[str, Any] | None:
+    """What `answer` of the module `kind` says to a request, from another process; None where that cannot be had. `hear` is called
+    with each part of the reply that comes before it; where a process ends, another begins anew. Raises Abandoned in a worker that
+    nobody waits for any more."""
     text = json.dumps(request).encode()
     for _ in range(2):  # it may have ended just now, for want of work
-        if (server := start(kind)) is None or (reply := server.answer(text)) is not None or server.given_up:
+        if (server := start(kind)) is None or (reply := server.answer(text, hear)) is not None or server.given_up:
             break
         with _lock:
             if _running.get(kind) is server:
@@ -143,19 +152,7 @@ def ask(kind: str, request: dict[str, Any]) -> dict[str, Any] | None:
     if server is None or reply is None:
         workers.check()
         return None
-    return json.loads(reply)
-
-
-def _send(connection: socket.socket, text: bytes) -> None:
-    connection.sendall(len(text).to_bytes(8, "little") + text)
-
-
-def _receive(connection: socket.socket) -> bytes:
-    """The message; empty where the other end is gone."""
-    with connection.makefile("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        text = file.read(size)
-        return text if len(text) == size else b""
+    return reply
 
 
 def give_up() -> None:
@@ -238,13 +235,32 @@ def serve(number: int, kind: str) -> None:
 
 
 def _answer(module: Any, connection: socket.socket) -> None:
-    """Answers requests by `answer` of a module, as long as there are any."""
+    """Answers requests by `answer` of a module, as long as there are any. Never returns."""
     import gc
 
     connection.settimeout(IDLE)
+    forks.allow(hasattr(module, "may_fork") and module.may_fork())
     try:
-        while text := _receive(connection):
-            _send(connection, json.dumps(module.answer(json.loads(text))).encode())
+        while text := receive(connection):
+            while not _answered(module, json.loads(text), connection):
+                forks.allow(False)  # a fork that went on has failed
             gc.collect()  # while nobody waits
     finally:
         os._exit(0)
+
+
+def _answered(module: Any, request: Any, connection: socket.socket) -> bool:
+    """Whether this process has answered, or a fork for it. In such a fork this does not return."""
+
+    def say(part: Any) -> None:
+        send(connection, json.dumps({"part": part}).encode())
+
+    try:
+        send(connection, json.dumps(module.answer(request, say)).encode())
+        answered = True
+    except forks.GoneOn as other:
+        answered = other.answered()
+    if forks.went_on():
+        forks.end_fork(answered)
+    forks.wait_for_forks()
+    return answered

@@ -1,11 +1,8 @@
-"""Help for compiling generated Python: a kernel's text by itself, a digest of its bytecode, and no garbage collection meanwhile."""
+"""Help for compiling generated Python: a kernel's text by itself, and a digest of its bytecode."""
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import CodeType
 
 
@@ -21,26 +18,22 @@ def functions(module: str) -> dict[str, CodeType]:
     return {c.co_name: c for c in code.co_consts if isinstance(c, CodeType)}
 
 
-def alone(module: str, name: str) -> str:
-    """The text of a printed module with one of its functions, and with those of its one-line definitions that this one needs."""
+def alone(module: str) -> dict[str, str]:
+    """By function of a printed module, the text of the module with this one, and with those of its one-line definitions that it
+    needs."""
     head, *texts = re.split(r"^(?=def )", module, flags=re.MULTILINE)
-    (text,) = (t for t in texts if t.startswith(f"def {name}("))
-    kept, used = [text], set(re.findall(r"\w+", text))
-    for line in reversed(head.splitlines(keepends=True)):
-        defined = re.match(r"(\w+) = ", line)
-        if defined is None or defined[1] in used:
-            kept.append(line)
-            used.update(re.findall(r"\w+", line) if defined else ())
-    return "".join(reversed(kept))
+    lines = [(re.match(r"(\w+) = ", line), line) for line in head.splitlines(keepends=True)]
+    found = {}
+    for text in texts:
+        kept, used = [text], set(re.findall(r"\w+", text))
+        for defined, line in reversed(lines):
+            if defined is None or defined[1] in used:
+                kept.append(line)
+                used.update(re.findall(r"\w+", line) if defined else ())
+        found[text[4 : text.index("(")]] = "".join(reversed(kept))
+    return found
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Disables the garbage collector: compilers make a great many objects, and nearly all are in use."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
+def definitions(module: str) -> tuple[str, ...]:
+    """The one-line definitions of a printed module."""
+    return tuple(re.findall(r"^\w+ = .*$", module.partition("\ndef ")[0], flags=re.MULTILINE))

@@ -23,6 +23,7 @@ from tilec.core.host import available_cores
 from tilec.core.target import Target
 from tilec.core.targets import kind_of
 from tilec.driver.recipe import end_unused_compilers, load_compilers
+from tilec.process.collection import frozen
 from tilec.torch import aten, channels_last, deferred, dump, random_numbers, recompute, reports, standby
 from tilec.torch.aot import functions
 from tilec.torch.call import Partition
@@ -111,7 +112,8 @@ def compilers(options: Options, names: Sequence[str] = ()) -> dict[str, Any]:
     def of(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Run]:
         def compiled(graph: fx.GraphModule, given: Sequence[Any]) -> Run:
             _name(graph.graph, names)
-            run, told = compile_aten(graph, given, kind, options)
+            with frozen():  # Dynamo's trace of a backward graph is over
+                run, told = compile_aten(graph, given, kind, options)
             if graphs is not None:
                 run, told.not_replayed = graphs.wrap(run, graph, given, kind)
             return run

@@ -166,7 +166,7 @@ def test_every_kernel_of_the_examples_is_read(example, rng):
     """Without Numba's front end, which takes several times as long."""
     made = emitted(example.path, example.op, example.inputs(rng))
     for k in made.kernels:
-        ptx_of(generated.alone(made.module, k.name), name=k.name, threads=k.threads, parameters=parameters(k))
+        ptx_of(generated.alone(made.module)[k.name], name=k.name, threads=k.threads, parameters=parameters(k))
 
 
 def test_numbers_are_made_once_and_functions_linked_once():

@@ -1,0 +1,49 @@
+"""Objects that garbage collections leave out."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+from tilec.process.collection import frozen, uncollected
+
+
+class Ring:
+    def __init__(self):
+        self.own = self
+
+
+def test_what_is_there_is_left_out_and_what_comes_is_not():
+    before = Ring()
+    found = weakref.ref(before)
+    with frozen():
+        del before
+        made = weakref.ref(Ring())
+        gc.collect()
+        assert found() is not None and made() is None
+        with frozen():  # within another, it ends nothing
+            pass
+        assert gc.get_freeze_count()
+    assert not gc.get_freeze_count()
+    gc.collect()
+    assert found() is None
+
+
+def test_what_a_caller_has_left_out_stays_so():
+    gc.freeze()
+    try:
+        count = gc.get_freeze_count()
+        with frozen():
+            assert gc.get_freeze_count() == count
+        assert gc.get_freeze_count() == count
+    finally:
+        gc.unfreeze()
+
+
+def test_the_collector_is_as_before():
+    with uncollected():
+        assert not gc.isenabled()
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
