@@ -2,14 +2,16 @@
 
 Each way of a row is a process of its own with empty caches: what one has imported, traced or kept on disk serves no other. The
 seconds count from the first call to its end, less a later call; the model is made and PyTorch's driver started before. Python's
-files of bytecode are there, as after an installation. `--workers` rows run at a time (by default one for each four processors,
-so that each has four).
+files of bytecode are made before, as an installation does. A library's files that a model is the first to need come from a slower
+disk: the ways take turns in being the first of a model. `--workers` rows run at a time (by default one for each four processors, so
+that each has four).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -70,17 +72,20 @@ def run(options: argparse.Namespace, tasks: Sequence[tuple[Load, str]], setting:
     os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": threads, "PYTHONDONTWRITEBYTECODE": ""}
     named = {row.name: row for row in made}
 
-    def one(load: Load, task: str) -> dict[str, Any]:
-        each = [_alone(command, named[f"{load.name}, {task}, {way}"], end) for way in WAYS]
+    def one(number: int, load: Load, task: str) -> dict[str, Any]:
+        turn = WAYS if number % 2 == 0 else WAYS[::-1]
+        found = {way: _alone(command, named[f"{load.name}, {task}, {way}"], end) for way in turn}
+        each = {way: found[way] for way in WAYS}
         facts = {"name": f"{load.name}, {task}", "group": task, "kind": load.kind}
-        if errors := {way: f["error"] for way, f in zip(WAYS, each) if f.get("error")}:
+        if errors := {way: f["error"] for way, f in each.items() if f.get("error")}:
             facts["errors"] = errors
-        return facts | {"compile_s": {way: f["seconds"] for way, f in zip(WAYS, each) if "seconds" in f}}
+        return facts | {"compile_s": {way: f["seconds"] for way, f in each.items() if "seconds" in f}}
 
     path, order = None, [f"{load.name}, {task}" for load, task in tasks]
     with ThreadPoolExecutor(workers) as pool:
-        _alone(command, made[0], end)  # files of bytecode
-        for done in as_completed([pool.submit(one, *each) for each in tasks]):
+        _compile_bytecode()
+        _alone(command, made[0], end)  # what its import makes on disk
+        for done in as_completed([pool.submit(one, number, *each) for number, each in enumerate(tasks)]):
             found.append(done.result())
             found.sort(key=lambda f: order.index(f["name"]))
             path = report.save("models-cold", found, options.json, machine)
@@ -88,6 +93,12 @@ def run(options: argparse.Namespace, tasks: Sequence[tuple[Load, str]], setting:
     models_report.show_cold(found, console)
     console.print(f"written to {path}")
     return int(any("errors" in f for f in found))
+
+
+def _compile_bytecode() -> None:
+    """Of all modules that can be imported, where their folders can be written."""
+    folders = [folder for folder in sys.path if os.path.isdir(folder)]
+    subprocess.run([sys.executable, "-m", "compileall", "-q", "-q", "-j", "0", *folders], check=False)
 
 
 def _alone(command: list[str], row: runner.Row, end: float) -> dict[str, Any]:
