@@ -29,6 +29,7 @@ class Printed:
     names: set[str]
 
 
+LARGE = 8000  # operations of a module that forks print, which takes a second
 Hear = Callable[[Printed], None]
 
 
@@ -50,10 +51,12 @@ def print_kernels(
         source = replace(_told(kernel(own, function), others), inplace=_pairs(function))
         return Printed(source, own.used, own.definitions, names.given | names.loops)
 
-    order = sorted(range(len(kernels)), key=lambda n: sum(1 for _ in mlir.traverse(kernels[n])), reverse=True)
+    sizes = [sum(1 for _ in mlir.traverse(function)) for function in kernels]
+    order = sorted(range(len(kernels)), key=sizes.__getitem__, reverse=True)
     while True:
         made: dict[int, Printed] = {}
-        for n, found in zip(order, forks.each(lambda k: printed(kernels[order[k]], {}), len(order))):
+        several = forks.each(lambda k: printed(kernels[order[k]], {}), len(order), sum(sizes) >= LARGE)
+        for n, found in zip(order, several):
             made[n] = found
             hear(found)
         result = [made[n] for n in range(len(kernels))]

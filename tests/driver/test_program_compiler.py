@@ -13,8 +13,9 @@ from tilec.core.dtypes import DTYPES
 from tilec.driver import frontend, program_compiler
 from tilec.driver.frontend import PROGRAMS, read_program
 from tilec.driver.recipe import Recipe, end_unused_compilers, load_compilers
-from tilec.process import compile_server
+from tilec.process import compile_server, generated
 from tilec.runtime import cache
+from tilec.runtime.cuda import cubins
 
 pytestmark = pytest.mark.skipif(not compile_server._POSSIBLE, reason="processes of their own are for Linux")
 
@@ -55,6 +56,26 @@ def test_it_makes_what_this_process_makes(asked, more):
     assert ["op" in request for request, _ in asked] == [False, True] and all("error" not in reply for _, reply in asked)
     assert made == recipe(**more).compiled_here()
     assert recipe(**more).compiled() == made and len(asked) == 2, "it is in the cache now"
+
+
+def test_kernels_are_begun_that_the_program_has(asked):
+    """What is printed of a kernel before its program is complete is what is compiled of the program."""
+    text = """op f(
+        q: bf16[4, 64, 64], k: bf16[4, 64, 64], v: bf16[4, 64, 64], w: bf16[64, 128]
+    ) -> (y: bf16[4, 64, 128], n: f32[4, 64]) {
+        s[b, i, j]: f32 = sum[d](q[b, i, d] * k[b, j, d]) / 8
+        m[b, i]    = max[j](s[b, i, j])
+        e[b, i, j] = exp(s[b, i, j] - m[b, i])
+        o[b, i, d] = sum[j](e[b, i, j] * v[b, j, d]) / sum[j](e[b, i, j])
+        y[b, i, c] = sum[d](o[b, i, d] * w[d, c])
+        n[b, i]    = sum[c](y[b, i, c] * y[b, i, c])
+    }"""
+    bf16 = DTYPES["bf16"]
+    made = recipe(text, inputs=tuple((bf16, shape) for shape in [(4, 64, 64)] * 3 + [(64, 128)])).compiled()
+    assert made.begun is not None and len(made.begun.cubins) == len(made.emitted.kernels) > 1
+    modules = generated.alone(made.emitted.module)
+    wanted = {cubins._same(modules[k.name], k, made.registers.get(k.name)) for k in made.emitted.kernels}
+    assert wanted == set(made.begun.cubins)
 
 
 def test_targets_and_schedules_go_along(asked, tmp_path):

@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import socket
 import time
 from pathlib import Path
 
 import pytest
+from tools.answering import Answering
 
 from tilec.process import compile_server, forks
-from tilec.process.messages import receive, send
 
 pytestmark = pytest.mark.skipif(not compile_server._POSSIBLE, reason="processes of their own are for Linux")
-
-
-class Answering:
-    """A process that answers by `function(request)`, as those of `compile_server` do, and may fork."""
-
-    def __init__(self, function):
-        self.answer, self.may_fork = function, lambda: True
-        self.connection, theirs = socket.socketpair()
-        self.process = os.fork()
-        if self.process == 0:
-            self.connection.close()
-            compile_server._answer(self, theirs)
-        theirs.close()
-        self.connection.settimeout(30)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.connection.close()
-        os.waitpid(self.process, 0)
-
-    def ask(self, request):
-        """The parts, and the reply."""
-        send(self.connection, json.dumps(request).encode())
-        parts = []
-        while "part" in (said := json.loads(receive(self.connection))):
-            parts.append(said["part"])
-        return parts, said
 
 
 def least(said):

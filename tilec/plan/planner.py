@@ -43,7 +43,7 @@ from tilec.plan.given_groups import Fixed, group_as
 from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Plan, Split
 from tilec.plan.prepack import apply_packs, choose_packs
-from tilec.plan.recompute import of_joins, of_products, of_reads, plan_diagonals, plan_with
+from tilec.plan.recompute import is_large, of_joins, of_products, of_reads, plan_diagonals, plan_with
 from tilec.plan.split_reduction import apply_splits, choose_splits, with_inlined
 from tilec.plan.unchosen import renamed, unchosen
 from tilec.process import forks
@@ -123,7 +123,8 @@ def _make_plan(
     splits, why = choose_splits(whole.groups, whole.graph, target) if splitting else ([], [])
     split = partial(_planned, function, target, fixed, alike, whole, splits, why)
     if splits and fixed is None and target.kind == "cuda":
-        return _whole_if_faster(split, partial(_fitting_plan, function, target, None, False, alike, whole))
+        whole_plan = partial(_fitting_plan, function, target, None, False, alike, whole)
+        return _whole_if_faster(split, whole_plan, at_once=is_large(function))
     return split()
 
 
@@ -250,14 +251,15 @@ def _weighed(plan: Plan) -> float:
     return plan.time_us + (plan.target.fit(WarpgroupTimes).stream_k - 1) * sum(shared)
 
 
-def _whole_if_faster(split: Callable[[], Plan], whole: Callable[[], Plan]) -> Plan:
+def _whole_if_faster(split: Callable[[], Plan], whole: Callable[[], Plan], at_once: bool) -> Plan:
     """The plan without splits where blocks that share rows do as well: parts take a second kernel, and often a second
     look at the data."""
 
     def about(plan: Plan) -> tuple[float, float, list[str]]:
         return _weighed(plan), plan.time_us, [s.name for s in plan.splits]
 
-    number, plan, (parts, one) = forks.choose([split, whole], about, lambda said: int(said[1][0] <= said[0][0]))
+    faster = forks.choose([split, whole], about, lambda said: int(said[1][0] <= said[0][0]), at_once)
+    number, plan, (parts, one) = faster
     if number == 0:
         return plan
     times = f"{duration(parts[1])} split, {duration(one[1])} unsplit"

@@ -27,6 +27,8 @@ from tilec.plan.groups import Remark
 from tilec.plan.model import Plan
 from tilec.process import forks
 
+LARGE = 200  # operations: to plan them takes half a second
+
 Planner = Callable[[ir.Operation, Target, Fixed | None, bool], Plan]
 
 
@@ -110,7 +112,9 @@ def plan_with(
     if fixed is not None:
         given = (*fixed.inlined, *(n for kernel in fixed.kernels for n in kernel))
         return stored() if {*anew.names}.isdisjoint(given) else computed()
-    number, plan, us = forks.choose([stored, computed], lambda plan: plan.time_us, lambda us: int(pays(us[1], us[0])))
+    number, plan, us = forks.choose(
+        [stored, computed], lambda plan: plan.time_us, lambda us: int(pays(us[1], us[0])), is_large(function)
+    )
     subject = anew.subject or ", ".join(anew.names)
     times = f"{duration(us[1])} {anew.computed}, {duration(us[0])} {anew.stored}"
     remark = Remark("recomputed", subject, times) if number else Remark("refused", f"to compute {subject}", times)
@@ -148,6 +152,11 @@ def plan_diagonals(
         refused = Remark("refused", f"to store {subject} by diagonals", times)
         return replace(stored, regroup=regroup, remarks=(*stored.remarks, refused))
     return replace(found, remarks=(*found.remarks, Remark("diagonals", subject, times)))
+
+
+def is_large(function: ir.Operation) -> bool:
+    """Whether plans of it take so long that they are made beside each other."""
+    return len(mlir.entry(function).operations) >= LARGE
 
 
 def pays(anew: float, stored: float) -> bool:

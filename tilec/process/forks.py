@@ -1,11 +1,12 @@
 """Work beside this process, in forks of it: alternatives of which one is chosen, and items that do not depend on each other.
 
 Python runs one thread at a time, and what compiling makes (MLIR's operations) cannot be sent to another process. A fork has all of
-it. A process forks here only if it says that it may: it has no other threads, and it answers requests for another process
-(`compile_server.py`). Elsewhere all is done one after another.
+it. But whoever first writes to a page of memory copies that, and Python writes to all objects that it looks at: that takes a fork a
+tenth of a second, and its process as long.
 
-The fork that finds the chosen alternative *goes on* for its process: it returns from `choose`, answers the request, and
-ends. In the process itself `choose` raises GoneOn.
+A process forks here only if it says that it may: it has no other threads, and it answers requests for another process
+(`compile_server.py`). Elsewhere all is done one after another. The fork that finds the chosen alternative *goes on* for its
+process: it returns from `choose`, answers the request, and ends. In the process itself `choose` raises GoneOn.
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ def wait_for_forks() -> None:
 
 
 def choose(
-    alternatives: Sequence[Callable[[], T]], about: Callable[[T], F], best: Callable[[Sequence[F]], int]
+    alternatives: Sequence[Callable[[], T]], about: Callable[[T], F], best: Callable[[Sequence[F]], int], at_once: bool = True
 ) -> tuple[int, T, list[F]]:  # fmt: skip
     """The number of the alternative that is `best` by what is to be said `about` each one's result, that result, and what was said
-    of all. What is said must be data, for `pickle`. Where this process may fork, all but the first are found in forks. Raises what
-    finding the first one raises, or another; and GoneOn."""
-    if not _allowed or len(alternatives) < 2:
+    of all. What is said must be data, for `pickle`. Where this process may fork, and they are to be found `at_once`, all but the
+    first are found in forks. Raises what finding the first one raises, or another; and GoneOn."""
+    if not (_allowed and at_once) or len(alternatives) < 2:
         found = [find() for find in alternatives]
         said = [about(result) for result in found]
         number = best(said)
@@ -126,10 +127,10 @@ def _found_in_fork(find: Callable[[], T], about: Callable[[T], F], connection: s
     return made, pickle.loads(chosen)
 
 
-def each(find: Callable[[int], T], count: int) -> Iterator[T]:
-    """What is found for each number from 0 on, in their order, as soon as it is there; by forks, where this process may have them.
-    It must be data, for `pickle`."""
-    if not _allowed or count < 2:
+def each(find: Callable[[int], T], count: int, at_once: bool = True) -> Iterator[T]:
+    """What is found for each number from 0 on, in their order, as soon as it is there; by forks, where this process may have them
+    and all are to be found `at_once`. It must be data, for `pickle`."""
+    if not (_allowed and at_once) or count < 2:
         yield from map(find, range(count))
         return
     forks: list[socket.socket] = []

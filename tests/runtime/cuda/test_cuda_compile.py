@@ -19,7 +19,7 @@ from tilec.runtime import cache
 from tilec.runtime.cpu.objects import load_native
 from tilec.runtime.cuda import compile as cuda_compile
 from tilec.runtime.cuda.compile import CompileError, ResourceError, compile_kernel
-from tilec.runtime.cuda.cubins import program_cubins
+from tilec.runtime.cuda.cubins import Begun, program_cubins
 from tilec.runtime.program import Emitted, KernelSource
 
 
@@ -142,6 +142,39 @@ def test_the_cache_gives_the_same_cubins(tmp_path, monkeypatch):
     for binary in entries.glob("*.bin"):
         binary.write_bytes(b"bad")
     assert program_cubins(program, "sm_90a", {}) == {n: replace(c, seconds=ANY) for n, c in first.items()}
+
+
+def test_kernels_that_are_begun_are_not_compiled_again(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    compiled = []
+    monkeypatch.setattr(cuda_compile, "compile_kernel", lambda *a, **o: compiled.append(a[1]) or compile_kernel(*a, **o))
+    one, two, three = (emitted(name) for name in ("one", "two", "three"))
+    wide = replace(two.kernels[0], threads=256)
+    last = replace(three.kernels[0], threads=64)
+    with Begun("sm_90a") as begun:
+        begun.begin(one.module, one.kernels[0], None)
+        begun.begin(two.module, wide, 64)
+        begun.begin(two.module, wide, 64)
+        begun.begin(two.module, replace(wide, name="two"), 72)  # the program asks for another limit
+    program = replace(emitted("one", "two", "three"), kernels=(one.kernels[0], wide, last))
+    cubins = program_cubins(program, "sm_90a", {"two": 64}, begun)
+    assert sorted(compiled) == ["one", "three", "two", "two"]
+    found = [future.result() for future in begun.cubins.values()]
+    assert cubins["one"] is found[0] and cubins["two"] is found[1] and cubins["three"].entry == "three"
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "other"))
+    assert program_cubins(program, "sm_90a", {"two": 64}) == {n: replace(c, seconds=ANY) for n, c in cubins.items()}
+
+
+def test_begun_kernels_that_were_given_up_are_compiled(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    program = emitted("one")
+    with pytest.raises(KeyboardInterrupt), Begun("sm_90a") as begun:
+        begun.pool.count = 0  # nothing begins
+        begun.begin(program.module, program.kernels[0], None)
+        raise KeyboardInterrupt
+    (future,) = begun.cubins.values()
+    assert future.cancelled()
+    assert program_cubins(program, "sm_90a", {}, begun)["one"].entry == "one"
 
 
 def test_the_compilers_own_process_makes_what_this_one_would():
