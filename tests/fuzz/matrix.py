@@ -1,7 +1,8 @@
 """Random programs that matrix units multiply: products, windows, attention and its relatives, and products that are only reduced.
 
 What `fuzz.programs` draws has sizes and forms that seldom get such kernels. Here the form is given, and what varies is what users
-vary: types, layouts, sizes around the edges of tiles, masks, biases, casts, scales and what follows.
+vary: types, layouts, sizes around the edges of tiles, masks, biases, casts, scales and what follows; and which part of a tensor is
+read, since copies of whole boxes bring what lies around it.
 """
 
 from __future__ import annotations
@@ -28,34 +29,82 @@ from tilec.semantics.interpreted import interpret_stage
 
 SMALL = (16, 8, 17, 24, 33, 40, 64, 65, 72, 1, 2, 5)
 LARGE = (128, 64, 72, 120, 129, 136, 200, 256, 257, 300, 520, 1, 7, 33)
-MACHINES = {"wgmma": "h200", "mma.sync": "a100", "stream-k": "h200"}
-"""Of those who multiply: `wgmma`, where blocks share the steps of tiles that do not fill the machine, too."""
+EDGES = (21, 63, 65, 127, 129, 7, 9, 15, 31)
+"""Around boxes and pieces, of the inner one of two dimensions."""
+AROUND = (*3 * [(0, 0)], (0, 2), (0, 1), (3, 0), (0, 8), (8, 0), (1, 7), (0, 63), (64, 5), (16, 16))
+"""Elements of a tensor along a dimension before those that are read, and behind them."""
+MACHINES = {"wgmma": "h200", "mma.sync": "a100", "stream-k": "h200", "packed": "h200"}
+"""Of those who multiply: `wgmma`, where blocks share the steps of tiles that do not fill the machine, too, or where all factors are
+stored first that TMA cannot copy as they are."""
 
 
 @dataclass
 class _Maker:
-    """A program under construction. `inputs`: type and shape of each argument."""
+    """A program under construction. `partial`: whether it may read parts of its arguments. `inputs`: type and shape of each
+    argument; `read`: the part that is read. `ranges`: of indices whose ranges are written; `around`: what most tensors have around
+    those of an index; `outer`: of indices that others continue."""
 
     draw: Choices
     sizes: tuple[int, ...]
+    partial: bool = False
     inputs: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    read: dict[str, tuple[slice, ...]] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    around: dict[str, tuple[int, int]] = field(default_factory=dict)
+    outer: dict[str, str] = field(default_factory=dict)
 
     def size(self, *more: int) -> int:
         return self.draw.pick(*self.sizes, *more)
 
-    def tensor(self, name: str, dtype: str, dims: dict[str, int], last: str = "") -> str:
-        """Adds an argument with these indices and sizes, in any order, mostly with one of `last` as the last; returns how it is
-        read."""
-        orders = [list(dims), *map(list, permutations(dims))]
+    def begins(self, d: str, size: int) -> None:
+        """May have an index that is only summed run from another number than 0."""
+        if self.partial and self.draw.chance(30):
+            first = self.draw.pick(3, 1, 8, 64)
+            self.ranges[d] = first, first + size
+
+    def split(self, outer: str, inner: str, size: int, percent: float) -> dict[str, int]:
+        """One dimension, or two in its place."""
+        if not self.draw.chance(percent):
+            return {inner: size}
+        self.outer[inner] = outer
+        return {outer: self.draw.pick(3, 2, 5), inner: self.draw.pick(size, *EDGES)}
+
+    def tensor(self, name: str, dtype: str, dims: dict[str, int], last: str = "", orders=None, **given: str) -> str:
+        """Adds an argument with these indices and sizes, in any order or in one of `orders`, mostly with one of `last` as the last;
+        returns how it is read. `given`: subscripts that are no indices."""
+        orders = orders or [list(dims), *map(list, permutations(dims))]
         if last and not self.draw.chance(8):
             orders = [o for o in orders if o[-1] in last]
-        order = self.draw.pick(*orders)
-        self.inputs[name] = (dtype, tuple(dims[d] for d in order))
-        return f"{name}[{', '.join(order)}]"
+        order, subscripts, shape, read = self.draw.pick(*orders), [], [], []
+        for before, d in zip([None, *order], order):
+            size, at = dims[d], given.get(d, d)
+            first, _ = self.ranges.get(d, (0, 0)) if d not in given else (0, 0)
+            if d not in given and before == self.outer.get(d, "") and self.draw.chance(20):  # both are one dimension of the tensor
+                self.ranges |= {x: self.ranges.get(x, (0, dims[x])) for x in (before, d)}
+                at, size, whole = f"{size} * {before} + {d}", size * dims[before], self.ranges[before][0] * size
+                first += whole
+                for made in (subscripts, shape, read):
+                    made.pop()
+            left, right = self._around(d) if self.partial and d not in given else (0, 0)
+            left = first if first and self.draw.chance(50) else left
+            if left + right and d not in self.ranges:
+                self.ranges[d] = 0, size
+            subscripts.append(at + (f" {'-' if first > left else '+'} {abs(left - first)}" if left != first else ""))
+            shape.append(left + size + right)
+            read.append(slice(left, left + size))
+        self.inputs[name], self.read[name] = (dtype, tuple(shape)), tuple(read)
+        return f"{name}[{', '.join(subscripts)}]"
+
+    def _around(self, d: str) -> tuple[int, int]:
+        if d not in self.around:
+            self.around[d] = self.draw.pick(*AROUND)
+        return self.draw.pick(*AROUND) if self.draw.chance(40) else self.around[d]
 
     def case(self, results: str) -> Case:
         results = self._stacked(results) if self.draw.chance(12) else results
+        self.lines = [self._ranged(line) for line in self.lines]
+        strange = self.partial and self.draw.chance(50)
         given = ", ".join(f"{n}: {t}[{', '.join(map(str, s))}]" for n, (t, s) in self.inputs.items())
         body = "\n".join(f"    {line}" for line in self.lines)
         rng, arrays = np.random.default_rng(self.draw.below(1 << 16)), {}
@@ -69,6 +118,10 @@ class _Maker:
                 arrays[name] = np.asarray(integer_data(rng, dtype, shape))
             else:  # numbers of segments, lengths, rows
                 arrays[name] = rng.integers(0, max(self.sizes) // 4, shape).astype(dtype.numpy)
+            if strange and dtype.is_float:  # what is not read may be no number
+                part = arrays[name][self.read[name]].copy()
+                arrays[name][...] = np.nan
+                arrays[name][self.read[name]] = part
         return Case(f"op f({given}) -> ({results}) {{\n{body}\n}}", {}, arrays)
 
     def _stacked(self, results: str) -> str:
@@ -77,9 +130,8 @@ class _Maker:
         indices, shape = [f"x{n}" for n in range(sizes.count(",") + 1)], sizes.split(", ")
         value = f"{name}[{', '.join(indices)}]"
         at = next(n for n, line in enumerate(self.lines) if line.startswith(f"{name}["))
-        if " where " not in self.lines[at]:  # a result's shape tells ranges
-            own = self.lines[at][len(name) + 1 : self.lines[at].index("]")].split(", ")
-            self.lines[at] += " where " + ", ".join(f"{i} in 0:{n}" for i, n in zip(own, shape))
+        own = self.lines[at][len(name) + 1 : self.lines[at].index("]")].split(", ")
+        self.ranges |= {i: (0, int(n)) for i, n in zip(own, shape)}  # a result's shape tells ranges
         place, count = self.draw.below(len(shape) + 1), self.draw.pick(2, 1, 3)
         indices.insert(place, "c")
         shape.insert(place, str(count))
@@ -88,11 +140,16 @@ class _Maker:
         self.lines.append(f"z0[{', '.join(indices)}] = {value} where {ranges}")
         return f"z0: {dtype}[{', '.join(shape)}]{others}"
 
+    def _ranged(self, line: str) -> str:
+        """With the ranges that its tensors do not tell."""
+        own = [d for d in self.ranges if re.search(rf"\b{d}\b(?!\[)", line)] if " where " not in line else []
+        return line + (" where " + ", ".join(f"{d} in {self.ranges[d][0]}:{self.ranges[d][1]}" for d in own) if own else "")
+
 
 def drawn_matrix_case(draw: Choices, large: bool = False) -> Case:
     """A program and its inputs; `large`: with sizes for which planners take matrix units by themselves."""
-    maker = _Maker(draw, LARGE if large else SMALL)
-    return draw.pick(_attention, _reduced, _window, _product, _gradient)(maker)
+    maker = _Maker(draw, LARGE if large else SMALL, draw.chance(50))
+    return draw.pick(_attention, _reduced, _window, _product, _gradient, _product)(maker)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
@@ -105,17 +162,11 @@ def _attention(m: _Maker) -> Case:
     sizes["e"] = draw.pick(sizes["d"], sizes["d"], 16, 48)
     group = draw.pick(*(g for g in (1, 2, 4, 20) if sizes["h"] % g == 0))
     part = lambda names: {n: sizes[n] for n in names}  # noqa: E731
+    m.begins("d", sizes["d"])
     query = m.tensor("q", kind, part("bhid"), "d")
-    key = m.tensor("k", kind, part("bhjd"), draw.pick("d", "d", "j"))
-    value = m.tensor("v", kind, part("bhje"), draw.pick("e", "e", "j"))
-    if group > 1:
-        for name in "kv":
-            dims = key if name == "k" else value
-            at = dims[2:-1].split(", ").index("h")
-            shape = list(m.inputs[name][1])
-            shape[at] //= group
-            m.inputs[name] = (kind, tuple(shape))
-        key, value = (x.replace("h", f"h // {group}") for x in (key, value))
+    shared, of_group = {"h": sizes["h"] // group}, {"h": f"h // {group}"} if group > 1 else {}
+    key = m.tensor("k", kind, part("bhjd") | shared, draw.pick("d", "d", "j"), **of_group)
+    value = m.tensor("v", kind, part("bhje") | shared, draw.pick("e", "e", "j"), **of_group)
     scale = draw.pick("", " / 8", " * 0.125", f" / sqrt(f32({sizes['d']}))")
     m.lines.append(f"s[b, h, i, j] = sum[d]({query} * {key}){scale}")
     m.lines.append(f"t[b, h, i, j] = {_scored(m, part)}")
@@ -178,7 +229,7 @@ def _gradient(m: _Maker) -> Case:
     more = ""
     if draw.chance(6):
         m.lines.append(f"t[h, i, j] = sum[e]({left} * {right.replace('v', 'u')})")
-        m.inputs["u"] = m.inputs["v"]
+        m.inputs["u"], m.read["u"] = m.inputs["v"], m.read["v"]
         more = " + t[h, i, j] / 8"
     weight = (
         f"p[h, i, j] * (r[h, i, j] / 8 - {row}){more}", f"p[h, i, j] * r[h, i, j] - p[h, i, j] * {column}{more}",
@@ -197,23 +248,23 @@ def _gradient(m: _Maker) -> Case:
 # ---- contractions that are only reduced ----------------------------------------------------------------------------------
 
 
-SCALED = ("s[i, j]", "(s[i, j] / 8)", "(s[i, j] * 0.3 + b[j])", "(b[j] - 2 * s[i, j])", "(s[i, j] if j <= i + 9 else -inf)")
+SCALED = ("s[i, j]", "(s[i, j] / 8)", "(s[i, j] * 0.3 + {b})", "({b} - 2 * s[i, j])", "(s[i, j] if j <= i + 9 else -inf)")
 REDUCED = (
     "logsumexp[j]({s})", "max[j]({s})", "min[j]({s})", "sum[j]({s})", "sum[j](exp({s} / 8 - 3))", "sqrt(sum[j]({s} ** 2))",
-    "f32(argmax[j]({s}))", "f32(argmin[j]({s}))", "sum[j]({s} if j == c[i] else 0)", "sum[j](exp({s} / 8 - m[i]) * {s})",
+    "f32(argmax[j]({s}))", "f32(argmin[j]({s}))", "sum[j]({s} if j == {c} else 0)", "sum[j](exp({s} / 8 - m[i]) * {s})",
 )  # fmt: skip
 
 
 def _reduced(m: _Maker) -> Case:
     draw, kind = m.draw, m.draw.pick("bf16", "f16")
     sizes = {"i": m.size(), "j": m.size(), "k": draw.pick(64, 8, 16, 33, 72, 129, 136)}
+    m.begins("k", sizes["k"])
     left = m.tensor("x", kind, {d: sizes[d] for d in "ik"}, draw.pick("k", "k", "i"))
     right = m.tensor("y", kind, {d: sizes[d] for d in "jk"}, draw.pick("k", "k", "j"))
-    m.tensor("b", "f32", {"j": sizes["j"]})
-    m.tensor("c", "i32", {"i": sizes["i"]})
+    bias, column = m.tensor("b", "f32", {"j": sizes["j"]}), m.tensor("c", "i32", {"i": sizes["i"]})
     m.lines.append(f"s[i, j] = sum[k]({left} * {right})")
-    scaled = draw.pick(*SCALED)
-    bodies = [draw.pick(*REDUCED).format(s=scaled) for _ in range(draw.pick(1, 1, 2))]
+    scaled = draw.pick(*SCALED).format(b=bias)
+    bodies = [draw.pick(*REDUCED).format(s=scaled, c=column) for _ in range(draw.pick(1, 1, 2))]
     if any("m[i]" in b for b in bodies):
         m.lines.append(f"m[i] = max[j]({scaled} / 8)")
     m.lines += [f"r{n}[i] = {body}" for n, body in enumerate(bodies)]
@@ -233,7 +284,7 @@ def _window(m: _Maker) -> Case:
     across = "u" if flat else "uv"
     channels, kernels, count = draw.pick(16, 8, 24, 40, 3, 64), draw.pick(16, 8, 40, 72), draw.pick(1, 2)
     shape: dict[str, int] = {"n": count}
-    out, access, windows = {"n": count}, ["n"], {}
+    out, access, windows = {"n": count}, {}, {}
     for d in across:
         window, step, apart = draw.pick(3, 1, 2, 5), draw.pick(1, 1, 2, 3), draw.pick(1, 1, 2)
         before = (window // 2) * apart if padded else 0
@@ -243,12 +294,11 @@ def _window(m: _Maker) -> Case:
         shape[d] = max(1, extent + draw.pick(0, 0, 1) * (step - 1))
         place = f"{step} * {d}" if step > 1 else d
         place += f" + {apart} * {'rs'['uv'.index(d)]}" if apart > 1 else f" + {'rs'['uv'.index(d)]}"
-        access.append(place + (f" - {before}" if before else ""))
+        access[d] = place + (f" - {before}" if before else "")
     shape["c"] = channels
-    names = {"n": "n", **dict(zip(across, access[1:])), "c": "c"}
-    first = draw.pick([*names], ["n", "c", *across])
-    m.inputs["x"] = (kind, tuple(shape[d] for d in first))
-    element = f"x[{', '.join(names[d] for d in first)}]"
+    if not alone:
+        m.begins("c", channels)
+    element = m.tensor("x", kind, shape, orders=[[*shape], ["n", "c", *across]], **access)
     element = f"pad({element}, 0)" if padded else element
     filters = {"c": channels} | windows if alone else {"o": kernels, "c": channels} | windows
     weight = m.tensor("w", kind, filters)
@@ -272,15 +322,18 @@ def _product(m: _Maker) -> Case:
         ("f8e5m2", "f8e4m3"),
     )  # fmt: skip
     whole = left == right == "i8"
-    sizes = {"i": m.size(), "j": m.size(), "k": m.size(64, 128, 256)}
+    rows, columns = m.split("p", "i", m.size(), 12), m.split("q", "j", m.size(), 12)
+    inner, last = m.split("g", "k", m.size(64, 128, 256), 50), draw.pick("", "k")
+    sizes = rows | columns | inner
+    for d, size in inner.items():
+        m.begins(d, size)
     batch = {"b": draw.pick(2, 3)} if draw.chance(25) else {}
-    a = m.tensor("a", left, batch | {d: sizes[d] for d in "ik"})
-    shared = {} if draw.chance(30) else batch
-    b = m.tensor("w", right, shared | {d: sizes[d] for d in "jk"})
+    chosen = {}
     if draw.chance(15) and not batch:  # rows that an index chooses
-        rows = m.inputs["a"][1]["ik".index("i") if a.startswith("a[i") else 1]
-        m.tensor("e", "i32", {"i": sizes["i"]})
-        a = a.replace("i", f"abs(e[i]) % {rows}", 1)
+        chosen = {"i": f"abs({m.tensor('e', 'i32', {'i': sizes['i']})}) % {sizes['i']}"}
+    a = m.tensor("a", left, batch | rows | inner, last, **chosen)
+    shared = {} if draw.chance(30) else batch
+    b = m.tensor("w", right, shared | columns | inner, last)
     if whole:
         a, b = f"i32({a})", f"i32({b})"
     elif draw.chance(20):
@@ -290,14 +343,14 @@ def _product(m: _Maker) -> Case:
         at = draw.pick("i", "j", "b")
         if at != "b":
             scaled = f" * {m.tensor('u', 'f32', {at: sizes[at]})}"
-        elif sizes["k"] % 32 == 0:
-            m.inputs["u"] = ("f32", (sizes["i"], sizes["k"] // 32))
-            scaled = " * u[i, k // 32]"
+        elif sizes["k"] % 32 == 0 and len(inner) == 1:
+            _, end = m.ranges.get("k", (0, sizes["k"]))
+            scaled = f" * {m.tensor('u', 'f32', {'i': sizes['i'], 'k': -(-end // 32)}, orders=['ik'], k='k // 32')}"
     using = draw.pick("", " using tf32") if left == right == "f32" else ""
-    value = f"sum[k]({a} * {b}{scaled}){using}"
+    value = f"sum[{', '.join(draw.ordered([*inner]))}]({a} * {b}{scaled}){using}"
     if draw.chance(30) and not whole:
         value = draw.pick(f"max({value}, 0)", f"gelu({value})", f"{value} + {m.tensor('t', 'f32', {'j': sizes['j']})}")
-    out = batch | {d: sizes[d] for d in "ij"}
+    out = batch | rows | columns
     order = draw.pick([*out], [*reversed(out)])
     m.lines.append(f"y[{', '.join(order)}] = {value}")
     kind = "i32" if whole else draw.pick("f32", "bf16", "f16")
@@ -315,9 +368,13 @@ def machine(unit: str) -> Target:
         free = replace(target.fit(WarpgroupTimes), stream_k=0.1, part_us=0, part_wait_us=0)
         groups = target.fitted.groups | {"warpgroup_contraction": free}
         target = replace(target, units=3, fitted=replace(target.fitted, groups=groups))
+    if unit == "packed":  # threads copy slowly, memory is as fast as it is
+        slow = replace(target.fit(WarpgroupTimes), piece_operations=1e6, filled=1e3, parts=1e-6)
+        target = replace(target, fitted=replace(target.fitted, groups=target.fitted.groups | {"warpgroup_contraction": slow}))
     if unit != "mma.sync":
         rates = {kind: of | {"mma.sync": 0.01} if "wgmma" in of else of for kind, of in rates.items()}
-    return replace(target, tensor=rates, dram=replace(target.dram, bandwidth_gbs=1.0))
+    memory = target.dram if unit == "packed" else replace(target.dram, bandwidth_gbs=1.0)
+    return replace(target, tensor=rates, dram=memory)
 
 
 def check_matrix(case: Case, unit: str) -> Verdict:

@@ -35,7 +35,7 @@ def parted(factor: ir.Value) -> Parted | None:
     select = mlir.definition(factor)
     if select is None or select.name != "arith.select":
         return None
-    _, whole, total = select.operands
+    _, total, whole = select.operands
     parts: list[ir.Value] = []
     while (owner := mlir.definition(total)) is not None and owner.name == "arith.addf":
         total, part = owner.operands
@@ -52,12 +52,13 @@ def _is_widened(op: ir.Operation) -> bool:
 
 
 def joined(whole: ir.Value, parts: list[ir.Value]) -> ir.Value:
-    """A number of its parts, bf16."""
+    """A number of its parts, bf16. The whole is what is not taken: a load that is taken becomes a part of the condition
+    (`passes/predicate_loads.py`)."""
     wide = [arith.extf(whole.type, p) for p in parts]
     total = wide[-1]
     for part in reversed(wide[:-1]):
         total = arith.addf(total, part)
-    return arith.select(arith.cmpf(arith.CmpFPredicate.UNO, wide[0], wide[0]), whole, total)
+    return arith.select(arith.cmpf(arith.CmpFPredicate.ORD, wide[0], wide[0]), total, whole)
 
 
 def part_of(x: ir.Value, number: ir.Value) -> ir.Value:

@@ -16,7 +16,7 @@ from tilec.analysis.neighbours import SIZE, Neighbours
 from tilec.analysis.operation_costs import instructions_of
 from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space
-from tilec.analysis.subscripts import step, subscripts
+from tilec.analysis.subscripts import base_multiple, step, subscripts
 from tilec.analysis.traffic import element_bytes, outputs_of
 from tilec.analysis.weights import without_rounding
 from tilec.core.fitted import ChainTimes
@@ -24,7 +24,7 @@ from tilec.core.hardware import LINE, WARP, WIDE
 from tilec.core.mlir import ir
 from tilec.core.quantities import count
 from tilec.core.target import Target
-from tilec.cost.chain import CHAIN_ROWS, ChainProblem, choose_chain_tile
+from tilec.cost.chain import CHAIN_ROWS, ChainProblem, choose_chain_tile, reduction_depth
 
 HELD = 1 << 14  # bytes of an operand that L1 holds beside the tiles in shared memory
 LINES = 8  # of 128 bytes, by which swizzled tiles are exchanged
@@ -102,9 +102,9 @@ def _refuse_storage(chain: Chain, space: Space) -> str | None:
     return None
 
 
-def refuse_tma(chain: Chain) -> str | None:
-    """Why TMA cannot load the factors' tiles, without which there is no `wgmma`: boxes have 5 dimensions, and strides of whole
-    words of 16 bytes."""
+def refuse_tma(chain: Chain, extents: dict[int, int]) -> str | None:
+    """Why TMA cannot load the factors' tiles, without which there is no `wgmma`: boxes have 5 dimensions, begin at words of 16
+    bytes, and bring what follows the last step of a sum."""
     if any(not {*chain.rows} <= {*first.left.along} for first in chain.firsts):
         return "a factor of one row has no dimension for the other rows of a box"
     for x in chain.factors:
@@ -115,6 +115,12 @@ def refuse_tma(chain: Chain) -> str | None:
             return f"{count(x.page, 'element')} of a factor lie side by side, and TMA copies a multiple of {LINES}"
         if shape[-1] * 2 % WIDE:
             return f"rows of {shape[-1]} elements do not all begin at a multiple of {WIDE} bytes, as TMA demands"
+        if base_multiple(subscripts(x.element)[-1]) * 2 % WIDE:
+            return f"tiles of a factor do not all begin at a multiple of {WIDE} bytes in its rows, as TMA demands"
+    inner = extents[chain.inner]
+    steps = reduction_depth("wgmma", inner) if chain.values is None else 1
+    if inner % steps and any(x.is_part(chain.inner, inner) for x in (chain.left, chain.right)):
+        return f"steps of {steps} elements go on beyond {inner} of a dimension, and what follows them is not 0"
     return None
 
 
@@ -131,9 +137,9 @@ def _lies_between(chain: Chain) -> bool:
     return chain.values is not None and chain.between in [x.contiguous for x in (*rights, chain.values)]
 
 
-def chain_units(chain: Chain, target: Target) -> tuple[str, ...]:
+def chain_units(chain: Chain, extents: dict[int, int], target: Target) -> tuple[str, ...]:
     """The matrix instructions that the chain can take on a target."""
-    tma = target.has("tma") and refuse_tma(chain) is None
+    tma = target.has("tma") and refuse_tma(chain, extents) is None
     able = {"wgmma": tma, "mma.sync": refuse_warps(chain) is None}
     return tuple(u for u in CHAIN_ROWS if u in target.instructions(chain.left.type) and able[u])
 
@@ -144,8 +150,8 @@ def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, ta
     for d, what in wide:
         if space.extents[d] > WIDEST:
             return f"a block has room for {WIDEST} {what} contraction, not {space.extents[d]}"
-    if not chain_units(chain, target):
-        return refuse_tma(chain) or refuse_warps(chain) or f"{target.name} lacks wgmma and TMA"
+    if not chain_units(chain, space.extents, target):
+        return refuse_tma(chain, space.extents) or refuse_warps(chain) or f"{target.name} lacks wgmma and TMA"
     if chain.values is not None and weight_terms_of(chain) is None:
         return f"its {chain.weight_type} weights may be larger than an f16, and take bf16 factors, and not {chain.values.type}"
     if not choose_chain_tile(target, chain_problem(nodes, space, graph, target)):
@@ -216,7 +222,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
         prod(extents[d] for d in chain.batch), chain.left.type, 3 if terms is None else terms,
         _share(chain, extents), fma + fit.load_operations * len(loaded), special, out,
         k_major=(chain.left.contiguous == chain.inner, chain.right.contiguous == chain.inner),
-        units=chain_units(chain, target),
+        units=chain_units(chain, extents, target),
         row_extents=tuple(extents[d] for d in chain.rows),
         granules=tuple(n if (n := chain.granules.get(d, 0)) < extents[d] else 0 for d in chain.rows),
         score_bytes=sum(element_bytes(p.key.type.element_type) for p in per_score if _spread_bytes(p, chain) > HELD),

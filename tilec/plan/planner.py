@@ -268,8 +268,11 @@ def _whole_if_faster(split: Callable[[], Plan], whole: Callable[[], Plan], at_on
 
 def _for_target(graph: Graph, target: Target) -> Graph:
     """The CPU's register kernels multiply floats, and several rows: sums of integer products are reductions there. On a GPU a
-    product with a vector is a contraction, too, where an 8-bit float has to be converted; one of two vectors has no rows."""
+    product with a vector is a contraction, too, where an 8-bit float has to be converted; one of two vectors has no rows. Nor is a
+    product one that nobody reads, of which checks are left: its kernel has nothing to store."""
     for node in graph.nodes:
+        if not any(mlir.uses(r.value) for r in node.results):
+            node.contraction = node.vector_product = None
         if target.kind == "cpu":
             node.vector_product = None
             if node.contraction is not None and node.contraction.integer:

@@ -83,10 +83,10 @@ class Problem:
         extents = dict(zip(self.dims, mlir.extents_of(op)))
         self.inner = [extents[d] for d in options.inner]
         staged = (self._scaled(f).core if self.is_promoted else f for f in factors_of(op) or ())
-        self.wholes = [found.whole if (found := parted(f)) else f for f in factors_of(op) or ()]
         copied = ((found.parts if self.parts > 1 and (found := parted(f)) else (f,)) for f in staged)
         self._accesses = [[access_of(op, f) for f in several] for several in copied]  # before loads are guarded
         guard_loads(self.body)
+        self.wholes = [found.whole if (found := parted(f)) else f for f in factors_of(op) or ()]
         points, self.depth = (options.block[0], options.own_columns), options.block[2]
         own = (options.rows, options.columns)
         self.left, self.right = (

@@ -99,6 +99,19 @@ def test_heads_share_keys_from_another_number_on(shared, monkeypatch):
     check(text, {"B": 1, "H": 8, "S": 16, "D": 64}, (64, 32), monkeypatch)
 
 
+@pytest.mark.parametrize("factor", ["k[b, h, j, d]", "v[b, h, j, e]"])
+@pytest.mark.parametrize("first, unit", [(3, "mma.sync"), (8, "wgmma")])
+def test_parts_of_rows(factor, first, unit, monkeypatch):
+    """TMA takes tiles that begin at a multiple of 16 bytes in a row, and the others were illegal instructions."""
+    text = """op f(q: bf16[B, H, S, D], k: bf16[B, H, S, D + 8], v: bf16[B, H, S, D + 8]) -> (o: bf16[B, H, S, D]) {
+        s[b, h, i, j] = sum[d](q[b, h, i, d] * k[b, h, j, d]) / 8 where d in 0:D
+        p[b, h, i, j] = softmax[j](s[b, h, i, j])
+        o[b, h, i, e] = sum[j](p[b, h, i, j] * v[b, h, j, e]) using bf16 where e in 0:D
+    }""".replace(factor, f"{factor[:-1]} + {first}]")
+    result = check(text, SIZES, None, monkeypatch)
+    assert result.plan.kernels[0].options.unit == unit
+
+
 SCORED = {
     "linear by distance": attention("t[b, h, i, j] + slope[h] * f32(j - i)", more=", slope: f32[H]"),
     "a soft cap": attention("20 * tanh(t[b, h, i, j] / 20)"),

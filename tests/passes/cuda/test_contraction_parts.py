@@ -32,6 +32,18 @@ def test_products(name, monkeypatch):
     assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
 
 
+@pytest.mark.parametrize("access, sizes", [("x[n, u + r, c]", {"H": 33}), ("pad(x[n, u + r - 1, c], 0)", {"H": 32})])
+def test_windows(access, sizes, monkeypatch):
+    """Sums that are not finite read the elements anew, whose loads may be under a condition."""
+    text = f"""op f(x: f32[N, H, C], w: f32[K, 2, C]) -> (y: f32[N, 32, K]) {{
+     y[n, u, k] = sum[r, c]({access} * w[k, r, c])
+    }}"""
+    specialised, result = lowered(text, {"N": 2, "C": 64, "K": 72} | sizes, monkeypatch)
+    inputs = T.arrays(specialised)
+    inputs[0][1, 5, 7] = np.inf
+    assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
+
+
 NUMBERS = {
     "sizes": lambda random, shape: random.standard_normal(shape) * 2.0 ** random.integers(-90, 60, shape),
     "one tiny": lambda random, shape: np.where(random.random(shape) < 0.002, 1e-40, random.standard_normal(shape)),

@@ -59,6 +59,14 @@ def test_programs(name, tile, monkeypatch):
     check(PROGRAMS[name], SIZES, tile, monkeypatch)
 
 
+@pytest.mark.parametrize("inner, unit", [(16, "mma.sync"), (80, "mma.sync"), (128, "wgmma")])
+def test_rows_that_go_on_behind_what_is_summed(inner, unit, monkeypatch):
+    """Steps of warpgroups have 64 elements: what followed in both factors was multiplied, too."""
+    text = PROGRAMS["log of sums"].replace("D]", "D + 8]").replace("\n z", " where d in 0:D\n z")
+    result = check(text, SIZES | {"D": inner}, None, monkeypatch)
+    assert result.plan.kernels[0].options.unit == unit
+
+
 @pytest.mark.parametrize("name", ["log of sums", "least distance"])
 @pytest.mark.parametrize("tile", [PING_PONG, SHARED])
 def test_two_warpgroups(name, tile, monkeypatch):

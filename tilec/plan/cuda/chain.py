@@ -44,7 +44,7 @@ def choose_chain(
         blocks_per_row=tile.parts, inner=tuple(first.inner for first in chain.firsts), left_k_major=left, right_k_major=right,
         overlap_combination=bool(target.launch.overlap_us) or None, **own,
     )  # fmt: skip
-    reasons = {"wgmma": refuse_tma(chain), "mma.sync": refuse_warps(chain)}
+    reasons = {"wgmma": refuse_tma(chain, kernel.extents), "mma.sync": refuse_warps(chain)}
     if chain.matches or problem.pages:
         reasons["persistent_blocks"] = "each lists the steps that data leave it" if chain.matches else "tables tell where pages are"
     ruled_out = {unit: why for unit, why in reasons.items() if why is not None}
