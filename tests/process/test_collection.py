@@ -29,6 +29,18 @@ def test_what_is_there_is_left_out_and_what_comes_is_not():
     assert found() is None
 
 
+def test_some_that_the_interpreter_leaves_out_change_nothing(monkeypatch):
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 375)
+    before = Ring()
+    found = weakref.ref(before)
+    with frozen():
+        del before
+        gc.collect()
+        assert found() is not None
+    gc.collect()
+    assert found() is None
+
+
 def test_what_a_caller_has_left_out_stays_so():
     gc.freeze()
     try:

@@ -6,6 +6,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+FEW = 10_000  # objects: Python 3.12 itself leaves out some hundreds
+_frozen = False  # by this module
+
 
 @contextmanager
 def uncollected() -> Iterator[None]:
@@ -22,13 +25,16 @@ def uncollected() -> Iterator[None]:
 @contextmanager
 def frozen() -> Iterator[None]:
     """Leaves the objects that are there already out of garbage collections: of a process with PyTorch these are hundreds
-    of thousands, which each full collection looks through. Where some are left out, which may be the caller's doing, nothing is
-    done."""
-    if gc.get_freeze_count():
+    of thousands, which each full collection looks through. Nothing is done where a caller has left out his own, which could not be
+    told apart afterwards."""
+    global _frozen
+    if _frozen or gc.get_freeze_count() >= FEW:
         yield
         return
     gc.freeze()
+    _frozen = True
     try:
         yield
     finally:
         gc.unfreeze()
+        _frozen = False
