@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
@@ -24,6 +25,7 @@ class Begun:
     def __init__(self, chip: str):
         self.chip, self.pool = chip, Workers(available_cores(), "tilec-assemble", spare=True)
         self.cubins: dict[tuple, Future[Cubin]] = {}
+        self.process = os.getpid()
 
     def __enter__(self) -> Begun:
         return self
@@ -37,6 +39,10 @@ class Begun:
         same = _same(module, kernel, registers)
         if same not in self.cubins:
             self.cubins[same] = self.pool.submit(_compile, module, kernel, self.chip, registers)
+
+    def here(self) -> Mapping[tuple, Future[Cubin]]:
+        """The kernels; none in a fork of the process that began them, where nobody would end them."""
+        return self.cubins if self.process == os.getpid() else {}
 
 
 def program_cubins(
@@ -80,6 +86,7 @@ def _compiled(
     """Kernels that differ in names only share one. One kernel is assembled while the next becomes PTX; the longest texts begin, so
     that the end waits for no long one."""
     made: dict[tuple, Future[Cubin]] = {}
+    already = begun.here() if begun is not None else {}
     first: dict[tuple, KernelSource] = {}
     same: dict[str, tuple] = {}
     with uncollected(), workers(available_cores(), "tilec-assemble") as pool:
@@ -92,7 +99,7 @@ def _compiled(
             key = same[k.name] = _same(modules[k.name], k, registers.get(k.name))
             if key not in made:
                 first[key] = k
-                made[key] = (begun.cubins.get(key) if begun is not None else None) or compiled(k)
+                made[key] = already.get(key) or compiled(k)
         with suppress(MissingSymbol), uninterrupted():  # what calls take, meanwhile
             load_native()
         for number, (key, k) in enumerate(first.items(), 1):

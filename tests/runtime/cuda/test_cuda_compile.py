@@ -177,6 +177,17 @@ def test_begun_kernels_that_were_given_up_are_compiled(monkeypatch, tmp_path):
     assert program_cubins(program, "sm_90a", {}, begun)["one"].entry == "one"
 
 
+def test_a_fork_waits_for_no_kernel_that_its_process_has_begun(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    program = emitted("one")
+    with Begun("sm_90a") as begun:
+        begun.pool.count = 0  # as where the threads did not come along
+        begun.begin(program.module, program.kernels[0], None)
+        begun.process -= 1
+    assert program_cubins(program, "sm_90a", {}, begun)["one"].entry == "one"
+    assert not any(future.done() for future in begun.cubins.values())
+
+
 def test_the_compilers_own_process_makes_what_this_one_would():
     source = kernel("store_f32(y + tid * int64(4), load_f32(x + tid * int64(4)))", "load_f32", "store_f32")
     ptx = compile_kernel(source, "kernel", "sm_90a", 128).ptx
