@@ -12,7 +12,7 @@ from tilec.plan import planner, split_reduction
 def test_parts_of_k(kind, tile, monkeypatch):
     """Forced: at this size one block is faster."""
     monkeypatch.setattr(split_reduction, "SAVING", 100.0)
-    monkeypatch.setattr(planner, "_whole_if_faster", lambda split, whole: split)
+    monkeypatch.setattr(planner, "_whole_if_faster", lambda split, whole, at_once: split())
     sizes = {"M": 20, "N": 40, "K": 256}
     text = T.MATMUL.format(t=kind, o=kind)
     specialised, result = T.lowered(text, sizes, "h200", tile, monkeypatch)
