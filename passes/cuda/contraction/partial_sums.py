@@ -118,25 +118,24 @@ class PartialSums:
             product = arith.mulf(memref.LoadOp(self.sums, at).result, nothing)  # NaN of what is not finite
             memref.StoreOp(arith.addf(memref.LoadOp(check, [zero]).result, product), check, [zero])
         wrong = arith.cmpf(arith.CmpFPredicate.UNE, memref.LoadOp(check, [zero]).result, nothing)
-        left, right = problem.wholes
         with when(wrong):
             with self._each_sum() as at:
                 memref.StoreOp(nothing, self.sums, at)
             with loop(problem.length, always=True, rolled=True, name=problem.inner_name) as k:
                 with loop(2, unroll=True, name="half") as half:
                     row, _ = fragment_coordinates(self.shape.thread, half, zero)
-                    memref.StoreOp(self._whole(left, problem.left, self.shape.row(row), k), rows, [half])
+                    memref.StoreOp(self._whole(problem.left, self.shape.row(row), k), rows, [half])
                 with loop(self.shape.wide, unroll=True, name="fragment") as j, loop(2, unroll=True, name="pair") as lane:
                     _, column = fragment_coordinates(self.shape.thread, zero, j)
-                    factor = self._whole(right, problem.right, sum_of([(column, 1), (lane, 1)]), k)
+                    factor = self._whole(problem.right, sum_of([(column, 1), (lane, 1)]), k)
                     with loop(2, unroll=True, name="half") as half:
                         added = arith.mulf(memref.LoadOp(rows, [half]).result, factor)
                         total = arith.addf(memref.LoadOp(self.sums, [j, half, lane]).result, added)
                         memref.StoreOp(total, self.sums, [j, half, lane])
 
-    def _whole(self, value: ir.Value, side: Side, number: ir.Value, k: ir.Value) -> ir.Value:
+    def _whole(self, side: Side, number: ir.Value, k: ir.Value) -> ir.Value:
         where = self.problem.existing(side, self.problem.coordinates((side, number), (None, k)))
-        return self.problem.evaluate(value, where, element=ir.F32Type.get())
+        return self.problem.evaluate(self.problem.whole(side), where, element=ir.F32Type.get())
 
     def _add(self) -> None:
         with self._each_sum() as at:

@@ -86,7 +86,6 @@ class Problem:
         copied = ((found.parts if self.parts > 1 and (found := parted(f)) else (f,)) for f in staged)
         self._accesses = [[access_of(op, f) for f in several] for several in copied]  # before loads are guarded
         guard_loads(self.body)
-        self.wholes = [found.whole if (found := parted(f)) else f for f in factors_of(op) or ()]
         points, self.depth = (options.block[0], options.own_columns), options.block[2]
         own = (options.rows, options.columns)
         self.left, self.right = (
@@ -239,6 +238,11 @@ class Problem:
         plain = narrow(value) if side.narrow else stored(value)
         return plain if plain.type == side.element else value
 
+    def whole(self, side: Side) -> ir.Value:
+        """The number itself of a factor, also of one that is read in parts."""
+        factor = self._factors[side.name]
+        return found.whole if (found := parted(factor)) else factor
+
     def is_unsigned(self, side: Side) -> bool:
         """Whether a factor that is converted on the way from shared memory is an integer without sign."""
         owner = mlir.definition(self._factors[side.name])
@@ -266,7 +270,7 @@ class Problem:
         rows, columns = set(self.options.rows), set(self.options.columns)
         of_first, of_second = ({self.dims[d] for d in self.dims_of(factor)} for factor in factors)
         if of_second & rows or of_first & columns:
-            factors, self._accesses, self.wholes = factors[::-1], self._accesses[::-1], self.wholes[::-1]
+            factors, self._accesses = factors[::-1], self._accesses[::-1]
         return dict(zip(("left", "right"), factors))
 
     @property

@@ -33,10 +33,11 @@ def test_products(name, monkeypatch):
 
 
 @pytest.mark.parametrize("access, sizes", [("x[n, u + r, c]", {"H": 33}), ("pad(x[n, u + r - 1, c], 0)", {"H": 32})])
-def test_windows(access, sizes, monkeypatch):
-    """Sums that are not finite read the elements anew, whose loads may be under a condition."""
-    text = f"""op f(x: f32[N, H, C], w: f32[K, 2, C]) -> (y: f32[N, 32, K]) {{
-     y[n, u, k] = sum[r, c]({access} * w[k, r, c])
+@pytest.mark.parametrize("shape, order", [("N, 32, K", "n, u, k"), ("N, K, 32", "n, k, u")])
+def test_windows(access, sizes, shape, order, monkeypatch):
+    """Sums that are not finite read the elements anew: those of either side, whose loads may be under a condition."""
+    text = f"""op f(x: f32[N, H, C], w: f32[K, 2, C]) -> (y: f32[{shape}]) {{
+     y[{order}] = sum[r, c]({access} * w[k, r, c])
     }}"""
     specialised, result = lowered(text, {"N": 2, "C": 64, "K": 72} | sizes, monkeypatch)
     inputs = T.arrays(specialised)
