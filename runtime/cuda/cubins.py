@@ -106,8 +106,10 @@ def _compiled(
             progress.at(f"compiling kernel {number} of {len(made)}")
             try:
                 made[key].result()
-            except (Abandoned, CancelledError):  # one that was begun: an interruption of other work has ended it
-                made[key] = compiled(k)
+            except (Abandoned, CancelledError):
+                if key not in already:
+                    raise
+                made[key] = compiled(k)  # an interruption of other work has ended it
     return {name: made[key].result() for name, key in same.items()}
 
 

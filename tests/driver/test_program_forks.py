@@ -55,13 +55,14 @@ def test_forks_make_what_one_process_makes(text, monkeypatch):
 
     def answer(request, say):
         chosen.clear()
-        return program_compiler.answer(request, say) | {"chosen": [*chosen]}
+        return program_compiler.answer(request, say) | {"chosen": [*chosen], "process": os.getpid()}
 
     made = []
     for may_fork in (False, True):
         with Answering(answer, may_fork) as process:
             parts, reply = process.ask(asked(text))
         assert "error" not in reply, reply
+        assert (reply.pop("process") == process.process) is not (may_fork and any(reply["chosen"])), "who found it answers"
         made.append((sorted(parts, key=repr), reply))
     assert made[0] == made[1] and os.getpid() == own
     parts, reply = made[1]
@@ -76,3 +77,9 @@ def test_what_is_wrong_is_said_once():
     with Answering(program_compiler.answer) as process:
         parts, reply = process.ask(asked(text))
         assert parts == [] and "unknown" in reply["error"]
+
+
+def test_few_processors_are_left_to_others(monkeypatch):
+    for cores, forking in ((1, False), (3, False), (4, True), (64, True)):
+        monkeypatch.setattr(program_compiler, "available_cores", lambda cores=cores: cores)
+        assert program_compiler.may_fork() is forking

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from tilec.process import compile_server  # noqa: E402
+from tilec.process.collection import FEW  # noqa: E402
 from tilec.torch import backend, standby  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
@@ -49,6 +52,28 @@ def test_a_reset_is_survived(events):
     traced()
     traced()
     assert events[3:] == ["graph", "cpu start", "graph", "cpu end"]
+
+
+def test_garbage_collections_leave_out_what_is_there_before(monkeypatch):
+    """While Dynamo traces, and while this back end compiles a backward graph, after that."""
+    found = []
+
+    def noted(module, name):
+        function = getattr(module, name)
+
+        def call(*given):
+            found.append((name, next((g for g in given if g in ("forward", "backward")), ""), gc.get_freeze_count() >= FEW))
+            return function(*given)
+
+        monkeypatch.setattr(module, name, call)
+
+    noted(backend, "compile_graph")
+    noted(backend, "compile_aten")
+    standby.expect()
+    x = torch.randn(3, requires_grad=True)
+    torch.compile(lambda x: (x * 2).sin(), backend="tilec")(x).sum().backward()
+    assert found == [("compile_graph", "", True), ("compile_aten", "forward", True), ("compile_aten", "backward", True)]
+    assert gc.get_freeze_count() < FEW
 
 
 @pytest.mark.skipif(not compile_server._POSSIBLE, reason="processes of their own are for Linux")

@@ -37,6 +37,7 @@ def prepare() -> None:
     for name in ("h200", "cpu"):
         Recipe(_program("<program>", _FIRST), "first", None, {"M": 256, "K": 128, "N": 256}, targets.load(name)).compiled_here()
 
+
 def may_fork() -> bool:
     """For `compile_server`: whether one program is compiled by several processes."""
     return available_cores() >= PROCESSORS

@@ -87,8 +87,8 @@ def choose(
     for number, find in enumerate(alternatives[1:], 1):
         mine, theirs = socket.socketpair()
         if os.fork() == 0:
-            for each in (mine, *forks):
-                each.close()
+            for other in (mine, *forks):
+                other.close()
             return number, *_found_in_fork(find, about, theirs)
         theirs.close()
         forks.append(mine)
