@@ -117,8 +117,9 @@ def _contract(printer: MemoryPrinter, op: ir.Operation) -> str:
     m, n, k = (size[d] for d in range(3))
     majors = [int(dims[-1] == 2) for dims in maps[:2]]
     element = str(ir.VectorType(op.operands[2].type).element_type)
+    order = f"{'mk' if majors[0] else 'km'}_{'nk' if majors[1] else 'kn'}"
     return printer.define(
-        f"multiply_{m}x{n}x{k}", "contract", f'("{element}", {m}, {n}, {k}, {majors[0]}, {majors[1]})'
+        f"multiply_{element}_{m}x{n}x{k}_{order}", "contract", f'("{element}", {m}, {n}, {k}, {majors[0]}, {majors[1]})'
     )
 
 

@@ -113,7 +113,7 @@ def _expand(printer: MemoryPrinter, op: ir.Operation) -> None:
 def _registers(printer: MemoryPrinter, op: ir.Operation) -> None:
     count = ir.IntegerAttr(op.attributes["regCount"]).value
     more = "increase" in str(op.attributes["action"])
-    name = printer.define(f"{'more' if more else 'fewer'}_registers", "set_registers", f"({count}, more={more})")
+    name = printer.define(f"{'more' if more else 'fewer'}_registers_{count}", "set_registers", f"({count}, more={more})")
     printer.line(f"{name}()")
 
 
@@ -149,16 +149,17 @@ def _product(printer: MemoryPrinter, op: ir.Operation, product: WarpgroupProduct
     transposed = [not major for major in product.k_major]
     steps = [depth_step(t) for t in transposed]
     size = element_bytes(ir.Type.parse(left.element))
-    arguments = (
-        f'"{product.multiplicand}", {product.n}, steps={product.k * size // 32}, step_a={steps[0]}, step_b={steps[1]}'
-    )
+    instructions = product.k * size // 32
+    arguments = f'"{product.multiplicand}", {product.n}, steps={instructions}, step_a={steps[0]}, step_b={steps[1]}'
     arguments += f", transpose_a={transposed[0]}, transpose_b={transposed[1]}"
     order = "rk" if product.left_in_registers else "mk" if product.left_k_major else "km"
     name = f"wgmma_{product.multiplicand}_{product.n}_{order}_{'nk' if product.right_k_major else 'kn'}"
+    if instructions != LINE // 32 or product.slabs != (None, None):
+        name += f"_{product.k}"
     if product.slabs != (None, None):
         jumps = [0 if t or lines is None else lines * LINE // 16 for t, lines in zip(transposed, product.slabs)]
         arguments += f", slab_a={jumps[0]}, slab_b={jumps[1]}, registers={product.left_in_registers}"
-        name += f"_{product.k}"
+        name += "".join(f"_{jump}" for jump in jumps)
     name = printer.define(name, "wgmma", f"({arguments})")
     texts = [
         _descriptor(printer, _layout(printer, t, product.k if lines is None else lines), m)

@@ -8,7 +8,7 @@ import re
 import pytest
 from expectations import EXAMPLES
 from tools.cuda_kernels import compiled
-from tools.lowering import emitted
+from tools.lowering import emitted, lowered
 
 pytest.importorskip("numba_cuda_mlir.cuda")
 LONG = {"transformer_block"}  # kernels like those of other examples, and many
@@ -49,6 +49,27 @@ def test_kernels_name_their_sources():
     (kernel,) = emitted(EXAMPLES["softmax"].path, None, {"M": 64, "N": 64}).kernels
     assert re.search(r"# softmax\.tile:\d+: m\[i\] = max\[j\]", kernel.text)
     assert re.search(r"# softmax\.tile:\d+: y\[i, j\] = e\[i, j\] / s\[i\]", kernel.text)
+
+
+SEVERAL = """op f(q: bf16[H, S, D], k: bf16[H, S, D], v: bf16[H, S, D], x: bf16[M, K], w: bf16[K, N])
+-> (o: bf16[H, S, D], y: bf16[M, N]) {
+    s[h, i, j] = sum[d](q[h, i, d] * k[h, j, d])
+    p[h, i, j] = softmax[j](s[h, i, j])
+    o[h, i, d] = sum[j](p[h, i, j] * v[h, j, d]) using bf16
+    y[m, n] = sum[k](x[m, k] * w[k, n])
+}"""
+
+
+def test_kernels_that_are_heard_are_those_of_the_module():
+    """They are compiled already: definitions that differ from one kernel to the next have different names from the start."""
+    heard = []
+    sizes = {"H": 48, "S": 1024, "D": 64, "M": 4096, "K": 768, "N": 2304}
+    made = lowered(SEVERAL, None, sizes, hear=lambda registers, text, kernel: heard.append((text, kernel)))[1].emitted
+    assert made is not None and len(set(re.findall(r"^\w+ = set_registers.*$", made.module, re.MULTILINE))) == 4
+    assert sorted(k.name for _, k in heard) == sorted(k.name for k in made.kernels) == ["f_o", "f_y"]
+    for text, kernel in heard:
+        assert kernel in made.kernels
+        assert set(re.findall(r"^\w+ = .*$", text, re.MULTILINE)) <= set(made.module.splitlines())
 
 
 def test_names_of_the_source_never_become_code():
