@@ -34,6 +34,6 @@ def alone(module: str) -> dict[str, str]:
     return found
 
 
-def definitions(module: str) -> tuple[str, ...]:
-    """The one-line definitions of a printed module."""
-    return tuple(re.findall(r"^\w+ = .*$", module.partition("\ndef ")[0], flags=re.MULTILINE))
+def definitions(module: str) -> frozenset[str]:
+    """The one-line definitions of a printed module, whose order means nothing: it depends on which kernel needs one first."""
+    return frozenset(re.findall(r"^\w+ = .*$", module.partition("\ndef ")[0], flags=re.MULTILINE))
