@@ -75,12 +75,13 @@ def test_no_tile_is_better_than_its_family(problem, card, more_rows, more_column
     for instruction in (*contraction._instructions(card, problem, None), "fma"):
         for family in families(card, problem, instruction):
             for _, choice in family.choices:
-                assert family.least <= choice.rank
+                assert family.least_us <= choice.prediction.time_us and family.least_rank <= choice.rank
                 tile = choice.tile
                 rows, columns = ceil(problem.m / tile.bm) + more_rows, ceil(problem.n / tile.bn) + more_columns
                 larger = replace(problem, m=rows * tile.bm, n=columns * tile.bn)
                 if more_rows or more_columns:
-                    assert family.least <= Choice(tile, contraction_cost(card, larger, tile)).rank
+                    found = Choice(tile, contraction_cost(card, larger, tile))
+                    assert family.least_us <= found.prediction.time_us and family.least_rank <= found.rank
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,7 +12,7 @@ from operator import itemgetter
 from tilec.core.fitted import ContractionTimes, WarpgroupTimes
 from tilec.core.target import Target
 from tilec.cost.block_tile import BlockTile, Contraction, element_bytes
-from tilec.cost.model import Choice, Prediction, Work, least_rank, occupancy, predict, round_up
+from tilec.cost.model import Choice, Prediction, Work, least, occupancy, predict, round_up
 from tilec.cost.ranking import Ranked, Ranking
 from tilec.cost.stream_k import l2_speed, parts_us, shared_rounds, shared_tiles
 from tilec.cost.tile_order import dram_reads, grouped, reads_once
@@ -276,15 +276,16 @@ def contraction_cost(target: Target, problem: Contraction, tile: BlockTile) -> P
 @dataclass(frozen=True, eq=False)
 class Family:
     """Tiles of one instruction that have as many rows and columns. `tile` has what none of them is better by: the fewest warps, and
-    the shortest steps. `number`: of the sizes, in the order of tiles. `least`: a rank that none of the tiles is below, for the
-    problem or one of more rows and columns that take more blocks."""
+    the shortest steps. `number`: of the sizes, in the order of tiles. `least_us`, `least_rank`: a time and a rank that none of the
+    tiles is below, for the problem or one of more rows and columns that take more blocks."""
 
     target: Target
     problem: Contraction
     tile: BlockTile
     shapes: tuple[Shape, ...]
     number: int
-    least: float
+    least_us: float
+    least_rank: float
 
     @cached_property
     def choices(self) -> list[Ranked[Choice[BlockTile]]]:
@@ -316,8 +317,8 @@ def families(target: Target, problem: Contraction, instruction: str) -> tuple[Fa
         if warpgroups and _kept_fits(target, problem, bm, bn):
             kinds.append((kept := replace(tile, kept=True), _least_work(target, problem, kept)))
         for kind, work in kinds:
-            least = (1 - 1e-9) * least_rank(work, target)  # rounding may go either way
-            found.append(Family(target, problem, kind, shapes, number, least))
+            time, rank = ((1 - 1e-9) * bound for bound in least(work, target))  # rounding may go either way
+            found.append(Family(target, problem, kind, shapes, number, time, rank))
     return tuple(found)
 
 
@@ -344,7 +345,7 @@ def choose(
     ranking = Ranking[Choice[BlockTile]]()
     for at, instruction in enumerate(_instructions(target, problem, instructions)):
         for family in families(target, problem, instruction):
-            ranking.add(round(family.least, 4), partial(_numbered, family, at))
+            ranking.add(round(family.least_rank, 4), partial(_numbered, family, at))
     return ranking
 
 

@@ -160,12 +160,13 @@ def predict(work: Work, target: Target) -> Prediction:
     return Prediction(total, terms, bound, occ, waves, efficiency)
 
 
-def least_rank(work: Work, target: Target) -> float:
-    """What `rank` is at least, for all kernels that do so much work or more: whatever their threads, registers, shared memory and
-    bytes in flight are, no more than all units load, no more than all schedulers issue, and no load waits."""
+def least(work: Work, target: Target) -> tuple[float, float]:
+    """What time, in microseconds, and `rank` are at least, for all kernels that do so much work or more: whatever their threads,
+    registers, shared memory and bytes in flight are, no more than all units load, no more than all schedulers issue, and no load
+    waits."""
     terms = _terms(work, target, balance(work.blocks, target.units), 1.0, 1.0, target.units, inf)
     total, _, ramp = _times(terms, work, target)
-    return rank(total, terms | {"launch": ramp})  # which may be longer, but then the others are by less
+    return total, rank(total, terms | {"launch": ramp})  # which may be longer, but then the others are by less
 
 
 def rank(time_us: float, terms: Mapping[str, float]) -> float:

@@ -137,9 +137,10 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
             working_set=4 * parts * points, overlaps=True,
         )  # fmt: skip
         added = predict(combine, target).time_us
-        if added + now.least_us(target) >= best:
+        problem = {"k": now.problem.k // parts, "batch": now.problem.batch * parts, "out": "f32", "epilogue": {}}
+        if added + now.least_us(target, **problem) >= best:
             continue  # whatever the tiles
-        tiles = now.variant(target, k=now.problem.k // parts, batch=now.problem.batch * parts, out="f32", epilogue={})
+        tiles = now.variant(target, **problem)
         time = tiles[0].prediction.time_us + added if tiles else best
         if time < best:
             best, found = time, Split(node.name, dim, parts)

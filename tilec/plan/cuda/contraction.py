@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from math import ceil, gcd, prod
+from math import ceil, gcd, inf, prod
 from typing import NamedTuple
 
 from tilec.analysis import parts
@@ -92,9 +92,11 @@ class Tiles:
 
         return _ranked(target, replace(self.problem, **changes), self.instructions, weigh, lambda tile: 1)
 
-    def least_us(self, target: Target) -> float:
-        """The time of the products alone, by the fastest instruction."""
-        return min(contraction.least_us(target, self.problem, unit) for unit in self.instructions or ("fma",))
+    def least_us(self, target: Target, **changes) -> float:
+        """A time that no tile takes less than, for the same factors and another problem."""
+        problem = replace(self.problem, **changes)
+        found = (contraction.families(target, fed(problem, unit), unit) for unit in self.instructions or ("fma",))
+        return min((family.least_us for families in found for family in families), default=inf)
 
     def rank(self, tile: BlockTile, target: Target, **changes) -> float:
         """Of a tile, for the same factors and another problem."""
@@ -317,7 +319,7 @@ def _ranked(
     for at, unit in enumerate(() if instructions is None else instructions or ("fma",)):
         if contraction.least_us(target, problem, unit) <= ranking.least:
             for family in contraction.families(target, fed(problem, unit), unit):
-                ranking.add(slower(family.tile) * family.least, partial(weighed, family, at))
+                ranking.add(slower(family.tile) * family.least_rank, partial(weighed, family, at))
     return ranking
 
 
