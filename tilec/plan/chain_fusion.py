@@ -29,6 +29,7 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
     """Joins contractions with the operations between them and an earlier contraction, if that is legal and takes less time."""
     made = Ancestors(graph.nodes, graph.producers, graph.position)
     near = Ancestors(graph.nodes, graph.producers, graph.position, _multiplies)
+    waits = _Waits(graph, made)
     sizes = {n: max((prod(n.extents[d] for d in r.dims) for r in n.results), default=0) for n in graph.nodes}
     for node in graph.nodes:
         if not _multiplies(node) or node.inlined:
@@ -45,6 +46,8 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
             if why is None:
                 chain = [first, *(n for n in before if near.has(n, first)), node]
                 why = refuse_reads(chain, graph)
+            if why is None and len(chain) > 2:
+                why = waits.refuse(first, node)
             found = why or (_with_readers(chain, first, node, graph, made, sizes) if len(chain) > 2 else [])
             if isinstance(found, str):
                 remarks.append(Remark("refused", f"{first.name} with {node.name}", found, node.line))
@@ -58,6 +61,29 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
         whole = graph.in_order({m for n in core for m in member[n].nodes})
         if core and not _join(whole, graph, member, target, remarks) and len(core) < len(whole):
             _join(core, graph, member, target, remarks)
+
+
+class _Waits:
+    """Operations that wait for others until all blocks have stored what these make."""
+
+    def __init__(self, graph: Graph, made: Ancestors):
+        self.graph, self.made, at = graph, made, graph.position
+        self.awaited = {n: sum(1 << at[p] for p in set(graph.awaited(n))) for n in graph.nodes if graph.awaited(n)}
+        self.waiting = sum(1 << at[n] for n in self.awaited)
+        self.separate = sum(1 << at[n] for n in graph.nodes if not n.inlined)
+
+    def refuse(self, first: Node, last: Node) -> str | None:
+        """Why no kernel has both and all that is between them, which it would have: the first operation that waits for another.
+        Layers that add to one tensor are between many pairs."""
+        at, nodes = self.graph.position, self.graph.nodes
+        inside = (1 << at[first] | self.made.between(first, last)) & self.separate
+        waiting = (inside | 1 << at[last]) & self.waiting
+        while waiting:
+            node = nodes[(waiting & -waiting).bit_length() - 1]
+            if self.awaited[node] & inside:
+                return refuse_reads_of(node, [p for p in self.graph.awaited(node) if inside >> at[p] & 1], self.graph)
+            waiting &= waiting - 1
+        return None
 
 
 def _join_all(
