@@ -112,7 +112,7 @@ def main() -> int:
         help="processes that prepare, 0: none (default: one a core); programs at a time (compile; default: 1)",
     )
     parser.add_argument("--task", choices=("inference", "decoding", "training"), help="rows of this task (models)")
-    parser.add_argument("--layers", type=int, help="layers of each model whose depth is free (models)")
+    parser.add_argument("--layers", type=int, help="layers of each model, or all if it has fewer (models)")
     parser.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune, too, which is slow (models)")
     parser.add_argument("--cold", action="store_true", help="seconds until a first step, in new processes (models)")
     parser.add_argument("--worker", nargs="*", help=argparse.SUPPRESS)

@@ -39,10 +39,15 @@ class Load:
     def library(self) -> str:
         return "timm" if self.kind == "convolutional" or self.kind.startswith("timm") else "transformers"
 
+    def depth(self, small: bool, layers: int | None) -> int:
+        """Layers: `layers`, or all if there are fewer; without a number those of the row."""
+        return 2 if small and self.layers > 1 else min(layers, self.of) if layers else self.layers
+
     def sizes(self, small: bool, layers: int | None) -> str:
         batch, length = self.shape(small)
         many = "images" if "vision" in self.kind or self.library == "timm" else "sequences"
-        cut = "" if self.of == self.layers and not layers else f", {layers or self.layers} of {self.of} layers"
+        count = self.depth(False, layers)
+        cut = "" if count == self.of else f", {count} of {self.of} layers"
         return f"{self.published}{cut}, {batch} {many} of {length}{'x' + str(length) if many == 'images' else ''}"
 
     def shape(self, small: bool) -> tuple[int, int]:
@@ -139,7 +144,7 @@ def make(
     from tests.pytorch.zoo import without_dropout
 
     torch.manual_seed(0)
-    count = 2 if small and load.layers > 1 else layers or load.layers
+    count = load.depth(small, layers)
     with torch.device(device):
         module = _timm(load, count, small) if load.library == "timm" else _transformer(load, count, small)
     module = without_dropout(module.to(device=device, dtype=dtype))

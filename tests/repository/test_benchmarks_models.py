@@ -67,6 +67,16 @@ def test_rows_are_chosen_by_whole_words():
     assert {n for n in names if is_said("t5, training", n)} == {"t5, training"}
 
 
+def test_no_model_has_more_layers_than_there_are():
+    from benchmarks.model_loads import loads
+
+    found = {x.name: x for x in loads()}
+    gpt2, resnet = found["gpt2"], found["resnet50 NHWC"]
+    assert [gpt2.depth(False, n) for n in (None, 2, 12, 99)] == [4, 2, 12, 12] and gpt2.depth(True, 99) == 2
+    assert "2 of 12 layers" in gpt2.sizes(False, 2) and "4 of 12 layers" in gpt2.sizes(False, None)
+    assert "layers" not in gpt2.sizes(False, 99) + resnet.sizes(False, 99) and resnet.depth(False, 99) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["inference", "decoding", "training"])
 def test_a_row_has_its_facts(task):
