@@ -179,7 +179,8 @@ def samples_section(kind: str, choice: Choice, outcomes: list[Outcome]) -> str:
             counts = Counter(o.verdict for o in group)
             lines.append(f"| {len(group)} | {name} | {' | '.join(str(counts[v]) for v in shown)} |")
     drawn, skipped = sum(o.random for o in run), len(outcomes) - len(run)
-    lines += ["", f"{drawn} of these draw random numbers. {skipped} more are not run: eager mode defines no result for them.", ""]
+    without = "eager mode defines no result for them, or raises an error"
+    lines += ["", f"{drawn} of these draw random numbers. {skipped} more are not run: {without}.", ""]
     found = reasons(outcomes)
     most = found.most_common(REASONS)
     lines += ["| samples | in which PyTorch computes something, because |", "| ---: | --- |"]
