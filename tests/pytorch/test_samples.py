@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -101,6 +102,15 @@ def test_aliases_and_changed_inputs_are_noticed(monkeypatch, change, said):
     monkeypatch.setattr(agreements, "TILEC", spoilt)
     found = agreement(Case("spoilt 0", lambda x: x[1:], [X]))
     assert found.verdict == WRONG and said in found.said, found
+
+
+def test_numbers_are_random_where_the_generator_is_asked():
+    """Results that differ in their last bits from run to run, as LAPACK's do, are judged by their errors."""
+    runs = count(1)
+    found = agreement(Case("unsteady 0", lambda x: x * (1 + 2e-7 * next(runs)), [X]))
+    assert found.verdict in RIGHT and not found.random, found
+    found = agreement(Case("drawn 0", lambda x: x + torch.rand_like(x), [X]))
+    assert found.verdict in RIGHT and found.random, found
 
 
 def test_what_raises_is_noticed(monkeypatch):

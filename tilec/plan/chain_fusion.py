@@ -46,9 +46,9 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
             if why is None:
                 chain = [first, *(n for n in before if near.has(n, first)), node]
                 why = refuse_reads(chain, graph)
+            found: list[Node] | str = why or []
             if why is None and len(chain) > 2:
-                why = waits.refuse(first, node)
-            found = why or (_with_readers(chain, first, node, graph, made, sizes) if len(chain) > 2 else [])
+                found = waits.refuse(first, node) or _with_readers(chain, first, node, graph, made, sizes)
             if isinstance(found, str):
                 remarks.append(Remark("refused", f"{first.name} with {node.name}", found, node.line))
             elif found:
