@@ -55,7 +55,7 @@ bench: $(BASE)
 	$(RUN) -m benchmarks $(SUITE) $(ARGS)
 
 outside: $(TEST)
-	$(RUN) -m pip install -q ".[outside]"
+	$(RUN) -m pip install -q -e ".[outside]"
 	$(RUN) -m tests.outside --write $(ARGS)
 
 fuzz: $(TEST)
@@ -69,7 +69,7 @@ sanitize: $(TEST)
 
 lint: $(TEST)
 	$(BIN)/ruff check .
-	$(RUN) tests/tools/typecheck.py
+	$(RUN) -m mypy -p tilec
 
 docs: $(TEST)
 	$(RUN) -m pip install -q "matplotlib>=3.9"
@@ -79,8 +79,7 @@ docs: $(TEST)
 clean:
 	rm -rf $(VENV) *.egg-info build
 
-# Editable: with the folders mapped into one package (pyproject.toml), a plain install is shadowed by the sources as soon
-# as Python starts in this folder.
+# Editable: changed sources need no second install.
 $(BASE): pyproject.toml | $(RUN)
 	$(RUN) -m pip install -q -e ".$(if $(EXTRAS),[$(EXTRAS)])"
 	@touch $@

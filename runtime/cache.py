@@ -134,9 +134,8 @@ def runtime_digest() -> str:
 @cache
 def compiler_digest() -> str:
     """A digest of tilec's sources and of the packages under them: the kernels of a program depend on each."""
-    packages = ("tilec", "tilec.dsl", "tilec.passes")
     versions = (sys.version, *installed("tilec", "numba-cuda-mlir", "lark", "numpy"))
-    return make_key(runtime_digest(), *versions, *(_sources(_folder_of(name)) for name in packages))
+    return make_key(*versions, _sources(_folder_of("tilec")))
 
 
 def _folder_of(package: str) -> Path:
