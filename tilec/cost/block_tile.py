@@ -90,7 +90,8 @@ class BlockTile:
     blocks along m, which share their B tile by multicast, and along n, which share their A tile. `group`: rows of tiles
     that blocks compute together, for L2. `registers`: of a thread, as launched. `inner_warps`: warps that share rows and
     columns, and divide k. `kept`: all of B stays in shared memory, where each of the persistent blocks loads it once.
-    `stream_k`: rounds of tiles, the last of which is not full, whose steps along k all blocks share (stream-k).
+    `stream_k`: rounds of tiles, the last of which is not full, whose steps along k all blocks share (stream-k). `launched`:
+    persistent blocks, fewer than one for each unit; 0 where all units have one.
     """
 
     bm: int
@@ -106,9 +107,10 @@ class BlockTile:
     registers: int = 128
     shared: int = 0
     kept: bool = False
-    stream_k: int = 0
+    stream_k: float = 0
     inner_warps: int = 1
     across: bool = False
+    launched: int = 0
 
     @property
     def warps(self) -> int:

@@ -27,11 +27,11 @@ def cpu_contraction(target: Target, p: Contraction, tile: CacheTile) -> Work:
     """A goes to L2 once per panel of B, C in and out once per kc; a load, even of a scalar, is a vector's."""
     core = target.core
     assert core is not None
-    vectors = tile.nr * max(4, p.bytes) // core.simd_bytes
+    vectors = ceil(tile.nr * max(4, p.bytes) / core.simd_bytes)
     m, n = round_up(p.m, tile.mc), round_up(p.n, tile.nr)  # others wait for whole blocks
     flops = 2.0 * p.batch * m * n * p.k
     a, b, c = p.m * p.k * p.bytes, p.k * p.n * p.bytes, p.m * p.n * p.out_bytes
-    steps = p.batch * (m // tile.mr) * (n // tile.nr) * p.k
+    steps = p.batch * ceil(m / tile.mr) * (n // tile.nr) * p.k
     passes = ceil(p.k / tile.kc)
     other = {u: v * p.batch * p.m * p.n for u, v in p.epilogue.items()}
     return Work(

@@ -190,23 +190,17 @@ def _blocks(p: ChainProblem, unit: str) -> Iterator[tuple[int, int]]:
 def _product_tiles(target: Target, p: ChainProblem, unit: str) -> Iterator[ChainTile]:
     """Of a chain with a second contraction."""
     assert target.sm is not None
-    fit, wide, columns = target.fit(ChainTimes), unit == "wgmma", round_up(p.columns, 16)
+    fit, wide = target.fit(ChainTimes), unit == "wgmma"
     steps = range(32, (fit.step_elements if wide else min(fit.step_elements, fit.warp_step_elements)) + 1, 16)
     for (bm, own), bn in product(_blocks(p, unit), steps):
         if _is_no_step(bn, p, p.line_steps) or (p.more_inner and bn > fit.meeting_elements):
             continue
-        scores, sums, most = own * bn // 32, own * columns // 32, fit.registers if bm < 3 * ROWS else fit.third_registers
-        products = len(p.firsts) * scores
-        held = products + sums + p.weight_terms * scores // 2
-        if not wide:  # weights take the places of scores
-            held = products + sums + max(0, p.weight_terms - 2) * scores // 2
+        most = fit.registers if bm < 3 * ROWS else fit.third_registers
+        if not wide:
             most = fit.warp_registers if own == WARP_ROWS[0] else fit.tall_warp_registers
-        held += p.other_registers + (int(scores * p.score_registers) if wide else 0)
-        if held > most:
+        if _held(p, unit, own, bn) > most:
             continue
-        registers = min(target.sm.registers_per_thread, held + fit.warp_other)
-        if wide:  # at launch
-            registers = 168 if bm < 3 * ROWS else 128
+        registers = chain_registers(target, p, unit, bm, own, bn)
         one = ChainTile(bm, bn, 1, registers, 0, ping_pong=wide and bm > ROWS, unit=unit, warp_rows=own)
         for tile in _staged(target, p, one, (2, 3, 4) if wide else (1, 2)):
             if tile.stages <= 2 or p.rows < ROWS:  # deeper where the factors' bytes count, and not the products
@@ -217,6 +211,24 @@ def _product_tiles(target: Target, p: ChainProblem, unit: str) -> Iterator[Chain
                     yield next(t for t in sized if t.shared <= target.sm.shared_per_block)
             if p.blocks(bm) * p.batch < 2 * target.units and bn % 32 == 0:
                 yield from (replace(tile, parts=parts) for parts in _parts(target, p, tile)[1:])
+
+
+def _held(p: ChainProblem, unit: str, own: int, bn: int) -> int:
+    """Registers of a thread for data, whose warp has so many rows of its own."""
+    scores, sums = own * bn // 32, own * round_up(p.columns, 16) // 32
+    if not p.columns:
+        return scores
+    wide = unit == "wgmma"  # else weights take the places of scores
+    weights = (p.weight_terms if wide else max(0, p.weight_terms - 2)) * scores // 2
+    return len(p.firsts) * scores + sums + weights + p.other_registers + (int(scores * p.score_registers) if wide else 0)
+
+
+def chain_registers(target: Target, p: ChainProblem, unit: str, bm: int, own: int, bn: int) -> int:
+    """Of a thread at launch, of a block of `bm` rows, of which a warp has `own`, in steps of `bn` elements."""
+    assert target.sm is not None
+    if unit == "wgmma":
+        return 168 if bm < 3 * ROWS or not p.columns else 128
+    return min(target.sm.registers_per_thread, _held(p, unit, own, bn) + target.fit(ChainTimes).warp_other)
 
 
 def _is_no_step(size: int, p: ChainProblem, lines: bool) -> bool:
@@ -244,7 +256,7 @@ def _reduction_tiles(target: Target, p: ChainProblem, unit: str) -> Iterator[Cha
         if not wide and scores > most:
             continue
         shares = wide or scores < most  # a part's number and place in memory take registers, too
-        registers = 168 if wide else min(target.sm.registers_per_thread, scores + fit.warp_other)
+        registers = chain_registers(target, p, unit, bm, own, bn)
         tile = ChainTile(bm, bn, 2, registers, 0, kept_left=kept, ping_pong=False, unit=unit, warp_rows=own)
         staged = [*_staged(target, p, tile, range(2, DEEPEST + 1) if wide else (2, 3, 4))]
         for one in staged[-1:] if wide else staged:

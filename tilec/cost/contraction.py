@@ -92,11 +92,7 @@ def _staged(
     assert sm is not None
     if inner > 1 and (wm * wn * inner > 8 or bk > p.k or tiles > 2 * target.units):
         return
-    accumulators = bm * bn * max(4, p.bytes if instruction == "fma" else 4) // 4 // (32 * wm * wn)
-    own = accumulators + (accumulators // 8 + 32 if producers or instruction == "fma" else accumulators // 4 + 48)
-    own += accumulators if p.promoted else 0  # partial sums
-    registers = round_up(-(-(own * wm * wn + 40 * producers) // (wm * wn + producers)), 8)
-    registers = min(registers, sm.registers // (32 * (wm * wn + producers)) // 8 * 8) if p.promoted else registers
+    accumulators, own, registers = block_registers(target, p, instruction, bm, bn, wm * wn, producers)
     stage = round((p.widths[0] * bm + p.widths[1] * bn) * bk * p.bytes)
     spare = bm * 64 * 4 if producers else 0  # sums leave 64 columns at a time
     deepest = min(DEEPEST[instruction], max(0, sm.shared_per_block - spare - 1024) // stage, max(2, ceil(p.k / bk)))
@@ -117,10 +113,23 @@ def _staged(
             )  # fmt: skip
             yield tile
             if instruction == "wgmma" and (not p.promoted or (p.promoted == bk and p.parts == 1 and accumulators <= 64)):
-                rounds = shared_rounds(tiles, _reached(target, tile), ceil(p.k / bk))
+                rounds = shared_rounds(tiles, reached(target, tile), ceil(p.k / bk))
                 yield from (replace(tile, stream_k=n) for n in rounds)
             if instruction == "wgmma" and prod(cluster) == 1 and _kept_fits(target, p, bm, bn):
                 yield from _kept(target, p, tile)
+
+
+def block_registers(
+    target: Target, p: Contraction, instruction: str, bm: int, bn: int, warps: int, producers: int
+) -> tuple[int, int, int]:
+    """Registers of a thread for sums, all that it takes, and those that it is launched with: threads that load need fewer."""
+    assert target.sm is not None
+    accumulators = bm * bn * max(4, p.bytes if instruction == "fma" else 4) // 4 // (32 * warps)
+    own = accumulators + (accumulators // 8 + 32 if producers or instruction == "fma" else accumulators // 4 + 48)
+    own += accumulators if p.promoted else 0  # partial sums
+    registers = round_up(-(-(own * warps + 40 * producers) // (warps + producers)), 8)
+    most = target.sm.registers // (32 * (warps + producers)) // 8 * 8
+    return accumulators, own, min(registers, most) if p.promoted else registers
 
 
 def _too_large(p: Contraction, bm: int, bn: int) -> bool:
@@ -173,7 +182,7 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
     shared = left + right + _operand_reads(tile, tiles * k * p.bytes * p.products / p.parts) + (2 * result if tile.producers else 0)
     if warpgroups:
         slower = _rounds(target, tile, tiles) * (1 + fit.cluster * (prod(tile.cluster) > 1))
-        together = l2_speed(fit, shared_tiles(tiles, _reached(target, tile), tile.stream_k) / tiles) if tile.stream_k else fit.l2
+        together = l2_speed(fit, shared_tiles(tiles, reached(target, tile), tile.stream_k) / tiles) if tile.stream_k else fit.l2
         loaded, shared = slower * loaded / together, slower * shared / fit.smem
         pace = {unit: slower * boosted(target, unit, flops + p.neighbours)}
         idle = _between_tiles(target, p, tile, tiles)
@@ -181,7 +190,7 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
     else:
         serial, pace = _fill_and_drain(target, p, tile, tiles), {}
     if tile.stream_k:
-        idle["waits"] += parts_us(fit, tiles, _reached(target, tile), tile.stream_k, tile.bm * tile.bn)
+        idle["waits"] += parts_us(fit, tiles, reached(target, tile), tile.stream_k, tile.bm * tile.bn)
         partial = 2 * 4.0 * target.units * tile.bm * tile.bn  # written, and read
     return Work(
         dram_read=dram_reads(target, p, tile) + further,
@@ -225,22 +234,23 @@ def _staging(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> fl
     return longer * (tile.bm * tile.warp_n * left + tile.bn * tile.warp_m * right)
 
 
-def _reached(target: Target, tile: BlockTile) -> int:
+def reached(target: Target, tile: BlockTile) -> int:
     """Units that the blocks of clusters are on."""
     size = prod(tile.cluster)
-    return target.units if size == 1 or target.sm is None else target.sm.clusters(size, 1) * size
+    units = target.units if size == 1 or target.sm is None else target.sm.clusters(size, 1) * size
+    return min(units, tile.launched or units)
 
 
 def _rounds(target: Target, tile: BlockTile, blocks: int) -> float:
     """Rounds of clusters over those of single blocks: clusters do not reach all units. Rounds that blocks share are not whole."""
     if tile.stream_k:
-        return target.units / _reached(target, tile)
-    return max(1.0, ceil(blocks / _reached(target, tile)) / ceil(blocks / target.units))
+        return target.units / reached(target, tile)
+    return max(1.0, ceil(blocks / reached(target, tile)) / ceil(blocks / target.units))
 
 
 def _between_tiles(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> dict[str, float]:
     """Time, by cause, in which the matrix units of an SM wait while sums leave registers; the next tile's loads go on."""
-    fit, rounds = target.fit(WarpgroupTimes), ceil(blocks / _reached(target, tile))
+    fit, rounds = target.fit(WarpgroupTimes), ceil(blocks / reached(target, tile))
     elements, alone = tile.bm * tile.bn, fit.alone if tile.bm == 64 else 1
     times = {u.partition(".")[0]: fit.epilogue * 1e6 * n * elements * target.units / target.peak(u) for u, n in p.epilogue.items()}
     times["waits"] = elements * max(2, p.out_bytes) / (128 * 256 * 2) * fit.tile_us

@@ -66,8 +66,8 @@ class RowTile:
     `cluster` blocks that share a row. `residency`: where a row is between passes ("registers", "sram", "l1", "l2",
     "memory"). `stages`: rows that may be on their way into SRAM while one is worked on, by `persistent_blocks` blocks (or
     clusters) that go on to further rows; 0: a block for every row. `packed`: kept as stored, in 16 bits.
-    `register_chunks`: of rows in SRAM, how many times `vectors` of a thread are in registers instead. CPU:
-    `rows_per_block` is a task.
+    `register_chunks`: of rows in SRAM, how many times `vectors` of a thread are in registers instead. `rows_in_turn`: rows that a
+    thread has one after another. CPU: `rows_per_block` is a task.
     """
 
     threads: int
@@ -83,6 +83,12 @@ class RowTile:
     shared: int = 0
     unaligned: bool = False
     register_chunks: int = 0
+    rows_in_turn: int = 1
+
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        return self.threads * max(1, self.rows_per_block // self.rows_in_turn)
 
 
 def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
@@ -105,15 +111,14 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
         if threads > whole or (threads < whole and threads < 8):
             continue
         vectors = ceil(length / (vector * threads))
-        if _is_reread(target, p) and threads >= 256 and vectors <= 4 and threads * vectors * vector == p.length:
+        if is_reread(target, p) and threads >= 256 and vectors <= 4 and threads * vectors * vector == p.length:
             registers = 16 + vectors * vector * p.element_bytes // 2 + 8 * (p.element_bytes == 2)
             yield RowTile(threads, vector, 1, vectors, 1, "reload", registers)
         for rows in sorted({max(1, n // threads) for n in (threads, 128, 256)}):
             if rows > p.rows and rows > 1:
                 continue
             for packed in (False, True) if halves else (False,):
-                kept = vectors * vector * (p.made + p.reads / 2 if packed else size)
-                registers = round_up(int((fit.packed if packed and p.writes else fit.base) - 8 + kept), 8)
+                registers = held_registers(target, p, vectors * vector, packed)
                 most = registers + 16 * p.common * p.unaligned  # operands common to all rows are prepared ahead of time
                 elements = vectors * vector
                 half = fit.elements if threads >= 32 and p.writes and not p.unaligned else fit.packed_elements
@@ -123,10 +128,7 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
                         threads, vector, rows, vectors, 1, "registers", registers, packed=packed, unaligned=p.unaligned
                     )  # fmt: skip
             for held in sorted({min(vectors, n) for n in ((some + 1) // 2, some)} if single else {min(vectors, some)}):
-                only_loop = single and not p.unaligned and p.length % (threads * held * vector) == 0
-                stored = only_loop and not p.joined  # sums of elements on arrival are loaded as they are stored
-                values = held * vector * p.element_bytes // 4 if stored else held * vector * size
-                registers = round_up((fit.whole_loop if only_loop else fit.loop) - 8 + values, 8)
+                registers = loop_registers(target, p, threads, held * vector)
                 fits = held < vectors and held * vector * (size if single else words) <= fit.elements
                 if fits and occupancy(target, max(32, threads * rows), registers + 16 * p.common * p.unaligned).blocks:
                     yield RowTile(threads, vector, rows, held, 1, "memory", registers, unaligned=p.unaligned)
@@ -134,7 +136,39 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
     yield from _waiting_rows(target, p)
 
 
-def _is_reread(target: Target, p: Rows) -> bool:
+def held_registers(target: Target, p: Rows, elements: int, packed: bool) -> int:
+    """Of a thread that keeps so many elements of a row until the last pass."""
+    fit = target.fit(RowRegisters)
+    kept = elements * (p.made + p.reads / 2 if packed else max(1, p.element_bytes // 4))
+    return round_up(int((fit.packed if packed and p.writes else fit.base) - 8 + kept), 8)
+
+
+def loop_registers(target: Target, p: Rows, threads: int, elements: int) -> int:
+    """Of a thread that goes through a row in steps of so many elements."""
+    fit, single = target.fit(RowRegisters), p.passes == p.joined + 1
+    only_loop = single and not p.unaligned and p.length % (threads * elements) == 0
+    stored = only_loop and not p.joined  # sums of elements on arrival are loaded as they are stored
+    values = elements * p.element_bytes // 4 if stored else elements * max(1, p.element_bytes // 4)
+    return round_up((fit.whole_loop if only_loop else fit.loop) - 8 + values, 8)
+
+
+def waiting_bytes(p: Rows, kept: int) -> int:
+    """Of shared memory of a block, where rows wait from pass to pass: so many elements of each."""
+    return p.padded_extent(kept) * (p.element_bytes * p.reads + 4 * p.made) + 1024
+
+
+def staged_bytes(p: Rows, part: int, stages: int) -> int:
+    """Of shared memory of a block that has such a part of a row, and loads so many rows ahead."""
+    return p.padded_extent(part) * p.element_bytes * (stages * p.reads + (p.common if stages else 0)) + 1024
+
+
+def persistent_ways(target: Target, cluster: int, resident: int) -> int:
+    """Blocks, or clusters, that run at a time, where an SM holds so many blocks."""
+    assert target.sm is not None
+    return resident * target.units if cluster == 1 else target.sm.clusters(cluster, resident)
+
+
+def is_reread(target: Target, p: Rows) -> bool:
     """Whether a block may load its row a second time for the result, from L1, and tell L2 that this was the last use. L2
     evicts such lines first, and keeps more of the written lines at the end. On an H200 this saves 1 to 3% of a kernel
     that moves several times as much as L2 holds."""
@@ -167,7 +201,7 @@ def _waiting_rows(target: Target, p: Rows) -> Iterator[RowTile]:
         cut = cluster == 1 and part % chunk == 0 and p.element_bytes > 1 and not (p.made or p.unaligned)
         for chunks in range(part // chunk if cut else 1):  # as few as let one more block in; clusters gain little
             held = chunks * vectors * vector * p.reads * p.element_bytes // 4
-            shared = p.padded_extent(part - chunks * chunk) * (p.element_bytes * p.reads + 4 * p.made) + 1024
+            shared = waiting_bytes(p, part - chunks * chunk)
             blocks = min(occupancy(target, threads, least + held, shared).blocks, sm.threads // threads)
             registers = min(64, sm.registers // (threads * max(1, blocks)) // 8 * 8)
             if blocks > most and registers >= least + held:
@@ -201,11 +235,11 @@ def _shared_rows(target: Target, p: Rows) -> Iterator[RowTile]:
         if part < threads * vector and threads > 128:
             continue
         need = round_up(int(fit.base - 8 + held * max(words * p.reads, p.live) + 8 * (p.common > 0)), 8)
-        shared = p.padded_extent(part) * p.element_bytes * (stages * p.reads + (p.common if stages else 0)) + 1024
+        shared = staged_bytes(p, part, stages)
         resident = occupancy(target, threads, need, shared).blocks
         if not resident:
             continue
-        ways = resident * target.units if cluster == 1 else sm.clusters(cluster, resident)
+        ways = persistent_ways(target, cluster, resident)
         if not ways:
             continue
         if stages and p.common and ways > p.period:  # operands that all rows share are then moved to their place once

@@ -42,7 +42,7 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
     if tile.unaligned:  # warps with an end of a row go through its elements one by one
         ends = p.rows * tile.vector * min(32, tile.threads) * (1 if tile.vectors == 1 else 2)
         shuffles += _END * p.passes * ends
-    reads, block = float(once), tile.threads * tile.rows_per_block
+    reads, block = float(once), tile.block
     resident = occupancy(target, max(32, block), tile.registers, tile.shared).blocks
     many = blocks > resident * target.units
     exposed = times.exposed_alone if resident == 1 else times.exposed_shared
@@ -90,7 +90,7 @@ def _left_over(target: Target, p: Rows, tile: RowTile, blocks: int, rounds: int)
     rows alone, which counts for less in later waves, when blocks no longer start together."""
     if p.writes or tile.cluster > 1:
         return 0.0
-    block = tile.threads * tile.rows_per_block
+    block = tile.block
     most = occupancy(target, max(32, block), tile.registers, tile.shared).blocks * target.units
     waves, rest = divmod(blocks, most)
     each = 1e6 * tile.rows_per_block * p.length * p.element_bytes * p.reads / target.dram.rate(target.units)
@@ -124,7 +124,7 @@ def _waiting(target: Target, p: Rows, tile: RowTile) -> Work:
     start, end and exchange of one hide behind the loads of the others. A block alone shows its arithmetic between its
     loads and stores. Operands that all rows share are read for each row, later in larger clusters."""
     once, written = (p.rows * p.length * p.element_bytes * n for n in (p.reads, p.writes))
-    fit, resident = target.fit(SmemRows), occupancy(target, tile.threads, tile.registers, tile.shared).blocks
+    fit, resident = target.fit(SmemRows), max(1, occupancy(target, tile.threads, tile.registers, tile.shared).blocks)
     common = fit.common * p.common * (1 + (tile.cluster - 1) / fit.common_blocks)
     if tile.cluster > 1:
         share = fit.cluster + common
@@ -167,7 +167,7 @@ def _persistent(target: Target, p: Rows, tile: RowTile) -> Work:
     fit = target.fit(PersistentRows)
     share = fit.cluster if tile.cluster > 2 else fit.block
     if tile.cluster > 2 and p.writes:
-        resident = occupancy(target, tile.threads, tile.registers, tile.shared).blocks
+        resident = max(1, occupancy(target, tile.threads, tile.registers, tile.shared).blocks)
         idle = fit.idle * max(0.0, fit.threads / (tile.threads * resident) - 1) - fit.several * (resident > 1)
         waits = 1 + idle + fit.large * (tile.cluster > fit.large_blocks)
         share *= min(fit.most, fit.passes / (p.passes + 1)) * waits

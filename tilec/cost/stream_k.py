@@ -17,9 +17,15 @@ def shared_rounds(tiles: int, blocks: int, steps: int) -> Iterator[int]:
         yield from (n for n in (1, 2) if n <= ceil(tiles / blocks) and shared_tiles(tiles, blocks, n) * steps >= blocks)
 
 
-def shared_tiles(tiles: int, blocks: int, rounds: int) -> int:
+def shared_tiles(tiles: int, blocks: int, rounds: float) -> int:
     """In the last rounds of so many blocks; none where the last one is full."""
-    return tiles % blocks + (rounds - 1) * blocks if tiles % blocks else 0
+    return round(tiles % blocks + (rounds - 1) * blocks) if tiles % blocks else 0
+
+
+def rounds_of(shared: int, tiles: int, blocks: int) -> float:
+    """The rounds of so many blocks that `shared` tiles are the last ones of."""
+    whole, rest = divmod(shared - tiles % blocks, blocks)
+    return whole + 1 if rest == 0 else (shared - tiles % blocks) / blocks + 1
 
 
 def l2_speed(fit: WarpgroupTimes, shared: float) -> float:
@@ -28,7 +34,7 @@ def l2_speed(fit: WarpgroupTimes, shared: float) -> float:
     return 1 / (shared / fit.shared_l2 + (1 - shared) / sqrt(fit.shared_l2 * fit.l2))
 
 
-def parts_us(fit: WarpgroupTimes, tiles: int, blocks: int, rounds: int, elements: int) -> float:
+def parts_us(fit: WarpgroupTimes, tiles: int, blocks: int, rounds: float, elements: int) -> float:
     """Time in which a block stores the sums of a part of a tile of so many elements, and adds those of others to its own."""
     shared, us = shared_tiles(tiles, blocks, rounds), fit.part_us * elements / (128 * 256)
     return us + ceil(blocks / shared) * (fit.part_wait_us + us) if shared else 0.0

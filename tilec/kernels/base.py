@@ -29,7 +29,7 @@ from tilec.core.mlir import ir
 from tilec.core.quantities import by_sizes
 from tilec.core.records import Malformed, Value, fields_of, kind_of
 from tilec.core.target import Target
-from tilec.cost.model import Prediction, Work
+from tilec.cost.model import Prediction, Work, predict
 
 
 def option(
@@ -189,7 +189,9 @@ class KernelPlan:
 
     `grid` lists kernel dimensions, `tile` a block's size along each of them. `options` is the kernel's family with its options, and
     None before the backend's choice. `ruled_out` has the reasons why the operations rule out some options. `sram` returns the
-    bytes of shared memory that a block takes, for any tile and options of these operations (CUDA).
+    bytes of shared memory that a block takes, for any tile and options of these operations (CUDA). `weigh` returns the work of
+    these operations with any tile, loops and options of the family; of several kernels that are planned alike it is one function,
+    which knows operations by their place in `nodes`.
     """
 
     name: str
@@ -206,12 +208,21 @@ class KernelPlan:
     prediction: Prediction
     lines: tuple[tuple[str, int], ...] = ()
     sram: Callable[[KernelPlan], int] | None = field(default=None, compare=False, repr=False)
+    weigh: Callable[[KernelPlan], Work] | None = field(default=None, compare=False, repr=False)
     ruled_out: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def blocks(self) -> int:
         counts = {d: -(-self.extents[d] // max(1, t)) for d, t in zip(self.grid, self.tile)}
         return prod(counts.values()) if self.options is None else self.options.tiles(counts)
+
+    def weighed(self, target: Target) -> KernelPlan:
+        """The kernel with the work and the predicted time of its own tile, loops and options. Raises ValueError where a block does
+        not fit the target."""
+        assert self.weigh is not None, "a kernel is weighed once its family is chosen"
+        overlaps = bool(getattr(self.options, "overlap_launch", False))
+        work = replace(self.weigh(self), overlaps=overlaps)
+        return replace(self, work=work, prediction=predict(work, target))
 
 
 def planned_kernels(module: ir.Operation) -> Iterator[tuple[ir.Operation, Planned]]:

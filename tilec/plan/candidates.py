@@ -19,7 +19,7 @@ from zlib import crc32
 from tilec.analysis.graph import Graph
 from tilec.analysis.layout import make, transposed
 from tilec.core.target import Target
-from tilec.cost.model import NoFurtherChoice, predict
+from tilec.cost.model import NoFurtherChoice
 from tilec.kernels import KernelPlan, Threaded
 from tilec.kernels.threaded import laid_out
 from tilec.plan.check import refuse
@@ -56,7 +56,7 @@ def _said(kernel: KernelPlan) -> str:
 
 def _predicted(kernel: KernelPlan, target: Target) -> KernelPlan | None:
     try:
-        return replace(kernel, prediction=predict(kernel.work, target))
+        return kernel.weighed(target)
     except ValueError:  # does not fit
         return None
 
@@ -108,7 +108,7 @@ def _layouts(own: KernelPlan, g: Group, graph: Graph, target: Target) -> Iterato
                 most = min(o.registers, target.sm.registers // layout.block) if o.registers is not None else None
                 kernel = replace(own, tile=tile, options=replace(o, **laid_out(layout), registers=most))
                 if refuse(kernel, own, target) is None:
-                    yield replace(kernel, work=plan_cuda.work_laid_out(kernel, view, layout))
+                    yield kernel
 
 
 def _counts(extents: list[int], vector: int) -> Iterator[tuple[int, ...]]:
@@ -146,8 +146,7 @@ def _tiles(own: KernelPlan, g: Group) -> Iterator[KernelPlan]:
         tile = tuple(
             max(1, min(own.extents[d], int(t * s))) for d, t, s in zip(own.grid, own.tile, scales, strict=True)
         )
-        kernel = replace(own, tile=tile)
-        yield replace(kernel, work=replace(own.work, blocks=max(1, kernel.blocks)))
+        yield replace(own, tile=tile)
     node = max(g.nodes, key=lambda n: n.iterations)
     order = own.loops.get(node.name, ())
     for d in order[:-1] if node.scan is None else ():

@@ -166,10 +166,7 @@ def _planned(
             kernel, why = renamed(start, *found.result, found)
         except TooLarge as error:
             raise _Apart(error, g, groups, graph) from None
-        if kernels and target.launch.overlap_us:
-            kernel = replace(
-                kernel, options=replace(kernel.options, overlap_launch=True), work=replace(kernel.work, overlaps=True)
-            )  # fmt: skip
+        kernel = _overlapped(kernel, target) if kernels else kernel
         kernels.append(replace(kernel, prediction=predict(kernel.work, target)))
         remarks += why
     order = Order.of(groups, graph)
@@ -202,7 +199,19 @@ def _candidates(
 ) -> dict[str, list[KernelPlan]]:
     from tilec.plan.candidates import candidates
 
-    return {start.name: candidates(start, g, graph, target) for g, start in zip(groups, starts)}
+    found = {start.name: candidates(start, g, graph, target) for g, start in zip(groups, starts)}
+    for start in starts[1:]:
+        found[start.name] = [_overlapped(kernel, target) for kernel in found[start.name]]
+    return found
+
+
+def _overlapped(kernel: KernelPlan, target: Target) -> KernelPlan:
+    """A kernel that others come before, whose ends its start is under where the target can do that."""
+    if not target.launch.overlap_us:
+        return kernel
+    work = replace(kernel.work, overlaps=True)
+    options = replace(kernel.options, overlap_launch=True)
+    return replace(kernel, options=options, work=work, prediction=predict(work, target))
 
 
 def _approximation_remarks(approximations: dict[ir.Operation, str]) -> list[Remark]:

@@ -174,8 +174,8 @@ def choose_chain(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> 
         depths=tuple(depths), columns_outer=tuple(outer), matrix=tuple(matrix), parts=tuple(parts),
     )  # fmt: skip
     sizes = tuple(rows if d == found[0][0] else 1 for d in kernel.grid)
-    kernel = replace(kernel, tile=sizes, options=options)
-    kernel = replace(kernel, work=replace(kernel.work, blocks=max(1, kernel.blocks)))
+    own = kernel.work
+    kernel = replace(kernel, tile=sizes, options=options, weigh=lambda k: replace(own, blocks=max(1, k.blocks))).weighed(target)
     held = rows * _held(g.nodes, graph, space)
     why = f"blocks of {by_sizes(sizes)}, {held} bytes of intermediates, register tiles of {by_sizes(tuple(tiles[:2]))}"
     return kernel, [Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]

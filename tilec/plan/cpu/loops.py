@@ -40,8 +40,8 @@ def choose(
     tile, why = _tile(kernel, g, graph, target, transposed)
     kernel = replace(kernel, tile=tile, loops={n.name: loop_order(n) for n in g.nodes})
     built = RegisterTranspose(transposed=transposed, lanes=_square(g, target)) if transposed else LoopNest()
-    kernel = replace(kernel, options=built)
-    kernel = replace(kernel, work=replace(kernel.work, blocks=max(1, kernel.blocks)))
+    own = kernel.work
+    kernel = replace(kernel, options=built, weigh=lambda k: replace(own, blocks=max(1, k.blocks))).weighed(target)
     refused = []
     if any(n.contraction is not None for n in g.nodes):
         kernel, remarks = choose_contraction(kernel, g, graph, target, pick)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import ceil, prod
 
@@ -28,7 +29,7 @@ from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost.cache_tiles import CacheTile, cpu_contraction
 from tilec.cost.contraction import Contraction
-from tilec.cost.model import NoFurtherChoice
+from tilec.cost.model import NoFurtherChoice, Work
 from tilec.kernels import KernelPlan, Panels
 from tilec.kernels.cpu import AMX_SIDE, CACHED_SUMS, MOST_PARTS, matrix_instructions, part_products
 from tilec.plan.groups import Group, Remark
@@ -167,11 +168,17 @@ def _planned(
         depths=depths if best.instruction == "fma" else _even(depths, inner),
     )  # fmt: skip
     sizes = (prod(node.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner, roles.batch))
-    problem = Contraction(*sizes, dtype=element)
-    blocking = CacheTile(prod(best.rows), best.depth, prod(best.columns), best.mr, best.nr)
-    work = cpu_contraction(target, problem, blocking)
+    weigh = partial(_work, Contraction(*sizes, dtype=element), target)
     tiles = tuple(tile.get(d, 1) for d in kernel.grid)
-    return replace(kernel, tile=tiles, options=built, work=work)
+    return replace(kernel, tile=tiles, options=built, weigh=weigh).weighed(target)
+
+
+def _work(problem: Contraction, target: Target, kernel: KernelPlan) -> Work:
+    """Of a kernel of this problem with any tile and options."""
+    options, tile = kernel.options, dict(zip(kernel.grid, kernel.tile))
+    assert isinstance(options, Panels)
+    rows, columns = (prod(tile[d] for d in dims) for dims in (options.rows, options.columns))
+    return cpu_contraction(target, problem, CacheTile(rows, prod(options.depths), columns, *options.register_tile))
 
 
 # ---- roles -------------------------------------------------------------------------------------------------

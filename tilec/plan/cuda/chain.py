@@ -13,9 +13,9 @@ from tilec.analysis.graph import Graph
 from tilec.core.fitted import ChainTimes
 from tilec.core.quantities import count
 from tilec.core.target import Target
-from tilec.cost.chain import ChainProblem, ChainTile, chain_bytes, chain_work, choose_chain_tile
+from tilec.cost.chain import ChainProblem, ChainTile, chain_bytes, chain_registers, chain_work, choose_chain_tile
 from tilec.cost.chain_order import longest_share
-from tilec.cost.model import pick
+from tilec.cost.model import Work, pick
 from tilec.kernels import ContractionChain, Family, KernelPlan
 from tilec.plan.chain import chain_of, chain_problem, growing, refuse_tma, refuse_warps, weight_terms_of
 from tilec.plan.groups import Group, Remark
@@ -48,11 +48,12 @@ def choose_chain(
     if chain.matches or problem.pages:
         reasons["persistent_blocks"] = "each lists the steps that data leave it" if chain.matches else "tables tell where pages are"
     ruled_out = {unit: why for unit, why in reasons.items() if why is not None}
-    kernel = replace(kernel, sram=lambda k: _bytes(problem, k.options), ruled_out=ruled_out)
+    weigh = partial(_work, problem, target)
+    kernel = replace(kernel, sram=lambda k: _bytes(problem, k.options), weigh=weigh, ruled_out=ruled_out)
     box = dict(zip(chain.rows, problem.box(tile.bm)))
     together = {d: g for d, g in zip(chain.rows, granules) if g}
     sizes = tuple(min(box.get(d, 1), together.get(d, box.get(d, 1)), kernel.extents[d]) for d in kernel.grid)
-    kernel = replace(kernel, tile=sizes, options=built, work=chain_work(target, problem, tile))
+    kernel = replace(kernel, tile=sizes, options=built).weighed(target)
     line = kernel.lines[-1] if kernel.lines else None
     others = tuple((_describe(c.tile), c.prediction.time_us) for c in choices[:4])
     why = f"{_describe(tile)}, {chain.left.type}, {count(tile.stages, 'stage')}, {tile.threads} threads"
@@ -107,6 +108,19 @@ def _bytes(problem: ChainProblem, options: Family | None) -> int:
     bm, bn = options.block
     kept, rows = bool(options.kept_left), options.row_stages or 1
     return chain_bytes(problem, ChainTile(bm, bn, options.stages, 0, 0, kept_left=kept, unit=options.unit, row_stages=rows))
+
+
+def _work(problem: ChainProblem, target: Target, kernel: KernelPlan) -> Work:
+    """Of a kernel of this problem with any tile and options."""
+    options = kernel.options
+    assert isinstance(options, ContractionChain)
+    (bm, bn), own = options.block, options.block[0] // options.warps
+    tile = ChainTile(
+        bm, bn, options.stages, chain_registers(target, problem, options.unit, bm, own, bn), _bytes(problem, options),
+        bool(options.kept_left) or options.has_product, options.ping_pong, options.blocks_per_tile, options.unit, own,
+        bool(options.persistent_blocks), options.row_stages or 1,
+    )  # fmt: skip
+    return chain_work(target, problem, tile)
 
 
 def _describe(tile: ChainTile) -> str:

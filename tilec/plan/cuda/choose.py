@@ -17,14 +17,11 @@ unrolled steps. Few shapes cover all operations:
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil, prod
 from typing import Any
 
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.layout import Layout
-from tilec.analysis.traffic import LINE, element_bytes
 from tilec.core import mlir
-from tilec.core.fitted import Layouts
 from tilec.core.hardware import WIDE, WORD
 from tilec.core.mlir import ir
 from tilec.core.quantities import by_sizes, count
@@ -38,13 +35,12 @@ from tilec.plan.chain import is_contraction_chain
 from tilec.plan.cuda.chain import choose_chain
 from tilec.plan.cuda.choose_contraction import choose_contraction
 from tilec.plan.cuda.columns import Tiled, columns
-from tilec.plan.cuda.lines import line_bytes
-from tilec.plan.cuda.online import choose_online, online_reductions
+from tilec.plan.cuda.laid_out import LaidOut, scan_work, work_laid_out
+from tilec.plan.cuda.online import choose_online
 from tilec.plan.cuda.rows import SHOWN, RowPlan, alone, choose_rows, describe, row_tiles, ruled_out_rows
 from tilec.plan.cuda.scan import ScanPlan, refuse_look_back, ruled_out_scan, scan_intermediate_bytes, scan_tiles
-from tilec.plan.cuda.shared_memory import fit, layout_of, on_chip, too_much
-from tilec.plan.cuda.view import THREADS, Access, View, accesses, lane_dim, lay_out, power, unrolled, vector_of
-from tilec.plan.cuda.windows import work_of_windows
+from tilec.plan.cuda.shared_memory import fit, on_chip, too_much
+from tilec.plan.cuda.view import THREADS, View, accesses, lane_dim, lay_out, power, unrolled, vector_of
 from tilec.plan.groups import Group, Remark
 
 TRANSPOSE_SIDE = (
@@ -97,6 +93,7 @@ def choose_with(
     blocks = row.tile.cluster if isinstance(row, RowPlan) else 1  # that hold a row together
     waits = isinstance(row, RowPlan) and row.tile.residency == "sram"
     kernel = _with(kernel, online=choose_online(view, replace(layout, blocks_per_row=blocks), waits))
+    kernel = replace(kernel, weigh=LaidOut(view, lane, row.problem if isinstance(row, RowPlan) else None))
     kernel = replace(kernel, work=work_laid_out(kernel, view, layout))
     if not view.reduced and target.sm is not None:  # small blocks that fill the SM, as long as nothing spills
         kernel = _with(kernel, registers=target.sm.registers // target.sm.threads)
@@ -113,6 +110,7 @@ def choose_with(
         kernel = _with(kernel, registers=max(64, kernel.work.registers // 8 * 8 - 8))
     kernel, smaller = _fitted(kernel, view)
     kernel, trig = _with_trig_path(kernel, g, layout)
+    kernel = kernel.weighed(target)
     line = kernel.lines[-1] if kernel.lines else None
     return kernel, [Remark("tiled", kernel.name, why + smaller + trig, line, row.alternatives if row else ())]
 
@@ -122,13 +120,11 @@ def _with(kernel: KernelPlan, **options: Any) -> KernelPlan:
 
 
 def _fitted(kernel: KernelPlan, view: View) -> tuple[KernelPlan, str]:
-    """The kernel with a tile that fits shared memory, and with the bytes of shared memory that it takes."""
+    """The kernel with a tile that fits shared memory."""
     fitting, why = fit(kernel, view.target), ""
     if fitting.tile != kernel.tile:
-        fitting = replace(fitting, work=work_laid_out(fitting, view, layout_of(fitting)))
         why = f"; tile reduced to {by_sizes(fitting.tile)}: {too_much(kernel, view.target)}"
-    held = max(fitting.work.shared_per_block, fitting.sram(fitting))
-    return replace(fitting, work=replace(fitting.work, shared_per_block=held)), why
+    return fitting, why
 
 
 def _with_trig_path(kernel: KernelPlan, g: Group, layout: Layout) -> tuple[KernelPlan, str]:
@@ -145,17 +141,15 @@ def _with_trig_path(kernel: KernelPlan, g: Group, layout: Layout) -> tuple[Kerne
 
 
 def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
-    """The kernel with its rows dealt out as chosen, and the work that this takes."""
+    """The kernel with its rows dealt out as chosen."""
     tile, registers = row.tile, kernel.options.registers
     residency = {"sram": "smem", "reload": "reload"}.get(tile.residency, "registers")
     if tile.cluster > 1 or tile.stages or tile.residency in ("sram", "reload"):
         registers = tile.registers
     elif tile.packed or (tile.residency == "memory" and kernel.options.online):
         registers = max(64, tile.registers)
-    if row.alone:
-        own = kernel.work
-        work = replace(row.work, dram_write=own.dram_write, flops=own.flops, shared_bytes=own.shared_bytes)
-        kernel = replace(kernel, work=work)
+    if row.problem is not None:
+        kernel = replace(kernel, work=replace(kernel.work, registers=tile.registers))
     return _with(
         kernel, cluster=tile.cluster, prefetched_rows=tile.stages, persistent_blocks=tile.persistent_blocks, packed=tile.packed,
         residency=residency, registers=registers, unaligned=tile.unaligned if row.unaligned else None,
@@ -195,13 +189,13 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
         sizes, layout = _dealt(view, lane, tile)
         kernel = replace(view.kernel, tile=tuple(sizes.get(d, 1) for d in view.kernel.grid))
         work = work_laid_out(kernel, view, layout)
-        found.append((cost.predict(work, view.target).time_us, tile, sizes, layout, work))
+        found.append((cost.predict(work, view.target).time_us, tile, sizes, layout))
     if view.pick >= len(found):
         raise cost.NoFurtherChoice
     found.sort(key=lambda f: f[0])
-    _, tile, sizes, layout, work = found[view.pick]
+    _, tile, sizes, layout = found[view.pick]
     others = tuple((describe(t), us) for us, t, *_ in found[:SHOWN])
-    return sizes, layout, f"rows of {view.extents[lane]}: {describe(tile)}", RowPlan(tile, work, others, False)
+    return sizes, layout, f"rows of {view.extents[lane]}: {describe(tile)}", RowPlan(tile, others)
 
 
 def _dealt(view: View, lane: int, tile: RowTile) -> tuple[dict[int, int], Layout]:
@@ -219,19 +213,13 @@ def _dealt(view: View, lane: int, tile: RowTile) -> tuple[dict[int, int], Layout
 def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, ScanPlan]:
     """A scan along rows: the lanes of a warp share a row, several rows a block; warps and blocks share few long rows."""
     vector, grid = vector_of(view, lane), view.kernel.grid
-    row_bytes, room, found = (
-        scan_intermediate_bytes(view),
-        view.target.sm.shared_per_block,
-        [],
-    )  # `fit` refuses what takes more
+    row_bytes, found = scan_intermediate_bytes(view), []
     for tile in scan_tiles(view, lane, vector, THREADS, row_bytes):
         counts = {lane: tile.threads} | ({grid[-1]: tile.rows_per_block} if grid else {})
         steps = unrolled(view, set(view.reduced) - {lane}, vector * tile.steps) | {lane: tile.steps}
         layout = lay_out(view, counts, {lane: vector}, steps, dict.fromkeys(grid, 1) | counts)
         kernel = replace(view.kernel, tile=tuple(counts.get(d, 1) for d in grid))
-        held = replace(layout, blocks_per_row=tile.blocks_per_row).whole([lane])
-        kept_here = 0 if held else min(row_bytes, room)
-        work = tile.work(work_laid_out(kernel, view, layout), kernel.blocks, kept_here, vector, view.target)
+        work = scan_work(view, lane, tile, layout, work_laid_out(kernel, view, layout))
         found.append((tile, {d: c for d, c in counts.items() if d != lane}, layout, work))
     times = [cost.predict(work, view.target).time_us for *_, work in found]
     if view.pick >= len(found):
@@ -320,61 +308,3 @@ def _contraction(view: View, node: Node) -> tuple[dict[int, int], Layout, str]:
         layout,
         f"{tile[other]} x {tile[lane]} results a block, {rows} x {wide * vector} a thread, without matrix units",
     )
-
-
-# ---- the work --------------------------------------------------------------------------------------------------------
-
-
-def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
-    """The work of the kernel with this layout."""
-    together = [n.name for n in online_reductions(view)] if kernel.options is not None and kernel.options.online else []
-    reread = sum(
-        a.bytes * (len({together[0] if n in together else n for n in a.readers}) - 1)
-        for a in view.accesses
-        if not a.written and not layout.whole(a.dims)
-    )
-    flight = sum(min(WIDE, layout.slots(a.dims) * a.element) for a in view.accesses if not a.written)
-    held = max((layout.slots(a.dims) * max(1, a.element // 4) for a in view.accesses), default=0)
-    gathered = sum(min(n.iterations * 4, _value_bytes(v)) for n in view.group.nodes for v in set(n.extracts))
-    read = sum(a.bytes for a in view.accesses if not a.written) + gathered
-    staged = (Transpose, VectorContraction)  # what lies apart goes through shared memory, or counts as arithmetic
-    registers = 40 + held + _gathered(view, layout) if view.reduced else min(32, 16 + held)
-    work = replace(
-        kernel.work, blocks=max(1, kernel.blocks), threads=layout.block, shared_per_block=0, dram_read=read + reread,
-        registers=min(168, view.target.sm.registers // layout.block, registers),
-        bytes_in_flight=max(16, flight * max(1, max(layout.steps, default=1))),
-        shared_bytes=0.0 if isinstance(kernel.options, staged) else sum(line_bytes(view, layout).values()),
-        warp_clocks=view.target.fit(Layouts).warp_clocks,
-    )  # fmt: skip
-    work = replace(work, serial_us=_waiting_us(view, layout, work))
-    return work_of_windows(view, layout, dict(zip(kernel.grid, kernel.tile)), work) if layout.dense else work
-
-
-def _gathered(view: View, layout: Layout) -> int:
-    """Elements at computed subscripts that a thread holds at a time, of a reduction: those of all its steps, each in a register."""
-    dims = view.group.space.dims
-    return max((layout.slots(dims[n]) * len({*n.extracts}) for n in view.group.nodes if n.reduced and n.extracts), default=0)
-
-
-def _waiting_us(view: View, layout: Layout, work: cost.Work) -> float:
-    """Microseconds that blocks wait for loads one after another, in loops in which fewer threads than a warp have elements of their
-    own: a latency for each line of memory, but for the first."""
-    lines = 0.0
-    for node in view.group.nodes:
-        loaders = prod(layout.threads[d] for d in view.group.space.dims[node])
-        if loaders < view.target.sm.warp:
-            read = [a for a in view.accesses if node.name in a.readers]
-            lines += max((_lines(a, layout) - 1 for a in read), default=0.0)
-    at_once = cost.occupancy(view.target, work.threads, work.registers).blocks * view.target.units
-    return 1e-3 * view.target.dram.latency_ns * max(0.0, lines) * ceil(work.blocks / max(1, at_once))
-
-
-def _lines(access: Access, layout: Layout) -> float:
-    """Lines of memory that a block reaches one after another."""
-    together = prod(layout.threads[d] for d in access.dims) * layout.slots(access.dims) * access.element
-    return prod(layout.chunks(d) for d in access.dims) * min(1.0, together / LINE)
-
-
-def _value_bytes(value: ir.Value) -> int:
-    shaped = ir.ShapedType(value.type)
-    return prod(shaped.shape) * element_bytes(shaped.element_type)

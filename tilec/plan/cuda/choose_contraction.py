@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from math import gcd, prod
+from functools import partial
+from math import ceil, gcd, prod
 
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.multiplicands import scaled_factor, scales_of
@@ -14,11 +15,12 @@ from tilec.analysis.products import period_of
 from tilec.core import mlir
 from tilec.core.hardware import LINE
 from tilec.core.target import Target
-from tilec.cost import contraction
+from tilec.cost import block_tile, contraction
 from tilec.cost.block_tile import BlockTile
-from tilec.cost.model import Choice, pick
+from tilec.cost.model import Choice, Work, pick
+from tilec.cost.stream_k import rounds_of
 from tilec.kernels import KernelPlan
-from tilec.kernels.contraction import WarpgroupContraction
+from tilec.kernels.contraction import Contraction, WarpgroupContraction
 from tilec.kernels.matrix import BY, StoredContraction
 from tilec.plan.cuda.contraction import STAGES, Sizes, Tiles, fed, tiles_of
 from tilec.plan.cuda.operands import Roles
@@ -66,9 +68,35 @@ def choose_contraction(
     if others:  # each result has columns of its own, and each contraction a loop of its own
         kernel = replace(kernel, grid=tuple(dict.fromkeys((*kernel.grid, *built.columns))), loop_groups=_apart(g.nodes))
     tiles = tuple(sizes.get(d, 1) for d in kernel.grid)
-    kernel = replace(kernel, tile=tiles, options=built, sram=_shared_bytes)
-    kernel = replace(kernel, work=contraction.contraction_work(target, fed(found.problem, tile.instruction), tile))
+    weigh = partial(_work, found.problem, target)
+    kernel = replace(kernel, tile=tiles, options=built, sram=_shared_bytes, weigh=weigh).weighed(target)
     return kernel, _remarks(kernel, built, tile, found.choices)
+
+
+def _work(problem: block_tile.Contraction, target: Target, kernel: KernelPlan) -> Work:
+    """Of a kernel of this problem with any tile and options: that of the blocks that its boxes take, which may be more than the
+    tiles of a flat C."""
+    built, tile = kernel.options, dict(zip(kernel.grid, kernel.tile))
+    assert isinstance(built, StoredContraction)
+    (bm, bn, bk), warps, producers = built.block, prod(built.warps), 4 if built.instruction == "wgmma" else 0
+    m, *n = (prod(ceil(kernel.extents[d] / tile[d]) for d in dims) for dims in (built.rows, *built.column_sets))
+    if (m, sum(n)) != (ceil(problem.m / bm), ceil(problem.n / bn)):
+        problem = replace(problem, m=m * bm, n=sum(n) * bn)
+    *_, registers = contraction.block_registers(target, problem, built.instruction, bm, bn, warps, producers)
+    found = BlockTile(
+        bm, bn, bk, built.stages, built.instruction, *built.warps, producers, group=built.group_rows, registers=registers,
+        shared=built.stages * built.stage_bytes, across=built.across_batches,
+    )  # fmt: skip
+    if isinstance(built, WarpgroupContraction):
+        found = replace(found, cluster=built.cluster, kept=built.kept_steps > 0)
+        reached = contraction.reached(target, found)
+        if (launched := built.persistent_blocks) < reached:
+            found, reached = replace(found, launched=launched), launched
+        if built.stream_k:
+            found = replace(found, stream_k=rounds_of(built.stream_k, m * sum(n) * problem.batch, reached))
+    elif isinstance(built, Contraction):
+        found = replace(found, inner_warps=built.inner_warps)
+    return contraction.contraction_work(target, fed(problem, built.instruction), found)
 
 
 def _shared_bytes(kernel: KernelPlan) -> int:

@@ -14,7 +14,7 @@ from tilec.analysis.graph import Node
 from tilec.core.mlir import ir
 from tilec.core.quantities import count
 from tilec.cost import rows as cost_rows
-from tilec.cost.model import Choice, Work, pick
+from tilec.cost.model import Choice, pick
 from tilec.plan.cuda.online import online_reductions
 from tilec.plan.cuda.view import widest
 
@@ -26,16 +26,15 @@ SHOWN = 4  # alternatives, of those that differ in kind
 
 @dataclass(frozen=True)
 class RowPlan:
-    """The choice for one kernel, its work and the alternatives.
+    """The choice for one kernel, and the alternatives.
 
-    `alone`: a block reduces along the rows only, so that `work` is the kernel's. `unaligned`: the rows could be
-    unaligned. `register_chunks`: rows in shared memory could have a part in registers.
+    `problem`: the rows, where a block reduces along them only. `unaligned`: the rows could be unaligned. `register_chunks`: rows in
+    shared memory could have a part in registers.
     """
 
     tile: cost_rows.RowTile
-    work: Work
     alternatives: tuple[tuple[str, float], ...]
-    alone: bool = True
+    problem: cost_rows.Rows | None = None
     unaligned: bool = False
     register_chunks: bool = False
 
@@ -45,12 +44,10 @@ def choose_rows(view: View, lane: int, vector: int) -> RowPlan:
     wide = unaligned_vector(view, lane, vector)
     problems = [problem, *([replace(problem, vector=wide, unaligned=True)] if wide else [])]
     choices = cost_rows.choose(view.target, *problems)
-    best = pick(choices, view.pick)
-    problem = problems[best.unaligned]
     return RowPlan(
-        best,
-        cost_rows.row_work(view.target, problem, best),
+        pick(choices, view.pick),
         _alternatives(choices),
+        problem,
         unaligned=bool(wide),
         register_chunks=any(c.tile.register_chunks for c in choices),
     )

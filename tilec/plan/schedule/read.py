@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 from tilec.core.diagnostics import CallError, Source, Span, TileError
 from tilec.core.quantities import duration
 from tilec.core.targets import names
-from tilec.cost.model import predict
 from tilec.kernels import FAMILIES, Family, KernelPlan, Refusal, Refused
 from tilec.plan.check import refuse
 from tilec.plan.cuda.launches import refuse_launches
@@ -310,18 +309,8 @@ class _Edit:
             return kernel
         if (refusal := refuse(edited, kernel, self.plan.target)) is not None:
             self.fail_at(edited.options, refusal)
-        options, registers = edited.options, edited.work.registers
-        threads = options.block_threads or edited.work.threads
-        if (sm := self.plan.target.sm) is not None:  # left alone, the assembler keeps to a block's registers
-            registers = getattr(options, "registers", None) or min(registers, sm.registers // max(32, threads))
-        work = replace(
-            edited.work, blocks=edited.blocks * options.blocks_per_tile, threads=threads, registers=registers
-        )
-        work = replace(work, overlaps=bool(getattr(options, "overlap_launch", False)))
-        if edited.sram is not None:
-            work = replace(work, shared_per_block=edited.sram(edited))
         try:
-            return replace(edited, work=work, prediction=predict(work, self.plan.target))
+            return edited.weighed(self.plan.target)
         except ValueError as error:
             self.fail(str(error), "tile")
 
