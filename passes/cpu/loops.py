@@ -22,7 +22,7 @@ from tilec.analysis.precision import range_of
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, math, memref, scf
 from tilec.passes.cpu.fill import map_copy, map_fill
-from tilec.passes.cpu.rare_updates import RUN, run, taken
+from tilec.passes.cpu.lanes import Lanes, count_for
 from tilec.passes.cpu.transpose import map_transpose, whole
 from tilec.passes.loops import sum_of
 
@@ -96,7 +96,8 @@ class _Nest:
         self.accumulates = any(self.read[n] and n not in self.carried for n in outs)
         self.small_arguments = False
         plain = not self.trigonometric and len(self.carried) == len(self.operands) - self.count
-        self.taken = taken(self.block, self.arguments[self.count :]) if plain and self.inner else None
+        self.lanes = Lanes.of(op) if plain and self.inner else None
+        self.lane_count = 0
         self.together = NONE
 
     def _may_be_far(self, op: ir.Operation) -> bool:
@@ -105,6 +106,10 @@ class _Nest:
         return known and max(map(abs, range_of(op.operands[0]))) > CODY_WAITE_LIMIT[str(self.argument)]
 
     def build(self) -> None:
+        if self.lanes is not None:
+            known = mlir.constant_value(self.extent(self.inner[-1]))
+            self.lane_count = count_for(None if known is None else int(known))
+            self.lane_memory = self.lanes.memory(self.lane_count) if self.lane_count else []
         self._enter(0)
 
     def extent(self, d: int) -> ir.Value:
@@ -296,40 +301,37 @@ class _Nest:
         if depth == len(self.inner):
             return self._body(states)
         d, start = self.inner[depth], None
-        if self.taken is not None and depth == len(self.inner) - 1:
-            start, states = self._runs(d, states)
+        if self.lane_count and depth == len(self.inner) - 1:
+            start, states = self._in_lanes(d, states)
         loop = self._loop(d, states, start=start)
         with ir.InsertionPoint(loop.body):
             scf.YieldOp(self._reduce(depth + 1, list(loop.inner_iter_args)))
         self._leave(d)
         return list(loop.results)
 
-    def _runs(self, d: int, states: list[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
-        """As many elements as whole runs have; where they end, and the states there."""
-        condition, chosen = self.taken
-        extent = self.extent(d)
+    def _in_lanes(self, d: int, states: list[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
+        """As many elements as whole rounds of the lanes have; where they end, and the states there."""
+        extent, count, memory = self.extent(d), self.lane_count, self.lane_memory
         known = mlir.constant_value(extent)
-        end = whole(extent if known is None else int(known), RUN)
+        end = whole(extent if known is None else int(known), count)
         end = mlir.index(end) if isinstance(end, int) else end
-        runs = scf.ForOp(mlir.index(0), end, mlir.index(RUN), states)
+        self.lanes.begin(memory, states, count)
+        rounds = scf.ForOp(mlir.index(0), end, mlir.index(count), [])
         name = self.names.get(d) or "element"
-        locations.named(runs, f"{name}_run")
-        with ir.InsertionPoint(runs.body):
-            now = list(runs.inner_iter_args)
-
-            def over(states, step):
-                loop = scf.ForOp(mlir.index(0), mlir.index(RUN), mlir.index(1), states)
-                locations.named(loop, f"{name}_lane")
-                with ir.InsertionPoint(loop.body):
-                    self.variables[d] = sum_of([(runs.induction_variable, 1), (loop.induction_variable, 1)])
-                    self._load_ready()
-                    scf.YieldOp(step(list(loop.inner_iter_args)))
-                self._leave(d)
-                return list(loop.results)
-
-            chosen_states = [n - self.count in chosen for n in self.carried]
-            scf.YieldOp(run(now, chosen_states, over, lambda: self._compute(now)[0][condition], self._body))
-        return end, list(runs.results)
+        locations.named(rounds, f"{name}_round")
+        with ir.InsertionPoint(rounds.body):
+            loop = locations.named(scf.ForOp(mlir.index(0), mlir.index(count), mlir.index(1), []), f"{name}_lane")
+            with ir.InsertionPoint(loop.body):
+                lane = loop.induction_variable
+                self.variables[d] = sum_of([(rounds.induction_variable, 1), (lane, 1)])
+                self._load_ready()
+                now = [memref.LoadOp(m, [lane]).result for m in memory]
+                for m, value in zip(memory, self._body(now)):
+                    memref.StoreOp(value, m, [lane])
+                scf.YieldOp([])
+            self._leave(d)
+            scf.YieldOp([])
+        return end, self.lanes.end(memory, states, count)
 
     def _body(self, states: list[ir.Value], number: int = 0, shared: dict | None = None) -> list[ir.Value]:
         """One element, of several that are computed together that with this number."""
