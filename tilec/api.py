@@ -30,10 +30,12 @@ from tilec.driver.frontend import Program, read_program
 from tilec.driver.kernel import Kernel
 from tilec.driver.recipe import Recipe, Signature, load_compiler
 from tilec.process.forking import compiling
+from tilec.process.untraced import leave_out
 
 if TYPE_CHECKING:
     from tilec.runtime.cuda.program import Graph
 
+leave_out()
 MOST_FAST = 8  # specialisations of one op that are called by the short way
 
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch._dynamo import disable
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 
 from tilec.driver.recipe import end_unused_compilers, load_compilers
@@ -31,6 +32,11 @@ def expect() -> None:
             callbacks.append(own)
 
 
+# PyTorch calls these under a lock that a trace asks for. When a backward graph is compiled between the graphs of a function, Dynamo
+# would trace them, and wait for itself.
+
+
+@disable(reason="it is called under a lock of Dynamo's")
 def _begin(about: Any) -> None:
     global _expected, _kind
     if _expected and about.callback_trigger is CallbackTrigger.DYNAMO:
@@ -40,9 +46,13 @@ def _begin(about: Any) -> None:
         _until_end.enter_context(frozen())
 
 
+@disable(reason="it is called under a lock of Dynamo's")
 def _end(about: Any) -> None:
     global _kind
     _until_end.close()
     if _kind:
         end_unused_compilers(_kind)
         _kind = ""
+    if not _expected:  # nothing of tilec stays with PyTorch. It goes through these lists: they are replaced
+        callback_handler.start_callbacks = [c for c in callback_handler.start_callbacks if c is not _begin]
+        callback_handler.end_callbacks = [c for c in callback_handler.end_callbacks if c is not _end]

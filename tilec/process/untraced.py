@@ -1,0 +1,55 @@
+"""PyTorch's tracer Dynamo leaves tilec's own code alone, as it does NumPy's.
+
+A compiled function that PyTorch cannot trace whole runs as Python between its graphs, and Dynamo looks at every function that is
+called there: a callback, an operator's gradient, a call of `tilec.compile`'s ops. Such code is tilec's host code: tracing it takes
+seconds, guards on what changes, and may be asked for under a lock that the tracer wants itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from contextlib import ExitStack
+from types import ModuleType
+
+RULES = "torch._dynamo.trace_rules"
+TRACED = ("tilec.torch.kernels", "tilec.torch.operators")
+"""Calls of operators, and of their gradients, become nodes of the graph that is traced."""
+_watching = False
+
+
+def leave_out() -> None:
+    """Adds tilec's files to those that Dynamo leaves out: now, or when Dynamo is imported. Does not import it."""
+    global _watching
+    if _watching:
+        return
+    _watching = True
+    if (rules := sys.modules.get(RULES)) is not None:
+        _add(rules)
+        return
+    from tilec.process.lean_imports import executing
+
+    until = ExitStack()
+
+    def run(module: ModuleType, execute: object) -> None:
+        until.close()
+        execute()  # type: ignore[operator]
+        _add(module)
+
+    until.enter_context(executing(RULES, run))
+
+
+def _add(rules: ModuleType) -> None:
+    for name in _names():
+        rules.add(name)
+
+
+def _names() -> list[str]:
+    """The packages and modules of tilec, but for TRACED and the packages that have these."""
+    found = set[str]()
+    for package in ("tilec", *{name.rpartition(".")[0] for name in TRACED}):
+        for part in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+            if not any(f"{name}.".startswith(f"{part.name}.") for name in TRACED):
+                found.add(part.name)
+    return sorted(found)
