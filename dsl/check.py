@@ -17,6 +17,7 @@ from typing import assert_never
 from tilec.core.diagnostics import Diagnostic, Note, Span
 from tilec.dsl import ast
 from tilec.dsl.ast import replace
+from tilec.dsl.check_accesses import AccessChecker
 from tilec.dsl.check_calls import Calls
 from tilec.dsl.check_expect import check_expect
 from tilec.dsl.check_ranges import RangeChecker
@@ -112,6 +113,7 @@ class Elaborator(Calls):
         self.known: list[tuple[TensorInfo, Mapping[str, ast.Range]]] = []
         self.inliner = Inliner(module, self.tensors, sizes, report)
         self.ranges = RangeChecker(self.tensors, sizes, report)
+        self.accesses = AccessChecker(self.tensors, sizes, report)
         self.typer = Typer(self.tensors, sizes, report)
 
     def run(self) -> list[ast.Equation]:
@@ -186,7 +188,7 @@ class Elaborator(Calls):
 
     def _member(self, equation: ast.Equation, ranges: dict[str, ast.Range], declared, hoisted: bool) -> None:
         """One equation of a group: proved, typed, and from now on a tensor."""
-        equation = self.ranges.prove(equation, ranges)
+        equation = self.accesses.prove(equation, ranges)
         equation = self.typer.equation(equation, ranges, declared)
         own = tuple(replace(ranges[i], span=ranges[i].span) for i in equation.indices)
         equation = replace(equation, ranges=own)

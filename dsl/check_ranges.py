@@ -1,4 +1,4 @@
-"""Ranges of indices, and the proof that every access stays inside its tensor (docs/language.md, "Ranges")."""
+"""Ranges of indices (docs/language.md, "Ranges")."""
 
 # mypy: no-strict-optional
 
@@ -8,14 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.core.diagnostics import Note, Span
-from tilec.core.dtypes import I64
 from tilec.dsl import ast
-from tilec.dsl.check_scope import Report, TensorInfo, free_indices, text_of
-from tilec.dsl.index_values import Values, index_values
-from tilec.dsl.notation import arithmetic
-from tilec.dsl.ranges import Atom, Facts, Poly, divide, indices_of, interval, nonnegative, size_poly, to_size
-
-_MAX_TERMS = 400  # a subscript with larger products is treated like data
+from tilec.dsl.check_scope import Report, TensorInfo, free_indices
+from tilec.dsl.ranges import Atom, Poly, nonnegative, size_poly, to_size
 
 
 @dataclass(frozen=True)
@@ -30,7 +25,7 @@ class _Use:
 
 
 class RangeChecker:
-    """Ranges of the groups of one op; with names for sizes it refuses only accesses that are always wrong."""
+    """Ranges of the groups of one op."""
 
     def __init__(self, tensors: Mapping[str, TensorInfo], sizes: Mapping[str, Poly], report: Report):
         self.tensors, self.sizes, self.report = tensors, sizes, report
@@ -178,208 +173,10 @@ class RangeChecker:
         hint = f"let `{index}` run from 0 and shift the accesses: `x[{index} + {_size_text(written.low)}]`"
         self.report.error(f"index `{index}` of the left side must run from 0", written.span, hint=hint)
 
-    # ---- accesses ----
-
-    def prove(self, equation: ast.Equation, ranges: Mapping[str, ast.Range]) -> ast.Equation:
-        """The equation with `guarded` set on accesses; an access that may fall outside is an error."""
-        bounds = {i: (size_poly(r.low, {}), size_poly(r.high, {}) - 1) for i, r in ranges.items()}
-        own = {i: b for i, b in bounds.items() if i in equation.indices}
-        return ast.replace(equation, value=self._prove(equation.value, Facts(own), bounds))
-
-    def _prove(self, expr: ast.Expr, facts: Facts, bounds: Mapping) -> ast.Expr:
-        def go(e: ast.Expr) -> ast.Expr:
-            return self._prove(e, facts, bounds)
-
-        match expr:
-            case ast.Access(subscripts=subscripts):
-                expr = ast.with_children(expr, tuple(map(go, subscripts)))
-                guarded = self._guarded(expr, facts)
-                return expr if guarded == expr.guarded else ast.replace(expr, guarded=guarded)
-            case ast.Pad(access=access, value=value):
-                access = ast.replace(access, subscripts=tuple(map(go, access.subscripts)))
-                return ast.replace(expr, access=access, value=go(value))
-            case ast.Conditional(condition=condition, then=then, otherwise=otherwise):
-                yes = facts.assume(self._facts(condition, True, facts))
-                no = facts.assume(self._facts(condition, False, facts))
-                then, otherwise = self._prove(then, yes, bounds), self._prove(otherwise, no, bounds)
-                return ast.replace(expr, condition=go(condition), then=then, otherwise=otherwise)
-            case ast.Reduce(ranges=ranges, body=body):
-                inner = facts.binding({r.index: bounds[r.index] for r in ranges})
-                return ast.replace(expr, body=self._prove(body, inner, bounds))
-            case ast.Scan(body=body):  # takes in all that came before, whatever an `if` around it says
-                return ast.replace(expr, body=self._prove(body, Facts({i: bounds[i] for i in facts.bounds}), bounds))
-            case _:
-                return ast.with_children(expr, tuple(map(go, ast.children(expr))))
-
-    def _guarded(self, access: ast.Access, facts: Facts) -> bool:
-        """Whether the access needs care; reports one that is affine and not provably inside."""
-        info = self.tensors.get(access.tensor)
-        if info is None or info.shape is None or info.hoisted:
-            return False
-        always, guarded = facts.unconditional, False
-        for k, (subscript, extent) in enumerate(zip(access.subscripts, info.shape)):
-            p = self.affine(subscript, facts)
-            if p is None:
-                guarded |= not self._within(subscript, extent, always)  # a gather: checked where it is used
-            elif not _inside(
-                p, extent, always
-            ):  # a reduction does not run along the empty range of an index it does not use
-                guarded = True
-                if not (facts.impossible or _inside(p, extent, facts)):
-                    self._outside(access, k, p, extent, facts)
-        return guarded
-
-    def _outside(self, access: ast.Access, k: int, p: Poly, extent: Poly, facts: Facts) -> None:
-        """Reports an access that is not inside; with sizes open, only if it is outside for all of them."""
-        low, high = interval(p, facts.bounds)
-        numeric = extent.constant is not None and all(isinstance(v, Atom) or v in facts.bounds for v in p.variables)
-        if not numeric and not self._surely_outside(p, low, high, extent, facts):
-            return
-        subscript = access.subscripts[k]
-        values = f"{_or_unknown(low)} to {_or_unknown(high)}" if low != high else f"{_or_unknown(low)}"
-        message = f"`{text_of(access)}` reaches outside: `{text_of(subscript)}` takes the values {values}"
-        message += f", and dimension {k} of `{access.tensor}` has size {extent}"
-        info = self.tensors[access.tensor]
-        at = text_of(subscript)
-        tests = [f"{at} >= 0"] * (not facts.proves(p)) + [f"{at} < {extent}"] * (not facts.proves(extent - 1 - p))
-        if p.constant is not None and p.constant < 0:
-            hint = f"subscripts count from the beginning: the last one is `{extent - 1}`"
-        else:
-            hint = f"write `pad({text_of(access)}, 0)`, or guard it: `… if {' and '.join(tests)} else 0`"
-        self.report.error(message, access.span, [Note(f"`{access.tensor}` is defined here", info.span)], hint)
-
-    def _surely_outside(self, p: Poly, low: Poly | None, high: Poly | None, extent: Poly, facts: Facts) -> bool:
-        """Corners are reached where nothing is rounded, no condition is in the way and no range can be empty."""
-        if facts.known or low is None or high is None or any(isinstance(v, Atom) for v in p.variables):
-            return False
-        if any("." in v for v in (extent.variables | high.variables) if isinstance(v, str) and v not in facts.bounds):
-            return False
-        nonempty = all(nonnegative(b - a) for a, b in facts.bounds.values())
-        return nonempty and (nonnegative(high - extent) or nonnegative(-low - 1))
-
-    # ---- facts about indices in expressions ----
-
-    def affine(self, expr: ast.Expr, facts: Facts) -> Poly | None:
-        """A subscript as a polynomial that is affine in the indices; None if it depends on data or is not affine."""
-        p = self._integer(expr, facts)
-        if p is None:
-            return None
-        for monomial, _ in p.terms:
-            moving = [
-                v for v in monomial if v in facts.bounds or (isinstance(v, Atom) and indices_of(v.left, facts.bounds))
-            ]
-            if len(moving) > 1:
-                return None
-        return p
-
-    def _integer(self, expr: ast.Expr, facts: Facts) -> Poly | None:
-        """An expression's value in terms of indices; None where it depends on data, or may leave 64 bits and wrap around."""
-        p = self._polynomial(expr, facts)
-        return None if p is None or self._may_wrap(expr, facts) else p
-
-    def _may_wrap(self, expr: ast.Expr, facts: Facts) -> bool:
-        """As far as sizes are known."""
-        if isinstance(expr, (ast.Name, ast.Number)):
-            return False
-        return (names := self._values(expr, facts)) is not None and index_values(expr, names) is None
-
-    def _within(self, subscript: ast.Expr, extent: Poly, facts: Facts) -> bool:
-        """Whether a subscript of indices that is not affine, such as `abs(i - 3)` or `min(i + 1, N - 1)`, is surely inside."""
-        names = self._values(subscript, facts)
-        found = None if names is None else index_values(subscript, names)
-        return found is not None and extent.constant is not None and 0 <= found[0] <= found[1] < extent.constant
-
-    def _values(self, expr: ast.Expr, facts: Facts) -> dict[str, Values] | None:
-        """The values of the names in an expression; None where sizes are open."""
-        names = {}
-        for name in {e.name for e in ast.traverse(expr) if isinstance(e, ast.Name)}:
-            low, high = facts.unconditional.bounds.get(name) or (self.sizes.get(name),) * 2
-            if low is None or high is None or low.constant is None or high.constant is None:
-                return None
-            names[name] = low.constant, max(low.constant, high.constant)
-        return names
-
-    def _polynomial(self, expr: ast.Expr, facts: Facts) -> Poly | None:
-        match expr:
-            case ast.Number(value=int(value)):
-                return Poly.of(value)
-            case ast.Cast(operand=operand, dtype=dtype) if dtype is I64:
-                return self._polynomial(operand, facts)
-            case ast.Name(name=name) if name in facts.bounds:
-                return Poly.of(name)
-            case ast.Name(name=name):
-                return self.sizes.get(name)
-            case ast.Unary(op="-", operand=operand):
-                p = self._polynomial(operand, facts)
-                return None if p is None else -p
-            case ast.Binary() if (same := arithmetic(expr)) is not None:
-                return self._polynomial(same, facts)
-            case ast.Binary(op=op, left=left, right=right):
-                a, b = self._polynomial(left, facts), self._polynomial(right, facts)
-                return None if a is None or b is None else self._arithmetic(op, a, b, expr, facts)
-        return None
-
-    def _arithmetic(self, op: str, a: Poly, b: Poly, expr: ast.Expr, facts: Facts) -> Poly | None:
-        match op:
-            case "+":
-                return a + b
-            case "-":
-                return a - b
-            case "*":
-                return a * b if len(a.terms) * len(b.terms) <= _MAX_TERMS else None
-            case "//" | "%":
-                if b == Poly():  # as language.md says; a zero that is written out is refused with the types
-                    return Poly()
-                if indices_of(b, facts.bounds):
-                    return None
-                return divide(op, a, b)
-        return None
-
-    def _facts(self, condition: ast.Expr, holds: bool, facts: Facts) -> list[Poly]:
-        """Polynomials that are >= 0 where the condition holds (or fails)."""
-        match condition:
-            case ast.Unary(op="not", operand=operand):
-                return self._facts(operand, not holds, facts)
-            case ast.Binary(op="and" | "or" as op, left=left, right=right):
-                if (op == "and") != holds:
-                    return []
-                first = self._facts(left, holds, facts)
-                return first + self._facts(right, holds, facts.assume(first))
-            case ast.Compare(op=op, left=left, right=right):
-                a, b = self._integer(left, facts), self._integer(right, facts)
-                return [] if a is None or b is None else _comparison(op, holds, a, b, facts)
-        return []
-
 
 def _leaves(p: Poly) -> set[str]:
     """The names in a polynomial, also inside `//`."""
     return {n for v in p.variables for n in ((v,) if isinstance(v, str) else _leaves(v.left) | _leaves(v.right))}
-
-
-def _inside(p: Poly, extent: Poly, facts: Facts) -> bool:
-    match p.terms:
-        case (((Atom(op="//", left=left, right=right),), 1),) if nonnegative(right - 1):  # q < n: left < n right
-            return _inside(left, extent * right, facts)
-    return facts.proves(p) and facts.proves(extent - 1 - p)
-
-
-_OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
-
-
-def _comparison(op: str, holds: bool, a: Poly, b: Poly, facts: Facts) -> list[Poly]:
-    match op if holds else _OPPOSITE[op]:
-        case "<":
-            return [b - a - 1]
-        case "<=":
-            return [b - a]
-        case ">":
-            return [a - b - 1]
-        case ">=":
-            return [a - b]
-        case "==":
-            return [a - b, b - a]
-        case _:  # `!=` at an end of the range cuts that end off
-            return [p - 1 for p in (a - b, b - a) if facts.proves(p)]
 
 
 def _bound_ranges(expr: ast.Expr) -> Iterator[ast.Range]:
@@ -394,7 +191,3 @@ def _size_text(size: ast.Size) -> str:
 
 def _dimension(use: _Use) -> str:
     return f"dimension {use.dimension} of `{use.tensor}`"
-
-
-def _or_unknown(p: Poly | None) -> str:
-    return "?" if p is None else str(p)

@@ -38,6 +38,9 @@ def index_values(expr: ast.Expr, names: Mapping[str, Values]) -> Values | None:
         case ast.Call(function="abs" | "min" | "max" | "clamp" as function, arguments=arguments):
             inner = [index_values(a, names) for a in arguments]
             found = None if None in inner else _called(function, inner)  # type: ignore[arg-type]
+        case ast.Conditional(then=then, otherwise=otherwise):
+            a, b = index_values(then, names), index_values(otherwise, names)
+            found = None if a is None or b is None else (min(a[0], b[0]), max(a[1], b[1]))
         case _:
             return None
     return found if found is not None and found[0] >= _LEAST and found[1] <= _GREATEST else None

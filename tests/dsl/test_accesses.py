@@ -1,0 +1,355 @@
+"""Which accesses are inside: conditions, quotients and remainders of indices and sizes, against all values of the indices."""
+
+import operator
+import random
+from itertools import product
+
+import numpy as np
+import pytest
+from conftest import as_list
+
+import tilec
+from tilec.core.diagnostics import Source, TileError
+from tilec.dsl import ast
+from tilec.dsl.check import check
+from tilec.dsl.index_domain import Domain
+from tilec.dsl.integer_systems import TooMuch, has_solution
+from tilec.dsl.mistakes import read
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
+
+# ---- systems of inequalities -----------------------------------------------------------------------------------------
+
+
+def test_systems_have_the_solutions_that_trying_finds():
+    rng, found = random.Random(1), set()
+    for _ in range(600):
+        names = "abcd"[: rng.randint(1, 4)]
+        box = {v: (low := rng.randint(-6, 4), low + rng.randint(-1, 5)) for v in names}
+        within = [row for v, (low, high) in box.items() for row in (({v: 1}, -low), ({v: -1}, high))]
+        more, equal = (
+            [({v: rng.randint(-7, 7) for v in names}, rng.randint(-15, 15)) for _ in range(rng.randint(0, most))]
+            for most in (4, 2)
+        )
+
+        def value(row, point, names=names):
+            return sum(row[0][v] * x for v, x in zip(names, point)) + row[1]
+
+        points = product(*(range(low, high + 1) for low, high in box.values()))
+        expected = any(all(value(r, p) >= 0 for r in more) and all(value(r, p) == 0 for r in equal) for p in points)
+        assert has_solution([*within, *more], equal) is expected
+        found.add(expected)
+    assert found == {True, False}
+
+
+def test_real_solutions_are_not_enough():
+    assert not has_solution(
+        [({"x": 27, "y": 26}, -12 * 4 + 1), ({"x": -27, "y": -26}, 12 * 4 - 1)], [({"x": 2, "y": -4}, 1)]
+    )
+    box = [({v: s}, 1000) for v in "xy" for s in (1, -1)]
+    assert has_solution([*box, ({"x": 7, "y": -9}, 6), ({"x": -7, "y": 9}, 3)])  # 11 <= 3 x + 2 y <= 13 is Pugh's own
+    assert not has_solution([*box, ({"x": 6, "y": -9}, -1), ({"x": -6, "y": 9}, 2)])
+
+
+def test_what_takes_too_long_is_said():
+    rng = random.Random(2)
+    names = [f"v{n}" for n in range(14)]
+    rows = [({v: rng.randint(-9, 9) for v in names}, 40) for _ in range(60)]
+    with pytest.raises(TooMuch):
+        has_solution(rows)
+
+
+# ---- expressions and conditions --------------------------------------------------------------------------------------
+
+
+def expression(rng: random.Random, depth: int) -> str:
+    kind, a = rng.random(), "" if depth == 0 else expression(rng, depth - 1)
+    if depth == 0 or kind < 0.2:
+        return rng.choice(["i", "j", "N", str(rng.randint(-3, 9))])
+    if kind < 0.5:
+        return f"({a} {rng.choice('+-')} {expression(rng, depth - 1)})"
+    if kind < 0.6:
+        return f"{a} * {rng.randint(-3, 4)}"
+    if kind < 0.8:
+        return f"({a}) {rng.choice(['//', '%'])} {rng.choice(['2', '3', '4', '5', '-2', 'N', '(N - 3)'])}"
+    if kind < 0.87:
+        return f"{rng.choice(['min', 'max'])}({a}, {expression(rng, depth - 1)})"
+    if kind < 0.94:
+        return rng.choice([f"abs({a})", f"clamp({a}, {expression(rng, 0)}, {expression(rng, 0)})"])
+    return f"({a} if {condition(rng, 1)} else {expression(rng, depth - 1)})"
+
+
+def condition(rng: random.Random, depth: int) -> str:
+    kind = rng.random()
+    if depth == 0 or kind < 0.5:
+        return f"({expression(rng, 1)} {rng.choice(['<', '<=', '>', '>=', '==', '!='])} {expression(rng, 1)})"
+    if kind < 0.85:
+        return f"({condition(rng, depth - 1)} {rng.choice(['and', 'or', '==', '&', '|', '^'])} {condition(rng, depth - 1)})"
+    return f"(not {condition(rng, depth - 1)})"
+
+
+def parsed(text: str) -> ast.Expr:
+    (equation,) = parse(Source("<test>", f"op f(x: f32[N]) -> (y: i64[N]) {{ y[i] = {text} }}")).ops[0].body
+    return equation.value
+
+
+OPERATIONS = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+    "and": operator.and_, "or": operator.or_, "&": operator.and_, "|": operator.or_, "^": operator.xor,
+    ">>": operator.rshift,
+}  # fmt: skip
+
+
+def value(e: ast.Expr, names: dict[str, int]):
+    """An expression at a point, by the rules of Python, but for divisors of 0."""
+    called = {"min": min, "max": max, "abs": abs, "clamp": lambda x, low, high: min(max(x, low), high)}
+    match e:
+        case ast.Number(value=v):
+            return v
+        case ast.Name(name=name):
+            return names[name]
+        case ast.Unary(op=op, operand=operand):
+            return -value(operand, names) if op == "-" else not value(operand, names)
+        case ast.Conditional(condition=c, then=then, otherwise=otherwise):
+            return value(then if value(c, names) else otherwise, names)
+        case ast.Call(function=function, arguments=arguments):
+            return called[function](*(value(a, names) for a in arguments))
+    a, b = value(e.left, names), value(e.right, names)
+    return 0 if e.op in ("//", "%") and b == 0 else OPERATIONS[e.op](a, b)
+
+
+def test_a_proof_holds_for_all_values_and_is_found():
+    """Conditions of every kind around a subscript of every kind. Nothing false is proved, and almost all that is true."""
+    rng, true, proved = random.Random(3), 0, 0
+    for _ in range(250):
+        subscript = parsed(expression(rng, rng.randint(1, 3)))
+        conditions = [(parsed(condition(rng, rng.randint(0, 2))), rng.random() < 0.6) for _ in range(rng.randint(0, 2))]
+        size, low, extent = rng.randint(0, 9), rng.randint(0, 2), rng.randint(1, 12)
+        ranges = {"i": (0, size - 1), "j": (low, low + rng.randint(-1, 5))}
+        points = [{"i": i, "j": j, "N": size} for i, j in product(*(range(a, b + 1) for a, b in ranges.values()))]
+        values = [value(subscript, p) for p in points if all(bool(value(c, p)) is h for c, h in conditions)]
+        domain = Domain(ranges, {"N": size}, conditions)
+        inside = domain.is_inside(subscript, extent)
+        assert not inside or all(0 <= v < extent for v in values)
+        true += all(0 <= v < extent for v in values)
+        proved += inside
+        if values:
+            least, most = domain.ends(subscript)
+            assert least <= min(values) and max(values) <= most
+    assert true > 100 and proved >= 0.98 * true
+
+
+# ---- programs --------------------------------------------------------------------------------------------------------
+
+GUARDED = [  # right sides of y[d], where d is below D
+    "x[d - 1] if d % 2 == 1 else x[d + 1]",
+    "x[d - 1] if d % 2 == 1 else x[d]",
+    "x[d - 1] if d % 2 != 0 else 0",
+    "x[d - 1] if 1 == d % 2 else 0",
+    "0 if d % 2 == 0 else x[d - 1]",
+    "x[d - 1] if not (d % 2 == 0) else 0",
+    "x[d - 1] if d % 2 > 0 else 0",
+    "x[d - 1] if (d & 1) == 1 else 0",
+    "x[d - 3] if d % 4 == 3 else 0",
+    "x[d - 1] if d % 4 != 0 else 0",
+    "x[d - 2] if d % 4 >= 2 else 0",
+    "x[d + 2] if d % 4 < 2 else x[d - 2]",
+    "x[d - 2] if d // 2 >= 1 else 0",
+    "x[d - 3] if d // 2 >= 1 else 0",
+    "x[d - 2] if d // 2 > 0 else 0",
+    "x[d - 4] if d >> 2 != 0 else 0",
+    "x[d + 2] if d // 2 < D // 2 - 1 else 0",
+    "x[d - 1] if d % 2 == 1 and d > 2 else 0",
+    "x[d - 3] if d % 2 == 1 and d > 2 else 0",
+    "x[d - 1] if d % 3 == 1 or d % 3 == 2 else 0",
+    "x[d - 1] if d % 3 == 1 or d > 4 else 0",
+    "x[d - 1] if d == 0 or d == 2 else 0",
+    "(x[d - 3] if d % 2 == 1 else 0) if d >= 2 else 0",
+    "x[d - 1] if d % 2 == 1 else (x[d - 2] if d > 0 else x[d])",
+    "x[2 * d + 1] if 2 * d + 1 < D else x[d // 2]",
+    "x[2 * d] if d < D - d else 0",
+    "x[D - 1 - 2 * d] if 2 * d <= D - 1 else 0",
+    "x[d - 2] if min(d, 3) >= 2 else 0",
+    "x[d + 2] if max(d, 1) < D - 2 else 0",
+    "x[d - 2] if abs(d - 3) <= 1 else 0",
+    "x[clamp(d, 1, 3) - 1] if D > 2 else 0",
+    "x[d + 1 - 2 * (d % 2)]",
+    "x[d // 2 * 2]",
+    "x[d // 2 * 2 + 1]",
+    "x[d - d % 4]",
+    "x[d - d % 4 + (d + 1) % 4]",
+    "x[(d + D // 2) % D]",
+    "x[d // (D // 2) * (D // 2)]",
+    "x[d + 1] if (d % 2 == 0) == (d % 4 < 2) and d % 2 == 0 and d < D - 1 else 0",
+    "x[d - 1] if (d > 0) & (d % 2 == 1) else 0",
+    "x[d * d] if d < 2 and D > 1 else 0",
+    "x[d + 1] if d + 1 < D and d % 2 == 0 or d + 3 < D else 0",
+    "pad(x[d - 1], 0) + (x[d - 1] if d % 2 == 1 else 0)",
+]
+
+
+def branches(text: str) -> list[tuple[str, list[tuple[str, bool]]]]:
+    """The subscripts that are not padded, with the conditions around them."""
+    found = []
+
+    def visit(e: ast.Expr, around: list) -> None:
+        match e:
+            case ast.Access(subscripts=(subscript,)):
+                found.append((subscript, around))
+            case ast.Pad(value=value):
+                visit(value, around)
+            case ast.Conditional(condition=c, then=then, otherwise=otherwise):
+                visit(then, [*around, (c, True)])
+                visit(otherwise, [*around, (c, False)])
+            case _:
+                for child in ast.children(e):
+                    visit(child, around)
+
+    visit(parsed(text), [])
+    return found
+
+
+def accepted(text: str, **sizes: int) -> bool:
+    program = parse(Source("<test>", text))
+    assert check(program) == [], "nothing is refused before the sizes are known"
+    try:
+        specialise(program, None, None, sizes)
+        return True
+    except TileError as error:
+        assert "reaches outside" in str(error) and "?" not in error.diagnostics[0].message
+        return False
+
+
+@pytest.mark.parametrize("body", GUARDED)
+def test_a_guarded_access_is_accepted_just_where_it_is_inside(body):
+    """For every size up to 9: accepted if each access is inside for all values of the index that its conditions leave."""
+    text = f"op f(x: f32[D]) -> (y: f32[D]) {{ y[d] = {body} }}"
+    seen = set()
+    for size in range(10):
+        inside = all(
+            0 <= value(subscript, {"d": d, "D": size}) < size
+            for subscript, around in branches(body) for d in range(size)
+            if all(bool(value(c, {"d": d, "D": size})) is holds for c, holds in around)
+        )  # fmt: skip
+        checked = "clamp" in body or "d * d" in body  # by each call, where it is not proved
+        assert accepted(text, D=size) is (inside or checked)
+        seen.add(inside)
+    assert True in seen
+
+
+BLOCKS = {  # programs with sizes at which they are inside, and at which not
+    "a group of channels": (
+        "op f(x: f32[N, C], m: f32[N, 4]) -> (y: f32[N, C]) { y[n, c] = x[n, c] - m[n, c // (C // 4)] }",
+        [dict(N=2, C=c) for c in (4, 8, 64)], [dict(N=2, C=c) for c in (5, 6, 9)],
+    ),
+    "the quotient is a product": (
+        "op f(s: f32[4], b: f32[C]) -> (y: f32[C]) { y[c] = b[c] * s[c // ((C + 3) // 4)] }",
+        [dict(C=c) for c in (1, 4, 5, 6, 8, 64)], [],
+    ),
+    "a remainder by a quotient": (
+        "op f(s: f32[4], b: f32[C]) -> (y: f32[C]) { y[c] = b[c] * s[c % (C // 2)] }",
+        [dict(C=c) for c in (1, 2, 7, 8, 9)], [dict(C=10)],
+    ),
+    "a remainder by a difference": (
+        "op f(s: f32[4], b: f32[C]) -> (y: f32[C]) { y[c] = b[c] * s[c % (C - 4)] }",
+        [dict(C=c) for c in (4, 5, 8)], [dict(C=9)],
+    ),
+    "a quotient of a quotient": (
+        "op f(s: f32[2], b: f32[C]) -> (y: f32[C]) { y[c] = b[c] * s[c // (C // 4) // 2] }",
+        [dict(C=c) for c in (4, 8, 12)], [dict(C=7)],
+    ),
+    "two quotients": (
+        "op f(m: f32[4, 2], b: f32[C, D]) -> (y: f32[C, D]) { y[c, d] = b[c, d] * m[c // (C // 4), d // (D // 2)] }",
+        [dict(C=8, D=2), dict(C=4, D=6)], [dict(C=8, D=3), dict(C=5, D=2)],
+    ),
+    "of a size that another tensor has": (
+        "op f(s: f32[4], b: f32[C], d: f32[K]) -> (y: f32[C]) { y[c] = b[c] * s[c // K] + d[0] }",
+        [dict(C=8, K=2), dict(C=7, K=2)], [dict(C=9, K=2)],
+    ),
+    "a remainder by a remainder": (
+        "op f(s: f32[4], b: f32[C]) -> (y: f32[C]) { y[c] = b[c] * s[c % (C % 5)] }",
+        [dict(C=c) for c in (1, 4, 5, 8)], [],
+    ),
+    "of blocks": (
+        "op f(x: f32[M, K]) -> (s: f32[M, K // 16]) { s[m, g] = max[j in 0:16](abs(x[m, g * 16 + j])) }",
+        [dict(M=2, K=k) for k in (0, 15, 16, 33)], [],
+    ),
+    "of blocks, read back": (
+        "op f(x: f32[M, K], s: f32[M, K // 16]) -> (y: f32[M, K]) { y[m, k] = x[m, k] / s[m, k // 16] }",
+        [dict(M=2, K=k) for k in (16, 32)], [dict(M=2, K=17)],
+    ),
+    "a range of a quotient": (
+        "op f(x: f32[C]) -> (y: f32[1]) { y[i] = sum[c in 0:C // 2](x[2 * c + 1]) }",
+        [dict(C=c) for c in (0, 1, 2, 7)], [],
+    ),
+    "a range from a size": (
+        "op f(x: f32[C]) -> (y: f32) { y = sum[c in 2:C](x[c - 2] if c % 2 == 0 else x[c - 3]) }",
+        [dict(C=c) for c in (2, 3, 8)], [],
+    ),
+    "a condition around a sum": (
+        "op f(x: f32[C]) -> (y: f32[C]) { y[c] = sum[k in 0:2](x[c - k]) if c % 2 == 1 else 0 }",
+        [dict(C=c) for c in (1, 2, 7)], [],
+    ),
+    "a condition on another index of the name": (
+        "op f(x: f32[C]) -> (y: f32[C]) { y[c] = sum[c in 0:C](x[c - 1]) if c % 2 == 1 else 0 }",
+        [dict(C=0)], [dict(C=c) for c in (2, 3)],
+    ),
+    "a condition by a function": (
+        "def odd(n) { return n % 2 == 1 }\n"
+        "op f(x: f32[C]) -> (y: f32[C]) { y[c] = x[c - 1] if odd(c) else x[c] }",
+        [dict(C=c) for c in (1, 2, 7)], [],
+    ),
+    "two indices": (
+        "op f(x: f32[A], y: f32[B]) -> (z: f32[A, B]) { z[a, b] = x[a - b] + y[b] if a >= b else 0 }",
+        [dict(A=3, B=5), dict(A=5, B=3)], [],
+    ),
+    "halves of a head": (
+        "op f(x: f32[D]) -> (y: f32[D]) { y[d] = -x[d + D // 2] if d < D // 2 else x[d - D // 2] }",
+        [dict(D=d) for d in (1, 2, 7, 8)], [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_quotients_by_sizes_are_decided_when_the_sizes_are_known(name):
+    text, right, wrong = BLOCKS[name]
+    assert all(accepted(text, **sizes) for sizes in right)
+    assert not any(accepted(text, **sizes) for sizes in wrong)
+
+
+VALUES = [
+    "op g(x: f32[N, D]) -> (y: f32[N, D]) { y[n, d] = x[n, d - 1] if d % 2 == 1 else -x[n, d + 1] }",
+    "op g(x: f32[N, D]) -> (y: f32[N, D]) { y[n, d] = x[n, d + 1 - 2 * (d % 2)] where d in 0:D }",
+    "op g(x: f32[N, D]) -> (y: f32[N, D]) { y[n, d] = x[n, d // (D // 4)] * 2 }",
+    "op g(x: f32[N, D]) -> (y: f32[N, D]) { y[n, d] = sum[k in 0:3](x[n, d - k] if d % 4 >= 2 else 1) }",
+]
+
+
+@pytest.mark.parametrize("text", VALUES)
+def test_accepted_programs_are_right(text):
+    x = np.arange(24, dtype=np.float32).reshape(3, 8) + 1
+    n, d = np.indices(x.shape)
+    expected = [
+        np.where(d % 2 == 1, x[n, np.maximum(d - 1, 0)], -x[n, np.minimum(d + 1, 7)]),
+        x[n, d ^ 1],
+        2 * x[n, d // 2],
+        np.where(d % 4 >= 2, x[n, d] + x[n, d - 1] + x[n, d - 2], 3),
+    ][VALUES.index(text)]
+    for found in (tilec.compile(text)(x), tilec.reference(text)(x), tilec.interpret(text, "map", x, target="sm_90a")):
+        assert np.array_equal(as_list(found)[0], expected)
+
+
+def test_a_message_has_the_values_that_the_conditions_leave():
+    with pytest.raises(TileError) as raised:
+        text = "op f(x: f32[D]) -> (y: f32[D]) { y[d] = x[d - 1] if d % 2 == 1 else x[d + 1] }"
+        specialise(read(Source("<test>", text)), None, None, {"D": 7})
+    (d,) = raised.value.diagnostics
+    assert d.message == "`x[d + 1]` reaches outside: `d + 1` takes the values 1 to 7, and dimension 0 of `x` has size 7"
+
+
+@pytest.mark.parametrize("body", ["x[i - 1] if b[i] else 0", "x[i - 1] if min(b[i] + 1.0, 2.0) > 1 else 0"])
+def test_a_condition_on_data_guards_nothing(body):
+    text = f"op f(x: f32[N], b: {'bool' if 'min' not in body else 'f32'}[N]) -> (y: f32[N]) {{ y[i] = {body} }}"
+    with pytest.raises(TileError, match="takes the values -1 to N - 2"):
+        read(Source("<test>", text))
