@@ -42,7 +42,10 @@ class AccessChecker:
 
     def prove(self, equation: ast.Equation, ranges: Mapping[str, ast.Range]) -> ast.Equation:
         """The equation with `guarded` set on accesses; an access that may fall outside is an error."""
-        bounds = {i: (size_poly(r.low, {}), size_poly(r.high, {}) - 1) for i, r in ranges.items()}
+        bounds = {
+            i: (size_poly(r.low, {}), size_poly(r.high, {}) - 1)
+            for i, r in ranges.items() if r.low is not None and r.high is not None
+        }  # fmt: skip
         own = {i: b for i, b in bounds.items() if i in equation.indices}
         return ast.replace(equation, value=self._prove(equation.value, _Here(Facts(own)), bounds))
 

@@ -221,10 +221,11 @@ class Domain:
         found: list[tuple[Row, ...]] = []
         for (known, x), (more, y) in product(a, b):
             up, down = _sum(y, _scaled(x, -1)), _sum(x, _scaled(y, -1))  # right - left, left - right
-            for rows in {
+            rules: dict[str, list[tuple[_Sum, ...]]] = {
                 "<": [(_less_one(up),)], "<=": [(up,)], ">": [(_less_one(down),)], ">=": [(down,)], "==": [(up, down)],
                 "!=": [(_less_one(up),), (_less_one(down),)],
-            }[op]:  # fmt: skip
+            }  # fmt: skip
+            for rows in rules[op]:
                 if all(factors or number >= 0 for factors, number in rows):  # not one that numbers alone rule out
                     found.append((*known, *more, *rows))
         return found
