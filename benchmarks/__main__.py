@@ -1,5 +1,6 @@
 """python -m benchmarks cpu|gpu|memory [--matrix] [--json FILE] [--only TEXT ...] [--missing] [--limit SECONDS] [--no-compile]
 python -m benchmarks audit [--target cpu|cuda] [--matrix] [--trials PLANS] [--json FILE] [--only TEXT ...] [--missing]
+python -m benchmarks edits [--target cpu|cuda] [--trials EDITS] [--keep FOLDER] [--json FILE] [--only TEXT ...]
 python -m benchmarks numerics [--json FILE] [--only FUNCTION ...] [--target cpu|cuda ...]
 python -m benchmarks compile [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
 python -m benchmarks large [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
@@ -33,7 +34,7 @@ from rich.console import Console
 
 from benchmarks import audit_report, memory_report, report, runner
 
-SUITES = ("cpu", "gpu", "memory", "audit", "compile", "large", "models", "calls", "numerics", "merge", "docs")
+SUITES = ("cpu", "gpu", "memory", "audit", "edits", "compile", "large", "models", "calls", "numerics", "merge", "docs")
 
 
 def rows_of(options: argparse.Namespace) -> list[runner.Row]:
@@ -50,6 +51,10 @@ def rows_of(options: argparse.Namespace) -> list[runner.Row]:
         from benchmarks.audit import suite as points
 
         return points(*(options.target or ["cuda"])[:1], most=options.trials, matrix=options.matrix)
+    if suite == "edits":
+        from benchmarks.edits import suite as edits
+
+        return edits(*(options.target or ["cpu"])[:1], most=options.trials)
     from benchmarks.gpu import suite as gpu_rows
 
     return gpu_rows(compiled, options.matrix)
@@ -60,10 +65,10 @@ def missing(options: argparse.Namespace) -> str:
     peers = options.suite in ("gpu", "memory", "models", "calls")
     if peers and find_spec("torch") is None:
         return "needs PyTorch, which is not installed"
-    targets = options.target or (["cuda"] if options.suite == "audit" else [])
+    targets = options.target or (["cuda"] if options.suite == "audit" else ["cpu"] if options.suite == "edits" else [])
     peers = peers and not (options.suite == "models" and targets == ["cpu"])
     peers = peers and not (options.suite == "calls" and "cuda" not in targets)
-    if not options.only_prepare and (peers or (options.suite in ("audit", "numerics") and "cuda" in targets)):
+    if not options.only_prepare and (peers or (options.suite in ("audit", "edits", "numerics") and "cuda" in targets)):
         from tilec.runtime.cuda.driver import device_info
 
         info = device_info()
@@ -99,7 +104,7 @@ def main() -> int:
     )
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which no further row begins")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (gpu, memory, calls)")
-    parser.add_argument("--trials", type=int, default=24, help="candidates of a kernel, beside the choice (audit)")
+    parser.add_argument("--trials", type=int, default=24, help="candidates of a kernel, beside the choice (audit); edits (edits)")
     parser.add_argument("--matrix", action="store_true", help="only programs for matrix units (gpu, audit)")
     parser.add_argument("--keep", metavar="FOLDER", help="where to leave what is prepared, or take it from")
     parser.add_argument("--only-prepare", action="store_true", help="compile all into --keep and the cache, and end")
@@ -164,6 +169,8 @@ def main() -> int:
 def suite_of(options: argparse.Namespace) -> str:
     """As the files of results name it."""
     kind = "matrix" if options.matrix else (options.target or ["cuda"])[0]
+    if options.suite == "edits":
+        return f"{(options.target or ['cpu'])[0]}-edits"
     return f"{kind}-audit" if options.suite == "audit" else options.suite
 
 
@@ -203,6 +210,10 @@ def timed(options: argparse.Namespace, rows: list[runner.Row]) -> int:
             memory_report.show(facts, console)
         case "audit":
             audit_report.show(facts, console, options.matrix)
+        case "edits":
+            from benchmarks.edits import show
+
+            show(facts, console)
         case _:
             report.show(options.suite, facts, console)
     console.print(f"written to {path}" if kept else "not written: a part of a suite needs --json FILE")

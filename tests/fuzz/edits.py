@@ -70,9 +70,13 @@ def _lowered(program: Specialised, machine: Target, schedule: str | None, **opti
 def drawn_edit(draw: Choices) -> tuple[str, str]:
     """The name of a program, and its schedule with one to three values of one kernel changed."""
     name = draw.pick(*PROGRAMS)
-    planned = own(name)
-    table = tomllib.loads(planned.schedule)
-    kernel = draw.pick(*planned.plan.kernels)
+    return name, with_drawn_values(draw, own(name).plan, own(name).schedule)
+
+
+def with_drawn_values(draw: Choices, plan: Plan, schedule: str) -> str:
+    """The schedule of a plan with one to three values of one kernel changed: of its options, its tile, its loops."""
+    table = tomllib.loads(schedule)
+    kernel = draw.pick(*plan.kernels)
     said = table["plan"][0]["kernels"][kernel.name]
     options = said.setdefault(kernel.options.name, {})
     now = dict(kernel.options.options())
@@ -88,7 +92,7 @@ def drawn_edit(draw: Choices) -> tuple[str, str]:
             said["loops"][operation] = drawn_value(draw, kernel.loops[operation])
         else:
             options[key] = drawn_value(draw, now.get(key))
-    return name, tomlkit.dumps(table)
+    return tomlkit.dumps(table)
 
 
 def drawn_value(draw: Choices, value: Any) -> Any:

@@ -188,3 +188,19 @@ def test_opt_tells_a_refused_plan(tmp_path, capsys):
     )
     assert main(["opt", str(path)]) == 1
     assert "the plan in this IR cannot be carried out: a tile of 0 does not fit" in capsys.readouterr().err
+
+
+def test_every_family_has_programs_whose_edits_are_timed():
+    """`python -m benchmarks edits`."""
+    from benchmarks.edits import PROGRAMS as TIMED
+
+    for backend in ("cpu", "cuda"):
+        assert {x.family for x in TIMED[backend]} == {name for name, family in FAMILIES.items() if family.backend == backend}
+
+
+def test_ranks_are_correlated():
+    from benchmarks.edits import rank_correlation
+
+    assert rank_correlation([1.0, 2.0, 3.0], [10.0, 20.0, 15.0]) == pytest.approx(0.5)
+    assert rank_correlation([1.0, 1.0, 2.0], [5.0, 6.0, 7.0]) == pytest.approx(3**0.5 / 2)
+    assert rank_correlation([1.0, 1.0], [5.0, 6.0]) == 0.0

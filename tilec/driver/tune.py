@@ -36,11 +36,11 @@ class Candidate:
         """How it differs from `own`: "tile (8,) -> (4,), steps (1, 2) -> (1, 4)"."""
         for mine, theirs in zip(own.kernels, self.plan.kernels):
             if mine.name == self.kernel:
-                return ", ".join(_changes(mine, theirs))
+                return ", ".join(differences(mine, theirs))
         return "the compiler's choice"
 
 
-def _changes(mine: KernelPlan, theirs: KernelPlan):
+def differences(mine: KernelPlan, theirs: KernelPlan):
     if mine.tile != theirs.tile:
         yield f"tile {mine.tile} -> {theirs.tile}"
     for name in theirs.loops:

@@ -102,7 +102,7 @@ def _row_tile(p: RowProblem, lane: int, kernel: KernelPlan, options: Rows, layou
         registers = loop_registers(target, p, threads, elements)
     tile = RowTile(
         threads, vector, rows, vectors, options.cluster, residency, registers, stages, options.persistent_blocks, options.packed,
-        shared, bool(options.unaligned), chunks, rows_in_turn=-(-rows // dealt),
+        shared, bool(options.unaligned), chunks, rows_each=-(-rows // dealt),
     )  # fmt: skip
     if not stages:
         return tile
