@@ -29,6 +29,7 @@ class RangeChecker:
 
     def __init__(self, tensors: Mapping[str, TensorInfo], sizes: Mapping[str, Poly], report: Report):
         self.tensors, self.sizes, self.report = tensors, sizes, report
+        self.undecided: list[tuple[Poly, Poly]] = []  # sizes that must be equal, as numbers will tell
 
     # ---- inference ----
 
@@ -165,7 +166,10 @@ class RangeChecker:
         if a == b:
             return False
         open_ = any(isinstance(v, Atom) or "." in v for v in (a.variables | b.variables))
-        return not open_ or nonnegative(a - b - 1) or nonnegative(b - a - 1)
+        if not open_ or nonnegative(a - b - 1) or nonnegative(b - a - 1):
+            return True
+        self.undecided.append((a, b))
+        return False
 
     def _starts_at_zero(self, index: str, range_: ast.Range | None, written: ast.Range | None) -> None:
         if range_ is None or written is None or size_poly(range_.low, {}) == Poly():

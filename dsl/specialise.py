@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from tilec.core.diagnostics import CallError, TileError
@@ -18,6 +18,7 @@ from tilec.dsl.check_scope import Report, TensorInfo, suggestion
 from tilec.dsl.check_sizes import declared_shape, size_names, subscript_ranks
 from tilec.dsl.modules import Loader, load, load_file
 from tilec.dsl.ranges import Poly
+from tilec.dsl.suitable_sizes import multiple, suitable, units_of
 
 _LIMIT = 1 << 63
 
@@ -58,7 +59,10 @@ def specialise(
         _raise(report)
     chosen = choose_op(program, op)
     bound = _bind(chosen, inputs, dict(sizes or {}))
-    elaborator = program.elaborated.get(chosen.name) or _elaborated(program, chosen, inputs, bound, loader)
+    try:
+        elaborator = program.elaborated.get(chosen.name) or _elaborated(program, chosen, inputs, bound, loader)
+    except TileError as error:
+        raise _with_multiples(error, program, chosen, bound, loader) from None
     tensors, equations = [elaborator.tensors[t.name] for t in chosen.inputs], elaborator.equations
     _addressable(tensors, equations, bound)
     outputs = tuple(_tensor(elaborator.tensors[t.name], t) for t in chosen.outputs)
@@ -88,6 +92,47 @@ def _elaborated(
     elaborator.run()
     _raise(report)
     return elaborator
+
+
+_LARGE = 400  # statements: a larger op is not tried with other sizes
+
+
+def accepted_sizes(
+    program: ast.Program, op: ast.Op, wanted: Mapping[str, int], fixed: Mapping[str, int], loader: Loader = load_file
+) -> dict[str, int] | None:  # fmt: skip
+    """Sizes near `wanted` that an op of a checked program accepts, as its divisors allow; the sizes `fixed` stay. None where none
+    was found."""
+    report = Report()
+    open_ = elaborate_open(op, load(program, report, loader), report, fixed)
+    tries = _accepts(program, op, loader)
+    return suitable(wanted, tries, units_of(program), open_.ranges.undecided, fixed) if len(op.body) <= _LARGE else None
+
+
+def _accepts(program: ast.Program, op: ast.Op, loader: Loader) -> Callable[[Mapping[str, int]], bool]:
+    def accepts(sizes: Mapping[str, int]) -> bool:
+        try:
+            bound = _bind(op, None, dict(sizes))
+            _elaborated(program, op, None, bound, loader)
+            return True
+        except TileError:
+            return False
+
+    return accepts
+
+
+def _with_multiples(
+    error: TileError, program: ast.Program, op: ast.Op, bound: Mapping[str, Poly], loader: Loader
+) -> TileError:  # fmt: skip
+    """The error of a program that is right at some sizes, and the size of which it accepts multiples."""
+    sizes = {name: value.constant for name, value in bound.items()}
+    if len(op.body) > _LARGE or any(t.dtype is None or t.shape is None for t in op.inputs):
+        return error
+    first, *others = error.diagnostics
+    for name in sizes:
+        if (found := multiple(name, sizes, _accepts(program, op, loader), units_of(program))) is not None:
+            told = f"`{name}` is {sizes[name]} here, and multiples of {found[0]}, such as {found[1]}, are accepted"
+            return TileError([replace(first, hint=f"{told}; else {first.hint}" if first.hint else told), *others])
+    return error
 
 
 def _addressable(inputs: Iterable[TensorInfo], equations: list[ast.Equation], sizes: Mapping[str, Poly]) -> None:

@@ -211,6 +211,14 @@ def test_nothing_verified_is_a_failure(tilec, folder):
     assert status == 1 and "nothing was verified: the other sizes take" in err and "--all" in err
 
 
+def test_verify_takes_sizes_that_the_divisors_allow(tilec, folder):
+    text = "op f(x: f32[K], s: f32[K // 4]) -> (y: f32[K]) { y[k] = x[k] * s[k // 4] }"
+    (folder / "blocks.tile").write_text(text)
+    status, out, err = tilec("verify", "blocks.tile")
+    assert (status, err) == (0, "") and "K=8                      right:" in out and "refused" not in out
+    assert tilec("check", "blocks.tile") == (0, "", "")
+
+
 def test_verify_says_how_far_it_is(tilec, folder, monkeypatch):
     monkeypatch.setattr("tilec.process.progress.FIRST", 0.0005)
     monkeypatch.setattr("tilec.process.progress.REPEATED", 0.0005)

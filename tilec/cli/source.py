@@ -43,7 +43,7 @@ def refused_everywhere(program) -> list[Diagnostic]:
     """A warning for every op that is refused at all of some sizes: a proof that fails with numbers is none that `check`
     can tell with names, as other sizes may be meant."""
     from tilec.dsl.check_sizes import size_names
-    from tilec.dsl.specialise import specialise
+    from tilec.dsl.specialise import accepted_sizes, specialise
 
     found: list[Diagnostic] = []
     if sum(len(op.body) for op in program.ops) > _SMALL:
@@ -62,6 +62,8 @@ def refused_everywhere(program) -> list[Diagnostic]:
                 told = ", ".join(f"{n}={v}" for n, v in sizes.items())
                 first = first or replace(error.diagnostics[0], message=f"{error.diagnostics[0].message} (at {told})")
         else:
+            if accepted_sizes(program, op, dict(zip(names, _TRIED[0].values())), {}) is not None:
+                continue
             message = f"`{op.name}` is refused at all sizes that were tried: {first.message}"
             found.append(replace(first, message=message, severity="warning"))
     return found

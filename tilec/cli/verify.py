@@ -8,6 +8,8 @@ import argparse
 import re
 import shlex
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from tilec.passes import NAMES
 from tilec.process import progress
 from tilec.semantics.inputs import npz, shape_of
 from tilec.semantics.verify import Failure, Verifier
-from tilec.semantics.verify_inputs import KINDS, WORK, first_sizes, inputs_of, sizes_around_tiles, steps
+from tilec.semantics.verify_inputs import KINDS, WORK, distinct, first_sizes, inputs_of, sizes_around_tiles, steps
 
 RIGHT, EDITED, NOTHING, DEFECT = 0, 1, 1, 70
 RIGHT_TOLD, REFUSED, LEFT_OUT = "right", "refused", "left out"  # outcomes of one set of sizes
@@ -30,7 +32,7 @@ RIGHT_TOLD, REFUSED, LEFT_OUT = "right", "refused", "left out"  # outcomes of on
 def verify(args: argparse.Namespace) -> int:
     from tilec.core.targets import load
     from tilec.dsl.check_sizes import size_names
-    from tilec.dsl.specialise import choose_op, specialise
+    from tilec.dsl.specialise import accepted_sizes, choose_op, specialise
 
     program = common.parse_checked(args.file)
     op = choose_op(program, args.op)
@@ -48,7 +50,7 @@ def verify(args: argparse.Namespace) -> int:
         several = [_all_sizes(args, list(size_names(op)), given)]
         _dumped_at(args, make(several[0]), verifier)
     else:
-        several = _sizes(verifier, make, list(size_names(op)), given)
+        several = _sizes(verifier, make, list(size_names(op)), given, partial(accepted_sizes, program, op))
     done: dict[str, list[dict[str, int]]] = {RIGHT_TOLD: [], REFUSED: [], LEFT_OUT: []}
     for number, sizes in enumerate(several, 1):
         found = _check(verifier, make, sizes, args, f"{number} of {len(several)}")
@@ -120,14 +122,18 @@ def _dumped_at(args: argparse.Namespace, specialised: Specialised, verifier: Ver
             raise CallError(what, hint="give the sizes that it was dumped with")
 
 
-def _sizes(verifier: Verifier, make: Any, names: list[str], given: dict[str, int]) -> list[dict[str, int]]:
-    """Small sizes, then sizes near the tiles of a plan for larger sizes, as long as the interpreter does not take too long."""
-    small = first_sizes(names, given)
+def _sizes(
+    verifier: Verifier, make: Any, names: list[str], given: dict[str, int], accepted: Callable[..., dict[str, int] | None]
+) -> list[dict[str, int]]:  # fmt: skip
+    """Small sizes, then sizes near the tiles of a plan for larger sizes, as long as the interpreter does not take too long.
+    Sizes that the program refuses are replaced by the nearest that it accepts, if any are found."""
+    several = first_sizes(names, given)
     try:
-        verifier.texts(make({n: 48 for n in names} | given))
+        verifier.texts(make(accepted(dict.fromkeys(names, 48), given) or dict.fromkeys(names, 48) | given))
+        several += sizes_around_tiles(names, given, verifier.plan)
     except (TileError, InternalError):  # told with the sizes at which it is met
-        return small
-    return list({tuple(s.items()): s for s in (*small, *sizes_around_tiles(names, given, verifier.plan))}.values())
+        pass
+    return distinct(accepted(sizes, given) or sizes for sizes in several)
 
 
 def _check(

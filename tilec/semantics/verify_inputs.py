@@ -26,7 +26,7 @@ def first_sizes(names: Sequence[str], given: dict[str, int]) -> list[dict[str, i
     """Primes, ones, and each size 0 in turn. Given sizes stay."""
     free = [n for n in names if n not in given]
     chosen = [primes(free), dict.fromkeys(free, 1), *({**primes(free), n: 0} for n in free)]
-    return _distinct({**c, **given} for c in chosen)
+    return distinct({**c, **given} for c in chosen)
 
 
 def sizes_around_tiles(names: Sequence[str], given: dict[str, int], plan: Plan) -> list[dict[str, int]]:
@@ -37,7 +37,7 @@ def sizes_around_tiles(names: Sequence[str], given: dict[str, int], plan: Plan) 
     for tile in sorted(t for t in tiles if 1 < t <= LARGEST):
         for first, second in zip(free, free[1:] or free):
             found.append(dict.fromkeys(free, 2) | {second: tile - 1, first: tile + 1} | given)
-    return _distinct(found)
+    return distinct(found)
 
 
 def primes(names: Sequence[str]) -> dict[str, int]:
@@ -49,7 +49,7 @@ def steps(plan: Plan) -> int:
     return sum(prod(k.extents.values()) for k in plan.kernels)
 
 
-def _distinct(chosen: Iterable[dict[str, int]]) -> list[dict[str, int]]:
+def distinct(chosen: Iterable[dict[str, int]]) -> list[dict[str, int]]:
     return list({tuple(c.items()): c for c in chosen}.values())
 
 
