@@ -8,7 +8,7 @@ times as many. The numbers of the program's text are the units to try. Dimension
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain, combinations_with_replacement, count, islice
+from itertools import combinations_with_replacement, count, islice
 from math import lcm
 
 from tilec.dsl import ast
@@ -55,7 +55,7 @@ def _near(size: int, units: list[int], others: list[int]) -> list[int]:
     """Values to try for a size, the likely ones first."""
     every = [u for u in (*units, *others) if u > 1]
     multiples = (m * u for m in (1, 2, 3) for u in every)
-    values = chain((size,), (-(-size // u) * u for u in every), multiples, (m * size for m in (2, 3, 4)))
+    values = (size, *(-(-size // u) * u for u in every), *multiples, *(m * size for m in (2, 3, 4)))
     return list(dict.fromkeys(values)) if size else [0]
 
 
