@@ -18,6 +18,7 @@ from tilec.core import coefficients, locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.functions import FUNCTIONS
 from tilec.core.mlir import ir
+from tilec.runtime.emit.assignments import assignments
 from tilec.runtime.emit.comments import Comments
 from tilec.runtime.emit.index import Memory, affine_text, collapsed, is_unit, plus, quotient, tidy, times
 from tilec.runtime.emit.names import Names
@@ -191,10 +192,7 @@ class Printer(Variables):
         self.block(block)
         terminator = list(block.operations)[-1].operation
         new = [self.expr(v) for v in terminator.operands] if terminator.name == "scf.yield" else []
-        changed = [(s, v) for s, v in zip(states, new) if s != v]
-        if changed:
-            self.line(f"{', '.join(s for s, _ in changed)} = {', '.join(v for _, v in changed)}")
-        for line in last:
+        for line in (*assignments([(s, v) for s, v in zip(states, new) if s != v], self.names.temporary), *last):
             self.line(line)
         if len(self.lines) == before:
             self.line("pass")
