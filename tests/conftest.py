@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import warnings
 import zlib
 from functools import cache
 from pathlib import Path
@@ -74,10 +75,13 @@ def rng(request) -> np.random.Generator:
 
 @pytest.fixture
 def fresh_torch():
-    """A fresh PyTorch compiler, seeded numbers, and the back end by its name. (A second conftest.py would hide this one from
-    tests that import it.)"""
+    """A fresh PyTorch compiler, seeded numbers, and the back end by its name, whose failures are errors where PyTorch makes up for
+    them. (A second conftest.py would hide this one from tests that import it.)"""
     torch = pytest.importorskip("torch")
     from tilec.torch.backend import register
+    from tilec.torch.failures import FallbackWarning
+
+    warnings.simplefilter("error", FallbackWarning)
 
     register()
     logging.getLogger("torch.__trace").propagate = False  # of thousands of lines

@@ -70,7 +70,7 @@ class DeviceProgram:
         """`deferred_checks`: the host does not wait for run-time checks. The next launch on the stream, `check` or `raise_failed`
         raises the error of a check that failed; a launch may be captured, and `check` waits for the replays. `begins`: see
         `Emitted.begins`; none where all temporaries lie in the workspace."""
-        self.device, self.deferred_checks, self.begins = device, deferred_checks, begins
+        self.device, self.deferred_checks, self.begins, self._text = device, deferred_checks, begins, emitted.module
         with _relaxed(device):
             launchers = {k.name: self._launcher(k, cubins[k.name]) for k in emitted.kernels}
         sources = {k.name: k for k in emitted.kernels}
@@ -139,7 +139,9 @@ class DeviceProgram:
             if step.sites and (failed := space.errors[step.word]):
                 ctypes.memset(space.errors, 0, ctypes.sizeof(space.errors))
                 hint = "an op compiled without `deferred_checks` tells which index was outside"
-                raise CheckError(step.sites[failed - 1], self.deferred_checks, hint if self.deferred_checks else None)
+                raise CheckError(
+                    step.sites[failed - 1], self.deferred_checks, hint if self.deferred_checks else None, self._text
+                )
 
     def check(self) -> None:
         """Waits for all launches, and raises CallError for a check that failed in them."""

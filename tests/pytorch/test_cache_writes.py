@@ -21,8 +21,8 @@ def partitions(monkeypatch):
     """For each partition that is called, how many results it writes into inputs, and whether its kernels read such an input."""
     found, bind = [], call.bind
 
-    def binding(op, built, device, written, otherwise, into, freed):
-        made = bind(op, built, device, written, otherwise, into, freed)
+    def binding(built, device, written, otherwise, into, freed):
+        made = bind(built, device, written, otherwise, into, freed)
         numbers = [a.number for a in written.arguments]
         found.append((len(into), any(built.emitted.reads(numbers.index(n)) for n in into.values() if n in numbers)))
         return made

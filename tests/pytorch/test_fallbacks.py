@@ -12,6 +12,7 @@ from tools.pytorch import assert_agrees, compiled  # noqa: E402
 
 import tilec.torch  # noqa: E402
 from tilec.torch.aten import pools  # noqa: E402
+from tilec.torch.failures import FallbackWarning  # noqa: E402
 from tilec.torch.program import Inexpressible  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
@@ -45,15 +46,58 @@ def test_what_fails_to_compile_is_run_by_pytorch(monkeypatch):
         raise ValueError("not today")
 
     monkeypatch.setattr(call, "program", fail)
-    assert_agrees(lambda x: x + 1, torch.randn(4))
+    with pytest.warns(FallbackWarning) as told:
+        assert_agrees(lambda x: torch.exp(x + 1) + 1, torch.randn(4))
+        assert_agrees(lambda x: torch.exp(x + 2) + 2, torch.randn(4))  # the same operations, for the same reason
     assert "run by PyTorch: ValueError: not today" in str(tilec.torch.report()) and tilec.torch.report().share == 0
+    (said,) = [str(w.message) for w in told]
+    assert said.startswith("tilec: PyTorch runs 2 x add, exp, first in test_fallbacks.py:")
+    assert ", since tilec failed: ValueError: not today. options={'strict': True}" in said
+    with pytest.raises(Exception, match="not today"):
+        compiled(lambda x: x + 3, options={"strict": True})(torch.randn(4))
+
+
+def test_what_fails_for_other_sizes_is_told_at_the_call(monkeypatch):
+    from tilec.torch import call
+
+    function = compiled(lambda x: torch.exp(x) + 1, dynamic=True)
+    function(torch.randn(4))
+    monkeypatch.setattr(call, "program", lambda *_: 1 // 0)
+    x = torch.randn(6)
+    with pytest.warns(FallbackWarning, match="ZeroDivisionError"):
+        torch.testing.assert_close(function(x), torch.exp(x) + 1)
+
+
+def test_what_fails_in_the_background(monkeypatch):
+    """The thread goes on with the next task; under `strict`, calls raise the error."""
+    from tilec.torch import call
+
+    program = call.program
+    monkeypatch.setattr(call, "program", lambda *_: 1 // 0)
+    x = torch.randn(4)
+    failing = compiled(lambda x: torch.exp(x) + 1, options={"background": True, "strict": True})
+    with pytest.raises(ZeroDivisionError):
+        failing(x)  # which PyTorch runs, unless the thread was sooner
+        tilec.torch.wait()
+        failing(x)
+    monkeypatch.setattr(call, "program", program)
+    assert_agrees(lambda x: torch.exp(x) + 2, x, options={"background": True})
+    tilec.torch.wait()
+    assert tilec.torch.report().graphs[-1].parts[0].reason is None
+
+
+def test_loops_of_more_states_than_a_tuple_has_elements():
+    """31 sums in one loop."""
+    assert_agrees(lambda x, w: [(x * w[t]).sum(1) for t in range(31)], torch.randn(8, 24), torch.randn(31, 24))
+    assert tilec.torch.report().share == 1
 
 
 def test_a_translator_that_fails_costs_its_operation_alone(monkeypatch):
     from tilec.torch.aten import table
 
     monkeypatch.setitem(table.TABLE, "sin", lambda call: 1 // 0)
-    assert_agrees(lambda x: torch.exp(torch.sin(torch.exp(x) + 1)) * 2, torch.randn(4, 5))
+    with pytest.warns(FallbackWarning, match="PyTorch runs sin, first in test_fallbacks.py:.*ZeroDivisionError"):
+        assert_agrees(lambda x: torch.exp(torch.sin(torch.exp(x) + 1)) * 2, torch.randn(4, 5))
     (graph,) = tilec.torch.report().graphs
     assert [(e.operation, e.reason.partition(":")[0]) for e in graph.eager] == [("sin", "ZeroDivisionError")]
 
@@ -69,7 +113,8 @@ def test_a_statement_that_is_refused_costs_its_operation_alone(monkeypatch):
 
     translate = write.translate
     monkeypatch.setattr(write, "translate", wrong)
-    assert_agrees(lambda x: torch.exp(torch.sin(torch.exp(x) + 1)) * 2, torch.randn(4, 5))
+    with pytest.warns(FallbackWarning, match="PyTorch runs sin, .*: the program is refused: unknown function `sine`"):
+        assert_agrees(lambda x: torch.exp(torch.sin(torch.exp(x) + 1)) * 2, torch.randn(4, 5))
     (graph,) = tilec.torch.report().graphs
     assert [e.operation for e in graph.eager] == ["sin"] and "sine" in graph.eager[0].reason and graph.taken == 4
     assert all(p.reason is None for p in graph.parts)
@@ -95,9 +140,3 @@ def test_averages_with_a_divisor_of_0_are_left_to_pytorch():
     with pytest.raises(Inexpressible, match="a divisor of 0"):
         pools._share({"divisor_override": 0}, None, [], [])
     assert pools._share({"divisor_override": 3}, None, [], []) == "3.0"
-
-
-def test_an_index_outside_is_an_error():
-    function = compiled(lambda w, i: F.embedding(i, w))
-    with pytest.raises(IndexError):
-        function(torch.randn(4, 3), torch.tensor([1, 4]))

@@ -14,7 +14,7 @@ from tools.pytorch import assert_agrees, compiled  # noqa: E402
 import tilec.torch  # noqa: E402
 from tilec.driver import executable  # noqa: E402
 from tilec.runtime import segments as cuts  # noqa: E402
-from tilec.torch import call, segments  # noqa: E402
+from tilec.torch import segments  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
@@ -31,7 +31,7 @@ def made(monkeypatch):
         return one
 
     monkeypatch.setattr(cuts, "WORTH", 0.0)
-    monkeypatch.setattr(call.segments, "prepare", kept)
+    monkeypatch.setattr(segments, "prepare", kept)
     return found
 
 

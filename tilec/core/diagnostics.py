@@ -134,11 +134,12 @@ class CallError(TileError, ValueError):
 
 class CheckError(CallError):
     """A run-time check that failed: an index that depends on data was outside its table. `deferred`: the check belongs to an
-    earlier call than the call that raises this error, and the arguments of that call are gone."""
+    earlier call than the call that raises this error, and the arguments of that call are gone. `program`: the text of the kernels
+    whose check it is, where the check is deferred."""
 
-    def __init__(self, message: str, deferred: bool = False, hint: str | None = None):
+    def __init__(self, message: str, deferred: bool = False, hint: str | None = None, program: str = ""):
         super().__init__(message, hint=hint)
-        self.deferred = deferred
+        self.deferred, self.program = deferred, program
 
 
 class InternalError(Exception):

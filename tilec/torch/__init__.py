@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tilec.torch.call import wait
+    from tilec.torch.failures import FallbackWarning
     from tilec.torch.operators import op
     from tilec.torch.reports import report
 
-__all__ = ["op", "report", "wait"]
+__all__ = ["FallbackWarning", "op", "report", "wait"]
 
 
 def __getattr__(name: str) -> object:
@@ -26,4 +27,8 @@ def __getattr__(name: str) -> object:
         from tilec.torch.call import wait
 
         return wait
+    if name == "FallbackWarning":
+        from tilec.torch.failures import FallbackWarning
+
+        return FallbackWarning
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

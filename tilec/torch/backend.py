@@ -25,16 +25,17 @@ from tilec.core.targets import kind_of
 from tilec.driver.recipe import end_unused_compilers, load_compilers
 from tilec.process.collection import frozen
 from tilec.process.untraced import leave_out
-from tilec.torch import aten, channels_last, deferred, dump, random_numbers, recompute, reports, standby
+from tilec.torch import aten, channels_last, deferred, dump, failures, random_numbers, recompute, reports, standby
 from tilec.torch.aot import functions
 from tilec.torch.call import Partition
 from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
 from tilec.torch.inplace import CHANGES, is_write, leave_to_pytorch, results_in_inputs, reuse_inputs, save_old_values
 from tilec.torch.options import Options, read
+from tilec.torch.origins import module_path, operation, source_line
 from tilec.torch.partition import decide, is_light
 from tilec.torch.segments import Segmented
 from tilec.torch.split import Piece, cut, join
-from tilec.torch.write import Unwritten, module_path, source_line
+from tilec.torch.write import Unwritten
 
 Run = Callable[[list[Any]], list[Any]]
 SPARE = 4  # processors, from which on graphs are compiled that nobody has asked for yet
@@ -63,6 +64,7 @@ class Backend:
     def reset() -> None:
         """For `torch._dynamo.reset()`."""
         reports.forget()
+        failures.forget()
         if torch.cuda.is_initialized():
             from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 
@@ -223,7 +225,7 @@ def compile_aten(
             told = reports.GraphReport(f"{number:03}-{kind}", kind)
             for node, reason in decision.reasons.items():
                 if not (is_light(node) or is_write(node) or random_numbers.SEEDS in node.meta):  # those compute nothing
-                    told.eager.append(reports.Eager(_operation(node), reason, module_path(node), source_line(node)))
+                    told.eager.append(reports.Eager(operation(node), reason, module_path(node), source_line(node)))
             if options.strict and told.eager:
                 raise CallError(f"PyTorch would run an operation, and the option 'strict' is set\n{told}")
             if len(pieces) > 1 and not options.background:
@@ -305,13 +307,6 @@ def _attribute(gm: fx.GraphModule, name: str) -> Any:
     for part in name.split("."):
         value = getattr(value, part)
     return value
-
-
-def _operation(node: fx.Node) -> str:
-    schema = getattr(node.target, "_schema", None)
-    return (
-        schema.name.removeprefix("aten::") if schema is not None else getattr(node.target, "__name__", str(node.target))
-    )
 
 
 _told: set[Any] = set()

@@ -1,4 +1,4 @@
-"""Compiling in the background: a thread of this process does one task after another."""
+"""Compiling in the background: a thread of this process does one task after another. A task raises nothing."""
 
 from __future__ import annotations
 

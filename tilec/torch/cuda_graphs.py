@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from tilec.core.diagnostics import CheckError
+from tilec.torch.outside import deferred
 
 Run = Callable[[list[Any]], list[Any]]
 
@@ -50,7 +51,7 @@ class Replayed:
             try:
                 raise_failed()  # an index that an earlier replay found outside of its tensor
             except CheckError as error:
-                raise IndexError(str(error)) from None
+                raise deferred(error) from None
             return made(args)
 
         replayed._boxed_call = True  # type: ignore[attr-defined]

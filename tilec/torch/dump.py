@@ -11,8 +11,9 @@ from pathlib import Path
 from torch import fx
 
 from tilec.process.atomic_files import replace_file
+from tilec.torch.origins import module_path
 from tilec.torch.reports import FILE, GraphReport, PartReport
-from tilec.torch.write import Written, module_path
+from tilec.torch.write import Written
 
 VARIABLE = "TILEC_TORCH_DUMP"
 

@@ -14,10 +14,12 @@ from tilec.torch.aten import dtype_of, translate
 from tilec.torch.constants import patterns
 from tilec.torch.indices import number
 from tilec.torch.layout import Layout, layout, row_major
-from tilec.torch.program import Graph, Tensor, reason
+from tilec.torch.origins import said
+from tilec.torch.program import Graph, Inexpressible, Tensor, reason
 
 TEXT = "<program>"
 """What the compiler calls a program that is given as text."""
+_LINE = re.compile(rf"{re.escape(TEXT)}:(\d+):")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ class Argument:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     layout: Layout | None
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape that the program's parameter has."""
+        return self.shape if self.layout is None else self.layout.stored
 
 
 @dataclass(frozen=True)
@@ -70,11 +77,12 @@ class Written:
 
 
 class Unwritten(Exception):
-    """Nodes of a partition that cannot be written or compiled after all, and why."""
+    """Nodes of a partition that cannot be written or compiled after all, and why. `failed`: whether that is a failure of tilec's,
+    and nothing that the language does not say."""
 
-    def __init__(self, nodes: Sequence[fx.Node], reason: str):
+    def __init__(self, nodes: Sequence[fx.Node], reason: str, failed: bool = False):
         super().__init__(f"{', '.join(str(n.target) for n in nodes)}: {reason}")
-        self.nodes, self.reason = nodes, reason
+        self.nodes, self.reason, self.failed = nodes, reason, failed
 
 
 def write(graph: fx.Graph) -> Written:
@@ -101,7 +109,7 @@ def write(graph: fx.Graph) -> Written:
             try:
                 values[node] = translate(program, node, values)
             except Exception as error:  # of any kind: PyTorch can run it
-                raise Unwritten([node], reason(error)) from error
+                raise Unwritten([node], reason(error), not isinstance(error, Inexpressible)) from error
         origin.update((_defined(line), node) for line in program.lines[first:])
     layouts = [_result_layout(node.meta["val"]) for node in outputs]
     text = program.program([_in_order(values[node], found) for node, found in zip(outputs, layouts)])
@@ -121,43 +129,19 @@ def blamed(error: Exception, written: Written) -> Unwritten | None:
     """The node whose statement an error of the compiler is about, if it names one."""
     nodes = named(str(error), written)[:1]
     first = str(error).partition("\n")[0].partition("error: ")
-    return Unwritten(nodes, f"the program is refused: {first[2] or first[0]}") if nodes else None
+    return Unwritten(nodes, f"the program is refused: {first[2] or first[0]}", failed=True) if nodes else None
 
 
 def named(text: str, written: Written) -> list[fx.Node]:
     """The nodes of the statements whose lines a message of the compiler names."""
-    lines = re.findall(rf"{re.escape(TEXT)}:(\d+):", text)
-    return list(dict.fromkeys(written.nodes[int(k) - 1] for k in lines if int(k) - 1 in written.nodes))
+    lines = [int(k) - 1 for k in _LINE.findall(text)]
+    return list(dict.fromkeys(written.nodes[k] for k in lines if k in written.nodes))
 
 
-def said(node: fx.Node) -> str:
-    """The operation, and the module and the line of the model that it comes from."""
-    parts = [str(node.target) if node.op == "call_function" else node.name]
-    if path := module_path(node):
-        parts.append(path)
-    if line := source_line(node):
-        parts.append(line)
-    return ", ".join(parts)
-
-
-def module_path(node: fx.Node) -> str:
-    """The innermost module that the operation was called in, as the model names it: `layers.0.mlp`."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not stack:
-        return ""
-    path = str(list(stack.values())[-1][0])
-    _, found, inner = path.partition("']")  # of `L['self'].layers[0]`
-    return (inner if found else path).lstrip(".").replace("[", "").replace("]", "")
-
-
-def source_line(node: fx.Node) -> str:
-    """File and line of the model's code, without folders."""
-    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
-    for line in reversed(trace):
-        words = line.strip().split('"')
-        if line.strip().startswith("File ") and len(words) > 2 and not words[1].endswith("tilec/torch/operators.py"):
-            return f"{words[1].rpartition('/')[2]}:{words[2].split(',')[1].split()[-1]}"
-    return ""
+def line_of(text: str) -> int | None:
+    """The first line of the program that a message names."""
+    found = _LINE.search(text)
+    return int(found[1]) if found else None
 
 
 def _argument(number: int, value: torch.Tensor) -> Argument:

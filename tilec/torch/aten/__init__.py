@@ -45,6 +45,7 @@ from tilec.torch.aten.table import (
     statement_name,
     translator,
 )
+from tilec.torch.failures import tell
 from tilec.torch.program import Graph, Inexpressible, Tensor, reason
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ def refusal(node: Node) -> str | None:
     try:
         with costs.cutting():
             translate(graph, node, values)
+    except Inexpressible as error:
+        return reason(error)
     except Exception as error:
+        tell([node], error)
         return reason(error)
     return None

@@ -1,0 +1,48 @@
+"""Failures that PyTorch makes up for. Each is told by one warning: what is slower than it could be is not so in silence."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import fx
+
+SHOWN = 4  # kinds of operations that a warning lists
+LONGEST = 300  # characters of a reason
+
+
+class FallbackWarning(UserWarning):
+    """tilec failed at something that it should have done, and PyTorch does it. `tilec.torch.report()` lists such operations."""
+
+
+_told: set[str] = set()
+
+
+def forget() -> None:
+    """Has everything told again."""
+    _told.clear()
+
+
+def tell(nodes: Sequence[fx.Node], error: BaseException | str) -> None:
+    """Warns that PyTorch computes these operations, and why: once for each reason and kind of operations."""
+    from tilec.torch.origins import called, module_path, source_line
+
+    why = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error
+    why = why.strip().partition("\n")[0]
+    kinds = Counter(called(n) for n in nodes)
+    what = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in kinds.most_common(SHOWN))
+    if (others := len(nodes) - sum(count for _, count in kinds.most_common(SHOWN))) > 0:
+        what += f" and {others} others"
+    if (key := f"{what}: {why}") in _told:
+        return
+    _told.add(key)
+    where = next((" in ".join(p for p in (module_path(n), source_line(n)) if p) for n in nodes if source_line(n)), "")
+    warnings.warn(
+        f"tilec: PyTorch runs {what}{f', first in {where}' if where else ''}, since tilec failed: "
+        f"{why[:LONGEST]}{'...' * (len(why) > LONGEST)}. options={{'strict': True}} makes that an error with a traceback.",
+        FallbackWarning,
+        stacklevel=2,
+    )
