@@ -117,7 +117,7 @@ def _found(node: fx.Node, values: Sequence[Any]) -> tuple[_Index | None, Excepti
         return None, None
     found = next(filter(None, (_outside(node, access) for access in accesses)), None)
     try:
-        node.target(*arguments, **keywords)  # type: ignore[operator]
+        node.target(*arguments, **keywords)
     except (IndexError, RuntimeError) as error:
         return found, error if called(node) == operation(node) else None
     except Exception:
@@ -156,7 +156,7 @@ class _Values:
                 arguments, keywords = fx.map_arg((n.args, n.kwargs), self.known.__getitem__)
                 if "device" in keywords:
                     keywords = {**keywords, "device": torch.device("cpu")}
-                self.known[n] = n.target(*arguments, **keywords)  # type: ignore[operator]
+                self.known[n] = n.target(*arguments, **keywords)
         return self.known[node]
 
 
@@ -175,7 +175,7 @@ class _Access:
 
 def _accesses(node: fx.Node, arguments: Sequence[Any]) -> Iterator[_Access]:
     """The operation's, by the names of its arguments in the operator's schema."""
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    names = [a.name for a in node.target._schema.arguments]
     nodes, given = dict[str, Any](zip(names, node.args)), dict(zip(names, arguments))
     tensor, shape, negative = nodes[names[0]], tuple(given[names[0]].shape), operation(node) in NEGATIVE
     if isinstance(given.get("indices"), list | tuple):
@@ -183,6 +183,7 @@ def _accesses(node: fx.Node, arguments: Sequence[Any]) -> Iterator[_Access]:
             if source is not None:
                 yield _Access(tensor, source, index, dim, shape[dim], -shape[dim] if negative else 0)
         return
+    dim: int | None
     if "dim" in given and "index" in given:
         which, dim, size = "index", given["dim"] % max(len(shape), 1), shape[given["dim"]] if shape else 1
     elif "index" in given:  # of all elements in a row
