@@ -114,6 +114,7 @@ class Elaborator(Calls):
         self.inliner = Inliner(module, self.tensors, sizes, report)
         self.ranges = RangeChecker(self.tensors, sizes, report)
         self.accesses = AccessChecker(self.tensors, sizes, report)
+        self.spliced: dict[tuple, tuple[list[ast.Equation], int]] = {}
         self.typer = Typer(self.tensors, sizes, report)
 
     def run(self) -> list[ast.Equation]:

@@ -148,15 +148,13 @@ class Calls:
             p.name: replace(self.tensors[a], name=p.name, dtype=p.dtype or self.tensors[a].dtype, hoisted=False)
             for a, p in zip(call.arguments, callee.inputs)
         }
-        inner = type(self)(callee, home, inputs, binding.sizes, self.report, True)
-        inner.run()
         prefix = self.inliner.instance(callee.name)
         names = dict(zip((p.name for p in callee.inputs), call.arguments))
         for name, result in zip(call.names, callee.outputs):
             declared = self.results.get(name)
             cast = declared is not None and declared.dtype not in (None, result.dtype)
             names[result.name] = f"{prefix}.{result.name}" if cast else name
-        spliced = [_renamed(e, names, prefix) for e in inner.equations]
+        spliced = [_renamed(e, names, prefix) for e in self._elaborated(callee, home, inputs, binding)]
         self.equations += spliced
         for equation in spliced:
             shape = tuple(size_poly(r.high, {}) for r in equation.ranges)
@@ -164,6 +162,23 @@ class Calls:
         for name, result in zip(call.names, callee.outputs):
             if names[result.name] != name:
                 self._rounded(name, names[result.name], call)
+
+    def _elaborated(
+        self, callee: ast.Op, home: Module, inputs: Mapping[str, TensorInfo], binding: Binding
+    ) -> list[ast.Equation]:
+        """The callee's equations for these arguments: worked out once for all calls of these types and shapes."""
+        facts = tuple((t.name, t.dtype, t.shape) for t in inputs.values())
+        key = (id(callee), facts, tuple(binding.sizes.items()))
+        if key not in self.spliced:
+            mistakes = self.report.count
+            inner = type(self)(callee, home, inputs, binding.sizes, self.report, True)
+            inner.spliced = self.spliced
+            inner.run()
+            self.spliced[key] = inner.equations, self.report.count - mistakes
+            return inner.equations
+        equations, mistakes = self.spliced[key]
+        self.report.count += mistakes
+        return equations
 
     def _rounded(self, name: str, source: str, call: ast.OpCall) -> None:
         """A result of the caller whose declared type is not the callee's."""

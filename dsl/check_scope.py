@@ -19,6 +19,7 @@ class Report:
 
     def __init__(self) -> None:
         self.diagnostics: list[Diagnostic] = []
+        self.unfolded = 0  # operations that calls of functions became
         self.count = 0  # repetitions included: whether something is wrong must not depend on earlier messages
         self._seen: set[tuple[str, Span]] = set()
         self.context: Span | None = None  # the equation being checked: noted where the mistake shows in another place
@@ -44,11 +45,13 @@ class Report:
 
 @dataclass(eq=False)
 class Module:
-    """A program and the declarations visible in it: its own, its imports', the standard library's."""
+    """A program and the declarations visible in it: its own, its imports', the standard library's. `unfolded`: for each op of its
+    own, how many equations it becomes with all that it calls, and how deep its calls are."""
 
     program: ast.Program
     defs: dict[str, tuple[ast.Def, Module]] = field(default_factory=dict)
     ops: dict[str, tuple[ast.Op, Module]] = field(default_factory=dict)
+    unfolded: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

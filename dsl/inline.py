@@ -21,7 +21,7 @@ from tilec.core.functions import FUNCTIONS
 from tilec.dsl import ast
 from tilec.dsl.ast import replace
 from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
-from tilec.dsl.inline_calls import MAX_CALLS, MAX_NODES, Calls, Scope
+from tilec.dsl.inline_calls import MAX_CALLS, MAX_NODES, MAX_UNFOLDED, Calls, Scope
 from tilec.dsl.notation import logsumexp, plural, rename
 from tilec.dsl.ranges import Poly
 
@@ -94,12 +94,16 @@ class Inliner(Calls):
 
     def _affordable(self, value: ast.Expr, span: Span) -> bool:
         """Functions that call functions multiply; past the limit that is a mistake, not a program."""
-        stack, deepest = [(value, 1)], 0
+        stack, deepest, before = [(value, 1)], 0, self.nodes
         while stack:
             node, depth = stack.pop()
             deepest = max(deepest, depth)
             self.nodes += 1
             stack.extend((child, depth + 1) for child in ast.children(node))
+        self.report.unfolded += self.nodes - before
+        if self.report.unfolded > MAX_UNFOLDED:
+            self.report.error(f"the functions that are called unfold to more than {MAX_UNFOLDED} operations", self.main.span)
+            return False
         if deepest <= _MAX_NESTED and self.nodes <= MAX_NODES and self.calls <= MAX_CALLS:
             return True
         self.report.error("the functions called here unfold to too much", self.main.span)

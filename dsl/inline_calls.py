@@ -20,6 +20,7 @@ from tilec.dsl.notation import bodies, matters, plural, trivial, uses
 
 MAX_CALLS = 1000
 MAX_NODES = 100_000
+MAX_UNFOLDED = 500_000  # of all calls that are checked together
 _SMALL = 32  # nodes: below this, an argument inside a reduction is computed in place rather than stored
 
 
@@ -159,6 +160,9 @@ class Calls:
 
     def _fits(self, function: ast.Def, ranges, arguments, span: Span, scope: Scope) -> bool:
         mistakes = self.report.count
+        if self.report.unfolded > MAX_UNFOLDED:  # as was said
+            self.report.count += 1
+            return False
         name, note = function.name, Note(f"`{function.name}` is defined here", function.span)
         if function in scope.calls:
             circle = list(scope.calls[scope.calls.index(function) :])

@@ -13,6 +13,12 @@ from tilec.dsl import ast, std
 from tilec.dsl.check_scope import Module, Report, calls_itself
 from tilec.dsl.parse import MAX_BYTES, parse
 from tilec.dsl.parse_tree import REDUCTIONS, SCANS
+from tilec.process.reading import read_bytes
+
+MAX_UNFOLDED = 10_000
+"""Equations of an op and of all that it calls."""
+MAX_CALLED = 100
+"""Ops that call each other, one in the other."""
 
 Loader = Callable[[str, Source], Source]  # the path in the `import`, and the text that holds it
 _FUNCTIONS = {name for name, row in FUNCTIONS.items() if not row.added}
@@ -20,15 +26,20 @@ _BUILT_IN = {*_FUNCTIONS, *REDUCTIONS, *SCANS, *DTYPES, "pad"}
 
 
 def load_file(path: str, importer: Source) -> Source:
-    """The text of a file next to the one that imports it; read as text and nothing more."""
+    """The text of a program next to the one that imports it, or in one of its `folders`; read as text and nothing more. It lies
+    below one of these: a program shows nothing of other files of the machine. Raises OSError."""
     if Path(path).is_absolute():
         raise OSError("the path must be relative to this file")
-    target = Path(importer.name).parent / path
+    if not path.endswith(".tile"):
+        raise OSError("the name of a program ends in `.tile`")
+    folders = (Path(importer.name).parent, *map(Path, importer.folders))
+    target = next((found for folder in folders if (found := folder / path).is_file()), folders[0] / path)
+    inside = [f.resolve() for f in (*folders, Path(importer.name).resolve().parent)]
+    if not any(target.resolve().is_relative_to(folder) for folder in inside):
+        raise OSError("it is not below the folder of this file, or one that `--path` names (in Python, `path=`)")
     if not target.is_file():
         raise OSError("there is no such file")
-    if target.stat().st_size > MAX_BYTES:
-        raise OSError(f"the file is larger than {MAX_BYTES} bytes")
-    return Source(str(target), target.read_text(encoding="utf-8"))
+    return Source(str(target), read_bytes(target, MAX_BYTES).decode("utf-8"), importer.folders)
 
 
 @cache
@@ -38,17 +49,21 @@ def standard_library() -> Module:
     return module
 
 
-def load(program: ast.Program, report: Report, loader: Loader = load_file, above: tuple[str, ...] = ()) -> Module:
-    """The module of a program, its imports loaded; their mistakes are reported."""
+def load(
+    program: ast.Program, report: Report, loader: Loader = load_file, above: tuple[str, ...] = (),
+    known: dict[str, Module | None] | None = None,
+) -> Module:  # fmt: skip
+    """The module of a program, its imports loaded, each file once; their mistakes are reported. `known`: files loaded so far."""
     module = Module(program, dict(standard_library().defs))
-    above = (*above, _identity(program.span.source))
+    above, known = (*above, _identity(program.span.source)), {} if known is None else known
     for import_ in program.imports:
-        imported = _import(import_, program.span.source, report, loader, above)
+        imported = _import(import_, program.span.source, report, loader, above, known)
         if imported is not None:
             module.defs |= {d.name: (d, imported) for d in imported.program.defs}
             module.ops |= {o.name: (o, imported) for o in imported.program.ops}
     _declare(module, report)
-    _refuse_cycles(module, report)
+    if not _refuse_cycles(module, report):
+        _refuse_explosions(module, report)
     return module
 
 
@@ -57,20 +72,23 @@ def _identity(source: Source) -> str:
 
 
 def _import(
-    import_: ast.Import, importer: Source, report: Report, loader: Loader, above: tuple[str, ...]
-) -> Module | None:
+    import_: ast.Import, importer: Source, report: Report, loader: Loader, above: tuple[str, ...], known: dict[str, Module | None]
+) -> Module | None:  # fmt: skip
     try:
         source = loader(import_.path, importer)
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or str(error)
         report.error(f"cannot import `{import_.path}`: {reason}", import_.span)
         return None
-    if _identity(source) in above:
+    if (identity := _identity(source)) in above:
         report.error(f"`{import_.path}` imports itself, by way of this file", import_.span)
         return None
     if len(above) > 32:
         report.error("imports are nested more than 32 deep", import_.span)
         return None
+    if identity in known:
+        return known[identity]
+    known[identity] = None
     try:
         program = parse(source)
     except TileError as error:
@@ -80,11 +98,39 @@ def _import(
     if any(op.name == "main" and not op.span.source.text[op.span.start :].startswith("op") for op in program.ops):
         report.error(f"`{import_.path}` is in the short form: it holds no op to import", import_.span)
         return None
-    return load(program, report, loader, above)
+    known[identity] = load(program, report, loader, above, known)
+    return known[identity]
 
 
-def _refuse_cycles(module: Module, report: Report) -> None:
-    """Ops that call each other in a circle, each circle once. Imports have none, so it is closed within one file."""
+def _refuse_explosions(module: Module, report: Report) -> None:
+    """Ops that call ops that call ops multiply: what each unfolds to is counted before anything is unfolded."""
+    own = {op.name: op for op in module.program.ops}
+    pending = list(own)
+    while pending:
+        op = own[pending[-1]]
+        callees = [module.ops[name] for name in _called(op) if name in module.ops]
+        later = [c.name for c, home in callees if home is module and c.name not in module.unfolded]
+        if later:
+            pending += dict.fromkeys(later)
+            continue
+        pending.pop()
+        if op.name in module.unfolded:
+            continue
+        parts = [home.unfolded.get(c.name, (1, 1)) for c, home in callees]
+        count = len(op.body) - len(callees) + sum(n for n, _ in parts)
+        depth = 1 + max((d for _, d in parts), default=0)
+        if count > MAX_UNFOLDED or depth > MAX_CALLED:
+            what = f"unfolds to {count} equations" if count > MAX_UNFOLDED else f"calls ops {depth} deep"
+            limit = MAX_UNFOLDED if count > MAX_UNFOLDED else MAX_CALLED
+            report.error(f"`{op.name}` {what}, with the ops that it calls; the limit is {limit}", op.span)
+            count, depth = 1, 1  # ops that call it have no mistake of their own
+        module.unfolded[op.name] = count, depth
+
+
+def _refuse_cycles(module: Module, report: Report) -> bool:
+    """Ops that call each other in a circle, each circle once. Imports have none, so it is closed within one file. Returns whether
+    there is one."""
+    mistakes = report.count
     own = {op.name: op for op in module.program.ops}
     calls = {
         name: [c for c in dict.fromkeys(_called(op)) if module.ops.get(c, (None,))[0] is own.get(c)]
@@ -105,6 +151,7 @@ def _refuse_cycles(module: Module, report: Report) -> None:
             elif name in calls and name not in done:
                 path.append(name)
                 pending.append(iter(calls[name]))
+    return report.count > mistakes
 
 
 def _called(op: ast.Op) -> Iterator[str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tilec.process.atomic_files import replace_file
+from tilec.process.printable import printable
 
 VARIABLE = "TILEC_CACHE_DIR"
 _FORMAT = 2
@@ -63,7 +64,7 @@ def _checked(named: str | None) -> Path | None:
     if reason is None:
         return path
     warnings.warn(
-        f"working without a cache: {reason}; set {VARIABLE} to use another directory", CacheWarning, stacklevel=4
+        f"working without a cache: {printable(reason)}; set {VARIABLE} to use another directory", CacheWarning, stacklevel=4
     )
     return None
 

@@ -68,6 +68,7 @@ class Op:
             self._schedule,
             self._deferred_checks,
             self._over,
+            source.folders,
         )
 
     def __copy__(self) -> Op:
@@ -294,10 +295,10 @@ class Op:
 
 def _restored(
     name: str, text: str, op: str, sizes: Mapping[str, int], target: str | None, schedule: Path | None,
-    deferred_checks: bool, over: tuple[tuple[int, int], ...] = (),
+    deferred_checks: bool, over: tuple[tuple[int, int], ...] = (), folders: tuple[str, ...] = (),
 ) -> Op:  # fmt: skip
     """The op that was pickled."""
-    return Op(read_program(Source(name, text)), op, sizes, target, schedule, deferred_checks, over)
+    return Op(read_program(Source(name, text, folders)), op, sizes, target, schedule, deferred_checks, over)
 
 
 @cache
@@ -309,7 +310,7 @@ def _result_tuple(name: str, fields: tuple[str, ...]) -> Any:
 
 def compile(
     source: str | Path, *, op: str | None = None, sizes: Mapping[str, int] | None = None, target: str | None = None,
-    schedule: str | Path | None = None, deferred_checks: bool = False, **unknown: Any,
+    schedule: str | Path | None = None, deferred_checks: bool = False, path: str | Path | Sequence[str | Path] = (), **unknown: Any,
 ) -> Op:  # fmt: skip
     """Reads a program and returns its op, ready to call.
 
@@ -318,7 +319,8 @@ def compile(
     target file; by default the device of a call's arguments. `schedule`: a schedule file to obey; by default the one
     beside the program, if there is one. `deferred_checks`: on a GPU, a run-time check that fails (a gather outside its table)
     is raised by a later call or by `Op.check`, as a GPU's own faults are, and no call waits for its kernels. By default the
-    call itself waits for its kernels and raises the error.
+    call itself waits for its kernels and raises the error. `path`: a folder, or several, in which imports are looked for, too:
+    imports lie below the folder of the file that imports them, or below one of these.
 
     Raises TileError for mistakes in the program, all of them, each with its place; CallError for wrong options; TypeError
     for an option that does not exist.
@@ -328,17 +330,17 @@ def compile(
         arguments.text_option(option, value)
     arguments.text_option("schedule", schedule, path=True)
     known = arguments.sizes(sizes)
-    text = read_source(source)
+    text = read_source(source, arguments.folders(path))
     with compiling():
         program = read_program(text, before=lambda: _load_compiler(target))
         if target is not None:
             load(target)
-        path = Path(schedule) if schedule is not None else _schedule_of(text)
-        if path is not None:
+        obeyed = Path(schedule) if schedule is not None else _schedule_of(text)
+        if obeyed is not None:
             from tilec.plan.schedule.read import read_schedule
 
-            read_schedule(path)  # raises its mistakes
-    return Op(program, op, known, target, path, deferred_checks)
+            read_schedule(obeyed)  # raises its mistakes
+    return Op(program, op, known, target, obeyed, deferred_checks)
 
 
 def _load_compiler(target: str | None) -> None:
@@ -349,10 +351,10 @@ def _load_compiler(target: str | None) -> None:
 
 def interpret(
     source: str | Path, stage: str, *arrays: Any, op: str | None = None, sizes: Mapping[str, int] | None = None,
-    target: str | None = None, schedule: str | Path | None = None,
+    target: str | None = None, schedule: str | Path | None = None, path: str | Path | Sequence[str | Path] = (),
 ) -> Any:  # fmt: skip
     """Runs a program's IR after `stage` on NumPy arrays (see `Op.interpret`); options as those of `compile`."""
-    return compile(source, op=op, sizes=sizes, target=target, schedule=schedule).interpret(stage, *arrays)
+    return compile(source, op=op, sizes=sizes, target=target, schedule=schedule, path=path).interpret(stage, *arrays)
 
 
 def _schedule_of(text: Source) -> Path | None:

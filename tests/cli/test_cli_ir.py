@@ -1,6 +1,7 @@
 """`tilec dump`, `opt` and `emit`: every dump is an input, and the same kernels come out."""
 
 import re
+import sys
 
 import pytest
 from tools.commands import SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
@@ -25,9 +26,10 @@ def test_dump_after_one_stage(tilec):
 
 
 def test_dump_in_colour_marks_what_changed(tilec, monkeypatch):
-    from tilec.cli import ir
+    from tilec.cli import common, ir
 
-    monkeypatch.setattr(ir, "coloured", lambda stream: True)
+    for module in (common, ir):
+        monkeypatch.setattr(module, "coloured", lambda stream: stream is not sys.stderr)
     out = tilec("dump", *SOFTMAX)[1]
     assert "── plan: decides kernels" in out
     assert re.search(r"\x1b\[32m.*tilec.kernel = \"softmax_y\"", out)

@@ -14,10 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tilec.cli.common import STAGES, add_output, add_program, add_seed, days, note, show_error, sizes
+from tilec.cli.common import STAGES, add_output, add_path, add_program, add_seed, days, note, show_error, sizes
 from tilec.cli.defects import report_defect
 from tilec.cli.streams import open_streams, warnings_as
-from tilec.core.diagnostics import InternalError, TileError
+from tilec.core.diagnostics import InternalError, TileError, told
 from tilec.process import progress
 
 OK, MISTAKE, DEFECT, INTERRUPTED, PIPE_CLOSED = 0, 1, 70, 130, 141
@@ -99,8 +99,15 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{', '.join(action.option_strings)} {self._format_args(action, action.dest.upper())}"
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its messages show what was typed with nothing that steers a terminal."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        super()._print_message(told(message), file)
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top = _Parser(
         "tilec", "tilec COMMAND ...", formatter_class=_Help,
         description="A tensor compiler that shows its reasons.",
         epilog="tilec COMMAND --help tells more, with examples.\n"
@@ -152,6 +159,7 @@ def _check(commands: Any) -> None:
         tilec check --ranges softmax.tile -D N=1024""",
     )  # fmt: skip
     p.add_argument("files", metavar="FILE", type=Path, nargs="+", help=".tile programs; - reads the standard input")
+    add_path(p)
     p.add_argument("--ranges", action="store_true", help="print the inferred ranges, sizes and types")
     p.add_argument("--op", metavar="NAME", help="with --ranges: this op only")
     p.add_argument(

@@ -9,15 +9,17 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilec.core.diagnostics import CallError, Diagnostic, InternalError, Source, Span, TileError
+from tilec.core.diagnostics import CallError, Diagnostic, InternalError, Source, Span, TileError, told
 from tilec.process import progress
 from tilec.process.atomic_files import replace_file
+from tilec.process.printable import printable
+from tilec.process.reading import MOST_BYTES, limited
 
 STAGES = "build simplify plan fuse tile bufferize stage map"  # of `passes.NAMES`, whose import takes half a second
 
@@ -62,6 +64,7 @@ def days(text: str) -> float:
 def add_program(parser: argparse.ArgumentParser, schedule: bool = True) -> None:
     """Adds the options that determine a program and its kernels: file, op, sizes, target, schedule."""
     parser.add_argument("file", metavar="FILE", type=Path, help="a .tile program")
+    add_path(parser)
     parser.add_argument("--op", metavar="NAME", help="which op, where the file has several")
     parser.add_argument(
         "-D",
@@ -80,6 +83,13 @@ def add_program(parser: argparse.ArgumentParser, schedule: bool = True) -> None:
         group = parser.add_mutually_exclusive_group()
         group.add_argument("--schedule", metavar="FILE", type=Path, help="obey this schedule file")
         group.add_argument("--no-schedule", action="store_true", help="ignore FILE.sched.toml beside the program")
+
+
+def add_path(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--path", metavar="FOLDER", type=Path, action="append", default=[],
+        help="look for imports here, too; imports lie below the folder of the file that imports them, or such a folder",
+    )  # fmt: skip
 
 
 def add_seed(parser: argparse.ArgumentParser) -> None:
@@ -114,24 +124,27 @@ class Loaded:
     schedule: Any = None
 
 
-def read_text(path: Path) -> Source:
+def read_text(path: Path, folders: Sequence[Path] = (), most: int = MOST_BYTES) -> Source:
     """A program's text; `-` is the standard input."""
     if str(path) == "-":
         try:
-            return Source("<stdin>", sys.stdin.buffer.read().decode("utf-8"))
+            return Source("<stdin>", limited(sys.stdin.buffer, most).decode("utf-8"), tuple(map(str, folders)))
         except UnicodeDecodeError as error:
             raise CallError(f"the standard input is not UTF-8 text: byte {error.start} is not") from None
+        except OSError as error:
+            raise CallError(f"cannot read the standard input: {error.strerror}") from None
     from tilec.core.source import read_source
 
-    return read_source(path)
+    return read_source(path, folders, most)
 
 
-def parse_checked(path: Path) -> Any:
-    """The syntax tree of a program without mistakes. Raises TileError with all of them."""
+def parse_checked(path: Path, folders: Sequence[Path] = ()) -> Any:
+    """The syntax tree of a program without mistakes, whose imports lie below its folder or `folders`. Raises TileError with all
+    mistakes."""
     from tilec.dsl.mistakes import read
 
     progress.at(f"reading {path}")
-    return read(read_text(path))
+    return read(read_text(path, folders))
 
 
 def defined(args: argparse.Namespace) -> dict[str, int]:
@@ -143,7 +156,7 @@ def prepare(args: argparse.Namespace) -> Loaded:
     from tilec.core.targets import load
 
     target = load(args.target)
-    program = parse_checked(args.file)
+    program = parse_checked(args.file, args.path)
     return Loaded(specialise_given(program, args.op, defined(args)), target, find_schedule(args))
 
 
@@ -228,7 +241,8 @@ def paint_matches(text: str, rules: list[tuple[str, str]]) -> str:
 
 
 def say(text: str, rules: list[tuple[str, str]] | None = None) -> None:
-    """To the standard output, with its line end; `rules` colour a terminal."""
+    """To the standard output, with its line end; `rules` colour a terminal. What would steer it is escaped."""
+    text = printable(text)
     sys.stdout.write((paint_matches(text, rules) if rules and coloured(sys.stdout) else text).rstrip("\n") + "\n")
 
 
@@ -243,7 +257,7 @@ def note(text: str, kind: str = "note") -> None:
     """Prints to the standard error, after flushing the output: one file may take both."""
     with suppress(OSError):  # the reader has gone, which whoever writes next is told
         sys.stdout.flush()
-    text = f"{kind}: {text}" if kind else text
+    text = told(f"{kind}: {text}" if kind else text)
     print(paint_matches(text, _MESSAGE) if coloured(sys.stderr) else text, file=sys.stderr, flush=True)
 
 
@@ -256,14 +270,15 @@ def error_text(d: Diagnostic) -> str:
     """A diagnostic as text, with its position if it has one."""
     if d.span is not Span.none():
         return str(d)
-    return f"{d.severity}: {d.message}" + (f"\nhint: {d.hint}" if d.hint else "")
+    return f"{d.severity}: {told(d.message)}" + (f"\nhint: {told(d.hint)}" if d.hint else "")
 
 
 @contextmanager
 def _spinner(message: str) -> Iterator[None]:
     from rich.console import Console
+    from rich.markup import escape
 
-    with Console(stderr=True).status(message):
+    with Console(stderr=True).status(escape(printable(message))):
         yield
 
 
@@ -278,12 +293,13 @@ def working(message: str) -> Iterator[None]:
 
 
 def write(path: Path | None, content: str | bytes) -> None:
-    """To a file, all or nothing; to the standard output where the path is None or `-`."""
+    """To a file, all or nothing; to the standard output where the path is None or `-`. Only a terminal gets escapes for what would
+    steer it: pipes and files have the text as it is."""
     data = content.encode("utf-8") if isinstance(content, str) else content
     if path is None or str(path) == "-":
         sys.stdout.flush()
         if isinstance(content, str):
-            sys.stdout.write(content)
+            sys.stdout.write(printable(content) if sys.stdout.isatty() else content)
         else:
             sys.stdout.buffer.write(data)
         return

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tilec.cli import common
-from tilec.cli.common import STAGES, coloured, paint, prepare, say, stage_name, write, write_file
+from tilec.cli.common import STAGES, coloured, prepare, say, stage_name, write, write_file
 from tilec.core.diagnostics import CallError, InternalError
+from tilec.process.reading import MOST_IR_BYTES
 
 _HEADER = re.compile(r"^// tilec stage: (\w+), target: (.+)$", re.MULTILINE)
 
@@ -78,14 +79,13 @@ def _show_changes(lowered, kernels: str) -> None:
         fresh, gone = changed_lines(before, lines)
         took = f"{1e3 * lowered.seconds[name]:.1f} ms, " if name in lowered.seconds else ""
         change = f"{took}{len(fresh)} new lines, {gone} gone" if before else f"{len(lines)} lines"
-        say(
-            paint(f"── {name}: {summaries.get(name, 'the program as written')}", "bold") + paint(f"  ({change})", "dim")
-        )
+        heading = f"── {name}: {summaries.get(name, 'the program as written')}  ({change})"
+        say(heading, [(r"  \(.*\)$", "dim"), (r"^──.*?(?=  \()", "bold")])
         for number, line in enumerate(lines):
-            say(paint(line, "green") if before and number in fresh else line)
+            say(line, [(r"^.+$", "green")] if before and number in fresh else None)
         say("")
         before = lines
-    say(paint("── emit: the kernels", "bold"))
+    say("── emit: the kernels", [(r"^.*$", "bold")])
     say(kernels)
 
 
@@ -105,7 +105,7 @@ def changed_lines(before: list[str], after: list[str]) -> tuple[set[int], int]:
 
 def opt(args: argparse.Namespace) -> int:
     """Reads a dumped file and goes on behind its stage."""
-    source = common.read_text(args.file)
+    source = common.read_text(args.file, most=MOST_IR_BYTES)
     text, name = source.text, source.shown
     stage, machine = read_header(text)
     start, target = args.from_ or stage, args.target or machine or "cpu"

@@ -10,6 +10,7 @@ from tilec.cli import common
 from tilec.cli.common import note, prepare, say, write
 from tilec.core.diagnostics import CallError
 from tilec.core.quantities import duration
+from tilec.process.reading import read_bytes
 
 
 def plan(args: argparse.Namespace) -> int:
@@ -51,7 +52,7 @@ def _existing(path: Path) -> str:
     from tilec.plan.schedule.read import read_schedule
 
     read_schedule(path)
-    return path.read_text(encoding="utf-8")
+    return read_bytes(path).decode("utf-8")
 
 
 def _measured(loaded: Any) -> tuple[dict[str, float], Any]:

@@ -76,7 +76,7 @@ def _prepare(args: argparse.Namespace) -> tuple[Loaded, Arrays]:
     from tilec.dsl.specialise import choose_op
 
     target = load(args.target)
-    program = common.parse_checked(args.file)
+    program = common.parse_checked(args.file, args.path)
     op = choose_op(program, args.op)
     given = fit_types(read_inputs(args.input), op.inputs)
     sizes = _sizes_of(op, given) | common.defined(args)

@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tilec.cli.common import coloured, defined, paint, parse_checked, read_text, say, show_error, write, write_file
+from tilec.cli.common import (
+    defined,
+    note,
+    parse_checked,
+    read_text,
+    say,
+    show_error,
+    write,
+    write_file,
+)
 from tilec.core.diagnostics import CallError, Diagnostic, TileError
 
 
@@ -22,7 +30,7 @@ def check(args: argparse.Namespace) -> int:
         raise CallError("--op and -D only go with --ranges", hint="add --ranges, or leave them out")
     for path in args.files:
         try:
-            program = parse_checked(path)
+            program = parse_checked(path, args.path)
             if args.ranges:
                 _ranges(program, args)
             for warning in refused_everywhere(program):
@@ -31,7 +39,7 @@ def check(args: argparse.Namespace) -> int:
             show_error(error)
             wrong += len(error.diagnostics)
     if wrong > 1:
-        print(f"{wrong} mistakes", file=sys.stderr)
+        note(f"{wrong} mistakes", kind="")
     return 1 if wrong else 0
 
 
@@ -132,6 +140,6 @@ def _show_difference(name: str, before: str, after: str) -> None:
     for line in difflib.unified_diff(old, new, name, f"{name}, formatted"):
         style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
         shown = line.rstrip("\n")
-        say(paint(shown, style) if style and coloured(sys.stdout) else shown)
+        say(shown, [(r"^.+$", style)] if style else None)
         if not line.endswith("\n"):
             say("\\ No newline at end of file")

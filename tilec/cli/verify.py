@@ -21,6 +21,7 @@ from tilec.core.diagnostics import CallError, InternalError, TileError
 from tilec.dsl.specialise import Specialised
 from tilec.passes import NAMES
 from tilec.process import progress
+from tilec.process.reading import MOST_IR_BYTES
 from tilec.semantics.inputs import npz, shape_of
 from tilec.semantics.verify import Failure, Verifier
 from tilec.semantics.verify_inputs import KINDS, WORK, distinct, first_sizes, inputs_of, sizes_around_tiles, steps
@@ -34,7 +35,7 @@ def verify(args: argparse.Namespace) -> int:
     from tilec.dsl.check_sizes import size_names
     from tilec.dsl.specialise import accepted_sizes, choose_op, specialise
 
-    program = common.parse_checked(args.file)
+    program = common.parse_checked(args.file, args.path)
     op = choose_op(program, args.op)
     if any(t.shape is None for t in op.inputs):
         raise CallError("the short form does not say types: write the op in full, with types and sizes", op.span)
@@ -86,7 +87,7 @@ def _edited(args: argparse.Namespace) -> tuple[str, str] | None:
     """The stage that hand-edited IR is after, and its text."""
     if args.ir is None:
         return None
-    text = common.read_text(args.ir).text
+    text = common.read_text(args.ir, most=MOST_IR_BYTES).text
     stage, _ = read_header(text)
     if stage is None:
         raise CallError(f"'{args.ir}' has no line `// tilec stage: …`", hint="`tilec dump -o FOLDER` writes it")

@@ -7,14 +7,17 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from tilec.process.printable import columns, printable, shortened
+
 
 @dataclass(frozen=True)
 class Source:
     """A text and the name that messages call it by (a path, or `<program>`). The byte order mark that some editors put
-    before a text is not part of it."""
+    before a text is not part of it. `folders`: where its imports may lie, other than below its own folder."""
 
     name: str
     text: str = field(repr=False)
+    folders: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", self.text.removeprefix("\ufeff"))
@@ -22,7 +25,7 @@ class Source:
     @property
     def shown(self) -> str:
         """The name, where a text must be Unicode: bytes of a path that are not become question marks."""
-        return self.name.encode("utf-8", "replace").decode("utf-8")
+        return printable(self.name.encode("utf-8", "replace").decode("utf-8")).replace("\n", "\\n")
 
     def position(self, offset: int) -> tuple[int, int]:
         """1-based line and column of a character offset."""
@@ -88,12 +91,17 @@ class Diagnostic:
 
     def __str__(self) -> str:
         location = "" if self.span is _NOWHERE else f"{self.span}: "
-        parts = [f"{location}{self.severity}: {self.message}", *_excerpt(self.span)]
+        parts = [f"{location}{self.severity}: {told(self.message)}", *_excerpt(self.span)]
         for note in self.notes:
-            parts += [f"{note.span}: note: {note.message}", *_excerpt(note.span)]
+            parts += [f"{note.span}: note: {told(note.message)}", *_excerpt(note.span)]
         if self.hint:
-            parts.append(f"hint: {self.hint}")
+            parts.append(f"hint: {told(self.hint)}")
         return "\n".join(parts)
+
+
+def told(message: str) -> str:
+    """A message as a terminal shows it: nothing in it steers the terminal, and names are of a readable length."""
+    return printable(shortened(message))
 
 
 def _excerpt(span: Span) -> list[str]:
@@ -108,9 +116,10 @@ def _excerpt(span: Span) -> list[str]:
         first = max(0, column - 61)
         window, shown = text[first : first + 120], column - first
         width = min(width, len(window) - shown + 1)
-    indent = "".join("\t" if c == "\t" else " " for c in window[: shown - 1])
+    before, under = window[: shown - 1], window[shown - 1 : shown - 1 + width]
+    indent = "".join("\t" if c == "\t" else " " * columns(c) for c in before)
     gutter = f"{line} | "
-    return [gutter + window, " " * (len(gutter) - 2) + "| " + indent + "^" * max(1, width)]
+    return [gutter + printable(window), " " * (len(gutter) - 2) + "| " + indent + "^" * max(1, sum(map(columns, under)))]
 
 
 class TileError(Exception):
@@ -129,7 +138,7 @@ class CallError(TileError, ValueError):
 
     def __str__(self) -> str:
         (d,) = self.diagnostics
-        return str(d) if d.span is not Span.none() else d.message + (f"\nhint: {d.hint}" if d.hint else "")
+        return str(d) if d.span is not Span.none() else told(d.message) + (f"\nhint: {told(d.hint)}" if d.hint else "")
 
 
 class CheckError(CallError):

@@ -9,7 +9,6 @@ than reading a file.
 
 import hashlib
 import json
-import tomllib
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from tilec.core.diagnostics import CallError
 from tilec.core.fitted import Fitted, G, read_fitted
+from tilec.core.toml import parse_toml, read_toml
 from tilec.core.toml_table import parse
 
 BUILT_IN = Path(__file__).parents[1] / "targets"
@@ -220,13 +220,7 @@ def _file(name: str) -> Target:
 
 def read(path: Path) -> Target:
     """A target from a TOML file; every key is checked."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CallError(f"cannot read target file '{path}': {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CallError(f"{path}: not TOML: {error}") from None
-    return from_dict(table, str(path))
+    return from_dict(parse_toml(read_toml(path, "target file"), str(path)), str(path))
 
 
 def from_dict(table: dict[str, Any], where: str = "target") -> Target:

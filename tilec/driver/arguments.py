@@ -166,6 +166,14 @@ def no_unknown(function: str, options: Mapping[str, Any]) -> None:
         raise TypeError(f"{function}() got an unexpected keyword argument '{name}'{new}")
 
 
+def folders(value: Any) -> tuple[str, ...]:
+    """The folders of `path=`: a path, or several. Raises CallError for anything else."""
+    several = (value,) if isinstance(value, str | os.PathLike) else value
+    if not isinstance(several, Sequence) or not all(isinstance(f, str | os.PathLike) for f in several):
+        raise CallError(f"path= must be a folder or a list of folders, not {_a(value)}")
+    return tuple(map(os.fspath, several))
+
+
 def text_option(option: str, value: Any, path: bool = False) -> None:
     """Raises CallError if the value is neither None nor a str (nor, with `path`, a path)."""
     if value is not None and not isinstance(value, (str, os.PathLike) if path else str):

@@ -17,6 +17,7 @@ from tilec.core.diagnostics import Source
 from tilec.core.dtypes import DTYPES, DType
 from tilec.process import progress
 from tilec.process.collection import uncollected
+from tilec.process.reading import read_bytes
 from tilec.runtime import cache
 
 
@@ -66,7 +67,8 @@ class Program:
 def read_program(source: Source, before: Callable[[], object] = lambda: None) -> Program:
     """The program of a text. Raises TileError with all of its mistakes. `before` is called if it must be parsed."""
     where = source.name if source.name.startswith("<") else str(Path(source.name).resolve())
-    key = cache.make_key("program", cache.compiler_digest(), where, source.text)
+    folders = (str(Path(folder).resolve()) for folder in source.folders)
+    key = cache.make_key("program", cache.compiler_digest(), where, source.text, *folders)
     if (found := _from_cache(source, key)) is not None:
         return found
     before()
@@ -82,7 +84,7 @@ def _from_cache(source: Source, key: str) -> Program | None:
         return None
     try:
         imports = found[0]["imports"]
-        if any(_digest(Path(path).read_bytes()) != digest for path, digest in imports.items()):
+        if any(_digest(read_bytes(path)) != digest for path, digest in imports.items()):
             return None
         return Program(source, found[0]["ops"], imports, key)
     except (OSError, KeyError, TypeError, ValueError, AttributeError):
@@ -102,7 +104,7 @@ def ask_compiler(
     whose imports are found from the folder in which this process is now."""
     from tilec.process import compile_server, workers
 
-    if not source.name.startswith("<") or not compile_server.running(PROGRAMS):
+    if not source.name.startswith("<") or source.folders or not compile_server.running(PROGRAMS):
         workers.check()
         return None
     return compile_server.ask(PROGRAMS, {"name": source.name, "text": source.text, **wanted}, hear)

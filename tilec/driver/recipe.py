@@ -21,6 +21,7 @@ from tilec.core.target import Target
 from tilec.driver.frontend import PROGRAMS, Program, ask_compiler
 from tilec.process import progress
 from tilec.process.collection import uncollected
+from tilec.process.reading import read_bytes
 from tilec.runtime import cache
 from tilec.runtime.program import Emitted, KernelSource
 
@@ -61,7 +62,7 @@ class Recipe:
     @cached_property
     def key(self) -> str:
         shapes = [[d.name, *shape] for d, shape in self.inputs] if self.inputs is not None else None
-        schedule = self.schedule.read_bytes() if self.schedule else b""
+        schedule = read_bytes(self.schedule) if self.schedule else b""
         written = json.dumps([self.op, shapes, self.sizes, *self.over], sort_keys=True)
         return cache.make_key("op", self.program.digest, written, repr(self.target), schedule)
 

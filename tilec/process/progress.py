@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tilec.process.printable import printable
+
 FIRST, REPEATED = 5.0, 15.0  # seconds until it is shown, and shown again
 
 _outer, _latest = "", ""
@@ -22,7 +24,7 @@ def at(what: str) -> None:
     global _latest
     _latest = what
     if (logging := sys.modules.get("logging")) is not None:  # who wants to read it has imported it
-        logging.getLogger("tilec").info(what)
+        logging.getLogger("tilec").info(printable(what))
 
 
 @contextmanager

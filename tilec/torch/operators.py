@@ -27,6 +27,7 @@ from tilec.core.source import read_source
 from tilec.driver.frontend import Program, read_program
 from tilec.dsl.check_sizes import size_names
 from tilec.dsl.specialise import choose_op
+from tilec.process.reading import read_bytes
 from tilec.runtime import buffers
 from tilec.torch import kernels, rewrite
 from tilec.torch.aten.table import TABLE
@@ -313,7 +314,7 @@ def _registered(made: Operator) -> Operator:
 def _digest(program: Program, options: Options, backward: str | Path | Operator | None) -> str:
     """The part of a name that tells programs apart: the same in every process, so that exported programs find their operators."""
     gradient = backward.name if isinstance(backward, Operator) else "" if backward is None else read_source(backward).text
-    schedule = options.schedule.read_text(encoding="utf-8") if options.schedule is not None else None
+    schedule = read_bytes(options.schedule) if options.schedule is not None else None
     imported = program.digest if program.tree.imports else ""
     written = [program.source.text, imported, repr(replace(options, schedule=None)), schedule, gradient]
     return hashlib.sha256(repr(written).encode()).hexdigest()[:8]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilec.core.quantities import amount
+from tilec.process.printable import printable
 
 LATEST = 256  # graphs that `report()` remembers
 FILE = "graph.json"
@@ -78,7 +79,7 @@ class GraphReport:
             lines.append(f"  {p.name}: {p.calls} calls, for {amount(p.needed)}B at a time; one would need {amount(p.whole)}B")
         if self.not_replayed:
             lines.append(f"  no CUDA graph: {self.not_replayed}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
+from tilec.process.reading import read_bytes
+
 
 def plain(text: str) -> str:
     """A program's text without comments and blanks, by which texts are compared."""
@@ -18,7 +20,7 @@ def _schedules(folder: Path) -> dict[str, str]:
     for path in sorted(folder.rglob("*.sched.toml")):
         source = path.with_name(path.name.removesuffix(".sched.toml") + ".tile")
         if source.is_file():
-            found[plain(source.read_text(encoding="utf-8"))] = str(path)
+            found[plain(read_bytes(source).decode("utf-8"))] = str(path)
     return found
 
 

@@ -22,6 +22,7 @@ from tilec.plan.groups import Remark
 from tilec.plan.model import Plan
 from tilec.plan.report.expectations import describe_expectations, minimal_traffic, traffic
 from tilec.plan.report.provenance import Provenance, short_location
+from tilec.process.printable import printable
 
 BAR = 24  # characters of the longest bar
 LABEL = 18  # characters of a line's label
@@ -49,7 +50,7 @@ def explain(
     parts += [_launch(name, plan, (measured or {}).get(name)) for name in plan.launches]
     parts += [_copy(copy, (measured or {}).get("copies") if len(plan.copies) == 1 else None) for copy in plan.copies]
     parts.append(_decisions(plan, where))
-    return "\n\n".join("\n".join(part) for part in map(list, parts) if part) + "\n"
+    return printable("\n\n".join("\n".join(part) for part in map(list, parts) if part) + "\n")
 
 
 # ---- the program -----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from tilec.core.diagnostics import CallError, Source, Span, TileError
 from tilec.core.quantities import duration
 from tilec.core.targets import names
+from tilec.core.toml import parse_toml, read_toml
 from tilec.kernels import FAMILIES, Family, KernelPlan, Refusal, Refused
 from tilec.plan.check import refuse
 from tilec.plan.cuda.launches import refuse_launches
@@ -39,26 +40,12 @@ _WORDS = {str: "a string", list: "a list", dict: "a table"}
 def read_schedule(path: str | Path) -> Callable[[Plan], Plan]:
     """Reads a schedule file, and returns a function from the compiler's plan to the plan that obeys the file (`compile` and
     `lower` take it). Raises CallError for a file that cannot be read or is no schedule."""
-    try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise CallError(f"cannot read schedule '{path}': {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise CallError(f"schedule '{path}' is not UTF-8 text") from None
-    return parse_schedule(Source(str(path), text))
+    return parse_schedule(Source(str(path), read_toml(path, "schedule")))
 
 
 def parse_schedule(source: Source) -> Callable[[Plan], Plan]:
     """`read_schedule` of a text that is there already."""
-    import tomllib
-
-    try:
-        table = tomllib.loads(source.text)
-    except tomllib.TOMLDecodeError as error:
-        raise CallError(f"{source.name}: not TOML: {error}") from None
-    except RecursionError:
-        raise CallError(f"{source.name}: lists and tables are nested too deeply") from None
-    schedule = Schedule(source, table)
+    schedule = Schedule(source, parse_toml(source.text, source.name))
     schedule.validate()
     return schedule
 
