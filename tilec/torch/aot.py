@@ -12,9 +12,12 @@ from torch import fx
 
 def functions(gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable[..., Any]:
     """A function like `gm` of what the compilers in `how` make of its ATen graphs, whose arguments are `aot_module_simplified`'s.
-    So does `torch._dynamo.backends.common.aot_autograd`, which imports Inductor's debugger first, for 0.15 s."""
+    So does `torch._dynamo.backends.common.aot_autograd`, which imports Inductor's debugger first, for 0.15 s.
+
+    It counts, too: where Dynamo cuts a graph at the buckets of DistributedDataParallel, the count tells it that the first call of
+    each part gives fake tensors, with which it goes on to the next part."""
     from torch._dynamo import disable
-    from torch._dynamo.utils import flatten_graph_inputs
+    from torch._dynamo.utils import counters, flatten_graph_inputs
     from torch._functorch.aot_autograd import aot_module_simplified
 
     if any(isinstance(x, (list, tuple, dict)) for x in inputs):
@@ -24,8 +27,15 @@ def functions(gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable
     def bw_compiler(graph: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
         return disable(backward(graph, given), reason="a compiled backward graph")
 
-    with tracing():
-        made = aot_module_simplified(gm, inputs, bw_compiler=bw_compiler, **how)
+    counts = counters["aot_autograd"]
+    counts["total"] += 1
+    try:
+        with tracing():
+            made = aot_module_simplified(gm, inputs, bw_compiler=bw_compiler, **how)
+    except Exception:
+        counts["not_ok"] += 1
+        raise
+    counts["ok"] += 1
     return disable(made, reason="a compiled graph")
 
 
