@@ -1,5 +1,5 @@
 """Compiles models of transformers and timm, or PyTorch's samples of operators and modules, judges each against f64, and writes the
-counts into docs/outside.md."""
+counts into docs/outside.md. Compiles models that run on several processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.outside.report import replace_section
-from tests.pytorch import runs
+from tests.pytorch import distributed, runs
 from tests.pytorch.agreement import CRASHED, SKIPPED, VERDICTS, WRONG, Outcome
 from tests.pytorch.judge import Step, Verdict, judge
 from tests.pytorch.runs import KINDS
@@ -31,7 +31,8 @@ PACKAGES = ("torch", "transformers", "timm")
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.pytorch", description="Programs of others")
     about = "models of transformers and timm; PyTorch's samples of operators or modules; aot_autograd_check of operators' samples"
-    parser.add_argument("what", nargs="?", default="models", choices=["models", *KINDS], help=about)
+    about += "; models on several processes, beside eager mode"
+    parser.add_argument("what", nargs="?", default="models", choices=["models", *KINDS, "distributed"], help=about)
     parser.add_argument("--only", nargs="*", default=[], help="models of these names; operators, modules with these in their names")
     parser.add_argument("--inference", action="store_true", help="models: no training step")
     parser.add_argument("--every", type=int, default=1, help="every nth sample of each operator or module")
@@ -43,8 +44,14 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time; a model has one of its own")
     parser.add_argument("--write", action="store_true", help="the counts into docs/outside.md")
     parser.add_argument("--log", type=Path, help="a file of outcomes, lines of JSON; what it has is not run again")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="distributed: gloo, or NCCL")
+    parser.add_argument("--ranks", type=int, default=2, help="distributed: processes, each with a GPU of its own")
+    parser.add_argument("--limit", type=float, default=distributed.LIMIT_S, help="distributed: seconds until what hangs is ended")
+    parser.add_argument("--time", action="store_true", help="distributed: ms of a step beside eager mode and torch.compile")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.what == "distributed":
+        return distributed.work(options.worker) if options.worker else distributed.main(options)
     if options.worker:
         return runs.work(options.worker) if options.worker.startswith("{") else _work(options.worker, not options.inference)
     return _models(options) if options.what == "models" else _samples(options)
