@@ -8,7 +8,7 @@ import numpy as np
 
 from fuzz.programs import Case
 from tilec.core.dtypes import DTYPES
-from tilec.core.fitted import PanelTimes, WarpgroupTimes
+from tilec.core.fitted import NestTimes, WarpgroupTimes
 from tilec.core.target import Target
 from tilec.core.targets import load
 
@@ -36,8 +36,8 @@ class Program:
         target = load(self.target)
         match self.family:
             case "panels":
-                slow = replace(target.fit(PanelTimes), plain_ns=1000.0)
-                groups = target.fitted.groups | {"panels": slow}
+                slow = replace(target.fit(NestTimes), vector_issue=1e-5)
+                groups = target.fitted.groups | {"nests": slow}
                 return replace(target, fitted=replace(target.fitted, groups=groups))
             case "panel_chain":
                 return replace(target, dram=replace(target.dram, bandwidth_gbs=0.001))

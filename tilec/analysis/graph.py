@@ -388,6 +388,10 @@ def _contraction(node: Node) -> Contraction | None:
     return Contraction(tuple(sorted(m)), tuple(sorted(n)), tuple(sorted(k)), tuple(sorted(batch)), left, right)
 
 
+def element_bytes(element: ir.Type) -> int:
+    return 8 if isinstance(element, ir.IndexType) else max(1, element.width // 8)
+
+
 def dims_of(value: ir.Value, node: Node) -> frozenset[int]:
     """The iteration dimensions that a value of an operation's body depends on."""
     return products.dims_of(mlir.body_of(node.op), value, [mlir.map_dims(m) for m in mlir.maps_of(node.op)])

@@ -7,7 +7,8 @@ from __future__ import annotations
 from math import prod
 
 from tilec.analysis import parts
-from tilec.analysis.graph import Graph, Node
+from tilec.analysis.graph import Graph, Node, element_bytes
+from tilec.analysis.loop_bodies import loop_order, nest_time_us
 from tilec.analysis.multiplicands import multiplicand_of
 from tilec.analysis.space import Space
 from tilec.core.mlir import ir
@@ -19,10 +20,6 @@ from tilec.cost.model import Work
 def bytes_of(value: ir.Value) -> int:
     shaped = ir.ShapedType(value.type)
     return prod(shaped.shape) * element_bytes(shaped.element_type)
-
-
-def element_bytes(element: ir.Type) -> int:
-    return 8 if isinstance(element, ir.IndexType) else max(1, element.width // 8)
 
 
 def outputs_of(nodes: list[Node], graph: Graph) -> list[ir.Value]:
@@ -145,7 +142,11 @@ def work_of(nodes: list[Node], graph: Graph, space: Space, target: Target) -> Wo
         )
     work = max(1, sum(n.iterations for n in nodes))
     blocks = max(1, min(space.parallelism, work // 16384))
-    return Work(dram_read=reads, dram_write=writes, flops=flops, blocks=blocks, threads=1, working_set=reads + writes)
+    plain = (n for n in nodes if n.contraction is None or n.contraction.integer)  # others are weighed with their tiles
+    loops = sum(nest_time_us(n, loop_order(n), n.extents, target) for n in plain)
+    return Work(
+        dram_read=reads, dram_write=writes, flops=flops, blocks=blocks, threads=1, working_set=reads + writes, loops_us=loops
+    )
 
 
 def _unit(node: Node, target: Target) -> str:

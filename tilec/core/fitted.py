@@ -267,7 +267,6 @@ class PanelTimes(Group, name="panels", kind="cpu"):
     split_ns: float = number("time to split a packed number of 32 bits into one more part of 16 bits")
     unit_tile_ns: float = number("time of a tile of sums of a matrix unit beside its products")
     unit_exposed_l2: float = number("share of the time in which L2 delivers factors to a matrix unit that its products do not hide")
-    plain_ns: float = number("time of an f32 product in plain loops that become SIMD code")
     loads_per_clock: float = number("vectors, or elements of the left panel, that a register tile loads in a clock", least=0.1)
     exposed_l2: float = number("share of the time in which L2 delivers the right panel that arithmetic does not hide")
     block_us: float = number("time to start a block")
@@ -280,6 +279,19 @@ class LoopTiles(Group, name="loops", kind="cpu"):
     block_elements: int = number("elements of work of a block", least=1)
     piece_bytes: int = number("contiguous bytes of an operand in a tile", least=1)
     transpose_tile: int = number("side of a tile whose operands are contiguous along different dimensions", least=1)
+
+
+@dataclass(frozen=True)
+class NestTimes(Group, name="nests", kind="cpu"):
+    """Times of innermost loops, in clocks of one core."""
+
+    scalar_issue: float = number("operations on single elements that a core begins in a clock", least=0.1)
+    vector_issue: float = number("operations on whole vectors that it begins in a clock", least=0.1)
+    apart_clocks: float = number("clocks of an element that does not lie beside the one before")
+    short_clocks: float = number("clocks of an element of a row that is shorter than some vectors, in a loop that is written out")
+    conflict_clocks: float = number("further clocks of such an element whose line L1 has lost since the one before it")
+    entry_clocks: float = number("clocks of an innermost loop before its first step and after its last one")
+    lanes_clocks: float = number("clocks of the lanes of a reduction whose states depend on each other, beside their elements")
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,8 @@ def scaled(name: str, work: Work, target: Target, factor: float) -> tuple[Work, 
             return _times(("waits",), replace(work, bytes_in_flight=work.bytes_in_flight / factor), factor), target
     units = ARITHMETIC if name == "arithmetic" else (name,)
     flops = {unit: n * (factor if unit.partition(".")[0] in units else 1) for unit, n in work.flops.items()}
-    return _times(units, replace(work, flops=flops), factor), target
+    loops = work.loops_us * (factor if name == "arithmetic" else 1)
+    return _times(units, replace(work, flops=flops, loops_us=loops), factor), target
 
 
 def _times(names: Collection[str], work: Work, factor: float) -> Work:

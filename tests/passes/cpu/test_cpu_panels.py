@@ -9,10 +9,11 @@ import pytest
 from by_numpy import np_conv2d
 from conftest import assert_within
 from tools import lowering
+from tools.machines import refitted
 
 import tilec
 from tilec.core import host, mlir
-from tilec.core.fitted import PanelTimes
+from tilec.core.fitted import NestTimes, PanelTimes
 from tilec.core.mlir import ir
 from tilec.core.target import BUILT_IN
 from tilec.core.targets import load
@@ -210,12 +211,9 @@ def test_every_stage_of_a_product_by_amx(form, scale, rng, by_unit):
     a, b = (numbers([sizes[d] for d in dims], rng, scale=scale) for dims in shapes.split())
     text = f"op f({parameters}) -> (c: f32[M, N]) {{ {body} }}"
     target = load(BUILT_IN / "cpu.toml")
-    slow = replace(target.fit(PanelTimes), plain_ns=1000.0, pack_along_ns=0.01, pack_across_ns=0.01)
-    target = replace(
-        target,
-        tensor={"bf16": {"amx": 500.0}},
-        fitted=replace(target.fitted, groups=target.fitted.groups | {"panels": slow}),
-    )
+    target = refitted(target, NestTimes, vector_issue=1e-5)
+    target = refitted(target, PanelTimes, pack_along_ns=0.01, pack_across_ns=0.01)
+    target = replace(target, tensor={"bf16": {"amx": 500.0}})
     program, result = lowering.lowered(text, None, sizes, target=target)
     assert "vector<16x" in result.texts["map"] and "x2xbf16>" in result.texts["map"]
     for stage in ("tile", "stage", "map"):

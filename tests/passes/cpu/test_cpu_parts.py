@@ -13,7 +13,7 @@ from tools.machines import refitted
 
 import tilec
 from tilec.core import host
-from tilec.core.fitted import PanelTimes
+from tilec.core.fitted import NestTimes, PanelTimes
 from tilec.core.target import BUILT_IN
 from tilec.core.targets import load
 from tilec.kernels.cpu import part_products
@@ -216,7 +216,8 @@ def test_every_stage(form, scale, rng, always):
     sizes = {"M": 5, "N": 17 if scale == 1 else 9, "K": 35}
     a, b = draw(form, sizes, rng, 1.0 if form == "f16" else scale)
     target = load(BUILT_IN / "cpu.toml")
-    target = refitted(target, PanelTimes, plain_ns=1000.0, pack_along_ns=0.01, pack_across_ns=0.01, split_ns=0.01)
+    target = refitted(target, NestTimes, vector_issue=1e-5)
+    target = refitted(target, PanelTimes, pack_along_ns=0.01, pack_across_ns=0.01, split_ns=0.01)
     target = replace(target, tensor={"bf16": {"amx": 9000.0}})
     program, result = lowering.lowered(text, None, sizes, target=target)
     assert result.plan.kernels[0].options.instruction == "amx"

@@ -8,17 +8,19 @@ intermediates to stay in the core's L2 cache. There are several blocks for each 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil, prod
 
-from tilec.analysis.directions import extract_directions
 from tilec.analysis.graph import Graph, Node, Read
+from tilec.analysis.loop_bodies import loop_order, nest_time_us
 from tilec.analysis.traffic import intermediate_bytes
 from tilec.core.fitted import LoopTiles
 from tilec.core.mlir import ir
 from tilec.core.quantities import by_sizes
 from tilec.core.target import Target
-from tilec.cost.model import predict
+from tilec.cost.model import Work, predict
 from tilec.kernels import KernelPlan, LoopNest, Panels, RegisterTranspose
 from tilec.plan.chain import is_contraction_chain
 from tilec.plan.cpu.chain import choose_chain
@@ -40,8 +42,8 @@ def choose(
     tile, why = _tile(kernel, g, graph, target, transposed)
     kernel = replace(kernel, tile=tile, loops={n.name: loop_order(n) for n in g.nodes})
     built = RegisterTranspose(transposed=transposed, lanes=_square(g, target)) if transposed else LoopNest()
-    own = kernel.work
-    kernel = replace(kernel, options=built, weigh=lambda k: replace(own, blocks=max(1, k.blocks))).weighed(target)
+    weigh = partial(_work, kernel.work, g.nodes, target)
+    kernel = replace(kernel, options=built, weigh=weigh).weighed(target)
     refused = []
     if any(n.contraction is not None for n in g.nodes):
         kernel, remarks = choose_contraction(kernel, g, graph, target, pick)
@@ -49,6 +51,18 @@ def choose(
             return kernel, remarks
         refused = remarks
     return kernel, [*refused, Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
+
+
+def _work(amounts: Work, nodes: Sequence[Node], target: Target, kernel: KernelPlan) -> Work:
+    """Of a kernel with these amounts, for any tile and loops: the innermost loops of a block, and how many blocks there are."""
+    tile = dict(zip(kernel.grid, kernel.tile))
+    cut = prod(kernel.extents[d] / max(1, t) for d, t in tile.items())
+    whole, loops = prod(-(-kernel.extents[d] // max(1, t)) for d, t in tile.items()), 0.0
+    for name, node in zip(kernel.nodes, nodes):
+        sizes = tuple(min(tile.get(d, kernel.extents[d]), kernel.extents[d]) for d in kernel.dims[name])
+        along = [d for d, k in enumerate(kernel.dims[name]) if k in getattr(kernel.options, "transposed", ())]
+        loops += nest_time_us(node, kernel.loops[name], sizes, target, along)
+    return replace(amounts, blocks=max(1, kernel.blocks), loops_us=min(cut, whole) * loops)
 
 
 def _transposed_dims(kernel: KernelPlan, g: Group) -> tuple[int, ...]:
@@ -169,33 +183,3 @@ def _inner_first(kernel: KernelPlan, g: Group) -> list[int]:
     """Grid dimensions: the contiguous ones first, then the others from the last to the first."""
     directions = _directions(g)
     return sorted(kernel.grid, key=lambda d: (d not in directions, -d))
-
-
-def _order_of_largest(node: Node) -> list[int]:
-    """The node's dimensions in the order of its largest read; dimensions that the read lacks come first."""
-    largest = max(node.reads, key=lambda r: prod(node.extents[d] for d in r.dims), default=None)
-    dims = [] if largest is None else list(largest.dims)
-    return [d for d in range(len(node.extents)) if d not in dims] + dims
-
-
-def loop_order(node: Node) -> tuple[int, ...]:
-    """The node's own dimensions, outermost first: the one that most operands are contiguous along goes innermost.
-
-    Reductions and scans stand inside parallel loops, so that a sum stays in a register, unless the contiguous dimension
-    is parallel: then they stand just outside it and the sums are a row in cache, which SIMD adds to. The parallel ones come in
-    the order of the tensor that is read most: a core waits for loads, not for stores.
-    """
-    rank = len(node.extents)
-    if rank == 0:
-        return ()
-    score = [0.0] * rank
-    for read in (*node.reads, *node.results):  # a row's sum says little beside the row
-        if read.dims:
-            score[read.dims[-1]] += prod(node.extents[d] for d in read.dims) / max(1, node.iterations)
-    for d, weight in extract_directions(node).items():
-        score[d] += weight
-    inner = max(range(rank), key=lambda d: (score[d] if node.extents[d] > 1 else -1, d))
-    order = _order_of_largest(node)
-    parallel = sorted((d for d in range(rank) if d not in node.reduced and d != inner), key=order.index)
-    reduced = [d for d in range(rank) if d in node.reduced and d != inner]
-    return (*parallel, *reduced, inner)

@@ -22,6 +22,7 @@ from math import ceil, prod
 
 from tilec.analysis.chain import multiplicand_allowed
 from tilec.analysis.graph import Graph, Node, dims_of
+from tilec.analysis.loop_bodies import loop_order, nest_time_us
 from tilec.analysis.products import narrow, stored
 from tilec.core import mlir
 from tilec.core.fitted import PanelTimes
@@ -343,7 +344,7 @@ def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -
 
 def _plain_us(node: Node, size: int, target: Target) -> float:
     """Every row of the result loads the other factor again; a large one comes from memory."""
-    alone = 1e-3 * target.fit(PanelTimes).plain_ns * size / 4 * node.iterations
+    alone = nest_time_us(node, loop_order(node), node.extents, target)
     large = max(prod(node.extents[d] for d in read.dims) * size for read in node.reads) if node.reads else 0
     loads = node.iterations * size if large > target.l2.bytes else 0
     every = max(alone / target.units, 1e6 * loads / target.dram.rate(target.units))

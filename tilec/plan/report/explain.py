@@ -29,8 +29,8 @@ LABEL = 18  # characters of a line's label
 VERB = 12  # characters of a decision's verb
 RESOURCES = {
     "dram": "DRAM", "l3": "L3 cache", "l2": "L2 cache", "l1": "L1 cache", "shared": "shared memory", "fma": "float arithmetic",
-    "tensor": "matrix units", "special": "special functions", "int": "integer arithmetic", "launch": "launch",
-    "blocks": "block starts",
+    "tensor": "matrix units", "special": "special functions", "int": "integer arithmetic", "loops": "innermost loops",
+    "launch": "launch", "blocks": "block starts",
 }  # fmt: skip
 """The names of the cost model's terms in the report."""
 
