@@ -155,7 +155,7 @@ def test_the_ridge_agrees_with_the_bound():
         bound = kernel.prediction.bound
         assert ("so bound by memory" in row) <= (bound == "memory"), row
         assert ("so bound by compute" in row) <= (bound == "compute"), row
-        assert bound != "launch" or "the launch takes longest" in row
+        assert bound != "overhead" or "the launch takes longest" in row
 
 
 def test_what_a_walk_overrules_is_not_told():

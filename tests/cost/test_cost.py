@@ -94,7 +94,7 @@ def _shape(tile):
 
 def test_an_empty_kernel_is_bound_by_its_launch():
     p = predict(Work(), H200)
-    assert p.bound == "launch" and p.time_us == H200.launch.overhead_us
+    assert (p.bound, p.limiter) == ("overhead", "launch") and p.time_us == H200.launch.overhead_us
     assert predict(Work(launches=3), H200).time_us == 3 * p.time_us
 
 
@@ -167,7 +167,7 @@ def test_predictions_are_sane(work, card):
     assert all(t >= 0 for t in p.terms.values())
     assert p.time_us >= max(p.terms.values()) and p.time_us < float("inf")
     assert roofline(work, card).time_us >= 0 and 0 < p.wave_efficiency <= 1
-    assert p.bound in ("memory", "compute", "launch") and p.limiter in p.terms
+    assert p.bound in ("memory", "compute", "overhead") and p.limiter in p.terms
 
 
 @given(works, st.sampled_from(GROWING), st.floats(1, 1e9))

@@ -54,7 +54,7 @@ def test_measured_times_stand_beside_the_predicted():
 
 def test_bounds_are_said_in_words():
     small = explain(*reversed(planned(SOFTMAX.replace("EXPECT", ""), {"M": 2, "N": 2})))
-    assert "bound by launch overhead" in small
+    assert "bound by overhead (launch)" in small
     large = explain(*reversed(planned(SOFTMAX.replace("EXPECT", ""), {"M": 1 << 14, "N": 1 << 12}, "h200")))
     assert "bound by memory (DRAM)" in large and "occupancy" in large
 
@@ -145,7 +145,7 @@ def test_dividing_by_nothing_is_a_mistake():
 def test_intensity_is_of_the_unit_that_the_ridge_is_of():
     """A GPU's instructions over a ridge of `exp`s a byte would call this kernel compute-bound."""
     text = explain(*reversed(planned(SOFTMAX.replace("EXPECT", ""), {"M": 4096, "N": 4096}, "h200")))
-    pattern = r"intensity +\d\.\d+ operations \(f32\) a byte, the ridge is at 1\d\.\d: below the ridge, so bound by memory"
+    pattern = r"intensity +\d\.\d+ operations \(f32\) a byte, the ridge is at 1\d\.\d+: below the ridge, so bound by memory"
     assert re.search(pattern, text)
 
 

@@ -157,16 +157,14 @@ def _measure(device, executable, budget: float = 1.0) -> list[float]:
 def _tell_time(loaded: Loaded, plan, seconds: list[float]) -> None:
     from tilec.core.quantities import amount
     from tilec.plan.report.expectations import minimal_traffic
+    from tilec.plan.report.explain import share_of_roofline
 
     middle, least = median(seconds), minimal_traffic(loaded.specialised)
     operations = sum(sum(k.work.flops.values()) for k in plan.kernels)
     spread = f"best {_time(min(seconds))}, {len(seconds)} calls, {duration(plan.time_us)} predicted"
     _row("time", f"{_time(middle)} ({spread})")
     _row("speed", f"{amount(least / middle)}B/s of inputs and outputs, {amount(operations / middle)}FLOP/s")
-    _row(
-        "roofline",
-        f"{_roofline_seconds(loaded, plan) / middle:.0%} of the speed that {loaded.target.name} allows",
-    )
+    _row("roofline", share_of_roofline(_roofline_seconds(loaded, plan) / middle, loaded.target.name))
 
 
 def _roofline_seconds(loaded: Loaded, plan) -> float:

@@ -7,7 +7,7 @@ from math import ceil
 
 from tilec.core.fitted import ChainTimes
 from tilec.core.target import Target
-from tilec.cost.model import Work, predict
+from tilec.cost.model import OVERHEAD, Work, predict
 
 ROW_TILE = 128 * 256  # elements of 128 rows of two factors of 128
 STEP = 64 * 256  # of 64 elements between the contractions, of which each has as many
@@ -35,7 +35,7 @@ def _busy(terms: dict[str, float]) -> tuple[float, float]:
     """The longest time of a computing unit, and of a memory."""
     computes = ("tensor", "fma", "special", "shared")
     computed = max(terms.get(t, 0.0) for t in computes)
-    return computed, max(us for t, us in terms.items() if t not in (*computes, "launch"))
+    return computed, max(us for t, us in terms.items() if t not in (*computes, *OVERHEAD))
 
 
 def warpgroups_wait(target: Target, work: Work, block: Block) -> float:

@@ -79,8 +79,9 @@ class Occupancy:
 
 @dataclass(frozen=True)
 class Prediction:
-    """`terms`: microseconds that each resource is busy. They overlap: the time is the largest term plus the launch.
-    `waves`: rounds of resident blocks."""
+    """`terms`: microseconds that each resource is busy. They overlap: the time is the largest of them, plus "launch" (the machine
+    starts the kernel) and "waits" (within the kernel, while all resources are idle: pipelines that fill, arithmetic between steps).
+    `bound`: "memory", "compute" or "overhead", by the largest term. `waves`: rounds of resident blocks."""
 
     time_us: float
     terms: dict[str, float] = field(hash=False)
@@ -98,6 +99,7 @@ class Prediction:
 T = TypeVar("T")
 
 MEMORY = ("dram", "l3", "l2", "l1", "shared")
+OVERHEAD = ("launch", "waits")
 
 
 def occupancy(target: Target, threads: int, registers: int = 32, shared: int = 0) -> Occupancy:
@@ -156,9 +158,10 @@ def predict(work: Work, target: Target) -> Prediction:
     flight = resident * work.threads * work.bytes_in_flight if target.kind == "cuda" else 0
     terms = _terms(work, target, efficiency, issue, hidden, min(target.units, resident), flight)
     total, body, _ = _times(terms, work, target)
-    limiter = max(terms, key=lambda t: terms[t], default="launch")
-    bound = "launch" if total - body > body else "memory" if limiter in MEMORY else "compute"
-    terms["launch"] = total - body
+    waits = min(total - body, work.serial_us + sum(work.exposed_us.values()))
+    terms |= {"launch": total - body - waits} | ({"waits": waits} if waits else {})
+    limiter = max(terms, key=lambda t: terms[t])
+    bound = "overhead" if limiter in OVERHEAD else "memory" if limiter in MEMORY else "compute"
     return Prediction(total, terms, bound, occ, waves, efficiency)
 
 
@@ -251,21 +254,26 @@ def home_level(target: Target, working_set: float) -> str:
 
 @dataclass(frozen=True)
 class Roofline:
-    """`intensity` and `ridge`: operations per byte of DRAM traffic, and the intensity from which the machine is compute-bound.
-    `time_us`: of the bytes, or of the busiest unit's operations, whichever takes longer."""
+    """Of the busiest `unit` and the `level` of memory that the data come from (DRAM, or a cache where they stay: Ilic, Pratas and
+    Sousa, "Cache-aware roofline model", 2014). `intensity` and `ridge`: operations per byte that is moved, and the intensity from
+    which the machine is compute-bound. `time_us`: of the bytes, or of that unit's operations, whichever takes longer."""
 
+    unit: str
+    level: str
     intensity: float
     ridge: float
     time_us: float
 
 
 def roofline(work: Work, target: Target) -> Roofline:
-    dram = target.dram.rate(target.units)
+    level = home_level(target, work.working_set)
+    rate = getattr(target, level).rate(target.units)
     busy = {u: n * work.pace.get(u, 1.0) / target.peak(u) for u, n in work.flops.items()}
-    traffic, flops = work.dram_read + work.dram_write, sum(work.flops.values())
-    main = max(busy, key=lambda u: busy[u], default="fma.f32")
+    traffic, main = work.dram_read + work.dram_write, max(busy, key=lambda u: busy[u], default="fma.f32")
+    flops = work.flops.get(main, 0.0)
     intensity = flops / traffic if traffic else inf if flops else 0.0
-    return Roofline(intensity, target.peak(main) / dram, 1e6 * max(traffic / dram, busy.get(main, 0.0)))
+    ridge = target.peak(main) / work.pace.get(main, 1.0) / rate
+    return Roofline(main, level, intensity, ridge, 1e6 * max(traffic / rate, busy.get(main, 0.0)))
 
 
 @dataclass(frozen=True)

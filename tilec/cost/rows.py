@@ -10,7 +10,7 @@ from math import ceil, hypot, log2
 
 from tilec.core.fitted import Barriers, PersistentRows, RowTimes, SmemRows
 from tilec.core.target import Target
-from tilec.cost.model import Choice, Prediction, Work, occupancy, predict, ranked, round_up
+from tilec.cost.model import OVERHEAD, Choice, Prediction, Work, occupancy, predict, ranked, round_up
 from tilec.cost.row_tiles import Rows, RowTile, row_candidates
 
 _END = 4  # instructions for an element at a row's end besides its own, which no other of the warp has
@@ -196,7 +196,7 @@ def row_cost(target: Target, problem: Rows, tile: RowTile) -> Prediction:
     work = row_work(target, problem, tile)
     found = predict(work, target)
     started = 1e-3 * target.fit(RowTimes).block_start_ns * work.blocks / target.units if target.sm is not None else 0.0
-    more = started - max(found.terms[t] for t in found.terms if t != "launch")
+    more = started - max(found.terms[t] for t in found.terms if t not in OVERHEAD)
     return replace(found, time_us=found.time_us + more, terms=found.terms | {"blocks": started}) if more > 0 else found
 
 

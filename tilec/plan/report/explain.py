@@ -15,7 +15,7 @@ from tilec.analysis.copied_results import Copy
 from tilec.core.quantities import amount, count, duration
 from tilec.core.target import Target
 from tilec.cost.blame import ARITHMETIC, Cause, causes
-from tilec.cost.model import MEMORY, Prediction, home_level, occupancy, roofline
+from tilec.cost.model import MEMORY, Prediction, Roofline, home_level, occupancy, roofline, round_up
 from tilec.dsl.specialise import Specialised
 from tilec.kernels import KernelPlan
 from tilec.plan.groups import Remark
@@ -30,7 +30,7 @@ VERB = 12  # characters of a decision's verb
 RESOURCES = {
     "dram": "DRAM", "l3": "L3 cache", "l2": "L2 cache", "l1": "L1 cache", "shared": "shared memory", "fma": "float arithmetic",
     "tensor": "matrix units", "special": "special functions", "int": "integer arithmetic", "loops": "innermost loops",
-    "launch": "launch", "blocks": "block starts",
+    "launch": "launch", "blocks": "block starts", "waits": "waits",
 }  # fmt: skip
 """The names of the cost model's terms in the report."""
 
@@ -95,7 +95,7 @@ def _kernel(
     yield _row("traffic", f"{amount(work.dram_read)}B read, {amount(work.dram_write)}B written")
     yield _row("operations", _operations(kernel))
     yield _row("intensity", _intensity(kernel, plan.target))
-    yield _row("roofline", f"{min(1.0, roofline(work, plan.target).time_us / p.time_us):.0%} of the speed that the roofline allows")
+    yield _row("roofline", share_of_roofline(roofline(work, plan.target).time_us / p.time_us))
     if plan.target.kind == "cuda":
         yield _row("occupancy", _occupancy(kernel, plan.target))
         if registers and registers > (most := plan.registers.get(kernel.name, registers)):
@@ -110,7 +110,7 @@ def _launch(name: str, plan: Plan, measured: float | None) -> Iterator[str]:
     p, own = plan.predictions[name], [k for k in plan.kernels if k.name in plan.launches[name]]
     yield f"launch {name}: {duration(p.time_us)}{_compared(p.time_us, measured)}, bound by {_bound(p)}"
     yield _row("kernels", ", ".join(k.name for k in own))
-    blocks, threads = sum(k.blocks for k in own), max(k.work.threads for k in own)
+    blocks, threads = sum(k.blocks for k in own), max(round_up(k.work.threads, plan.target.sm.warp) for k in own)
     yield _row("grid", f"{' + '.join(str(k.blocks) for k in own)} = {blocks} blocks of {threads} threads")
     separate = sum(k.prediction.time_us for k in own)
     yield _row("gain", f"{duration(separate - p.time_us)}: the kernels would take {duration(separate)} in {len(own)} launches")
@@ -179,7 +179,15 @@ def _cause(cause: Cause, kernel: KernelPlan, target: Target) -> str:
 
 
 def _bound(p: Prediction) -> str:
-    return "launch overhead" if p.bound == "launch" else f"{p.bound} ({_resource(p.limiter)})"
+    return f"{p.bound} ({_resource(p.limiter)})"
+
+
+def share_of_roofline(share: float, of: str = "the roofline") -> str:
+    """The speed as a share of the largest that a roofline allows. A measured speed may be larger: the rates of a target file are
+    those that simple kernels reached."""
+    if share < 1.005:
+        return f"{share:.0%} of the speed that {of} allows"
+    return f"{share:.2f} times the speed that {of} allows: the machine reaches more than its target file says"
 
 
 def _resource(term: str) -> str:
@@ -225,44 +233,41 @@ def _operations(kernel: KernelPlan) -> str:
 
 
 def _intensity(kernel: KernelPlan, target: Target) -> str:
-    """Operations of the busiest unit per byte of DRAM traffic, and the ridge: the intensity at which that unit and DRAM take the
+    """Operations of the busiest unit per byte of traffic, and the ridge: the intensity at which that unit and the memory take the
     same time."""
-    moved, flops = kernel.work.dram_read + kernel.work.dram_write, kernel.work.flops
-    if not moved:
+    found = roofline(kernel.work, target)
+    if not kernel.work.dram_read + kernel.work.dram_write:
         return "no memory traffic"
-    unit = max(flops, key=lambda u: flops[u] / target.peak(u), default=None)
-    if unit is None or not flops[unit]:
+    if not kernel.work.flops.get(found.unit):
         return "no operations"
-    found, ridge = flops[unit] / moved, roofline(kernel.work, target).ridge
-    return f"{found:.2f} operations ({_unit(unit)}) a byte, the ridge is at {ridge:.1f}: {_side(kernel, found < ridge)}"
+    intensity, ridge = _apart(found.intensity, found.ridge)
+    home = "" if found.level == "dram" else f" in the {_resource(found.level)}, where the data stay,"
+    return f"{intensity} operations ({_unit(found.unit)}) a byte, the ridge{home} is at {ridge}: {_side(kernel, found)}"
 
 
-def _side(kernel: KernelPlan, below: bool) -> str:
-    """The roofline's verdict, and the kernel's limit where that is another. The roofline knows DRAM and one unit; the cost
+def _apart(a: float, b: float) -> tuple[str, str]:
+    """Two numbers with as many digits as tell which is larger."""
+    digits = next((n for n in range(2, 7) if f"{a:.{n}f}" != f"{b:.{n}f}"), 7)
+    return f"{a:.{digits}f}", f"{b:.{digits}f}"
+
+
+def _side(kernel: KernelPlan, found: Roofline) -> str:
+    """The roofline's verdict, and the kernel's limit where that is another. The roofline knows one memory and one unit; the cost
     model has more terms."""
-    p = kernel.prediction
+    p, below = kernel.prediction, found.intensity < found.ridge
     side = "below the ridge" if below else "above the ridge"
-    if p.bound == "launch":
-        return f"{side}, but the launch takes longest"
-    if p.bound == "memory" and below and p.limiter == "dram":
-        return f"{side}, so bound by memory"
-    if p.bound == "memory" and p.limiter == "dram":
-        return f"{side}, but DRAM does not reach its full rate"
-    if p.bound == "compute" and not below:
-        return f"{side}, so bound by compute"
-    where = "" if "dram" in p.terms else f": the data stay in the {_resource(_nearest(p))}"
-    if p.bound == "memory" and where:
-        return side + where
-    return f"{side}, but {_resource(p.limiter)} takes longest{where}"
-
-
-def _nearest(p: Prediction) -> str:
-    return next((name for name in reversed(MEMORY) if name in p.terms), "cache")
+    if p.limiter == found.level:
+        return f"{side}, so bound by memory" if below else f"{side}, but {_resource(p.limiter)} does not reach its full rate"
+    if p.limiter == found.unit.partition(".")[0]:
+        return f"{side}, so bound by compute" if not below else f"{side}, but {_resource(p.limiter)} does not reach its full rate"
+    longest = "the launch" if p.limiter == "launch" else _resource(p.limiter)
+    return f"{side}, but {longest} take{'s' * (not longest.endswith('s'))} longest"
 
 
 def _occupancy(kernel: KernelPlan, target: Target) -> str:
     p = kernel.prediction
-    blocks = f"{count(p.occupancy.blocks, 'block')} of {count(kernel.work.threads, 'thread')} on an SM"
+    threads = round_up(kernel.work.threads, target.sm.warp)  # a part of a warp takes its place
+    blocks = f"{count(p.occupancy.blocks, 'block')} of {count(threads, 'thread')} on an SM"
     limits = {"shared": "shared memory", "blocks": "the number of blocks"}
     blocks += f", limited by {limits.get(p.occupancy.limiter, p.occupancy.limiter)}"
     waves = f"{p.waves:.2f} waves on {target.units} SMs, which are busy {p.wave_efficiency:.0%} of the time"
