@@ -7,9 +7,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tools.pytorch import assert_agrees  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import tilec.torch  # noqa: E402
 from tilec.torch import constants  # noqa: E402
+from tilec.torch.aten import costs  # noqa: E402
 from tilec.torch.constants import patterns  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
@@ -172,3 +174,37 @@ def test_large_masks_follow_from_ranges(window, condition, tmp_path, monkeypatch
     assert_agrees(function, torch.randn(2, 8, 8))
     text = "".join(p.read_text() for p in tmp_path.rglob("*.tile"))
     assert ("> (i" in text or "> i" in text) == condition
+
+
+@pytest.mark.slow
+def test_sums_at_positions_that_are_sums_of_indices(monkeypatch):
+    """An element knows which writes it gets, and looks at no others."""
+    monkeypatch.setattr(costs, "scatter_pays", lambda *given: False)
+    up = torch.arange
+
+    def function(v, three):
+        put = lambda values, shape, *at: values.new_zeros(shape).index_put(at, values, True)  # noqa: E731
+        return (
+            put(v, (4, 6), up(4)[:, None], up(6)),
+            put(v, (7, 9), up(4)[:, None] + 2, up(6)),
+            put(v, (4, 6), 3 - up(4)[:, None], up(6)),
+            put(v, (9,), up(4)[:, None] - up(6) + 5),
+            put(v, (9,), up(4)[:, None] + up(6)),
+            put(v, (5, 6), up(4)),
+            put(v[:, 0], (4, 5), up(4), torch.full((1,), 2)),
+            put(v, (5, 6), torch.full((4,), 1)),
+            put(v, (4, 13), up(4)[:, None], 2 * up(6) + 1),
+            put(v, (20,), 3 * up(4)[:, None] + 2 * up(6)),
+            put(three, (2, 9), up(2)[:, None, None], up(4)[:, None] - up(6) + 5),
+        )
+
+    with torch.no_grad():
+        assert_agrees(function, torch.randn(4, 6), torch.randn(2, 4, 6))
+    assert tilec.torch.report().share == 1, str(tilec.torch.report())
+
+
+def test_positions_of_many_elements_are_followed():
+    """Differences of positions are a sum of indices, however many there are."""
+    graph = make_fx(lambda: torch.arange(2048)[:, None] - torch.arange(1024) + 1023, tracing_mode="fake")().graph
+    found = {n.target._schema.name: p for n, p in patterns(graph.nodes).items()}
+    assert found["aten::add"].steps == (1, -1) and found["aten::add"].ends == (0, 3070)

@@ -25,7 +25,9 @@ from tilec.core.targets import kind_of
 from tilec.driver.recipe import end_unused_compilers, load_compilers
 from tilec.process.collection import frozen
 from tilec.process.untraced import leave_out
-from tilec.torch import aten, channels_last, deferred, dump, failures, random_numbers, recompute, reports, standby
+from tilec.torch import (
+    aten, channels_last, deferred, dump, failures, flex_attention, random_numbers, recompute, reports, standby
+)  # fmt: skip
 from tilec.torch.aot import functions
 from tilec.torch.call import Partition
 from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
@@ -89,6 +91,7 @@ def _table() -> dict[Any, Any]:
 
 def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """A function like `gm`, forward and backward."""
+    flex_attention.inline(gm)
     names = [_source(n) for n in gm.graph.nodes if n.op == "placeholder"]
     kind = _kind(inputs, options)
     standby.expect()

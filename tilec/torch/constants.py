@@ -7,7 +7,7 @@ to it is a number, or a sum of indices. So `le(arange, arange)` is a condition o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tilec.torch import indices as ix
 from tilec.torch.aten import dtype_of
+from tilec.torch.aten.table import FINDING
 from tilec.torch.indices import Index
 from tilec.torch.program import Tensor, constant
 
@@ -30,6 +31,8 @@ CONSTANTS = {
     "prims::iota",
 }
 """What is computed from numbers alone."""
+NUMBER = "aten::_to_copy"
+"""What makes a tensor of a number, as `vmap` does of those in a formula."""
 FILLED = {"aten::full_like", "aten::zeros_like", "aten::ones_like"}
 ELEMENTWISE = {"aten::_to_copy", "aten::clone", *FILLED}
 """Elementwise operations that PyTorch does not mark as such. The filled ones read nothing of their argument's elements."""
@@ -70,7 +73,8 @@ class Pattern:
         """As an expression of indices. Raises Inexpressible for a type that programs do not have."""
         dtype = dtype_of(self.dtype)
         if not any(self.steps):
-            return constant(self.shape, dtype, self.first)
+            made = constant(self.shape, dtype, self.first)
+            return replace(made, affine=lambda i: ix.number(self.first)) if self.dtype in INTEGERS else made
         affine: Callable[[Sequence[Index]], Index] = lambda i: ix.flat(i, self.steps, self.first)  # noqa: E731
         text = str if dtype == "i64" else lambda index: f"{dtype}({index.sum_text()})"
         return Tensor("", self.shape, dtype, formula=lambda i: text(affine(i)), affine=affine)
@@ -83,9 +87,6 @@ class _Finding:
     like: torch.Tensor
     known: bool
     pattern: Pattern | None
-
-
-FINDING = "finding"  # in a node's `meta`, and in that of its copies in the graphs of partitions
 
 
 def patterns(nodes: Iterable[fx.Node]) -> dict[fx.Node, Pattern]:
@@ -129,7 +130,7 @@ class _Elements:
     def know(self, node: fx.Node) -> bool:
         """Whether it reads nothing but what is known, and can be computed now."""
         read = node.all_input_nodes
-        if not all(n in self.few for n in read) or not (read or node.target._schema.name in CONSTANTS):
+        if not all(n in self.few for n in read) or not (read or is_constant(node)):
             return False
         if _is_elementwise(node):
             shape = tuple(len(some(n)) for n in node.meta["val"].shape)
@@ -168,6 +169,12 @@ def _is_elementwise(node: fx.Node) -> bool:
     return torch.Tag.pointwise in node.target.tags or node.target._schema.name in ELEMENTWISE
 
 
+def is_constant(node: fx.Node) -> bool:
+    """Whether an operation makes a tensor of numbers alone."""
+    name = node.target._schema.name
+    return name in CONSTANTS or (name == NUMBER and not node.all_input_nodes)
+
+
 def _is_known(node: fx.Node) -> bool:
     """Whether an operation's result follows from what it reads, and has a known size."""
     schema = getattr(node.target, "_schema", None)
@@ -197,11 +204,36 @@ def _followed(node: fx.Node, found: Mapping[fx.Node, Pattern]) -> Pattern | None
         args, kwargs = fx.map_arg((node.args, node.kwargs), few.__getitem__)
         return Pattern(shape, like.dtype, node.target(*args, **kwargs).to(like.dtype).item(), (0,) * len(shape))
     name = schema.name.removeprefix("aten::")
+    if name in ("add", "sub") and (made := _sum(node, found)) is not None:
+        return made
+    if schema.name == "aten::expand" and len(shape) == len(found[read[0]].shape):
+        of = found[read[0]]
+        return Pattern(shape, like.dtype, of.first, tuple(s if n == m else 0 for s, n, m in zip(of.steps, of.shape, shape)))
     if name in ANSWERS and all(not found[n].dtype.is_floating_point for n in read):
         ends = [found[a].ends if isinstance(a, fx.Node) else (a, a) for a in node.args]
         if (answer := ANSWERS[name](*ends)) is not None:
             return Pattern(shape, torch.bool, answer, (0,) * len(shape))
     return None
+
+
+def _sum(node: fx.Node, found: Mapping[fx.Node, Pattern]) -> Pattern | None:
+    """The pattern of a sum or a difference of positions, unless a number of it is beyond the type."""
+    like, alpha = node.meta["val"], node.kwargs.get("alpha", 1)
+    if like.dtype not in INTEGERS or not isinstance(alpha, int):
+        return None
+    first, steps = 0, [0] * like.dim()
+    for of, factor in zip(node.args, (1, -alpha if node.target._schema.name == "aten::sub" else alpha)):
+        if isinstance(of, fx.Node):
+            pattern = found[of]
+            first += factor * int(pattern.first)
+            for d, (step, n) in enumerate(zip(pattern.steps, pattern.shape), like.dim() - len(pattern.shape)):
+                steps[d] += factor * step if n > 1 else 0
+        elif isinstance(of, int):
+            first += factor * of
+        else:
+            return None
+    made, limits = Pattern(tuple(like.shape), like.dtype, first, tuple(steps)), torch.iinfo(like.dtype)
+    return made if limits.min <= made.ends[0] and made.ends[1] <= limits.max else None
 
 
 def _shows(schema: Any) -> bool:

@@ -18,7 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tilec.torch.concrete import NUMBERS, UNDECIDED
-from tilec.torch.constants import CONSTANTS, patterns
+from tilec.torch.constants import is_constant, patterns
 
 Refusal = Callable[[fx.Node], str | None]
 
@@ -133,8 +133,7 @@ def _free(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 def is_light(node: fx.Node) -> bool:
     """Whether the operation moves no data: a view, a constant, or one of several views."""
-    schema = getattr(node.target, "_schema", None)
-    return is_view(node) or (schema is not None and schema.name in CONSTANTS)
+    return is_view(node) or (hasattr(node.target, "_schema") and is_constant(node))
 
 
 def is_view(node: fx.Node) -> bool:

@@ -7,7 +7,8 @@ A product is marked if what is computed elementwise from it is multiplied again,
 if computing it again takes less time than storing and loading its result would. `torch._functorch` then leaves it out of what
 forward saves. A softmax on the way becomes an exponential of the difference from a number for each row, which is saved.
 
-A part of a tensor is marked, too, where it has gaps in memory: forward saves the whole, and backward reads the part in it.
+A part of a tensor is marked, too, where it has gaps in memory: forward saves the whole, and backward reads the part in it. So is a
+copy that repeats a tensor's elements, such as keys for each head of a group, and what numbers alone decide, such as a causal mask.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from torch.utils.checkpoint import CheckpointPolicy
 from tilec.core.target import Target
 from tilec.torch.aten.table import PRODUCTS, SEEN_THROUGH, SOFTMAXES, UNROUNDED, dtype_of, op_name
 from tilec.torch.builder import Builder
+from tilec.torch.constants import is_constant
 from tilec.torch.layout import layout
 from tilec.torch.partition import is_view
 from tilec.torch.share import share_equal
 
 aten = torch.ops.aten
 Targets = Callable[[torch.device], Target | None]
+NARROW = {torch.bfloat16, torch.float16}
 
 
 def partition(joint: fx.GraphModule, inputs: Any, targets: Targets, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -49,6 +52,8 @@ def mark(graph: fx.Graph, results: int, targets: Targets) -> None:
     (output,) = (n for n in graph.nodes if n.op == "output")
     leaving = [n for n in output.args[0][:results] if isinstance(n, fx.Node)]
     forward = _ancestors(leaving)
+    for node in (*_from_numbers(graph), *_repeated(forward)):
+        node.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
     for part in (n for n in forward if _has_gaps(n)):
         for node in (part, *(n for n in part.all_input_nodes if isinstance(n.meta.get("val"), tuple | list))):
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
@@ -78,6 +83,33 @@ def _has_gaps(node: fx.Node) -> bool:
         return False
     numbers = (*value.shape, *value.stride())
     return all(isinstance(n, int) for n in numbers) and layout(value.shape, value.stride()) is None
+
+
+def _from_numbers(graph: fx.Graph) -> set[fx.Node]:
+    """What is computed from numbers alone, element by element, which each reader can compute for itself."""
+    found = set[fx.Node]()
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or schema is None or schema.is_mutable or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        read = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        known = is_constant(node) or (bool(read) and (is_view(node) or _is_elementwise(node)) and not _draws(node))
+        if known and all(n in found for n in read):
+            found.add(node)
+    return found
+
+
+def _repeated(forward: Iterable[fx.Node]) -> set[fx.Node]:
+    """Views and copies of all of a tensor's elements that have some of them more than once."""
+    found = set[fx.Node]()
+    for node in forward:
+        path, of = [node], node
+        while of.op == "call_function" and _is_view(of):
+            of = of.all_input_nodes[0]
+            path.append(of)
+        if 0 < _size(of) < _size(node):
+            found.update(n for n in path[:-1] if _size(n) > _size(of))
+    return found
 
 
 def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -136,9 +168,10 @@ def _pays(product: fx.Node, region: Sequence[fx.Node], targets: Targets) -> bool
     just computed in registers: on a GPU, of 16 bits."""
     value = product.meta["val"]
     factors = [n for n in product.all_input_nodes if _size(n) >= 0][-2:]
-    if value.dtype not in (torch.bfloat16, torch.float16) or _size(product) < 0 or len(factors) < 2:
+    types = {_from_cast(n).meta["val"].dtype for n in factors}
+    if not types <= NARROW or _size(product) < 0 or len(factors) < 2:
         return False
-    target, kind = targets(value.device), dtype_of(value.dtype)
+    target, kind = targets(value.device), dtype_of(types.pop())
     size = _size(product)
     if target is None or target.sm is None or not target.instructions(kind) or size <= sum(map(_size, factors)):
         return False
@@ -152,13 +185,28 @@ def _pays(product: fx.Node, region: Sequence[fx.Node], targets: Targets) -> bool
     return computing <= moved / level.rate(target.units)
 
 
+def _from_cast(factor: fx.Node) -> fx.Node:
+    """What a factor is a view of, before it was cast to a wider type: a kernel reads that."""
+    node = factor
+    while node.op == "call_function" and (_is_view(node) or _widens(node)):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _widens(node: fx.Node) -> bool:
+    """Whether it casts 16 bits to f32."""
+    if node.op != "call_function" or op_name(node) not in ("_to_copy", "convert_element_type"):
+        return False
+    return node.meta["val"].dtype == torch.float32 and node.all_input_nodes[0].meta["val"].dtype in NARROW
+
+
 def _factors(products: Iterable[fx.Node]) -> Iterator[fx.Node]:
-    """What views and multiples of stored tensors products read: they read the tensors themselves."""
+    """What views, multiples and wider casts of stored tensors products read: they read the tensors themselves."""
     pending = [n for product in products for n in product.all_input_nodes]
     while pending:
         node = pending.pop()
         scaled = node.op == "call_function" and op_name(node) in ("mul", "div") and len(node.all_input_nodes) == 1
-        if node.op == "call_function" and (scaled or _is_view(node)):
+        if node.op == "call_function" and (scaled or _is_view(node) or _widens(node)):
             yield node
             pending += node.all_input_nodes
 
@@ -181,7 +229,8 @@ def _apart(graph: fx.Graph, softmax: fx.Node) -> list[fx.Node]:
     top = made(aten.amax.default, wide, [dim], True)
     if op_name(softmax) == "_safe_softmax":  # 0 for a row of -inf alone
         finite = made(aten.lt.Scalar, made(aten.abs.default, top), inf)
-        zero = made(aten.full.default, [], 0.0, dtype=top.meta["val"].dtype, device=top.meta["val"].device)
+        kind, device = top.meta["val"].dtype, top.meta["val"].device
+        zero = made(aten.scalar_tensor.default, 0.0, dtype=kind, layout=torch.strided, device=device)
         top = made(aten.where.self, finite, top, zero)
     total = made(aten.sum.dim_IntList, made(aten.exp.default, made(aten.sub.Tensor, wide, top)), [dim], True)
     if op_name(softmax) == "_safe_softmax":

@@ -68,8 +68,8 @@ def translate(graph: Graph, node: Node, values: Mapping[Node, Value]) -> Value:
 
 def refusal(node: Node) -> str | None:
     """Why no partition is to have a node, without building it: it is translated into a graph of its own."""
-    graph, values = scratch(node)
     try:
+        graph, values = scratch(node)
         with costs.cutting():
             translate(graph, node, values)
     except Inexpressible as error:

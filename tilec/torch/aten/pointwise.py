@@ -9,7 +9,7 @@ from math import inf, pi
 from tilec.core.dtypes import DTYPES
 from tilec.torch.aten.promotion import cast, computed, elementwise
 from tilec.torch.aten.table import TABLE, UNROUNDED, Call, Value, expresses, operand, read_wide
-from tilec.torch.program import Inexpressible, Tensor, literal
+from tilec.torch.program import Inexpressible, Tensor, constant, literal
 
 _PLAIN = (
     "exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tan tanh erf sigmoid silu gelu asin acos atan asinh acosh atanh sinh cosh "
@@ -279,7 +279,7 @@ def copies(call: Call) -> Value:
         x = call["src"].expanded(call.shape)
     dtype = call.dtype
     if not isinstance(x, Tensor):
-        raise Inexpressible(f"{call.name} of a number")
+        return constant(call.shape, dtype, x)
     if dtype == x.torch_dtype:
         return x
     if x.nominal and x.dtype == dtype:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tilec.core.dtypes import DTYPES
 from tilec.torch import indices as ix
-from tilec.torch.aten import costs
+from tilec.torch.aten import affine_writes, costs
 from tilec.torch.aten.gathers import bound, element
 from tilec.torch.aten.pools import highest, lowest
 from tilec.torch.aten.table import Call, expresses, op_name, operand
@@ -229,6 +229,10 @@ def index_put(call: Call) -> Tensor:
         return operand(source, dtype, lambda s: s.along(at, shape))
 
     before = lambda i: operand(x, dtype, lambda s: s.at(*i))  # noqa: E731
+    if call["accumulate"]:
+        made = affine_writes.solved(call, x, {d: given[d] for d in chosen}, together, before, value)
+        if made is not None:
+            return made
     ranks = call.graph.ranks.get(given[chosen[0]].name) if len(chosen) == 1 else None
     by = _sorted_by(nodes[chosen[0]]) if len(chosen) == 1 and not call["accumulate"] else None
     if by is not None and targets == writes:

@@ -269,10 +269,21 @@ def operand(x: Tensor | float | int | bool, compute: str, access: Callable[[Tens
     return text if same else f"{wide}({text})"
 
 
+FINDING = "finding"
+"""In a node's `meta`, and in that of its copies in the graphs of partitions: what `constants.patterns` found about its elements."""
+
+
 def scratch(node: Node) -> tuple[Graph, Mapping[Node, Value]]:
-    """A graph whose inputs are what the node reads."""
+    """A graph whose inputs are what the node reads, but for what follows from numbers alone."""
     graph = Graph()
-    return graph, {read: _argument(graph, read.name, read.meta.get("val")) for read in node.all_input_nodes}
+    return graph, {read: _given(graph, read) for read in node.all_input_nodes}
+
+
+def _given(graph: Graph, read: Node) -> Value:
+    found, value = read.meta.get(FINDING), read.meta.get("val")
+    if found is not None and found.like is value and found.pattern is not None:
+        return found.pattern.tensor()
+    return _argument(graph, read.name, value)
 
 
 def _argument(graph: Graph, name: str, value: Any) -> Value:
