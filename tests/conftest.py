@@ -78,12 +78,14 @@ def fresh_torch():
     """A fresh PyTorch compiler, seeded numbers, and the back end by its name, whose failures are errors where PyTorch makes up for
     them. (A second conftest.py would hide this one from tests that import it.)"""
     torch = pytest.importorskip("torch")
+    from tilec.torch import reports
     from tilec.torch.backend import register
     from tilec.torch.failures import FallbackWarning
 
     warnings.simplefilter("error", FallbackWarning)
 
     register()
+    reports.forget()  # of graphs that a test compiled for a back end of its own
     logging.getLogger("torch.__trace").propagate = False  # of thousands of lines
     torch._dynamo.reset()
     torch.manual_seed(0)

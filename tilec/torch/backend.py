@@ -26,8 +26,17 @@ from tilec.driver.recipe import end_unused_compilers, load_compilers
 from tilec.process.collection import frozen
 from tilec.process.untraced import leave_out
 from tilec.torch import (
-    aten, channels_last, deferred, dump, failures, flex_attention, random_numbers, recompute, reports, standby
-)  # fmt: skip
+    aten,
+    channels_last,
+    deferred,
+    dump,
+    failures,
+    flex_attention,
+    random_numbers,
+    recompute,
+    reports,
+    standby,
+)
 from tilec.torch.aot import functions
 from tilec.torch.call import Partition
 from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
