@@ -25,6 +25,7 @@ from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
 from tilec.dsl.check_sizes import declared_shape, size_names, subscript_ranks
 from tilec.dsl.check_types import Typer
 from tilec.dsl.inline import Inliner
+from tilec.dsl.later_uses import LaterUses
 from tilec.dsl.modules import Loader, load, load_file
 from tilec.dsl.ranges import Poly, size_poly
 from tilec.dsl.weak_types import UNKNOWN
@@ -122,8 +123,9 @@ class Elaborator(Calls):
         for tensor in self.op.inputs:
             self.known.append((self.tensors[tensor.name], {}))
         self.inliner.later = {n: s.span for s in reversed(self.op.body) for n in defined_names(s)}
-        for statement in self.op.body:
+        for position, statement in enumerate(self.op.body, 1):
             self.report.context = statement.span
+            self.later = LaterUses(self.op.body, position, self.tensors, self.results, self.sizes)
             if self.report.full:
                 return self.equations
             match statement:
@@ -171,7 +173,7 @@ class Elaborator(Calls):
         declared = self.results.get(name)
         mistakes = self.report.count
         group = self.inliner.equation(equation)
-        ranges = None if group is None else self.ranges.infer(group, declared, self.inliner.unread)
+        ranges = None if group is None else self.ranges.infer(group, declared, self.later, self.inliner.unread)
         if ranges is None:
             self.tensors[name] = self._assumed(name, equation.dtype, equation.span)
             return

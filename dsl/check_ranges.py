@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from tilec.core.diagnostics import Note, Span
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, free_indices
-from tilec.dsl.ranges import Atom, Poly, nonnegative, size_poly, to_size
+from tilec.dsl.later_uses import LaterUses
+from tilec.dsl.ranges import Atom, Poly, names_in, nonnegative, size_poly, to_size
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class RangeChecker:
     # ---- inference ----
 
     def infer(
-        self, group: list[ast.Equation], declared: TensorInfo | None, unread: Sequence[ast.Expr] = ()
+        self, group: list[ast.Equation], declared: TensorInfo | None, later: LaterUses, unread: Sequence[ast.Expr] = ()
     ) -> dict[str, ast.Range] | None:
         """The range of every index of a group, whose last equation defines `declared`; None if some have none. What indices
-        subscript in `unread` counts, too."""
+        subscript in `unread` counts, too. An index of the left side that subscripts nothing has its range from `later`."""
         mistakes = self.report.count
         main = group[-1]
         explicit = {r.index: r for r in main.ranges}
@@ -69,6 +70,10 @@ class RangeChecker:
                 continue
             if index in explicit:
                 range_ = self._written(explicit[index])
+            elif index not in uses and index in main.indices and (
+                told := later.extent(main.name, main.indices.index(index))
+            ) is not None:  # fmt: skip
+                range_ = ast.Range(index, ast.SizeNumber(0), to_size(told.size), told.span)
             else:
                 range_ = self._from_uses(index, span, uses.get(index, []), group)
             if range_ is not None:
@@ -112,14 +117,14 @@ class RangeChecker:
         except ZeroDivisionError:
             self.report.error("division by zero in a bound", range_.span)
             return None
-        if not _leaves(low) | _leaves(high) <= self._known_sizes():
+        if not names_in(low) | names_in(high) <= self._known_sizes():
             return None
         if (a := low.constant) is not None and (b := high.constant) is not None:
             high = Poly.of(max(a, b))
         return ast.Range(range_.index, to_size(low), to_size(high), range_.span)
 
     def _known_sizes(self) -> set:
-        return set().union(*map(_leaves, self.sizes.values()))
+        return set().union(*map(names_in, self.sizes.values()))
 
     def _declared_agrees(self, range_: ast.Range, use: _Use) -> None:
         written = self._written(range_)
@@ -144,7 +149,9 @@ class RangeChecker:
         """The extent that all bare uses of an index of the group agree on."""
         binding = [use for use in uses if use.binding] or uses
         if not binding:
-            hint = f"give it one: `where {index} in 0:N`, or `sum[{index} in 0:N](…)` in a reduction"
+            left = index in group[-1].indices
+            hint = f"`where {index} in 0:…`" if left else f"`[{index} in 0:…]` in the reduction"
+            hint = f"write {hint}, with the number of its values in place of `…`"
             message = f"the range of `{index}` is unknown: `{index}` alone is not a subscript of any tensor here"
             self.report.error(message, span, self._taken_for_inputs(group), hint=hint)
             return None
@@ -176,11 +183,6 @@ class RangeChecker:
             return
         hint = f"let `{index}` run from 0 and shift the accesses: `x[{index} + {_size_text(written.low)}]`"
         self.report.error(f"index `{index}` of the left side must run from 0", written.span, hint=hint)
-
-
-def _leaves(p: Poly) -> set[str]:
-    """The names in a polynomial, also inside `//`."""
-    return {n for v in p.variables for n in ((v,) if isinstance(v, str) else _leaves(v.left) | _leaves(v.right))}
 
 
 def _bound_ranges(expr: ast.Expr) -> Iterator[ast.Range]:

@@ -18,6 +18,7 @@ from tilec.dsl import ast
 from tilec.dsl.ast import replace
 from tilec.dsl.check_scope import Report, TensorInfo, text_of
 from tilec.dsl.ranges import Poly
+from tilec.dsl.rewritten import constant_hint
 from tilec.dsl.weak_types import UNKNOWN, WEAK, WEAK_FLOAT, WEAK_INT, default, holds, meet, rounds, wide
 
 _BOOLEAN_REDUCTIONS = ("any", "all")
@@ -153,7 +154,9 @@ class Typer:
         typed = self._expr(expr)
         if typed.dtype.is_integer or typed.dtype is UNKNOWN:
             return self._coerce(typed, I64)
-        self.report.error(f"a subscript is a whole number, and `{text_of(expr)}` is {typed.dtype}", expr.span)
+        kind = "a number with a fraction" if typed.dtype is WEAK_FLOAT else str(typed.dtype)
+        message = f"a subscript is a whole number, and `{text_of(expr)}` is {kind}"
+        self.report.error(message, expr.span, hint=constant_hint(expr))
         return typed
 
     def _computed(self, expr: ast.Expr) -> ast.Expr:

@@ -22,8 +22,9 @@ from tilec.dsl import ast
 from tilec.dsl.ast import replace
 from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
 from tilec.dsl.inline_calls import MAX_CALLS, MAX_NODES, MAX_UNFOLDED, Calls, Scope
-from tilec.dsl.notation import logsumexp, plural, rename
+from tilec.dsl.notation import CONSTANTS, logsumexp, plural, rename
 from tilec.dsl.ranges import Poly
+from tilec.dsl.rewritten import own_hint, word_hint
 
 _MAX_NESTED = 150
 
@@ -160,6 +161,8 @@ class Inliner(Calls):
                 message = f"`{name}` has {plural(len(info.shape), 'dimension')}, and is given no subscripts"
                 self.report.error(message, expr.span, hint=hint)
             return ast.Access(name, (), span=expr.span)
+        if name in CONSTANTS and (scope.function is not None or name not in self.later):
+            return ast.Number(CONSTANTS[name], span=expr.span)
         self._unknown(name, expr.span, scope)
         return expr
 
@@ -181,22 +184,32 @@ class Inliner(Calls):
         return replace(expr, subscripts=subscripts)
 
     def _unknown(self, name: str, span: Span, scope: Scope, tensor: bool = False) -> None:
+        if scope.function is None and name == self.main.name and name in self.later:
+            self.report.error(f"`{name}` is read in its own definition", span, hint=own_hint(self.main))
+            return
         if scope.function is None and name in self.later:
             note = Note(f"`{name}` is defined here", self.later[name])
             self.report.error(f"`{name}` is read before it is defined", span, [note])
             return
         hint: str | None
+        if hint := word_hint(name):
+            self.report.error(f"unknown name `{name}`", span, hint=hint)
+            return
         if scope.function is not None:
             known = [*scope.values, *scope.indices]
             hint = suggestion(name, known) or "a function sees its parameters and its own names only"
             self.report.error(f"unknown name `{name}`", span, hint=hint)
             return
         hint = suggestion(name, [*self.tensors, *self.sizes, *scope.indices])
+        if hint is None and span.source.text[max(0, span.start - 80) : span.start].rstrip().endswith("//"):
+            hint = "`//` divides: a comment begins with `#`"
         if name in scope.module.defs or name in FUNCTIONS or name in scope.module.ops:
             hint = f"`{name}` is a function: write `{name}(…)`"
-        elif hint is None and tensor:
+        elif hint is not None:
+            pass
+        elif tensor:
             hint = "a tensor is an input of the op, or defined by an equation above this one"
-        elif hint is None and len(name) <= 2 and name.islower():
+        elif len(name) <= 2 and name.islower():
             hint = f"an index stands on the left side or in a reduction: `sum[{name}](…)`"
         self.report.error(f"unknown name `{name}`", span, hint=hint)
 

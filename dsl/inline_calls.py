@@ -17,6 +17,7 @@ from tilec.dsl import ast
 from tilec.dsl.ast import replace
 from tilec.dsl.check_scope import Module, calls_itself, free_indices, suggestion
 from tilec.dsl.notation import bodies, matters, plural, trivial, uses
+from tilec.dsl.rewritten import SIZES, call_hint
 
 MAX_CALLS = 1000
 MAX_NODES = 100_000
@@ -58,6 +59,9 @@ class Calls:
         if found := scope.module.defs.get(expr.function):
             return self._inline(*found, expr.indices, expr.arguments, expr.span, scope)
         row = FUNCTIONS.get(expr.function)
+        if row is None and (expr.indices or expr.function in SIZES):  # what stands inside has no meaning
+            self._not_a_function(expr, scope)
+            return expr
         arguments = tuple(self._resolve(a, scope) for a in expr.arguments)
         if row is None:
             self._not_a_function(expr, scope)
@@ -84,7 +88,7 @@ class Calls:
         else:
             if (cast := OTHER_NAMES.get(name)) is not None:
                 hint = f"a cast is `{cast}(…)`"
-            else:
+            elif (hint := call_hint(expr)) is None:
                 hint = suggestion(name, [*scope.module.defs, *FUNCTIONS, *scope.module.ops])
             self.report.error(f"unknown function `{name}`", expr.span, hint=hint)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from tilec.dsl import ast
 from tilec.dsl.ast import replace
+
+CONSTANTS = {"pi": math.pi, "tau": math.tau, "e": math.e}
+"""Names that stand for numbers where a program defines nothing of the name. (`inf` and `nan` are words of the language.)"""
 
 
 def rename(expr: ast.Expr, names: dict[str, str]) -> ast.Expr:

@@ -22,8 +22,9 @@ from lark import Lark, Token, Tree, UnexpectedInput
 
 from tilec.core.diagnostics import Diagnostic, Source, Span, TileError
 from tilec.dsl import ast
-from tilec.dsl.parse_errors import GiveUp, Insert, Lost, Replace, Words, recover
+from tilec.dsl.parse_errors import recover
 from tilec.dsl.parse_tree import TreeBuilder
+from tilec.dsl.parse_words import GiveUp, Insert, Lost, Replace, Words
 
 MAX_BYTES = 1 << 20
 MAX_TOKENS = 300_000
@@ -31,6 +32,7 @@ MAX_NAMES = 10_000
 MAX_DIAGNOSTICS = 50
 
 _IMPORTED = re.compile(r"(?<=import)([ \t]+)'([^'\"\n]*)'")
+_DOTS = re.compile(r'#[^\n]*|"[^"\n]*"|(?P<dots>\.\.[.=]*)')
 _LEGAL = re.compile(r'#[^\n]*|"[^"\n]*"|[A-Za-z0-9_ \t\r\n\f]+|->|[()\[\]{}:;,.<>=+\-*/%^&|~]+|!')
 _LOOKALIKE = {
     "−": "-",
@@ -96,7 +98,7 @@ def _legal_text(source: Source, problems: list[Diagnostic]) -> str | None:
         hint = f'write `import "{quoted[2]}"`'
         where = Span(source, quoted.end(1), quoted.end())
         problems.append(Diagnostic("a file name stands in double quotes", where, hint=hint))
-    text = _IMPORTED.sub(r'\1"\2"', text)
+    text = _without_dots(source, _IMPORTED.sub(r'\1"\2"', text), problems)
     pieces, at = [], 0
     while at < len(text):
         if match := _LEGAL.match(text, at):
@@ -115,6 +117,24 @@ def _legal_text(source: Source, problems: list[Diagnostic]) -> str | None:
         if len(problems) >= MAX_DIAGNOSTICS:
             return None
     return "".join(pieces)
+
+
+def _without_dots(source: Source, text: str, problems: list[Diagnostic]) -> str:
+    """With `:` in place of the `..` of other languages' ranges."""
+
+    def replaced(match: re.Match[str]) -> str:
+        if (dots := match["dots"]) is None or len(problems) >= MAX_DIAGNOSTICS:
+            return match[0]
+        before, after = text[max(0, match.start() - 80) : match.start()], text[match.end() : match.end() + 80]
+        ends = re.search(r"[\w.+*/ -]*\Z", before), re.match(r"[\w+*/-]*", after)
+        low, high = (end[0].strip() if end else "" for end in ends)
+        hint = f"a range is `low:high`, without `high` itself: write `{low.split(' in ')[-1] or 0}:{high or 'N'}`"
+        if not low and not high:
+            hint = "each dimension has an index of its own: `y[b, i] = x[b, i]`"
+        problems.append(Diagnostic(f"`{dots}` is not a word of the language", Span(source, match.start(), match.end()), hint=hint))
+        return ":".ljust(len(dots))
+
+    return _DOTS.sub(replaced, text) if ".." in text else text
 
 
 def _illegal(character: str) -> tuple[str, str | None]:

@@ -9,32 +9,20 @@ continue at the next one. The rest of the file is then parsed, so that one run r
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise, takewhile
 from typing import Any
 
 from lark import Token, Tree
 from lark.parsers.lalr_analysis import Shift
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
-from tilec.core.diagnostics import Diagnostic, Note, Source, Span
+from tilec.core.diagnostics import Diagnostic, Note
+from tilec.dsl.parse_habits import habit
+from tilec.dsl.parse_words import FOREIGN, LOOPS, GiveUp, Insert, Recovery, Replace, Words, token_near
 
-_OPENERS = {"RPAR": "LPAR", "RSQB": "LSQB", "RBRACE": "LBRACE"}
 _DECLARATIONS = {"OP", "DEF", "IMPORT", "$END"}
 _OPERANDS = {"NAME", "NUMBER", "TRUE", "FALSE", "LPAR", "NOT", "MINUS", "TILDE"}
 _ENDS = {"RBRACE", "RPAR", "RSQB", "COMMA", "SEMICOLON", "WHERE", "EXPECT", *_DECLARATIONS}  # of an expression
 _CONDITIONAL = "`if` and `else` are parts of an expression: `y[i] = a if condition else b`"
-_LOOPS = {"for", "while", "loop", "parallel", "do"}
-_FOREIGN = {
-    "let": "a definition is just `name[i] = expression`",
-    "var": "a definition is just `name[i] = expression`",
-    "const": "a definition is just `name[i] = expression`",
-    "fn": "functions are written `def name(x) { return … }`, ops `op name(x: f32[N]) -> (y: f32[N]) { … }`",
-    "function": "functions are written `def name(x) { return … }`, ops `op name(x: f32[N]) -> (y: f32[N]) { … }`",
-}
-_COMMENTS = {"//": "`//` divides: a comment begins with `#`", "/*": "a comment begins with `#`"}
 _ARITHMETIC = ("+", "-", "*", "/")
 _SPOKEN = {
     "NAME": "a name", "NUMBER": "a number", "STRING": "a file name in quotes", "$END": "the end of the file",
@@ -43,113 +31,18 @@ _SPOKEN = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Insert:
-    """Read `token` before the word that does not fit."""
-
-    token: Token
-
-
-@dataclass(frozen=True)
-class Replace:
-    """Read `token` in place of the word that does not fit."""
-
-    token: Token
-
-
-@dataclass(frozen=True)
-class GiveUp:
-    """Leave the statement that begins at character `start`; `resume` is the place in the token list where the next begins."""
-
-    resume: int
-    start: int
-
-
-Recovery = Insert | Replace | GiveUp
-Lost = tuple[str, int | None]  # a name that is not defined, and where the statement begins that would; None: an op's
-
-
-class Words:
-    """The tokens of a source, with the questions that messages ask about their surroundings."""
-
-    def __init__(self, source: Source, tokens: list[Token]):
-        self.source, self.tokens = source, tokens
-        self._read, self._open = 0, list[int]()  # of `opener`
-
-    def span(self, at: int) -> Span:
-        token = self.tokens[at]
-        if token.type == "$END":
-            end = len(self.source.text.rstrip())
-            return Span(self.source, max(0, end - 1), end)
-        return Span(self.source, token.start_pos, token.end_pos)
-
-    def first_of_line(self, at: int) -> bool:
-        return at == 0 or self.tokens[at].line != self.tokens[at - 1].end_line
-
-    def starts_statement(self, at: int) -> bool:
-        """Whether a statement plausibly starts here; exact enough for where to resume."""
-        token, after = self.tokens[at], self.tokens[min(at + 1, len(self.tokens) - 1)]
-        if token.type in ("EXPECT", "RETURN"):
-            return True
-        if token.value in _LOOPS or token.value in _FOREIGN:
-            return self.first_of_line(at)
-        if token.type != "NAME" or after.type not in ("LSQB", "EQUAL", "COLON", "COMMA"):
-            return False
-        return self.first_of_line(at) or self.tokens[at - 1].type in ("SEMICOLON", "LBRACE")
-
-    def defined(self, lost: GiveUp) -> set[Lost]:
-        """The names that statements and declarations which were given up would define."""
-        names: set[Lost] = set()
-        for k in range(bisect_left(self.tokens, lost.start, key=lambda t: t.start_pos), lost.resume):
-            if self.tokens[k].type in ("OP", "DEF"):
-                names.add((self.tokens[k + 1].value, None))
-            elif self.starts_statement(k) or self.tokens[k].start_pos == lost.start:
-                names |= {
-                    (t.value, lost.start) for t in takewhile(lambda t: t.type in ("NAME", "COMMA"), self.tokens[k:])
-                }
-        return names
-
-    def opener(self, at: int, closer: str) -> int | None:
-        """The innermost bracket of the closer's kind that is still open before `at`. Later words are asked about later:
-        each is read once."""
-        if at < self._read:
-            self._read, self._open = 0, []
-        for k in range(self._read, at):
-            kind = self.tokens[k].type
-            if kind in _OPENERS.values():
-                self._open.append(k)
-            elif kind in _OPENERS and self._open and self.tokens[self._open[-1]].type == _OPENERS[kind]:
-                self._open.pop()
-        self._read = at
-        return next((k for k in reversed(self._open) if self.tokens[k].type == _OPENERS[closer]), None)
-
-    @cached_property
-    def comments(self) -> list[tuple[int, str]]:
-        """Where other languages would begin a comment, and how that is written here."""
-        found = []
-        for k, (token, after) in enumerate(pairwise([*self.tokens, self.tokens[-1]])):
-            pair = token.value + after.value if token.end_pos == after.start_pos else ""
-            shown = next((c for c in _COMMENTS if c == token.value or pair.startswith(c)), None)
-            if shown is not None:
-                found.append((k, _COMMENTS[shown]))
-        return found
-
-
 def recover(words: Words, at: int, parser: InteractiveParser) -> tuple[Diagnostic, Recovery]:
     """The message for the word at `at`, which the parser refused, and how to carry on."""
     expected = parser.accepts()
     return (
         _foreign(words, at, parser)
+        or _habit(words, at, expected, parser)
         or _branch(words, at, parser)
         or _equals(words, at, expected)
         or _missing_bracket(words, at, expected)
         or _missing_comma(words, at, expected)
         or _plain(words, at, expected, parser)
     )
-
-
-def _token(kind: str, text: str, near: Token) -> Token:
-    return Token.new_borrow_pos(kind, text, near)
 
 
 Found = tuple[Diagnostic, Recovery] | None
@@ -159,14 +52,24 @@ def _foreign(words: Words, at: int, parser: InteractiveParser) -> Found:
     """Words of other languages: loops, declarations."""
     for k in (at - 1, at):
         text = words.tokens[k].value if k >= 0 and words.tokens[k].type in ("NAME", "IF", "RETURN") else None
-        if text in _LOOPS and words.tokens[k - 1].type != "DEF":
+        if text in LOOPS and words.tokens[k - 1].type != "DEF":
             message = f"`{text}`: there are no loops in the language"
             hint = "an equation runs over all values of its indices: `y[i] = 2 * x[i]`; a sum is `sum[k](…)`"
             return Diagnostic(message, words.span(k), hint=hint), _skip_blocks(words, at, parser)
-        if text in _FOREIGN:
+        if text in FOREIGN:
             give_up = _give_up(words, at, parser)
-            return Diagnostic(f"`{text}` is not a word of the language", words.span(k), hint=_FOREIGN[text]), give_up
+            return Diagnostic(f"`{text}` is not a word of the language", words.span(k), hint=FOREIGN[text]), give_up
     return None
+
+
+def _habit(words: Words, at: int, expected: set[str], parser: InteractiveParser) -> Found:
+    if (found := habit(words, at, expected)) is None:
+        return None
+    diagnostic, recovery = found
+    if isinstance(recovery, GiveUp):
+        start, _ = _unwind(parser, words, at)
+        recovery = GiveUp(recovery.resume, min(start, recovery.start))
+    return diagnostic, recovery or _give_up(words, at, parser)
 
 
 def _branch(words: Words, at: int, parser: InteractiveParser) -> Found:
@@ -209,7 +112,7 @@ def _equals(words: Words, at: int, expected: set[str]) -> Found:
     if words.tokens[at].type != "EQUAL" or "COMPARISON" not in expected:
         return None
     diagnostic = Diagnostic("`=` inside an expression", words.span(at), hint="write `==` to compare")
-    return diagnostic, Replace(_token("COMPARISON", "==", words.tokens[at]))
+    return diagnostic, Replace(token_near("COMPARISON", "==", words.tokens[at]))
 
 
 def _missing_bracket(words: Words, at: int, expected: set[str]) -> Found:
@@ -223,13 +126,13 @@ def _missing_bracket(words: Words, at: int, expected: set[str]) -> Found:
         if closer != "RBRACE" and token.type in ("RPAR", "RSQB"):
             note = Note(f"`{opening}` opened here", words.span(opener))
             diagnostic = Diagnostic(f"`{opening}` is closed by `{token.value}`", words.span(at), (note,))
-            return diagnostic, Replace(_token(closer, shown, token))
+            return diagnostic, Replace(token_near(closer, shown, token))
         if leaves and (closer != "RBRACE" or token.type in _DECLARATIONS):
             diagnostic = Diagnostic(f"`{opening}` is never closed", words.span(opener), hint=f"add `{shown}`")
-            return diagnostic, Insert(_token(closer, shown, token))
+            return diagnostic, Insert(token_near(closer, shown, token))
     if "LBRACE" in expected and token.type in ("NAME", "RETURN", "EXPECT", "RBRACE"):
         diagnostic = Diagnostic("the body must be in braces: `{ … }`", words.span(at), hint="add `{` before it")
-        return diagnostic, Insert(_token("LBRACE", "{", token))
+        return diagnostic, Insert(token_near("LBRACE", "{", token))
     return None
 
 
@@ -239,7 +142,7 @@ def _missing_comma(words: Words, at: int, expected: set[str]) -> Found:
         return None
     if not expected & {"RPAR", "RSQB"}:
         return None
-    return Diagnostic("missing `,`", words.span(at)), Insert(_token("COMMA", ",", token))
+    return Diagnostic("missing `,`", words.span(at)), Insert(token_near("COMMA", ",", token))
 
 
 def _plain(words: Words, at: int, expected: set[str], parser: InteractiveParser) -> tuple[Diagnostic, Recovery]:
@@ -250,7 +153,7 @@ def _plain(words: Words, at: int, expected: set[str], parser: InteractiveParser)
         diagnostic = Diagnostic("`if` without `else`", words.span(position), hint=hint)
     else:
         message, hint = _name_it(words, at, expected) or _operator(words, at, expected)
-        hint = hint or _comment(words, at)
+        hint = hint or words.comment(at)
         diagnostic = Diagnostic(message, words.span(at), hint=hint)
     return diagnostic, _give_up(words, at, parser)
 
@@ -272,13 +175,6 @@ def _name_it(words: Words, at: int, expected: set[str]) -> tuple[str, str | None
         case "ELSE":
             return "`else` without `if`", _CONDITIONAL
     return None
-
-
-def _comment(words: Words, at: int) -> str | None:
-    """Another language's beginning of a comment, on the line of the word that does not fit or on the line before."""
-    first = bisect_left(words.tokens, words.tokens[max(at - 1, 0)].line, key=lambda token: token.line)
-    near = bisect_left(words.comments, first, key=lambda comment: comment[0])
-    return next((hint for k, hint in words.comments[near : near + 1] if k <= at), None)
 
 
 def _operator(words: Words, at: int, expected: set[str]) -> tuple[str, str | None]:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import islice
 from typing import Any
 
@@ -15,6 +16,7 @@ from lark import Token, Tree
 from tilec.core.diagnostics import Diagnostic, Source, Span
 from tilec.core.dtypes import DTYPES, OTHER_NAMES
 from tilec.dsl import ast
+from tilec.dsl.rewritten import left_hint
 from tilec.dsl.shortform import main_op
 
 MAX_DEPTH = 100
@@ -129,11 +131,11 @@ class TreeBuilder:
 
     def number(self, span, children):
         (token,) = children
-        if token.isdigit():
-            if len(token) > 20 or int(token) >= 1 << 64:
-                self._report(f"`{token[:24]}…` does not fit 64 bits", span)
+        if (whole := whole_number(token)) is not None:
+            if whole >= 1 << 64:
+                self._report(f"`{token[:24]}{'…' * (len(token) > 24)}` does not fit 64 bits", span)
                 return ast.Number(0, span=span)
-            return ast.Number(int(token), span=span)
+            return ast.Number(whole, span=span)
         if math.isinf(value := float(token)):
             self._report(f"`{token[:24]}` does not fit f64", span, "write `inf` for infinity")
         return ast.Number(value, span=span)
@@ -266,7 +268,8 @@ class TreeBuilder:
         indices: list[tuple[str, Span]] = []
         for item in children:
             if not isinstance(item, ast.Name):
-                hint = "shift the accesses on the right instead: the left side runs over all its values"
+                name = re.search(r"\w*\s*\Z", self.source.text[max(0, span.start - 80) : span.start])
+                hint = left_hint(name[0].strip() if name else "", item)
                 self._report("the left side lists index names", item.span, hint)
             elif any(item.name == name for name, _ in indices):
                 hint = "a diagonal is written with `if` on the right"
@@ -366,6 +369,15 @@ class TreeBuilder:
         elif statements:
             ops = [main_op(statements, span)]
         return ast.Program(tuple(groups[ast.Import]), tuple(groups[ast.Def]), tuple(ops), span)
+
+
+def whole_number(text: str) -> int | None:
+    """The value of `12`, `1_000`, `0x10`, `0b11` or `0o17`, 2^64 for more digits than 64 bits have; None for other text."""
+    digits = text.replace("_", "")
+    base = {"0x": 16, "0b": 2, "0o": 8}.get(digits[:2].lower(), 10)
+    if base == 10 and not digits.isdigit():
+        return None
+    return int(digits if base == 10 else digits[2:], base) if len(digits) <= 70 else 1 << 64
 
 
 def _nest(operations: Tree) -> None:

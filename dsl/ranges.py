@@ -119,6 +119,11 @@ def _substituted(variable: Variable, values: Mapping[str, Poly]) -> Poly:
             return values.get(variable, Poly.of(variable))
 
 
+def names_in(p: Poly) -> set[str]:
+    """The names in a polynomial, also inside `//` and `%`."""
+    return {n for v in p.variables for n in ((v,) if isinstance(v, str) else names_in(v.left) | names_in(v.right))}
+
+
 def _lift(value: Poly | int) -> Poly:
     return Poly.of(value) if isinstance(value, int) else value
 

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from tilec.core.diagnostics import Span
 from tilec.dsl import ast
+from tilec.dsl.notation import CONSTANTS
 
 
 def main_op(statements: list[ast.Statement], span: Span) -> ast.Op:
-    """The op `main` of a short-form program; types and sizes of its tensors stay open until a call."""
+    """The op `main` of a short-form program; types and sizes of its tensors stay open until a call. A name such as `pi` is the
+    constant, if it is never defined and never has subscripts."""
     reads: dict[str, ast.Tensor] = {}
     defined: dict[str, ast.Tensor] = {}
     for statement in statements:
@@ -25,9 +27,24 @@ def main_op(statements: list[ast.Statement], span: Span) -> ast.Op:
                     defined.setdefault(name, ast.Tensor(name, None, None, where))
             case ast.Expect():
                 pass
-    inputs = tuple(tensor for name, tensor in reads.items() if name not in defined)
+    tensors = _with_subscripts(statements)
+    inputs = tuple(
+        tensor for name, tensor in reads.items() if name not in defined and (name not in CONSTANTS or name in tensors)
+    )
     outputs = tuple(tensor for name, tensor in defined.items() if name not in reads)
     return ast.Op("main", inputs, outputs, tuple(statements), span)
+
+
+def _with_subscripts(statements: list[ast.Statement]) -> set[str]:
+    """The names that are read with subscripts, or given to ops as whole tensors."""
+    found: set[str] = set()
+    for statement in statements:
+        match statement:
+            case ast.Equation(value=value):
+                found |= {node.tensor for node in ast.traverse(value) if isinstance(node, ast.Access)}
+            case ast.OpCall(arguments=arguments):
+                found |= set(arguments)
+    return found
 
 
 def _reads(equation: ast.Equation) -> Iterator[tuple[str, Span]]:

@@ -18,6 +18,7 @@ from tilec.dsl.check_scope import Report, TensorInfo, suggestion
 from tilec.dsl.check_sizes import declared_shape, size_names, subscript_ranks
 from tilec.dsl.modules import Loader, load, load_file
 from tilec.dsl.ranges import Poly
+from tilec.dsl.short_doubts import constant_for_input, doubts
 from tilec.dsl.suitable_sizes import multiple, suitable, units_of
 
 _LIMIT = 1 << 63
@@ -224,7 +225,7 @@ def _arguments_fit(op: ast.Op, inputs: Sequence[Argument]) -> None:
         names = ", ".join(f"`{t.name}`" for t in op.inputs)
         many = "argument" + "s" * (len(op.inputs) != 1)
         message = f"`{op.name}` takes {len(op.inputs)} {many} ({names}), not {len(inputs)}"
-        raise CallError(message, op.span, hint=_unbound_index(op) if len(inputs) < len(op.inputs) else None)
+        raise CallError(message, op.span, hint=_miscounted(op, len(inputs)))
     ranks = subscript_ranks(op)
     for tensor, (dtype, shape) in zip(op.inputs, inputs):
         if tensor.dtype is not None and dtype != tensor.dtype:
@@ -237,17 +238,11 @@ def _arguments_fit(op: ast.Op, inputs: Sequence[Argument]) -> None:
             raise CallError(message, tensor.span)
 
 
-def _unbound_index(op: ast.Op) -> str | None:
-    """Where the short form took a subscript for an input, as in einsum's `a[i, k] * b[k, j]`: how to sum over it."""
-    scalars = {tensor.name for tensor in op.inputs if tensor.dtype is None}
-    for equation in (s for s in op.body if isinstance(s, ast.Equation)):
-        for access in (node for node in ast.traverse(equation.value) if isinstance(node, ast.Access)):
-            for subscript in access.subscripts:
-                if isinstance(subscript, ast.Name) and subscript.name in scalars:
-                    name = subscript.name
-                    why = f"`{name}` is not an index of the left side, and so is taken for an input"
-                    return f"{why}; to sum over it: `sum[{name}](…)`"
-    return None
+def _miscounted(op: ast.Op, given: int) -> str | None:
+    """Why the short form may have more inputs than were meant, or fewer."""
+    if given > len(op.inputs):
+        return constant_for_input(op)
+    return next((f"{d.message}; {d.hint}" for d in doubts(op)), None)
 
 
 def describe_ranges(

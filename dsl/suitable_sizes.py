@@ -13,7 +13,7 @@ from math import lcm
 
 from tilec.dsl import ast
 from tilec.dsl.notation import written_ranges
-from tilec.dsl.ranges import Poly
+from tilec.dsl.ranges import Poly, names_in
 
 Sizes = dict[str, int]
 _LARGEST = 4096  # of a unit
@@ -103,12 +103,8 @@ def _told(equal: list[tuple[Poly, Poly]], free: set[str]) -> dict[str, Poly]:
 
 def _reaches(p: Poly, name: str, told: Mapping[str, Poly]) -> bool:
     """Whether a size depends on `name`, be it by way of others that are told."""
-    names = _names(p)
+    names = names_in(p)
     return name in names or any(_reaches(told[n], name, told) for n in names & told.keys())
-
-
-def _names(p: Poly) -> set[str]:
-    return {n for v in p.variables for n in ((v,) if isinstance(v, str) else _names(v.left) | _names(v.right))}
 
 
 def _completed(sizes: Sizes, told: Mapping[str, Poly], equal: list[tuple[Poly, Poly]]) -> Sizes | None:

@@ -305,7 +305,7 @@ def test_arguments_that_do_not_fit(inputs, message):
 @pytest.mark.parametrize("text, index", [("c[i, j] = a[i, k] * b[k, j]", "k"), ("y[i] = x[i, j]", "j")])
 def test_einsum_without_its_sum(text, index):
     """The short form takes the index for an input: the message says what was meant."""
-    with pytest.raises(CallError, match=rf"to sum over it: `sum\[{index}\]"):
+    with pytest.raises(CallError, match=rf"to sum over it: `.*sum\[{index}\]"):
         special(text, [(F32, (4, 4))])
 
 

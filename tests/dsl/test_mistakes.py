@@ -76,7 +76,7 @@ def test_the_ranges_of_what_has_no_shape_are_not_missed():
     """An index of a tensor whose own equation has a mistake; that of a reduction that reads nothing is told."""
     found = mistakes(
         """op f(x: f32[M, N]) -> (y: f32[M], z: f32[M]) {
-    a[i, j] = mean[i in 0:M](x[i, j])
+    a[i, j] = x[i, j] + absent
     y[i] = sum[k](a[i, k])
     z[i] = sum[q](1.0)
 }

@@ -35,7 +35,7 @@ def sizes(text: str) -> dict[str, int]:
         if not equals or not name.strip().isidentifier():
             raise argparse.ArgumentTypeError(f"'{item}' is not NAME=NUMBER")
         try:
-            found[name.strip()] = int(value)
+            found[name.strip()] = int(value, 0 if value.strip()[:2].lower() in ("0x", "0b", "0o") else 10)
         except ValueError:
             raise argparse.ArgumentTypeError(f"a size must be a whole number, not '{value}', in '{item}'") from None
         if not 0 <= found[name.strip()] < 1 << 63:

@@ -25,6 +25,8 @@ from tilec.core.diagnostics import CallError, Diagnostic, TileError
 
 def check(args: argparse.Namespace) -> int:
     """Every mistake of every file; exit status 1 if there is one."""
+    from tilec.dsl.short_doubts import doubts
+
     wrong = 0
     if not args.ranges and (args.op or args.define):
         raise CallError("--op and -D only go with --ranges", hint="add --ranges, or leave them out")
@@ -33,7 +35,7 @@ def check(args: argparse.Namespace) -> int:
             program = parse_checked(path, args.path)
             if args.ranges:
                 _ranges(program, args)
-            for warning in refused_everywhere(program):
+            for warning in (*(d for op in program.ops for d in doubts(op)), *refused_everywhere(program)):
                 show_error(TileError(warning))
         except TileError as error:
             show_error(error)

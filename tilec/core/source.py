@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,10 +21,30 @@ def read_source(source: str | Path, folders: Sequence[str | Path] = (), most: in
         try:
             return Source(str(path), read_bytes(path, most).decode("utf-8"), tuple(map(str, folders)))
         except FileNotFoundError:
-            raise TileError(Diagnostic(f"there is no file '{path}'", Span.none())) from None
+            raise TileError(Diagnostic(f"there is no file '{path}'", Span.none(), hint=_with_suffix(path))) from None
         except UnicodeDecodeError as error:
             message = f"'{path}' is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
             raise TileError(Diagnostic(message, Span.none())) from None
         except OSError as error:
             raise TileError(Diagnostic(f"cannot read '{path}': {error.strerror}", Span.none())) from None
-    return Source("<program>", str(source), tuple(map(str, folders)))
+    if _PATH.fullmatch(source.strip()):
+        path = Path(source.strip())
+        hint = _with_suffix(path) or (f"a file of another name is given as `Path('{path}')`" if _is_file(path) else None)
+        raise TileError(Diagnostic(f"'{path}' is neither a program nor the path of a `.tile` file", Span.none(), hint=hint))
+    return Source("<program>", source, tuple(map(str, folders)))
+
+
+_PATH = re.compile(r"[\w.~/\\-]{1,255}")  # every program has a space, a bracket or `=`
+
+
+def _with_suffix(path: Path) -> str | None:
+    """The file that was meant, where its name lacks `.tile`."""
+    meant = path.with_name(path.name + ".tile") if path.name else path
+    return f"write '{meant}'" if meant.suffix == ".tile" and _is_file(meant) else None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
