@@ -1,7 +1,5 @@
 """The words of a source, for messages about those that do not fit, and the ways to read on after one."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from bisect import bisect_left
@@ -66,12 +64,12 @@ class Words:
     def span(self, at: int, last: int | None = None) -> Span:
         """Of a word, or of all from it to the last."""
         if last is not None:
-            return Span(self.source, self.tokens[at].start_pos, self.tokens[last].end_pos)
+            return Span(self.source, self.tokens[at].start_pos or 0, self.tokens[last].end_pos or 0)
         token = self.tokens[at]
         if token.type == "$END":
             end = len(self.source.text.rstrip())
             return Span(self.source, max(0, end - 1), end)
-        return Span(self.source, token.start_pos, token.end_pos)
+        return Span(self.source, token.start_pos or 0, token.end_pos or 0)
 
     def first_of_line(self, at: int) -> bool:
         return at == 0 or self.tokens[at].line != self.tokens[at - 1].end_line
@@ -90,7 +88,7 @@ class Words:
     def defined(self, lost: GiveUp) -> set[Lost]:
         """The names that statements and declarations which were given up would define."""
         names: set[Lost] = set()
-        for k in range(bisect_left(self.tokens, lost.start, key=lambda t: t.start_pos), lost.resume):
+        for k in range(bisect_left(self.tokens, lost.start, key=lambda t: t.start_pos or 0), lost.resume):
             if self.tokens[k].type in ("OP", "DEF"):
                 names.add((self.tokens[k + 1].value, None))
             elif self.starts_statement(k) or self.tokens[k].start_pos == lost.start:
@@ -182,7 +180,7 @@ class Words:
 
     def comment(self, at: int) -> str | None:
         """The hint for another language's beginning of a comment, on the line of a word that does not fit or on the line before."""
-        first = bisect_left(self.tokens, self.tokens[max(at - 1, 0)].line, key=lambda token: token.line)
+        first = bisect_left(self.tokens, self.tokens[max(at - 1, 0)].line or 0, key=lambda token: token.line or 0)
         near = bisect_left(self.comments, first, key=lambda comment: comment[0])
         return next((hint for k, hint in self.comments[near : near + 1] if k <= at), None)
 
