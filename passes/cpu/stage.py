@@ -277,12 +277,19 @@ class _Buffer:
     unit, whose sums are in no vectors."""
 
     def __init__(self, c: Contraction):
+        self.across = is_across(c)
         self.sides = [] if c.padded else [s for s in (c.left, c.right) if not _is_whole(s)]
         self.memory: ir.Value | None = None
-        if self.sides or c.matrix:
+        if self.sides or c.matrix or self.across:
             alloc = memref.AllocOp(ir.MemRefType.get([c.left.width, c.right.width], c.element), [], [], alignment=64)
             alloc.attributes["tilec.name"] = mlir.string("edge")
             self.memory = alloc.result
+
+
+def is_across(c: Contraction) -> bool:
+    """Whether vectors of sums lie across the result in memory, not along it."""
+    strides, _ = ir.MemRefType(c.operands[-1].type).get_strides_and_offset()
+    return bool(strides[c.operand_dims[-1].index(c.right.dims[-1])] != 1) and not c.padded
 
 
 def _is_whole(side: Side) -> bool:
@@ -320,9 +327,12 @@ class _OutputTile:
         return full
 
     def store_part(self, buffer: ir.Value, add: bool) -> None:
-        """Stores, or adds, what the output has of the tile in the buffer."""
-        rows, columns = self.inside
-        with loop(0, rows, name="row") as r, loop(0, columns, name="column") as k:
+        """Stores, or adds, what the output has of the tile in the buffer, along the output's memory."""
+        bounds = [(size, name) for size, name in zip(self.inside, ("row", "column"))]
+        across = is_across(self.c)
+        (outer, first), (inner, second) = bounds[::-1] if across else bounds
+        with loop(0, outer, name=first) as a, loop(0, inner, name=second) as b:
+            r, k = (b, a) if across else (a, b)
             position = list(self.at)
             position[self.row] = sum_of([(self.at[self.row], 1), (r, 1)])
             position[self.column] = sum_of([(self.at[self.column], 1), (k, 1)])
@@ -346,6 +356,11 @@ def _store_sums(c: Contraction, sums: ir.Value | None, output: _OutputTile, firs
                 value = arith.AddFOp(vector.LoadOp(type_, corner, [r, zero]).result, value).result
             vector.StoreOp(value, corner, [r, zero])
 
+    if buffer.across:
+        if sums is not None:
+            vector.StoreOp(sums, buffer.memory, [zero, zero])
+        _either(first, lambda add: output.store_part(buffer.memory, add))
+        return
     if not buffer.sides:
         _either(first, whole)
         return

@@ -264,6 +264,7 @@ class PanelTimes(Group, name="panels", kind="cpu"):
     pack_along_ns: float = number("time to pack a byte of a factor that is contiguous along its lanes")
     pack_across_ns: float = number("time to pack a byte of a factor that is contiguous along another dimension")
     gather_ns: float = number("time to pack a byte at computed subscripts")
+    store_across_ns: float = number("time to store, or add, a sum where vectors of sums lie across the result")
     split_ns: float = number("time to split a packed number of 32 bits into one more part of 16 bits")
     unit_tile_ns: float = number("time of a tile of sums of a matrix unit beside its products")
     unit_exposed_l2: float = number("share of the time in which L2 delivers factors to a matrix unit that its products do not hide")

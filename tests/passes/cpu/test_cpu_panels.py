@@ -37,6 +37,14 @@ def by_unit(monkeypatch):
 
 
 @pytest.fixture
+def across(monkeypatch):
+    """Vectors of sums across the result, where it has few elements along memory or many."""
+    time_us = panels._time_us
+    slower = lambda b, node, roles, *rest: time_us(b, node, roles, *rest) * (1 if roles.across else 1e3)  # noqa: E731
+    monkeypatch.setattr(panels, "_time_us", slower)
+
+
+@pytest.fixture
 def compiled(tmp_path):
     def compile_(text: str):
         path = tmp_path / "f.tile"
@@ -142,6 +150,26 @@ def test_convolution_is_packed_as_im2col(h, w, c, k, rng, compiled, always):
     assert has_panels(op)
 
 
+@pytest.mark.parametrize("name", ["double", "batched", "two_rows_two_columns", "two_reduced", "rounded_inputs"])
+def test_vectors_across_the_result(name, rng, compiled, always, across):
+    test_forms(name, rng, compiled, always)
+
+
+@pytest.mark.parametrize(("h", "w", "c", "k"), [(7, 5, 17, 33), (3, 3, 130, 16)])
+def test_convolution_of_a_small_image(h, w, c, k, rng, compiled, always, across):
+    test_convolution_is_packed_as_im2col(h, w, c, k, rng, compiled, always)
+
+
+def test_small_images_have_vectors_of_channels():
+    """Of vectors along rows of 5 pixels, three lanes of eight would be idle."""
+    text = "op f(x: f32[256, 5, 5], f: f32[512, 256]) -> (y: f32[512, 5, 5]) { y[o, h, w] = sum[c](x[c, h, w] * f[o, c]) }"
+    (kernel,) = lowering.lowered(text, None, {}, target=load(BUILT_IN / "cpu.toml"), end="plan")[1].plan.kernels
+    assert kernel.options.columns == (0,) and set(kernel.options.rows) == {1, 2}
+    text = text.replace("5, 5", "64, 64")
+    (kernel,) = lowering.lowered(text, None, {}, target=load(BUILT_IN / "cpu.toml"), end="plan")[1].plan.kernels
+    assert kernel.options.rows == (0,)
+
+
 # ---- matrix units ------------------------------------------------------------------------------------------
 
 BF16 = "op f(a: bf16[M, K], b: bf16[K, N]) -> (c: f32[M, N]) { c[m, n] = sum[k](a[m, k] * b[k, n]) }"
@@ -228,6 +256,10 @@ def test_every_stage_of_a_product_by_amx(form, scale, rng, by_unit):
 def lowered(text: str, end: str = "map", **sizes: int):
     """For a machine of 16 registers of 32 bytes, whatever the host is."""
     return lowering.lowered(text, None, sizes, target=load(BUILT_IN / "cpu.toml"), end=end)[1]
+
+
+def test_every_stage_of_a_product_by_amx_across_the_result(rng, by_unit, across):
+    test_every_stage_of_a_product_by_amx("plain", 1.0, rng, by_unit)
 
 
 def test_small_sizes_are_plain_loops():

@@ -44,18 +44,25 @@ BF16_PARTS = {"bf16": 1, "f8E4M3FN": 1, "f8E5M2": 1, "i8": 1, "f16": 2, "f32": 3
 ROUNDED_PARTS = {"bf16": 1, "tf32": 2}  # of an f32 that `using` allows to be rounded
 NO_PARTS = (0, 0)
 LEAST_INNER = 32  # reduced elements from which a sum's own bound has room for the products of small parts that are left out
+ACROSS = ", vectors across the result"
 WEIGHED = "times of arithmetic and packing alone; the time of the kernel above counts caches, too"
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The node's dimensions by role; of rows and columns the last is the lanes'. `along` as above."""
+    """The node's dimensions by role; of rows and columns the last is the lanes'. `along` as above. `across`: the result is
+    contiguous along rows, and sums leave registers an element at a time."""
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     inner: tuple[int, ...]
     batch: tuple[int, ...]
     along: tuple[int, int]
+    across: bool = False
+
+    def transposed(self) -> Roles:
+        """Rows for columns: vectors along the other factor's dimensions, of which there may be more."""
+        return replace(self, rows=self.columns, columns=self.rows, along=(self.along[1], self.along[0]), across=True)
 
 
 @dataclass(frozen=True)
@@ -86,10 +93,9 @@ def choose_contraction(
     if isinstance(roles, str):
         return kernel, [Remark("refused", f"panels for {node.name}", roles, node.line)]
     size = 8 if element == "f64" else 4
-    candidates = dict.fromkeys(_candidates(node, roles, size, target))
-    weighed = sorted(((_time_us(b, node, roles, size, target), b) for b in candidates), key=lambda c: c[0])
+    weighed = _weighed(node, roles, size, target)
     plain = _plain_us(node, size, target)
-    alternatives = (*((str(b), t) for t, b in weighed[:4]), ("plain loops", plain))
+    alternatives = (*((f"{b}{ACROSS * own.across}", t) for t, b, own in weighed[:4]), ("plain loops", plain))
     if not weighed or weighed[0][0] + GAIN_US > plain:
         return kernel, [
             Remark(
@@ -103,10 +109,19 @@ def choose_contraction(
         ]
     if pick >= len(weighed):
         raise NoFurtherChoice
-    best = weighed[pick][1]
+    _, best, roles = weighed[pick]
     return _planned(kernel, g, node, roles, best, element, target), [
         Remark("tiled", kernel.name, str(best), node.line, alternatives, WEIGHED)
     ]
+
+
+def _weighed(node: Node, roles: Roles, size: int, target: Target) -> list[tuple[float, Blocking, Roles]]:
+    """Blockings with their times, the fastest first; vectors lie along the result, or across it."""
+    found = []
+    for own in (roles, roles.transposed()):
+        candidates = dict.fromkeys(_candidates(node, own, size, target))
+        found += [(_time_us(b, node, own, size, target), b, own) for b in candidates]
+    return sorted(found, key=lambda c: c[0])
 
 
 def predicted_us(node: Node, target: Target, rows: int | None = None) -> float | None:
@@ -118,8 +133,7 @@ def predicted_us(node: Node, target: Target, rows: int | None = None) -> float |
         return None
     size = 8 if element == "f64" else 4
     if rows is None:
-        candidates = (_time_us(b, node, roles, size, target) for b in dict.fromkeys(_candidates(node, roles, size, target)))
-        return min((_plain_us(node, size, target), *candidates))
+        return min((_plain_us(node, size, target), *(time for time, _, _ in _weighed(node, roles, size, target))))
     return min(time for time, _ in _panel_tiles(node, roles, rows, target))
 
 
@@ -337,6 +351,8 @@ def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -
         kept = steps > 1 and m * n <= CACHED_SUMS  # sums that a core's cache holds until they are complete: half the time
         packing += fit.unit_tile_ns * (m // b.mr) * (n // b.nr) * (1 + steps / 2 if kept else steps)
     sums = 2 * m * n * size * steps / (target.l2.unit_gbs or 32)
+    if roles.across:
+        sums += m * n * steps * fit.store_across_ns
     rounds = ceil(blocks / target.units)
     start = target.launch.overhead_us if blocks > 1 else 0
     return start + rounds * (fit.block_us + 1e-3 * (passes + packing + sums))
