@@ -198,7 +198,9 @@ def _view_dlpack(array: Any, stream: int | None) -> Buffer:
     try:
         kind, device = array.__dlpack_device__()
     except (AttributeError, TypeError, ValueError) as error:
-        raise CallError(f"{_kind(array)} cannot be exported by DLPack: {error}") from error
+        traced = is_jax(array) and "Tracer" in type(array).__name__
+        hint = "JAX traces here: call the op outside of jax.jit and jax.grad, or by jax.pure_callback" if traced else None
+        raise CallError(f"{_kind(array)} cannot be exported by DLPack: {error}", hint=hint) from error
     on_gpu = kind in (dlpack.CUDA, dlpack.CUDA_MANAGED)
     if not on_gpu and kind not in (dlpack.CPU, dlpack.CUDA_HOST):
         raise CallError(f"{_kind(array)} is on a device of DLPack type {kind}, neither CPU nor CUDA")
@@ -282,7 +284,8 @@ def _torch_device(device: Device) -> Any:
 
 
 def empty_like_kind(example: Any, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
-    """A new, unset array of the kind of `example` (NumPy, PyTorch, CuPy) on `device`.
+    """A new, unset array of the kind of `example` (NumPy, PyTorch, CuPy) on `device`. JAX's arrays do not change: a call writes
+    into another array, which `to_jax` makes one of JAX's.
 
     Numbers and CPU arrays of other kinds give NumPy arrays; GPU arrays of other kinds give what the program
     has imported.
@@ -301,6 +304,27 @@ def empty_like_kind(example: Any, shape: tuple[int, ...], dtype: DType, device: 
         f"a result of the kind of {_kind(example)} cannot be allocated",
         hint="pass out=, or import torch or cupy, which can allocate on the GPU",
     )
+
+
+def is_jax(array: Any) -> bool:
+    """Whether it is one of JAX's arrays, which never change."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(array, getattr(jax, "Array", ()))
+
+
+def to_jax(array: Any, example: Any, name: str) -> Any:
+    """A result as an array of JAX on the device of `example`; where it can be, without a copy. JAX has 32-bit types for 64-bit ones
+    unless `jax_enable_x64` is set. Raises CallError for an integer that these lack."""
+    jax = sys.modules["jax"]
+    if not isinstance(array, np.ndarray):  # on a GPU: one of CuPy's or PyTorch's
+        return jax.dlpack.from_dlpack(array)
+    made = jax.device_put(array, next(iter(example.devices())), may_alias=True)
+    if made.dtype != array.dtype and array.dtype.kind in "iu" and array.size:
+        held = np.iinfo(made.dtype)
+        if array.min() < held.min or array.max() > held.max:
+            hint = 'jax.config.update("jax_enable_x64", True)'
+            raise CallError(f"`{name}` has values that JAX's {made.dtype} does not hold", hint=hint)
+    return made
 
 
 def new_tensor(element: Any, shape: tuple[int, ...]) -> Callable[[], Any]:

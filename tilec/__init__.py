@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tilec.core.diagnostics import CallError, Diagnostic, InternalError, TileError
 
-__all__ = ["CallError", "Diagnostic", "InternalError", "Op", "TileError", "compile", "interpret", "reference"]
+if TYPE_CHECKING:
+    from tilec.api import Op, compile, interpret
+    from tilec.driver.kernel import Kernel
+    from tilec.plan.model import Plan
+    from tilec.semantics.reference import reference
+    from tilec.version import VERSION as __version__
+else:
+
+    def __getattr__(name):
+        """Loads the compiler when it is first asked for: importing tilec costs next to nothing."""
+        from importlib import import_module
+
+        if name not in _LATER:
+            raise AttributeError(f"module 'tilec' has no attribute '{name}'")
+        return getattr(import_module(_LATER[name]), {"__version__": "VERSION"}.get(name, name))
 
 
-def __getattr__(name: str) -> object:
-    """Loads the compiler when it is first asked for: importing tilec costs next to nothing."""
-    if name in ("compile", "interpret", "Op"):
-        from tilec import api
+__all__ = [
+    "CallError",
+    "Diagnostic",
+    "InternalError",
+    "Kernel",
+    "Op",
+    "Plan",
+    "TileError",
+    "__version__",
+    "compile",
+    "interpret",
+    "reference",
+]
+_LATER = {
+    "compile": "tilec.api",
+    "interpret": "tilec.api",
+    "Op": "tilec.api",
+    "Kernel": "tilec.driver.kernel",
+    "Plan": "tilec.plan.model",
+    "reference": "tilec.semantics.reference",
+    "__version__": "tilec.version",
+}
+"""The modules of what is imported when it is first asked for."""
 
-        return getattr(api, name)
-    if name == "reference":
-        from tilec.semantics.reference import reference
 
-        return reference
-    if name == "__version__":
-        from tilec.version import VERSION
-
-        return VERSION
-    raise AttributeError(f"module 'tilec' has no attribute '{name}'")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,6 +9,7 @@ A compiled op specialises itself to the sizes and types of each call, and keeps 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from contextlib import suppress
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from tilec.core.diagnostics import CallError, CheckError, Source
 from tilec.core.dtypes import DTYPES
@@ -33,6 +34,7 @@ from tilec.process.forking import compiling
 from tilec.process.untraced import leave_out
 
 if TYPE_CHECKING:
+    from tilec.plan.model import Plan
     from tilec.runtime.cuda.program import Graph
 
 leave_out()
@@ -114,6 +116,8 @@ class Op:
             executable, views, outs, results = self._prepared(arrays, out)
             executable.load()
         executable.run(views, outs, stream)
+        if "jax" in sys.modules and out is None:
+            results = self._as_jax(executable, arrays, views, results)
         kind = executable, arrays and type(arrays[0])
         if not any(known == kind for _, _, known in self._fast):
             made = list(results) if len(outs) > 1 else [results]
@@ -123,6 +127,17 @@ class Op:
             if call is not None:
                 self._fast = ((call, executable, kind), *self._fast[: MOST_FAST - 1])
         return results
+
+    def _as_jax(self, executable: Executable, arrays: tuple[Any, ...], views: Sequence[Any], results: Any) -> Any:
+        """The results of a call as JAX's arrays, on the device of the first argument, if that is one. They take over the memory."""
+        from tilec.runtime import buffers
+
+        first = arguments.example(arrays, views, arguments.one_device(views))
+        if not buffers.is_jax(first):
+            return results
+        made = list(results) if len(executable.outputs) > 1 else [results]
+        names = [name for name, _, _ in executable.outputs]
+        return self._wrapped(executable)([buffers.to_jax(m, first, name) for m, name in zip(made, names)])
 
     def told(self, error: CheckError, arrays: Sequence[Any]) -> CallError:
         """The error of a failed run-time check, with the index that was outside, found in this call's arrays."""
@@ -279,8 +294,8 @@ class Op:
         return self._last.kernels
 
     @property
-    def plan(self) -> Any:
-        """The decisions behind the latest specialisation: a `tilec.plan.planner.Plan`."""
+    def plan(self) -> Plan:
+        """The decisions behind the latest specialisation."""
         return self._lowered[1].plan
 
     def explain(self) -> str:
@@ -310,7 +325,8 @@ def _result_tuple(name: str, fields: tuple[str, ...]) -> Any:
 
 def compile(
     source: str | Path, *, op: str | None = None, sizes: Mapping[str, int] | None = None, target: str | None = None,
-    schedule: str | Path | None = None, deferred_checks: bool = False, path: str | Path | Sequence[str | Path] = (), **unknown: Any,
+    schedule: str | Path | None = None, deferred_checks: bool = False, path: str | Path | Sequence[str | Path] = (),
+    **unknown: Never,
 ) -> Op:  # fmt: skip
     """Reads a program and returns its op, ready to call.
 

@@ -108,6 +108,8 @@ def given_results(op: str, results: Results, out: Any, inputs: Sequence[Buffer])
         try:
             if isinstance(array, (bool, int, float, np.generic)):
                 raise CallError(f"expected an array, got {_a(array)}")
+            if buffers.is_jax(array):
+                raise CallError("JAX's arrays do not change", hint="leave out=: results of JAX's arrays are JAX's")
             buffer = buffers.view(array)
         except CallError as error:
             raise _about(f"out= for `{name}`", error, hint) from None

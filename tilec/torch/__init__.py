@@ -10,25 +10,25 @@ if TYPE_CHECKING:
     from tilec.torch.failures import FallbackWarning
     from tilec.torch.operators import op
     from tilec.torch.reports import report
+else:
+
+    def __getattr__(name):
+        from importlib import import_module
+
+        if name not in _LATER:
+            raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        return getattr(import_module(_LATER[name]), name)
+
 
 __all__ = ["FallbackWarning", "op", "report", "wait"]
+_LATER = {
+    "FallbackWarning": "tilec.torch.failures",
+    "op": "tilec.torch.operators",
+    "report": "tilec.torch.reports",
+    "wait": "tilec.torch.call",
+}
+"""The modules of what is imported when it is first asked for."""
 
 
-def __getattr__(name: str) -> object:
-    if name == "report":
-        from tilec.torch.reports import report
-
-        return report
-    if name == "op":
-        from tilec.torch.operators import op
-
-        return op
-    if name == "wait":
-        from tilec.torch.call import wait
-
-        return wait
-    if name == "FallbackWarning":
-        from tilec.torch.failures import FallbackWarning
-
-        return FallbackWarning
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
