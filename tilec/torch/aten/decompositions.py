@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from tilec.torch.aten import composites, dropouts, embeddings, foreach, losses
+from tilec.torch.aten import composites, dropouts, embeddings, foreach, losses, transformers
 from tilec.torch.aten.table import words
 
 WHOLE = words(
@@ -23,7 +23,7 @@ COMPOSITE, BACKENDS = "CompositeImplicitAutograd", ("CPU", "CUDA")
 def decompositions() -> dict[Any, Any]:
     """The decompositions that graphs are traced with: core ATen's, but for operations that are one expression here."""
     kept = {f"aten.{name}" for name in WHOLE}
-    own = dict(p for m in (foreach, losses, embeddings, dropouts, composites) for p in m.decompositions().items())
+    own = dict(p for m in (foreach, losses, embeddings, dropouts, composites, transformers) for p in m.decompositions().items())
     table = {**_core(), **own}
     return {op: f for op, f in table.items() if not (isinstance(op, OpOverload) and str(op).rpartition(".")[0] in kept)}
 
