@@ -176,8 +176,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "gpu results": lambda: result_tables.results("gpu"),
     "gpu forms": result_tables.forms,
     "gpu forms missed": result_tables.forms_missed,
-    "gpu whole run": lambda: result_tables.whole_results("gpu"),
-    "cpu whole run": lambda: result_tables.whole_results("cpu"),
     "compile results": result_tables.compile_results,
     "memory run": result_tables.memory_run,
     "memory kinds": result_tables.memory_kinds,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from benchmarks.cpu import AGAIN
 from benchmarks.machine import has
 from benchmarks.measure import on_gpu
-from benchmarks.report import best_peer, table, time_text, times
+from benchmarks.report import best_peer, dated, table, time_text, times
 from benchmarks.runner import Row
 from benchmarks.workloads import Workload
 
@@ -174,6 +174,7 @@ def _rows(rows: list[dict], form: Form) -> str:
         lines.append([row["name"], *(time_text(t.get(n)) for n in names), *cells, noise, right])
     measures = {COPY: ["TB/s", COPY], TERA: [TERA], PEERS: [TERA, PEERS]}[form.measure]
     headings = ["", *names, *measures, "noise", "right"]
+    headings, lines = dated(headings, lines, rows)
     return table(headings, lines, range(1, len(headings)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -53,6 +54,25 @@ def merge(path: Path) -> Path:
     place = before.with_name(f"{today}{before.name[10:]}")
     place.write_text(json.dumps(found | {"rows": [*rows, *fresh.values()]}, indent=1) + "\n")
     return place
+
+
+def last_measured(rows: list[dict]) -> list[dict]:
+    """Without rows of what a later row measured, too: `matmul 4096 f32` is what `product 4096x4096x4096 f32` is."""
+    latest: dict[str, tuple[str, int]] = {}
+    for n, row in enumerate(rows):
+        if times(row):
+            key = thing(row["name"])
+            latest[key] = max((row.get("measured", ""), n), latest.get(key, ("", -1)))
+    return [r for n, r in enumerate(rows) if not times(r) or latest[thing(r["name"])][1] == n]
+
+
+def thing(name: str) -> str:
+    """What a row measures: products have one name, whatever the form of the row."""
+    found = re.fullmatch(r"matmul( \+ bias \+ gelu)? (\d+)(x\d+x\d+)? (.*)", name)
+    if found is None:
+        return name
+    what = "product, bias and gelu" if found[1] else "product"
+    return f"{what} {found[2]}{found[3] or f'x{found[2]}x{found[2]}'} {found[4]}"
 
 
 def _not_run(error: str) -> bool:
@@ -204,7 +224,13 @@ def grid(suite: str, rows: list[dict], end: str) -> tuple[list[str], list[list[s
             ]
         )
     base = "NumPy" if suite == "cpu" else "eager"
-    return ["", *names, "speed", f"over {base}", "over best", "noise", "right"], cells
+    return dated(["", *names, "speed", f"over {base}", "over best", "noise", "right"], cells, rows)
+
+
+def dated(headings: list[str], cells: list[list[str]], rows: list[dict]) -> tuple[list[str], list[list[str]]]:
+    """With the day on which each row was measured, where the rows of the table are of several."""
+    days = [r.get("measured", "") for r in rows]
+    return ([*headings, "measured"], [[*c, day] for c, day in zip(cells, days)]) if len(set(days)) > 1 else (headings, cells)
 
 
 def compile_grid(rows: list[dict]) -> tuple[list[str], list[list[str]]]:

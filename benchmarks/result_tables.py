@@ -14,8 +14,14 @@ ROOT = Path(__file__).parents[1]
 
 
 def newest(suite: str) -> tuple[Path, dict] | None:
+    """The newest file of a suite's results, and its facts: of each thing one row, the last that was measured, with its date."""
     files = sorted(report.RESULTS.glob(f"*-{suite}.json"))
-    return (files[-1], json.loads(files[-1].read_text())) if files else None
+    if not files:
+        return None
+    path, facts = files[-1], json.loads(files[-1].read_text())
+    for row in facts["rows"]:
+        row["measured"] = row.get("run", path.name)[:10]
+    return path, facts | {"rows": report.last_measured(facts["rows"])}
 
 
 def _reached(rows: list[dict]) -> list[dict]:
@@ -27,14 +33,6 @@ def earlier(rows: list[dict]) -> str:
     """How many rows are of which earlier runs, where results were merged."""
     found = Counter(r["run"] for r in rows if "run" in r)
     return "".join(f" {n} of {len(rows)} rows are of {run}." for run, n in found.items())
-
-
-def whole(suite: str) -> tuple[Path, dict] | None:
-    """The newest results of a run that came to its end, where that is not the newest run."""
-    files = sorted(report.RESULTS.glob(f"*-{suite}.json"), reverse=True)
-    runs = [(path, json.loads(path.read_text())) for path in files]
-    ended = [run for run in runs if not any("error" in r for r in run[1]["rows"])]
-    return ended[0] if ended and ended[0] != runs[0] else None
 
 
 def forms() -> str:
@@ -62,13 +60,6 @@ def calls() -> str:
     where = f"{machine['cpu']}, {machine['cores']} cores" + (f"; {machine['gpu']}" if machine["gpu"] else "")
     about = f"{where}; torch {facts['versions']['torch']}; {path.name[:10]}, commit {facts['versions']['commit']}, from "
     return f"{about}[`{path.name}`](../{path.relative_to(ROOT)}):\n\n{table(headings, lines, range(1, len(headings)))}"
-
-
-def whole_results(suite: str) -> str:
-    """The table of `whole`."""
-    if (found := whole(suite)) is None:
-        return "All rows above have figures."
-    return "The last run that reached all rows:\n\n" + results(suite, found)
 
 
 def models() -> str:
@@ -129,7 +120,7 @@ def results(suite: str, found: tuple[Path, dict] | None = None) -> str:
 
 HEADLINES = {  # of the many rows, those that the README shows, by how their names begin
     "gpu": ("example gelu", "example softmax", "example layernorm", "example cross_entropy",
-            "example transpose", "example causal_attention", "example transformer_block", "matmul 8192 bf16"),
+            "example transpose", "example causal_attention", "example transformer_block", "product 8192x8192x8192 bf16"),
     "cpu": ("softmax 4096", "layernorm 4096", "gelu (tanh) 4096", "sum of rows 4096", "transpose 4096", "matmul 2048",
             "softmax 32x32"),
 }  # fmt: skip
@@ -138,20 +129,19 @@ HEADLINES = {  # of the many rows, those that the README shows, by how their nam
 def headlines() -> str:
     """A few rows of each suite, with where they were measured."""
     parts = []
-    runs = [(s, run, names) for s, names in HEADLINES.items() for run in (newest(s), whole(s)) if run is not None]
-    shown: set[str] = set()
+    runs = [(s, run, names) for s, names in HEADLINES.items() if (run := newest(s)) is not None]
     for suite, (path, facts), names in runs:
         where = facts["machine"]["gpu"] or f"{facts['machine']['cpu']}, {facts['machine']['cores']} cores"
         (end, meaning), *_ = report.WAYS[suite].items()
-        rows = report.in_tables(_reached(facts["rows"]))
-        rows = [r for r in rows if r["name"].startswith(names) and r["name"] not in shown]
+        rows = [r for r in _reached(facts["rows"]) if r["name"].startswith(names) and r.get("group") != "compile"]
         if not rows:
             continue
-        shown |= {r["name"] for r in rows}
         headings, cells = report.grid(suite, rows, end)
         of = {r.get("run", f"{path.name[:10]}, commit {facts['versions']['commit']}"): None for r in rows}
         parts.append(f"{where}, {'; '.join(of)}, {meaning}:")
         parts.append(table(headings, cells, range(1, len(headings))))
+    if (found := newest("models")) is not None:
+        parts.append(models_report.headline(found[1]))
     return "\n\n".join(parts)
 
 

@@ -12,7 +12,7 @@ ROW = {
     "name": "bert, inference", "group": "inference", "kind": "encoder", "sizes": "BERT", "right": True,
     "times_us": {"eager": 9.0, "tilec": 2.0, "tilec, graphs": 1.0, "torch.compile": 3.0, "torch.compile, graphs": 1.5},
     "host_us": {"tilec": 2.0, "torch.compile": 6.0},
-    "peak_bytes": {"tilec": 100, "torch.compile": 200}, "error_share": {"eager": 1 / 3, "tilec": 0.4},
+    "peak_bytes": {"tilec": 100e6, "torch.compile": 200e6}, "error_share": {"eager": 1 / 3, "tilec": 0.4},
     "graphs": {"tilec": {"taken": 9, "operations": 10, "partitions": 2, "splits": {}}},
 }  # fmt: skip
 
@@ -24,11 +24,43 @@ def test_best_modes_are_compared_and_targets_judged():
         "times_us": {"tilec": 2.0, "torch.compile": 1.0},
     }
     found = {what: (round(value, 3), met) for what, value, _, met in models_report.targets([ROW, slow])}
-    assert found["inference, transformers: torch.compile's best mode over ours"] == (1.5, True)
-    assert found["inference, all: torch.compile's best mode over ours"] == (round(0.75**0.5, 3), False)
+    assert found[f"inference, transformers: {models_report.BEST}"] == (1.5, True)
+    assert found[f"inference, all: {models_report.BEST}"] == (round(0.75**0.5, 3), False)
     assert found["inference: the least of these"] == (0.5, False)
     assert found["host time of a call: torch.compile's over ours"] == (3.0, True)
-    assert models_report.cells(ROW)[6:] == ["1.50", "3.00", "2.00", "90 %", "0.40"]
+    assert models_report.cells(ROW)[6:] == ["1.50", "3.00", "200.0 MB", "100.0 MB", "90 %", "0.40", ""]
+
+
+def test_eager_mode_counts_where_it_is_faster_than_torch_compile():
+    """And a step of decoding, whose temporaries are a hundred kilobytes, says nothing about memory."""
+    eager = ROW | {"times_us": {"eager": 1.1, "tilec": 1.0, "torch.compile": 2.8}}
+    step = eager | {"group": "decoding", "peak_bytes": {"tilec": 1, "torch.compile": 334}}
+    found = {what: round(value, 3) for what, value, _, _ in models_report.targets([eager, step])}
+    assert found[f"inference, all: {models_report.BEST}"] == found[f"decoding: {models_report.BEST}"] == 1.1
+    assert found["memory of inference and training: the least of the others' peaks over ours"] == 2.0
+    assert "| decoding: " in models_report.headline({"rows": [eager, step]})
+
+
+def test_one_row_a_thing_the_last_measured():
+    from benchmarks import report, result_tables
+
+    rows = [
+        {"name": "matmul 4096 f32", "measured": "2026-11-22", "times_us": {"tilec": 3.0}},
+        {"name": "matmul 4096 bf16", "measured": "2026-11-24", "times_us": {"tilec": 2.0}},
+        {"name": "product 4096x4096x4096 f32", "measured": "2026-11-23", "times_us": {"tilec": 1.0}},
+        {"name": "product 4096x4096x4096 bf16", "measured": "2026-11-23", "times_us": {"tilec": 4.0}},
+        {"name": "matmul 256x256x16384 bf16", "measured": "2026-11-22", "times_us": {"tilec": 5.0}},
+        {"name": "matmul + bias + gelu 4096 bf16", "measured": "2026-11-22", "times_us": {"tilec": 5.0}},
+        {"name": "product, bias and gelu 4096x4096x4096 bf16", "error": "no"},
+    ]
+    kept = [r["name"] for r in report.last_measured(rows)]
+    assert kept == [rows[n]["name"] for n in (1, 2, 4, 5, 6)]
+    headings, lines = report.grid("gpu", rows[:2], "")
+    assert headings[-1] == "measured" and [line[-1] for line in lines] == ["2026-11-22", "2026-11-24"]
+    assert report.grid("gpu", rows[:1], "")[0][-1] == "right"
+    for suite in ("gpu", "cpu", "models"):
+        things = [report.thing(r["name"]) for r in result_tables.newest(suite)[1]["rows"] if r.get("times_us")]
+        assert len(things) == len(set(things))
 
 
 def test_seconds_until_a_first_step_are_compared():
