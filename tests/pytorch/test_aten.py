@@ -233,6 +233,20 @@ def test_expressions_of_16_bits_are_rounded_once():
     assert any("bf16(" in line for line in cast)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "more", "groups"),
+    [(4, 2, 1, 0, 1), (3, 2, 1, 1, 1), (3, 2, 1, 0, 2), (1, 2, 0, 1, 1), (5, 3, 2, 2, 1), (2, 3, 1, 0, 2), (4, 2, 2, 0, 1)],
+)
+def test_transposed_convolutions_with_strides(kernel, stride, padding, more, groups, dtype):
+    """A sum for each remainder of positions by the stride; where a window has no element, the bias alone."""
+    x, w, b = torch.randn(2, 4, 5, 4), torch.randn(4, 6 // groups, kernel, kernel), torch.randn(6)
+    sizes = {"stride": stride, "padding": padding, "output_padding": more, "groups": groups}
+    arguments, near = [t.to(dtype) for t in (x, w, b)], 1e-5 if dtype == torch.float32 else 0.02
+    right(lambda x, w, b: torch.nn.functional.conv_transpose2d(x, w, b, **sizes), *arguments, rtol=near, atol=near)
+    right(lambda x, w, b: torch.nn.functional.conv_transpose2d(x, w, None, **sizes), *arguments, rtol=near, atol=near)
+
+
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "dilation", "groups"),
     [(3, 2, 1, 1, 1), (2, 1, 0, 2, 2), (1, 1, 0, 1, 1), (1, 2, 0, 1, 1), (3, 2, 0, 1, 2), (4, 3, 2, 1, 1)],

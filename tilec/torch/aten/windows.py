@@ -39,6 +39,13 @@ class Window:
         """Whether some positions of the input have more elements of windows than others, and no elements are apart."""
         return all(d == 1 for d in self.dilation) and any(k % s for k, s in zip(self.extent, self.stride))
 
+    @property
+    def apart(self) -> bool:
+        """Whether a sum for each remainder of positions by the strides has factors that no position decides, where a single sum has
+        none: elements of windows are not apart, and positions do not begin with a whole window."""
+        straight = all(d == 1 for d in self.dilation) and any(s > 1 for s in self.stride)
+        return straight and (self.uneven or any(p % s for p, s in zip(self.padding, self.stride)))
+
     def leaves(self, windows: Sequence[int], spatial: Sequence[int]) -> bool:
         """Whether an element of a window is outside of the input."""
         last = [(n - 1) * s + (k - 1) * d - p for n, s, k, d, p in
@@ -118,10 +125,11 @@ def transposed(
 
 
 def by_remainders(
-    graph: Graph, x: Tensor, w: Tensor, shape: tuple[int, ...], dtype: str, window: Window, groups: int
-) -> Tensor:
+    graph: Graph, x: Tensor, w: Tensor, shape: tuple[int, ...], dtype: str, window: Window, groups: int,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """What is `transposed`, put together of a sum for each remainder of positions by the strides: it has taps of its own, where a
-    single sum would have zeros for those of the others."""
+    single sum would have zeros for those of the others. `bias` is added to each."""
     spatial, order = range(len(window.extent)), graph.orders.get(shape)
     size = (*shape[:2], *(ceil(n / s) for n, s in zip(shape[2:], window.stride)))
     parts = replace(graph, orders={} if order is None else {size: order})
@@ -130,10 +138,11 @@ def by_remainders(
         at = [divmod(q + p, s) for q, p, s in zip(remainders, window.padding, window.stride)]
         taps = [ceil((window.extent[d] - at[d][1]) / window.stride[d]) for d in spatial]
         if min(taps) > 0:
-            sums[remainders] = parts.emit(*_remainder(graph, x, w, size, dtype, at, taps, window, groups))
+            _, _, text = _remainder(graph, x, w, size, dtype, at, taps, window, groups)
+            sums[remainders] = parts.emit(size, dtype, text if bias is None else _plus(text, bias))
 
     def expression(i: list[Index]) -> str:
-        text = "" if len(sums) == prod(window.stride) else "0"
+        text = "" if len(sums) == prod(window.stride) else "0" if bias is None else bias.at(i[1])
         for remainders, made in sums.items():
             tests = [f"{i[2 + d]} % {window.stride[d]} == {remainders[d]}" for d in spatial if window.stride[d] > 1]
             element = made.at(i[0], i[1], *(i[2 + d] // window.stride[d] for d in spatial))
@@ -141,6 +150,10 @@ def by_remainders(
         return text
 
     return graph.emit(shape, dtype, expression, whole=range(len(shape)))
+
+
+def _plus(text: Callable[[list[Index]], str], bias: Tensor) -> Callable[[list[Index]], str]:
+    return lambda i: f"{text(i)} + {bias.at(i[1])}"
 
 
 def _remainder(
@@ -184,8 +197,10 @@ def convolution(call: Call) -> Tensor:
     x, w, bias = call["input"], call["weight"], call["bias"]
     window = Window.of(call, w.shape[2:])
     make = transposed if call["transposed"] else forward
+    if call["transposed"] and window.apart and w.shape[0] > call["groups"] and call.device.type == "cpu":
+        return by_remainders(call.graph, x, w, call.shape, call.dtype, window, call["groups"], bias)
     shape, dtype, text = make(call.graph, x, w, call.shape, call.dtype, window, call["groups"])
-    return call.emit(shape, dtype, text if bias is None else lambda i: f"{text(i)} + {bias.at(i[1])}")
+    return call.emit(shape, dtype, text if bias is None else _plus(text, bias))
 
 
 @expresses("convolution_backward")
