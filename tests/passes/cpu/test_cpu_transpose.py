@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tools.construct_cases import compiled, run
 
 import tilec
+from tilec.kernels import RegisterTranspose
 
 PROGRAMS = {
     "input": ("y[j, i] = x[i, j] + w[j, i]", lambda x, w, z: x.T + w),
@@ -45,3 +47,32 @@ def test_the_plan_says_so():
     assert kernel.options.transposed in ((0,), (1,))
     assert "transposed in registers" in op.explain()
     assert "transpose(" in op.kernels[0].source
+
+
+TABLES = {
+    "distances": ("d[i, k] = sum[j]((x[i, j] - c[k, j]) ** 2); y[i] = argmin[k](d[i, k])", ((700, 19), (23, 19))),
+    "each channel's window": (
+        "y[h, w, c] = sum[r, s](x[h + r, w + s, c] * t[c, r, s]) where h in 0:20, w in 0:18", ((22, 20, 37), (37, 3, 3)),
+    ),
+    "each channel's polynomial": ("y[i, c] = sum[k](t[c, k] * x[i, c] ** 2)", ((40, 5), (300, 40))),
+    "largest of shifted": ("y[i, k] = max[j](x[i, j] + t[k, j])", ((400, 6), (17, 6))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("name", TABLES)
+def test_small_tables_are_transposed_in_each_block(name, dtype):
+    """A small operand that the innermost loop would read with a stride, many times."""
+    program, shapes = TABLES[name]
+    arrays = [np.random.default_rng(n).standard_normal(s).astype(dtype) for n, s in enumerate(shapes)]
+    run(program, *arrays)
+    op = compiled(program)
+    op(*arrays)
+    assert any(isinstance(k.options, RegisterTranspose) for k in op.plan.kernels)
+
+
+def test_large_or_seldom_read_tables_are_not():
+    for shapes in (((700, 190), (230, 190)), ((20, 19), (23, 19))):
+        op = compiled(TABLES["distances"][0])
+        op(*(np.ones(s, np.float32) for s in shapes))
+        assert not any(isinstance(k.options, RegisterTranspose) for k in op.plan.kernels)

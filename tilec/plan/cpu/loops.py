@@ -28,6 +28,9 @@ from tilec.plan.cpu.panels import choose_contraction
 from tilec.plan.groups import Group, Remark
 
 SQUARE = 16  # the longest side of a tile that is turned in registers
+SHARE, REUSED, NARROW = 8, 64, 8
+"""Of a block's elements of work, the part that a table has at most; reads of each of its elements, and the extent of the innermost
+loop, from which its copy is worth it."""
 SMALL = 1 / 16  # an operand of less than this share of the largest one has no say in how memory is walked
 
 
@@ -41,6 +44,8 @@ def choose(
     transposed = _transposed_dims(kernel, g)
     tile, why = _tile(kernel, g, graph, target, transposed)
     kernel = replace(kernel, tile=tile, loops={n.name: loop_order(n) for n in g.nodes})
+    if small := tuple(d for d in _small_tables(g, target) if d not in transposed):
+        transposed, why = (*transposed, *small), f"{why}; a small operand is transposed in each"
     built = RegisterTranspose(transposed=transposed, lanes=_square(g, target)) if transposed else LoopNest()
     weigh = partial(_work, kernel.work, g.nodes, target)
     kernel = replace(kernel, options=built, weigh=weigh).weighed(target)
@@ -77,6 +82,22 @@ def _transposed_dims(kernel: KernelPlan, g: Group) -> tuple[int, ...]:
             pair = [dims[d] for d in (read.dims[-1], order[-1])]
             if all(d in kernel.grid and kernel.extents[d] >= SQUARE for d in pair) and _bits(read.value) >= 8:
                 found[pair[0]] = None
+    return tuple(found)
+
+
+def _small_tables(g: Group, target: Target) -> tuple[int, ...]:
+    """The kernel dimensions along which small operands are contiguous that each block reads many times across: a transposed copy
+    of one takes less time than reads of single elements, whatever the block's part of it."""
+    found: dict[int, None] = {}
+    most = target.fit(LoopTiles).block_elements // SHARE
+    for node in g.nodes:
+        order, dims = loop_order(node), g.space.dims[node]
+        for read in node.reads:
+            if len(read.dims) < 2 or read.dims[-1] == order[-1] or order[-1] not in read.dims or node.contraction is not None:
+                continue
+            elements, wide = prod(node.extents[d] for d in read.dims), node.extents[order[-1]] >= NARROW
+            if wide and elements <= most and node.iterations >= REUSED * elements and _bits(read.value) >= 8:
+                found[dims[read.dims[-1]]] = None
     return tuple(found)
 
 
