@@ -77,7 +77,7 @@ def calls_itself(circle: list[str]) -> str:
     return f"`{circle[0]}` calls itself{way}"
 
 
-def text_of(node: ast.Expr) -> str:
+def text_of(node: ast.Expr | ast.Range) -> str:
     """The source text of an expression, for messages: one line, not too long."""
     span = node.span
     text = " ".join(span.source.text[span.start : span.end].split())

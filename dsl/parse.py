@@ -126,8 +126,9 @@ def _without_dots(source: Source, text: str, problems: list[Diagnostic]) -> str:
         if (dots := match["dots"]) is None or len(problems) >= MAX_DIAGNOSTICS:
             return match[0]
         before, after = text[max(0, match.start() - 80) : match.start()], text[match.end() : match.end() + 80]
-        ends = re.search(r"[\w.+*/ -]*\Z", before), re.match(r"[\w+*/-]*", after)
+        ends = re.search(r"[\w.+*/ -]*\Z", before), re.match(r"[\w+*/ -]*", after)
         low, high = (end[0].strip() if end else "" for end in ends)
+        high += " + 1" * (bool(high) and "=" in dots)
         hint = f"a range is `low:high`, without `high` itself: write `{low.split(' in ')[-1] or 0}:{high or 'N'}`"
         if not low and not high:
             hint = "each dimension has an index of its own: `y[b, i] = x[b, i]`"

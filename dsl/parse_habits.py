@@ -26,6 +26,7 @@ def habit(words: Words, at: int, expected: set[str]) -> Found:
         or _range(words, at, expected)
         or _function(words, at, expected)
         or _results(words, at, expected)
+        or _definition(words, at, expected)
     )
 
 
@@ -52,12 +53,15 @@ def _statement_without_equals(words: Words, at: int, expected: set[str]) -> Foun
     if "EQUAL" not in expected or not expected <= _BEFORE_EQUALS or at == 0:
         return None
     first = _operand_before(words, at)
-    if first == 0 or words.tokens[first - 1].type not in _ENDS or words.first_of_line(first) or words.comment(at) is not None:
+    if first == 0 or words.tokens[first - 1].type not in _ENDS or words.comment(at) is not None:
+        return None
+    known = _known_pair(words, first)
+    if known is None and words.first_of_line(first):
         return None
     start = first - 1
     while start > 0 and not words.starts_statement(start):
         start -= 1
-    found = _known_pair(words, first) or _no_operator(words, first)
+    found = known or _no_operator(words, first)
     resume = at
     while words.tokens[resume].type not in ("RBRACE", "OP", "DEF", "IMPORT", "$END") and not (
         words.starts_statement(resume) and (words.first_of_line(resume) or resume > at)
@@ -103,7 +107,8 @@ def _known_pair(words: Words, at: int) -> Diagnostic | None:
         if name in words.functions:
             head = words.text(opener - 1, at - 1)
             return Diagnostic(f"`{head}` needs parentheses", words.span(at), hint=f"write `{head}({operand})`")
-    if before.type == "NAME" and before.value in words.functions:
+    called = before.type == "NAME" and token.type != "LPAR" and words.tokens[at - 2].type != "COLON"
+    if called and (before.value in words.functions or before.value in DTYPES):
         message = f"the argument of `{before.value}` needs parentheses"
         return Diagnostic(message, words.span(at), hint=f"write `{before.value}({operand})`")
     return None
@@ -145,6 +150,8 @@ def _sizes_in_parentheses(words: Words, at: int, expected: set[str]) -> Found:
     closer = _FOREIGN_BRACKETS[token.value]
     depth = 0
     for k in range(at, len(words.tokens) - 1):
+        if words.tokens[k].type == "RSQB" and words.partner(k) < at:  # `f32(N]`
+            break
         depth += {token.value: 1, closer: -1}.get(words.tokens[k].value, 0)
         if depth == 0:
             break
@@ -184,7 +191,10 @@ def _range(words: Words, at: int, expected: set[str]) -> Found:
         k = words.partner(k) - 1 if tokens[k].type in OPENERS else k - 1
     if k <= 0 or tokens[k].type != "IN" or k + 1 >= at:
         return None
-    bounds = f"0:{words.text(k + 1, at - 1)}"
+    first = words.text(k + 1, at - 1)
+    bounds = f"0:{first}" if first != "0" else "0:N"
+    if tokens[at].value in ("to", "until", ",") and tokens[at + 1].type in _ENDS:
+        bounds = f"{first}:{words.operand_at(at + 1)}"
     if tokens[k + 1].value in ("range", "arange") and tokens[k + 2].type == "LPAR":
         parts = words.arguments(k + 2)
         bounds = {1: f"0:{parts[0]}" if parts else "", 2: ":".join(parts)}.get(len(parts), "0:N")
@@ -221,6 +231,9 @@ def _function(words: Words, at: int, expected: set[str]) -> Found:
         body = body if body.startswith("return") else f"return {body}"
         hint = f"write `{words.text(begin, at - 1)} {{ {body} }}`" if tokens[at].value != "->" else "a function has no types"
         return Diagnostic("the body of a function stands in braces", words.span(at), hint=hint), None
+    if tokens[at].type == "COLON" and head == at and "COMMA" in expected:
+        hint = "leave the type out: a function takes values of every type"
+        return Diagnostic("the parameters of a function have no types", words.span(at), hint=hint), None
     if tokens[head].type != "LBRACE" or not (expected == {"EQUAL"} or "RETURN" in expected):
         return None
     close = words.partner(head)
@@ -253,7 +266,7 @@ def _results(words: Words, at: int, expected: set[str]) -> Found:
         sizes = ", ".join(words.text(k + 1, words.partner(k) - 1) for k in (words.partner(at - 1), at) if words.partner(k) > k + 1)
         hint = f"write `{words.tokens[words.partner(at - 1) - 1].value}[{sizes}]`"
         return Diagnostic("all sizes stand in one pair of brackets", words.span(at, words.partner(at)), hint=hint), None
-    if expected == {"COLON"} and "OP" in (words.tokens[k].type for k in range(max(0, at - 40), at)):
+    if expected == {"COLON"} and _in_header(words, at):
         return Diagnostic("a parameter is `name: type[sizes]`", words.span(at), hint="write `x: f32[N]`"), None
     if token.type == "LSQB" and expected == {"EQUAL"} and words.tokens[at - 2].type == "COLON":
         hint = f"write `: {before.value} = …`"
@@ -261,4 +274,40 @@ def _results(words: Words, at: int, expected: set[str]) -> Found:
     return None
 
 
+def _in_header(words: Words, at: int) -> bool:
+    """Whether a word stands among the parameters of an op."""
+    k = at - 1
+    while k > 0 and at - k < 200 and words.tokens[k].type not in ("OP", "LBRACE", "EQUAL", "DEF"):
+        k -= 1
+    return words.tokens[k].type == "OP"
+
+
 _NAMED = "the results of an op have names, in parentheses"
+
+
+def _definition(words: Words, at: int, expected: set[str]) -> Found:
+    """`x[i][j]`, `y(i) = …`, `y[i] := …`, `return` in an op."""
+    token, before = words.tokens[at], words.tokens[at - 1] if at else None
+    if token.type == "RETURN":
+        hint = "the results of an op are defined by their names: `y[i] = …`"
+        return Diagnostic("`return` belongs into a function", words.span(at), hint=hint), None
+    if before is None:
+        return None
+    if token.type == "LSQB" and before.type == "RSQB" and (opener := words.partner(at - 1)) < at - 2:
+        close = words.partner(at)
+        inner = f"{words.text(opener + 1, at - 2)}, {words.text(at + 1, close - 1)}" if close > at + 1 else "i, j"
+        hint = f"write `{words.tokens[opener - 1].value}[{inner}]`"
+        return Diagnostic("subscripts stand in one pair of brackets", words.span(at, close), hint=hint), None
+    if token.type == "LPAR" and before.type == "NAME" and "NUMBER" not in expected and (
+        words.first_of_line(at - 1) or words.tokens[at - 2].type in ("LBRACE", "SEMICOLON")
+    ):  # fmt: skip
+        hint = f"elements stand in brackets, `{before.value}[i] = …`; a function is `def {before.value}(x) {{ return … }}`"
+        return Diagnostic("a definition does not begin so", words.span(at - 1, at), hint=hint), None
+    arrow = token.value == "<" and "EQUAL" in expected and words.tokens[at + 1].value == "-"
+    if arrow or (token.type == "EQUAL" and before.value == ":"):
+        first, last = (at, at + 1) if arrow else (at - 1, at)
+        shown = words.text(first, last)
+        return Diagnostic(f"`{shown}` is not a word of the language", words.span(first, last), hint="write `=`"), None
+    if token.type in ("EQUAL", "COLON") and expected == {"LBRACE"}:
+        return Diagnostic("the body of an op stands in braces", words.span(at), hint="write `{ … }`"), None
+    return None

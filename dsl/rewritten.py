@@ -14,12 +14,16 @@ _SPELLED = {
     "arctanh": "atanh", "sgn": "sign", "logistic": "sigmoid", "clip": "clamp", "log1": "log1p", "rint": "round", "swish": "silu",
     "lgammaf": "lgamma", "mod": "fmod", "remainder": "fmod",
 }  # fmt: skip
-_REDUCED = {"avg": "mean", "average": "mean", "product": "prod", "maximum": "max", "minimum": "min", "amax": "max", "amin": "min",
-            "lse": "logsumexp", "logaddexp": "logsumexp", "add": "sum", "total": "sum"}  # fmt: skip
+_REDUCED = {
+    "avg": "mean", "average": "mean", "product": "prod", "maximum": "max", "minimum": "min", "amax": "max", "amin": "min",
+    "lse": "logsumexp", "logaddexp": "logsumexp", "add": "sum", "total": "sum",
+}  # fmt: skip
 SIZES = ("len", "size", "shape")
 _CHOICES = ("where", "select", "if_else", "ifelse", "cond", "iff")
-_WORDS = {"True": "true", "False": "false", "Inf": "inf", "INFINITY": "inf", "infinity": "inf", "NaN": "nan", "NAN": "nan",
-          "PI": "pi", "Pi": "pi", "TAU": "tau"}  # fmt: skip
+_WORDS = {
+    "True": "true", "TRUE": "true", "False": "false", "FALSE": "false", "Inf": "inf", "INFINITY": "inf", "Infinity": "inf",
+    "infinity": "inf", "NaN": "nan", "NAN": "nan", "PI": "pi", "Pi": "pi", "M_PI": "pi", "TAU": "tau",
+}  # fmt: skip
 
 
 def constant_hint(expr: ast.Expr) -> str | None:
@@ -58,9 +62,11 @@ def _factor(expr: ast.Expr) -> str:
     return text_of(expr) if plain else f"({text_of(expr)})"
 
 
-def left_hint(name: str, item: ast.Expr) -> str:
+def left_hint(name: str, item: ast.Expr | ast.Range) -> str:
     """How a left side with a subscript that is no index is written."""
     match item:
+        case ast.Range(index=index):
+            return f"the range stands at the end: `{name}[{index}] = … where {text_of(item)}`"
         case ast.Access() as access:
             inner = dict.fromkeys(n.name for s in access.subscripts for n in ast.traverse(s) if isinstance(n, ast.Name))
             new = next(n for n in ("k", "n", "m", "a", "b", "_k") if n not in inner)
