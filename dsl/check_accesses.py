@@ -287,8 +287,10 @@ def _numbers(ends: tuple[Poly, Poly]) -> Values | None:
 
 
 def _is_of_indices(condition: ast.Expr) -> bool:
-    """Whether some comparison in a condition is one of indices and sizes alone."""
-    return any(
-        isinstance(node, ast.Compare) and not any(isinstance(e, (ast.Access, ast.Reduce, ast.Scan)) for e in ast.traverse(node))
-        for node in ast.traverse(condition)
-    )  # fmt: skip
+    """Whether some comparison in a condition is one of indices and sizes alone, and not of a reduction's own index."""
+    match condition:
+        case ast.Access() | ast.Reduce() | ast.Scan():
+            return False
+        case ast.Compare():
+            return not any(isinstance(e, (ast.Access, ast.Reduce, ast.Scan)) for e in ast.traverse(condition))
+    return any(map(_is_of_indices, ast.children(condition)))
