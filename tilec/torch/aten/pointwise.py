@@ -70,7 +70,7 @@ def _binary(template: str, kind: str, call: Call) -> Tensor:
     return elementwise(call, template, ["self", "other"], kind)
 
 
-TRUNCATED = "({0} // {1} if ({0} >= 0) == ({1} > 0) else -((-{0}) // {1}))"
+TRUNCATED = "({0} - fmod({0}, {1})) // {1}"  # a multiple, of which all roundings are one; -x of the least integer is itself
 
 for _name, _text in FLOAT_UNARY.items():
     TABLE[_name] = partial(_unary, _text, "float")
