@@ -153,7 +153,7 @@ def test_a_cache_is_never_copied(partitions, tmp_path, monkeypatch):
     monkeypatch.setenv("TILEC_TORCH_DUMP", str(tmp_path))
     assert_agrees(OTHERWISE["a position that data tell"], torch.randn(6, 4), torch.randn(1, 4), torch.tensor([3]))
     (text,) = (p.read_text() for p in tmp_path.rglob("run.py"))
-    assert "index_put__default(" in text and "copy_" not in text
+    assert "index_copy__default(" in text and "aten_copy_" not in text and "clone" not in text
 
 
 def test_without_machine_codes_calls(monkeypatch):

@@ -177,6 +177,27 @@ def opaque(text: str, range: Range = ANY) -> Index:
     return Index(((Atom(text if text.isidentifier() else f"({text})", range), 1),))
 
 
+def range_where(index: Index, here: Index, value: int) -> Range:
+    """The smallest and the largest value of an index where `here`, an atom of it, has this value."""
+    ((atom, _),) = here.terms
+    low = high = index.constant
+    for term, factor in index.terms:
+        if term == atom:
+            ends = (value, value)
+        elif term.of is None:
+            ends = term.range
+        else:
+            ends = range_where(term.of, here, value)
+            quotients = ends[0] // term.by, ends[1] // term.by
+            if term.op == "//":
+                ends = quotients
+            elif term.op == "%":
+                same = quotients[0] == quotients[1]
+                ends = (ends[0] % term.by, ends[1] % term.by) if same else (0, term.by - 1)
+        low, high = low + min(e * factor for e in ends), high + max(e * factor for e in ends)
+    return low, high
+
+
 def flat(positions: Sequence[Index], strides: Sequence[int], offset: int = 0) -> Index:
     total = number(offset)
     for position, stride in zip(positions, strides, strict=True):

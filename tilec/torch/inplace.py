@@ -23,8 +23,11 @@ aten = torch.ops.aten
 WRITES = {
     aten.index_put.default: aten.index_put_.default, aten.scatter.src: aten.scatter_.src, aten.scatter.value: aten.scatter_.value,
     aten.scatter_add.default: aten.scatter_add_.default, aten.index_add.default: aten.index_add_.default,
+    aten.index_copy.default: aten.index_copy_.default,
 }  # fmt: skip
 """Operations that make a changed copy of their first argument, and those that change it."""
+MOVES = {aten.index_put_.default, aten.index_copy_.default, aten.scatter_.src, aten.scatter_.value}
+"""Those of the latter that compute nothing."""
 PARTS = {aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.default: aten.select.int}
 """Operations that replace a part of their first argument by their second, and the view of that part."""
 
@@ -58,10 +61,14 @@ def leave_to_pytorch(graph: fx.Graph, write: fx.Node) -> None:
 
 def _is_of_one_position(write: fx.Node) -> bool:
     """Whether all that is written is at one position of one dimension."""
-    if write.target is not aten.index_put.default or (len(write.args) > 3 and write.args[3]):
+    if write.target is aten.index_copy.default:
+        target, _, index, source = (fx.map_arg(a, lambda n: n.meta.get("val")) for a in write.args)
+        indices = [index]
+    elif write.target is aten.index_put.default and not (len(write.args) > 3 and write.args[3]):
+        target, given, source = (fx.map_arg(a, lambda n: n.meta.get("val")) for a in write.args[:3])
+        indices = [i for i in given if i is not None]
+    else:
         return False
-    target, given, source = (fx.map_arg(a, lambda n: n.meta.get("val")) for a in write.args[:3])
-    indices = [i for i in given if i is not None]
     if len(indices) != 1 or not all(isinstance(t, torch.Tensor) for t in (target, source, *indices)):
         return False
     (index,) = indices
@@ -103,7 +110,7 @@ def copies_back(node: fx.Node) -> bool:
 
 def is_write(node: fx.Node) -> bool:
     """Whether the operation moves a value into an input or a part of it, and computes nothing."""
-    return copies_back(node) or node.target in (aten.index_put_.default, aten.scatter_.src, aten.scatter_.value)
+    return copies_back(node) or node.target in MOVES
 
 
 def _stays(node: fx.Node) -> bool:

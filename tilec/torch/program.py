@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
 from math import prod
 from typing import TypeVar
@@ -164,6 +165,30 @@ def literal(value: float | int | bool, dtype: str = "") -> str:
         return "inf" if value > 0 else "(-inf)"
     text = repr(value)
     return f"({text})" if text.startswith("-") else text
+
+
+LARGEST_F8E4M3 = 448.0
+
+
+@cache
+def saturates() -> bool:
+    """Whether PyTorch has the largest number of float8_e4m3fn for larger ones and infinities, as from 2.12 on, and not NaN as the
+    language has. Its other types of 8 bits keep infinities, or are none of the language's."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return bool(torch.tensor(2 * LARGEST_F8E4M3).to(torch.float8_e4m3fn).float() == LARGEST_F8E4M3)
+
+
+def converted(text: str, source: str, dtype: str) -> str:
+    """A number of one type as one of another, as PyTorch converts it."""
+    if dtype == "u8" and DTYPES[source].is_float:  # by way of integers, where it is negative
+        return f"u8(i64({text}))"
+    if dtype == "f8e4m3" and source not in ("bool", "i8", "u8", "f8e4m3") and saturates():
+        wide = text if DTYPES[source].is_float else f"f32({text})"
+        return f"f8e4m3(clamp({wide}, {-LARGEST_F8E4M3}, {LARGEST_F8E4M3}))"
+    return f"{dtype}({text})"
 
 
 def reduction(kind: str, extents: Sequence[int], inside: Callable[[list[Index]], str]) -> str:

@@ -36,12 +36,21 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         of = lambda left_out: "".join(letters[d] for d in range(len(letters)) if d not in left_out)  # noqa: E731
         return torch.einsum(f"{of(expand_a)},{of(expand_b)},{of(expand_c)}->{of(summed)}", a, b, c)
 
+    def index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
+        """PyTorch's own is an `index_copy`, which takes no negative positions."""
+        if not x.dim():
+            return index_fill(x.unsqueeze(0), 0, index, value).squeeze(0)
+        value = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)
+        return aten.index_put(x, [None] * (dim % x.dim()) + [index], value)
+
     norms = [aten._batch_norm_with_update_functional, aten._batch_norm_with_update, aten._batch_norm_no_update]
     return {
         aten.ldexp.Tensor: ldexp,
         aten.dist.default: dist,
         aten._cdist_forward.default: cdist,
         aten._trilinear.default: trilinear,
+        aten.index_fill.int_Scalar: index_fill,
+        aten.index_fill.int_Tensor: index_fill,
         **get_decompositions(norms),
     }
 

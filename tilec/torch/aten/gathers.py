@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,30 +11,79 @@ import numpy as np
 from tilec.torch import indices as ix
 from tilec.torch.aten.table import SEEN_THROUGH, Call, expresses, op_name, operand
 from tilec.torch.indices import Index
-from tilec.torch.program import Inexpressible, Tensor
+from tilec.torch.program import Graph, Inexpressible, Tensor
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
 
-def wrapped(text: str, extent: int) -> Index:
-    """A position that counts from the end where it is negative."""
-    return ix.opaque(f"{text} + {extent} if {text} < 0 else {text}", (0, extent - 1))
+class Positions:
+    """Positions that are data, in one dimension of a tensor, which may be a view. One that is negative counts from the end, if it
+    `wraps`. One that is outside is an error. A view may have something else there, which would be read: then positions are read
+    by way of a table of the dimension's, as a gather is, which is checked. `of` is the tensor to read: where a view has one
+    element in the place of all along the dimension, it is a copy of each of them."""
+
+    def __init__(self, call: Call, x: Tensor, dim: int, wraps: bool = True):
+        self.graph, self.extent, self.wraps = call.graph, x.shape[dim], wraps
+        here = ix.opaque("here", (0, self.extent - 1))
+        at = [here if d == dim else ix.name(f"p{d}", n) for d, n in enumerate(x.shape)]
+        if not re.search(r"\bhere\b", x.at(*at)):
+            x = call.graph.emit(x.shape, x.dtype, lambda i, x=x: x.at(*i), x.nominal, whole=[dim])
+        self.of, self.checked = x, ends_are_seen(call.graph, x, here, at)
+        self.table: Tensor | None = None
+
+    def __call__(self, positions: Tensor, at: Sequence[Index], node: Node | None = None) -> Index:
+        """What `positions` has at `at`, as a subscript. `node` made the positions."""
+        found = element(positions, at, self.extent, self.wraps, node)
+        return found if self.checked or is_known(positions, at, self.extent, node) else self.looked_up(found)
+
+    def looked_up(self, position: Index) -> Index:
+        if self.table is None:
+            self.table = table(self.graph, self.extent)
+        return ix.opaque(self.table.at(position), (0, self.extent - 1))
 
 
-def plain(text: str, extent: int) -> Index:
-    return Index(((ix.Atom(text, (0, extent - 1)), 1),))
+def table(graph: Graph, extent: int) -> Tensor:
+    """The positions of a dimension, as a tensor: what reads it outside is told."""
+    return graph.emit((extent,), "i32", lambda i: i[0].sum_text(), whole=[0])
+
+
+def ends_are_seen(graph: Graph, x: Tensor, here: Index, at: Sequence[Index]) -> bool:
+    """Whether positions before the first or behind the last one of a dimension, which `at` has as `here`, are outside of what is
+    stored."""
+    x = x.origin[0] if x.formula is not None and x.origin is not None else x
+    stored = graph.stored.get(x.name) or graph.inputs.get(x.name)
+    if x.formula is not None or stored is None:
+        return False
+    for subscript, extent in zip(x.positions(at) if x.positions is not None else at, stored.shape):
+        before, behind = (ix.range_where(subscript, here, value) for value in (-1, here.range[1] + 1))
+        if all(high < 0 or low >= extent for low, high in (before, behind)):
+            return True
+    return False
+
+
+def is_known(positions: Tensor, at: Sequence[Index], extent: int, node: Node | None = None) -> bool:
+    """Whether a position is inside, whatever the data are."""
+    known = positions.index_at(*at)
+    if known is not None and 0 <= known.range[0] <= known.range[1] < extent:
+        return True
+    return node is not None and (most := bound(node)) is not None and most <= extent
 
 
 def element(positions: Tensor, at: Sequence[Index], extent: int, wraps: bool = True, node: Node | None = None) -> Index:
     """What `positions` has at `at` as a position of a dimension; one that is negative counts from the end, if it `wraps`. `node`
     made the positions."""
-    known = positions.index_at(*at)
-    if known is not None and 0 <= known.range[0] <= known.range[1] < extent:
-        return known
-    if node is not None and (most := bound(node)) is not None and most <= extent:
+    if is_known(positions, at, extent, node):
+        known = positions.index_at(*at)
+        if known is not None and 0 <= known.range[0] <= known.range[1] < extent:
+            return known
+        most = bound(node) if node is not None else None
+        assert most is not None
         return ix.opaque(f"clamp({positions.at(*at)}, 0, {most - 1})", (0, most - 1)) if most > 1 else ix.number(0)
-    return (wrapped if wraps else plain)(positions.at(*at), extent)
+    text = positions.at(*at)
+    if wraps:
+        return ix.opaque(f"{text} + {extent} if {text} < 0 else {text}", (0, extent - 1))
+    return Index(((ix.Atom(text, (0, extent - 1)), 1),))
 
 
 def bound(node: Node) -> int | None:
@@ -66,11 +116,9 @@ def _is_summed(node: Node) -> bool:
 
 @expresses("embedding")
 def embedding(call: Call) -> Tensor:
-    table, positions = call["weight"], call["indices"]
-    rank = len(positions.shape)
-    return call.emit(
-        call.shape, call.dtype, lambda i: table.at(element(positions, i[:rank], table.shape[0], False), i[-1])
-    )
+    weight, positions = call["weight"], call["indices"]
+    rank, row = len(positions.shape), Positions(call, weight, 0, wraps=False)
+    return call.emit(call.shape, call.dtype, lambda i: row.of.at(row(positions, i[:rank]), i[-1]))
 
 
 @expresses("index_select")
@@ -79,8 +127,9 @@ def index_select(call: Call) -> Tensor:
     if not x.shape:
         return call.emit((), call.dtype, x.at())
     axis = call["dim"] % len(x.shape)
-    at = lambda i: element(positions, [i[axis]] if positions.shape else [], x.shape[axis], False)  # noqa: E731
-    return call.emit(call.shape, call.dtype, lambda i: x.at(*(at(i) if d == axis else p for d, p in enumerate(i))))
+    chosen = Positions(call, x, axis, wraps=False)
+    at = lambda i: chosen(positions, [i[axis]] if positions.shape else [])  # noqa: E731
+    return call.emit(call.shape, call.dtype, lambda i: chosen.of.at(*(at(i) if d == axis else p for d, p in enumerate(i))))
 
 
 @expresses("gather")
@@ -89,18 +138,18 @@ def gather(call: Call) -> Tensor:
     if not x.shape:
         return x.expanded(call.shape)
     axis = call["dim"] % len(x.shape)
+    at = Positions(call, x, axis, wraps=False)
     if not positions.shape:
-        return call.emit((), call.dtype, x.at(plain(positions.at(), x.shape[0])))
-    at = lambda i: element(positions, i, x.shape[axis], False)  # noqa: E731
-    return call.emit(call.shape, call.dtype, lambda i: x.at(*(at(i) if d == axis else p for d, p in enumerate(i))))
+        return call.emit((), call.dtype, lambda i: at.of.at(at(positions, [])))
+    return call.emit(call.shape, call.dtype, lambda i: at.of.at(*(at(positions, i) if d == axis else p for d, p in enumerate(i))))
 
 
 @expresses("take")
 def take(call: Call) -> Tensor:
     x, positions = call["self"], call["index"]
-    total = int(np.prod(x.shape))
-    whole = x.reshaped((total,))
-    return call.emit(call.shape, call.dtype, lambda i: whole.at(element(positions, i, total)))
+    whole = x.reshaped((int(np.prod(x.shape)),))
+    at = Positions(call, whole, 0)
+    return call.emit(call.shape, call.dtype, lambda i: at.of.at(at(positions, i)))
 
 
 @expresses("index _unsafe_index")
@@ -115,17 +164,21 @@ def index(call: Call) -> Tensor:
     together = np.broadcast_shapes(*(given[d].shape for d in chosen))
     neighbours = chosen == list(range(chosen[0], chosen[-1] + 1))
     first = chosen[0] if neighbours else 0
+    places = dict[int, Positions]()
+    for d in chosen:
+        places[d] = Positions(call, x, d)
+        x = places[d].of
 
     def expression(i: list[Index]) -> str:
         at, rest = i[first : first + len(together)], iter(i[:first] + i[first + len(together) :])
-        of = lambda t, n, node: element(t, t.aligned(at, together), n, node=node)  # noqa: E731
-        return x.at(*(next(rest) if t is None else of(t, n, node) for t, n, node in zip(given, x.shape, nodes)))
+        of = lambda d, t: places[d](t, t.aligned(at, together), nodes[d])  # noqa: E731
+        return x.at(*(next(rest) if t is None else of(d, t) for d, t in enumerate(given)))
 
     if _is_summed(call.node):
         return Tensor("", call.shape, x.dtype, x.nominal, formula=lambda i: expression([*i]))
     made = call.emit(call.shape, call.dtype, expression)
     if chosen == [0] and len(x.shape) == 2 and len(together) == 1 and made.positions is None:
-        call.graph.rows[made.name] = x, lambda t: element(given[0], [t], x.shape[0], node=nodes[0])
+        call.graph.rows[made.name] = x, lambda t: places[0](given[0], [t], nodes[0])
     return made
 
 

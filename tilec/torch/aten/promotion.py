@@ -10,7 +10,7 @@ from tilec.core.dtypes import DTYPES
 from tilec.core.functions import FUNCTIONS
 from tilec.torch.aten.table import Call, dtype_of, operand
 from tilec.torch.indices import Index
-from tilec.torch.program import Graph, Inexpressible, Tensor
+from tilec.torch.program import Graph, Inexpressible, Tensor, converted
 
 KINDS = {
     "arithmetic": "DEFAULT", "float": "INT_TO_FLOAT", "bool": "ALWAYS_BOOL", "same": "NO_OPMATH", "power": "BOOL_TO_LONG",
@@ -71,5 +71,4 @@ def cast(graph: Graph, x: Tensor, dtype: str) -> Tensor:
         return x
     if x.dtype in ("f16", "bf16") and dtype == "f32":  # its readers widen it, and nothing is stored
         return Tensor("", x.shape, dtype, formula=lambda i: f"f32({x.at(*i)})", origin=(x, 1.0))
-    wraps = dtype == "u8" and DTYPES[x.dtype].is_float  # PyTorch takes negative floats by way of integers
-    return graph.emit(x.shape, dtype, lambda i: f"u8(i64({x.at(*i)}))" if wraps else f"{dtype}({x.at(*i)})")
+    return graph.emit(x.shape, dtype, lambda i: converted(x.at(*i), x.dtype, dtype))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tilec.core.dtypes import DTYPES
 from tilec.torch import indices as ix
 from tilec.torch.aten import affine_writes, costs
-from tilec.torch.aten.gathers import bound, element
+from tilec.torch.aten.gathers import bound, element, table
 from tilec.torch.aten.pools import highest, lowest
 from tilec.torch.aten.table import Call, expresses, op_name, operand
 from tilec.torch.indices import Index
@@ -38,11 +38,11 @@ def positions_of(call: Call, given: Tensor, node: Node | None, extent: int, wrap
     graph = call.graph
     if node is not None and (known := bound(node)) is not None and known <= extent:
         return lambda i: f"i32({given.at(*i)})"
-    table = graph.emit((extent,), "i32", lambda i: i[0].sum_text())
+    inside = table(graph, extent)
 
     def position(i: list[Index]) -> str:
         text = given.at(*i)
-        return table.at(ix.opaque(f"{text} + {extent} if {text} < 0 else {text}" if wraps else text))
+        return inside.at(ix.opaque(f"{text} + {extent} if {text} < 0 else {text}" if wraps else text))
 
     made = graph.emit(given.shape, "i32", position)
     return lambda i: made.at(*i)
@@ -152,6 +152,8 @@ def along(
 @expresses("index_add index_copy index_reduce")
 def index_add(call: Call) -> Tensor:
     """Rows of `source` go to rows of the tensor."""
+    if call.node.meta.get(CHANGES):
+        return _changed(call)
     x, index, source = call["self"], call["index"], call["source"]
     kind = {"index_add": "sum", "index_copy": None}.get(call.name, call.get("reduce"))
     kind, own = NAMES.get(str(kind), kind), bool(call.get("include_self", True))
@@ -165,8 +167,7 @@ def index_add(call: Call) -> Tensor:
         raise Inexpressible(f"{call.name}: rows of another shape")
     looked = prod(written) * x.shape[axis] if kind else count * x.shape[axis]
     affordable(call, looked, prod(written))
-    wraps = call.name == "index_copy"  # as PyTorch has it decomposed
-    found = positions_of(call, index, call.node.args[2], x.shape[axis], wraps)
+    found = positions_of(call, index, call.node.args[2], x.shape[axis], False)
     alpha = call.get("alpha", 1)
     if alpha not in (None, 1):
         plain = source
@@ -187,10 +188,14 @@ CHANGES = "tilec_changes"
 
 def _changed(call: Call) -> Tensor:
     """The tensor, but for one position of a dimension, which data tell."""
-    x, given, part = call["self"], call["indices"], call["values"]
-    ((axis, at),) = [(d, t) for d, t in enumerate(given) if t is not None]
+    x, wraps = call["self"], call.name != "index_copy"
+    if wraps:
+        part = call["values"]
+        ((axis, at),) = [(d, t) for d, t in enumerate(call["indices"]) if t is not None]
+    else:
+        part, axis, at = call["source"], int(call["dim"]) % len(x.shape), call["index"]
     shape = (*x.shape[:axis], *at.shape, *x.shape[axis + 1 :])
-    position = element(at, [ix.number(0) for _ in at.shape], x.shape[axis])
+    position = element(at, [ix.number(0) for _ in at.shape], x.shape[axis], wraps)
 
     def expression(i: list[Index]) -> str:
         inside = [*i[:axis], *(ix.number(0) for _ in at.shape), *i[axis + 1 :]]
