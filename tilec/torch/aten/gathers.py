@@ -164,21 +164,21 @@ def index(call: Call) -> Tensor:
     together = np.broadcast_shapes(*(given[d].shape for d in chosen))
     neighbours = chosen == list(range(chosen[0], chosen[-1] + 1))
     first = chosen[0] if neighbours else 0
-    places = dict[int, Positions]()
+    chosen_at = dict[int, Positions]()
     for d in chosen:
-        places[d] = Positions(call, x, d)
-        x = places[d].of
+        chosen_at[d] = Positions(call, x, d)
+        x = chosen_at[d].of
 
     def expression(i: list[Index]) -> str:
         at, rest = i[first : first + len(together)], iter(i[:first] + i[first + len(together) :])
-        of = lambda d, t: places[d](t, t.aligned(at, together), nodes[d])  # noqa: E731
+        of = lambda d, t: chosen_at[d](t, t.aligned(at, together), nodes[d])  # noqa: E731
         return x.at(*(next(rest) if t is None else of(d, t) for d, t in enumerate(given)))
 
     if _is_summed(call.node):
         return Tensor("", call.shape, x.dtype, x.nominal, formula=lambda i: expression([*i]))
     made = call.emit(call.shape, call.dtype, expression)
     if chosen == [0] and len(x.shape) == 2 and len(together) == 1 and made.positions is None:
-        call.graph.rows[made.name] = x, lambda t: places[0](given[0], [t], nodes[0])
+        call.graph.rows[made.name] = x, lambda t: chosen_at[0](given[0], [t], nodes[0])
     return made
 
 
