@@ -32,6 +32,7 @@ from tilec.torch import (
     dump,
     failures,
     flex_attention,
+    precision,
     random_numbers,
     recompute,
     reports,
@@ -128,6 +129,8 @@ def compilers(options: Options, names: Sequence[str] = ()) -> dict[str, Any]:
     def of(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Run]:
         def compiled(graph: fx.GraphModule, given: Sequence[Any]) -> Run:
             _name(graph.graph, names)
+            if kind == "inference":
+                precision.mark(graph.graph)
             with frozen():  # Dynamo's trace of a backward graph is over
                 run, told = compile_aten(graph, given, kind, options)
             if graphs is not None:
@@ -150,6 +153,7 @@ def _halves(
     before, since they take longer to compile."""
     if not random_numbers.eager(options.fallback_random):
         random_numbers.replace(joint.graph, training=True)
+    precision.mark(joint.graph)
     forward, backward = recompute.partition(joint, inputs, partial(_target, options), **told)
     save_old_values(forward, told["num_fwd_outputs"])
     channels_last.save(forward, backward, told["num_fwd_outputs"])

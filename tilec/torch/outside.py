@@ -20,7 +20,7 @@ from tilec.torch.write import Written, line_of, named
 
 MOST = 1 << 28  # elements that are computed again: the answer is not worth more
 SHOWN = 4  # operations that an error lists
-NEGATIVE = {"index", "index_put", "index_fill", "index_copy", "take", "put", "_unsafe_index", "_unsafe_index_put"}
+NEGATIVE = {"index", "index_put", "index_fill", "take", "put", "_unsafe_index", "_unsafe_index_put"}
 """Operators whose indices from -n on count from the end."""
 Call = Callable[..., Any]
 

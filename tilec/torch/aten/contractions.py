@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tilec.core.dtypes import DTYPES
-from tilec.torch.aten.table import Call, expresses, rounded_to
+from tilec.torch.aten.table import ROUNDED, Call, expresses, rounded_to
 from tilec.torch.indices import Index
 from tilec.torch.program import Tensor, literal, reduction
 
@@ -27,6 +27,8 @@ def product(call: Call, x: Tensor, y: Tensor, access: Callable[[Tensor, Tensor, 
         and rounded_to(call.node) in (x.dtype, y.dtype)
     ):
         narrow = rounded_to(call.node)
+    if not narrow and x.dtype == y.dtype == "f32":
+        narrow = call.node.meta.get(ROUNDED, "")
     text = reduction("sum", [depth], lambda k: " * ".join(access(x, y, k[0])))
     text = f"({text} using {narrow})" if narrow else text
     return text if one * other == 1 else f"{literal(_short(one * other, call.dtype))} * {text}"
@@ -68,6 +70,7 @@ def with_addend(call: Call) -> Tensor:
         elif call.name == "addbmm":  # over the batch as well
             inside = lambda k: f"{x.at(k[0], i[0], k[1])} * {y.at(k[0], k[1], i[1])}"  # noqa: E731
             total = reduction("sum", [x.shape[0], x.shape[2]], inside)
+            total = f"({total} using {narrow})" if (narrow := call.node.meta.get(ROUNDED)) else total
         else:
             total = _sum(call, x, y, i)
         if beta == 0:

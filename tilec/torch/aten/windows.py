@@ -8,7 +8,7 @@ from itertools import product
 from math import ceil, prod
 
 from tilec.torch import indices as ix
-from tilec.torch.aten.table import Call, Value, expresses
+from tilec.torch.aten.table import ROUNDED, Call, Value, expresses
 from tilec.torch.indices import Index
 from tilec.torch.program import Graph, Tensor, indices, ranges
 
@@ -17,18 +17,21 @@ Convolved = tuple[tuple[int, ...], str, Callable[[list[Index]], str]]  # a state
 
 @dataclass(frozen=True)
 class Window:
-    """Of each spatial dimension: distance of windows, border before the first, distance of elements, extent."""
+    """Of each spatial dimension: distance of windows, border before the first, distance of elements, extent. `rounded` is the type
+    that the factors of products over windows may be rounded to, if there is one."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     extent: tuple[int, ...]
+    rounded: str = ""
 
     @staticmethod
     def of(call: Call, extent: Sequence[int], stride: str = "stride") -> Window:
         rank = len(extent)
         every = lambda name, otherwise: _each(call.get(name), rank, otherwise)  # noqa: E731
-        return Window(every(stride, extent), every("padding", [0] * rank), every("dilation", [1] * rank), tuple(extent))
+        around = every(stride, extent), every("padding", [0] * rank), every("dilation", [1] * rank)
+        return Window(*around, tuple(extent), call.node.meta.get(ROUNDED, ""))
 
     def read(self, i: Sequence[Index], r: Sequence[Index]) -> list[Index]:
         """The position in the input of element r of window i."""
@@ -66,8 +69,10 @@ def counted(names: Sequence[str], extents: Sequence[int]) -> tuple[list[Index], 
     return found, ranges([n for n, _ in many], [e for _, e in many])
 
 
-def summed(over: str, text: str) -> str:
-    return f"sum[{over}]({text})" if over else text
+def summed(over: str, text: str, narrow: str = "") -> str:
+    """The sum; of products whose factors may be rounded to the type `narrow`, if there is one."""
+    total = f"sum[{over}]({text})" if over else text
+    return f"({total} using {narrow})" if over and narrow else total
 
 
 def forward(
@@ -82,7 +87,7 @@ def forward(
     def expression(i: list[Index]) -> str:
         channel = c if groups == 1 else i[1] // each * per + c
         element = x.at(i[0], channel, *window.read(i[2:], r))
-        return summed(over, f"{f'pad({element}, 0)' if pads else element} * {w.at(i[1], c, *r)}")
+        return summed(over, f"{f'pad({element}, 0)' if pads else element} * {w.at(i[1], c, *r)}", window.rounded)
 
     return shape, dtype, expression
 
@@ -119,7 +124,7 @@ def transposed(
             text = f"{element} * {w.at(channel, i[1] % to_each, *r)}"
             tests = [f"{a % s} == 0" for a, s in zip(apart, window.stride) if s > 1]
             text = f"{text} if {' and '.join(tests)} else 0" if tests else text
-        return summed(over, text)
+        return summed(over, text, window.rounded)
 
     return shape, dtype, expression
 
@@ -170,7 +175,7 @@ def _remainder(
         channel = c if groups == 1 else i[1] // to_each * from_each + c
         element = x.at(i[0], channel, *(j + first - t for j, (first, _), t in zip(i[2:], at, r)))
         weight = w.at(channel, i[1] % to_each, *(t * s + tap for t, s, (_, tap) in zip(r, window.stride, at)))
-        return summed(over, f"{f'pad({element}, 0)' if pads else element} * {weight}")
+        return summed(over, f"{f'pad({element}, 0)' if pads else element} * {weight}", window.rounded)
 
     return shape, dtype, expression
 
@@ -187,7 +192,7 @@ def of_weight(
     def expression(i: list[Index]) -> str:
         channel = i[1] if groups == 1 else i[0] // each * per + i[1]
         element = x.at(n, channel, *window.read(y, i[2:]))
-        return summed(over, f"{grad.at(n, i[0], *y)} * {f'pad({element}, 0)' if pads else element}")
+        return summed(over, f"{grad.at(n, i[0], *y)} * {f'pad({element}, 0)' if pads else element}", window.rounded)
 
     return shape, dtype, expression
 
