@@ -39,6 +39,7 @@ def text(function, *shapes, device="cuda", dtype=torch.float32):
         given = [torch.empty(shape, device=device, dtype=dtype) for shape in shapes]
         results = lambda *t: made if isinstance(made := function(*t), tuple) else (made,)  # noqa: E731
         graph = make_fx(results, decomposition_table=decompositions())(*given).graph
+    graph.eliminate_dead_code()
     precision.mark(graph)
     return write(graph).text
 
