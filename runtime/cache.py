@@ -203,12 +203,18 @@ def load(key: str) -> tuple[dict[str, Any], dict[str, bytes]] | None:
         return None
 
 
+made = 0
+"""Entries that were not found, and had to be made, since this process began: whether there is a cache or not."""
+
+
 def save(key: str, properties: dict[str, Any], files: dict[str, bytes]) -> bool:
     """Saves JSON-able `properties` and named binaries under `key`; whether that worked.
 
     Binaries are named by their contents and come before the index, so that readers and other writers of the
     same key see an entry that is whole, or none.
     """
+    global made
+    made += 1
     folder = _folder("entries")
     if folder is None:
         return False

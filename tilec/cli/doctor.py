@@ -48,7 +48,7 @@ def _calibrate() -> None:
     from tilec.driver.calibrate import calibrate
 
     with working("measuring this CPU for five seconds; other programs should be idle"):
-        calibrate()
+        calibrate(tell=note)
     note(f"wrote {calibrated_path()}", kind="")
 
 
