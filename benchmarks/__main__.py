@@ -1,6 +1,7 @@
 """python -m benchmarks cpu|gpu|memory [--matrix] [--json FILE] [--only TEXT ...] [--missing] [--limit SECONDS] [--no-compile]
 python -m benchmarks audit [--target cpu|cuda] [--matrix] [--trials PLANS] [--json FILE] [--only TEXT ...] [--missing]
 python -m benchmarks edits [--target cpu|cuda] [--trials EDITS] [--keep FOLDER] [--json FILE] [--only TEXT ...]
+python -m benchmarks convolutions|nests [--trials ROWS] [--seed N] [--json FILE] [--only TEXT ...]
 python -m benchmarks numerics [--json FILE] [--only FUNCTION ...] [--target cpu|cuda ...]
 python -m benchmarks compile [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
 python -m benchmarks large [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
@@ -34,7 +35,10 @@ from rich.console import Console
 
 from benchmarks import audit_report, memory_report, report, runner
 
-SUITES = ("cpu", "gpu", "memory", "audit", "edits", "compile", "large", "models", "calls", "numerics", "merge", "docs")
+SUITES = (
+    "cpu", "gpu", "memory", "audit", "edits", "convolutions", "nests", "compile", "large", "models", "calls", "numerics", "merge",
+    "docs",
+)  # fmt: skip
 
 
 def rows_of(options: argparse.Namespace) -> list[runner.Row]:
@@ -51,6 +55,14 @@ def rows_of(options: argparse.Namespace) -> list[runner.Row]:
         from benchmarks.audit import suite as points
 
         return points(*(options.target or ["cuda"])[:1], most=options.trials, matrix=options.matrix)
+    if suite == "convolutions":
+        from benchmarks.convolutions import suite as convolutions
+
+        return convolutions(options.trials, options.seed)
+    if suite == "nests":
+        from benchmarks.nests import suite as nests
+
+        return nests(options.trials, options.seed)
     if suite == "edits":
         from benchmarks.edits import suite as edits
 
@@ -104,7 +116,8 @@ def main() -> int:
     )
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which no further row begins")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (gpu, memory, calls)")
-    parser.add_argument("--trials", type=int, default=24, help="candidates of a kernel, beside the choice (audit); edits (edits)")
+    parser.add_argument("--trials", type=int, default=24, help="candidates of a kernel (audit); edits; rows")
+    parser.add_argument("--seed", type=int, default=1, help="of the rows that are drawn (convolutions, nests)")
     parser.add_argument("--matrix", action="store_true", help="only programs for matrix units (gpu, audit)")
     parser.add_argument("--keep", metavar="FOLDER", help="where to leave what is prepared, or take it from")
     parser.add_argument("--only-prepare", action="store_true", help="compile all into --keep and the cache, and end")
@@ -181,7 +194,7 @@ def timed(options: argparse.Namespace, rows: list[runner.Row]) -> int:
     kept = path or not (options.only or options.missing)
     end = time.monotonic() + options.limit
     command = [sys.executable, "-m", "benchmarks", options.suite]
-    command += ["--target", *options.target, "--trials", str(options.trials)]
+    command += ["--target", *options.target, "--trials", str(options.trials), "--seed", str(options.seed)]
     command += ["--no-compile"] * options.no_compile + ["--matrix"] * options.matrix
     with nullcontext(options.keep) if options.keep else tempfile.TemporaryDirectory() as folder:
         os.environ |= {"BENCHMARKS_FOLDER": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torchinductor"}
@@ -210,6 +223,10 @@ def timed(options: argparse.Namespace, rows: list[runner.Row]) -> int:
             memory_report.show(facts, console)
         case "audit":
             audit_report.show(facts, console, options.matrix)
+        case "convolutions" | "nests":
+            from benchmarks.nests import show as show_drawn
+
+            show_drawn(options.suite, facts, console)
         case "edits":
             from benchmarks.edits import show
 

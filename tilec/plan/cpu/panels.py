@@ -44,6 +44,7 @@ BF16_PARTS = {"bf16": 1, "f8E4M3FN": 1, "f8E5M2": 1, "i8": 1, "f16": 2, "f32": 3
 ROUNDED_PARTS = {"bf16": 1, "tf32": 2}  # of an f32 that `using` allows to be rounded
 NO_PARTS = (0, 0)
 LEAST_INNER = 32  # reduced elements from which a sum's own bound has room for the products of small parts that are left out
+IDLE = 16  # one over the share of idle lanes from which vectors across the result are weighed
 ACROSS = ", vectors across the result"
 WEIGHED = "times of arithmetic and packing alone; the time of the kernel above counts caches, too"
 
@@ -116,9 +117,11 @@ def choose_contraction(
 
 
 def _weighed(node: Node, roles: Roles, size: int, target: Target) -> list[tuple[float, Blocking, Roles]]:
-    """Blockings with their times, the fastest first; vectors lie along the result, or across it."""
-    found = []
-    for own in (roles, roles.transposed()):
+    """Blockings with their times, the fastest first; vectors lie along the result or, where it leaves a good part of them idle,
+    across it."""
+    found, width = [], node.extents[roles.columns[-1]]
+    idle = -width % _lanes(target, size)
+    for own in (roles, roles.transposed()) if IDLE * idle > width else (roles,):
         candidates = dict.fromkeys(_candidates(node, own, size, target))
         found += [(_time_us(b, node, own, size, target), b, own) for b in candidates]
     return sorted(found, key=lambda c: c[0])
