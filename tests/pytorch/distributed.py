@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +83,9 @@ def _Break() -> Any:
     return Break()
 
 
+@cache
 def batch(setup: Setup, k: int, rows: int | None = None) -> Any:
-    """Of each process and step another."""
+    """Of each process and step another. It is made once: what is timed draws no numbers."""
     import torch
 
     generator = torch.Generator().manual_seed(100 * k + setup.rank)
