@@ -171,6 +171,8 @@ class Op:
             raise CallError("results of this op lie in the memory of its inputs: it is called by who sees to that")
         views = arguments.views(self._declared.inputs, arrays)
         device = arguments.one_device(views)
+        if out is None:
+            self._refuse_the_cpu(device)
         executable = self._executable(tuple((v.dtype, tuple(v.shape)) for v in views), device)
         outs, results = self._outputs(executable, arrays, views, out, device)
         return executable, views, outs, results
@@ -193,6 +195,13 @@ class Op:
         else:
             made, outs = arguments.given_results(self.name, shapes, out, views)
         return outs, self._wrapped(executable)(made)
+
+    def _refuse_the_cpu(self, device: str | int) -> None:
+        """Raises CallError, before anything is compiled, if results would be on the CPU and the target is a GPU."""
+        if device == "cpu" and self._target is not None and (target := load(self._target)).kind == "cuda":
+            from tilec.driver.cuda_executable import on_the_cpu
+
+            raise on_the_cpu(target)
 
     # ---- building ----------------------------------------------------------------------------------------------------
 
@@ -245,6 +254,7 @@ class Op:
 
     def build_for(self, inputs: Signature, device: str | int) -> Executable:
         """Compiles for arguments of these types and shapes now rather than at the first call. `device`: "cpu" or a GPU's number."""
+        self._refuse_the_cpu(device)
         executable = self._executable(tuple(inputs), device)
         with compiling():
             executable.load()

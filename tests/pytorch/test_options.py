@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 from tools.pytorch import assert_agrees, compiled  # noqa: E402
 
 import tilec.torch  # noqa: E402
-from tilec import CallError  # noqa: E402
+from tilec import CallError, api  # noqa: E402
+from tilec.torch import backend  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
@@ -32,6 +33,31 @@ F = torch.nn.functional
 def test_wrong_options_are_told(given, said):
     with pytest.raises(Exception, match=said):
         compiled(lambda x: x + 1, **given)(torch.randn(3))
+
+
+@pytest.mark.parametrize("target", ["cuda", "h200", "sm_90a", "sm_80"])
+@pytest.mark.parametrize("more", [{}, {"background": True}, {"strict": True}, {"mode": "reduce-overhead"}], ids=repr)
+def test_a_target_that_no_tensor_is_on_is_refused_at_once(target, more, monkeypatch):
+    """Whatever is in the graph: parameters, inputs, constants, symbols."""
+    monkeypatch.setattr(backend, "functions", None)  # nothing is traced, and nothing compiled
+    said = f"the option 'target' is '{target}', a GPU, and the model's tensors are on the CPU"
+    options = {"target": target, **more}
+    x = torch.randn(6, 8)
+    forms = [
+        (torch.nn.Linear(8, 4), {}, x), (torch.nn.ReLU(), {}, x.clone().requires_grad_()), (lambda x: x * 2, {"dynamic": True}, x),
+        (lambda n: torch.ones(n) * 2, {}, 5), (lambda xs: xs[0] + xs[1], {}, [x, x]),
+    ]  # fmt: skip
+    for function, how, given in forms:
+        with pytest.raises(Exception, match=said):
+            compiled(function, options=options, **how)(given)
+
+
+def test_an_op_for_a_gpu_refuses_tensors_on_the_cpu_at_once(monkeypatch):
+    text = "op exp_of(x: f32[N]) -> (y: f32[N]) { y[i] = exp(x[i]) }"
+    monkeypatch.setattr(api.Op, "_executable", None)  # nothing is compiled
+    for call in (tilec.torch.op(text, target="sm_90a", name="tests::exp_of"), tilec.compile(text, target="sm_90a")):
+        with pytest.raises(CallError, match="kernels for sm_90a run on a GPU, the arguments are on the CPU"):
+            call(torch.randn(5))
 
 
 def test_reduce_overhead_replays_nothing_on_the_cpu():

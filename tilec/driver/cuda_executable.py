@@ -6,11 +6,18 @@ import threading
 from typing import Any
 
 from tilec.core.diagnostics import CallError
+from tilec.core.target import Target
 from tilec.driver.executable import Executable
 from tilec.driver.recipe import Compiled, Recipe
 from tilec.runtime.cuda.launch import current_stream, stream_handle
 from tilec.runtime.cuda.program import DeviceProgram, Graph
 from tilec.runtime.program import Emitted
+
+
+def on_the_cpu(target: Target) -> CallError:
+    """The error of arguments that are all on the CPU."""
+    hint = target.note or "move them to the GPU, or compile with target='cpu'"
+    return CallError(f"kernels for {target.chip} run on a GPU, the arguments are on the CPU", hint=hint)
 
 
 class CudaExecutable(Executable):
@@ -66,8 +73,7 @@ class CudaExecutable(Executable):
         """The program on the arrays' device, and arrays that its kernels can work on."""
         device = next((b.device for b in (*inputs, *outputs) if b.device != "cpu"), None)
         if device is None:
-            hint = self.target.note or "move them to the GPU, or compile with target='cpu'"
-            raise CallError(f"kernels for {self.target.chip} run on a GPU, the arguments are on the CPU", hint=hint)
+            raise on_the_cpu(self.target)
         inputs = [b if b.device == device and _direct(b) else _on_device(b, inputs, device) for b in inputs]
         return self.on(device), inputs, [b if _direct(b) else _copy(b) for b in outputs]
 

@@ -104,12 +104,26 @@ def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -
     flex_attention.inline(gm)
     names = [_source(n) for n in gm.graph.nodes if n.op == "placeholder"]
     kind = _kind(inputs, options)
+    _refuse_other_devices(gm, inputs, options)
     standby.expect()
     load_compilers(kind)  # while PyTorch traces
     try:
         return functions(gm, inputs, **compilers(options, names))
     finally:
         end_unused_compilers(kind)
+
+
+def _refuse_other_devices(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> None:
+    """Raises CallError if no tensor of the graph is on a device of the kind that the option 'target' names."""
+    if options.target is None:
+        return
+    values = [*inputs, *(n.meta.get("example_value") for n in gm.graph.nodes)]
+    found = {x.device.type for x in torch.utils._pytree.tree_leaves(values) if isinstance(x, torch.Tensor)}
+    if found and (kind := kind_of(options.target)) not in found:
+        what = "a GPU" if kind == "cuda" else "the CPU"
+        where = "the CPU" if found == {"cpu"} else f"devices of the type {', '.join(sorted(found))}"
+        hint = f"move the model and its inputs to {what}, or leave the option out: the target is then the tensors' device"
+        raise CallError(f"the option 'target' is '{options.target}', {what}, and the model's tensors are on {where}", hint=hint)
 
 
 def _kind(inputs: Sequence[Any], options: Options) -> str:
