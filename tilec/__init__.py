@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tilec.api import Op, compile, interpret
     from tilec.driver.kernel import Kernel
     from tilec.plan.model import Plan
+    from tilec.runtime.cpu.threads import get_threads, set_threads
     from tilec.semantics.reference import reference
     from tilec.version import VERSION as __version__
 else:
@@ -33,8 +34,10 @@ __all__ = [
     "TileError",
     "__version__",
     "compile",
+    "get_threads",
     "interpret",
     "reference",
+    "set_threads",
 ]
 _LATER = {
     "compile": "tilec.api",
@@ -43,6 +46,8 @@ _LATER = {
     "Kernel": "tilec.driver.kernel",
     "Plan": "tilec.plan.model",
     "reference": "tilec.semantics.reference",
+    "get_threads": "tilec.runtime.cpu.threads",
+    "set_threads": "tilec.runtime.cpu.threads",
     "__version__": "tilec.version",
 }
 """The modules of what is imported when it is first asked for."""

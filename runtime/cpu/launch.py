@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -17,6 +18,7 @@ from tilec.core.host import permit_amx
 from tilec.process import forking
 from tilec.process.interrupts import uninterrupted
 from tilec.runtime import host_memory
+from tilec.runtime.cpu import threads as counts
 from tilec.runtime.native import copy, tables
 from tilec.runtime.native.tables import KeepAlive
 from tilec.runtime.program import Emitted, KernelSource, Step
@@ -80,6 +82,7 @@ class CpuProgram:
 
     def start(self) -> None:
         """Starts the threads that machine code is to find."""
+        counts.settle()
         if self._parallel:
             start_pool()
 
@@ -112,6 +115,7 @@ def _most_threads() -> int:
 def _pool_words() -> ctypes.Array[ctypes.c_int64]:
     words = (ctypes.c_int64 * len(tables.Pool))()
     words[tables.Pool.lost] = ctypes.addressof(forking.POOL_LOST)
+    words[tables.Pool.most], words[tables.Pool.theirs] = map(ctypes.addressof, (counts.MOST, counts.THEIRS))
     return words
 
 
@@ -147,15 +151,25 @@ def _short_spins() -> Iterator[None]:
 
 @contextmanager
 def _openmp_as_it_was() -> Iterator[None]:
-    """Numba sets the number of threads of all that uses OpenMP here, though its own loops say theirs: PyTorch's would change."""
-    try:
-        openmp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD)
-    except (OSError, AttributeError):  # nobody uses it yet
-        yield
-        return
-    threads = openmp.omp_get_max_threads()
+    """Numba sets the number of threads of all that uses OpenMP in this thread, though its own loops say theirs: PyTorch's would
+    change, also that of a PyTorch that is imported later. Where Numba is the first to load OpenMP, a new thread has the number that
+    OMP_NUM_THREADS says."""
+    found = [openmp.omp_get_max_threads()] if (openmp := _openmp()) is not None else []
     yield
-    openmp.omp_set_num_threads(threads)
+    if (openmp := _openmp()) is not None:
+        if not found:
+            asking = threading.Thread(target=lambda: found.append(openmp.omp_get_max_threads()))
+            asking.start()
+            asking.join()
+        openmp.omp_set_num_threads(found[0])
+
+
+def _openmp() -> Any:
+    """GNU's OpenMP, if it is loaded."""
+    try:
+        return ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD)
+    except (OSError, AttributeError):
+        return None
 
 
 @cache
@@ -172,6 +186,7 @@ def _start_pool() -> None:
         allocate.restype = ctypes.c_void_p
         words[field.lock] = allocate()
     words[field.threads] = llvm.address_of_symbol("get_num_threads")
+    words[field.use] = llvm.address_of_symbol("set_num_threads")
     words[field.parallel_for] = llvm.address_of_symbol("numba_parallel_for")
 
 

@@ -11,6 +11,7 @@ from functools import cache as once
 
 import llvmlite.binding as llvm
 
+from tilec.core.host import available_threads
 from tilec.process import progress
 from tilec.process.generated import alone, functions, identity
 from tilec.process.interrupts import uninterrupted
@@ -64,7 +65,7 @@ def _compiled_elsewhere(emitted: Emitted) -> dict[str, Object] | None:
     codes, modules = functions(emitted.module), alone(emitted.module)
     alike = {k.name: identity(codes[k.name]) for k in emitted.kernels}
     names = {same: name for name, same in alike.items()}
-    with workers(os.cpu_count(), "tilec-compile") as pool:
+    with workers(available_threads(), "tilec-compile") as pool:
         asked = {
             same: pool.submit(compile_server.ask, COMPILER, {"module": modules[name], "kernel": name})
             for same, name in names.items()

@@ -40,7 +40,7 @@ def _run(module: ir.Module) -> ir.Function:
     f = Writer(module, "tilec_run", 3)
     b, (program, memory, workspace) = f.builder, f.args
     args = f.words(f.add(f.field(program, Program.parameters), 1))
-    data, share, count, step_ = f.words(5), f.words(1), f.words(1), f.words(1)
+    data, (share, count, step_, mask) = f.words(5), (f.words(1) for _ in range(4))
     pool, arrays, offsets = (f.field(program, n) for n in (Program.pool, Program.arrays, Program.offsets))
     temporaries, begins = f.add(memory, f.mul(arrays, 8)), f.field(program, Program.begins)
     with f.times(f.field(program, Program.temporaries)) as n:
@@ -64,13 +64,18 @@ def _run(module: ir.Module) -> ir.Function:
                 f.store(NULL, share)
                 f.store(I64(1), count)
                 f.store(I64(1), step_)
+                f.store(NULL, mask)
                 alone = b.or_(f.is_("==", grid, 1), f.is_("==", f.field(pool, Pool.parallel_for), 0))
                 alone = b.or_(alone, f.is_("!=", f.load(f.field(pool, Pool.lost)), 0))
                 with f.when(b.not_(alone)):
-                    threads = f.narrow(f.call(f.field(pool, Pool.threads)))
-                    shares = b.select(f.is_("<", threads, grid), threads, grid)
-                    f.store(shares, count)
-                    f.store(shares, data, 8)
+                    f.store(grid, count)
+                    f.store(f.narrow(f.call(f.field(pool, Pool.threads))), mask)
+                    f.least(f.load(mask), count)
+                    f.least(f.load(f.field(pool, Pool.most)), count)
+                    theirs = f.load(f.field(pool, Pool.theirs))
+                    with f.when(f.is_("!=", theirs, 0)):
+                        f.least(f.narrow(f.call(theirs)), count)
+                    f.store(f.load(count), data, 8)
                 shares = f.load(data, 8)
                 with b.if_else(f.is_("==", shares, 1)) as (serial, parallel):
                     with serial:
@@ -80,6 +85,7 @@ def _run(module: ir.Module) -> ir.Function:
                         with f.when(f.is_("!=", lock, 0)):
                             f.call("PyThread_acquire_lock", lock, 1)
                         f.call(f.field(pool, Pool.parallel_for), loop, share, count, step_, data, 0, 1, shares)
+                        f.call(f.field(pool, Pool.use), f.load(mask))
                         with f.when(f.is_("!=", lock, 0)):
                             f.call("PyThread_release_lock", lock)
         number = f.load(failed)

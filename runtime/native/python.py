@@ -18,6 +18,7 @@ _LOOP = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4)
 _PARALLEL = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
 """Numba's `numba_parallel_for`(loop, args, dimensions, steps, data, inner dimensions, arrays, threads)."""
 _THREADS = ctypes.CFUNCTYPE(ctypes.c_int)
+_USE = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
 
 class _Step(NamedTuple):
@@ -78,7 +79,7 @@ class PythonLaunch:
         pool = _words(self._pool, len(Pool))
         lost = ctypes.c_int64.from_address(pool[Pool.lost]).value
         alone = step.grid == 1 or not pool[Pool.parallel_for] or lost
-        shares = 1 if alone else min(_THREADS(pool[Pool.threads])(), step.grid)
+        shares = 1 if alone else min(step.grid, *_bounds(pool))
         data = (ctypes.c_int64 * 5)(step.grid, shares, ctypes.addressof(args), node + NODE + step.scratch, step.stride)
         share, one, count = ctypes.c_int64(0), ctypes.c_int64(1), ctypes.c_int64(shares)
         address = ctypes.addressof
@@ -89,12 +90,20 @@ class PythonLaunch:
         return number << 32 | args[len(given)] if args[len(given)] else 0
 
 
+def _bounds(pool: list[int]) -> list[int]:
+    """Numbers of threads, of which the least counts."""
+    most, theirs = (ctypes.c_int64.from_address(pool[n]).value for n in (Pool.most, Pool.theirs))
+    return [most, *(_THREADS(f)() for f in (pool[Pool.threads], theirs) if f)]
+
+
 def _in_pool(pool: list[int], loop: int, share: int, count: int, one: int, data: int, shares: int) -> None:
     lock = pool[Pool.lock]
     if lock:
         _without_gil().PyThread_acquire_lock(ctypes.c_void_p(lock), 1)
     try:
+        mask = _THREADS(pool[Pool.threads])()
         _PARALLEL(pool[Pool.parallel_for])(loop, share, count, one, data, 0, 1, shares)
+        _USE(pool[Pool.use])(mask)
     finally:
         if lock:
             _without_gil().PyThread_release_lock(ctypes.c_void_p(lock))

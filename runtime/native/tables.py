@@ -140,12 +140,18 @@ class DeviceSpace(_Fields):
 
 
 class Pool(_Fields):
-    """Numba's threads: `parallel_for` is 0 before they start; `lost()` after a fork."""
+    """Numba's threads: `parallel_for` is 0 before they start. `threads()`: how many Numba has the calling thread use;
+    `use(threads)` says so, since a loop on fewer threads says their number for all later ones. `lost`: the address of a word that
+    is not 0 after a fork; `most`: of one that bounds the threads; `theirs`: of one that is 0, or the address of a function that
+    bounds them, too."""
 
     parallel_for = auto()
     threads = auto()
+    use = auto()
     lock = auto()
     lost = auto()
+    most = auto()
+    theirs = auto()
 
 
 class Call(_Fields):

@@ -73,6 +73,11 @@ class Writer:
         """A word whose upper half says nothing."""
         return self.builder.zext(self.builder.trunc(value, I32), I64)
 
+    def least(self, value: Any, address: Any) -> None:
+        """Stores the value where it is below the word at the address."""
+        before = self.load(address)
+        self.store(self.builder.select(self.is_("<", value, before), value, before), address)
+
     def is_(self, relation: str, a: Any, b: Any) -> Any:
         return self.builder.icmp_signed(relation, a, I64(b) if isinstance(b, int) else b)
 

@@ -114,13 +114,14 @@ def _cpu() -> Iterator[str]:
 
 
 def _threads() -> str:
-    """What Numba runs parallel loops on."""
-    try:
-        import numba
+    """What kernels run on."""
+    from tilec.runtime.cpu.threads import get_threads
 
-        return f"{numba.config.NUMBA_NUM_THREADS}, of {os.cpu_count()} logical processors"
+    try:
+        import numba  # noqa: F401 - whose pool it is
     except ImportError as error:
         return f"missing: {error}"
+    return f"{get_threads()}, of {os.cpu_count()} logical processors"
 
 
 def _gpu() -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -65,9 +66,36 @@ def available_cores() -> int:
         return int(_sysctl("hw.perflevel0.physicalcpu") or _sysctl("hw.physicalcpu") or os.cpu_count() or 1)
     mine = os.sched_getaffinity(0)
     siblings = {_text(f"/sys/devices/system/cpu/cpu{c}/topology/thread_siblings_list") or str(c) for c in mine}
-    quota, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
-    limit = max(1, -(-int(quota) // int(period))) if quota.isdigit() and period.isdigit() else len(mine)
-    return min(len(siblings), limit)
+    return min(len(siblings), cpu_quota() or len(siblings))
+
+
+def available_threads() -> int:
+    """Logical processors that this process may use: its affinity, within its cgroups' quotas."""
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(mine, cpu_quota() or mine)
+
+
+@cache
+def cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Processors that the process's cgroups, of version 1 or 2, give it the time of, rounded up; None where they do not limit it.
+    A group's parents limit it, too. In a container, its own group may be the root that it sees."""
+    folders = {root, root / "cpu", root / "cpu,cpuacct"}
+    for line in _text(own).splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        tops = [root / "cpu", root / controllers] if "cpu" in controllers.split(",") else [root] if not controllers else []
+        for top in tops:
+            inside = top / path.strip("/")
+            folders |= {inside, *(parent for parent in inside.parents if parent.is_relative_to(top))}
+    found = [limit for folder in folders for limit in _quotas(folder)]
+    return min(found, default=None)
+
+
+def _quotas(folder: Path) -> Iterator[int]:
+    first = _text(folder / "cpu.max").split()
+    second = [_text(folder / f"cpu.cfs_{word}_us") for word in ("quota", "period")]
+    for words in (first, second):
+        if len(words) == 2 and all(w.isdigit() and int(w) for w in words):  # not `max`, not -1
+            yield max(1, -(-int(words[0]) // int(words[1])))
 
 
 def _level(generic: Level, size: tuple[int, int, bool] | None, unit_gbs: float, cores: int) -> Level:

@@ -48,6 +48,11 @@ def pool_lost() -> bool:
     return bool(POOL_LOST.value)
 
 
+def pool_runs() -> bool:
+    """Whether Numba's thread pool was started, in this process or in the one that it is a fork of."""
+    return bool(getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False))
+
+
 def llvm_lock() -> Any:
     """The lock (an RLock) that llvmlite holds while LLVM works; None where llvmlite is not loaded."""
     return getattr(getattr(getattr(sys.modules.get("llvmlite.binding.ffi"), "lib", None), "_lock", None), "_lock", None)
@@ -70,7 +75,7 @@ def _release() -> None:
 
 
 def _in_child() -> None:
-    if getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False):
+    if pool_runs():
         POOL_LOST.value = 1
     _release()
 

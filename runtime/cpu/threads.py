@@ -1,0 +1,108 @@
+"""How many threads share the blocks of a kernel on the CPU.
+
+`set_threads` says it, or else TILEC_THREADS. Otherwise, where PyTorch is loaded, its number counts, as it is at each call
+(`torch.set_num_threads`; PyTorch reads OMP_NUM_THREADS); elsewhere OMP_NUM_THREADS. Without any of these, and at most beside
+PyTorch's, it is the processors of the process's affinity, within the quota of its cgroups. Numba's pool bounds all
+(NUMBA_NUM_THREADS, `numba.set_num_threads`).
+
+Machine code reads MOST and THEIRS at each launch. A plan does not depend on the number: it is made for the cores of the target,
+so that results have the same bits however many threads there are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tilec.core.diagnostics import CallError
+from tilec.core.host import available_threads
+from tilec.process import forking
+
+MOST = ctypes.c_int64(1)
+"""Threads of a launch."""
+THEIRS = ctypes.c_int64(0)
+"""The address of a function that tells PyTorch's number, which bounds MOST; 0 where it does not count."""
+_NAMES = ("_ZN2at15get_num_threadsEv", "?get_num_threads@at@@YAHXZ")  # of at::get_num_threads, by two rules
+_chosen: int | None = None  # by set_threads
+
+
+def set_threads(count: int | None) -> None:
+    """Has kernels on the CPU run on so many threads from now on, in all of the process; at most as many as Numba's pool has. None:
+    as if nothing had been said. Raises CallError for anything but a whole number of at least 1."""
+    global _chosen
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise CallError(f"set_threads takes a whole number of at least 1, or None, not {count!r}")
+    _chosen = count
+    settle()
+
+
+def get_threads() -> int:
+    """On how many threads a kernel with many blocks would run, if this thread called it now."""
+    settle()
+    if forking.pool_lost():
+        return 1
+    if forking.pool_runs():
+        size = sys.modules["numba"].get_num_threads()
+    else:
+        size = _number("NUMBA_NUM_THREADS") or _processors()
+    counts = [MOST.value, size]
+    if THEIRS.value:
+        counts.append(sys.modules["torch"].get_num_threads())
+    return int(min(counts))
+
+
+def settle() -> None:
+    """Finds the numbers anew: PyTorch may have been imported since."""
+    chosen = _chosen if _chosen is not None else _of_tilec()
+    if chosen is not None:
+        MOST.value, THEIRS.value = chosen, 0
+        return
+    torch = sys.modules.get("torch")
+    theirs = _torchs(torch) if hasattr(torch, "get_num_threads") else 0
+    told = None if theirs else _number("OMP_NUM_THREADS")
+    MOST.value, THEIRS.value = min(available_threads(), told or sys.maxsize), theirs
+
+
+def _of_tilec() -> int | None:
+    text = os.environ.get("TILEC_THREADS", "").strip()
+    if text and (not text.isdecimal() or not int(text)):
+        raise CallError(f"TILEC_THREADS must be a whole number of at least 1, not '{text}'")
+    return int(text) if text else None
+
+
+def _number(variable: str) -> int | None:
+    """Of the first level, where a variable says one for each. Others tell of what is wrong with it."""
+    text = os.environ.get(variable, "").split(",")[0].strip()
+    return int(text) if text.isdecimal() and int(text) else None
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def _torchs(torch: Any) -> int:
+    """PyTorch's function, which takes some nanoseconds; or, where its libraries do not show it, one that calls Python."""
+    libraries = (torch._C.__file__, *(Path(torch.__file__).parent / "lib").glob("*torch_cpu*"))
+    for library in libraries:
+        for name in _NAMES:
+            try:
+                found = getattr(ctypes.CDLL(str(library)), name)
+            except (OSError, AttributeError):
+                continue
+            found.argtypes, found.restype = (), ctypes.c_int
+            if found() == torch.get_num_threads():
+                return ctypes.cast(found, ctypes.c_void_p).value or 0
+    return ctypes.cast(_by_python(torch), ctypes.c_void_p).value or 0
+
+
+@cache
+def _by_python(torch: Any) -> Any:
+    return ctypes.CFUNCTYPE(ctypes.c_int)(torch.get_num_threads)
+
+
+__all__ = ["MOST", "THEIRS", "get_threads", "set_threads", "settle"]
