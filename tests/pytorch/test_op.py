@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 
 import pytest
@@ -230,3 +231,18 @@ def test_arguments_that_do_not_fit():
             op(torch.empty(3, 3, device=device))
     with pytest.raises(tilec.TileError, match="is not a value of f64"):
         layer()(*parts(grad=False)[:2], 10**400)
+
+
+def test_imports_from_a_path(tmp_path):
+    """Its own, those of its gradient, and those of the operator that is loaded again."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "part.tile").write_text("def twice(x) { return 2 * x }\n")
+    text = 'import "part.tile"\nop f(x: f32[N]) -> (y: f32[N]) { y[i] = twice(x[i]) }\n'
+    backward = 'import "part.tile"\nop g(x: f32[N], y_grad: f32[N]) -> (x_grad: f32[N]) { x_grad[i] = twice(y_grad[i]) }\n'
+    made = tilec.torch.op(text, backward=backward, path=tmp_path / "lib")
+    for operator in (made, pickle.loads(pickle.dumps(made))):
+        x = torch.ones(3, requires_grad=True)
+        operator(x).sum().backward()
+        assert x.grad.tolist() == [2, 2, 2]
+    with pytest.raises(tilec.TileError, match="there is no such file"):
+        tilec.torch.op(text)

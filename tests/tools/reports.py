@@ -8,7 +8,7 @@ from collections.abc import Iterator
 REGIMES = {
     "compute": {"float arithmetic", "matrix units", "special functions", "integer arithmetic", "innermost loops"},
     "memory": {"DRAM", "L3 cache", "L2 cache", "L1 cache", "shared memory"},
-    "overhead": {"launch", "waits", "block starts"},
+    "overhead": {"launch", "pipeline waits", "block starts"},
 }
 
 

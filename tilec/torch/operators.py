@@ -11,7 +11,7 @@ import keyword
 import re
 import threading
 from collections import namedtuple
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -146,7 +146,7 @@ class Operator:
         made = rewrite.batched(self.program.tree, self.signature.op, inputs)
         name = f"{self.name}_{''.join('01'[more] for more in inputs)}"
         program, options = (
-            read_program(Source(source.name, made.text)),
+            read_program(Source(source.name, made.text, source.folders)),
             replace(self.options, op=made.op, schedule=None),
         )
         backward, gradient = self.backward, self.gradient
@@ -185,7 +185,7 @@ class Operator:
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickled operator is its program's text and its options; it is registered where it is loaded."""
         source = self.program.source
-        return _restored, (self.name, source.name, source.text, self.options, self.backward)
+        return _restored, (self.name, source.name, source.text, self.options, self.backward, source.folders)
 
     # ---- registration ------------------------------------------------------------------------------------------------
 
@@ -252,13 +252,13 @@ _registering = threading.RLock()
 def op(
     source: str | Path, *, backward: str | Path | Operator | None = None, name: str | None = None, op: str | None = None,
     sizes: Mapping[str, int] | None = None, target: str | None = None, schedule: str | Path | None = None,
-    deferred_checks: bool = False,
+    deferred_checks: bool = False, path: str | Path | Sequence[str | Path] = (),
 ) -> Operator:  # fmt: skip
     """Registers a program as an operator of PyTorch, and returns it, ready to be called with tensors.
 
-    `source`, `op`, `sizes`, `target`, `schedule` and `deferred_checks` are those of `tilec.compile`. Sizes that neither `sizes` nor
-    arguments tell are keyword arguments of the operator. `name` is "library::operator", by which `torch.ops` knows it; by default
-    "tilec::" with the op's name and a digest of the program. An operator of the same name is replaced.
+    `source`, `op`, `sizes`, `target`, `schedule`, `deferred_checks` and `path` are those of `tilec.compile`. Sizes that neither
+    `sizes` nor arguments tell are keyword arguments of the operator. `name` is "library::operator", by which `torch.ops` knows
+    it; by default "tilec::" with the op's name and a digest of the program. An operator of the same name is replaced.
 
     `backward` is a program for the gradient, or an operator. Its parameters have the names of inputs, of results, and `y_grad` for
     the gradient of the result `y`; its result `x_grad` is the gradient of the input `x`. A file of several ops may hold both:
@@ -270,7 +270,7 @@ def op(
     if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise CallError(f"name= must be two names, not {name!r}", hint='name="mylib::softmax"')
     compiled = compile_program(
-        source, op=op, sizes=sizes, target=target, schedule=schedule, deferred_checks=deferred_checks
+        source, op=op, sizes=sizes, target=target, schedule=schedule, deferred_checks=deferred_checks, path=path
     )
     program, known = compiled._program, tuple(sorted(compiled._sizes.items()))
     options = Options(compiled.name, known, target, compiled._schedule, deferred_checks)
@@ -278,7 +278,7 @@ def op(
         if name is None:
             name = f"tilec::{compiled.name}_{_digest(program, options, backward)}"
         if backward is not None and not isinstance(backward, Operator):
-            backward = _backward(f"{name}_backward", read_source(backward), program, options)
+            backward = _backward(f"{name}_backward", read_source(backward, program.source.folders), program, options)
         made = Operator(name, program, options, backward)
         if backward is not None:
             made.backward = _registered(backward)
@@ -320,9 +320,11 @@ def _digest(program: Program, options: Options, backward: str | Path | Operator 
     return hashlib.sha256(repr(written).encode()).hexdigest()[:8]
 
 
-def _restored(name: str, path: str, text: str, options: Options, backward: Operator | None) -> Operator:
+def _restored(
+    name: str, path: str, text: str, options: Options, backward: Operator | None, folders: tuple[str, ...] = ()
+) -> Operator:
     """The operator that was pickled."""
-    return _registered(Operator(name, read_program(Source(path, text)), options, backward))
+    return _registered(Operator(name, read_program(Source(path, text, folders)), options, backward))
 
 
 __all__ = ["Operator", "op"]

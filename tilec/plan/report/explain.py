@@ -30,7 +30,7 @@ VERB = 12  # characters of a decision's verb
 RESOURCES = {
     "dram": "DRAM", "l3": "L3 cache", "l2": "L2 cache", "l1": "L1 cache", "shared": "shared memory", "fma": "float arithmetic",
     "tensor": "matrix units", "special": "special functions", "int": "integer arithmetic", "loops": "innermost loops",
-    "launch": "launch", "blocks": "block starts", "waits": "waits",
+    "launch": "launch", "blocks": "block starts", "waits": "pipeline waits",
 }  # fmt: skip
 """The names of the cost model's terms in the report."""
 
