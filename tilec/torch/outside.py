@@ -179,9 +179,9 @@ def _accesses(node: fx.Node, arguments: Sequence[Any]) -> Iterator[_Access]:
     nodes, given = dict[str, Any](zip(names, node.args)), dict(zip(names, arguments))
     tensor, shape, negative = nodes[names[0]], tuple(given[names[0]].shape), operation(node) in NEGATIVE
     if isinstance(given.get("indices"), list | tuple):
-        for dim, (source, index) in enumerate(zip(nodes["indices"], given["indices"])):
+        for d, (source, index) in enumerate(zip(nodes["indices"], given["indices"])):
             if source is not None:
-                yield _Access(tensor, source, index, dim, shape[dim], -shape[dim] if negative else 0)
+                yield _Access(tensor, source, index, d, shape[d], -shape[d] if negative else 0)
         return
     dim: int | None
     if "dim" in given and "index" in given:
