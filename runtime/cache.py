@@ -14,6 +14,7 @@ import stat
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
@@ -129,14 +130,14 @@ def make_key(*parts: str | bytes) -> str:
 @cache
 def runtime_digest() -> str:
     """Stands for the sources of `tilec.runtime`: generated kernels are compiled together with the functions they import."""
-    return _sources(_folder_of("tilec.runtime"))
+    return _digest_of(_folder_of("tilec.runtime"))
 
 
 @cache
 def compiler_digest() -> str:
     """A digest of tilec's sources and of the packages under them: the kernels of a program depend on each."""
     versions = (sys.version, *installed("tilec", "numba-cuda-mlir", "lark", "numpy"))
-    return make_key(*versions, _sources(_folder_of("tilec")))
+    return make_key(*versions, _digest_of(_folder_of("tilec")))
 
 
 def _folder_of(package: str) -> Path:
@@ -146,18 +147,37 @@ def _folder_of(package: str) -> Path:
     return Path(next(iter(found.submodule_search_locations)))
 
 
-def _sources(folder: Path) -> str:
-    """By name, size and time of writing: reading them all would take as long as the rest of a start from the cache."""
-    kinds, folders = (".py", ".lark", ".tile"), []
+def _digest_of(folder: Path) -> str:
+    """A digest of a folder's sources, equal for equal sources on any machine. The cache remembers it until one of them is written:
+    reading them all would take as long as the rest of a start from the cache."""
+    key = make_key("sources", _stamps(folder))
+    if (known := _load(key)) is not None and isinstance(known[0].get("digest"), str):
+        return known[0]["digest"]
+    digest = _contents(folder)
+    _save(key, {"digest": digest}, {})
+    return digest
+
+
+def _stamps(folder: Path) -> str:
+    """Sources by name, size and time of writing."""
+    files, folders = _entries(folder)
+    stamps = [(e.name, (s := e.stat()).st_size, s.st_mtime_ns) for e in files]
+    return make_key(str(folder), repr(stamps), *(_stamps(folder / name) for name in folders))
+
+
+def _contents(folder: Path) -> str:
+    """Sources by name and contents."""
+    files, folders = _entries(folder)
+    texts = [part for e in files for part in (e.name.encode(), Path(e.path).read_bytes())]
+    return make_key(*texts, "folders", *(part for name in folders for part in (name, _contents(folder / name))))
+
+
+def _entries(folder: Path) -> tuple[list[os.DirEntry[str]], list[str]]:
+    """A folder's sources, and the names of its folders, in order."""
+    kinds = (".py", ".lark", ".tile")
     with os.scandir(folder) as entries:
-        stamps = []
-        for e in entries:
-            if e.is_dir() and e.name != "__pycache__":
-                folders.append(e.name)
-            elif e.name.endswith(kinds):
-                s = e.stat()
-                stamps.append((e.name, s.st_size, s.st_mtime_ns))
-    return make_key(str(folder), repr(sorted(stamps)), *(_sources(folder / name) for name in sorted(folders)))
+        found = sorted(entries, key=lambda e: e.name)
+    return [e for e in found if e.name.endswith(kinds)], [e.name for e in found if e.is_dir() and e.name != "__pycache__"]
 
 
 def installed(*names: str) -> tuple[str, ...]:
@@ -188,8 +208,21 @@ def _normal(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
 
 
-def load(key: str) -> tuple[dict[str, Any], dict[str, bytes]] | None:
+Entry = tuple[dict[str, Any], dict[str, bytes]]
+watchers: list[Callable[[str, dict[str, Any], dict[str, bytes]], object]] = []
+"""Are told of each entry that is found or made: its key, properties and files."""
+
+
+def load(key: str) -> Entry | None:
     """The entry saved under `key`, or None if there is no whole one."""
+    found = _load(key)
+    if found is not None:
+        for watch in watchers:
+            watch(key, *found)
+    return found
+
+
+def _load(key: str) -> Entry | None:
     folder = _folder("entries")
     if folder is None:
         return None
@@ -215,6 +248,12 @@ def save(key: str, properties: dict[str, Any], files: dict[str, bytes]) -> bool:
     """
     global made
     made += 1
+    for watch in watchers:
+        watch(key, properties, files)
+    return _save(key, properties, files)
+
+
+def _save(key: str, properties: dict[str, Any], files: dict[str, bytes]) -> bool:
     folder = _folder("entries")
     if folder is None:
         return False

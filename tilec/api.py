@@ -30,6 +30,7 @@ from tilec.driver.executables import build_executable
 from tilec.driver.frontend import Program, read_program
 from tilec.driver.kernel import Kernel
 from tilec.driver.recipe import Recipe, Signature, load_compiler
+from tilec.process import progress
 from tilec.process.forking import compiling
 from tilec.process.untraced import leave_out
 
@@ -223,7 +224,8 @@ class Op:
         return self._built_for(self._recipe(inputs, self._sizes, target))
 
     def _built_for(self, recipe: Recipe) -> Executable:
-        executable = build_executable(recipe)
+        with progress.told(f"compiling {self.name}"):
+            executable = build_executable(recipe)
         executable.deferred_checks = self._deferred_checks
         return executable
 

@@ -175,21 +175,46 @@ def test_installed_versions_are_those_of_the_metadata():
     assert cache.installed(*names) == (*(f"{n} {version(n)}" for n in names[:-1]), "no-such-package -")
 
 
+def test_what_is_found_or_made_is_told(folder, monkeypatch):
+    told = []
+    monkeypatch.setattr(cache, "watchers", [lambda *entry: told.append(entry)])
+    assert cache.load("k1") is None and cache.save("k1", {"a": 1}, {"x": b"1"}) and cache.load("k1") is not None
+    assert told == [("k1", {"a": 1}, {"x": b"1"})] * 2
+
+
+def test_equal_sources_have_one_digest(folder, tmp_path, monkeypatch):
+    """Wherever they lie, and whenever they were written. They are read once."""
+    for name in ("one", "two"):
+        (tmp_path / name / "std").mkdir(parents=True)
+        (tmp_path / name / "a.py").write_text("x = 1")
+        (tmp_path / name / "std" / "b.tile").write_text("y")
+    os.utime(tmp_path / "two" / "a.py", (1, 1))
+    digests = [cache._digest_of(tmp_path / name) for name in ("one", "two")]
+    assert digests[0] == digests[1]
+    (tmp_path / "two" / "a.py").write_text("x = 2")
+    other = cache._digest_of(tmp_path / "two")
+    assert other != digests[0]
+    monkeypatch.setattr(cache, "_contents", lambda folder: "read again")
+    assert [cache._digest_of(tmp_path / name) for name in ("one", "two")] == [digests[0], other]
+    (tmp_path / "two" / "std" / "b.tile").rename(tmp_path / "two" / "b.tile")
+    assert cache._digest_of(tmp_path / "two") == "read again"
+
+
 def test_a_source_that_changed_changes_the_digest(tmp_path):
     (tmp_path / "std").mkdir()
     (tmp_path / "a.py").write_text("x = 1")
     (tmp_path / "std" / "b.tile").write_text("")
-    digests = {cache._sources(tmp_path)}
-    assert cache._sources(tmp_path) in digests
+    digests = {cache._stamps(tmp_path)}
+    assert cache._stamps(tmp_path) in digests
     for change in ("x = 2", "x = 22"):
         (tmp_path / "a.py").write_text(change)
-        digests.add(cache._sources(tmp_path))
+        digests.add(cache._stamps(tmp_path))
     (tmp_path / "std" / "b.tile").write_text("# new")
-    digests.add(cache._sources(tmp_path))
+    digests.add(cache._stamps(tmp_path))
     (tmp_path / "c.py").write_text("")
-    digests.add(cache._sources(tmp_path))
+    digests.add(cache._stamps(tmp_path))
     (tmp_path / "std" / "deep").mkdir()
     (tmp_path / "std" / "deep" / "d.py").write_text("")
-    digests.add(cache._sources(tmp_path))
+    digests.add(cache._stamps(tmp_path))
     (tmp_path / "notes.txt").write_text("no source")
-    assert len(digests | {cache._sources(tmp_path)}) == 6
+    assert len(digests | {cache._stamps(tmp_path)}) == 6

@@ -81,6 +81,7 @@ class Recipe:
 
     def _elsewhere(self) -> Compiled | None:
         """By the process that compiles programs (`tilec/driver/program_compiler.py`), if there is one and it can."""
+        progress.at(f"planning {self.op}")
         wanted = {
             "op": self.op, "inputs": self.inputs and [[d.name, shape] for d, shape in self.inputs], "sizes": self.sizes,
             "target": json.dumps(self.target.to_dict()), "schedule": self.schedule and str(self.schedule.resolve()),

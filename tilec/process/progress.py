@@ -1,11 +1,13 @@
 """Reports of progress: the current work of the compiler, for people who wait.
 
 Each long part of the work reports its name when it begins. The command line prints it on the standard error if a command takes
-longer than some seconds. A program that uses tilec finds it in the logger `tilec`, at level INFO.
+longer than some seconds, and so does a compilation in a program that uses tilec, if the standard error is a terminal.
+`TILEC_PROGRESS=0` turns both off. The logger `tilec` has the reports in any case, at level INFO.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -16,7 +18,9 @@ from tilec.process.printable import printable
 
 FIRST, REPEATED = 5.0, 15.0  # seconds until it is shown, and shown again
 
-_outer, _latest = "", ""
+VARIABLE = "TILEC_PROGRESS"
+
+_outer, _latest, _shown = "", "", False
 
 
 def at(what: str) -> None:
@@ -41,7 +45,10 @@ def during(what: str) -> Iterator[None]:
 @contextmanager
 def shown(show: Callable[[str], object]) -> Iterator[None]:
     """Calls `show` from a thread of its own if the work within the block takes long."""
-    global _outer, _latest
+    global _outer, _latest, _shown
+    if os.environ.get(VARIABLE) == "0":
+        yield
+        return
     begin, done, _outer, _latest = time.monotonic(), threading.Event(), "", ""
 
     def watch() -> None:
@@ -53,9 +60,21 @@ def shown(show: Callable[[str], object]) -> Iterator[None]:
 
     thread = threading.Thread(target=watch, name="tilec-progress", daemon=True)
     try:
+        _shown = True
         thread.start()
         yield
     finally:
+        _shown = False
         done.set()
         if thread.is_alive():
             thread.join(1)  # it may be writing; Python aborts where it ends while a thread does so
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Prints progress on the standard error if the work within the block takes long, it is a terminal, and nobody shows it yet."""
+    if _shown or sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    with shown(lambda report: print(f"tilec is still {report}", file=sys.stderr, flush=True)), during(what):
+        yield

@@ -3,6 +3,7 @@ Nothing of torch is imported before it is used."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,3 +33,9 @@ _LATER = {
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if "torch" in sys.modules:  # `torch.compiler.load_cache_artifacts` may be called next
+    from tilec.torch import artifacts
+
+    artifacts.register()

@@ -23,9 +23,11 @@ from tilec.core.host import available_cores
 from tilec.core.target import Target
 from tilec.core.targets import kind_of
 from tilec.driver.recipe import end_unused_compilers, load_compilers
+from tilec.process import progress
 from tilec.process.collection import frozen
 from tilec.process.untraced import leave_out
 from tilec.torch import (
+    artifacts,
     aten,
     channels_last,
     deferred,
@@ -86,6 +88,7 @@ class Backend:
 backend = Backend()
 leave_out()
 standby.expect()  # whoever loads this module is about to compile
+artifacts.register()
 
 
 def register() -> None:
@@ -145,7 +148,7 @@ def compilers(options: Options, names: Sequence[str] = ()) -> dict[str, Any]:
             _name(graph.graph, names)
             if kind == "inference":
                 precision.mark(graph.graph)
-            with frozen():  # Dynamo's trace of a backward graph is over
+            with frozen(), progress.told(f"compiling a graph of {kind}"):  # Dynamo's trace of a backward graph is over
                 run, told = compile_aten(graph, given, kind, options)
             if graphs is not None:
                 run, told.not_replayed = graphs.wrap(run, graph, given, kind)
@@ -266,6 +269,7 @@ def compile_aten(
                     about = reports.PartReport(f"part{k}", len(piece.part.nodes))
                     told.parts.append(about)
                     note = dump.noting(about, folder, piece.graph, told)
+                    progress.at(f"partition {k + 1} of {len(pieces)}")
                     freed = _freed(piece, placeholders, kind) if kind != "inference" and options.mode == "default" else None
                     call = Partition(piece.graph, options, mode, note, final, into[k], freed).fixed
                     if isinstance(call, Segmented):
