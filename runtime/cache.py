@@ -151,10 +151,10 @@ def _digest_of(folder: Path) -> str:
     """A digest of a folder's sources, equal for equal sources on any machine. The cache remembers it until one of them is written:
     reading them all would take as long as the rest of a start from the cache."""
     key = make_key("sources", _stamps(folder))
-    if (known := _load(key)) is not None and isinstance(known[0].get("digest"), str):
+    if (known := load(key, local=True)) is not None and isinstance(known[0].get("digest"), str):
         return known[0]["digest"]
     digest = _contents(folder)
-    _save(key, {"digest": digest}, {})
+    save(key, {"digest": digest}, {}, local=True)
     return digest
 
 
@@ -210,13 +210,13 @@ def _normal(name: str) -> str:
 
 Entry = tuple[dict[str, Any], dict[str, bytes]]
 watchers: list[Callable[[str, dict[str, Any], dict[str, bytes]], object]] = []
-"""Are told of each entry that is found or made: its key, properties and files."""
+"""Are told of each entry that is found or made, unless it is `local`: its key, properties and files."""
 
 
-def load(key: str) -> Entry | None:
-    """The entry saved under `key`, or None if there is no whole one."""
+def load(key: str, local: bool = False) -> Entry | None:
+    """The entry saved under `key`, or None if there is no whole one. `local`: it is of no use on another machine."""
     found = _load(key)
-    if found is not None:
+    if found is not None and not local:
         for watch in watchers:
             watch(key, *found)
     return found
@@ -240,20 +240,17 @@ made = 0
 """Entries that were not found, and had to be made, since this process began: whether there is a cache or not."""
 
 
-def save(key: str, properties: dict[str, Any], files: dict[str, bytes]) -> bool:
-    """Saves JSON-able `properties` and named binaries under `key`; whether that worked.
+def save(key: str, properties: dict[str, Any], files: dict[str, bytes], local: bool = False) -> bool:
+    """Saves JSON-able `properties` and named binaries under `key`; whether that worked. `local`: see `load`.
 
     Binaries are named by their contents and come before the index, so that readers and other writers of the
     same key see an entry that is whole, or none.
     """
     global made
-    made += 1
-    for watch in watchers:
-        watch(key, properties, files)
-    return _save(key, properties, files)
-
-
-def _save(key: str, properties: dict[str, Any], files: dict[str, bytes]) -> bool:
+    if not local:
+        made += 1
+        for watch in watchers:
+            watch(key, properties, files)
     folder = _folder("entries")
     if folder is None:
         return False

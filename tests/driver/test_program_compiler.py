@@ -126,3 +126,23 @@ def test_one_program_is_read_once(asked):
     answer = program_compiler.answer({"name": "<program>", "text": TEXT})
     assert answer["ops"]["f"] == [("x", "f32"), ("t", "f32")] and answer["imports"] == {}
     assert program_compiler._program("<program>", TEXT) is program_compiler._program("<program>", TEXT)
+
+
+def test_a_command_that_found_all_in_the_cache_starts_none_before_it_asks(asked, monkeypatch):
+    monkeypatch.setattr(compile_server, "_running", {})
+    load_compilers("cpu")
+    assert PROGRAMS in compile_server._running
+    end_unused_compilers("cpu")  # its next run is told
+    load_compilers("cpu")
+    assert compile_server._running == {} and compile_server.running(PROGRAMS)
+    recipe().compiled()
+    assert PROGRAMS in compile_server._running
+    end_unused_compilers("cpu")
+    compile_server._end(compile_server._running.pop(PROGRAMS))
+    load_compilers("cpu")  # something was compiled
+    assert PROGRAMS in compile_server._running
+    end_unused_compilers("cpu")
+    monkeypatch.setattr("sys.argv", ["another"])
+    load_compilers("cpu")
+    assert PROGRAMS in compile_server._running
+    end_unused_compilers("cpu")

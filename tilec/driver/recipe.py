@@ -9,6 +9,7 @@ and the shapes of results. `lower` makes everything else again when it is asked 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -167,20 +168,32 @@ def load_compiler(kind: str) -> None:
 
 
 def load_compilers(kind: str) -> None:
-    """As `load_compiler`, and has that of programs loaded, too, which compiles all that is compiled from then on."""
+    """As `load_compiler`, and has that of programs loaded, too, which compiles all that is compiled from then on. Both are loaded
+    when they are needed, if the latest run of the same command found all in the cache."""
     from tilec.process import compile_server
 
+    found = cache.load(_command(kind), local=True)
+    if found is not None and not found[0].get("compiled", True):
+        compile_server.promise(PROGRAMS)
+        return
     compile_server.start(PROGRAMS)
     load_compiler(kind)
 
 
 def end_unused_compilers(kind: str) -> None:
-    """Ends what `load_compilers` started, if nothing was compiled since: all was in the cache."""
+    """Ends what `load_compilers` started, if nothing was compiled since: all was in the cache. The next run of the command is told
+    by the cache."""
     from tilec.process import compile_server
 
-    for each in (PROGRAMS, _kernel_compiler(kind)):
-        if each is not None:
-            compile_server.end_unused(each)
+    used = [compile_server.end_unused(each) for each in (PROGRAMS, _kernel_compiler(kind)) if each is not None]
+    found = cache.load(key := _command(kind), local=True)
+    if found is None or found[0].get("compiled") != any(used):
+        cache.save(key, {"compiled": any(used)}, {}, local=True)
+
+
+def _command(kind: str) -> str:
+    """The key of what is known of this command: of its arguments, for this version of tilec."""
+    return cache.make_key("command", cache.compiler_digest(), kind, *sys.argv)
 
 
 def _kernel_compiler(kind: str) -> str | None:

@@ -105,6 +105,7 @@ class _Server:
 
 _lock = threading.Lock()
 _running: dict[str, _Server] = {}
+_promised: set[str] = set()
 _refused: set[str] = set()
 _over = False
 
@@ -123,16 +124,26 @@ def start(kind: str) -> _Server | None:
         return _running.get(kind)
 
 
-def running(kind: str) -> bool:
-    """Whether a process that compiles by the module `kind` was started, and has not ended for good."""
-    return kind in _running
-
-
-def end_unused(kind: str) -> None:
-    """Ends the process that compiles by the module `kind` if nothing was asked of it."""
+def promise(kind: str) -> None:
+    """Has the process that compiles by the module `kind` start as soon as something is asked of it."""
     with _lock:
-        if (server := _running.get(kind)) is not None and not server.used:
+        _promised.add(kind)
+
+
+def running(kind: str) -> bool:
+    """Whether a process that compiles by the module `kind` was started or promised, and has not ended for good."""
+    return kind in _running or kind in _promised
+
+
+def end_unused(kind: str) -> bool:
+    """Ends the process that compiles by the module `kind` if nothing was asked of it. Returns whether something was."""
+    with _lock:
+        _promised.discard(kind)
+        server = _running.get(kind)
+        if server is not None and not server.used:
             _end(_running.pop(kind))
+            return False
+        return server is not None
 
 
 def ask(kind: str, request: dict[str, Any], hear: Hear = lambda part: None) -> dict[str, Any] | None:
