@@ -117,6 +117,11 @@ def _own_group(gid: int) -> bool:
 # Entries
 
 
+def entries() -> Path | None:
+    """The folder of entries, which `clear` clears; None where there is no cache."""
+    return _folder("entries")
+
+
 def make_key(*parts: str | bytes) -> str:
     """The SHA-256 of the parts; each counts with its length, so that no two lists of parts read alike."""
     digest = hashlib.sha256()

@@ -254,6 +254,10 @@ class Op:
             self._program, self._declared.name, self._sizes, self._target, self._schedule, self._deferred_checks, tuple(pairs)
         )  # fmt: skip
 
+    def recipe_for(self, inputs: Signature, device: str | int) -> Recipe:
+        """What determines the compiled op for arguments of these types and shapes. `device`: "cpu" or a GPU's number."""
+        return self._recipe(tuple(inputs), self._sizes, self._resolve(device))
+
     def build_for(self, inputs: Signature, device: str | int) -> Executable:
         """Compiles for arguments of these types and shapes now rather than at the first call. `device`: "cpu" or a GPU's number."""
         self._refuse_the_cpu(device)

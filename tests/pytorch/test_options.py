@@ -24,7 +24,7 @@ F = torch.nn.functional
     "given, said",
     [
         ({"options": {"shedule": "x"}}, "no option 'shedule'; it has target, schedule, strict, background, fallback_random, mode"),
-        ({"mode": "max-autotune"}, "no mode 'max-autotune'; it has default, reduce-overhead"),
+        ({"mode": "fastest"}, "no mode 'fastest'; it has default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs"),
         ({"options": {"strict": 1}}, "'strict' must be True or False"),
         ({"options": {"target": "h900"}}, "unknown target"),
         ({"options": {"schedule": "/no/such/folder"}}, "'schedule' must be a folder"),

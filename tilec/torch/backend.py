@@ -138,7 +138,7 @@ def _kind(inputs: Sequence[Any], options: Options) -> str:
 def compilers(options: Options, names: Sequence[str] = ()) -> dict[str, Any]:
     """What AOTAutograd is to be called with, to trace under `aot.tracing()`. `names` are the user's, of a graph's inputs."""
     graphs = None
-    if options.mode == "reduce-overhead":
+    if options.replays:
         from tilec.torch.cuda_graphs import Replayed
 
         graphs = Replayed()
@@ -270,7 +270,7 @@ def compile_aten(
                     told.parts.append(about)
                     note = dump.noting(about, folder, piece.graph, told)
                     progress.at(f"partition {k + 1} of {len(pieces)}")
-                    freed = _freed(piece, placeholders, kind) if kind != "inference" and options.mode == "default" else None
+                    freed = _freed(piece, placeholders, kind) if kind != "inference" and not options.replays else None
                     call = Partition(piece.graph, options, mode, note, final, into[k], freed).fixed
                     if isinstance(call, Segmented):
                         about.calls, about.needed, about.whole = len(call.calls), call.cut.needed, call.cut.whole

@@ -13,8 +13,11 @@ import torch
 from torch import fx
 
 from tilec.api import Op
-from tilec.core.dtypes import DTYPES, DType
+from tilec.core.diagnostics import TileError
+from tilec.core.dtypes import DTYPES
 from tilec.driver.cuda_executable import CudaExecutable
+from tilec.driver.fastest import fastest_schedule
+from tilec.driver.recipe import Signature
 from tilec.process.forking import compiling
 from tilec.process.workers import workers
 from tilec.runtime import buffers
@@ -23,7 +26,7 @@ from tilec.torch.aten.scatters import CHANGES
 from tilec.torch.background import in_background, wait
 from tilec.torch.bound import bind, copying, eager_call, empty_strided, general
 from tilec.torch.concrete import concrete, is_symbolic, traced
-from tilec.torch.failures import tell
+from tilec.torch.failures import tell, warn
 from tilec.torch.options import Options
 from tilec.torch.outside import checking, remember
 from tilec.torch.schedules import schedule_of
@@ -184,7 +187,10 @@ class Partition:
         op = _program(written, self.options, over)
         if not written.arguments and device != "cpu":
             raise Unwritten(_outputs(graph), "a program on a GPU that reads nothing")
-        built = op.build_for(_inputs(graph, written), device)
+        inputs = _inputs(graph, written)
+        if self.options.measures and not over:
+            op = _measured(op, written, self.options, inputs, device)
+        built = op.build_for(inputs, device)
         slow = self.eager
         if not over:
             types = [buffers.to_torch(dtype.name) for _, dtype, _ in built.compiled.inputs]
@@ -214,6 +220,20 @@ def _program(written: Written, options: Options, over: tuple[tuple[int, int], ..
     return program(written.text, options.target, schedule_of(written.text, options.schedule), over)
 
 
+def _measured(op: Op, written: Written, options: Options, inputs: Signature, device: str | int) -> Op:
+    """The op with the plan that measurements choose, where no schedule says what it is."""
+    if schedule_of(written.text, options.schedule) is not None:
+        return op
+    try:
+        path = fastest_schedule(op.recipe_for(inputs, device))
+    except TileError as error:
+        if options.strict:
+            raise
+        warn(f"tilec measured no plans of a partition, whose plan is the predicted one: {error}")
+        return op
+    return op if path is None else program(written.text, options.target, str(path))
+
+
 def _over(
     graph: fx.Graph, written: Written, into: Mapping[int, int], options: Options
 ) -> tuple[tuple[int, int], ...]:  # fmt: skip
@@ -224,7 +244,7 @@ def _over(
     return found if found and schedule_of(written.text, options.schedule) is None else ()
 
 
-def _inputs(graph: fx.Graph, written: Written) -> tuple[tuple[DType, tuple[int, ...]], ...]:
+def _inputs(graph: fx.Graph, written: Written) -> Signature:
     """Types and shapes of the program's arguments."""
     values = [n.meta.get("val") for n in graph.nodes if n.op == "placeholder"]
     return tuple((DTYPES[dtype_of(values[a.number].dtype)], a.stored) for a in written.arguments)

@@ -15,7 +15,8 @@ LONGEST = 300  # characters of a reason
 
 
 class FallbackWarning(UserWarning):
-    """tilec failed at something that it should have done, and PyTorch does it. `tilec.torch.report()` lists such operations."""
+    """tilec failed at something that it should have done, such as compiling a partition, which PyTorch then runs.
+    `tilec.torch.report()` lists such partitions."""
 
 
 _told: set[str] = set()
@@ -36,13 +37,16 @@ def tell(nodes: Sequence[fx.Node], error: BaseException | str) -> None:
     what = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in kinds.most_common(SHOWN))
     if (others := len(nodes) - sum(count for _, count in kinds.most_common(SHOWN))) > 0:
         what += f" and {others} others"
-    if (key := f"{what}: {why}") in _told:
-        return
-    _told.add(key)
     where = next((" in ".join(p for p in (module_path(n), source_line(n)) if p) for n in nodes if source_line(n)), "")
-    warnings.warn(
+    warn(
         f"tilec: PyTorch runs {what}{f', first in {where}' if where else ''}, since tilec failed: "
         f"{why[:LONGEST]}{'...' * (len(why) > LONGEST)}. options={{'strict': True}} makes that an error with a traceback.",
-        FallbackWarning,
-        stacklevel=2,
+        f"{what}: {why}",
     )
+
+
+def warn(message: str, about: str = "") -> None:
+    """Warns once of what is `about` the same."""
+    if (key := about or message) not in _told:
+        _told.add(key)
+        warnings.warn(message, FallbackWarning, stacklevel=3)

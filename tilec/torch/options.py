@@ -10,7 +10,7 @@ from typing import Any
 
 from tilec.core.diagnostics import CallError
 
-MODES = ("default", "reduce-overhead")
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,16 @@ class Options:
     background: bool = False
     fallback_random: bool = False
     mode: str = "default"
+
+    @property
+    def replays(self) -> bool:
+        """Whether CUDA graphs replay the kernels of a graph."""
+        return self.mode in ("reduce-overhead", "max-autotune")
+
+    @property
+    def measures(self) -> bool:
+        """Whether the plans of programs are the fastest of some that are measured."""
+        return self.mode in ("max-autotune", "max-autotune-no-cudagraphs")
 
 
 def read(mode: str | None, options: Mapping[str, Any] | None) -> Options:
