@@ -143,6 +143,7 @@ def _measured(recipe: Recipe) -> str:
     from tilec.semantics.reference import extents_of
 
     special, target = recipe.specialised, recipe.target
+    kind: Any = target.kind
     own, *others = candidates(special, target, TRIALS)
     if not others:
         return ""
@@ -150,7 +151,7 @@ def _measured(recipe: Recipe) -> str:
     others.sort(key=lambda c: -times.get(c.kernel or "", 0.0))  # stable: the likely ones of a kernel first
     inputs = random_inputs(special, 0, {})
     elements = sum(prod(high - low for low, high in extents_of(e).values()) for e in special.equations)
-    allowed = enclose(special, inputs, target.kind) if elements <= MOST else None
+    allowed = enclose(special, inputs, kind) if elements <= MOST else None
     plans = compile_plans(special, target, [own, *others], progress.at, budget=BUDGET)
     found = fastest(special, target, plans, inputs, allowed, progress.at)
     return found.best.candidate.schedule if found.best is not found.right[0] else ""
