@@ -12,7 +12,7 @@ from tools.pytorch import assert_agrees, compiled  # noqa: E402
 
 import tilec.torch  # noqa: E402
 from tilec.core.diagnostics import CallError  # noqa: E402
-from tilec.driver import fastest  # noqa: E402
+from tilec.semantics import fastest  # noqa: E402
 from tilec.torch import shared  # noqa: E402
 from tilec.torch.failures import FallbackWarning  # noqa: E402
 

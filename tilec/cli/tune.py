@@ -16,9 +16,9 @@ from tilec.core.quantities import count, duration
 
 
 def tune(args: argparse.Namespace) -> int:
-    from tilec.driver.fastest import compile_plans, fastest
     from tilec.driver.tune import candidates
     from tilec.semantics.error_bounds import enclose
+    from tilec.semantics.fastest import compile_plans, fastest
     from tilec.semantics.inputs import random_inputs
 
     if args.trials < 1:

@@ -16,7 +16,6 @@ from tilec.api import Op
 from tilec.core.diagnostics import TileError
 from tilec.core.dtypes import DTYPES
 from tilec.driver.cuda_executable import CudaExecutable
-from tilec.driver.fastest import fastest_schedule
 from tilec.driver.recipe import Signature
 from tilec.process.forking import compiling
 from tilec.process.workers import workers
@@ -222,6 +221,8 @@ def _program(written: Written, options: Options, over: tuple[tuple[int, int], ..
 
 def _measured(op: Op, written: Written, options: Options, inputs: Signature, device: str | int) -> Op:
     """The op with the plan that measurements choose, where no schedule says what it is."""
+    from tilec.semantics.fastest import fastest_schedule
+
     if schedule_of(written.text, options.schedule) is not None:
         return op
     try:
