@@ -54,6 +54,9 @@ Recovery = Insert | Replace | GiveUp
 Lost = tuple[str, int | None]  # a name that is not defined, and where the statement begins that would; None: an op's
 
 
+NEAR = 400  # words to either side that are looked at for what one means
+
+
 class Words:
     """The tokens of a source, with the questions that messages ask about their surroundings. A message may replace later ones."""
 
@@ -117,11 +120,11 @@ class Words:
         return text if len(text) <= 80 else text[:77] + "…"
 
     def partner(self, at: int) -> int:
-        """The bracket that belongs to the bracket `at`; `at` itself where there is none."""
+        """The bracket that belongs to the bracket `at`; `at` itself where there is none near it."""
         kind = self.tokens[at].type
         step, opens, closes = (1, CLOSERS, OPENERS) if kind in CLOSERS else (-1, OPENERS, CLOSERS)
         depth, k = 0, at
-        while 0 <= k < len(self.tokens):
+        while 0 <= k < len(self.tokens) and abs(k - at) < NEAR:
             depth += (self.tokens[k].type in opens) - (self.tokens[k].type in closes)
             if depth == 0:
                 return k

@@ -156,3 +156,8 @@ def test_benchmarks_that_need_a_gpu(folder, monkeypatch, capsys):
             benchmarks.main()
         assert stopped.value.code == 1 and "needs" in capsys.readouterr().err
     assert not (folder / "results").exists()
+
+
+def test_sizes_are_written_as_in_programs(tilec, folder):
+    status, out, _ = tilec("check", "--ranges", "-D", "M=0x10,N=1_000", "--op", "softmax", "softmax.tile")
+    assert status == 0 and "f32[16, 1000]" in out
