@@ -210,3 +210,17 @@ def test_calibration_is_written_and_found(monkeypatch, tmp_path):
     assert 1 < measured.dram.bandwidth_gbs < 2000 and 1e-3 < measured.fma["f32"] < 100
     path.write_text(path.read_text().replace(f"units = {measured.units}", "units = 4096"))
     assert "other cores" in targets.load("cpu").note
+
+
+@pytest.mark.parametrize(
+    "flags, name, clock", [("fma", "EPYC", 2.596), ("fma aperfmperf", "Xeon(R) CPU @ 2.60GHz", 2.6), ("aperfmperf", "EPYC", 0.0)]
+)
+def test_the_clock_of_the_moment_is_no_part_of_a_target(monkeypatch, flags, name, clock):
+    """Keys of the cache have the target: where the system tells the clock of the moment, each process would compile anew."""
+    text = f"model name\t: {name}\nflags\t\t: {flags}\ncpu MHz\t\t: 2596.12\n"
+    monkeypatch.setattr(host_module, "_text", lambda path: text if str(path) == "/proc/cpuinfo" else "")
+    host_module._cpuinfo.cache_clear()
+    try:
+        assert round(host_module._clock_ghz(), 3) == clock
+    finally:
+        host_module._cpuinfo.cache_clear()

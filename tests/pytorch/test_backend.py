@@ -149,3 +149,24 @@ def test_equal_layers_are_compiled_once():
     assert shared.compiled() == 1
     (graph,) = tilec.torch.report().graphs
     assert len(graph.parts) == 2 and [e.operation for e in graph.eager] == ["special_i0e"]
+
+
+def test_long_compilations_tell_their_progress(monkeypatch, tmp_path):
+    """On a terminal, as the command line does."""
+    import io
+    import sys
+
+    from tilec.process import progress
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv(progress.VARIABLE, raising=False)
+    monkeypatch.setattr(progress, "FIRST", 0.001)
+    monkeypatch.setattr(progress, "REPEATED", 0.001)
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert_agrees(lambda x: torch.exp(x * 3.25) + 1, torch.randn(4, 3))
+    assert "tilec is still compiling a graph of inference, partition 1 of 1, 0 s so far" in stream.getvalue()

@@ -138,9 +138,13 @@ def _flags() -> set[str]:
 
 
 def _clock_ghz() -> float:
-    """The highest clock the system admits to, in GHz; 0 where it does not."""
+    """The highest clock the system admits to, in GHz; 0 where it does not. It is the same in every process: keys of the cache have
+    the target. Processors that count their clocks (`aperfmperf`) tell the clock of the moment, so that their name's is taken."""
     if khz := _text("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq"):
         return int(khz) / 1e6
+    if "aperfmperf" in _cpuinfo("flags").split():
+        nominal = re.search(r"@ ([\d.]+)\s?GHz", _cpuinfo("model name"))
+        return float(nominal[1]) if nominal else 0.0
     mhz = re.findall(r"^cpu MHz\s*:\s*([\d.]+)", _text("/proc/cpuinfo"), re.MULTILINE)
     return max(map(float, mhz)) / 1e3 if mhz else int(_sysctl("hw.cpufrequency_max") or 0) / 1e9
 
