@@ -2,7 +2,8 @@
 
 A row is a program of one family. Edits of its schedule are drawn as the fuzzers draw them (`tests/fuzz/edits.py`), from all that
 the family's options, the tile and the loops can be, and those that the compiler accepts are compiled and timed. `rank` is
-Spearman's rank correlation of the predicted and the measured times, of the unedited plan and all edits.
+Spearman's rank correlation of the predicted and the measured times, of the unedited plan and all edits; edits of which the code
+is the same count once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,11 @@ from tilec.plan.model import Plan
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 WANTED = 0.8
+SPREAD = 1.5  # of the slowest time over the fastest: where edits matter less, their order tells nothing
+NOISE = 0.03  # times that differ by less are equal: of the same code measured twice, they differ by as much
 TRIES = 60  # drawn edits for each that is wanted: most are refused
-SLOW = 0.05  # seconds of a call that is not repeated
+SLOW = 0.05  # seconds of a call that has one round
+ROUNDS = 5
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -81,9 +85,12 @@ _MANY = (
 _LONG = "op running(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = cumsum[j](x[i, j]) }"
 _BLUR = "op blur(x: f32[M, N]) -> (y: f32[M - 2, N - 2]) { y[i, j] = mean[r in 0:3, s in 0:3](x[i + r, j + s]) }"
 
+_HEADS = "op heads(x: f32[B, S, H, D]) -> (y: f32[B, H, S, D]) { y[b, h, s, d] = x[b, s, h, d] * 2 }"
+_POOL = "op pool(x: f32[N, H, W, C]) -> (y: f32[N, C]) { y[n, c] = mean[h, w](x[n, h, w, c] * x[n, h, w, c]) }"
+
 PROGRAMS: dict[str, tuple[Edited, ...]] = {
     "cpu": (
-        Edited("loop_nest", "softmax", {"M": 2048, "N": 2048}),
+        Edited("loop_nest", _POOL, {"N": 16, "H": 48, "W": 48, "C": 96}),
         Edited("loop_nest", "variance", {"M": 4096, "N": 1024}),
         Edited("loop_nest", "jacobi", {"M": 2048, "N": 2048}),
         Edited("register_transpose", "transpose", {"M": 2048, "N": 2048}),
@@ -93,7 +100,7 @@ PROGRAMS: dict[str, tuple[Edited, ...]] = {
         Edited("panel_chain", _ATTENTION, {"S": 1024, "D": 64, "T": 1024, "E": 64}),
     ),
     "cuda": (
-        Edited("points", "gelu", {"M": 8192, "N": 4096}),
+        Edited("points", _HEADS, {"B": 8, "S": 4096, "H": 32, "D": 32}),
         Edited("points", "jacobi", {"M": 8192, "N": 8192}),
         Edited("columns", "variance", {"M": 16384, "N": 4096}),
         Edited("columns", _BLUR, {"M": 4096, "N": 8192}),
@@ -103,7 +110,7 @@ PROGRAMS: dict[str, tuple[Edited, ...]] = {
         Edited("scan", _LONG, {"M": 16, "N": 1 << 20}),
         Edited("transpose", "transpose", {"M": 8192, "N": 8192}),
         Edited("vector_contraction", _PRODUCT.format(name="plain", a="f32", b="f32", c="f32"), {"M": 1024, "K": 1024, "N": 1024}),
-        Edited("contraction", _PRODUCT.format(name="wide", a="f64", b="f64", c="f64"), {"M": 1024, "K": 1024, "N": 1024}),
+        Edited("contraction", _PRODUCT.format(name="wide", a="f64", b="f64", c="f64"), {"M": 2048, "K": 2048, "N": 2048}),
         Edited("contraction", _MANY, {"B": 1024, "M": 33, "K": 60, "N": 35}),
         Edited("warpgroup_contraction", _PRODUCT.format(name="product", **_BF16), {"M": 4096, "K": 4096, "N": 4096}),
         Edited("warpgroup_contraction", _PRODUCT.format(name="tall", **_BF16), {"M": 16384, "K": 1024, "N": 1024}),
@@ -179,16 +186,28 @@ def _executable(program: Specialised, machine: Target, schedule: str) -> Any:
     return build_executable(Prepared(program, lowered, machine))
 
 
+def _code(executable: Any, plan: Plan) -> str:
+    """All that is compiled."""
+    registers = [getattr(k.options, "registers", None) for k in plan.kernels]
+    return f"{executable.emitted.kernels} {executable.emitted.steps} {registers}"
+
+
 def prepare(made: Edited, target: str, most: int) -> dict:
-    """Compiles the edits into the cache on disk, and leaves their schedules in the folder, unless they are there."""
+    """Compiles edits into the cache on disk, up to `most` of different code, and leaves their schedules in the folder, unless they
+    are there."""
     listed = _folder(made) / "edits.json"
     if listed.exists():
         return {}
     program, machine = specialised(made), made.machine(target)
-    told, refused = [], []
-    for what, schedule, _ in drawn(made, program, machine, most):
+    told, refused, codes = [], [], set()
+    for what, schedule, plan in drawn(made, program, machine, 3 * most):
+        if len(told) > most:
+            break
         try:
             executable = _executable(program, machine, schedule)
+            if (code := _code(executable, plan)) in codes:
+                continue
+            codes.add(code)
             if target == "cuda":
                 _ = executable.cubins
         except Exception as error:
@@ -206,10 +225,10 @@ def run(made: Edited, target: str) -> dict:
     from tilec.semantics.inputs import random_inputs
 
     if not (listed := _folder(made) / "edits.json").exists():
-        return {"error": "not run: not compiled in time"}
+        return {"error": "not compiled: see what was printed, or give more time"}
     facts, program, machine = json.loads(listed.read_text()), specialised(made), made.machine(target)
     made_of = [_executable(program, machine, edit["schedule"]) for edit in facts["edits"]]
-    times, wrong = [], []
+    wrong = []
     with open_device(target, random_inputs(program, 0, {}), made_of[0].outputs) as device:
         device.run(made_of[0])
         right = {name: np.array(array, copy=True) for name, array in device.results().items()}
@@ -217,12 +236,12 @@ def run(made: Edited, target: str) -> dict:
             device.run(executable)
             if not all(_near(array, right[name]) for name, array in device.results().items()):
                 wrong.append(edit["what"])
-            times.append(1e6 * _seconds(device, executable))
+        times = _times_us(device, made_of)
     predicted = dict(_predicted(made, program, machine, [edit["schedule"] for edit in facts["edits"]]))
     edits = [[e["what"], round(predicted[n], 2), round(us, 2)] for n, (e, us) in enumerate(zip(facts["edits"], times))]
     return {
         "family": made.family, "program": made.program, "sizes": made.sizes, "target": machine.name,
-        "rank": rank_correlation([p for _, p, _ in edits], [us for *_, us in edits]), "own_us": times[0], "edits": edits,
+        "rank": rank_correlation([p for _, p, _ in edits], [us for *_, us in edits], NOISE), "own_us": times[0], "edits": edits,
         "refused": facts["refused"], "wrong": wrong, "right": not wrong,
     }  # fmt: skip
 
@@ -251,22 +270,31 @@ def _near(array: np.ndarray, right: np.ndarray) -> bool:
     return bool(np.max(np.abs(mine - theirs), initial=0) <= 2e-2 * max(1e-6, np.max(np.abs(theirs), initial=0)))
 
 
-def _seconds(device: Any, executable: Any) -> float:
-    """The least of the rounds' figures; of a long call the only one."""
-    (first,) = device.time(executable, 1)
-    if first > SLOW:
-        return min(first, *device.time(executable, 1))
-    pick = min if executable.target.kind == "cpu" else np.median
-    return min(float(pick(device.time(executable, max(3, min(50, int(0.02 / max(1e-6, first))))))) for _ in range(3))
+def _times_us(device: Any, executables: list[Any]) -> list[float]:
+    """The least of the rounds' figures, each of the median or, on a CPU, the least of its calls. Each round goes through all of
+    them, so that a disturbance hits all; those with long calls are in one round."""
+    found = [min(device.time(e, 1)) for e in executables]
+    for number in range(ROUNDS):
+        for n, executable in enumerate(executables):
+            if found[n] > SLOW and number:
+                continue
+            times = device.time(executable, max(2, min(40, int(0.01 / max(1e-6, found[n])))))
+            figure = min(times) if executable.target.kind == "cpu" else median(times)
+            found[n] = min(found[n], figure) if number else figure
+    return [1e6 * seconds for seconds in found]
 
 
-def rank_correlation(left: list[float], right: list[float]) -> float:
-    """Spearman's: the correlation of ranks, where equal numbers share the mean of theirs. 0 where one side has equal numbers
-    alone."""
+def rank_correlation(left: list[float], right: list[float], alike: float = 0.0) -> float:
+    """Spearman's: the correlation of ranks, where equal numbers share the mean of theirs. 0 where one side has equal numbers alone.
+    Numbers are equal to the least of those that they exceed by the share `alike` at most."""
 
     def ranks(values: list[float]) -> np.ndarray:
-        ordered = np.sort(values)
-        low, high = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
+        rounded, least = np.array(values), -np.inf
+        for n in np.argsort(rounded, kind="stable"):
+            least = rounded[n] if rounded[n] > (1 + alike) * least else least
+            rounded[n] = least
+        ordered = np.sort(rounded)
+        low, high = (np.searchsorted(ordered, rounded, side) for side in ("left", "right"))
         return (low + high - 1) / 2  # type: ignore[no-any-return]
 
     a, b = ranks(left), ranks(right)
@@ -285,16 +313,24 @@ def by_family(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
         mine = [r for r in rows if r.get("family") == family]
         edits = [e for r in mine for e in r["edits"][1:]]
         apart = max(us / r["own_us"] for r in mine for *_, us in r["edits"])
-        each = ", ".join(f"{r['name'].partition(': ')[2]} {r['rank']:.2f}" for r in mine)
-        cells.append([f"`{family}`", str(len(edits)), f"{fmean(r['rank'] for r in mine):.2f}", f"{apart:.3g}", each])
+        names = [r["name"].partition(": ")[2] for r in mine]
+        each = ", ".join(f"{name} {r['rank']:.2f}" if telling(r) else f"{name} (alike)" for name, r in zip(names, mine))
+        ranks = [r["rank"] for r in mine if telling(r)]
+        cells.append([f"`{family}`", str(len(edits)), f"{fmean(ranks):.2f}" if ranks else "alike", f"{apart:.3g}", each])
     return ["family", "edits", "rank correlation", "slowest over unedited", "programs"], cells
+
+
+def telling(row: dict) -> bool:
+    """Whether the edits of a row differ by more than noise."""
+    times = [us for *_, us in row.get("edits", [])]
+    return "rank" in row and max(times) >= SPREAD * min(times)
 
 
 def targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
     """(family, reached, wanted, whether)."""
     found: dict[str, list[float]] = {}
     for row in rows:
-        if "rank" in row:
+        if telling(row):
             found.setdefault(row["family"], []).append(row["rank"])
     return [(family, fmean(ranks), WANTED, fmean(ranks) >= WANTED) for family, ranks in found.items()]
 

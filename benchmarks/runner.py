@@ -66,8 +66,10 @@ def work_ahead(rows: list[Row], names: list[str]) -> None:
         os.nice(19)
     by_name = {r.name: r for r in rows}
     for name in names:
-        with contextlib.suppress(Exception):
+        try:
             print(MARK + json.dumps({"name": name, **by_name[name].prepare()}), flush=True)
+        except Exception:
+            traceback.print_exc(limit=-3)
 
 
 def work(rows: list[Row], names: list[str]) -> None:

@@ -28,8 +28,8 @@ from tilec.analysis.products import arguments_of, dims_of, factors_of, index_dim
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import affine, arith, ir, memref, scf
+from tilec.cost.panels import part_products
 from tilec.kernels import Panels
-from tilec.kernels.cpu import part_products
 from tilec.passes.cuda.memory_spaces import sizes_of
 from tilec.passes.loops import sum_of
 

@@ -28,8 +28,8 @@ from math import prod
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, ir, memref, scf, vector
+from tilec.cost.panels import CACHED_SUMS
 from tilec.kernels import PanelChain, Panels, RegisterTranspose, planned_kernels
-from tilec.kernels.cpu import CACHED_SUMS
 from tilec.passes.cpu import matrix
 from tilec.passes.cpu.chain import stage_chain
 from tilec.passes.cpu.operands import boxes_as_operands

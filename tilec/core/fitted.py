@@ -261,9 +261,9 @@ class ChainTimes(Group, name="contraction_chain", kind="cuda"):
 class PanelTimes(Group, name="panels", kind="cpu"):
     """Times of the family `panels`, on one core."""
 
-    pack_along_ns: float = number("time to pack a byte of a factor that is contiguous along its lanes")
-    pack_across_ns: float = number("time to pack a byte of a factor that is contiguous along another dimension")
-    gather_ns: float = number("time to pack a byte at computed subscripts")
+    pack_along_ns: float = number("time to pack an element of a factor that is contiguous along its lanes")
+    pack_across_ns: float = number("time to pack an element of a factor that is contiguous along another dimension")
+    gather_ns: float = number("time to pack an element at computed subscripts")
     store_across_ns: float = number("time to store, or add, a sum where vectors of sums lie across the result")
     split_ns: float = number("time to split a packed number of 32 bits into one more part of 16 bits")
     unit_tile_ns: float = number("time of a tile of sums of a matrix unit beside its products")
@@ -293,6 +293,13 @@ class NestTimes(Group, name="nests", kind="cpu"):
     conflict_clocks: float = number("further clocks of such an element whose line L1 has lost since the one before it")
     entry_clocks: float = number("clocks of an innermost loop before its first step and after its last one")
     lanes_clocks: float = number("clocks of the lanes of a reduction whose states depend on each other, beside their elements")
+
+
+@dataclass(frozen=True)
+class LoopTimes(Group, name="loop_times", kind="cpu"):
+    """How cores wait for memory in the families `loop_nest` and `register_transpose`."""
+
+    lines_at_once: float = number("lines of memory that a core waits for at a time, where no stream leads to them", least=0.1)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class BlockTile:
     that blocks compute together, for L2. `registers`: of a thread, as launched. `inner_warps`: warps that share rows and
     columns, and divide k. `kept`: all of B stays in shared memory, where each of the persistent blocks loads it once.
     `stream_k`: rounds of tiles, the last of which is not full, whose steps along k all blocks share (stream-k). `launched`:
-    persistent blocks, fewer than one for each unit; 0 where all units have one.
+    persistent blocks; 0 where each unit that they reach has one.
     """
 
     bm: int

@@ -18,7 +18,7 @@ from tilec.core.fitted import ChainTimes, WarpgroupTimes
 from tilec.core.hardware import ROWS
 from tilec.core.target import Target
 from tilec.cost.chain_waits import Block, warpgroups_wait, warps_wait
-from tilec.cost.contraction import boosted
+from tilec.cost.contraction import COPY_LATENCIES, boosted, persistent_rounds
 from tilec.cost.model import Choice, Prediction, Work, predict, ranked, round_up
 
 LINE = 64  # 16-bit elements of a swizzled line
@@ -138,7 +138,8 @@ class ChainTile:
     """`stages`: tiles of K, and of V, in shared memory. By `wgmma`, `groups` warpgroups of 64 rows multiply, and one more loads.
     Without a second contraction: steps of Q and K, or of K alone where Q is kept (`kept_left`); the groups alternate
     (`ping_pong`). `parts` blocks share their rows. `persistent`: as many blocks as run at a time compute tile after tile.
-    `row_stages`: tiles whose rows are in shared memory."""
+    `launched`: how many persistent blocks, 0 where each unit has one. `row_stages`: tiles whose rows are in shared memory.
+    `row_blocks`: of the rows of one problem, 0 for as few as there can be."""
 
     bm: int
     bn: int
@@ -152,6 +153,8 @@ class ChainTile:
     warp_rows: int = 16
     persistent: bool = False
     row_stages: int = 1
+    launched: int = 0
+    row_blocks: int = 0
 
     @property
     def groups(self) -> int:
@@ -309,7 +312,7 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     """The work of one tiling, including the parts of tiles beyond the edges."""
     if not p.columns:
         return _reduction_work(target, p, tile)
-    rows = p.blocks(tile.bm)
+    rows = tile.row_blocks or p.blocks(tile.bm)
     covered = round_up(p.length, tile.bn) * p.share
     cut = tile.bn * (p.length % tile.bn > 0)
     if p.share < 1:  # of the tiles that a mask cuts, it excludes half; they are fewest where blocks and steps are aligned
@@ -341,14 +344,24 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     serial = (warpgroups_wait if tile.unit == "wgmma" else warps_wait)(target, work, block)
     if tile.parts > 1:
         serial += fit.part_us * blocks
-    return replace(work, serial_us=work.serial_us + serial)
+    waves = persistent_rounds(tile.launched, blocks, target.units) if tile.launched else ceil(blocks / target.units)
+    if tile.unit == "wgmma" and tile.stages == 1:  # a step's copy begins when the one before is multiplied
+        serial += waves * steps * COPY_LATENCIES * 1e-3 * target.dram.latency_ns
+    work = replace(work, serial_us=work.serial_us + serial)
+    return _longer(work, waves / ceil(blocks / target.units)) if tile.launched else work
+
+
+def _longer(work: Work, times: float) -> Work:
+    """Where blocks are so many times as many rounds as on all units."""
+    pace, shared = {unit: times * work.pace.get(unit, 1.0) for unit in work.flops}, times * work.shared_bytes
+    return replace(work, pace=pace, shared_bytes=shared, l2_bytes=times * work.l2_bytes, serial_us=times * work.serial_us)
 
 
 def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     """Some of the groups' arithmetic is under each other's products if they alternate, or several blocks share an SM. Otherwise the
     matrix units wait for it."""
     fit, own = target.fit(ChainTimes), ROWS if tile.unit == "wgmma" else tile.warp_rows
-    rows, covered = p.blocks(tile.bm), min(1.0, p.share + tile.bm / p.length * (p.share < 1))
+    rows, covered = tile.row_blocks or p.blocks(tile.bm), min(1.0, p.share + tile.bm / p.length * (p.share < 1))
     steps = ceil(ceil(p.length / tile.bn) * covered / tile.parts)  # of one block
     tiles, blocks = p.batch * rows * tile.parts * steps, p.batch * rows * tile.parts
     scores, inner = tiles * tile.bm * tile.bn, round_up(p.inner, LINE)

@@ -152,6 +152,8 @@ def _kept(target: Target, p: Contraction, tile: BlockTile) -> Iterator[BlockTile
         yield replace(tile, stages=stages, shared=stages * stage + spare + held, kept=True)
 
 
+LEAST_STAGES = 3  # that hide the latency of copies
+COPY_LATENCIES = 1.5  # of memory, that pass from where a stage is free until its next factors are there
 DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}
 """Stages; more hide no more latency."""
 INNER_WARPS = (2, 4)  # that divide a step of k, where there are few tiles
@@ -245,16 +247,33 @@ def _rounds(target: Target, tile: BlockTile, blocks: int) -> float:
     """Rounds of clusters over those of single blocks: clusters do not reach all units. Rounds that blocks share are not whole."""
     if tile.stream_k:
         return target.units / reached(target, tile)
-    return max(1.0, ceil(blocks / reached(target, tile)) / ceil(blocks / target.units))
+    return max(1.0, rounds(target, tile, blocks) / ceil(blocks / target.units))
+
+
+def rounds(target: Target, tile: BlockTile, tiles: int) -> int:
+    """Tiles that the slowest unit computes one after another. Persistent blocks that are more than the units wait for others to
+    end, and then have as many tiles as these."""
+    at_once = reached(target, tile)
+    return persistent_rounds(tile.launched or at_once, tiles, at_once)
+
+
+def persistent_rounds(launched: int, tiles: int, at_once: int) -> int:
+    """Of so many blocks, of which `at_once` run at a time."""
+    launched = max(1, min(launched, tiles))
+    return ceil(launched / at_once) * ceil(tiles / launched)
 
 
 def _between_tiles(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> dict[str, float]:
     """Time, by cause, in which the matrix units of an SM wait while sums leave registers; the next tile's loads go on."""
-    fit, rounds = target.fit(WarpgroupTimes), ceil(blocks / reached(target, tile))
+    fit, waves = target.fit(WarpgroupTimes), rounds(target, tile, blocks)
     elements, alone = tile.bm * tile.bn, fit.alone if tile.bm == 64 else 1
     times = {u.partition(".")[0]: fit.epilogue * 1e6 * n * elements * target.units / target.peak(u) for u, n in p.epilogue.items()}
     times["waits"] = elements * max(2, p.out_bytes) / (128 * 256 * 2) * fit.tile_us
-    return {cause: rounds * alone * us for cause, us in times.items() if us}
+    if tile.stages < LEAST_STAGES:  # a step's copy then begins when the one before is multiplied
+        steps = ceil(p.k * p.overhang / tile.bk)
+        each = 1e6 * 2 * tile.bm * tile.bn * tile.bk * p.products * target.units / target.peak(f"tensor.{p.unit_type}@wgmma")
+        times["waits"] += steps * max(0.0, COPY_LATENCIES * 1e-3 * target.dram.latency_ns - (tile.stages - 1) * each) / alone
+    return {cause: waves * alone * us for cause, us in times.items() if us}
 
 
 def _fill_and_drain(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> float:
@@ -320,7 +339,8 @@ def families(target: Target, problem: Contraction, instruction: str) -> tuple[Fa
         warpgroups, (_, _, bk, wm, wn, producers) = instruction == "wgmma", shapes[0]
         group, across = grouped(target, bm, bn, problem)
         warps = (wm, wn) if warpgroups else (1, 1)
-        tile = BlockTile(bm, bn, bk, 2, instruction, *warps, producers, group=group, across=across)
+        stages = LEAST_STAGES if warpgroups else 2
+        tile = BlockTile(bm, bn, bk, stages, instruction, *warps, producers, group=group, across=across)
         kinds = [(tile, work := _least_work(target, problem, tile))]
         if warpgroups:  # shared steps leave no unit idle
             kinds.append((replace(tile, stream_k=1), replace(work, blocks=round_up(work.blocks, target.units))))

@@ -27,8 +27,9 @@ from tilec.core.target import Level, Target
 class Work:
     """The work of one kernel.
 
-    `flops`: operations by unit ("fma.f32", "tensor.bf16@mma.sync", "special", "int"), a fused multiply-add
-    being two. `pace`: by unit, the time of its operations over that at its peak rate, where it is another.
+    `l3_bytes`: those that pass through the cache that all cores share, where data stay in memory. `flops`: operations by unit
+    ("fma.f32", "tensor.bf16@mma.sync", "special", "int"), a fused multiply-add being two. `pace`: by unit, the time of its
+    operations over that at its peak rate, where it is another.
     `bytes_in_flight`: of each thread, its independent loads times their size; 0 for no limit.
     `stall_ns`: of each block, time in which none of its loads is in flight (barriers, exchanges). `warp_clocks`: clocks between two
     instructions of one warp, in which others have theirs; 0 where the work says otherwise what waits.
@@ -45,6 +46,7 @@ class Work:
     dram_read: float = 0
     dram_write: float = 0
     l2_bytes: float = 0
+    l3_bytes: float = 0
     shared_bytes: float = 0
     flops: Mapping[str, float] = field(default_factory=dict, hash=False)
     pace: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -232,6 +234,9 @@ def _memory_terms(work: Work, target: Target, units: float, flight: float) -> di
     traffic = work.dram_read + work.dram_write
     home = home_level(target, work.working_set)
     terms = {home: time(home, traffic)} if traffic else {}
+    if work.l3_bytes and home in ("dram", "l3"):
+        beyond = "dram" if target.l3 is None else "l3"
+        terms[beyond] = max(terms.get(beyond, 0.0), time(beyond, max(work.l3_bytes, traffic)))
     if l2 := max(work.l2_bytes, traffic if target.kind == "cuda" else 0):
         terms["l2"] = max(terms.get("l2", 0.0), time("l2", l2))
     if work.shared_bytes and target.sm is not None:

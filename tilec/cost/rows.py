@@ -13,6 +13,8 @@ from tilec.core.target import Target
 from tilec.cost.model import OVERHEAD, Choice, Prediction, Work, occupancy, predict, ranked, round_up
 from tilec.cost.row_tiles import Rows, RowTile, row_candidates
 
+L1_MISSES = 0.02  # of these lines
+L1_SHARE = 0.75  # of an SM's memory that rows find room in beside what blocks have in shared memory
 _END = 4  # instructions for an element at a row's end besides its own, which no other of the warp has
 
 
@@ -42,7 +44,7 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
     if tile.unaligned:  # warps with an end of a row go through its elements one by one
         ends = p.rows * tile.vector * min(32, tile.threads) * (1 if tile.vectors == 1 else 2)
         shuffles += _END * p.passes * ends
-    reads, block = float(once), tile.block
+    reads, block, reread = float(once), tile.block, passes - 1.0
     resident = occupancy(target, max(32, block), tile.registers, tile.shared).blocks
     many = blocks > resident * target.units
     exposed = times.exposed_alone if resident == 1 else times.exposed_shared
@@ -50,12 +52,16 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
     if tile.residency == "memory":
         held = occupancy(target, block, tile.registers).blocks * target.units * tile.rows_per_block
         fits = held * p.length * p.element_bytes * p.reads < times.reread_fits * target.l2.bytes
-        reads *= 1 + (times.reread_misses if fits else 1) * (passes - 1)
+        near = occupancy(target, block, tile.registers).blocks * tile.rows_per_block * p.length * p.element_bytes * p.reads
+        misses = times.reread_misses if fits else 1
+        if near <= L1_SHARE * target.sm.shared_bytes:  # a row's own lines are still in L1
+            misses, reread = min(misses, L1_MISSES), L1_MISSES * reread
+        reads *= 1 + misses * (passes - 1)
     reads *= 1 + _scattered(target, p, tile, rounds)
     return Work(
         dram_read=reads,
         dram_write=written - (times.unwritten * target.l2.bytes if tile.residency == "reload" else 0),
-        l2_bytes=written + once * (passes if tile.residency == "memory" else 1),
+        l2_bytes=written + once * (1 + reread if tile.residency == "memory" else 1),
         flops={**flops, "int": flops.get("int", 0) + shuffles},
         blocks=blocks,
         units=target.units
@@ -66,7 +72,7 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
         bytes_in_flight=flight,
         # a cluster meets before it starts; of the arithmetic, the loads of other blocks hide most
         stall_ns=(barrier * (max(1, passes - 1) + (tile.cluster > 1)) + 1e3 * exposed * _busy_us(target, p, tile))
-        / rounds,
+        / (rounds * tile.rows_each),
         lanes=p.length / padded,
         shared_per_block=tile.shared,
         serial_us=_left_over(target, p, tile, blocks, rounds)

@@ -34,16 +34,19 @@ from tilec.cost.model import Prediction, Work, predict
 
 def option(
     meaning: str, default: Any = MISSING, *, dims: bool = False, by_dim: bool = False, fixed: bool = False,
-    off: Any = MISSING, shown: str = "{}",
+    off: Any = MISSING, shown: str = "{}", modelled: bool = True,
 ) -> Any:  # fmt: skip
     """A field of a family. `meaning` is its text in the documentation.
 
     `dims`: the value lists kernel dimensions. `by_dim`: the value has one number for each kernel dimension. `fixed`: the value
     follows from the program. `off`: the value of an option that is not in use, which `explain` leaves out; the default where
-    there is one. `shown`: how `explain` prints the value.
+    there is one. `shown`: how `explain` prints the value. `modelled`: whether the predicted time depends on the value; `explain`
+    names the options whose value it does not depend on.
     """
     off = default if off is MISSING else off
-    metadata = {"meaning": meaning, "dims": dims, "by_dim": by_dim, "fixed": fixed, "off": off, "shown": shown}
+    metadata = {
+        "meaning": meaning, "dims": dims, "by_dim": by_dim, "fixed": fixed, "off": off, "shown": shown, "modelled": modelled
+    }  # fmt: skip
     return field(default=default, kw_only=True, metadata=metadata)
 
 
@@ -65,6 +68,8 @@ class Family:
 
     name: ClassVar[str]
     backend: ClassVar[str]
+    weighs_loops: ClassVar[bool] = False
+    """Whether the predicted time depends on the orders of loops (`loops`)."""
 
     @property
     def steps_last(self) -> bool:
@@ -136,6 +141,12 @@ class Family:
                 raise Refused(Refusal(key, f"`{key}` follows from the program, and must be {_text(own)}"))
             changes[key] = value
         return replace(self, **changes)
+
+    def not_modelled(self, loops: bool = True) -> Iterator[str]:
+        """What stands in a schedule file, and the predicted time does not depend on. `loops`: whether orders of loops do."""
+        if loops and not self.weighs_loops:
+            yield "loops"
+        yield from (f.name for f, _ in self.fields() if not f.metadata["modelled"] and not f.metadata["fixed"])
 
     def editable(self) -> Iterator[tuple[str, Value]]:
         """The options that stand in a schedule file."""

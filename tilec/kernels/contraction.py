@@ -168,7 +168,7 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
     result_boxes: int = option(
         "boxes of the result that a warp has room for in shared memory, of 16 rows of 128 bytes: TMA copies one while the warp "
         "fills the next",
-        default=2, shown="{} a warp in shared memory",
+        default=2, shown="{} a warp in shared memory", modelled=False,
     )  # fmt: skip
 
     @property

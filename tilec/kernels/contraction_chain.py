@@ -54,7 +54,7 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
     )  # fmt: skip
     overlap_combination: bool | None = option(
         "the kernel that combines the parts of rows is launched while the parts are computed (programmatic dependent launch)",
-        default=None, off=True,
+        default=None, off=True, modelled=False,
     )  # fmt: skip
     ping_pong: bool = option(
         "two warpgroups alternate: the matrix products of one run during the exponentials of the other", default=False,
@@ -62,7 +62,7 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
     )  # fmt: skip
     longest_first: bool = option(
         "blocks of the last rows start first, since a causal mask leaves them the most steps", default=False,
-        shown="{}: blocks of the last rows start first",
+        shown="{}: blocks of the last rows start first", modelled=False,
     )  # fmt: skip
     growing: tuple[int, ...] = option(
         "the dimensions of rows along which a mask leaves later rows more elements", default=(), dims=True, fixed=True,
@@ -70,7 +70,7 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
     )  # fmt: skip
     group_batch: int = option(
         "problems of the batch (heads) whose blocks take turns where the longest rows start first, so that their factors share L2 "
-        "and the shortest rows of all come last", default=1, shown="{} problems of the batch take turns",
+        "and the shortest rows of all come last", default=1, shown="{} problems of the batch take turns", modelled=False,
     )  # fmt: skip
     persistent_blocks: int | None = option(
         "blocks that are launched, each of which computes tile after tile: the loads of one are under the end of the one before; "
@@ -78,7 +78,7 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
     )  # fmt: skip
     row_stages: int | None = option(
         "tiles of a persistent block whose rows of the left factor are in shared memory at a time", default=None, off=1,
-        shown="{} tiles' rows in shared memory",
+        shown="{} tiles' rows in shared memory", modelled=False,
     )  # fmt: skip
 
     @property

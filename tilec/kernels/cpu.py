@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 
 from tilec.core.quantities import by_sizes
 from tilec.core.target import Target
+from tilec.cost.panels import AMX_SIDE
 from tilec.kernels.base import Family, KernelPlan, Refusal, listed, option
 
 LANES = (2, 4, 8, 16)  # of a tile that is transposed in registers: `runtime/cpu/tile.py`
 VECTORS = (16, 32, 64)  # bytes of a vector
 BYTES = {"f32": 4, "f64": 8}
-AMX_SIDE = 16  # rows of a tile of AMX, and f32 sums of a row
-MOST_PARTS = 3  # bf16 of which a number is the sum: all bits of an f32
 MOST_SUMS = 64  # vectors of sums: each is written out in a kernel
-CACHED_SUMS = 1 << 17  # of a block, which several steps along k add to in memory of its own: half a megabyte
 
 
 @dataclass(frozen=True)
 class LoopNest(Family, name="loop_nest", backend="cpu"):
     """Loops over a block's tile; `loops` gives their order for each operation."""
+
+    weighs_loops = True
 
     def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
         return None
@@ -29,6 +29,8 @@ class LoopNest(Family, name="loop_nest", backend="cpu"):
 @dataclass(frozen=True)
 class RegisterTranspose(Family, name="register_transpose", backend="cpu"):
     """A loop nest with operands that are contiguous along another dimension than the innermost loop: registers transpose them."""
+
+    weighs_loops = True
 
     transposed: tuple[int, ...] = option(
         "the dimensions along which these operands are contiguous", dims=True, shown="operands that are contiguous along {}"
@@ -68,7 +70,7 @@ class Panels(Family, name="panels", backend="cpu"):
         "of how many bf16 a matrix unit takes each number of the left and of the right factor as the sum", (0, 0), fixed=True
     )
     register_tile: tuple[int, ...] = option("rows and columns of the tile whose sums stay in registers")
-    lanes: int = option("columns of one vector")
+    lanes: int = option("columns of one vector", modelled=False)
     depths: tuple[int, ...] = option("elements along each of the `inner` dimensions that are packed at a time")
     columns_outer: bool = option("each panel of columns is packed and used before the next one, not each panel of rows", False)
 
@@ -137,7 +139,7 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
         "masks: (d, r, a, b, n) where elements of the dimension d with a * r + b * d + n < 0 add nothing to rows r", fixed=True
     )
     register_tiles: tuple[int, ...] = option("rows and columns of the tile whose sums stay in registers, of each contraction")
-    lanes: int = option("columns of one vector")
+    lanes: int = option("columns of one vector", modelled=False)
     depths: tuple[int, ...] = option("elements along each contraction's inner dimension that are packed at a time")
     matrix: tuple[int, ...] = option("for each contraction, 1 where AMX makes its products, of bf16, 0 where vectors do")
     parts: tuple[int, ...] = option(
@@ -191,12 +193,6 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
 def matrix_instructions(parts: tuple[int, ...], target: Target) -> tuple[str, ...]:
     """The matrix units that multiply factors of so many bf16, none where there are no such numbers, and add up f32."""
     return tuple(i for i in target.instructions("bf16") if i == "amx" and min(parts))
-
-
-def part_products(left: int, right: int) -> list[tuple[int, int]]:
-    """The parts of two factors that are multiplied, the largest product last; most have a factor of the product before."""
-    pairs = [(i, j) for i in range(left) for j in reversed(range(right)) if i + j < MOST_PARTS]
-    return [*(p for p in pairs if p != (0, 0)), (0, 0)]
 
 
 def _listed(numbers: tuple[int, ...]) -> str:

@@ -137,7 +137,7 @@ class StoredContraction(MatrixKernel, backend="cuda"):
     )  # fmt: skip
     across_batches: bool = option(
         "these rows go on from one batch to the next, whose right factor may be the same", default=False,
-        shown="rows of several batches",
+        shown="rows of several batches", modelled=False,
     )  # fmt: skip
 
     products: int = option(

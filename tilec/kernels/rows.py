@@ -9,13 +9,14 @@ from tilec.analysis.layout import padded_extent
 from tilec.core.hardware import WARP
 from tilec.core.target import Target
 from tilec.kernels.base import KernelPlan, Refusal, option
-from tilec.kernels.threaded import RESIDENCIES, Threaded
+from tilec.kernels.threaded import RESIDENCIES, Threaded, residency
 
 
 @dataclass(frozen=True)
 class Rows(Threaded, name="rows"):
     """Reductions along the contiguous dimension: a block has one row or several, and a long row can have a cluster of blocks."""
 
+    residency: str = residency(modelled=True)
     cluster: int = option(
         "blocks that share a row and combine the results of its reductions through distributed shared memory: 1, 2, 4, 8 or 16",
         default=1, shown="{} blocks share a row",

@@ -19,6 +19,15 @@ UNROLLED = 256  # elements that a thread unrolls: more of a sine take the assemb
 RESIDENCIES = ("reload", "registers", "smem")
 
 
+def residency(modelled: bool) -> Any:
+    """The option of this name."""
+    return option(
+        "where data that a later pass reads again stay: `registers` (as far as these hold them), `smem` (shared memory), or "
+        "`reload` (nowhere: each pass loads them from global memory)",
+        default="registers", off="", modelled=modelled,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Threaded(Family, backend="cuda"):
     """Options of the layout hold one number for each kernel dimension."""
@@ -35,11 +44,7 @@ class Threaded(Family, backend="cuda"):
         "unrolled accesses of a thread along each dimension", by_dim=True, shown="{} (unrolled accesses)"
     )
     registers: int | None = option("the limit of registers of a thread", default=None, shown="at most {} a thread")
-    residency: str = option(
-        "where data that a later pass reads again stay: `registers` (as far as these hold them), `smem` (shared memory), or "
-        "`reload` (nowhere: each pass loads them from global memory)",
-        default="registers", off="",
-    )  # fmt: skip
+    residency: str = residency(modelled=False)
     online: bool | None = option(
         "reductions that depend on each other share one pass over the data (online reduction)", default=None, off=False,
         shown="{}: reductions that depend on each other share one pass",
@@ -47,7 +52,7 @@ class Threaded(Family, backend="cuda"):
     trig_fast_path: bool | None = option(
         "a thread computes sin and cos of all its elements by a form for small arguments, and repeats them by the full form "
         "where one argument was large",
-        default=None, off=False,
+        default=None, off=False, modelled=False,
     )  # fmt: skip
     overlap_launch: bool | None = option(
         "the kernel is launched while the kernel before it ends (programmatic dependent launch)",

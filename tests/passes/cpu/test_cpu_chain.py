@@ -77,8 +77,8 @@ def test_attention_by_amx(sizes, rounds, rng, always, monkeypatch):
     h, s, t, d, e = sizes
     program = ATTENTION.format(scores=SCORES["causal"][0]).replace("f32", "bf16").replace("v[h, j, d])", f"v[h, j, d]){rounds}")
     q, k, v = (rng.standard_normal(x).astype(ml_dtypes.bfloat16) for x in ((h, s, d), (h, t, d), (h, t, e)))
-    time_us = panels._time_us
-    monkeypatch.setattr(panels, "_time_us", lambda b, *rest: time_us(b, *rest) * (1e3 if b.instruction == "fma" else 1))
+    time_us = panels.panel_us
+    monkeypatch.setattr(panels, "panel_us", lambda t, p, b: time_us(t, p, b) * (1e3 if b.instruction == "fma" else 1))
     op = tilec.compile(program, target="cpu")
     assert_within(program, [q, k, v], op(q, k, v), kind="cpu")
     assert is_chain(op) and op.plan.kernels[0].options.parts == (1, 1, 1 if rounds else 3, 1)

@@ -32,8 +32,8 @@ def always(monkeypatch):
 @pytest.fixture
 def by_unit(monkeypatch):
     """A matrix unit where one is possible, so that small shapes test it."""
-    time_us = panels._time_us
-    monkeypatch.setattr(panels, "_time_us", lambda b, *rest: time_us(b, *rest) * (1e3 if b.instruction == "fma" else 1))
+    time_us = panels.panel_us
+    monkeypatch.setattr(panels, "panel_us", lambda t, p, b: time_us(t, p, b) * (1e3 if b.instruction == "fma" else 1))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tilec.core import host
 from tilec.core.fitted import NestTimes, PanelTimes
 from tilec.core.target import BUILT_IN
 from tilec.core.targets import load
-from tilec.kernels.cpu import part_products
+from tilec.cost.panels import part_products
 from tilec.plan.cpu import panels
 from tilec.semantics.interpreted import interpret_stage
 
@@ -41,8 +41,8 @@ TYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16, "i8":
 def always(monkeypatch):
     """Panels whatever they cost, and matrix units where they are possible."""
     monkeypatch.setattr(panels, "GAIN_US", -np.inf)
-    time_us = panels._time_us
-    monkeypatch.setattr(panels, "_time_us", lambda b, *rest: time_us(b, *rest) * (1e3 if b.instruction == "fma" else 1))
+    time_us = panels.panel_us
+    monkeypatch.setattr(panels, "panel_us", lambda t, p, b: time_us(t, p, b) * (1e3 if b.instruction == "fma" else 1))
 
 
 def text_of(form: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ the core's L2. Each block packs the factors that belong to no row, so that more 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, inf, prod
 
 from tilec.analysis.chain import Chain
@@ -16,10 +16,11 @@ from tilec.analysis.traffic import bytes_of, element_bytes, intermediates, work_
 from tilec.core.mlir import ir
 from tilec.core.quantities import by_sizes
 from tilec.core.target import Target
-from tilec.cost.model import predict
-from tilec.kernels import KernelPlan, PanelChain
+from tilec.cost.model import Work, predict
+from tilec.cost.panels import PanelProblem, panel_work
+from tilec.kernels import KernelPlan, PanelChain, Panels
 from tilec.plan.chain import chain_of
-from tilec.plan.cpu.panels import contiguous_along, parts_of, predicted_us, register_tile
+from tilec.plan.cpu.panels import blocking_of, contiguous_along, parts_of, predicted_us, problem_of, register_tile
 from tilec.plan.groups import Group, Remark
 
 MOST_ROWS = 512
@@ -77,9 +78,60 @@ def chain_us(nodes: list[Node], space: Space, graph: Graph, target: Target) -> f
     """The predicted time: of each contraction in blocks of rows, and of the arithmetic between them, whose data are in L2."""
     rows = _rows(nodes, space, graph, target)
     contractions = [n for n in nodes if n.contraction is not None]
-    others = work_of([n for n in nodes if n not in contractions], graph, space, target)
-    between = predict(replace(others, dram_read=0.0, dram_write=0.0, working_set=0.0), target).time_us
+    between = predict(_others(nodes, graph, space, target), target).time_us
     return between + sum(predicted_us(n, target, rows) or inf for n in contractions)
+
+
+def _others(nodes: list[Node], graph: Graph, space: Space, target: Target) -> Work:
+    """The arithmetic between contractions."""
+    found = work_of([n for n in nodes if n.contraction is None], graph, space, target)
+    return replace(found, dram_read=0.0, dram_write=0.0, working_set=0.0)
+
+
+@dataclass(frozen=True)
+class ChainWork:
+    """Weighs the kernels of a chain. `own`: what its operations read, write and compute; `others`: the arithmetic between the
+    contractions, which `problems` are; `held`: bytes of a row's intermediates."""
+
+    own: Work
+    others: Work
+    problems: tuple[PanelProblem, ...]
+    held: int
+    target: Target
+
+    def __call__(self, kernel: KernelPlan) -> Work:
+        """One contraction after another in blocks of rows, and the arithmetic between them. Intermediates that a core's cache does
+        not hold come from the one that all cores share."""
+        options, target, blocks = kernel.options, self.target, max(1, kernel.blocks)
+        assert isinstance(options, PanelChain)
+        flops, busy = dict(self.others.flops), dict(self.others.flops)
+        tile = {d: min(t, kernel.extents[d]) for d, t in zip(kernel.grid, kernel.tile)}
+        rows = max(1, tile[options.rows[0]])
+        for n, problem in enumerate(self.problems):
+            (unit, products), pace = self._products(options.contraction(n), problem, kernel.extents | tile)
+            share = self._share(options, kernel.extents, rows)
+            flops[unit] = flops.get(unit, 0.0) + share * products
+            busy[unit] = busy.get(unit, 0.0) + share * products * pace
+        whole = rows * self.held
+        beyond = 2.0 * blocks * whole if whole > target.l2.bytes else 0.0
+        return replace(
+            self.own, blocks=blocks, flops=flops, pace={u: busy[u] / n for u, n in flops.items() if n}, l3_bytes=beyond
+        )
+
+    def _products(self, panels: Panels, problem: PanelProblem, sizes: dict[int, int]) -> tuple[tuple[str, float], float]:
+        """Unit and number of a contraction's operations, and their pace, in blocks of rows and all columns."""
+        work = panel_work(self.target, problem, blocking_of(panels, sizes))
+        ((unit, products),) = work.flops.items()
+        return (unit, products), work.pace[unit]
+
+    @staticmethod
+    def _share(options: PanelChain, extents: dict[int, int], rows: int) -> float:
+        """Of the products, what a mask that cuts each row leaves of a block."""
+        return cut_share(rows, extents[options.inner[-1]]) if options.bounds else 1.0
+
+
+def cut_share(rows: int, between: int) -> float:
+    return 0.5 + min(0.5, rows / between / 2)
 
 
 def separate_us(groups: list[Group], nodes: list[Node], graph: Graph, target: Target) -> float:
@@ -130,7 +182,7 @@ def _rows(nodes: list[Node], space: Space, graph: Graph, target: Target) -> int:
 
     def time(rows: int) -> float:
         """Of the contractions, with what a mask that cuts each row leaves of a block."""
-        share = 1 if not between else 0.5 + min(0.5, rows / between / 2)
+        share = cut_share(rows, between) if between else 1
         return share * sum(predicted_us(n, target, rows) or 0 for n in contractions)
 
     return min(found, key=time)
@@ -162,8 +214,7 @@ def choose_chain(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> 
         depths.append(panels.depth)
         matrix.append(int(panels.instruction != "fma"))
         parts += numbers
-        packed = panels.depth * space.extents[column] * (2 * numbers[1] if matrix[-1] else size)
-        outer.append(int(packed > target.l2.bytes // 8))
+        outer.append(int(panels.columns_outer))
         own = {k: d for d, k in enumerate(space.dims[node])}
         along += [
             space.dims[node][contiguous_along(node, (own[a],), (own[b],))] for a, b in ((row, column), (column, row))
@@ -174,8 +225,9 @@ def choose_chain(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> 
         depths=tuple(depths), columns_outer=tuple(outer), matrix=tuple(matrix), parts=tuple(parts),
     )  # fmt: skip
     sizes = tuple(rows if d == found[0][0] else 1 for d in kernel.grid)
-    own = kernel.work
-    kernel = replace(kernel, tile=sizes, options=options, weigh=lambda k: replace(own, blocks=max(1, k.blocks))).weighed(target)
+    weigh = ChainWork(kernel.work, _others(g.nodes, graph, space, target), tuple(map(problem_of, contractions)),
+                      _held(g.nodes, graph, space), target)  # fmt: skip
+    kernel = replace(kernel, tile=sizes, options=options, weigh=weigh).weighed(target)
     held = rows * _held(g.nodes, graph, space)
     why = f"blocks of {by_sizes(sizes)}, {held} bytes of intermediates, register tiles of {by_sizes(tuple(tiles[:2]))}"
     return kernel, [Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]

@@ -8,22 +8,21 @@ intermediates to stay in the core's L2 cache. There are several blocks for each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from math import ceil, prod
 
 from tilec.analysis.graph import Graph, Node, Read
-from tilec.analysis.loop_bodies import loop_order, nest_time_us
+from tilec.analysis.loop_bodies import loop_order
 from tilec.analysis.traffic import intermediate_bytes
 from tilec.core.fitted import LoopTiles
 from tilec.core.mlir import ir
 from tilec.core.quantities import by_sizes
 from tilec.core.target import Target
-from tilec.cost.model import Work, predict
+from tilec.cost.model import predict
 from tilec.kernels import KernelPlan, LoopNest, Panels, RegisterTranspose
 from tilec.plan.chain import is_contraction_chain
 from tilec.plan.cpu.chain import choose_chain
+from tilec.plan.cpu.loop_work import LoopsWork
 from tilec.plan.cpu.panels import choose_contraction
 from tilec.plan.groups import Group, Remark
 
@@ -47,27 +46,15 @@ def choose(
     if small := tuple(d for d in _small_tables(g, target) if d not in transposed):
         transposed, why = (*transposed, *small), f"{why}; a small operand is transposed in each"
     built = RegisterTranspose(transposed=transposed, lanes=_square(g, target)) if transposed else LoopNest()
-    weigh = partial(_work, kernel.work, g.nodes, target)
-    kernel = replace(kernel, options=built, weigh=weigh).weighed(target)
+    weigh = LoopsWork(kernel.work, g, graph, target)
+    kernel = replace(kernel, options=built, weigh=weigh)
     refused = []
     if any(n.contraction is not None for n in g.nodes):
         kernel, remarks = choose_contraction(kernel, g, graph, target, pick)
         if isinstance(kernel.options, Panels):
             return kernel, remarks
         refused = remarks
-    return kernel, [*refused, Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
-
-
-def _work(amounts: Work, nodes: Sequence[Node], target: Target, kernel: KernelPlan) -> Work:
-    """Of a kernel with these amounts, for any tile and loops: the innermost loops of a block, and how many blocks there are."""
-    tile = dict(zip(kernel.grid, kernel.tile))
-    cut = prod(kernel.extents[d] / max(1, t) for d, t in tile.items())
-    whole, loops = prod(-(-kernel.extents[d] // max(1, t)) for d, t in tile.items()), 0.0
-    for name, node in zip(kernel.nodes, nodes):
-        sizes = tuple(min(tile.get(d, kernel.extents[d]), kernel.extents[d]) for d in kernel.dims[name])
-        along = [d for d, k in enumerate(kernel.dims[name]) if k in getattr(kernel.options, "transposed", ())]
-        loops += nest_time_us(node, kernel.loops[name], sizes, target, along)
-    return replace(amounts, blocks=max(1, kernel.blocks), loops_us=min(cut, whole) * loops)
+    return kernel.weighed(target), [*refused, Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
 
 
 def _transposed_dims(kernel: KernelPlan, g: Group) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ Sources: Goto & van de Geijn, "Anatomy of high-performance matrix multiplication
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -25,18 +25,14 @@ from tilec.analysis.graph import Graph, Node, dims_of
 from tilec.analysis.loop_bodies import loop_order, nest_time_us
 from tilec.analysis.products import narrow, stored
 from tilec.core import mlir
-from tilec.core.fitted import PanelTimes
 from tilec.core.mlir import ir
 from tilec.core.target import Target
-from tilec.cost.cache_tiles import CacheTile, cpu_contraction
-from tilec.cost.contraction import Contraction
 from tilec.cost.model import NoFurtherChoice, Work
+from tilec.cost.panels import AMX_SIDE, MOST_PARTS, Blocking, PanelProblem, depths_of, even, panel_us, panel_work
 from tilec.kernels import KernelPlan, Panels
-from tilec.kernels.cpu import AMX_SIDE, CACHED_SUMS, MOST_PARTS, matrix_instructions, part_products
+from tilec.kernels.cpu import matrix_instructions
 from tilec.plan.groups import Group, Remark
 
-AMX_STEP = 32  # products along k of an instruction
-AMX_LATENCY, AMX_LOAD = 52, 8  # clocks from one sum of a tile to the next one, and of a tile's load: Intel's optimization manual
 FEW = (16, 32)  # inner elements that are packed at a time, of products with few rows
 GAIN_US = 2  # the least gain of panels: kernels that pack take longer to compile
 BF16_PARTS = {"bf16": 1, "f8E4M3FN": 1, "f8E5M2": 1, "i8": 1, "f16": 2, "f32": 3}
@@ -64,24 +60,6 @@ class Roles:
     def transposed(self) -> Roles:
         """Rows for columns: vectors along the other factor's dimensions, of which there may be more."""
         return replace(self, rows=self.columns, columns=self.rows, along=(self.along[1], self.along[0]), across=True)
-
-
-@dataclass(frozen=True)
-class Blocking:
-    """`rows` and `columns` are boxes; `depth` products are packed at a time."""
-
-    instruction: str
-    mr: int
-    nr: int
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-    depth: int
-
-    def __str__(self) -> str:
-        rows, columns = ("x".join(map(str, box)) for box in (self.rows, self.columns))
-        blocks = f"panels: blocks of {rows} rows and {columns} columns, {self.depth} inner elements at a time"
-        by = "" if self.instruction == "fma" else f" by {self.instruction}"
-        return f"{blocks}, register tiles of {self.mr}x{self.nr}{by}"
 
 
 def choose_contraction(
@@ -123,7 +101,8 @@ def _weighed(node: Node, roles: Roles, size: int, target: Target) -> list[tuple[
     idle = -width % _lanes(target, size)
     for own in (roles, roles.transposed()) if IDLE * idle > width else (roles,):
         candidates = dict.fromkeys(_candidates(node, own, size, target))
-        found += [(_time_us(b, node, own, size, target), b, own) for b in candidates]
+        problem = panel_problem(node, own)
+        found += [(panel_us(target, problem, b), b, own) for b in candidates]
     return sorted(found, key=lambda c: c[0])
 
 
@@ -158,15 +137,19 @@ def _panel_tiles(node: Node, roles: Roles, rows: int, target: Target) -> list[tu
     if matrix_instructions(parts := _parts(node, roles), target):
         mr, nr = (AMX_SIDE * min(2, ceil(n / AMX_SIDE)) for n in (rows, columns[-1]))
         share = 3 if max(parts) == 1 else 8  # of L1, by the left factor's panel
-        depth = _even(_depths([prod(extents)], target.l1.bytes // (share * mr * max(parts))), [prod(extents)])[0]
+        depth = even(depths_of([prod(extents)], target.l1.bytes // (share * mr * max(parts))), [prod(extents)])[0]
         found.append(Blocking("amx", mr, nr, box, columns, depth))
     lanes = _lanes(target, size)
     vectors = min(2, ceil(columns[-1] / lanes))
     highest = (target.core.vector_registers - 1 - vectors) // vectors
     mr = ceil(rows / ceil(rows / highest))
-    depth = _depths([prod(extents)], target.l1.bytes // (3 * mr * size))[0]
+    depth = depths_of([prod(extents)], target.l1.bytes // (3 * mr * size))[0]
     found.append(Blocking("fma", mr, vectors * lanes, box, columns, depth))
-    return [(_time_us(b, node, roles, size, target), b) for b in found]
+    problem, of_l2 = panel_problem(node, roles), target.l2.bytes // 8
+    for n, b in enumerate(found):  # where the columns' panels are more than a part of a core's cache, the rows' ones stay there
+        packed = b.depth * prod(columns) * (size if b.instruction == "fma" else 2 * problem.parts[1])
+        found[n] = replace(b, columns_outer=packed > of_l2)
+    return [(panel_us(target, problem, b), b) for b in found]
 
 
 def _planned(
@@ -178,25 +161,55 @@ def _planned(
         name: tuple(kernel_dims[d] for d in getattr(roles, name)) for name in ("rows", "columns", "inner", "along")
     }
     inner = [node.extents[d] for d in roles.inner]
-    depths = _depths(inner, best.depth)
+    depths = depths_of(inner, best.depth)
     built = Panels(
         **named, element=element, multiplicand=multiplicand(node), instruction=best.instruction, parts=_parts(node, roles),
         register_tile=(best.mr, best.nr),
         lanes=_lanes(target, 8 if element == "f64" else 4),
-        depths=depths if best.instruction == "fma" else _even(depths, inner),
+        depths=depths if best.instruction == "fma" else even(depths, inner),
     )  # fmt: skip
-    sizes = (prod(node.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner, roles.batch))
-    weigh = partial(_work, Contraction(*sizes, dtype=element), target)
+    weigh = partial(_work, panel_problem(node, roles), kernel.work, target)
     tiles = tuple(tile.get(d, 1) for d in kernel.grid)
     return replace(kernel, tile=tiles, options=built, weigh=weigh).weighed(target)
 
 
-def _work(problem: Contraction, target: Target, kernel: KernelPlan) -> Work:
-    """Of a kernel of this problem with any tile and options."""
-    options, tile = kernel.options, dict(zip(kernel.grid, kernel.tile))
+def _work(problem: PanelProblem, own: Work, target: Target, kernel: KernelPlan) -> Work:
+    """Of a kernel of this problem with any tile and options. `own`: what its operations read, write and compute."""
+    options = kernel.options
     assert isinstance(options, Panels)
-    rows, columns = (prod(tile[d] for d in dims) for dims in (options.rows, options.columns))
-    return cpu_contraction(target, problem, CacheTile(rows, prod(options.depths), columns, *options.register_tile))
+    tile = {d: min(t, kernel.extents[d]) for d, t in zip(kernel.grid, kernel.tile)}
+    problem = replace(problem, reads=own.dram_read, writes=own.dram_write)
+    work = panel_work(target, problem, blocking_of(options, tile))
+    further = {unit: n for unit, n in own.flops.items() if unit != problem.unit}
+    return replace(work, flops=further | dict(work.flops))
+
+
+def blocking_of(options: Panels, tile: Mapping[int, int]) -> Blocking:
+    """The blocking that options and a tile, by kernel dimension, say."""
+    rows, columns = (tuple(tile[d] for d in dims) for dims in (options.rows, options.columns))
+    return Blocking(
+        options.instruction, *options.register_tile, rows, columns, prod(options.depths), options.depths,
+        options.columns_outer,
+    )  # fmt: skip
+
+
+def problem_of(node: Node) -> PanelProblem:
+    """A contraction that panels can compute, as the cost model sees it."""
+    roles = _roles(node)
+    assert isinstance(roles, Roles)
+    return panel_problem(node, roles)
+
+
+def panel_problem(node: Node, roles: Roles) -> PanelProblem:
+    """A contraction as the cost model sees it."""
+    rows, columns, inner, batch = (
+        tuple(node.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner, roles.batch)
+    )
+    contiguous = {roles.rows[-1], *roles.inner}, {roles.columns[-1]}  # dimensions along which a side's panels may lie
+    left, right = ("gathered" if node.extracts else "along" if d in dims else "across" for dims, d in zip(contiguous, roles.along))
+    element = str(ir.ShapedType(node.results[0].value.type).element_type)
+    size = 8 if element == "f64" else 4
+    return PanelProblem(rows, columns, inner, prod(batch), size, _parts(node, roles), (left, right), roles.across)
 
 
 # ---- roles -------------------------------------------------------------------------------------------------
@@ -251,16 +264,16 @@ def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator
         ) // v  # others: a row of the right factor, an element of the left
         shares = (ceil(rows[-1] / parts) for parts in (1, target.units))
         for mr in {highest, *(ceil(share / ceil(share / highest)) for share in shares)}:
-            depths = {prod(_depths(inner, 2 * target.l1.bytes // (5 * mr * size)))}
+            depths = {prod(depths_of(inner, 2 * target.l1.bytes // (5 * mr * size)))}
             if prod(rows) <= highest:  # packed once, used once: a few rows of memory at a time, which stay in L1
-                depths |= {prod(_depths(inner, n)) for n in FEW}
+                depths |= {prod(depths_of(inner, n)) for n in FEW}
             for depth, a, b in product(depths, _boxes(rows, mr), _boxes(columns, v * lanes)):
                 if depth * prod(b) * size <= target.l2.bytes // 2:
                     yield Blocking("fma", mr, v * lanes, a, b, depth)
     if matrix_instructions(parts := _parts(node, roles), target):
         of_l1 = (2.0, 4.0, 8.0) if len(inner) == 1 else (4 / 3, 2.0, 4.0, 8.0)  # steps of equal size are worth some of it
         for mr, nr, share in product((AMX_SIDE, 2 * AMX_SIDE), (AMX_SIDE, 2 * AMX_SIDE), of_l1):
-            deep = _even(_depths(inner, int(target.l1.bytes / (2 * mr * share * parts[0]))), inner)
+            deep = even(depths_of(inner, int(target.l1.bytes / (2 * mr * share * parts[0]))), inner)
             if deep[-1] % 2 and any(d > 1 for d in deep[:-1]):
                 continue  # pairs lie along the last dimension
             for a, b in product(_boxes(rows, mr), _boxes(columns, nr)):
@@ -315,52 +328,6 @@ def _boxes(extents: list[int], width: int) -> list[tuple[int, ...]]:
     return list(found)
 
 
-def _depths(extents: list[int], budget: int) -> tuple[int, ...]:
-    """How much of each reduced dimension: inner ones whole while they fit, then an even part."""
-    depths: list[int] = []
-    for extent in reversed(extents):
-        parts = ceil(extent / max(1, budget))
-        depths.insert(0, max(1, ceil(extent / max(1, parts))))
-        budget = budget // max(1, extent) if parts <= 1 else 1
-    return tuple(depths)
-
-
-def _even(depths: tuple[int, ...], extents: list[int]) -> tuple[int, ...]:
-    """Depths of which the last is a multiple of the products that a matrix unit adds up at a time, or all there are."""
-    return (*depths[:-1], min(extents[-1], -(-depths[-1] // AMX_STEP) * AMX_STEP))
-
-
-def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -> float:
-    """Of the core with most blocks: register passes, packing, the tile of C for every part of k."""
-    extents = [[node.extents[d] for d in dims] for dims in (roles.rows, roles.columns)]
-    blocks = prod(node.extents[d] for d in roles.batch)
-    for own, box in zip(extents, (b.rows, b.columns)):
-        blocks *= prod(ceil(e / t) for e, t in zip(own, box))
-    k = prod(node.extents[d] for d in roles.inner)
-    m, n = (prod(box[:-1]) * -(-box[-1] // width) * width for box, width in ((b.rows, b.mr), (b.columns, b.nr)))
-    parts = _parts(node, roles)
-    passes = (m // b.mr) * (n // b.nr) * k * _step_ns(b, size, parts, target, n)
-    fit = target.fit(PanelTimes)
-    inner = [node.extents[d] for d in roles.inner]
-    depths = _depths(inner, b.depth)
-    steps = prod(ceil(e / d) for e, d in zip(inner, depths))
-    if len(inner) > 1 and any(e % d for e, d in zip(inner, depths)):
-        steps += steps // 2  # of steps that are cut short, panels are read as far apart as those of others
-    contiguous = {roles.rows[-1], *roles.inner}, {roles.columns[-1]}  # dimensions along which a side's panels may lie
-    sides = zip((m, n), contiguous, roles.along)
-    packing = k * sum(size * _pack_ns(node, dims, along, fit) for size, dims, along in sides)
-    if b.instruction != "fma":
-        packing += k * fit.split_ns * sum(length * count for length, count in zip((m, n), parts) if count > 1)
-        kept = steps > 1 and m * n <= CACHED_SUMS  # sums that a core's cache holds until they are complete: half the time
-        packing += fit.unit_tile_ns * (m // b.mr) * (n // b.nr) * (1 + steps / 2 if kept else steps)
-    sums = 2 * m * n * size * steps / (target.l2.unit_gbs or 32)
-    if roles.across:
-        sums += m * n * steps * fit.store_across_ns
-    rounds = ceil(blocks / target.units)
-    start = target.launch.overhead_us if blocks > 1 else 0
-    return start + rounds * (fit.block_us + 1e-3 * (passes + packing + sums))
-
-
 def _plain_us(node: Node, size: int, target: Target) -> float:
     """Every row of the result loads the other factor again; a large one comes from memory."""
     alone = nest_time_us(node, loop_order(node), node.extents, target)
@@ -368,31 +335,6 @@ def _plain_us(node: Node, size: int, target: Target) -> float:
     loads = node.iterations * size if large > target.l2.bytes else 0
     every = max(alone / target.units, 1e6 * loads / target.dram.rate(target.units))
     return min(max(alone, 1e6 * loads / target.dram.rate(1)), target.launch.overhead_us + every)
-
-
-def _step_ns(b: Blocking, size: int, parts: tuple[int, ...], target: Target, columns: int) -> float:
-    """One product of a registers' tile: its FMAs, its loads, the latency of a sum, and what comes from L2, the right panels of so
-    many columns where they do not fit L1."""
-    from_l2 = target.l2.unit_gbs * target.l2.achievable or 32
-    if b.instruction != "fma":
-        sums, tiles = b.mr * b.nr // AMX_SIDE**2, (b.mr + b.nr) // AMX_SIDE
-        busy = 2e9 * AMX_SIDE**2 / (target.peak(f"tensor.bf16@{b.instruction}") / target.units)
-        clocks = max(AMX_LATENCY, AMX_LOAD * tiles) / AMX_STEP
-        left, right = 2 * parts[0] * b.mr, 2 * parts[1]
-        far = right * b.nr * (b.depth * (left + right * columns) > target.l1.bytes) + left * (2 * b.depth * left > target.l1.bytes)
-        products = len(part_products(*parts)) * max(busy * sums, clocks / target.clock_ghz)
-        return products + target.fit(PanelTimes).unit_exposed_l2 * far / from_l2
-    core, vectors, fit = target.core, b.nr // _lanes(target, size), target.fit(PanelTimes)
-    lanes = _lanes(target, size)
-    peak = target.peak("fma.f64" if size == 8 else "fma.f32") / target.units
-    fma = 1e9 * 2 * lanes * b.mr * vectors / peak
-    clocks = max((b.mr + vectors) / fit.loads_per_clock, core.fma_latency)
-    far = size * b.nr * (b.depth * columns * size > target.l1.bytes)
-    return max(fma, clocks / target.clock_ghz) + fit.exposed_l2 * far / from_l2
-
-
-def _pack_ns(node: Node, contiguous: set[int], along: int, fit: PanelTimes) -> float:
-    return fit.gather_ns if node.extracts else fit.pack_along_ns if along in contiguous else fit.pack_across_ns
 
 
 __all__ = ["choose_contraction", "contiguous_along", "multiplicand", "parts_of", "predicted_us", "register_tile"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any
 
 from tilec.analysis.graph import Graph
@@ -119,6 +120,8 @@ def _work(problem: ChainProblem, target: Target, kernel: KernelPlan) -> Work:
         bm, bn, options.stages, chain_registers(target, problem, options.unit, bm, own, bn), _bytes(problem, options),
         bool(options.kept_left) or options.has_product, options.ping_pong, options.blocks_per_tile, options.unit, own,
         bool(options.persistent_blocks), options.row_stages or 1,
+        options.persistent_blocks if options.persistent_blocks not in (None, target.units) else 0,
+        prod(-(-kernel.extents[d] // t) for d, t in zip(kernel.grid, kernel.tile) if d in options.rows),
     )  # fmt: skip
     return chain_work(target, problem, tile)
 

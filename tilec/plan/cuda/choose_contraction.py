@@ -89,9 +89,9 @@ def _work(problem: block_tile.Contraction, target: Target, kernel: KernelPlan) -
     )  # fmt: skip
     if isinstance(built, WarpgroupContraction):
         found = replace(found, cluster=built.cluster, kept=built.kept_steps > 0)
-        reached = contraction.reached(target, found)
-        if (launched := built.persistent_blocks) < reached:
-            found, reached = replace(found, launched=launched), launched
+        if built.persistent_blocks != (reached := contraction.reached(target, found)):
+            found = replace(found, launched=built.persistent_blocks)
+            reached = contraction.reached(target, found)
         if built.stream_k:
             found = replace(found, stream_k=rounds_of(built.stream_k, m * sum(n) * problem.batch, reached))
     elif isinstance(built, Contraction):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import ceil, gcd, prod
 
 from tilec.analysis.layout import Layout
 from tilec.analysis.traffic import LINE, element_bytes
 from tilec.core.fitted import Layouts
-from tilec.core.hardware import WIDE, WORD
+from tilec.core.hardware import SECTOR, WIDE, WORD
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost import model as cost
@@ -31,8 +31,10 @@ from tilec.plan.cuda.scan import ScanTile, scan_intermediate_bytes
 from tilec.plan.cuda.view import Access, View
 from tilec.plan.cuda.windows import work_of_windows
 
+HALF = 0.5  # of the threads of a block: fewer that have nothing to do cost little
+WINDOW_ADDRESSES = 24  # registers of a thread that hold no elements of windows
 SPARED = 8  # registers: the assembler takes so many fewer than are counted
-ADDRESSES = 24  # registers of a thread that hold no data of loads in flight
+FACTORS = 3.0  # of the time of a product, that a thread takes to load a factor of it without matrix units
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,10 @@ class LaidOut:
         view, options = self.view, kernel.options
         assert isinstance(options, Threaded) and kernel.sram is not None
         layout = tile_layout(kernel)
-        work = work_laid_out(kernel, view, layout)
+        work = _partly_idle(work_laid_out(kernel, view, layout), view, layout, kernel)
+        if isinstance(options, (Transpose, VectorContraction)) and layout.lane != self.lane:  # each element is in a line of its own
+            apart = sum(a.bytes // a.element for a in view.accesses) / max(layout.vectors)
+            work = replace(work, shared_bytes=work.shared_bytes + LINE * apart)
         if isinstance(options, Scan) and self.lane is not None:
             rows = prod(min(t, kernel.extents[d]) for d, t in zip(kernel.grid, kernel.tile))
             tile = ScanTile(layout.threads[self.lane], max(1, rows), layout.steps[self.lane], options.blocks_per_tile)
@@ -56,7 +61,12 @@ class LaidOut:
         if isinstance(options, Rows) and self.rows is not None:
             work = self._row_work(kernel, options, layout, work)
         else:
-            work = _within(work, options.registers)
+            held = max((layout.slots(a.dims) for a in view.accesses if not a.written), default=0)
+            if layout.dense:  # sums of neighbours, and what their windows share, are held as long as a thread works on them
+                held = max(held, work.registers - WINDOW_ADDRESSES)
+            rounds, spared = prod(layout.chunks(d) for d in range(len(layout.extents))), SPARED if view.reduced else 0
+            work = _within(work, options.registers, held, rounds, spared)
+            work = _no_more(work, view.target)
         return replace(work, shared_per_block=max(work.shared_per_block, kernel.sram(kernel)))
 
     def _row_work(self, kernel: KernelPlan, options: Rows, layout: Layout, own: cost.Work) -> cost.Work:
@@ -73,6 +83,51 @@ class LaidOut:
         return _spilling(work, options.registers)
 
 
+def _partly_idle(work: cost.Work, view: View, layout: Layout, kernel: KernelPlan) -> cost.Work:
+    """With the threads that have nothing to do in a block's tile, the loads that a block does not have, and the sectors of memory
+    of which a tile has a part."""
+    dims = range(len(layout.extents))
+    used = prod(layout.extents[d] / (layout.chunks(d) * layout.chunk(d)) for d in dims if layout.extents[d])
+    busy = prod(min(1.0, ceil(layout.extents[d] / layout.vectors[d]) / layout.threads[d]) for d in layout.order)
+    flight = work.bytes_in_flight * busy
+    read, written = (_overhang([a for a in view.accesses if a.written == w], layout) for w in (False, True))
+    work = replace(work, bytes_in_flight=flight, dram_read=work.dram_read + read, dram_write=work.dram_write + written)
+    if isinstance(kernel.options, VectorContraction):
+        rows, columns = (prod(layout.steps[d] * layout.vectors[d] for d in side) for side in _sides(kernel, layout))
+        pace = 1 + FACTORS * (rows + columns) / (rows * columns)
+        return replace(work, lanes=used, pace={unit: pace for unit in work.flops})
+    return replace(work, lanes=work.lanes * min(1.0, 2 * used)) if used < HALF else work
+
+
+def _sides(kernel: KernelPlan, layout: Layout) -> tuple[list[int], list[int]]:
+    """The dimensions of a result that a thread has several elements of: the contiguous one, and the others."""
+    own = [d for d in kernel.grid if layout.extents[d] > 1]
+    return own[-1:], own[:-1]
+
+
+def _no_more(work: cost.Work, target: Target) -> cost.Work:
+    """With no more in flight than a block loads, where blocks come one after another: else all wait once, as any kernel does."""
+    if work.blocks <= cost.occupancy(target, work.threads, work.registers).blocks * target.units:
+        return work
+    return replace(work, bytes_in_flight=min(work.bytes_in_flight, max(1.0, work.dram_read / (work.blocks * work.threads))))
+
+
+def _overhang(accesses: list[Access], layout: Layout) -> float:
+    """Bytes that move besides those of the accesses."""
+    return sum(a.bytes * (_sectors(a, layout) - 1) for a in accesses)
+
+
+def _sectors(access: Access, layout: Layout) -> float:
+    """How many times as much memory moves as an access has bytes, where tiles end within sectors."""
+    if not access.dims or access.value is None:
+        return 1.0
+    inner, shape = access.dims[-1], ir.ShapedType(access.value.type).shape
+    run = layout.extents[inner] * access.element
+    if layout.extents[inner] >= shape[-1]:
+        return 1.0
+    return (run + SECTOR - gcd(run, SECTOR)) / run
+
+
 def tile_layout(kernel: KernelPlan) -> Layout:
     """The layout of a block's tile, of all of a row where several blocks share it."""
     assert isinstance(kernel.options, Threaded)
@@ -87,7 +142,7 @@ def _row_tile(p: RowProblem, lane: int, kernel: KernelPlan, options: Rows, layou
     dealt = min(rows, prod(n for d, n in enumerate(layout.threads) if d != lane))
     part = part_of(kernel.extents[lane], options.cluster, vector)
     chunks, stages = options.register_chunks or 0, options.prefetched_rows
-    whole, elements = layout.whole([lane]), vectors * vector
+    whole, elements = layout.whole(range(len(layout.extents))), vectors * vector
     residency, shared = "registers" if whole else "memory", 0
     if options.residency == "smem":
         residency, shared = "sram", waiting_bytes(p, part - chunks * elements * threads)
@@ -119,12 +174,18 @@ def scan_work(view: View, lane: int, tile: ScanTile, layout: Layout, work: cost.
     return tile.work(work, work.blocks, kept_here, layout.vectors[lane], view.target)
 
 
-def _within(work: cost.Work, limit: int | None) -> cost.Work:
-    """With no more registers than the limit allows, for which fewer loads are in flight."""
-    if limit is None or limit + SPARED >= work.registers:
+def _within(work: cost.Work, limit: int | None, held: int, rounds: int, spared: int) -> cost.Work:
+    """With no more registers than the limit allows. Elements `held` at a time that have none are stored, and loaded again, in each
+    of a thread's rounds."""
+    if limit is None:
         return work
-    share = max(0.1, (limit - ADDRESSES) / max(1, work.registers - ADDRESSES))
-    return replace(work, registers=limit, bytes_in_flight=work.bytes_in_flight * share)
+    if limit + spared < work.registers:  # more threads at a time, each with fewer loads
+        share = max(0.25, limit / work.registers)
+        work = replace(work, registers=limit, bytes_in_flight=work.bytes_in_flight * share)
+    if (words := held - limit) <= 0:
+        return work
+    moved = 2.0 * WORD * words * rounds * work.threads * work.blocks
+    return replace(work, l2_bytes=max(work.l2_bytes, work.dram_read + work.dram_write) + moved)
 
 
 def _spilling(work: cost.Work, limit: int | None) -> cost.Work:

@@ -92,6 +92,8 @@ def _kernel(
     for option, text in kernel.options.described(where.dimensions(kernel)):
         if option != "residency" or len(_nests(kernel)) > 1:  # of a single pass, nothing is read again
             yield _row(option, text)
+    if apart := ", ".join(kernel.options.not_modelled(bool(kernel.loops))):
+        yield _row("not modelled", f"{apart}: the predicted time does not depend on what a schedule says of it")
     yield _row("traffic", f"{amount(work.dram_read)}B read, {amount(work.dram_write)}B written")
     yield _row("operations", _operations(kernel))
     yield _row("intensity", _intensity(kernel, plan.target))
