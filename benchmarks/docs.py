@@ -182,6 +182,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "memory missed": result_tables.memory_missed,
     "audit": result_tables.audits,
     "matrix audit": result_tables.matrix_audit,
+    "edits": result_tables.edits,
     "models": result_tables.models,
     "models cold": result_tables.models_cold,
     "calls": result_tables.calls,

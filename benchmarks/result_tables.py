@@ -243,6 +243,18 @@ def _audit(kind: str) -> list[str]:
     return parts
 
 
+def edits() -> str:
+    """How the predicted and the measured times of edited schedules are ordered, a part for each kind of target."""
+    from benchmarks import edits as suite
+
+    parts = []
+    for target in ("cpu", "cuda"):
+        if (found := _of_run(f"{target}-edits")) is not None:
+            run, rows = found
+            parts += [run, table(*suite.by_family(rows), range(1, 4))]
+    return "\n\n".join(parts) or "No results yet: `python -m benchmarks edits` writes them."
+
+
 def _wide_table(made: tuple[list[str], list[list[str]]]) -> str:
     return table(*made, range(1, 4))
 
