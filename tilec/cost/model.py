@@ -40,7 +40,8 @@ class Work:
     0 where all comes from memory. `launches`: kernels that the work takes. `overlaps`: the kernel starts while
     the one before ends. `units`: those that its blocks can be on, as clusters do not reach all; 0: all. On a CPU a
     block is one task of the parallel loop, and threads and registers say nothing; `loops_us` is the time of the innermost loops of
-    all blocks on one core, vectors or not (`tilec/cost/loop_nest.py`).
+    all blocks on one core, vectors or not (`tilec/cost/loop_nest.py`), `waits_us` that in which it waits meanwhile for lines of
+    memory that nothing foresees (`tilec/cost/loops.py`).
     """
 
     dram_read: float = 0
@@ -66,6 +67,7 @@ class Work:
     overlaps: bool = False
     units: int = 0
     loops_us: float = 0
+    waits_us: float = 0
     notes: tuple[str, ...] = ()
 
 
@@ -193,8 +195,8 @@ def _terms(
         busy = issue if unit.startswith("tensor") else hidden
         time = 1e6 * amount * work.pace.get(unit, 1.0) / (target.peak(unit) * efficiency * busy * lanes)
         terms[name] = terms.get(name, 0.0) + time
-    if work.loops_us:
-        terms["loops"] = work.loops_us / (target.units * efficiency)
+    if work.loops_us or work.waits_us:
+        terms["loops"] = (work.loops_us + work.waits_us) / (target.units * efficiency)
     for name in ("tensor", "shared"):
         if name in terms:
             terms[name] += sum(work.idle_us.values())

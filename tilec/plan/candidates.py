@@ -43,10 +43,15 @@ def candidates(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> li
         found = list(_picks(kernel, g, graph, target))
     if len(found) < 2:
         found = [*(_layouts(own, g, graph, target) if target.kind == "cuda" else _tiles(own, g))]
-    known = [k for f in found if (k := _predicted(f, target))]
+    known = [k for f in found if (k := _predicted(f, target)) and (k.options.name != own.options.name or _fixed(k) == _fixed(own))]
     unlike = {_said(k): k for k in sorted(known, key=lambda k: -k.prediction.time_us)}
     unlike.pop(_said(own), None)
     return [own, *sorted(unlike.values(), key=lambda k: (round(k.prediction.time_us, 1), crc32(_said(k).encode())))]
+
+
+def _fixed(kernel: KernelPlan) -> list[object]:
+    """The options that no schedule file can hold another value of."""
+    return [value for f, value in kernel.options.fields() if f.metadata["fixed"]]
 
 
 def _said(kernel: KernelPlan) -> str:

@@ -36,7 +36,7 @@ class LoopsWork:
         lines = loop_lines(self.target, self._problem, Tiling(tile, orders, transposed, square))
         own, loops = self.own, self._innermost_us(kernel, tile)
         return replace(
-            own, blocks=max(1, kernel.blocks), loops_us=loops + lines.waits_us, l2_bytes=lines.l2, l3_bytes=lines.l3,
+            own, blocks=max(1, kernel.blocks), loops_us=loops, waits_us=lines.waits_us, l2_bytes=lines.l2, l3_bytes=lines.l3,
             dram_read=max(own.dram_read, lines.dram - own.dram_write),
         )  # fmt: skip
 
