@@ -86,9 +86,11 @@ def choose_contraction(
                 WEIGHED,
             )
         ]
-    if pick >= len(weighed):
+    roles = weighed[0][2]
+    mine = [b for _, b, own in weighed if own == roles]  # a schedule file keeps the plan's rows and columns
+    if pick >= len(mine):
         raise NoFurtherChoice
-    _, best, roles = weighed[pick]
+    best = mine[pick]
     return _planned(kernel, g, node, roles, best, element, target), [
         Remark("tiled", kernel.name, str(best), node.line, alternatives, WEIGHED)
     ]
