@@ -30,6 +30,7 @@ from tilec.torch import (
     artifacts,
     aten,
     channels_last,
+    complex_numbers,
     deferred,
     dump,
     failures,
@@ -170,6 +171,7 @@ def _halves(
     before, since they take longer to compile."""
     if not random_numbers.eager(options.fallback_random):
         random_numbers.replace(joint.graph, training=True)
+    complex_numbers.as_pairs(joint.graph)
     precision.mark(joint.graph)
     forward, backward = recompute.partition(joint, inputs, partial(_target, options), **told)
     save_old_values(forward, told["num_fwd_outputs"])
@@ -239,6 +241,8 @@ def compile_aten(
     graph, attribute = gm.graph, partial(_attribute, gm)
     if kind == "inference" and not random_numbers.eager(options.fallback_random):
         random_numbers.replace(graph)
+    if kind == "inference":
+        complex_numbers.as_pairs(graph)
     reuse_inputs(graph, by_kernels=not (options.background or is_symbolic(graph)))
     if is_symbolic(graph):
         size_by_inputs(graph)
