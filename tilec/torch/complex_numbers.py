@@ -100,10 +100,10 @@ class _Pairs:
     def of(self, node: fx.Node, build: Builder) -> Pair:
         """The parts of a complex tensor."""
         if node not in self.known:
-            turned = node.meta["val"].is_conj()
-            both = build(aten.view_as_real.default, build(aten._conj.default, node) if turned else node)
+            is_conjugate = node.meta["val"].is_conj()
+            both = build(aten.view_as_real.default, build(aten._conj.default, node) if is_conjugate else node)
             re, im = (build(aten.select.int, both, -1, k) for k in (0, 1))
-            self.known[node] = re, build(aten.neg.default, im) if turned else im
+            self.known[node] = re, build(aten.neg.default, im) if is_conjugate else im
         return self.known[node]
 
     def _whole(self, node: fx.Node, pair: Pair) -> fx.Node:
