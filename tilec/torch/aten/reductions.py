@@ -76,27 +76,41 @@ def position(call: Call) -> Tensor:
     return call.graph.emit(*_positions(call.name[3:], x, axes, bool(call["keepdim"]), "{0}", "i64"))
 
 
-@expresses("var var_mean")
+@expresses("var var_mean std std_mean")
 def variance(call: Call) -> Value:
-    """In two passes: of the differences from the mean, which is kept in f32 at least."""
+    """In two passes: of the differences from the mean m, whose own error is taken out again (Chan, Golub and LeVeque, "Algorithms
+    for computing the sample variance", 1983):
+
+        sum[k]((x[k] - m) ** 2) - sum[k](x[k] - m) ** 2 / n
+
+    Squares for a deviation are added up in f64, where they neither overflow nor vanish."""
     x = call["self"]
     correction = call.get("correction")
     if correction is None:
         correction = 1 if call.get("unbiased") in (None, True) else 0
     axes, keepdim = call.axes(call.get("dim"), len(x.shape)), bool(call.get("keepdim"))
-    count = prod(x.shape[d] for d in axes)
+    count, deviation = prod(x.shape[d] for d in axes), call.name.startswith("std")
     wide = "f64" if x.dtype == "f64" else "f32"
+    widest = "f64" if deviation else wide
     pair = isinstance(call.meta, tuple | list)
     shape, dtype = call.results()[0] if pair else (call.shape, call.dtype)
     mean = call.graph.emit(*reducing("mean", x, axes, True, element(x, wide), wide), "" if dtype == wide else dtype)
-    divisor = count - correction
-    after = f"{{0}} / {literal(float(divisor))}" if divisor > 0 else "{0} * inf"
+    cast = (lambda text: text) if widest == wide else (lambda text: f"{widest}({text})")
     off = lambda k: f"({x.at(*k)} - {mean.along(k, x.shape)})"  # noqa: E731
-    squares = reducing("sum", x, axes, keepdim, lambda k: f"{off(k)} * {off(k)}", dtype, after)
-    made = call.emit(*squares)
-    if not pair:
-        return made
-    return made, mean if keepdim else mean.reshaped(shape)
+    squares = call.graph.emit(*reducing("sum", x, axes, True, lambda k: f"{cast(off(k))} * {cast(off(k))}", widest))
+    rest = call.graph.emit(*reducing("sum", x, axes, True, off, wide))
+    divisor = count - correction
+
+    def expression(i: list[Index]) -> str:
+        error = cast(rest.at(*i))
+        total = squares.at(*i)
+        text = f"(max({total} - {error} * {error} / {literal(float(count))}, 0) if {total} < inf else {total})"
+        text = f"{text} / {literal(float(divisor))}" if divisor > 0 else f"{text} * inf"
+        return f"{dtype}(sqrt({text}))" if deviation else text
+
+    made = call.emit(squares.shape, dtype, expression)
+    made, mean = (t if keepdim else t.reshaped(shape) for t in (made, mean))
+    return (made, mean) if pair else made
 
 
 @expresses("linalg_vector_norm norm")

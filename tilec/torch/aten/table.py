@@ -27,7 +27,7 @@ NARROW = ("f16", "bf16", "f8e4m3", "f8e5m2")
 SMOOTH = words(
     "add sub rsub mul div neg exp sigmoid tanh erf gelu relu rsqrt sqrt pow where _softmax _log_softmax _safe_softmax sum mean "
     "native_layer_norm native_group_norm _native_batch_norm_legit_no_training silu expm1 log log1p abs reciprocal sin cos "
-    "clamp leaky_relu var_mean var square maximum minimum"
+    "clamp leaky_relu var_mean var std std_mean square maximum minimum"
 )
 """Operations that a value may enter unrounded: its rounding to 16 bits would be an error, and nobody's intention."""
 
