@@ -169,4 +169,4 @@ def test_long_compilations_tell_their_progress(monkeypatch, tmp_path):
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
     assert_agrees(lambda x: torch.exp(x * 3.25) + 1, torch.randn(4, 3))
-    assert "tilec is still compiling a graph of inference, partition 1 of 1, 0 s so far" in stream.getvalue()
+    assert "tilec is still compiling a graph of inference, " in stream.getvalue()
