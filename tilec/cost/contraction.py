@@ -383,6 +383,6 @@ def _numbered(family: Family, at: int) -> list[Ranked[Choice[BlockTile]]]:
     return [((*numbers[:-2], at, *numbers[-2:]), choice) for numbers, choice in family.choices]
 
 
-def _effort(tile: BlockTile) -> tuple[int, ...]:
+def _effort(tile: BlockTile) -> tuple[float, ...]:
     """A tie goes to the simpler tile."""
     return tile.stream_k, prod(tile.cluster), tile.threads, tile.shared

@@ -146,6 +146,7 @@ def block_times(target: Target, p: PanelProblem, b: Blocking) -> BlockTimes:
 def step_ns(target: Target, b: Blocking, size: int, parts: tuple[int, int], inner: int) -> float:
     """One product of a registers' tile: its FMAs, its loads, the latency of a sum, and what comes from L2, the panels of so many
     rows or columns of the inner side where they do not fit L1. What does not fit L2 comes from beyond it."""
+    assert target.l1 is not None
     from_l2 = target.l2.unit_gbs * target.l2.achievable or 32
     if b.instruction != "fma":
         sums, tiles = b.mr * b.nr // AMX_SIDE**2, (b.mr + b.nr) // AMX_SIDE
@@ -156,7 +157,7 @@ def step_ns(target: Target, b: Blocking, size: int, parts: tuple[int, int], inne
         products = len(part_products(*parts)) * max(busy * sums, clocks / target.clock_ghz)
         return products + target.fit(PanelTimes).unit_exposed_l2 * far / from_l2
     core, fit = target.core, target.fit(PanelTimes)
-    assert core is not None and target.l1 is not None
+    assert core is not None
     whole = core.simd_bytes // size
     vectors = ceil(b.nr / whole)  # whatever vectors a kernel has: LLVM joins them, or takes them apart
     fma = 1e9 * 2 * whole * b.mr * vectors / (target.peak("fma.f64" if size == 8 else "fma.f32") / target.units)

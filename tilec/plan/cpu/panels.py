@@ -189,8 +189,9 @@ def _work(problem: PanelProblem, own: Work, target: Target, kernel: KernelPlan) 
 def blocking_of(options: Panels, tile: Mapping[int, int]) -> Blocking:
     """The blocking that options and a tile, by kernel dimension, say."""
     rows, columns = (tuple(tile[d] for d in dims) for dims in (options.rows, options.columns))
+    mr, nr = options.register_tile
     return Blocking(
-        options.instruction, *options.register_tile, rows, columns, prod(options.depths), options.depths,
+        options.instruction, mr, nr, rows, columns, prod(options.depths), options.depths,
         options.columns_outer,
     )  # fmt: skip
 

@@ -77,18 +77,19 @@ def _work(problem: block_tile.Contraction, target: Target, kernel: KernelPlan) -
     """Of a kernel of this problem with any tile and options: that of the blocks that its boxes take, which may be more than the
     tiles of a flat C."""
     built, tile = kernel.options, dict(zip(kernel.grid, kernel.tile))
-    assert isinstance(built, StoredContraction)
+    assert isinstance(built, (Contraction, WarpgroupContraction))
     (bm, bn, bk), warps, producers = built.block, prod(built.warps), 4 if built.instruction == "wgmma" else 0
     m, *n = (prod(ceil(kernel.extents[d] / tile[d]) for d in dims) for dims in (built.rows, *built.column_sets))
     if (m, sum(n)) != (ceil(problem.m / bm), ceil(problem.n / bn)):
         problem = replace(problem, m=m * bm, n=sum(n) * bn)
     *_, registers = contraction.block_registers(target, problem, built.instruction, bm, bn, warps, producers)
     found = BlockTile(
-        bm, bn, bk, built.stages, built.instruction, *built.warps, producers, group=built.group_rows, registers=registers,
+        bm, bn, bk, built.stages, built.instruction, built.warps[0], built.warps[1], producers, group=built.group_rows,
+        registers=registers,
         shared=built.stages * built.stage_bytes, across=built.across_batches,
     )  # fmt: skip
     if isinstance(built, WarpgroupContraction):
-        found = replace(found, cluster=built.cluster, kept=built.kept_steps > 0)
+        found = replace(found, cluster=(built.cluster[0], built.cluster[1]), kept=built.kept_steps > 0)
         if built.persistent_blocks != (reached := contraction.reached(target, found)):
             found = replace(found, launched=built.persistent_blocks)
             reached = contraction.reached(target, found)

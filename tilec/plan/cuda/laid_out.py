@@ -8,7 +8,7 @@ from math import ceil, gcd, prod
 from tilec.analysis.layout import Layout
 from tilec.analysis.traffic import LINE, element_bytes
 from tilec.core.fitted import Layouts
-from tilec.core.hardware import SECTOR, WIDE, WORD
+from tilec.core.hardware import SECTOR, WARP, WIDE, WORD
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost import model as cost
@@ -200,7 +200,9 @@ def _spilling(work: cost.Work, limit: int | None) -> cost.Work:
 
 def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     """The work of the kernel with this layout."""
-    together = [n.name for n in online_reductions(view)] if kernel.options is not None and kernel.options.online else []
+    sm = view.target.sm
+    assert sm is not None
+    together = [n.name for n in online_reductions(view)] if isinstance(kernel.options, Threaded) and kernel.options.online else []
     reread = sum(
         a.bytes * (len({together[0] if n in together else n for n in a.readers}) - 1)
         for a in view.accesses
@@ -214,7 +216,7 @@ def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     registers = 40 + held + _gathered(view, layout) if view.reduced else min(32, 16 + held)
     work = replace(
         view.kernel.work, blocks=max(1, kernel.blocks), threads=layout.block, shared_per_block=0, dram_read=read + reread,
-        registers=min(168, view.target.sm.registers // layout.block, registers),
+        registers=min(168, sm.registers // layout.block, registers),
         bytes_in_flight=max(16, flight * max(1, max(layout.steps, default=1))),
         shared_bytes=0.0 if isinstance(kernel.options, staged) else sum(line_bytes(view, layout).values()),
         warp_clocks=view.target.fit(Layouts).warp_clocks,
@@ -235,7 +237,7 @@ def _waiting_us(view: View, layout: Layout, work: cost.Work) -> float:
     lines = 0.0
     for node in view.group.nodes:
         loaders = prod(layout.threads[d] for d in view.group.space.dims[node])
-        if loaders < view.target.sm.warp:
+        if loaders < WARP:
             read = [a for a in view.accesses if node.name in a.readers]
             lines += max((_lines(a, layout) - 1 for a in read), default=0.0)
     at_once = cost.occupancy(view.target, work.threads, work.registers).blocks * view.target.units
