@@ -28,7 +28,8 @@ class Positions:
         here = ix.opaque("here", (0, self.extent - 1))
         at = [here if d == dim else ix.name(f"p{d}", n) for d, n in enumerate(x.shape)]
         if not re.search(r"\bhere\b", x.at(*at)):
-            x = call.graph.emit(x.shape, x.dtype, lambda i, x=x: x.at(*i), x.nominal, whole=[dim])
+            view = x
+            x = call.graph.emit(x.shape, x.dtype, lambda i: view.at(*i), x.nominal, whole=[dim])
         self.of, self.checked = x, ends_are_seen(call.graph, x, here, at)
         self.table: Tensor | None = None
 
