@@ -167,7 +167,7 @@ class Domain:
             return whole, x[1] // by
         key = tuple(sorted(rest.items())), number, by
         name = self._quotients.setdefault(key, f"//{len(self._quotients)}")
-        return whole | {name: 1}, x[1] // by
+        return _sum((whole, x[1] // by), ({name: 1}, 0))
 
     # ---- conditions ----
 

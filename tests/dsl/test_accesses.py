@@ -119,25 +119,50 @@ def value(e: ast.Expr, names: dict[str, int]):
     return 0 if e.op in ("//", "%") and b == 0 else OPERATIONS[e.op](a, b)
 
 
+def of_quotients(rng: random.Random) -> str:
+    """A quotient or a remainder of the quotients and remainders by the same number."""
+    a, n, m = expression(rng, 1), rng.choice([2, 3, 4, -2, -3]), rng.choice([-2, -1, 1, 2, 3])
+    return rng.choice([
+        f"(({a}) // {n} + {n * m} * (({a}) // {n})) // {n}", f"(i + {n * m} * (i // {n})) // {n}", f"(i % {n}) // {n}",
+        f"(({a}) % {n}) {rng.choice(['//', '%'])} {n}", f"(({a}) {rng.choice(['//', '%'])} {m} + {n} * (i // {n})) % {n}",
+    ])  # fmt: skip
+
+
 def test_a_proof_holds_for_all_values_and_is_found():
     """Conditions of every kind around a subscript of every kind. Nothing false is proved, and almost all that is true."""
     rng, true, proved = random.Random(3), 0, 0
-    for _ in range(250):
-        subscript = parsed(expression(rng, rng.randint(1, 3)))
+    for n in range(250):
+        subscript = parsed(of_quotients(rng) if n % 5 == 0 else expression(rng, rng.randint(1, 3)))
         conditions = [(parsed(condition(rng, rng.randint(0, 2))), rng.random() < 0.6) for _ in range(rng.randint(0, 2))]
-        size, low, extent = rng.randint(0, 9), rng.randint(0, 2), rng.randint(1, 12)
+        size, low = rng.randint(0, 9), rng.randint(0, 2)
         ranges = {"i": (0, size - 1), "j": (low, low + rng.randint(-1, 5))}
         points = [{"i": i, "j": j, "N": size} for i, j in product(*(range(a, b + 1) for a, b in ranges.values()))]
         values = [value(subscript, p) for p in points if all(bool(value(c, p)) is h for c, h in conditions)]
         domain = Domain(ranges, {"N": size}, conditions)
-        inside = domain.is_inside(subscript, extent)
-        assert not inside or all(0 <= v < extent for v in values)
-        true += all(0 <= v < extent for v in values)
-        proved += inside
+        least, most = min(values, default=0), max(values, default=0)
+        assert not values or (not domain.is_at_least(subscript, least + 1) and not domain.is_below(subscript, most))
+        true += 2
+        proved += domain.is_at_least(subscript, least) + domain.is_below(subscript, most + 1)
         if values:
-            least, most = domain.ends(subscript)
-            assert least <= min(values) and max(values) <= most
-    assert true > 100 and proved >= 0.98 * true
+            ends = domain.ends(subscript)
+            assert ends[0] <= least and most <= ends[1]
+    assert proved >= 0.98 * true
+
+
+@pytest.mark.parametrize("subscript", [
+    "(i + 3 * (i // 3)) // 3", "(i - 3 * (i // 3)) // 3", "(i + 6 * (i // 3) + 4) // 3", "(i + 3 * (i // 3) + j) // 3",
+    "(j % 3) // 3", "(j % 2) % 2", "((i // -2) % 3) // 3", "2 - (i % -3) % -3", "(i % -3) // -3", "((i % 4) % 2) // 2",
+    "(i // 2 + 4 * (i // 4)) // 2", "(i + 2 * (i // 2)) % 2", "((i + j) % 3 + 3 * ((i + j) // 3)) // 3",
+    "(i + 3 * ((i + 3 * (i // 3)) // 3)) // 3", "i // 3 + (i % 3) // 3 - i // 3",
+])  # fmt: skip
+def test_the_ends_of_quotients_of_quotients_are_exact(subscript):
+    e = parsed(subscript)
+    for size in range(1, 13):
+        ranges = {"i": (0, size - 1), "j": (1, 5)}
+        values = [value(e, {"i": i, "j": j}) for i in range(size) for j in range(1, 6)]
+        least, most, domain = min(values), max(values), Domain(ranges, {})
+        assert domain.is_at_least(e, least) and not domain.is_at_least(e, least + 1)
+        assert domain.is_below(e, most + 1) and not domain.is_below(e, most)
 
 
 # ---- programs --------------------------------------------------------------------------------------------------------
@@ -278,6 +303,10 @@ BLOCKS = {  # programs with sizes at which they are inside, and at which not
     "of blocks, read back": (
         "op f(x: f32[M, K], s: f32[M, K // 16]) -> (y: f32[M, K]) { y[m, k] = x[m, k] / s[m, k // 16] }",
         [dict(M=2, K=k) for k in (16, 32)], [dict(M=2, K=17)],
+    ),
+    "a quotient of a sum with its own quotient": (
+        "op f(x: f32[K], b: f32[C]) -> (y: f32[C]) { y[c] = b[c] * x[(c + 3 * (c // 3)) // 3] }",
+        [dict(K=5, C=9), dict(K=1, C=3), dict(K=3, C=6)], [dict(K=3, C=9), dict(K=4, C=9), dict(K=2, C=6)],
     ),
     "a range of a quotient": (
         "op f(x: f32[C]) -> (y: f32[1]) { y[i] = sum[c in 0:C // 2](x[2 * c + 1]) }",
