@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 import time
 
 import pytest
@@ -41,6 +42,44 @@ def test_on_a_terminal(soon, monkeypatch):
 
 def test_not_in_a_pipe(soon, monkeypatch):
     assert told(monkeypatch, io.StringIO()) == ""
+
+
+class Writer:
+    """What programs put into the place of the standard error: it can write, and nothing else."""
+
+    def write(self, text):
+        return len(text)
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, Writer(), closed()], ids=["none", "one that only writes", "closed"])
+def test_a_standard_error_that_cannot_tell(soon, monkeypatch, tmp_path, stream):
+    monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sys, "stderr", stream)
+    tilec.compile("op f(x: f32[N]) -> (y: f32[N]) { y[i] = 2 * x[i] }", target="cpu").build(N=8)
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError, AttributeError])
+def test_a_terminal_that_is_closed_meanwhile(soon, monkeypatch, error):
+    tried, failed = threading.Event(), []
+
+    class Lost(Terminal):
+        def write(self, text):
+            tried.set()
+            raise error
+
+    monkeypatch.setattr(sys, "stderr", Lost())
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    with progress.told("compiling f"):
+        progress.at("in stage 'plan'")
+        assert tried.wait(5)
+        time.sleep(0.005)
+    assert failed == []
 
 
 def test_not_where_it_is_turned_off(soon, monkeypatch):

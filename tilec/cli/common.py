@@ -18,7 +18,7 @@ from typing import Any
 from tilec.core.diagnostics import CallError, Diagnostic, InternalError, Source, Span, TileError, told
 from tilec.process import progress
 from tilec.process.atomic_files import replace_file
-from tilec.process.printable import printable
+from tilec.process.printable import is_terminal, printable
 from tilec.process.reading import MOST_BYTES, limited
 
 STAGES = "build simplify plan fuse tile bufferize stage map"  # of `passes.NAMES`, whose import takes half a second
@@ -227,7 +227,7 @@ _STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36
 
 def coloured(stream: Any) -> bool:
     """Whether a stream is a terminal that takes colours."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def paint(text: str, style: str) -> str:
@@ -299,7 +299,7 @@ def write(path: Path | None, content: str | bytes) -> None:
     if path is None or str(path) == "-":
         sys.stdout.flush()
         if isinstance(content, str):
-            sys.stdout.write(printable(content) if sys.stdout.isatty() else content)
+            sys.stdout.write(printable(content) if is_terminal(sys.stdout) else content)
         else:
             sys.stdout.buffer.write(data)
         return

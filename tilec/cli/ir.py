@@ -20,6 +20,7 @@ from typing import Any
 from tilec.cli import common
 from tilec.cli.common import STAGES, coloured, prepare, say, stage_name, write, write_file
 from tilec.core.diagnostics import CallError, InternalError
+from tilec.process.printable import is_terminal
 from tilec.process.reading import MOST_IR_BYTES
 
 _HEADER = re.compile(r"^// tilec stage: (\w+), target: (.+)$", re.MULTILINE)
@@ -233,7 +234,7 @@ def _form(args: argparse.Namespace, loaded: common.Loaded, lowered) -> str | byt
     if len(names) != 1:
         what = f"a cubin holds one kernel, but the program has {len(names)}"
         raise CallError(what, hint=f"--kernel, one of {', '.join(names)}")
-    if args.output is None and sys.stdout.isatty():
+    if args.output is None and is_terminal(sys.stdout):
         raise CallError("a cubin is binary, and not printed on a terminal", hint="write it to a file: -o FILE")
     return _cubins(loaded, lowered)[names[0]].image
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from typing import Any
 
 MOST = 200
 """Characters of a name that a message quotes."""
@@ -17,6 +18,14 @@ _UNSEEN = re.compile(
     "\u3164\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _LONG_WORD = re.compile(rf"\w{{{MOST + 1},}}")
+
+
+def is_terminal(file: Any) -> bool:
+    """Whether a file such as sys.stderr is a terminal. None, a closed one, and an object that cannot tell are not."""
+    try:
+        return bool(file.isatty())
+    except (AttributeError, OSError, ValueError):
+        return False
 
 
 def printable(text: str) -> str:

@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from tilec.process.printable import printable
+from tilec.process.printable import is_terminal, printable
 
 FIRST, REPEATED = 5.0, 15.0  # seconds until it is shown, and shown again
 
@@ -73,8 +73,14 @@ def shown(show: Callable[[str], object]) -> Iterator[None]:
 @contextmanager
 def told(what: str) -> Iterator[None]:
     """Prints progress on the standard error if the work within the block takes long, it is a terminal, and nobody shows it yet."""
-    if _shown or sys.stderr is None or not sys.stderr.isatty():
+    error = sys.stderr
+    if _shown or not is_terminal(error):
         yield
         return
-    with shown(lambda report: print(f"tilec is still {report}", file=sys.stderr, flush=True)), during(what):
+
+    def show(report: str) -> None:
+        with suppress(OSError, ValueError, AttributeError):  # a terminal that is gone, one that was closed meanwhile
+            print(f"tilec is still {report}", file=error, flush=True)
+
+    with shown(show), during(what):
         yield
