@@ -11,10 +11,9 @@ flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
 from tools import chains  # noqa: E402
 from tools.lowering import planned  # noqa: E402
-from tools.pytorch import assert_agrees, compiled  # noqa: E402
+from tools.pytorch import assert_agrees, compiled, texts_of  # noqa: E402
 
 import tilec.torch  # noqa: E402
-from tests.pytorch.test_recompute import texts_of  # noqa: E402
 from tilec.core.diagnostics import Source  # noqa: E402
 from tilec.torch.flex_attention import attention  # noqa: E402
 

@@ -9,11 +9,12 @@ torch = pytest.importorskip("torch")
 from functorch.compile import make_boxed_func  # noqa: E402
 from tools import chains  # noqa: E402
 from tools.lowering import planned  # noqa: E402
+from tools.pytorch import texts_of  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from tilec.core.diagnostics import Source  # noqa: E402
 from tilec.core.targets import load  # noqa: E402
-from tilec.torch import aot, backend, call, random_numbers, recompute  # noqa: E402
+from tilec.torch import aot, backend, random_numbers, recompute  # noqa: E402
 from tilec.torch.layout import layout  # noqa: E402
 from tilec.torch.options import Options  # noqa: E402
 
@@ -189,21 +190,6 @@ def test_parts_of_a_tensor_are_read_in_it():
     step(x.double(), wanted).sum().backward()
     assert error(w.grad, wanted.grad) < 1e-6
     assert saved and not [s for s in saved if layout(s.shape, s.stride()) is None]
-
-
-def texts_of(monkeypatch, folder, function, *tensors):
-    """The programs of forward and of backward, which are not run."""
-
-    def unmade(partition, written, graph, key):
-        made = [(r.shape, r.strides, r.dtype) for r in written.results]
-        empty = lambda: [torch.empty_strided(*how[:2], dtype=how[2]) for how in made]  # noqa: E731
-        return lambda *values: empty() if len(made) > 1 else empty()[0]
-
-    monkeypatch.setenv("TILEC_TORCH_DUMP", str(folder))
-    monkeypatch.setattr(call.Partition, "_bound", unmade)
-    monkeypatch.setattr(call.Partition, "ahead", staticmethod(lambda *given: lambda: None))
-    torch.compile(function, backend="tilec", options={"target": "h200", "strict": True})(*tensors).sum().backward()
-    return [p.read_text() for p in sorted(folder.rglob("*.tile"))]
 
 
 @pytest.mark.slow

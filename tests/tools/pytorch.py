@@ -33,6 +33,23 @@ def plans_by(name: str, folder: Any, monkeypatch: Any) -> list[Any]:
     return plans
 
 
+def texts_of(monkeypatch: Any, folder: Any, function: Any, *tensors: torch.Tensor) -> list[str]:
+    """The programs of forward and of backward for an H200, which are not run; the tensors may be on the CPU."""
+    from tilec.torch import backend, call
+
+    def unmade(partition: Any, written: Any, graph: Any, key: Any) -> Any:
+        made = [(r.shape, r.strides, r.dtype) for r in written.results]
+        empty = lambda: [torch.empty_strided(*how[:2], dtype=how[2]) for how in made]  # noqa: E731
+        return lambda *values: empty() if len(made) > 1 else empty()[0]
+
+    monkeypatch.setenv("TILEC_TORCH_DUMP", str(folder))
+    monkeypatch.setattr(backend, "_refuse_other_devices", lambda *given: None)
+    monkeypatch.setattr(call.Partition, "_bound", unmade)
+    monkeypatch.setattr(call.Partition, "ahead", staticmethod(lambda *given: lambda: None))
+    torch.compile(function, backend="tilec", options={"target": "h200", "strict": True})(*tensors).sum().backward()
+    return [p.read_text() for p in sorted(folder.rglob("*.tile"))]
+
+
 def mlp() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
 

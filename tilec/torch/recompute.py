@@ -322,7 +322,7 @@ def _to_product(node: fx.Node) -> list[fx.Node] | None:
 
 def _is_same(node: fx.Node) -> bool:
     """Whether it has the same elements in the same order."""
-    names = ("view", "_unsafe_view", "reshape", "alias", "expand", "_to_copy", "clone")
+    names = ("view", "_unsafe_view", "reshape", "alias", "detach", "expand", "_to_copy", "clone")
     if node.op != "call_function" or op_name(node) not in names:
         return False
     return _size(node) == _size(node.all_input_nodes[0])

@@ -35,7 +35,7 @@ UNROUNDED = "tilec_unrounded"
 """Of nodes whose results kernels are to keep on chip: a cast to a wider type takes their digits from before they are rounded."""
 ROUNDED = "tilec_rounded"
 """Of products of f32: the type that PyTorch's switches allow their factors to be rounded to (`tilec/torch/precision.py`)."""
-SEEN_THROUGH = words("view _unsafe_view reshape expand permute unsqueeze squeeze clone alias transpose t")
+SEEN_THROUGH = words("view _unsafe_view reshape expand permute unsqueeze squeeze clone alias detach transpose t")
 JOINS = words("cat stack slice_scatter select_scatter")
 ARITHMETIC = words("add sub mul neg")  # on its way into a join: it reads an element once
 MOST_JOINED = 8  # operations, one in another
