@@ -25,6 +25,11 @@ _FUNCTIONS = {name for name, row in FUNCTIONS.items() if not row.added}
 _BUILT_IN = {*_FUNCTIONS, *REDUCTIONS, *SCANS, *DTYPES, "pad"}
 
 
+def locations(path: str, importer: Source) -> list[Path]:
+    """Where an imported file may be, in the order in which it is looked for."""
+    return [folder / path for folder in (Path(importer.name).parent, *map(Path, importer.folders))]
+
+
 def load_file(path: str, importer: Source) -> Source:
     """The text of a program next to the one that imports it, or in one of its `folders`; read as text and nothing more. It lies
     below one of these: a program shows nothing of other files of the machine. Raises OSError."""
@@ -33,7 +38,8 @@ def load_file(path: str, importer: Source) -> Source:
     if not path.endswith(".tile"):
         raise OSError("the name of a program ends in `.tile`")
     folders = (Path(importer.name).parent, *map(Path, importer.folders))
-    target = next((found for folder in folders if (found := folder / path).is_file()), folders[0] / path)
+    looked = locations(path, importer)
+    target = next((found for found in looked if found.is_file()), looked[0])
     inside = [f.resolve() for f in (*folders, Path(importer.name).resolve().parent)]
     if not any(target.resolve().is_relative_to(folder) for folder in inside):
         raise OSError("it is not below the folder of this file, or one that `--path` names (in Python, `path=`)")

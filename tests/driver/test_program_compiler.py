@@ -103,6 +103,16 @@ def test_files_are_read_by_this_process(asked, tmp_path):
     assert read_program(Source(str(path), TEXT)).ops["f"].name == "f" and asked == []
 
 
+def test_imports_of_texts_are_read_by_this_process(asked, tmp_path, monkeypatch):
+    """They are those of the folder in which it is, as they are now."""
+    for name in "bc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lib.tile").write_text(f"def {name}(x) {{ return x }}\n")
+        monkeypatch.chdir(tmp_path / name)
+        program = read_program(Source("<program>", f'import "lib.tile"\ny[i] = {name}(x[i])'))
+        assert list(program.imports) == [str(tmp_path / name / "lib.tile")] and "error" in asked[-1][1]
+
+
 def test_nothing_is_asked_where_no_process_was_started(monkeypatch, tmp_path):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(compile_server, "_running", {})
@@ -124,7 +134,7 @@ def test_processes_that_nobody_asked_end(asked):
 def test_one_program_is_read_once(asked):
     program_compiler._program.cache_clear()
     answer = program_compiler.answer({"name": "<program>", "text": TEXT})
-    assert answer["ops"]["f"] == [("x", "f32"), ("t", "f32")] and answer["imports"] == {}
+    assert answer["ops"]["f"] == [("x", "f32"), ("t", "f32")]
     assert program_compiler._program("<program>", TEXT) is program_compiler._program("<program>", TEXT)
 
 

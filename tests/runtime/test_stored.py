@@ -12,6 +12,8 @@ from conftest import Within, assert_within
 from tools import ROOT
 
 import tilec
+from tilec.core.diagnostics import Source
+from tilec.driver.frontend import read_program
 from tilec.runtime import cache
 
 EXAMPLES = ROOT / "examples"
@@ -87,6 +89,65 @@ def test_an_import_that_changed_is_seen(folder, tmp_path):
     (tmp_path / "part.tile").unlink()
     with pytest.raises(tilec.TileError, match="no such file"):
         tilec.compile(main)
+
+
+USES = 'import "lib.tile"\nop go(x: f32[N]) -> (y: f32[N]) { y[i] = f(x[i]) }\n'
+
+
+@pytest.fixture
+def factors(folder, tmp_path):
+    """Folders `a`, `b`, `c`, of which `b` and `c` have a `lib.tile`, `a` a program that imports it, and `l` is a link to `a`."""
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    (tmp_path / "b" / "lib.tile").write_text("def f(x) { return x * 2.0 }\n")
+    (tmp_path / "c" / "lib.tile").write_text("def f(x) { return x * 3.0 }\n")
+    (tmp_path / "a" / "p.tile").write_text(USES)
+    (tmp_path / "l").symlink_to("a")
+    return tmp_path
+
+
+def factor(program, path=()):
+    return tilec.compile(program, path=path, target="cpu")(np.ones(1, np.float32)).tolist()[0]
+
+
+@pytest.mark.parametrize("main", ["a/p.tile", "l/p.tile"])
+@pytest.mark.parametrize("first", ["a/lib.tile", "c/lib.tile"])
+def test_an_import_that_is_found_earlier_is_seen(factors, main, first):
+    """Beside the program, or in a folder that is named before."""
+    (factors / "c" / "lib.tile").unlink()
+    path = ["c", str(factors / "b")]
+    assert factor(Path(main), path) == 2
+    (factors / first).write_text("def f(x) { return x * 5.0 }\n")
+    assert factor(Path(main), path) == 5
+    (factors / first).unlink()
+    assert factor(Path(main), path) == 2
+
+
+def test_links_are_followed_anew(factors):
+    """To a program from another folder, and to an import that is exchanged."""
+    (factors / "b" / "p.tile").symlink_to("../a/p.tile")
+    (factors / "c" / "p.tile").symlink_to("../a/p.tile")
+    assert [factor(Path(f"{name}/p.tile")) for name in "bcb"] == [2, 3, 2]
+    (factors / "one.tile").write_text("def f(x) { return x * 7.0 }\n")
+    (factors / "two.tile").write_text("def f(x) { return x * 8.0 }\n")
+    for name, wanted in (("one", 7), ("two", 8), ("one", 7)):
+        (factors / "a" / "lib.tile").unlink(missing_ok=True)
+        (factors / "a" / "lib.tile").symlink_to(f"../{name}.tile")
+        assert factor(Path("a/p.tile"), factors) == wanted
+
+
+def test_the_imports_of_a_text_are_those_of_the_folder(factors, monkeypatch):
+    for name, wanted in (("b", 2), ("c", 3), ("b", 2)):
+        monkeypatch.chdir(factors / name)
+        assert factor(USES) == wanted
+
+
+def test_a_text_without_imports_is_stored_once_for_all_folders(factors, monkeypatch):
+    digests = set()
+    for name in "abc":
+        monkeypatch.chdir(factors / name)
+        digests.add(read_program(Source("<program>", "y[i] = 2 * x[i]")).digest)
+    assert len(digests) == 1
 
 
 def test_a_program_with_mistakes_is_never_stored(folder):

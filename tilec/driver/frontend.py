@@ -1,15 +1,17 @@
 """The ops of a program's text and their parameters, as a call needs them: parsed and checked once for all processes.
 
-The disk cache remembers a text without mistakes by its digest, and the digests of all files that it imports. A later process
-parses it again only to compile something new.
+The disk cache remembers a text without mistakes by its digest, the digests of all files that it imports, and the places where
+these were looked for in vain. A later process parses it again only to compile something new.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +37,13 @@ PROGRAMS = "tilec.driver.program_compiler"
 
 class Program:
     """A program without mistakes. `written`: the types of each op's inputs by name. `imports`: digests of the files that it
-    imports. `digest` stands for its text and for these files."""
+    imports. `missing`: where they would have been found first. `digest` stands for its text and for these files."""
 
     def __init__(
-        self, source: Source, written: Mapping[str, Sequence[Sequence[Any]]], imports: Mapping[str, str], key: str
-    ):
-        self.source, self.written, self.imports = source, written, imports
+        self, source: Source, written: Mapping[str, Sequence[Sequence[Any]]], imports: Mapping[str, str],
+        missing: Sequence[str], key: str,
+    ):  # fmt: skip
+        self.source, self.written, self.imports, self.missing = source, written, imports, missing
         self.ops = {
             name: Declared(name, tuple((n, DTYPES[t] if t else None) for n, t in inputs)) for name, inputs in written.items()
         }
@@ -66,16 +69,30 @@ class Program:
 
 def read_program(source: Source, before: Callable[[], object] = lambda: None) -> Program:
     """The program of a text. Raises TileError with all of its mistakes. `before` is called if it must be parsed."""
-    where = source.name if source.name.startswith("<") else str(Path(source.name).resolve())
-    folders = (str(Path(folder).resolve()) for folder in source.folders)
-    key = cache.make_key("program", cache.compiler_digest(), where, source.text, *folders)
+    key = cache.make_key("program", cache.compiler_digest(), source.text, *_folders(source))
     if (found := _from_cache(source, key)) is not None:
         return found
     before()
     with uncollected():
         program = _elsewhere(source, key) or parsed(source, key)
-    cache.save(key, {"imports": program.imports, "ops": program.written}, {})
+    cache.save(key, {"imports": program.imports, "missing": program.missing, "ops": program.written}, {})
     return program
+
+
+def _folders(source: Source) -> list[str]:
+    """A program's name, and where its imports are looked for. Links are followed when the files are read. A text that imports
+    nothing is the same program in all folders."""
+    named = not source.name.startswith("<")
+    own = _absolute(source.name) if named else source.name
+    return [own, *([_absolute(".")] if not named and "import" in source.text else []), *map(_absolute, source.folders)]
+
+
+def _absolute(path: str | Path) -> str:
+    """The path from the root, its links and `..` as they are."""
+    try:
+        return str(Path(path).absolute())
+    except OSError:  # the folder in which this process is was removed
+        return str(path)
 
 
 def _from_cache(source: Source, key: str) -> Program | None:
@@ -86,7 +103,10 @@ def _from_cache(source: Source, key: str) -> Program | None:
         imports = found[0]["imports"]
         if any(_digest(read_bytes(path)) != digest for path, digest in imports.items()):
             return None
-        return Program(source, found[0]["ops"], imports, key)
+        missing = found[0]["missing"]
+        if any(os.path.isfile(path) for path in missing):
+            return None
+        return Program(source, found[0]["ops"], imports, missing, key)
     except (OSError, KeyError, TypeError, ValueError, AttributeError):
         return None
 
@@ -94,14 +114,14 @@ def _from_cache(source: Source, key: str) -> Program | None:
 def _elsewhere(source: Source, key: str) -> Program | None:
     """By the process that compiles programs, if there is one and it finds no mistake."""
     reply = ask_compiler(source, {})
-    return Program(source, reply["ops"], reply["imports"], key) if reply is not None and "ops" in reply else None
+    return Program(source, reply["ops"], {}, (), key) if reply is not None and "ops" in reply else None
 
 
 def ask_compiler(
     source: Source, wanted: Mapping[str, Any], hear: Callable[[Any], None] = lambda part: None
 ) -> dict[str, Any] | None:  # fmt: skip
-    """The reply of the process that compiles programs, and `hear` its parts; None where no such process was started, and for files,
-    whose imports are found from the folder in which this process is now."""
+    """The reply of the process that compiles programs, and `hear` its parts; None where no such process was started, and for files.
+    A program that imports files gets an error: that process may be in another folder, and may have read older ones."""
     from tilec.process import compile_server, workers
 
     if not source.name.startswith("<") or source.folders or not compile_server.running(PROGRAMS):
@@ -113,19 +133,22 @@ def ask_compiler(
 def parsed(source: Source, key: str = "") -> Program:
     """The program of a text, with its tree, by this process. Raises TileError with all of its mistakes."""
     from tilec.dsl.mistakes import read
-    from tilec.dsl.modules import load_file
+    from tilec.dsl.modules import load_file, locations
 
     imports: dict[str, str] = {}
+    missing: dict[str, None] = {}
 
     def load(path: str, importer: Source) -> Source:
         loaded = load_file(path, importer)
-        imports[str(Path(loaded.name).resolve())] = _digest(loaded.text.encode())
+        imports[_absolute(loaded.name)] = _digest(loaded.text.encode())
+        before = takewhile(lambda location: str(location) != loaded.name, locations(path, importer))
+        missing.update(dict.fromkeys(map(_absolute, before)))
         return loaded
 
     progress.at(f"reading {source.name}")
     tree = read(source, load)
     written = {op.name: [(t.name, t.dtype.name if t.dtype else None) for t in op.inputs] for op in tree.ops}
-    program = Program(source, written, imports, key)
+    program = Program(source, written, imports, [*missing], key)
     program.tree = tree
     return program
 
