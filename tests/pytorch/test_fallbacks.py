@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ torch = pytest.importorskip("torch")
 from tools.pytorch import assert_agrees, compiled  # noqa: E402
 
 import tilec.torch  # noqa: E402
+from tilec import CallError  # noqa: E402
+from tilec.torch import failures, origins  # noqa: E402
 from tilec.torch.aten import pools  # noqa: E402
 from tilec.torch.failures import FallbackWarning  # noqa: E402
 from tilec.torch.program import Inexpressible  # noqa: E402
@@ -55,6 +58,33 @@ def test_what_fails_to_compile_is_run_by_pytorch(monkeypatch):
     assert ", since tilec failed: ValueError: not today. options={'strict': True}" in said
     with pytest.raises(Exception, match="not today"):
         compiled(lambda x: x + 3, options={"strict": True})(torch.randn(4))
+
+
+def test_what_was_told_is_not_put_into_words_again(monkeypatch):
+    graph = torch.fx.symbolic_trace(lambda x: torch.exp(x) + 1).graph
+    nodes, asked = [n for n in graph.nodes if n.op == "call_function"], []
+    monkeypatch.setattr(origins, "source_line", lambda node: asked.append(node) or "")
+    with pytest.warns(FallbackWarning, match="an array at odds") as told:
+        failures.tell(nodes, CallError("an array at odds"))
+        counted = len(asked)
+        for _ in range(3):
+            failures.tell(nodes, CallError("an array at odds"))
+        assert 0 < counted == len(asked) and len(told) == 1
+        failures.forget()
+        failures.tell(nodes, CallError("an array at odds"))
+        assert len(asked) > counted and len(told) == 2
+
+
+@pytest.mark.parametrize("given", ["0", "two", "1.5"])
+def test_a_number_of_threads_that_is_none_is_an_error_and_no_fallback(given, monkeypatch):
+    function = compiled(lambda x: torch.exp(x) + 1)
+    monkeypatch.setenv("TILEC_THREADS", given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        with pytest.raises(Exception, match=f"TILEC_THREADS must be a whole number of at least 1, not '{given}'"):
+            function(torch.ones(3))
+    monkeypatch.delenv("TILEC_THREADS")
+    assert_agrees(lambda x: torch.exp(x) + 1, torch.ones(3))
 
 
 def test_what_fails_for_other_sizes_is_told_at_the_call(monkeypatch):

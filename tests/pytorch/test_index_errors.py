@@ -12,7 +12,7 @@ from tools.pytorch import compiled  # noqa: E402
 
 import tilec.torch  # noqa: E402
 from tilec.core.diagnostics import CheckError  # noqa: E402
-from tilec.torch import call, outside  # noqa: E402
+from tilec.torch import backend, call, outside  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
@@ -125,6 +125,22 @@ def test_a_gpu_tells_a_later_call(monkeypatch):
         outside._remembered[module][outside.line_of(sites[0])].append(f"layer {layer}")
     assert str(outside.deferred(CheckError(sites[0], deferred=True, program=module))).splitlines()[-2] == "  or 3 others"
     assert "<program>" in str(outside.deferred(CheckError(sites[0], deferred=True, program="of others")))
+
+
+def test_checks_of_former_kernels_are_remembered_until_a_later_reset(monkeypatch):
+    """A GPU may raise those of calls before a reset. Without checks, and on the CPU, nothing is."""
+    monkeypatch.setattr(outside, "_remembered", {})
+    monkeypatch.setattr(outside, "_former", {})
+    compiled(lambda x: x * 3)(X)
+    compiled(Tables())(tensor([1, 2, 3]), tensor([1, 2, 3]))
+    assert not outside._remembered
+    error = CheckError("<program>:7: outside", deferred=True, program="first")
+    for program, known in (("first", True), ("second", True), ("third", False)):
+        outside._remembered[program] = {7: ["an index is outside of `w`"]}
+        assert str(outside.deferred(error)).startswith("an index is outside of `w`") == known
+        backend.backend.reset()
+        backend.backend.reset()
+    assert list(outside._former) == ["third"] and not outside._remembered
 
 
 @pytest.mark.gpu

@@ -26,6 +26,7 @@ from tilec.driver.recipe import end_unused_compilers, load_compilers
 from tilec.process import progress
 from tilec.process.collection import frozen
 from tilec.process.untraced import leave_out
+from tilec.runtime.cpu import threads
 from tilec.torch import (
     artifacts,
     aten,
@@ -35,6 +36,7 @@ from tilec.torch import (
     dump,
     failures,
     flex_attention,
+    outside,
     precision,
     random_numbers,
     recompute,
@@ -80,6 +82,7 @@ class Backend:
         """For `torch._dynamo.reset()`."""
         reports.forget()
         failures.forget()
+        outside.forget()
         if torch.cuda.is_initialized():
             from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 
@@ -104,7 +107,9 @@ def _table() -> dict[Any, Any]:
 
 
 def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
-    """A function like `gm`, forward and backward."""
+    """A function like `gm`, forward and backward. Raises CallError for a wrong TILEC_THREADS, which in a call would
+    count as a failure of the program, which PyTorch makes up for."""
+    threads.settle()
     flex_attention.inline(gm)
     names = [_source(n) for n in gm.graph.nodes if n.op == "placeholder"]
     kind = _kind(inputs, options)

@@ -101,6 +101,7 @@ def general(
     restrided = [None if r.plain else _restride(r) for r in results]
     single = len(results) == 1
     typed = [(a.number, dtype) for a, dtype in zip(arguments, types)]
+    operations = [n for n in graph.nodes if n.op == "call_function"]
 
     def call(*values: Any) -> Any:
         if any(values[number].dtype != dtype for number, dtype in typed):
@@ -112,10 +113,10 @@ def general(
                 made = op(*_arrays(arguments, values))
             else:
                 made = op(out=[torch.empty(r.made, dtype=r.dtype) for r in results])
-        except CheckError:
+        except CheckError:  # a CallError, too: of the values, and PyTorch would compute with the same ones
             raise
         except CallError as error:  # an array that kernels cannot read
-            tell([n for n in graph.nodes if n.op == "call_function"], error)
+            tell(operations, error)
             return eager(*values)
         if single:
             return made if restrided[0] is None else restrided[0](made)

@@ -37,11 +37,14 @@ def tell(nodes: Sequence[fx.Node], error: BaseException | str) -> None:
     what = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in kinds.most_common(SHOWN))
     if (others := len(nodes) - sum(count for _, count in kinds.most_common(SHOWN))) > 0:
         what += f" and {others} others"
+    about = f"{what}: {why}"
+    if about in _told:
+        return
     where = next((" in ".join(p for p in (module_path(n), source_line(n)) if p) for n in nodes if source_line(n)), "")
     warn(
         f"tilec: PyTorch runs {what}{f', first in {where}' if where else ''}, since tilec failed: "
         f"{why[:LONGEST]}{'...' * (len(why) > LONGEST)}. options={{'strict': True}} makes that an error with a traceback.",
-        f"{what}: {why}",
+        about,
     )
 
 

@@ -57,10 +57,20 @@ def explained(error: CheckError, written: Written, values: Sequence[Any]) -> Exc
 # ---- checks that a later call raises ---------------------------------------------------------------------------------
 
 _remembered: dict[str, dict[int, list[str]]] = {}  # by kernels' text and line of the program, tensors and operations
+_former: dict[str, dict[int, list[str]]] = {}  # those of before the latest `forget`: a GPU may still be at their checks
+
+
+def forget() -> None:
+    """For a reset, which PyTorch tells several times: what was remembered since the one before is kept until the next one."""
+    global _remembered, _former
+    if _remembered:
+        _remembered, _former = {}, _remembered
 
 
 def remember(module: str, sites: Sequence[str], written: Written) -> None:
     """Keeps what `deferred` tells of the checks `sites` in these kernels."""
+    if not sites:
+        return
     own = _remembered.setdefault(module, {})
     for site in sites:
         line = line_of(site)
@@ -74,7 +84,8 @@ def remember(module: str, sites: Sequence[str], written: Written) -> None:
 def deferred(error: CheckError) -> IndexError:
     """The error of an earlier call, whose values are gone. Where several partitions have one program, each of them is told."""
     message = error.diagnostics[0].message
-    told = _remembered.get(error.program, {}).get(line_of(message) or 0)
+    line = line_of(message) or 0
+    told = [*dict.fromkeys(text for kept in (_remembered, _former) for text in kept.get(error.program, {}).get(line, ()))]
     if not told:
         return IndexError(str(error))
     more = [f"  or {len(told) - SHOWN} others"] if len(told) > SHOWN else []
