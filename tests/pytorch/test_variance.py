@@ -27,6 +27,7 @@ INPUTS = {
     "offset 1e7": numbers(1, 1e7),
     "offset -1e6": numbers(3, -1e6),
     "scale 1e12": numbers(1e12),
+    "scale 8e18": numbers(8e18),
     "scale 1e30": numbers(1e30),
     "scale 1e-30": numbers(1e-30),
     "subnormal": numbers(1e-42),

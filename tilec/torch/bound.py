@@ -27,8 +27,7 @@ def bind(
 ) -> Call | None:  # fmt: skip
     """A function of a partition's values, by machine code: the program reads them as they lie in memory, and its results have the
     promised strides; what has gaps is copied. `otherwise` is called for values that lie otherwise than they did when the graph was
-    traced. None where nothing is read, or what changes in place has
-    gaps. `into`, `freed`: see Partition."""
+    traced. None where nothing is read, or what changes in place has gaps. `into`, `freed`: see Partition."""
     arguments, results = written.arguments, written.results
     gapped = {a.number for a in arguments if a.layout is None}
     remade = {k: _restride(r) for k, r in enumerate(results) if r.layout is None and not r.plain}

@@ -2,9 +2,9 @@
 
     tensors     operations          switch                                         what it may say
     on a GPU    convolutions        torch.backends.cudnn.conv.fp32_precision       tf32 (by default), ieee
-    on a GPU    other products      torch.backends.cuda.matmul.fp32_precision      tf32, ieee (by default)
-    on a CPU    convolutions        torch.backends.mkldnn.conv.fp32_precision      bf16, tf32, ieee (by default)
-    on a CPU    other products      torch.backends.mkldnn.matmul.fp32_precision    bf16, tf32, ieee (by default)
+    on a GPU    other products      torch.backends.cuda.matmul.fp32_precision      tf32, ieee (meant by the default, none)
+    on a CPU    convolutions        torch.backends.mkldnn.conv.fp32_precision      bf16, tf32, ieee (meant by the default, none)
+    on a CPU    other products      torch.backends.mkldnn.matmul.fp32_precision    bf16, tf32, ieee (meant by the default, none)
 
 `allow_tf32`, `torch.set_float32_matmul_precision` and the settings of all of a back end are other names for these, and PyTorch
 tells the outcome. A switch is read when a graph is compiled, for its backward graph as well. Dynamo guards those that were read:

@@ -14,8 +14,8 @@ WHOLE = words(
     "_safe_softmax silu baddbmm addmv mv dot vdot stack softplus logsumexp roll tril triu narrow narrow_copy select_scatter "
     "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
     "_upsample_nearest_exact3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
-    "replication_pad3d max_unpool2d max_unpool3d index_add index_copy col2im detach std "
-    "std_mean"
+    "replication_pad3d max_unpool2d max_unpool3d index_add index_copy col2im detach "
+    "std std_mean"
 )
 """Operations that are one expression here."""
 COMPOSITE, BACKENDS = "CompositeImplicitAutograd", ("CPU", "CUDA")

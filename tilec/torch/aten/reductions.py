@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, prod
+from math import ceil, inf, log2, prod
 from typing import Any
 
 from tilec.core.dtypes import DTYPES
@@ -83,7 +83,8 @@ def variance(call: Call) -> Value:
 
         sum[k]((x[k] - m) ** 2) - sum[k](x[k] - m) ** 2 / n
 
-    Squares for a deviation are added up in f64, where they neither overflow nor vanish."""
+    Squares for a deviation are added up in f64, where they neither overflow nor vanish. Other differences are scaled by a power of
+    two near 1 / sqrt(n): the sum of their squares is about as large as the variance, and does not overflow before it does."""
     x = call["self"]
     correction = call.get("correction")
     if correction is None:
@@ -95,17 +96,21 @@ def variance(call: Call) -> Value:
     pair = isinstance(call.meta, tuple | list)
     shape, dtype = call.results()[0] if pair else (call.shape, call.dtype)
     mean = call.graph.emit(*reducing("mean", x, axes, True, element(x, wide), wide), "" if dtype == wide else dtype)
-    cast = (lambda text: text) if widest == wide else (lambda text: f"{widest}({text})")
+    scale = 2.0 ** -ceil(log2(max(count, 1)) / 2)
+    if widest == wide:
+        scaled = (lambda text: f"({text} * {literal(scale)})") if scale < 1 else (lambda text: text)
+    else:
+        scale, scaled = 1.0, lambda text: f"{widest}({text})"
     off = lambda k: f"({x.at(*k)} - {mean.along(k, x.shape)})"  # noqa: E731
-    squares = call.graph.emit(*reducing("sum", x, axes, True, lambda k: f"{cast(off(k))} * {cast(off(k))}", widest))
+    squares = call.graph.emit(*reducing("sum", x, axes, True, lambda k: f"{scaled(off(k))} * {scaled(off(k))}", widest))
     rest = call.graph.emit(*reducing("sum", x, axes, True, off, wide))
     divisor = count - correction
 
     def expression(i: list[Index]) -> str:
-        error = cast(rest.at(*i))
+        error = scaled(rest.at(*i))
         total = squares.at(*i)
         text = f"(max({total} - {error} * {error} / {literal(float(count))}, 0) if {total} < inf else {total})"
-        text = f"{text} / {literal(float(divisor))}" if divisor > 0 else f"{text} * inf"
+        text = f"{text} / {literal(float(divisor) * scale**2)}" if divisor > 0 else f"{text} * inf"
         return f"{dtype}(sqrt({text}))" if deviation else text
 
     made = call.emit(squares.shape, dtype, expression)
