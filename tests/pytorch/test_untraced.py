@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.files import modules  # noqa: E402
-from tilec.process.untraced import TRACED  # noqa: E402
+from tilec.process.untraced import CALLED, TRACED  # noqa: E402
 from tilec.torch import standby  # noqa: E402
 
 LIMIT = 300.0  # seconds of a child, which takes some ten
@@ -205,7 +205,8 @@ def test_dynamo_leaves_out_the_files_of_tilec():
 
     import tilec.torch.backend  # noqa: F401
 
-    for name in (*EXPECTED, *TRACED):
+    installed = [name for name in CALLED if importlib.util.find_spec(name)]
+    for name in (*EXPECTED, *TRACED, *installed, "lark.lark", "numba.core.dispatcher"):
         skipped = trace_rules.check_file(importlib.util.find_spec(name).origin, is_inlined_call=True).skipped
         assert skipped == (name not in TRACED), name
 

@@ -1,4 +1,4 @@
-"""PyTorch's tracer Dynamo leaves tilec's own code alone, as it does NumPy's.
+"""PyTorch's tracer Dynamo leaves tilec's own code alone, and the compilers that it calls, as it does NumPy's.
 
 A compiled function that PyTorch cannot trace whole runs as Python between its graphs, and Dynamo looks at every function that is
 called there: a callback, an operator's gradient, a call of `tilec.compile`'s ops. Such code is tilec's host code: tracing it takes
@@ -16,11 +16,14 @@ from types import ModuleType
 RULES = "torch._dynamo.trace_rules"
 TRACED = ("tilec.torch.kernels", "tilec.torch.operators")
 """Calls of operators, and of their gradients, become nodes of the graph that is traced."""
+CALLED = ("lark", "llvmlite", "numba", "numba_cuda_mlir")
+"""Packages that compile for tilec. What Dynamo sees of them is what an op calls."""
 _watching = False
 
 
 def leave_out() -> None:
-    """Adds tilec's files to those that Dynamo leaves out: now, or when Dynamo is imported. Does not import it."""
+    """Adds tilec's files, and those of CALLED that are installed, to those that Dynamo leaves out: now, or when Dynamo is
+    imported. Does not import it."""
     global _watching
     if _watching:
         return
@@ -41,8 +44,21 @@ def leave_out() -> None:
 
 
 def _add(rules: ModuleType) -> None:
-    for name in _names():
-        rules.add(name)
+    from importlib.util import find_spec
+
+    names = [*_names(), *(name for name in CALLED if find_spec(name) is not None)]
+    compiled = getattr(rules, "_recompile_re", None)
+    if compiled is None:
+        for name in names:
+            rules.add(name)
+        return
+    rules._recompile_re = lambda: None  # type: ignore[attr-defined]  # one expression of all folders, compiled once for all names
+    try:
+        for name in names:
+            rules.add(name)
+    finally:
+        rules._recompile_re = compiled  # type: ignore[attr-defined]
+    compiled()
 
 
 def _names() -> list[str]:
