@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tilec.core.diagnostics import CallError, Diagnostic, InternalError, TileError
+from tilec.core.later import later
 
 if TYPE_CHECKING:
     from tilec.api import Op, compile, interpret
@@ -14,15 +15,21 @@ if TYPE_CHECKING:
     from tilec.semantics.reference import reference
     from tilec.version import VERSION as __version__
 else:
-
-    def __getattr__(name):
-        """Loads the compiler when it is first asked for: importing tilec costs next to nothing."""
-        from importlib import import_module
-
-        if name not in _LATER:
-            raise AttributeError(f"module 'tilec' has no attribute '{name}'")
-        return getattr(import_module(_LATER[name]), {"__version__": "VERSION"}.get(name, name))
-
+    # The compiler is loaded when it is first asked for: importing tilec costs next to nothing.
+    __getattr__, __dir__ = later(
+        __name__,
+        {
+            "compile": "tilec.api:compile",
+            "interpret": "tilec.api:interpret",
+            "Op": "tilec.api:Op",
+            "Kernel": "tilec.driver.kernel:Kernel",
+            "Plan": "tilec.plan.model:Plan",
+            "reference": "tilec.semantics.reference:reference",
+            "get_threads": "tilec.runtime.cpu.threads:get_threads",
+            "set_threads": "tilec.runtime.cpu.threads:set_threads",
+            "__version__": "tilec.version:VERSION",
+        },
+    )
 
 __all__ = [
     "CallError",
@@ -39,19 +46,3 @@ __all__ = [
     "reference",
     "set_threads",
 ]
-_LATER = {
-    "compile": "tilec.api",
-    "interpret": "tilec.api",
-    "Op": "tilec.api",
-    "Kernel": "tilec.driver.kernel",
-    "Plan": "tilec.plan.model",
-    "reference": "tilec.semantics.reference",
-    "get_threads": "tilec.runtime.cpu.threads",
-    "set_threads": "tilec.runtime.cpu.threads",
-    "__version__": "tilec.version",
-}
-"""The modules of what is imported when it is first asked for."""
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
