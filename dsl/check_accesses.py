@@ -15,7 +15,7 @@ from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, free_indices, text_of
 from tilec.dsl.index_domain import Condition, Domain
 from tilec.dsl.index_values import Values, index_values
-from tilec.dsl.notation import arithmetic
+from tilec.dsl.notation import OPPOSITE, arithmetic
 from tilec.dsl.ranges import Atom, Bounds, Facts, Poly, divide, indices_of, interval, nonnegative, size_poly
 
 _MAX_TERMS = 400  # a subscript with larger products is treated like data
@@ -124,10 +124,13 @@ class AccessChecker:
     ) -> None:  # fmt: skip
         """Reports an access of which a subscript takes values outside of its dimension."""
         subscript, info = access.subscripts[k], self.tensors[access.tensor]
-        low, high = interval(p, here.facts.bounds) if domain is None else domain.ends(subscript)
         at = text_of(subscript)
-        message = f"`{text_of(access)}` reaches outside: `{at}` takes the values {low}" + f" to {high}" * (low != high)
-        message += f", and dimension {k} of `{access.tensor}` has size {extent}"
+        message = f"`{text_of(access)}` may reach outside: the conditions are too many to be weighed. "
+        message += f"Dimension {k} of `{access.tensor}` has size {extent}"
+        if domain is None or not domain.limited:
+            low, high = interval(p, here.facts.bounds) if domain is None else domain.ends(subscript)
+            message = f"`{text_of(access)}` reaches outside: `{at}` takes the values {low}" + f" to {high}" * (low != high)
+            message += f", and dimension {k} of `{access.tensor}` has size {extent}"
         above, below = here.facts.proves(p), here.facts.proves(extent - 1 - p)
         if domain is not None and extent.constant is not None:
             above, below = domain.is_at_least(subscript, 0), domain.is_below(subscript, extent.constant)
@@ -258,11 +261,8 @@ def _inside(p: Poly, extent: Poly, facts: Facts) -> bool:
     return facts.proves(p) and facts.proves(extent - 1 - p)
 
 
-_OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
-
-
 def _comparison(op: str, holds: bool, a: Poly, b: Poly, facts: Facts) -> list[Poly]:
-    match op if holds else _OPPOSITE[op]:
+    match op if holds else OPPOSITE[op]:
         case "<":
             return [b - a - 1]
         case "<=":

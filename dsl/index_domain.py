@@ -7,23 +7,24 @@ alternatives, each a list of inequalities. A part that depends on data says noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 from tilec.core.dtypes import I64
 from tilec.dsl import ast
 from tilec.dsl.index_values import Values, index_values
-from tilec.dsl.integer_systems import Row, TooMuch, has_solution
-from tilec.dsl.notation import arithmetic
+from tilec.dsl.integer_systems import MOST_WORK, Row, TooMuch, Work, has_solution
+from tilec.dsl.notation import OPPOSITE, arithmetic
 
-_MOST_CASES = 64
+_MOST_CASES = 64  # docs/language.md, "Ranges", has this number
 _MOST_SYSTEMS = 256
 Condition = tuple[ast.Expr, bool]
 """An expression, and whether it holds."""
 _Sum = tuple[dict[str, int], int]
 _Case = tuple[tuple[Row, ...], _Sum]
-_OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+_Alternatives = list[tuple[Row, ...]]
 
 
 @dataclass
@@ -35,14 +36,15 @@ class Domain:
     conditions: Sequence[Condition] = ()
 
     def __post_init__(self) -> None:
-        self._values = {n: (v, v) for n, v in self.sizes.items()} | {
-            n: (a, max(a, b)) for n, (a, b) in self.ranges.items()
-        }
+        numbers = {name: (size, size) for name, size in self.sizes.items()}
+        self._values = numbers | {i: (low, max(low, high)) for i, (low, high) in self.ranges.items()}
         self._quotients: dict[tuple[tuple[tuple[str, int], ...], int, int], str] = {}
-        self._expressions: dict[
-            int, tuple[ast.Expr, list[_Case] | None]
-        ] = {}  # what was found, with what keeps its number
-        self._meanings: dict[tuple[int, bool], tuple[ast.Expr, list[tuple[Row, ...]]]] = {}
+        # By the numbers (`id`) of expressions. Each entry holds its expression, so that no other gets its number.
+        self._expressions: dict[int, tuple[ast.Expr, list[_Case] | None]] = {}
+        self._meanings: dict[tuple[int, bool], tuple[ast.Expr, _Alternatives]] = {}
+        self._left = 10 * MOST_WORK  # for all questions together
+        self.limited = False
+        """Whether a limit was met, so that what was not proved may hold all the same."""
 
     def is_inside(self, expr: ast.Expr, extent: int) -> bool:
         """Whether the expression is 0 to extent - 1 here. False where that is not known, too."""
@@ -64,26 +66,41 @@ class Domain:
         """Whether no values of the indices make `beyond` of the expression at least 0."""
         if index_values(expr, self._values) is None or (cases := self._cases(expr)) is None:
             return False
-        known = self._known()
-        if len(known) * len(cases) > _MOST_SYSTEMS:
+        systems = [(*some, *rows, beyond(value)) for some in self._known for rows, value in cases]
+        if len(systems) > _MOST_SYSTEMS:
+            self.limited = True
             return False
-        within = [row for n, (a, b) in self.ranges.items() for row in (({n: 1}, -a), ({n: -1}, b))]
-        try:
-            return not any(
-                has_solution((*within, *self._defined(), *some, *rows, beyond(value)))
-                for some in known for rows, value in cases
-            )  # fmt: skip
-        except TooMuch:
-            return False
+        return not any(map(self._may_hold, systems))
 
-    def _known(self) -> list[tuple[Row, ...]]:
-        """The alternatives of all conditions together. A condition with too many of them is left out."""
-        found: list[tuple[Row, ...]] = [()]
-        for condition, holds in self.conditions:
-            more = self._alternatives(condition, holds)
-            if len(found) * len(more) <= _MOST_CASES:
-                found = [a + b for a in found for b in more]
+    def _may_hold(self, rows: tuple[Row, ...]) -> bool:
+        """Whether values of the indices make each row at least 0. True where that takes too long to say."""
+        within = [row for n, (a, b) in self.ranges.items() for row in (({n: 1}, -a), ({n: -1}, b))]
+        work = Work(allowed := min(MOST_WORK, self._left))
+        try:
+            return has_solution((*within, *self._defined(), *rows), work=work)
+        except TooMuch:
+            self.limited = True
+            return True
+        finally:
+            self._left -= allowed - max(work.left, 0)
+
+    @cached_property
+    def _known(self) -> _Alternatives:
+        """The alternatives of all conditions together. Those with the fewest come first; one that makes too many is left out."""
+        found: _Alternatives = [()]
+        parts = [part for condition in self.conditions for part in _parts(*condition)]
+        for more in sorted((self._alternatives(*part) for part in parts), key=len):
+            found = self._few([a + b for a in found for b in more], found)
         return found
+
+    def _few(self, found: _Alternatives, otherwise: _Alternatives) -> _Alternatives:
+        """Those that may hold, if they are not too many."""
+        if 1 < len(found) <= _MOST_SYSTEMS:
+            found = [rows for rows in found if self._may_hold(rows)]
+        if len(found) <= _MOST_CASES:
+            return found
+        self.limited = True
+        return otherwise
 
     def _defined(self) -> Iterable[Row]:
         """The inequalities of the quotients: by * q <= x <= by * q + by - 1."""
@@ -98,7 +115,9 @@ class Domain:
         """None where it depends on data, or is no sum of multiples of indices."""
         if id(expr) not in self._expressions:
             found = self._cases_of(expr)
-            self._expressions[id(expr)] = expr, found if found is not None and len(found) <= _MOST_CASES else None
+            if found is not None and len(found) > _MOST_CASES:
+                self.limited, found = True, None
+            self._expressions[id(expr)] = expr, found
         return self._expressions[id(expr)][1]
 
     def _cases_of(self, expr: ast.Expr) -> list[_Case] | None:
@@ -123,7 +142,10 @@ class Domain:
                 found = self._cases(first)
                 for other in others:
                     more = self._cases(other)
-                    if found is None or more is None or len(found) * len(more) > _MOST_CASES:
+                    if found is None or more is None:
+                        return None
+                    if len(found) * len(more) > _MOST_CASES:
+                        self.limited = True
                         return None
                     found = _extremes(function, found, more)
                 return found
@@ -171,15 +193,15 @@ class Domain:
 
     # ---- conditions ----
 
-    def _alternatives(self, condition: ast.Expr, holds: bool) -> list[tuple[Row, ...]]:
+    def _alternatives(self, condition: ast.Expr, holds: bool) -> _Alternatives:
         """Inequalities of which one list holds wherever the condition does (or fails). One list of none says nothing."""
         key = id(condition), holds
         if key not in self._meanings:
             found = self._alternatives_of(condition, holds)
-            self._meanings[key] = condition, found if len(found) <= _MOST_CASES else [()]
+            self._meanings[key] = condition, found if len(found) <= _MOST_CASES else self._few(found, [()])
         return self._meanings[key][1]
 
-    def _alternatives_of(self, condition: ast.Expr, holds: bool) -> list[tuple[Row, ...]]:
+    def _alternatives_of(self, condition: ast.Expr, holds: bool) -> _Alternatives:
         match condition:
             case ast.Boolean(value=value):
                 return [()] if value is holds else []
@@ -198,27 +220,30 @@ class Domain:
             ):
                 return self._same(left, right, holds is (op == "=="))
             case ast.Compare(op=op, left=left, right=right):
-                return self._comparison(op if holds else _OPPOSITE[op], left, right)
+                return self._comparison(op if holds else OPPOSITE[op], left, right)
             case ast.Conditional(condition=inner, then=then, otherwise=otherwise):
                 yes = _joined(True, True, self._alternatives(inner, True), self._alternatives(then, holds))
                 return yes + _joined(True, True, self._alternatives(inner, False), self._alternatives(otherwise, holds))
         return [()]
 
-    def _same(self, left: ast.Expr, right: ast.Expr, same: bool) -> list[tuple[Row, ...]]:
+    def _same(self, left: ast.Expr, right: ast.Expr, same: bool) -> _Alternatives:
         both = (
             _joined(True, True, self._alternatives(left, a), self._alternatives(right, a is same))
             for a in (True, False)
         )
         return [rows for alternatives in both for rows in alternatives]
 
-    def _comparison(self, op: str, left: ast.Expr, right: ast.Expr) -> list[tuple[Row, ...]]:
+    def _comparison(self, op: str, left: ast.Expr, right: ast.Expr) -> _Alternatives:
         """Nothing is said by arithmetic that may leave 64 bits."""
         if any(index_values(side, self._values) is None for side in (left, right)):
             return [()]
         a, b = self._cases(left), self._cases(right)
-        if a is None or b is None or len(a) * len(b) > _MOST_CASES:
+        if a is None or b is None:
             return [()]
-        found: list[tuple[Row, ...]] = []
+        if len(a) * len(b) > _MOST_CASES:
+            self.limited = True
+            return [()]
+        found: _Alternatives = []
         for (known, x), (more, y) in product(a, b):
             up, down = _sum(y, _scaled(x, -1)), _sum(x, _scaled(y, -1))  # right - left, left - right
             rules: dict[str, list[tuple[_Sum, ...]]] = {
@@ -231,9 +256,26 @@ class Domain:
         return found
 
 
+def _parts(condition: ast.Expr, holds: bool) -> Iterator[Condition]:
+    """The conditions that all hold where this one does: `a and b` that holds has two, `a or b` that fails, too."""
+    match condition:
+        case ast.Unary(op="not", operand=operand):
+            yield from _parts(operand, not holds)
+        case ast.Binary(op="and" | "or" as op, left=left, right=right) if (op == "and") is holds:
+            yield from _parts(left, holds)
+            yield from _parts(right, holds)
+        case ast.Binary(op="&" | "|" as op, left=left, right=right) if (
+            (op == "&") is holds and _is_condition(left) and _is_condition(right)
+        ):
+            yield from _parts(left, holds)
+            yield from _parts(right, holds)
+        case _:
+            yield condition, holds
+
+
 def _joined(
-    conjunction: bool, holds: bool, left: list[tuple[Row, ...]], right: list[tuple[Row, ...]]
-) -> list[tuple[Row, ...]]:
+    conjunction: bool, holds: bool, left: _Alternatives, right: _Alternatives
+) -> _Alternatives:
     """`a and b` that holds, or `a or b` that fails, needs both sides; else there is one more alternative."""
     return [a + b for a in left for b in right] if conjunction is holds else left + right
 

@@ -22,7 +22,9 @@ class TooMuch(Exception):
 
 
 @dataclass
-class _Work:
+class Work:
+    """How many combinations may still be made, and how many variables were."""
+
     left: int = MOST_WORK
     made: int = field(default=0)
 
@@ -32,15 +34,15 @@ class _Work:
             raise TooMuch
 
 
-def has_solution(at_least: Iterable[Row], equal: Iterable[Row] = ()) -> bool:
+def has_solution(at_least: Iterable[Row], equal: Iterable[Row] = (), work: Work | None = None) -> bool:
     """Whether integers exist for which each of `at_least` is >= 0 and each of `equal` is 0. Raises TooMuch."""
-    return _solvable([(dict(f), n) for f, n in equal], [(dict(f), n) for f, n in at_least], _Work())
+    return _solvable([(dict(f), n) for f, n in equal], [(dict(f), n) for f, n in at_least], work or Work())
 
 
 _Row = tuple[dict[str, int], int]
 
 
-def _solvable(equal: list[_Row], at_least: list[_Row], work: _Work) -> bool:
+def _solvable(equal: list[_Row], at_least: list[_Row], work: Work) -> bool:
     while True:
         found = _without_equalities(equal, at_least, work)
         if found is None:
@@ -70,7 +72,7 @@ def _solvable(equal: list[_Row], at_least: list[_Row], work: _Work) -> bool:
         return _splinters(name, at_least, lower, upper, work)
 
 
-def _splinters(name: str, at_least: list[_Row], lower: list[_Row], upper: list[_Row], work: _Work) -> bool:
+def _splinters(name: str, at_least: list[_Row], lower: list[_Row], upper: list[_Row], work: Work) -> bool:
     """The solutions that the dark shadow leaves out lie close above a lower end."""
     most = max(-f[name] for f, _ in upper)
     for factors, number in lower:
@@ -81,7 +83,7 @@ def _splinters(name: str, at_least: list[_Row], lower: list[_Row], upper: list[_
     return False
 
 
-def _without_equalities(equal: list[_Row], at_least: list[_Row], work: _Work) -> list[_Row] | None:
+def _without_equalities(equal: list[_Row], at_least: list[_Row], work: Work) -> list[_Row] | None:
     """The inequalities after the equalities are solved; None where these have no solution."""
     while equal:
         factors, number = equal.pop()
@@ -119,7 +121,7 @@ def _substituted(row: _Row, name: str, value: _Row) -> _Row:
     return {v: a for v, a in found.items() if a}, number + by * value[1]
 
 
-def _tightened(rows: list[_Row], work: _Work) -> tuple[list[_Row], list[_Row]] | None:
+def _tightened(rows: list[_Row], work: Work) -> tuple[list[_Row], list[_Row]] | None:
     """The inequalities without common factors, one for each direction, and the equalities that two of them amount to; None
     where two contradict each other."""
     least: dict[tuple[tuple[str, int], ...], int] = {}
@@ -164,7 +166,7 @@ def _next(rows: list[_Row]) -> tuple[str, bool]:
     return name, not inexact
 
 
-def _shadow(name: str, lower: list[_Row], upper: list[_Row], work: _Work, dark: bool = False) -> list[_Row]:
+def _shadow(name: str, lower: list[_Row], upper: list[_Row], work: Work, dark: bool = False) -> list[_Row]:
     """What is left of the inequalities without a variable: for real numbers; `dark`: where an integer surely lies between."""
     work.spend(len(lower) * len(upper))
     found = []

@@ -10,6 +10,8 @@ from tilec.dsl.ast import replace
 
 CONSTANTS = {"pi": math.pi, "tau": math.tau, "e": math.e}
 """Names that stand for numbers where a program defines nothing of the name. (`inf` and `nan` are words of the language.)"""
+OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+"""The comparison of integers that holds where another one fails."""
 
 
 def rename(expr: ast.Expr, names: dict[str, str]) -> ast.Expr:

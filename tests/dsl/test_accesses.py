@@ -382,3 +382,38 @@ def test_a_condition_on_data_guards_nothing(body):
     text = f"op f(x: f32[N], b: {'bool' if 'min' not in body else 'f32'}[N]) -> (y: f32[N]) {{ y[i] = {body} }}"
     with pytest.raises(TileError, match="takes the values -1 to N - 2"):
         read(Source("<test>", text))
+
+
+UNEQUAL = " and ".join(f"i != {n}" for n in range(3, 15, 2))
+MANY = [  # conditions of many alternatives, around x[i + 1] with 16 elements
+    f"{UNEQUAL} and i % 16 != 15",
+    f"i % 16 != 15 and {UNEQUAL}",
+    f"not ({UNEQUAL.replace('!=', '==').replace('and', 'or')} or i % 16 == 15)",
+    "(i != 3) & (i != 5) & (i != 7) & (i != 9) & (i != 11) & (i != 13) & (i % 16 != 15)",
+    "~((i == 3) | (i == 5) | (i == 7) | (i == 9) | (i == 11) | (i == 13) | (i % 16 == 15))",
+    f"({UNEQUAL} and i % 16 != 15) or i == 4",
+    f"({UNEQUAL} and i % 16 != 15) == (i < 20)",
+    " and ".join(f"(i + {n}) % 3 != i % {n}" for n in range(4, 8)) + " and i < 15",
+    " and ".join(f"(i < {n} or i > {n})" for n in range(14)) + " and i <= 14",
+    "(" + " or ".join(f"i == {n}" for n in range(80)) + ") and i < 15",
+    "min(i, 1 + j, 2 + j, 3 + j, 4 + j) != 7 and abs(i - j) != 3 and abs(i - 8) + abs(i - 7) + abs(i - 3) != 4 and i < 15",
+]
+
+
+@pytest.mark.parametrize("around", MANY)
+def test_many_conditions_do_not_hide_the_one_that_decides(around):
+    text = f"op f(x: f32[D]) -> (y: f32[16, 2]) {{ y[i, j] = x[i + 1] if {around} else 0 }}"
+    condition = parsed(around)
+    most = max(i for i, j in product(range(16), range(2)) if value(condition, {"i": i, "j": j}))
+    assert accepted(text, D=most + 2) and not accepted(text, D=most + 1)
+
+
+def test_conditions_beyond_the_limit_are_said_to_be_too_many():
+    indices, sizes = "abcdefgh", ", ".join(["9"] * 8)
+    unequal = " and ".join(f"{i} != 4" for i in indices)
+    head = f"op f(z: f32[D]) -> (y: f32[{sizes}]) {{ y[{', '.join(indices)}]"
+    with pytest.raises(TileError, match=r"may reach outside: the conditions are too many to be weighed\. .* has size 8"):
+        text = f"{head} = z[h] if {unequal} and (h < 8 and a < 5 or h < 7) else 0 }}"
+        specialise(read(Source("<test>", text)), None, None, {"D": 8})
+    assert accepted(f"{head} = z[h] if {unequal} and h % 9 != 8 else 0 }}", D=8)
+    assert accepted(f"{head} = (z[h] if h < 8 else 0) if {unequal} else 0 }}", D=8)
