@@ -70,8 +70,9 @@ def test_a_backward_graph_of_5500_statements_is_read():
     assert [op.name for op in read(Source("<backward>", text), load_file).ops] == ["backward"]
 
 
-def test_a_program_is_checked_once(monkeypatch):
+def test_a_program_is_checked_once(monkeypatch, tmp_path):
     """With its sizes left open when it is read, and then for the sizes of a call."""
+    monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path))
     from tilec.dsl import check
 
     seen = []
