@@ -314,6 +314,14 @@ def test_squares_are_of_distances_from_the_mean():
     assert not isinstance(alone, str) and alone.carried[0].about is None
 
 
+def test_squares_of_distances_that_a_row_scales_are_no_distances_from_a_mean():
+    scaled = "(x[i, j] - a[i]) * s[i]"
+    text = HEAD + f"(y: f32[M]) {{ a[i] = mean[j](x[i, j])\n s[i] = max[j](x[i, j])\n y[i] = sum[j](({scaled}) * ({scaled})) }}"
+    with mlir.context(), ir.Location.unknown():
+        _keep, _, reader, _, streams = read(text)
+        assert isinstance(online_reduction.derive(reader.totals, *streams, exact=True), str)
+
+
 def test_softmax_is_one_rescaled_state():
     with mlir.context(), ir.Location.unknown():
         _keep, _, reader, _, streams = read(CARRIED["softmax"])

@@ -292,7 +292,7 @@ class _Carrier:
                     a, b = b, a
                 if b.number is not None:
                     element, row = self.parts(a)
-                return element and Expr(x.op, (element, b)), row and Expr(x.op, (row, b))
+                    return element and Expr(x.op, (element, b)), row and Expr(x.op, (row, b))
         raise _Refused(
             f"an exponent is not the sum of a part of each element and {self.names(x)}: it goes through {_short(x)}"
         )
