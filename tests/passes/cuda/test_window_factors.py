@@ -75,7 +75,7 @@ def test_requests_whose_threads_read_apart_take_a_line_for_each(monkeypatch):
     touched = 64 * 14 * 14 * 384 * 49 / 14 / 32 * 16
     assert apart.work.shared_bytes == pytest.approx(128 * touched) and not aside.work.shared_bytes
     assert apart.prediction.terms["shared"] == pytest.approx(1e6 * 128 * touched / target.shared_rate, rel=0.1)
-    assert apart.prediction.limiter == "shared" and apart.prediction.time_us > aside.prediction.time_us
+    assert apart.prediction.limiter == "shared" and apart.prediction.time_us > 1.5 * aside.prediction.time_us
 
 
 def test_windows_are_apart_from_a_norm_over_channels():

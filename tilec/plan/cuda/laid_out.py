@@ -29,10 +29,9 @@ from tilec.plan.cuda.lines import line_bytes
 from tilec.plan.cuda.online import online_reductions
 from tilec.plan.cuda.scan import ScanTile, scan_intermediate_bytes
 from tilec.plan.cuda.view import Access, View
-from tilec.plan.cuda.windows import work_of_windows
+from tilec.plan.cuda.windows import ADDRESSES, work_of_windows
 
 HALF = 0.5  # of the threads of a block: fewer that have nothing to do cost little
-WINDOW_ADDRESSES = 24  # registers of a thread that hold no elements of windows
 SPARED = 8  # registers: the assembler takes so many fewer than are counted
 FACTORS = 3.0  # of the time of a product, that a thread takes to load a factor of it without matrix units
 
@@ -63,7 +62,7 @@ class LaidOut:
         else:
             held = max((layout.slots(a.dims) for a in view.accesses if not a.written), default=0)
             if layout.dense:  # sums of neighbours, and what their windows share, are held as long as a thread works on them
-                held = max(held, work.registers - WINDOW_ADDRESSES)
+                held = max(held, work.registers - ADDRESSES)
             rounds, spared = prod(layout.chunks(d) for d in range(len(layout.extents))), SPARED if view.reduced else 0
             work = _within(work, options.registers, held, rounds, spared)
             work = _no_more(work, view.target)
@@ -195,7 +194,6 @@ def _spilling(work: cost.Work, limit: int | None) -> cost.Work:
     words = (work.registers - SPARED - limit) * work.threads * work.blocks
     moved = max(work.l2_bytes, work.dram_read + work.dram_write)
     return replace(work, registers=limit, l2_bytes=moved + 2 * WORD * words)
-
 
 
 def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
