@@ -16,7 +16,7 @@ from tilec.dsl.check_scope import Report, TensorInfo, free_indices, text_of
 from tilec.dsl.index_domain import Condition, Domain
 from tilec.dsl.index_values import Values, index_values
 from tilec.dsl.notation import OPPOSITE, arithmetic
-from tilec.dsl.ranges import Atom, Bounds, Facts, Poly, divide, indices_of, interval, nonnegative, size_poly
+from tilec.dsl.ranges import Atom, Bounds, Facts, Poly, combined, indices_of, interval, nonnegative, size_poly
 
 _MAX_TERMS = 400  # a subscript with larger products is treated like data
 
@@ -219,23 +219,19 @@ class AccessChecker:
                 return self._polynomial(same, facts)
             case ast.Binary(op=op, left=left, right=right):
                 a, b = self._polynomial(left, facts), self._polynomial(right, facts)
-                return None if a is None or b is None else self._arithmetic(op, a, b, expr, facts)
+                return None if a is None or b is None else self._arithmetic(op, a, b, facts)
         return None
 
-    def _arithmetic(self, op: str, a: Poly, b: Poly, expr: ast.Expr, facts: Facts) -> Poly | None:
+    def _arithmetic(self, op: str, a: Poly, b: Poly, facts: Facts) -> Poly | None:
         match op:
-            case "+":
-                return a + b
-            case "-":
-                return a - b
-            case "*":
-                return a * b if len(a.terms) * len(b.terms) <= _MAX_TERMS else None
-            case "//" | "%":
-                if b == Poly():  # as language.md says; a zero that is written out is refused with the types
-                    return Poly()
-                if indices_of(b, facts.bounds):
-                    return None
-                return divide(op, a, b)
+            case "+" | "-":
+                return combined(op, a, b)
+            case "*" if len(a.terms) * len(b.terms) <= _MAX_TERMS:
+                return combined(op, a, b)
+            case "//" | "%" if b == Poly():  # as language.md says; a zero that is written out is refused with the types
+                return Poly()
+            case "//" | "%" if not indices_of(b, facts.bounds):
+                return combined(op, a, b)
         return None
 
     def _facts(self, condition: ast.Expr, holds: bool, facts: Facts) -> list[Poly]:

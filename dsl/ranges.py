@@ -191,6 +191,20 @@ def _quotient(left: Poly, right: Poly) -> tuple[Poly, Poly]:
     return _poly(quotient), _poly(rest)
 
 
+def combined(op: str, a: Poly, b: Poly) -> Poly:
+    """`a op b`, of `+`, `-`, `*`, `//` and `%`."""
+    match op:
+        case "+":
+            return a + b
+        case "-":
+            return a - b
+        case "*":
+            return a * b
+        case "//" | "%":
+            return divide(op, a, b)
+    raise AssertionError(f"`{op}` is no operator of polynomials")
+
+
 def size_poly(size: ast.Size, sizes: Mapping[str, Poly]) -> Poly:
     """A size as a polynomial; a name that `sizes` does not bind stays a variable."""
     match size:
@@ -199,16 +213,7 @@ def size_poly(size: ast.Size, sizes: Mapping[str, Poly]) -> Poly:
         case ast.SizeName(name=name):
             return sizes.get(name, Poly.of(name))
         case ast.SizeBinary(op=op, left=left, right=right):
-            a, b = size_poly(left, sizes), size_poly(right, sizes)
-            match op:
-                case "+":
-                    return a + b
-                case "-":
-                    return a - b
-                case "*":
-                    return a * b
-                case "//":
-                    return divide("//", a, b)
+            return combined(op, size_poly(left, sizes), size_poly(right, sizes))
 
 
 def to_size(p: Poly) -> ast.Size:
