@@ -42,6 +42,7 @@ def asked(monkeypatch, tmp_path):
     monkeypatch.setattr(compile_server, "ask", noted)
     yield found
     compile_server.give_up()
+    assert not compile_server.running(PROGRAMS), "later tests of this process compile in it"
 
 
 def recipe(text=TEXT, target="h200", **more):
@@ -139,7 +140,7 @@ def test_one_program_is_read_once(asked):
 
 
 def test_a_command_that_found_all_in_the_cache_starts_none_before_it_asks(asked, monkeypatch):
-    monkeypatch.setattr(compile_server, "_running", {})
+    compile_server.give_up()
     load_compilers("cpu")
     assert PROGRAMS in compile_server._running
     end_unused_compilers("cpu")  # its next run is told

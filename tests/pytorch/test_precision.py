@@ -23,8 +23,9 @@ SETTINGS = [("generic", "all"), *((m, o) for m in ("cuda", "mkldnn") for o in ("
 
 
 @pytest.fixture
-def switches():
-    """PyTorch's defaults, and what was set before afterwards."""
+def switches(monkeypatch):
+    """PyTorch's defaults, and what was set before afterwards. PyTorch's own tests, once imported, forbid changes of switches."""
+    monkeypatch.setitem(backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
     before = [(s, torch._C._get_fp32_precision_getter(*s)) for s in SETTINGS]
     for multiplier, operation in SETTINGS:
         default = "tf32" if multiplier == "cuda" and operation in ("conv", "rnn") else "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -52,7 +53,8 @@ WRONG = [n for n, line in enumerate(SCRIPT.splitlines(), 1) if line.endswith("# 
 def test_all_that_is_public_is_listed():
     for module in (tilec, tilec.torch):
         assert set(module.__all__) <= set(dir(module))
-        assert all(getattr(module, name) is not None for name in module.__all__)
+        if module is tilec or importlib.util.find_spec("torch") is not None:
+            assert all(getattr(module, name) is not None for name in module.__all__)
         with pytest.raises(AttributeError, match="has no attribute 'compiel'"):
             _ = module.compiel
     assert tilec.compile.__module__ == "tilec.api" and tilec.Plan is type(tilec.compile("y = 1", target="cpu").plan)
