@@ -4,6 +4,8 @@ python -m benchmarks edits [--target cpu|cuda] [--trials EDITS] [--keep FOLDER] 
 python -m benchmarks convolutions|nests [--trials ROWS] [--seed N] [--json FILE] [--only TEXT ...]
 python -m benchmarks numerics [--json FILE] [--only FUNCTION ...] [--target cpu|cuda ...]
 python -m benchmarks compile [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
+python -m benchmarks kernels --out FOLDER [--only TEXT ...] [--target cpu|cuda ...]
+python -m benchmarks lines
 python -m benchmarks large [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
 python -m benchmarks calls [--json FILE] [--only TEXT ...] [--target cpu|cuda ...] [--no-compile]
 python -m benchmarks models [--task inference|decoding|training] [--only TEXT ...] [--missing] [--layers N] [--target cpu|cuda]
@@ -15,7 +17,8 @@ Each row is timed and checked in a worker process: a row that fails or hangs doe
 benchmarks/results/<date>-<machine>-<suite>.json, or to FILE; those of a part of a suite (`--only`, `--missing`) to FILE alone.
 `--only` runs the rows whose names contain one of the texts (models: as whole words, so that `t5` is not in `resnet50`). `--missing`
 runs the rows that the newest results have no figures of, and `merge` puts the rows of FILE into these results. After `--limit` no
-further row begins; one that has begun ends within its own limit. `docs` writes the figures of the newest results, and the tables
+further row begins; one that has begun ends within its own limit. `kernels` writes the plan and the kernels of each program into
+FOLDER, and `lines` counts the lines of the product by folder. `docs` writes the figures of the newest results, and the tables
 that the code determines, into README.md and docs/.
 """
 
@@ -36,8 +39,8 @@ from rich.console import Console
 from benchmarks import audit_report, memory_report, report, runner
 
 SUITES = (
-    "cpu", "gpu", "memory", "audit", "edits", "convolutions", "nests", "compile", "large", "models", "calls", "numerics", "merge",
-    "docs",
+    "cpu", "gpu", "memory", "audit", "edits", "convolutions", "nests", "compile", "large", "models", "calls", "numerics", "kernels",
+    "lines", "merge", "docs",
 )  # fmt: skip
 
 
@@ -129,6 +132,7 @@ def main() -> int:
         type=int,
         help="processes that prepare, 0: none (default: one a core); programs at a time (compile; default: 1)",
     )
+    parser.add_argument("--out", metavar="FOLDER", help="where the texts go (kernels)")
     parser.add_argument("--task", choices=("inference", "decoding", "training"), help="rows of this task (models)")
     parser.add_argument("--layers", type=int, help="layers of each model, or all if it has fewer (models)")
     parser.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune, too, which is slow (models)")
@@ -154,6 +158,16 @@ def main() -> int:
         from benchmarks.calls import run as run_calls
 
         return run_calls(options)
+    if options.suite == "kernels":
+        from benchmarks.kernels import run as run_kernels
+
+        if not options.out:
+            parser.error("kernels needs --out FOLDER")
+        return run_kernels(options)
+    if options.suite == "lines":
+        from benchmarks.lines import show as show_lines
+
+        return show_lines()
     if options.suite == "merge":
         print(f"written to {report.merge(options.json)}")
         return 0
