@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,6 +12,7 @@ from tools.operators import TWICE, agree, by_torch, layer, parts, rows  # noqa: 
 
 import tilec  # noqa: E402
 import tilec.torch  # noqa: E402
+from tilec.torch import FallbackWarning, rewrite  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
@@ -138,9 +141,37 @@ def test_vmap_of_an_op_of_another_file_is_a_call_for_each(tmp_path):
     (tmp_path / "other.tile").write_text("op g(x: f32[N]) -> (y: f32[N]) { y[i] = 2 * x[i] }")
     (tmp_path / "f.tile").write_text('import "other.tile"\nop f(x: f32[N]) -> (y: f32[N]) { t = g(x); y[i] = t[i] + 1 }')
     op, x = tilec.torch.op(tmp_path / "f.tile"), torch.randn(3, 4)
-    torch.testing.assert_close(torch.vmap(op)(x), 2 * x + 1)
-    with pytest.raises(Exception, match="of another file"):
-        op.batched((True,))
+    with pytest.warns(FallbackWarning) as told:
+        torch.testing.assert_close(torch.vmap(op)(x), 2 * x + 1)
+        torch.testing.assert_close(torch.vmap(op)(-x), 1 - 2 * x)
+    (said,) = (str(w.message) for w in told)
+    assert said == f"tilec: vmap calls {op.name} once for each index, since `f` calls `g`, of another file"
+
+
+@pytest.mark.parametrize("broken", ["forward", "backward"])
+def test_vmap_tells_that_a_program_with_one_more_dimension_is_refused(broken, monkeypatch):
+    """Results and gradients are those of single calls."""
+    made = rewrite.batched
+
+    def batched(program, op, inputs):
+        found = made(program, op, inputs)
+        return replace(found, text=found.text + " ?") if op.name == ("d" if broken == "backward" else "f") else found
+
+    monkeypatch.setattr(rewrite, "batched", batched)
+    op = tilec.torch.op(
+        "op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] * x[i] }",
+        backward="op d(x: f32[N], y_grad: f32[N]) -> (x_grad: f32[N]) { x_grad[i] = 2 * x[i] * y_grad[i] }",
+        name=f"refused_{broken}::f",
+    )
+    x = torch.randn(3, 4, requires_grad=True)
+    with pytest.warns(FallbackWarning) as told:
+        result = torch.vmap(op)(x)
+        result.sum().backward()
+    (said,) = {str(w.message) for w in told if "vmap" in str(w.message)}
+    name = "d" if broken == "backward" else "f"
+    assert f"once for each index, since tilec failed: `{name}` with one more dimension is refused: " in said
+    torch.testing.assert_close(result, x * x)
+    torch.testing.assert_close(x.grad, 2 * x)
 
 
 def test_vmap_is_compiled():

@@ -31,8 +31,7 @@ def tell(nodes: Sequence[fx.Node], error: BaseException | str) -> None:
     """Warns that PyTorch computes these operations, and why: once for each reason and kind of operations."""
     from tilec.torch.origins import called, module_path, source_line
 
-    why = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error
-    why = why.strip().partition("\n")[0]
+    why = first_line(f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error)
     kinds = Counter(called(n) for n in nodes)
     what = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in kinds.most_common(SHOWN))
     if (others := len(nodes) - sum(count for _, count in kinds.most_common(SHOWN))) > 0:
@@ -43,9 +42,19 @@ def tell(nodes: Sequence[fx.Node], error: BaseException | str) -> None:
     where = next((" in ".join(p for p in (module_path(n), source_line(n)) if p) for n in nodes if source_line(n)), "")
     warn(
         f"tilec: PyTorch runs {what}{f', first in {where}' if where else ''}, since tilec failed: "
-        f"{why[:LONGEST]}{'...' * (len(why) > LONGEST)}. options={{'strict': True}} makes that an error with a traceback.",
+        f"{short(why)}. options={{'strict': True}} makes that an error with a traceback.",
         about,
     )
+
+
+def first_line(text: str) -> str:
+    """The first line of a reason."""
+    return text.strip().partition("\n")[0]
+
+
+def short(why: str) -> str:
+    """A reason of one line, up to so many characters as a warning has."""
+    return f"{why[:LONGEST]}{'...' * (len(why) > LONGEST)}"
 
 
 def warn(message: str, about: str = "") -> None:

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 
 from tilec.api import Op
 from tilec.runtime import buffers
+from tilec.torch.failures import short, warn
 from tilec.torch.gradient import Gradient
 from tilec.torch.rewrite import Unbatched
 from tilec.torch.signature import Signature
@@ -187,14 +188,16 @@ def _function(operator: Operator, run: Kernel) -> type[torch.autograd.Function]:
 
 
 def _vmap(operator: Operator) -> Kernel:
-    """One call of the operator with one more dimension; where there is no such operator, a call for each of its indices."""
+    """One call of the operator with one more dimension; where there is no such operator, a call for each of its indices, which is
+    told, as PyTorch tells it of its own operators."""
     single = len(operator.signature.results) == 1
 
     def vmap(info: Any, dims: Sequence[int | None], *arguments: torch.Tensor, **sizes: Any) -> Any:
         given = [a if d is None else a.movedim(d, 0) for a, d in zip(arguments, dims)]
         try:
             found = operator.batched(tuple(d is not None for d in dims))
-        except Unbatched:
+        except Unbatched as why:
+            warn(f"tilec: vmap calls {operator.name} once for each index, since {short(str(why))}")
             made = [
                 operator.overload(*(a if d is None else a[n] for a, d in zip(given, dims)), **sizes)
                 for n in range(info.batch_size)

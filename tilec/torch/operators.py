@@ -31,6 +31,7 @@ from tilec.process.reading import read_bytes
 from tilec.runtime import buffers
 from tilec.torch import kernels, rewrite
 from tilec.torch.aten.table import TABLE
+from tilec.torch.failures import first_line
 from tilec.torch.gradient import Gradient, match
 from tilec.torch.signature import Signature
 from tilec.torch.splice import splicer
@@ -134,8 +135,10 @@ class Operator:
             if (found := self._batched.get(inputs)) is None:
                 try:
                     found = self._made_batched(inputs)
-                except (rewrite.Unbatched, TileError) as why:
+                except rewrite.Unbatched as why:
                     found = str(why)
+                except TileError as error:
+                    found = f"tilec failed: `{self.signature.name}` with one more dimension is refused: {first_line(str(error))}"
                 self._batched[inputs] = found
         if isinstance(found, str):
             raise rewrite.Unbatched(found)
@@ -160,7 +163,8 @@ class Operator:
                 for k, more, dims in zip(gradient.targets, back.results, before)
             )
             if any(inputs[k] and not more for k, more in zip(gradient.targets, back.results)):
-                raise rewrite.Unbatched("a gradient depends on nothing that has the dimension")
+                name = backward.signature.name
+                raise rewrite.Unbatched(f"a result of the gradient `{name}` depends on nothing that has the dimension")
             backward, gradient = back.operator, replace(gradient, summed=summed)
         return Batched(_registered(Operator(name, program, options, backward, gradient)), made.results)
 

@@ -134,7 +134,7 @@ class _Batch:
             return self.known[key]
         edits, more = Edits(self.words.text), {t.name for t, more in zip(op.inputs, inputs) if more}
         for statement in op.body:
-            self._statement(statement, more, edits)
+            self._statement(op, statement, more, edits)
         results = tuple(t.name in more for t in op.outputs)
         if self.words.is_short(op):
             self.known[key] = op.name, results
@@ -153,17 +153,17 @@ class _Batch:
         self.known[key] = name, results
         return self.known[key]
 
-    def _statement(self, statement: ast.Statement, more: set[str], edits: Edits) -> None:
+    def _statement(self, op: ast.Op, statement: ast.Statement, more: set[str], edits: Edits) -> None:
         """Adds to `more` what the statement defines, if it has the dimension."""
         if isinstance(statement, ast.Expect):
             edits.replace(statement.span.start, statement.span.end, "")
             return
         if (call := called(statement, self.words.ops)) is not None:
-            names, op, arguments = call
-            if op not in self.words.ops:
-                raise Unbatched(f"it calls `{op}`, an op of another file")
+            names, function, arguments = call
+            if function not in self.words.ops:
+                raise Unbatched(f"`{op.name}` calls `{function}`, an op of another file")
             if any(a in more for a in arguments):
-                name, results = self.of(self.words.ops[op], tuple(a in more for a in arguments))
+                name, results = self.of(self.words.ops[function], tuple(a in more for a in arguments))
                 more |= {n for n, r in zip(names, results) if r}
                 text = f"{', '.join(names)} = {name}({', '.join(arguments)})"
                 edits.replace(statement.span.start, statement.span.end, text)
@@ -188,7 +188,7 @@ class _Batch:
         if not found:
             return
         if isinstance(value, ast.Call) and not statement.indices and not self.words.knows(value.function):
-            raise Unbatched(f"it calls `{value.function}`, of another file")
+            raise Unbatched(f"`{op.name}` calls `{value.function}`, of another file")
         start = statement.span.start
         at, bracket = self.words.after(start)
         if statement.indices:
