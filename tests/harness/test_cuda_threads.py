@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from tools.cuda_threads import Meeting, Turns
+from tools.cuda_threads import Meeting, Own, Turns
 
 
 def run(tasks) -> list:
@@ -45,3 +45,15 @@ def test_the_first_to_fail_ends_the_others():
     with pytest.raises(ValueError, match="wrong"):
         run([wait, wait, fail])
     assert not after
+
+
+def test_each_has_attributes_of_its_own():
+    own, meeting = Own(), Meeting(2)
+
+    def task(number, turns, notes):
+        own.number = number
+        meeting.wait(turns)
+        notes.append(own.number)
+
+    assert run([partial(task, 1), partial(task, 2)]) == [2, 1]
+    assert not hasattr(own, "number")

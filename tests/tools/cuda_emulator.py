@@ -12,7 +12,6 @@ import ast
 import math
 import re
 import sys
-import threading
 from contextvars import ContextVar
 from functools import partial
 from random import Random
@@ -24,7 +23,7 @@ from fuzz.guards import CANARY
 from tilec.core.coefficients import NAMED
 from tilec.core.conversions import to_odd
 from tilec.core.dtypes import DTYPES
-from tools.cuda_threads import Meeting, Turns
+from tools.cuda_threads import Meeting, Own, Turns
 
 ACCESS = re.compile(r"(shared_)?(load|store)_([a-z0-9]+?)(?:x(\d+))?(?:_(nc|nc_again|nc_last))?(?:_where)?$")
 SHARED = 1 << 40
@@ -56,7 +55,7 @@ CONVERT = {name: _wrapping(name) if "int" in name else kind for name, kind in NU
 class Memory:
     """Arrays at made-up addresses, far from each other."""
 
-    def __init__(self, state: threading.local) -> None:
+    def __init__(self, state: Own) -> None:
         self.arrays: list[np.ndarray] = []
         self.state = state  # of the thread that asks
 
@@ -101,7 +100,7 @@ class Intrinsics(ModuleType):
 
     def __init__(self) -> None:
         super().__init__("tilec.runtime.cuda.intrinsics")
-        self.state = threading.local()
+        self.state = Own()
         local = SimpleNamespace(array=lambda n, kind: np.full(n, 77, getattr(kind, "kind", kind)))
         shared = SimpleNamespace(array=lambda n, kind: None)
         index = lambda name: property(lambda _: SimpleNamespace(x=np.int32(getattr(self.state, name))))  # noqa: E731
@@ -343,7 +342,7 @@ def _run_blocks(
 
     def work(rank: int, thread: int) -> None:
         state = module.state
-        state.__dict__.clear()  # of whom ran on this thread of the system before
+        state.forget()
         state.turns, state.block, state.thread, state.number = turns, blocks[rank], thread, first + rank
         state.blocks, state.launched, state.meeting = blocks, launched, meeting
         state.waits, state.made = kernel.overlap, module.made
