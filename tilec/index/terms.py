@@ -5,8 +5,8 @@
     n // 8 * 8 + n % 8   ->   n    a remainder is x - n * (x // n), and no leaf of its own
 
 A leaf is a symbol (an index or a size, between two terms), a call (a value of which only the arguments are known, such as an
-element of memory), a quotient rounded down, a minimum, or a choice. Terms and leaves are unique: equal ones are the same object, and
-`x is y` compares them. Two terms are equal, too, if their difference is `term(0)`. All arithmetic is that of integers: readers
+element of memory), a quotient rounded down, a minimum, or a choice. Terms and leaves are unique: equal ones are the same object,
+and `x is y` compares them. Two terms are equal, too, if their difference is `term(0)`. All arithmetic is that of integers: readers
 leave out what may exceed 64 bits.
 
 Leaves are ordered by what they are made of and by their names, never by when or where they were made: what is found of a term
