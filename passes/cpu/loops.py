@@ -24,6 +24,7 @@ from tilec.core.mlir import arith, ir, math, memref, scf
 from tilec.passes.cpu.fill import map_copy, map_fill
 from tilec.passes.cpu.lanes import Lanes, count_for
 from tilec.passes.cpu.transpose import map_transpose, whole
+from tilec.passes.emit import Body
 from tilec.passes.loops import sum_of
 
 TRIGONOMETRIC = ("math.sin", "math.cos", "math.tan")
@@ -130,8 +131,7 @@ class _Nest:
         for check, dims in self.checks.items():
             if check not in self.checked and dims is not None and dims <= self.variables.keys():
                 self.checked.add(check)
-                mapping = {self.arguments[n]: value for n, value in self.elements.items()}
-                self._clone_with_operands(check, mapping)
+                Body(self.block, self.elements.get, self.variables.get).copy(check)
 
     def _dims(self, value: ir.Value) -> frozenset[int] | None:
         """The dimensions that a value of the body depends on; None where it cannot be had before the body's turn: it
@@ -148,14 +148,6 @@ class _Nest:
             return None
         found = [self._dims(v) for v in owner.operands]
         return None if None in found else frozenset().union(*found)
-
-    def _clone_with_operands(self, op: ir.Operation, mapping: dict[ir.Value, ir.Value]) -> None:
-        for owner in filter(None, (mlir.definition(v) for v in op.operands if v not in mapping)):
-            if owner.name == "linalg.index":
-                mapping[owner.results[0]] = self.variables[ir.IntegerAttr(owner.attributes["dim"]).value]
-            elif owner.block == self.block:
-                self._clone_with_operands(owner, mapping)
-        mlir.clone_op(op, mapping)
 
     def _load(self, n: int) -> ir.Value:
         return memref.LoadOp(self.operands[n], [self.variables[d] for d in self.maps[n]]).result

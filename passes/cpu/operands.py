@@ -15,6 +15,7 @@ from tilec.core import mlir
 from tilec.core.mlir import ir, linalg, memref
 from tilec.kernels.attributes import carry_over
 from tilec.passes.cuda.memory_spaces import sizes_of
+from tilec.passes.emit import Body
 
 
 def boxes_as_operands(op: ir.Operation) -> ir.Operation:
@@ -78,13 +79,7 @@ def _view(body: ir.Block, load: ir.Operation, dims: list[int | None], sizes: dic
     source, *indices = load.operands
     offsets = []
     for index in indices:
-        mapping: dict[ir.Value, ir.Value] = {}
-        for inner in mlir.slice_of(body, index):
-            if inner.name == "linalg.index":
-                mapping[inner.results[0]] = mlir.index(0)
-            else:
-                mlir.clone_op(inner, mapping)
-        offsets.append(mapping.get(index, index))
+        offsets.append(Body(body, index=lambda _: mlir.index(0)).value(index))
     strides, _ = ir.MemRefType(source.type).get_strides_and_offset()
     kept = [p for p, d in enumerate(dims) if d is not None]
     counts = [1 if d is None else sizes[d] for d in dims]

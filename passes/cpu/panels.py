@@ -24,13 +24,14 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
-from tilec.analysis.products import arguments_of, dims_of, factors_of, index_dim, stored
+from tilec.analysis.products import arguments_of, dims_of, factors_of, stored
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import affine, arith, ir, memref, scf
 from tilec.cost.panels import part_products
 from tilec.kernels import Panels
 from tilec.passes.cuda.memory_spaces import sizes_of
+from tilec.passes.emit import Body, emit
 from tilec.passes.loops import sum_of
 
 Size: TypeAlias = "int | ir.Value"
@@ -183,41 +184,23 @@ class Evaluation:
     """Builds a factor part by part: each in the outermost loop that knows all it depends on."""
 
     def __init__(self, contraction: Contraction, factor: ir.Value, at: dict[int, ir.Value]):
-        self.contraction, self.factor = contraction, factor
-        self.pending, self.arguments = mlir.slice_of(contraction.body, factor), contraction.arguments(factor)
-        self.at = dict(at)
-        self.mapping: dict[ir.Value, ir.Value] = {}
-        self._advance()
+        self.contraction, self.factor, self.at = contraction, factor, dict(at)
+        self.body = Body(contraction.body, self._element, self.at.get)
+        emit(factor, self.body)
 
     def enter(self, d: int, index: ir.Value) -> None:
         self.at[d] = index
-        self._advance()
+        emit(self.factor, self.body)
 
     @property
     def value(self) -> ir.Value:
-        return self.mapping.get(self.factor, self.factor)
+        return self.body.value(self.factor)
 
-    def _advance(self) -> None:
-        c = self.contraction
-        for n in self.arguments:
-            if c.body.arguments[n] not in self.mapping and all(d in self.at for d in c.operand_dims[n]):
-                subscripts = [self.at[d] for d in c.operand_dims[n]]
-                self.mapping[c.body.arguments[n]] = memref.LoadOp(c.operands[n], subscripts).result
-        waiting = []
-        for op in self.pending:
-            if op.name == "linalg.index" and index_dim(op) in self.at:
-                self.mapping[op.results[0]] = self.at[index_dim(op)]
-            elif op.name != "linalg.index" and all(map(self._known, mlir.operands_of(op))):
-                mlir.clone_op(op, self.mapping)
-            else:
-                waiting.append(op)
-        self.pending = waiting
-
-    def _known(self, value: ir.Value) -> bool:
-        body = self.contraction.body
-        if isinstance(value.owner, ir.Block):
-            return value.owner != body or value in self.mapping
-        return mlir.definition(value).block != body or value in self.mapping
+    def _element(self, n: int) -> ir.Value | None:
+        dims = self.contraction.operand_dims[n]
+        if not self.at.keys() >= {*dims}:
+            return None
+        return memref.LoadOp(self.contraction.operands[n], [self.at[d] for d in dims]).result
 
 
 # ---- loops -------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from tilec.core import mlir
 from tilec.core.mlir import func, ir
+from tilec.passes.emit import Body
 
 DEEP = 32  # operations through which an element is followed at other places than its reader's own
 OFTEN = 4  # times as many elements as tensors: one may be read at many places
@@ -85,14 +86,12 @@ class _Elements:
     def _computed(self, op: ir.Operation, own_dims: tuple[int, ...], depth: int) -> ir.Value:
         inputs, maps = mlir.inputs_of(op), [mlir.map_dims(m) for m in mlir.maps_of(op)]
         at = dict(zip(maps[-1], own_dims))
-        block = mlir.body_of(op)
-        used = [(a, v, dims) for a, v, dims in zip(block.arguments, inputs, maps) if mlir.uses(a)]
-        mapping = {a: self.of(v, tuple(at[d] for d in dims), depth) for a, v, dims in used}
+        constants: dict[ir.Value, ir.Value] = {}
         for value in dict.fromkeys(mlir.captured(op)):
-            mlir.clone_op(mlir.definition(value), mapping)
-        mlir.map_indices(block.operations, mapping, lambda d: self._index(at[d]))
-        (element,) = mlir.clone_body(block, mapping)
-        return element
+            mlir.clone_op(mlir.definition(value), constants)
+        element = lambda n: self.of(inputs[n], tuple(at[d] for d in maps[n]), depth)  # noqa: E731
+        (computed,) = Body(mlir.body_of(op), element, lambda d: self._index(at[d]), constants).values()
+        return computed
 
     def _index(self, dim: int) -> ir.Value:
         if (None, (dim,)) not in self.made:

@@ -16,6 +16,7 @@ from tilec.analysis.products import factors_of, index_dim
 from tilec.core import locations, mlir
 from tilec.core.mlir import ir, linalg, tensor
 from tilec.kernels.attributes import carry_over
+from tilec.passes.emit import Body
 from tilec.passes.tensor.split import fill_value
 
 PURE = ("arith", "math", "affine")
@@ -92,14 +93,10 @@ class _Rewritten:
             return tensor.ExtractOp(value, subscripts).result
         maps = [mlir.map_dims(m) for m in mlir.maps_of(op)]
         at, body = dict(zip(maps[-1], subscripts)), mlir.body_of(op)
-        mapping = {
-            a: self.element(v, [at[d] for d in own])
-            for a, v, own in zip(body.arguments, mlir.inputs_of(op), maps)
-            if mlir.uses(a)
-        }
-        mlir.map_indices(body.operations, mapping, at.__getitem__)
-        (element,) = mlir.clone_body(body, mapping)
-        return element
+        inputs = mlir.inputs_of(op)
+        element = lambda n: self.element(inputs[n], [at[d] for d in maps[n]])  # noqa: E731
+        (computed,) = Body(body, element, at.__getitem__).values()
+        return computed
 
     def replace(self) -> None:
         """The reader made anew, with the elements as its last input."""

@@ -11,9 +11,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from tilec.analysis.affine_conditions import linear
-from tilec.analysis.expression import Expr, Total, operation
+from tilec.analysis.expression import Expr, Total
 from tilec.core import mlir
 from tilec.core.mlir import arith, gpu, ir, math, memref
+from tilec.passes.emit import Expressions, emit
 from tilec.passes.loops import loop, sum_of
 
 EXACT = 1 << 24  # integers below are exact floats
@@ -44,11 +45,11 @@ class Values:
         self.references: dict[int, ir.Value] = {}
 
     def build(self, x: Expr, at: At) -> ir.Value:
-        if x not in at.known:
-            at.known[x] = self._build(x, at)
-        return at.known[x]
+        found = emit(x, Expressions(lambda part: self._leaf(part, at), at.known))
+        assert found is not None, "all leaves are known"
+        return found
 
-    def _build(self, x: Expr, at: At) -> ir.Value:
+    def _leaf(self, x: Expr, at: At) -> ir.Value | None:
         match x.op:
             case "constant":
                 return mlir.constant(x.key, mlir.type_of(x.type))
@@ -70,12 +71,11 @@ class Values:
                 return memref.LoadOp(state, [at.half, *rest]).result
             case "reference":
                 return memref.LoadOp(self.references[x.key], [at.half]).result
-        if x.op == "arith.sitofp" and (number := self._distance(x, at)) is not None:
-            return number
-        arguments = [self.build(a, at) for a in x.args]
-        if x.op == "math.exp2" and x.template is None:  # ours: the exponent of a weight, at most 0
-            return math.Exp2Op(arguments[0], fastmath=ir.Attribute.parse("#arith.fastmath<afn>")).result
-        return operation(x, arguments)
+            case "arith.sitofp":
+                return self._distance(x, at)
+            case "math.exp2" if x.template is None:  # ours: the exponent of a weight, at most 0
+                return math.Exp2Op(self.build(x.args[0], at), fastmath=ir.Attribute.parse("#arith.fastmath<afn>")).result
+        return None
 
     def coordinates(self, x: Expr, at: At) -> list[ir.Value]:
         """Of an element at bare subscripts."""

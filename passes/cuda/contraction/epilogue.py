@@ -27,6 +27,7 @@ from tilec.passes.cuda.contraction.fragments import Chunks, Sums
 from tilec.passes.cuda.contraction.problem import Problem, Thread, all_of
 from tilec.passes.cuda.contraction.result_boxes import ResultBoxes, Use, synchronise, uses_of
 from tilec.passes.cuda.memory_spaces import SHARED, is_local, local, registers, root
+from tilec.passes.emit import Body
 from tilec.passes.loops import loop, sum_of, when
 
 
@@ -237,15 +238,11 @@ class Epilogue:
         self, op: ir.Operation, known: Any, loaded: Any, at: Any, lane: Any, width: int, stored: Any
     ) -> None:
         body, count = mlir.body_of(op), len(mlir.inputs_of(op))
-        uses = uses_of(op)
-        live = {v for inner in mlir.traverse(op) for v in inner.operands}
-        mapping: dict[ir.Value, ir.Value] = {}
-        for use, argument in zip(uses[:count], body.arguments):
-            if argument in live:
-                mapping[argument] = self._element(use, known, loaded, at, lane)
-        dims = mlir.get_integers(op, "tilec.dims")
-        mlir.map_indices(body.operations, mapping, lambda d: at[dims[d]])
-        for use, value in zip(uses[count:], mlir.clone_body(body, mapping)):
+        uses, dims = uses_of(op), mlir.get_integers(op, "tilec.dims")
+        here = Body(body, lambda n: self._element(uses[n], known, loaded, at, lane), lambda d: at[dims[d]])
+        for argument in filter(mlir.uses, list(body.arguments)[:count]):
+            here.value(argument)  # all loads before what is computed of them
+        for use, value in zip(uses[count:], here.values()):
             known[root(use.value)] = value
             self._store_result(use, value, at, lane, width, stored)
 

@@ -24,6 +24,7 @@ from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.kernels import StoredContraction, WarpgroupContraction
 from tilec.kernels.matrix import ELEMENTS
 from tilec.passes.cuda.memory_spaces import root, sizes_of
+from tilec.passes.emit import Body
 from tilec.passes.loops import below, delinearise, sum_of
 from tilec.passes.predicate_loads import guard_loads
 
@@ -317,15 +318,13 @@ class Problem:
     ) -> list[ir.Value]:  # fmt: skip
         """Values that the body computes of its indices, and of what its operands have, at coordinates; `elements` are those that
         were loaded already."""
-        mapping: dict[ir.Value, ir.Value] = {}
-        for n in dict.fromkeys(n for value in values for n in self.arguments(value)):
+
+        def element(n: int) -> ir.Value:
             known = (elements or {}).get(n)
-            element = memref.LoadOp(self.operands[n], self.subscripts(n, at)).result if known is None else known
-            mapping[self.body.arguments[n]] = element
-        operations = [o for value in values for o in mlir.slice_of(self.body, value)]
-        mlir.map_indices(operations, mapping, lambda d: at[self.dims[d]])
-        mlir.clone_all(operations, mapping)
-        return [mapping.get(value, value) for value in values]  # a factor may be a constant from outside the body
+            return memref.LoadOp(self.operands[n], self.subscripts(n, at)).result if known is None else known
+
+        here = Body(self.body, element, lambda d: at[self.dims[d]])
+        return [here.value(v) for v in values]
 
     def dims_of(self, value: ir.Value) -> frozenset[int]:
         return dims_of(self.body, value, self.operand_dims)

@@ -31,6 +31,7 @@ from tilec.core import mlir
 from tilec.core.mlir import ir, memref, vector
 from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.cuda.threaded.context import OperationContext
+from tilec.passes.emit import Body
 from tilec.passes.loops import Position, Threads, loop, sum_of, when
 from tilec.passes.predicate_loads import bounds_of, unclamped
 
@@ -331,21 +332,8 @@ def evaluate(
 ) -> ir.Value:
     """A value of the body that does not vary otherwise, such as a subscript, at one lane of a step; `mapping` has the values known
     of it."""
-    owner = mlir.definition(value)
-    if value in mapping or (owner is not None and owner.block != generic.block):
-        return mapping.get(value, value)
-    if owner is None:
-        if value.owner == generic.block:
-            mapping[value] = generic.element(ir.BlockArgument(value).arg_number, position)
-        return mapping.get(value, value)
-    if owner.name == "linalg.index":
-        mapping[value] = position.coordinate(generic.dims[ir.IntegerAttr(owner.attributes["dim"]).value], lane)
-        return mapping[value]
-    for inner in (owner, *mlir.traverse(owner)):
-        for v in inner.operands:
-            evaluate(generic, v, position, lane, mapping)
-    mlir.clone_op(owner, mapping)
-    return mapping[value]
+    coordinate = lambda d: position.coordinate(generic.dims[d], lane)  # noqa: E731
+    return Body(generic.block, lambda n: generic.element(n, position), coordinate, mapping).value(value)
 
 
 __all__ = ["evaluate", "fetch", "is_index", "slides", "wide_loads"]
