@@ -20,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 from expectations import EXACT, Bound
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before OpenMP is loaded: several processes of tests share the cores
+
 settings.register_profile("tilec", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines may be busy
 settings.load_profile("tilec")
 

@@ -389,7 +389,8 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         meet = (Path(folder) / "meet").as_uri()
         children, files = [], []
-        env = os.environ | {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+        share = max(1, (os.cpu_count() or 1) // ranks)  # as torchrun does: more threads than cores wait for each other
+        env = {"OMP_NUM_THREADS": str(share)} | os.environ | {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
         for rank in range(ranks):
             told = {"setup": asdict(Setup(device, rank, ranks, 256, 8)), "names": names, "timed": timed, "meet": meet}
             command = [sys.executable, "-m", "tests.pytorch", "distributed", "--worker", json.dumps(told)]
