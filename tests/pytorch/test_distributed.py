@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="Py
 
 @pytest.mark.slow
 def test_set_ups_of_two_processes():
-    """One run tries all, so that it is one test: what runs tests in several processes would give each a share, and a run, of them."""
+    """One run tries all. It is one test: pytest-xdist would give each of its processes some of the cases, and a run of all."""
     outcomes = {line["case"]: line["failed"] for line in distributed.run("cpu", 2, list(distributed.CASES), [])}
     assert outcomes == dict.fromkeys(distributed.CASES, "")
 
