@@ -173,17 +173,16 @@ class Body:
 
 
 def _affine_binary(op: str, a: ir.AffineExpr, b: ir.AffineExpr) -> ir.AffineExpr | None:
-    fixed = isinstance(b, ir.AffineConstantExpr)
     match op:
         case "+":
             return a + b
         case "-":
             return a + b * -1
-        case "*" if fixed or isinstance(a, ir.AffineConstantExpr):
+        case "*" if isinstance(a, ir.AffineConstantExpr) or isinstance(b, ir.AffineConstantExpr):
             return a * b
-        case "//" if fixed and b.value > 0:
+        case "//" if isinstance(b, ir.AffineConstantExpr) and b.value > 0:
             return ir.AffineExpr.get_floor_div(a, b)
-        case "%" if fixed and b.value > 0:
+        case "%" if isinstance(b, ir.AffineConstantExpr) and b.value > 0:
             return ir.AffineExpr.get_mod(a, b)
     return None
 

@@ -59,8 +59,8 @@ class Combiner:
     def _binary(self, n: int, a: ir.Value, b: ir.Value) -> ir.Value:
         if self.update[n] == self.state[n]:  # elements that change nothing: every partial state is the first one
             return a
-        op = self.update[n].owner
-        if not isinstance(op, ir.Block) and op.name == "arith.constant" and isinstance(a.type, ir.IntegerType):
+        op = mlir.definition(self.update[n])
+        if op is not None and op.name == "arith.constant" and isinstance(a.type, ir.IntegerType):
             return self._absorbed(op, a, b)
         if self._absorbs(n, op):
             return self._build(self.update[n], {self.state[n]: a, self._element(n): b})

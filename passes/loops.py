@@ -85,7 +85,7 @@ def sum_of(terms: list[tuple[ir.Value, int]], constant: int = 0) -> ir.Value:
         return mlir.index(constant)
     if len(kept) == 1 and kept[0][1] == 1 and constant == 0:
         return kept[0][0]
-    expression = ir.AffineConstantExpr.get(constant)
+    expression: ir.AffineExpr = ir.AffineConstantExpr.get(constant)
     for n, (_, factor) in enumerate(kept):
         expression = ir.AffineDimExpr.get(n) * factor + expression
     return affine.AffineApplyOp(ir.AffineMap.get(len(kept), 0, [expression]), [v for v, _ in kept]).result

@@ -47,7 +47,7 @@ def map_copy(op: ir.Operation) -> None:
 
 def _over(
     value: ir.Value,
-    body: Callable[[list[ir.Value]], None],
+    body: Callable[[list[ir.Value]], object],
     subscripts: tuple[ir.Value, ...] = (),
     names: list[str | None] | None = None,
 ) -> None:

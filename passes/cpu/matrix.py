@@ -14,6 +14,7 @@ Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, 
 
 from __future__ import annotations
 
+from functools import reduce
 from math import prod
 
 from tilec.core import locations, mlir
@@ -135,14 +136,17 @@ def _in_lines(panel: ir.Value, whole: bool) -> ir.Value:
 
 def is_plain(c: Contraction, left: ir.Value, right: ir.Value) -> ir.Value:
     """Whether a matrix unit may multiply two panels, by the `code` of each."""
-    word, plain = ir.IntegerType.get_signless(32), None
+    word = ir.IntegerType.get_signless(32)
     exponents = [arith.shrui(arith.extui(word, v), mlir.constant(7, word)) for v in (left, right)]
     least = LEAST_IN_PARTS if c.in_parts else LEAST
     floors = [LEAST_EXPONENT if side.parts > 1 else 1 for side in (c.left, c.right)]
-    for number, floor in zip([arith.addi(*exponents), *exponents], [least, *floors]):
-        own = arith.cmpi(arith.CmpIPredicate.sge, number, mlir.constant(floor, word))
-        plain = own if plain is None else arith.andi(plain, own)
-    return plain
+    return reduce(
+        arith.andi,
+        (
+            arith.cmpi(arith.CmpIPredicate.sge, number, mlir.constant(floor, word))
+            for number, floor in zip([arith.addi(*exponents), *exponents], [least, *floors])
+        ),
+    )
 
 
 def products(c: Contraction, start: ir.Value | None, left: ir.Value, right: ir.Value, count: Size, out: ir.Value) -> None:

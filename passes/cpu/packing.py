@@ -95,7 +95,7 @@ class Packing:
         if (c.matrix and not whole_pairs) or len(c.inner) > 1 or self.side.along != self.lane:
             self._panels(at)
             return
-        steps, rows = (extent // 2, ROWS // 2) if self.pairs else (extent, ROWS)
+        steps, rows = (_half(extent), ROWS // 2) if self.pairs else (extent, ROWS)
         with loop(0, steps, rows, c.names.get(d)) as low:
             self.window = low, _end(low, steps, rows)
             self._panels(at)
@@ -168,7 +168,7 @@ class Packing:
         return number if lies_along_k and self.lane in c.operand_dims[number] else None
 
     @contextmanager
-    def _outer_steps(self, at: dict[int, ir.Value]) -> Iterator[tuple[dict[int, ir.Value], Size]]:
+    def _outer_steps(self, at: dict[int, ir.Value]) -> Iterator[tuple[dict[int, ir.Value], ir.Value]]:
         """Loops over all of k but its last dimension: where they are, and the number of the first product there."""
         c = self.c
         with ExitStack() as stack:

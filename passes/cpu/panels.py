@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 from tilec.analysis.products import arguments_of, dims_of, factors_of, stored
 from tilec.core import locations, mlir
@@ -90,7 +90,7 @@ class Contraction:
             numerator, self.divisor = divided
             factors = numerator, factors[1]
         parts = options.parts if self.matrix else (1, 1)
-        factors = tuple(self._narrow(f) if self.matrix and n == 1 else f for f, n in zip(factors, parts))
+        left, right = (self._narrow(f) if self.matrix and n == 1 else f for f, n in zip(factors, parts))
         self.left, self.right = (
             Side(
                 f,
@@ -103,7 +103,7 @@ class Contraction:
                 side == "left" and a in inner,
                 n,
             )
-            for side, f, dims, w, a, n in zip(("left", "right"), factors, (rows, columns), width, along, parts)
+            for side, f, dims, w, a, n in zip(("left", "right"), (left, right), (rows, columns), width, along, parts)
         )
         self.inner, self.depths = inner, [max(1, d) for d in options.depths]
         self.k = [sizes[d] for d in inner]
@@ -119,7 +119,7 @@ class Contraction:
         return found
 
     @property
-    def element(self) -> ir.Type:
+    def element(self) -> mlir.Element:
         """Of the sums."""
         return ir.MemRefType(self.operands[-1].type).element_type
 
@@ -140,7 +140,7 @@ class Contraction:
     @property
     def depth(self) -> int:
         """Products of a whole panel; a matrix unit takes `STEP` at a time."""
-        return int(round_up(prod(self.depths), STEP)) if self.matrix else prod(self.depths)
+        return round_up(prod(self.depths), STEP) if self.matrix else prod(self.depths)
 
     @staticmethod
     def _limit(size: Size) -> int:
@@ -222,12 +222,26 @@ def value_of(size: Size) -> ir.Value:
     return mlir.index(size) if isinstance(size, int) else size
 
 
+@overload
+def quotient(size: int, by: int) -> int: ...
+@overload
+def quotient(size: ir.Value, by: int) -> ir.Value: ...
+@overload
+def quotient(size: Size, by: int) -> Size: ...
+
+
 def quotient(size: Size, by: int) -> Size:
     """Rounded up."""
     if isinstance(size, int):
         return -(-size // by)
     up = ir.AffineExpr.get_ceil_div(ir.AffineDimExpr.get(0), by)
     return affine.AffineApplyOp(ir.AffineMap.get(1, 0, [up]), [size]).result
+
+
+@overload
+def round_up(size: int, by: int) -> int: ...
+@overload
+def round_up(size: Size, by: int) -> Size: ...
 
 
 def round_up(size: Size, by: int) -> Size:
@@ -296,8 +310,9 @@ def box_of(source: ir.Value, offsets: list[ir.Value | int], sizes: list[int], ke
     """A memref.subview of static sizes, all of stride 1, with the dimensions `kept`; the others have size 1."""
     type_ = ir.MemRefType(source.type)
     strides, start = type_.get_strides_and_offset()
-    known = all(isinstance(o, int) for o in offsets) and start != mlir.DYNAMIC
-    offset = start + sum(o * s for o, s in zip(offsets, strides)) if known else mlir.DYNAMIC
+    known = [o for o in offsets if isinstance(o, int)]
+    is_known = len(known) == len(offsets) and start != mlir.DYNAMIC
+    offset = start + sum(o * s for o, s in zip(known, strides)) if is_known else mlir.DYNAMIC
     layout = ir.StridedLayoutAttr.get(offset, [strides[d] for d in kept])
     part = ir.MemRefType.get([sizes[d] for d in kept], type_.element_type, layout)
     static = [o if isinstance(o, int) else mlir.DYNAMIC for o in offsets]

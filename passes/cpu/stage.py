@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import reduce
 from math import prod
 
 from tilec.core import locations, mlir
@@ -111,6 +112,7 @@ def _all_steps(
             if side in memory:
                 return part_of(memory[side], number)
             (k,) = c.inner
+            assert weights is not None, "what is not packed here"
             return box_of(weights, [0, first, quotient(block.start[k], 2), 0], [1, *panel_shape(c, side)], [1, 2, 3])
 
         if inner in packing:
@@ -172,6 +174,7 @@ def _tile(
         _multiply_by_unit(c, begin, left, right, block, output.corner, tiny)
         return
     if c.matrix:
+        assert buffer.memory is not None
         _multiply_by_unit(c, start, left, right, block, buffer.memory, tiny)
     else:
         sums = _sums(*numbers)
@@ -180,6 +183,7 @@ def _tile(
 
 def _divide(c: Contraction) -> None:
     """Divides complete sums by the number of their row."""
+    assert c.divisor is not None
     at: dict[int, ir.Value] = {}
     with loops(c.batch, at, c.names), loops(dict(zip(c.left.dims, c.left.sizes)), at, c.names):
         divisor = Evaluation(c, c.divisor, at).value
@@ -316,15 +320,14 @@ class _OutputTile:
         sides = ((self.c.left, self.row), (self.c.right, self.column))
         return [rest(side.sizes[-1], self.at[d], side.width) for side, d in sides]
 
-    def is_full(self, sides: list[Side]) -> ir.Value | None:
-        """Whether the output has all of it; None where it always does. `sides`: those along which it may not."""
-        full = None
-        for side, size in zip((self.c.left, self.c.right), self.inside):
-            if side in sides:
-                width = mlir.index(side.width)
-                own = arith.cmpi(arith.CmpIPredicate.eq, mlir.index(size) if isinstance(size, int) else size, width)
-                full = own if full is None else arith.andi(full, own)
-        return full
+    def is_full(self, sides: list[Side]) -> ir.Value:
+        """Whether the output has all of it. `sides`: those along which it may not, one at least."""
+
+        def own(side: Side, size: Size) -> ir.Value:
+            width = mlir.index(side.width)
+            return arith.cmpi(arith.CmpIPredicate.eq, mlir.index(size) if isinstance(size, int) else size, width)
+
+        return reduce(arith.andi, (own(s, n) for s, n in zip((self.c.left, self.c.right), self.inside) if s in sides))
 
     def store_part(self, buffer: ir.Value, add: bool) -> None:
         """Stores, or adds, what the output has of the tile in the buffer, along the output's memory."""
@@ -344,25 +347,29 @@ class _OutputTile:
 
 def _store_sums(c: Contraction, sums: ir.Value | None, output: _OutputTile, first: ir.Value | None, buffer: _Buffer) -> None:
     """Stores the sums, or adds them to those of earlier steps along k. None: those of a matrix unit are in the buffer."""
-    zero = mlir.index(0)
+    zero, memory = mlir.index(0), buffer.memory
 
     def whole(add: bool) -> None:
         corner, rows, type_ = output.corner, 1, ir.VectorType.get([c.left.width, c.right.width], c.element)
         if sums is None:  # row by row: all would be too many vectors
             rows, type_ = c.left.width, ir.VectorType.get([1, c.right.width], c.element)
         with loop(0, rows, name="row") as r:
-            value = vector.LoadOp(type_, buffer.memory, [r, zero]).result if sums is None else sums
+            value = sums
+            if value is None:
+                assert memory is not None
+                value = vector.LoadOp(type_, memory, [r, zero]).result
             if add:
                 value = arith.AddFOp(vector.LoadOp(type_, corner, [r, zero]).result, value).result
             vector.StoreOp(value, corner, [r, zero])
 
+    if not buffer.across and not buffer.sides:
+        _either(first, whole)
+        return
+    assert memory is not None
     if buffer.across:
         if sums is not None:
-            vector.StoreOp(sums, buffer.memory, [zero, zero])
-        _either(first, lambda add: output.store_part(buffer.memory, add))
-        return
-    if not buffer.sides:
-        _either(first, whole)
+            vector.StoreOp(sums, memory, [zero, zero])
+        _either(first, lambda add: output.store_part(memory, add))
         return
     branch = scf.IfOp(output.is_full(buffer.sides), has_else=True)
     with ir.InsertionPoint(branch.then_block):
@@ -370,8 +377,8 @@ def _store_sums(c: Contraction, sums: ir.Value | None, output: _OutputTile, firs
         scf.YieldOp([])
     with ir.InsertionPoint(branch.else_block):
         if sums is not None:
-            vector.StoreOp(sums, buffer.memory, [zero, zero])
-        _either(first, lambda add: output.store_part(buffer.memory, add))
+            vector.StoreOp(sums, memory, [zero, zero])
+        _either(first, lambda add: output.store_part(memory, add))
         scf.YieldOp([])
 
 

@@ -90,7 +90,7 @@ def _tile(value: ir.Value, swap: list[int], dims: list[int], tiles: dict[int, in
     layout = ir.StridedLayoutAttr.get(0, ir.MemRefType(alloc.result.type).get_strides_and_offset()[0])
     cut = ir.MemRefType.get(used, type_.element_type, layout)
     dynamic = [memref.DimOp(value, mlir.index(d)).result for d in swap if shape[d] == mlir.DYNAMIC]
-    return memref.SubViewOp(cut, alloc, [], dynamic, [], [0] * len(used), used, [1] * len(used)).result
+    return memref.SubViewOp(cut, alloc.result, [], dynamic, [], [0] * len(used), used, [1] * len(used)).result
 
 
 def map_transpose(op: ir.Operation) -> None:

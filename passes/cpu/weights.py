@@ -141,13 +141,13 @@ def stored_left(c: Contraction, ops: list[ir.Operation]) -> ir.Value | None:
         return None
     room = ir.MemRefType(own.type).shape
     steps = -(-room[inner] // c.depths[0])
-    rows, columns = int(round_up(room[row], c.left.width)), (steps - 1) * c.depths[0] + c.depth
+    rows, columns = round_up(room[row], c.left.width), (steps - 1) * c.depths[0] + c.depth
     with ir.InsertionPoint(maker), maker.location:
         type_ = ir.MemRefType.get([1, rows, (columns + PAIRS_APART) // 2, 2], c.multiplicand)
         panels = memref.AllocOp(type_, [], [], alignment=64)
         panels.attributes["tilec.name"] = mlir.string("weights")
-        flat = ir.MemRefType.get([1, rows, columns + PAIRS_APART], c.multiplicand)
-        flat = memref.CollapseShapeOp(flat, panels, [[0], [1], [2, 3]]).result
+        lines = ir.MemRefType.get([1, rows, columns + PAIRS_APART], c.multiplicand)
+        flat = memref.CollapseShapeOp(lines, panels.result, [[0], [1], [2, 3]]).result
         sizes = [size_of(maker.operands[out], d) for d in (row, inner)]
         new = _written(maker, out, _rows(flat, sizes), [its[row], its[inner]])
     ops[ops.index(maker)] = new
@@ -210,8 +210,8 @@ def pad_output(c: Contraction) -> None:
     if column != len(shape) - 1 or any(n != 1 for d, n in enumerate(shape) if d not in (row, column)):
         return
     whole = list(shape)
-    whole[row] = int(round_up(shape[row], c.left.width))
-    whole[column] = int(round_up(shape[column], c.right.width)) + APART
+    whole[row] = round_up(shape[row], c.left.width)
+    whole[column] = round_up(shape[column], c.right.width) + APART
     made = mlir.definition(old)
     with ir.InsertionPoint(made), made.location:
         new = memref.AllocOp(ir.MemRefType.get(whole, c.element), [], [], alignment=64)
@@ -219,7 +219,7 @@ def pad_output(c: Contraction) -> None:
             new.attributes[name] = made.attributes[name]
         strides, _ = ir.MemRefType(new.result.type).get_strides_and_offset()
         type_ = ir.MemRefType.get(shape, c.element, ir.StridedLayoutAttr.get(0, strides))
-        view = memref.SubViewOp(type_, new, [], [], [], [0] * len(shape), shape, [1] * len(shape)).result
+        view = memref.SubViewOp(type_, new.result, [], [], [], [0] * len(shape), shape, [1] * len(shape)).result
     _replace(old, view, strides)
     made.erase()
     c.operands[-1], c.padded = new.result, True

@@ -201,9 +201,9 @@ def _part(
 ) -> None:  # fmt: skip
     """The work of a kernel, by its threads of the blocks from `start` on. What its checks say is what this launch's do."""
     threads, said = mlir.get_integer(kernel, "tilec.threads"), _renamed(call)
-    fewer = thread is not None and threads < mlir.get_integer(function, "tilec.threads")
+    fewer = threads < mlir.get_integer(function, "tilec.threads")
     own = _own_block(number, start, mlir.get_integer(kernel, "tilec.blocks"))
-    with when(below(thread, threads)) if fewer else nullcontext() as guard:
+    with when(below(thread, threads)) if thread is not None and fewer else nullcontext() as guard:
         if guard is not None:
             guard.operation.attributes["tilec.branch"] = ir.UnitAttr.get()
         for op in (op for op in _operations(kernel) if op.name not in (*_LOCAL, "func.return")):

@@ -43,7 +43,7 @@ UNROLLED = 4  # steps of a product: more of them stay a loop
 class LineTiles:
     """Tiles of a tensor in shared memory, one for each stage, in `lines` lines of 128 bytes."""
 
-    def __init__(self, tensor: str, element: ir.Type, lines: int, stages: int):
+    def __init__(self, tensor: str, element: mlir.Element, lines: int, stages: int):
         self.tensor, self.element = tensor, element
         self.memory = memref.AllocOp(local([stages, lines, LINE * 8 // element.width], element, SHARED), [], []).result
         locations.named(self.memory, f"{tensor}_tiles")
@@ -305,7 +305,7 @@ class CopyRing:
     complete in the order in which they were started, so that their number takes the place of barriers; a barrier of the block shows
     copies to the threads that did not make them."""
 
-    def __init__(self, stages: int, steps: int):
+    def __init__(self, stages: int, steps: int | ir.Value):
         self.stages, self.steps = stages, steps
 
     def start(self, step: ir.Value, copy: Callable[[], None], exists: bool = False) -> None:

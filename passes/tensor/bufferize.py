@@ -70,8 +70,8 @@ def _kernel(function: ir.Operation, insertion: tuple[ir.Operation, ir.Operation]
                 mapping[before] = bufferization.ToTensorOp(before.type, now, restrict=True, writable=n >= inputs).result
             for op in list(old.operations)[:-1]:
                 mlir.clone_op(op.operation, mapping)
-            for op in [o for o in mlir.traverse(block.owner) if POSITION in o.attributes]:
-                del op.attributes[POSITION]
+            for marked in [o for o in mlir.traverse(block.owner) if POSITION in o.attributes]:
+                del marked.attributes[POSITION]
             for value, out in zip(results, memory[inputs:]):
                 bufferization.MaterializeInDestinationOp(None, mapping[value], out, restrict=True, writable=True)
             func.ReturnOp([])

@@ -52,9 +52,9 @@ def compute_anew(reader: ir.Operation) -> ir.Operation:
             value = found.element(read.operands[0], subscripts)
         read.results[0].replace_all_uses_with(value)
         read.erase()
-        found.replace()
+        new = found.replace()
     _erase_unread(function)
-    return found.new
+    return new
 
 
 def name_of_read(reader: ir.Operation) -> str:
@@ -75,10 +75,10 @@ class _Rewritten:
 
     def __init__(self, reader: ir.Operation, made: ir.Operation, dims: list[int]):
         self.reader, self.made, self.dims = reader, made, dims
-        self.new: ir.Operation = None
+        self.new: ir.Operation | None = None
         self.block = mlir.body_of(reader)
         self.count = len(mlir.inputs_of(reader))
-        self.argument: ir.Value = None
+        self.argument: ir.Value | None = None
 
     def element(self, value: ir.Value, subscripts: list[ir.Value]) -> ir.Value:
         """An element of a tensor in the reader's body, at the insertion point."""
@@ -86,8 +86,8 @@ class _Rewritten:
         if op is not None and op == self.made:
             with ir.InsertionPoint(self.reader):
                 self.new = _reduction(self.reader, self.made, self.dims, subscripts)
-            element = ir.ShapedType(self.new.results[0].type).element_type
-            self.argument = self.block.add_argument(element, self.reader.location)
+            type_ = ir.ShapedType(self.new.results[0].type).element_type
+            self.argument = self.block.add_argument(type_, self.reader.location)
             return self.argument
         if op is None or not _is_elementwise(op) or _contraction_of(value) is None:
             return tensor.ExtractOp(value, subscripts).result
@@ -98,8 +98,9 @@ class _Rewritten:
         (computed,) = Body(body, element, at.__getitem__).values()
         return computed
 
-    def replace(self) -> None:
-        """The reader made anew, with the elements as its last input."""
+    def replace(self) -> ir.Operation:
+        """Makes the reader anew, with the elements of `new` as its last input. Returns `new`."""
+        assert self.new is not None and self.argument is not None, "after `element`"
         op, count, rank = self.reader, self.count, mlir.maps_of(self.reader)[0].n_dims
         inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
         made, block = mlir.generic(
@@ -114,6 +115,7 @@ class _Rewritten:
         for before, after in zip(op.results, made.results):
             before.replace_all_uses_with(after)
         op.erase()
+        return self.new
 
 
 def _reduction(reader: ir.Operation, made: ir.Operation, dims: list[int], subscripts: list[ir.Value]) -> ir.Operation:
@@ -142,7 +144,9 @@ def _reduction(reader: ir.Operation, made: ir.Operation, dims: list[int], subscr
     with made.location:
         state = ir.ShapedType(made.results[0].type).element_type
         empty = tensor.empty([sizes[d] for d in range(len(dims))], state)
-        start = mlir.fill(fill_value(mlir.outputs_of(made)[0]), empty)
+        start_value = fill_value(mlir.outputs_of(made)[0])
+        assert start_value is not None, "`_contraction_of` asks"
+        start = mlir.fill(start_value, empty)
         new, block = mlir.generic(
             [start.type], [v for v, _ in operands], [start],
             [*(mlir.projection(rank, read) for _, read in operands), mlir.projection(rank, range(len(dims)))],

@@ -50,7 +50,7 @@ def _joined(op: ir.Operation, load: ir.Operation) -> int | None:
     return None
 
 
-def _part(value: ir.Value, kind: type[ir.AffineExpr], number: int) -> int | None:
+def _part(value: ir.Value, kind: type[ir.AffineBinaryExpr], number: int) -> int | None:
     """The dimension of which a subscript is the quotient, or the rest, by a number."""
     owner = mlir.definition(value)
     if owner is None or owner.name != "affine.apply" or len(owner.operands) != 1:

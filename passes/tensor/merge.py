@@ -27,20 +27,20 @@ def merge(ops: Sequence[ir.Operation], dims: Sequence[dict[int, int]]) -> ir.Ope
         outputs += mlir.outputs_of(op)
         out_maps += renamed[len(inputs) :]
         produced |= {result: len(produced) + n for n, result in enumerate(op.results)}
-    inputs = list(dict.fromkeys(read))
+    operands = list(dict.fromkeys(read))
     kinds = [_reordered(mlir.iterators_of(op), to) for op, to in zip(ops, dims)]
     iterators = ["reduction" if "reduction" in kind else "parallel" for kind in zip(*kinds)]
     with ir.InsertionPoint(ops[-1]), mlir.fused_location(ops):
         merged, block = mlir.generic(
             [value.type for value in produced],
-            [v for v, _ in inputs],
+            [v for v, _ in operands],
             outputs,
-            [m for _, m in inputs] + out_maps,
+            [m for _, m in operands] + out_maps,
             iterators,
         )
         carry_over(ops[0], merged)
-        element = dict(zip(inputs, block.arguments))
-        states = iter(list(block.arguments)[len(inputs) :])
+        element = dict(zip(operands, block.arguments))
+        states = iter(list(block.arguments)[len(operands) :])
         with ir.InsertionPoint(block):
             yielded: list[ir.Value] = []
             for op, renamed, to in zip(ops, maps, dims):

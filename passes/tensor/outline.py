@@ -37,7 +37,7 @@ class Outliner:
         self.function = function
         (*_, self.end) = mlir.entry(function).operations
         module = function.parent.attributes
-        self.plan = ir.DictAttr(module["tilec.kernels"]) if "tilec.kernels" in module else {}
+        self.plan: ir.DictAttr | dict[str, ir.Attribute] = ir.DictAttr(module["tilec.kernels"]) if "tilec.kernels" in module else {}
         self.made: dict[Hashable, list[_Kernel]] = {}
         self.names: dict[ir.Value, ir.Attribute] = {}  # of the results of calls
         self.moved = set[ir.Value]()
@@ -119,13 +119,13 @@ class Outliner:
         """The source's name of a tensor: `%0` says little in a kernel that a person reads."""
         owner = mlir.definition(value)
         if owner is None:
-            return ir.ArrayAttr(self.function.attributes["arg_attrs"])[value.arg_number]
+            return ir.ArrayAttr(self.function.attributes["arg_attrs"])[ir.BlockArgument(value).arg_number]
         if owner.name in mlir.SHOWN:
             return self._name(owner.operands[0])
         if value in self.names:
             return self.names[value]
         names = (mlir.get_string(owner, "tilec.name") or "t").split(",")
-        position = ir.OpResult(value).result_number
+        position = list(owner.results).index(value)
         return ir.DictAttr.get({"tilec.name": mlir.string(names[min(position, len(names) - 1)])})
 
 

@@ -137,8 +137,10 @@ def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str, 
         mlir.map_indices(operations, mapping, lambda d: at[d] if ends else linalg.IndexOp(own[d]).result)
         mlir.clone_all(operations, mapping)
         result = mapping.get(value, value)
-        number = linalg.IndexOp(rank - 2).result if in_parts else None
-        result = parts.part_of(result, number) if in_parts else _rounded(result, element, kind)
+        if in_parts:
+            result = parts.part_of(result, linalg.IndexOp(rank - 2).result)
+        else:
+            result = _rounded(result, element, kind)
         linalg.YieldOp([arith.select(reduce(arith.andi, exists), result, mlir.constant(0, element)) if exists else result])
     if names := locations.indices(op):
         own_names = [names[d] for d in dims]
@@ -189,11 +191,11 @@ def _read(
             element = tensor.extract(packed, [linalg.IndexOp(d).result for d in dims])
         mapping[old] = element if element.type == old.type else _widened(element, old)
         for view in body.operations:
-            inner = view.operation
-            if inner == end:
-                linalg.YieldOp([mapping[v] for v in inner.operands])
-            elif inner in live and not set(inner.results) & set(mapping):
-                mlir.clone_op(inner, mapping)
+            one = view.operation
+            if one == end:
+                linalg.YieldOp([mapping[v] for v in one.operands])
+            elif one in live and not set(one.results) & set(mapping):
+                mlir.clone_op(one, mapping)
     for before, after in zip(op.results, new.results):
         before.replace_all_uses_with(after)
     op.erase()

@@ -177,7 +177,9 @@ def _without_inputs(op: ir.Operation, dropped: set[int], element: ir.Value | Non
         made, block = mlir.generic(types, [inputs[n] for n in kept], outputs, kept_maps, mlir.iterators_of(op))
         carry_over(op, made)
         old, new = list(mlir.body_of(op).arguments), iter(block.arguments)
-        mapping = {a: next(new) if n in kept or n >= len(inputs) else element for n, a in enumerate(old)}
+        mapping = {a: next(new) for n, a in enumerate(old) if n in kept or n >= len(inputs)}
+        if element is not None:
+            mapping |= {a: element for a in old if a not in mapping}
         with ir.InsertionPoint(block):
             linalg.YieldOp(mlir.clone_body(mlir.body_of(op), mapping))
     for before, after in zip(op.results, made.results):

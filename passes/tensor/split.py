@@ -57,7 +57,9 @@ def _partial(op: ir.Operation, dim: int, parts: int) -> ir.Operation:
     outs = []
     for value, map_ in zip(mlir.outputs_of(op), maps[len(inputs) :]):
         shaped = ir.ShapedType(value.type)
-        outs.append(mlir.fill(fill_value(value), tensor.empty([parts, *shaped.shape], shaped.element_type)))
+        start = fill_value(value)
+        assert start is not None, "asked above"
+        outs.append(mlir.fill(start, tensor.empty([parts, *shaped.shape], shaped.element_type)))
         operand_dims.append([0] + [d + 1 for d in mlir.map_dims(map_)])
     new, block = mlir.generic(
         [o.type for o in outs], operands, outs, [mlir.projection(rank + 1, p) for p in operand_dims],

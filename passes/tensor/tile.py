@@ -77,7 +77,7 @@ def _tile_part(
     names = locations.index_names(function)  # a block's number along a dimension is the index where a block has one value of it
     locations.named(loop, *(names.get(d) and names[d] + "_block" * (s > 1) for d, s in zip(grid, tile)))
     shared = list(loop.regions[0].blocks[0].arguments)[len(counts) :]
-    tiler = _Tiler(loop, grid, whole, tile, dict(zip(outs, shared)))
+    tiler = _Tiler(loop.operation, grid, whole, tile, dict(zip(outs, shared)))
     with ir.InsertionPoint(loop.regions[0].blocks[0]):
         for op in ops:
             tiler.generic(op)

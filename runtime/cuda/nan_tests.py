@@ -28,7 +28,7 @@ def keep_nan_tests(module: ir.Module) -> None:
         meant = _MEANT.get(ir.IntegerAttr(predicate).value)
         if meant is not None:
             with ir.InsertionPoint(op), op.location:
-                zero = {"value": ir.FloatAttr.get(op.operands[0].type, 0.0)}
+                zero: dict[str, ir.Attribute] = {"value": ir.FloatAttr.get(op.operands[0].type, 0.0)}
                 op.operands[1] = ir.Operation.create(
                     "llvm.mlir.constant", results=[op.operands[0].type], attributes=zero
                 ).result

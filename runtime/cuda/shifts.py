@@ -139,7 +139,7 @@ def _hidden(value: ir.Value) -> ir.Value:
     width = _width(value)
     text = ir.StringAttr.get(f"mov.b{width} $0, $1;")
     constraints = ir.StringAttr.get(f"={_LETTERS[width]},{_LETTERS[width]}")
-    attributes = {"asm_string": text, "constraints": constraints}
+    attributes: dict[str, ir.Attribute] = {"asm_string": text, "constraints": constraints}
     return ir.Operation.create("llvm.inline_asm", results=[value.type], operands=[value], attributes=attributes).result
 
 
@@ -159,8 +159,8 @@ def _narrow_unsigned(module: ir.Module) -> None:
             continue
         with ir.InsertionPoint.after(op), op.location:
             word, wide = ir.IntegerType.get_signless(32), op.results[0].type
-            operands = [_in_word(v, word) for v in op.operands]
-            if any(v is None for v in operands):
+            operands = [v for v in (_in_word(v, word) for v in op.operands) if v is not None]
+            if len(operands) < len(op.operands):
                 continue
             small = ir.Operation.create(op.name, results=[word], operands=operands)
             made = ir.Operation.create("arith.extui", results=[wide], operands=[small.result]).result

@@ -48,7 +48,8 @@ def emit_cuda(module: ir.Module, hear: Callable[[str, KernelSource], None] | Non
     name, steps, temporaries = read_steps(module)
     overlapped = overlaps(module, steps)
     steps_last = {f for f, planned in planned_kernels(module.operation) if planned.options.steps_last}
-    launches = {entry.name for entry in module.operation.attributes.get(LAUNCHES, ())}  # of kernels of such families alone
+    attributes = module.operation.attributes
+    launches = {entry.name for entry in ir.DictAttr(attributes[LAUNCHES])} if LAUNCHES in attributes else set()
 
     def print_kernel(printer: _CudaPrinter, function: ir.Operation) -> KernelSource:
         printer.steps_last = function in steps_last or mlir.get_string(function, "sym_name") in launches

@@ -73,8 +73,8 @@ def store_made(printer: MemoryPrinter, op: ir.Operation) -> bool:
             parts = ", ".join(f"{memory.base}, {offset}" for memory, offset in (c, a, b))
             printer.line(f"{name}({parts})")
         case "arith.extf":  # of a value that was cut to tf32
-            source = mlir.definition(maker.operands[0]).operands[0]
-            _same(printer.vectors[source], (target, at), op)
+            uncut = mlir.definition(maker.operands[0]).operands[0]
+            _same(printer.vectors[uncut], (target, at), op)
             printer.line(f"{printer.use('round_tf32_x4')}({target.base}, {at})")
         case "arith.truncf":  # two numbers in one word of a fragment
             source, offset = printer.vectors[maker.operands[0]]

@@ -89,7 +89,7 @@ class IndexPrinter(Printer):
     def divided(self, op: ir.Operation, dims: int, expr: ir.AffineExpr, left: str | int, right: str | int) -> str:
         exponent = _exponent(right) if isinstance(expr, ir.AffineFloorDivExpr) else None
         if not isinstance(left, int):
-            range_ = self.ranges.of_affine(expr.lhs, [self.ranges.of(v) for v in op.operands], dims)
+            range_ = self.ranges.of_affine(mlir.sides(expr)[0], [self.ranges.of(v) for v in op.operands], dims)
             left = self._small(range_, left, bool(exponent))
         return f"({group(left)} >> {exponent})" if exponent else quotient(expr, left, right)
 

@@ -55,7 +55,7 @@ class MemoryPrinter(UnrollPrinter):
 
     def bytes(self, memory: Memory, index: str | int) -> str:
         """The address of an element."""
-        size = element_bytes(ir.Type.parse(memory.element))
+        size = element_bytes(mlir.type_of(memory.element))
         if isinstance(index, Address):
             return index.bytes(memory.base, size)
         return str(plus(memory.base, times(index, size)))

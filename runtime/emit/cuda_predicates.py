@@ -73,7 +73,7 @@ def _branches(op: ir.Operation) -> list[ir.Operation]:
     return found
 
 
-def _is_load(op: ir.Operation) -> bool:
+def _is_load(op: ir.Operation | ir.OpView | ir.Block) -> bool:
     return not isinstance(op, ir.Block) and op.name in ("vector.load", "memref.load")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from tilec.core import mlir
 from tilec.core.mlir import ir
 
 Text = str | int
@@ -23,7 +24,7 @@ def affine_text(expr: ir.AffineExpr, operands: list[str | int], dims: int, divid
             return operands[expr.position]
         case ir.AffineSymbolExpr():
             return operands[dims + expr.position]
-    left, right = (affine_text(e, operands, dims, divided) for e in (expr.lhs, expr.rhs))
+    left, right = (affine_text(e, operands, dims, divided) for e in mlir.sides(expr))
     match expr:
         case ir.AffineAddExpr():
             return plus(left, right)

@@ -122,7 +122,7 @@ class Access:
         return all(s.is_affine for s in self.subscripts)
 
     @property
-    def element(self) -> ir.Type:
+    def element(self) -> mlir.Element:
         return ir.ShapedType(self.tensor.type).element_type
 
 

@@ -6,6 +6,7 @@ A leaf is an index, a number from outside of the operations, or an integer in me
 from __future__ import annotations
 
 from tilec.analysis.expression import Expr, constant
+from tilec.core import mlir
 from tilec.core.mlir import ir
 
 Linear = tuple[dict[Expr, int], int]  # the sum of leaves times numbers, and a number
@@ -106,7 +107,7 @@ def _expanded(part: ir.AffineExpr, operands: tuple[Expr, ...], dims: int) -> Exp
         case ir.AffineSymbolExpr():
             return operands[dims + part.position]
     (op,) = (op for kind, op in _OPERATIONS.items() if isinstance(part, kind))
-    return Expr(op, tuple(_expanded(side, operands, dims) for side in (part.lhs, part.rhs)), type="index")
+    return Expr(op, tuple(_expanded(side, operands, dims) for side in mlir.sides(part)), type="index")
 
 
 _OPERATIONS = {

@@ -169,7 +169,7 @@ def _used_sums(block: ir.Block) -> list[Factors]:
                 return operands[e.position]
             case ir.AffineSymbolExpr():
                 return operands[dims + e.position]
-        left, right = affine_sum(e.lhs, operands, dims), affine_sum(e.rhs, operands, dims)
+        left, right = (affine_sum(side, operands, dims) for side in mlir.sides(e))
         match e:
             case ir.AffineAddExpr():
                 return _added(left, right)

@@ -388,7 +388,7 @@ def _contraction(node: Node) -> Contraction | None:
     return Contraction(tuple(sorted(m)), tuple(sorted(n)), tuple(sorted(k)), tuple(sorted(batch)), left, right)
 
 
-def element_bytes(element: ir.Type) -> int:
+def element_bytes(element: mlir.Element | ir.IndexType) -> int:
     return 8 if isinstance(element, ir.IndexType) else max(1, element.width // 8)
 
 

@@ -39,14 +39,14 @@ class Ranges:
                 return operands[expr.position]
             case ir.AffineSymbolExpr():
                 return operands[dims + expr.position]
-        left, right = self.of_affine(expr.lhs, operands, dims), self.of_affine(expr.rhs, operands, dims)
+        left, right = (self.of_affine(side, operands, dims) for side in mlir.sides(expr))
         found = None if left is None or right is None else _affine(expr, left, right)
         return None if found is None or found[0] < I64[0] or found[1] > I64[1] else found
 
     def _find(self, value: ir.Value) -> Range | None:
         op = mlir.definition(value)
         if op is None:
-            around, number = value.owner.owner.operation, ir.BlockArgument(value).arg_number
+            around, number = ir.BlockArgument(value).owner.owner.operation, ir.BlockArgument(value).arg_number
             if self.element is not None and mlir.is_generic(around) and number < len(mlir.inputs_of(around)):
                 return self.element(around.operands[number])
             return self._loop(around) if around.name == "scf.for" and number == 0 else None

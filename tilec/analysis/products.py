@@ -129,7 +129,7 @@ def _affine_period(x: ir.AffineExpr, operands: list[tuple[int, bool]], symbols: 
             return operand(x)[0]
         case ir.AffineFloorDivExpr() if operand(x.lhs)[1] and isinstance(x.rhs, ir.AffineConstantExpr):
             return x.rhs.value
-    return gcd(*(_affine_period(part, operands, symbols) for part in (x.lhs, x.rhs)))
+    return gcd(*(_affine_period(part, operands, symbols) for part in mlir.sides(x)))
 
 
 def arguments_of(body: ir.Block, value: ir.Value) -> list[int]:

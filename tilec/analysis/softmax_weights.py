@@ -41,7 +41,7 @@ def is_weight(term: ir.Operation, reader: ir.Operation, result: int) -> bool:
 def is_sum(value: ir.Value) -> bool:
     """Whether an argument of a body is a sum of weights: at least 1, as the maximum's own is, and at most their number; or
     infinite or NaN, where the maximum is."""
-    reader = value.owner.owner.operation if mlir.definition(value) is None else None
+    reader = ir.BlockArgument(value).owner.owner.operation if mlir.definition(value) is None else None
     if reader is None or not mlir.is_generic(reader) or value not in list(mlir.body_of(reader).arguments):
         return False
     sums = reader.operands[list(mlir.body_of(reader).arguments).index(value)]
@@ -77,7 +77,7 @@ def dims_of_maximum(value: ir.Value, largest: ir.Value, or_zero: bool = False) -
     """The dimensions at which `largest` is read, where one operation reads it and `value`, and it is the maximum of elements
     of a tensor of which that is one; None where it is not. With `or_zero` also what stands for an infinite maximum by 0."""
     value, largest = _widened(value), _widened(largest)
-    reader = value.owner.owner.operation if mlir.definition(value) is None else None
+    reader = ir.BlockArgument(value).owner.owner.operation if mlir.definition(value) is None else None
     arguments = [] if reader is None or not mlir.is_generic(reader) else list(mlir.body_of(reader).arguments)
     if value not in arguments or largest not in arguments:
         return None

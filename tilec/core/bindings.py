@@ -24,11 +24,11 @@ def _define_later(module: ModuleType, execute: Callable[[], None]) -> None:
     def later(function: Callable | None = None, **named: Any) -> Any:
         return partial(later, **named) if function is None else Later(lambda: define(function, **named))
 
-    lang.linalg_structured_op = later
+    vars(lang)["linalg_structured_op"] = later
     try:
         execute()
     finally:
-        lang.linalg_structured_op = vars(module)["linalg_structured_op"] = define
+        vars(lang)["linalg_structured_op"] = vars(module)["linalg_structured_op"] = define
 
 
 _NAMED_OPS = "numba_cuda_mlir._mlir.dialects.linalg.opdsl.ops.core_named_ops"

@@ -11,11 +11,14 @@ names reach the printed kernel and change nothing on the way.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from tilec.core.mlir import ir
 
+_Named = TypeVar("_Named", bound=ir.Operation | ir.OpView | ir.Value)
 
-def named(what: ir.Operation | ir.OpView | ir.Value, *names: str | None) -> ir.Value | ir.Operation:
+
+def named(what: _Named, *names: str | None) -> _Named:
     """Gives names to the variables that an operation defines (a loop: its own, then those that it carries); returns it.
     A None among the names leaves that variable to the printer; `.j` is the program's index `j`, and `@m` something that a thread
     holds of its tensor `m`. Constants and arguments of blocks have no names."""
@@ -37,8 +40,7 @@ def variables(op: ir.Operation) -> list[str | None]:
 
 
 def _unnamed(location: ir.Location) -> ir.Location:
-    variable = isinstance(location, ir.NameLoc) and location.name_str.startswith("%")
-    return location.child_loc if variable else location
+    return location.child_loc if isinstance(location, ir.NameLoc) and location.name_str.startswith("%") else location
 
 
 def statement(location: ir.Location) -> str | None:
@@ -70,7 +72,9 @@ INDICES = "tilec.indices"
 
 def set_statements(module: ir.Operation, texts: dict[Position, str]) -> None:
     """The source's text of every statement, by its position."""
-    entries = {f"{file}:{line}:{column}": ir.StringAttr.get(text) for (file, line, column), text in texts.items()}
+    entries: dict[str, ir.Attribute] = {
+        f"{file}:{line}:{column}": ir.StringAttr.get(text) for (file, line, column), text in texts.items()
+    }
     module.attributes[STATEMENTS] = ir.DictAttr.get(entries)
 
 
@@ -83,7 +87,7 @@ def statements(module: ir.Operation) -> dict[Position, str]:
     return found
 
 
-def set_indices(op: ir.Operation, names: list[str]) -> None:
+def set_indices(op: ir.Operation | ir.OpView, names: list[str]) -> None:
     """The source's names of an operation's dimensions, or of a kernel's."""
     op.attributes[INDICES] = ir.ArrayAttr.get([ir.StringAttr.get(n) for n in names])
 

@@ -33,6 +33,8 @@ __all__ = [
     "memref", "nvgpu", "nvvm", "plain_values", "scf", "tensor", "vector",
 ]  # fmt: skip
 
+Element = ir.IntegerType | ir.FloatType
+"""What the tensors of a program hold."""
 DYNAMIC = ir.ShapedType.get_dynamic_size()
 
 
@@ -90,7 +92,8 @@ def index_type() -> ir.Type:
     return ir.IndexType.get()
 
 
-def type_of(name: str) -> ir.Type:
+def type_of(name: str) -> Any:
+    """The type that a text names."""
     return ir.Type.parse(name)
 
 
@@ -104,7 +107,7 @@ def constant(value: int | float | bool, type_: ir.Type) -> ir.Value:
         value = int(value)
         if value >= 1 << (width - 1):  # signless: only the bits count
             value -= 1 << width
-        attribute = ir.IntegerAttr.get(type_, value)
+        attribute: ir.Attribute = ir.IntegerAttr.get(type_, value)
     else:
         attribute = ir.FloatAttr.get(type_, float(value))
     return ir.Operation.create("arith.constant", [type_], attributes={"value": attribute}).result
@@ -118,8 +121,8 @@ def fill(value: ir.Value, out: ir.Value) -> Any:
     return op.results[0] if results else None
 
 
-def definition(value: ir.Value) -> ir.Operation:
-    """The operation that makes a value; None for the arguments of blocks."""
+def definition(value: ir.Value) -> ir.Operation | Any:
+    """The operation that makes a value; None for the arguments of blocks. Callers that know of an operation need not ask."""
     return None if isinstance(value, ir.BlockArgument) else value.owner.operation
 
 
@@ -206,6 +209,12 @@ def projection(rank: int, dims: Sequence[int]) -> ir.AffineMap:
     return ir.AffineMap.get(rank, 0, [ir.AffineDimExpr.get(d) for d in dims])
 
 
+def sides(expression: ir.AffineExpr) -> tuple[ir.AffineExpr, ir.AffineExpr]:
+    """The operands of a sum, a product, a quotient or a remainder."""
+    assert isinstance(expression, ir.AffineBinaryExpr)
+    return expression.lhs, expression.rhs
+
+
 def map_dims(map_: ir.AffineMap) -> list[int]:
     """The dimensions that a projected permutation picks; tilec builds no other operand maps."""
     return [ir.AffineDimExpr(e).position for e in map_.results]
@@ -233,7 +242,7 @@ def generic(
     return op, block
 
 
-def is_generic(op: ir.Operation) -> bool:
+def is_generic(op: ir.Operation | ir.OpView) -> bool:
     return op.name == "linalg.generic"
 
 
@@ -334,7 +343,7 @@ def _map_operands(op: ir.Operation, mapping: dict[ir.Value, ir.Value]) -> None:
                 _map_operands(inner.operation, mapping)
 
 
-def traverse(op: ir.Operation) -> Iterator[ir.Operation]:
+def traverse(op: ir.Operation | ir.OpView) -> Iterator[ir.Operation]:
     """All operations inside `op`, outer before inner."""
     pending = [_inside(op)]
     while pending:
@@ -348,7 +357,7 @@ def traverse(op: ir.Operation) -> Iterator[ir.Operation]:
             pending.pop()
 
 
-def _inside(op: ir.Operation) -> Iterator[ir.OpView]:
+def _inside(op: ir.Operation | ir.OpView) -> Iterator[ir.OpView]:
     for region in op.regions:
         for block in region:
             yield from block.operations
@@ -394,5 +403,5 @@ def uses(value: ir.Value) -> list[ir.Operation]:
     return [use.owner.operation for use in value.uses]
 
 
-def entry(function: ir.Operation) -> ir.Block:
+def entry(function: ir.Operation | ir.OpView) -> ir.Block:
     return function.regions[0].blocks[0]

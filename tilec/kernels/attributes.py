@@ -333,7 +333,7 @@ TABLE: tuple[Attribute, ...] = (
 # ---- copies ------------------------------------------------------------------------------------------------------------
 
 
-def carry_over(source: ir.Operation, target: ir.Operation) -> None:
+def carry_over(source: ir.Operation | ir.OpView, target: ir.Operation | ir.OpView) -> None:
     """Gives an operation that takes another's place its attributes of this table."""
     for name in source.attributes:
         if name.startswith(PREFIX):

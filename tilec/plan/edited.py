@@ -77,7 +77,7 @@ def _schedule(module: ir.Operation) -> dict[str, Any]:
             continue
         if "tilec.inline" in op.attributes:
             inline.append(name)
-        placements = {name: op.attributes} if "tilec.kernel" in op.attributes else {}
+        placements: dict[str, ir.OpAttributeMap | ir.DictAttr] = {name: op.attributes} if "tilec.kernel" in op.attributes else {}
         if "tilec.split" in op.attributes:
             placements[f"{name}.partial"] = ir.DictAttr(op.attributes["tilec.split"])
         if "tilec.recompute" in op.attributes:

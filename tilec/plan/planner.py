@@ -295,10 +295,13 @@ def _for_target(graph: Graph, target: Target) -> Graph:
 
 def _signature(function: ir.Operation) -> str:
     """`softmax(x: f32[512, 64])`: the name of a program with its shapes, which a schedule file repeats."""
-    attributes = ir.ArrayAttr(function.attributes["arg_attrs"]) if "arg_attrs" in function.attributes else []
+    has_names = "arg_attrs" in function.attributes
+    attributes = [ir.DictAttr(a) for a in ir.ArrayAttr(function.attributes["arg_attrs"])] if has_names else []
     names = [ir.StringAttr(a["tilec.name"]).value for a in attributes]
     types = [ir.ShapedType(a.type) for a in mlir.entry(function).arguments]
-    shapes = [list(a["tilec.shape"]) if "tilec.shape" in a else list(t.shape) for a, t in zip(attributes, types)]
+    shapes = [
+        list(ir.DenseI64ArrayAttr(a["tilec.shape"]) if "tilec.shape" in a else t.shape) for a, t in zip(attributes, types)
+    ]
     inputs = [f"{n}: {t.element_type}{shape or ''}" for n, t, shape in zip(names, types, shapes)]
     return f"{ir.StringAttr(function.attributes['sym_name']).value}({', '.join(inputs)})"
 
@@ -340,7 +343,7 @@ def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
         by_name[name].attributes["tilec.inline"] = ir.UnitAttr.get()
     parts = {f"{s.name}.partial": s for s in plan.splits}
     stored = {p.stored: p for p in plan.packs}
-    table = {}
+    table: dict[str, ir.Attribute] = {}
     for kernel in plan.kernels:
         for name in kernel.nodes:
             placement = _placement(kernel, name)
@@ -362,7 +365,9 @@ def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
     if "tilec.launches" in module.attributes:
         del module.attributes["tilec.launches"]
     if plan.launches:
-        launches = {name: ir.ArrayAttr.get([mlir.string(k) for k in kernels]) for name, kernels in plan.launches.items()}
+        launches: dict[str, ir.Attribute] = {
+            name: ir.ArrayAttr.get([mlir.string(k) for k in kernels]) for name, kernels in plan.launches.items()
+        }
         module.attributes["tilec.launches"] = ir.DictAttr.get(launches)
     module.attributes["tilec.target"] = mlir.string(plan.target.name)
     module.attributes["tilec.backend"] = mlir.string(plan.target.kind)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from tilec.analysis.chain import Chain, read_chain
 from tilec.analysis.expression import Expr, Reader, parts_of
@@ -143,8 +144,7 @@ class ChainBlock:
         for d, size in self.box.items():
             own = self.sizes[d]
             if isinstance(own, ir.Value) or own != size:
-                own = own if isinstance(own, ir.Value) else mlir.index(own)
-                found[d] = arith.subi(own, mlir.index(1))
+                found[d] = arith.subi(own if isinstance(own, ir.Value) else mlir.index(own), mlir.index(1))
         return found
 
     def _ordered(self, number: ir.Value, counts: list[int]) -> list[ir.Value]:
@@ -174,7 +174,8 @@ class ChainBlock:
         self.function.attributes["tilec.blocks"] = mlir.integer(self.parts * self.launched)
         self.function.attributes["tilec.threads"] = mlir.integer(self.options.block_threads)
         self.part, given = mlir.index(0), number is not None
-        number = number if given else gpu.BlockIdOp(gpu.Dimension.x).result
+        if number is None:
+            number = gpu.BlockIdOp(gpu.Dimension.x).result
         if self.parts > 1 and not given:
             self.part = locations.named(arith.remui(number, mlir.index(self.parts)), "part")
             number = arith.divui(number, mlir.index(self.parts))
@@ -190,7 +191,7 @@ class ChainBlock:
         for value, (op, n) in made.items():
             if not is_local(value):
                 self.outputs.append(Output(reader.result(op, n), mlir.outputs_of(op)[n], reader.result_dims(op, n)))
-        self.sizes: dict[int, int] = {}
+        self.sizes: dict[int, Any] = {}  # a value where a dimension is not known
         for op in generics:
             self.sizes |= zip(dims[op], mlir.extents_of(op))
         stored = [[d for d in o.dims if self.sizes[d] != 1] for o in self.outputs]

@@ -79,7 +79,7 @@ class TileList:
         def column(n: ir.Value) -> At:
             return At({self.between: arith.minsi(arith.addi(start, n), end)}, mlir.index(0))
 
-        needed = None
+        needed: ir.Value | None = None
         for match, (least, most) in zip(matches, own):
             low, high = self._range(match.column, self.size, column)
             at_most = arith.CmpIPredicate.sle
@@ -87,6 +87,7 @@ class TileList:
             for a, b in asked:
                 holds = arith.cmpi(at_most, a, b)
                 needed = holds if needed is None else arith.andi(needed, holds)
+        assert needed is not None, "each match asks for a bound"
         with when(arith.cmpi(arith.CmpIPredicate.eq, self.thread.lane, mlir.index(0))):
             at = sum_of([(self.span.high, 1), (tile, -1)], -1)
             memref.StoreOp(arith.extui(self.i32, needed), self.list, [at])

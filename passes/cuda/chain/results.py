@@ -67,6 +67,7 @@ class Results:
             with loop(2, unroll=True, name="pair") as lane:
                 column = sum_of([(lane, 1), (j, 8), (self.column, 1)])
                 with nullcontext() if even else when(below(column, self.columns)):
+                    assert self.o is not None
                     product = memref.LoadOp(self.o, [j, half, lane]).result
                     coordinates = {**rows, dim: column}
                     value = self.values.build(final, At(coordinates, half, product=product, known=dict(known)))

@@ -142,6 +142,7 @@ class _Combined:
         """The state of one part."""
         tile, order = self.block.number, self.block.chain.row_states
         if c not in order:
+            assert self.sums is not None
             return memref.LoadOp(self.sums, [tile, part, *self.coordinates]).result
         rows = self.coordinates[: len(self.block.box)]
         value = memref.LoadOp(self.row_states, [mlir.index(order.index(c)), tile, part, *rows]).result

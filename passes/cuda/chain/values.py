@@ -64,6 +64,7 @@ class Values:
             case "total":
                 return at.scores[x.key]
             case "state" if x.key == self.product:
+                assert at.product is not None
                 return at.product
             case "state":
                 state = self.states[x.key]

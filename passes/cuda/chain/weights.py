@@ -45,8 +45,8 @@ class Packer:
                 if self.terms > 1:
                     source, at = self.pieces, [term, mlir.index(0)]
                 rounded = arith.truncf(words, vector.LoadOp(pair, source, at).result)
-                at = [(low, 1), (term, self.high * self.columns // 4), (high, self.columns // 4), (j, 2)]
-                vector.StoreOp(rounded, self.w, [sum_of(at), mlir.index(0)])
+                word = [(low, 1), (term, self.high * self.columns // 4), (high, self.columns // 4), (j, 2)]
+                vector.StoreOp(rounded, self.w, [sum_of(word), mlir.index(0)])
 
     def _take_apart(self, j: ir.Value, half: ir.Value) -> None:
         """A weight as a sum of narrow numbers: its upper bits, those of what is left, and so on; all but the last exact.

@@ -250,10 +250,14 @@ class MmaTile:
             if self.problem.options.multiplicand == "tf32":
                 self._round(part, i)
 
-    def _load_matrices(self, part: Any, stage: Stage, first: Any, slot: Any, k: int, i: int, rows_first: bool) -> None:
+    def _load_matrices(
+        self, part: ir.Value, stage: Stage, first: ir.Value, slot: ir.Value, k: ir.Value, i: ir.Value, rows_first: bool
+    ) -> None:
         load_matrices(stage, slot, first, k, part, arith.muli(i, mlir.index(4)), self.thread, stage.side.major, rows_first)
 
-    def _load_words(self, part: Any, stage: Stage, first: Any, slot: Any, k: int, i: int, rows_first: bool) -> None:
+    def _load_words(
+        self, part: ir.Value, stage: Stage, first: ir.Value, slot: ir.Value, k: ir.Value, i: ir.Value, rows_first: bool
+    ) -> None:
         """32-bit elements in lines of rows, one by one: lane l has row l / 4 of the place l % 4 of k."""
         group, member = self.thread.group, self.thread.member
         with loop(2, name="high") as high, loop(2, name="low") as low:
@@ -355,14 +359,17 @@ def multiply_fragments(
     sums: ir.Value, at: list[ir.Value], left: tuple[ir.Value, ir.Value], right: tuple[ir.Value, ir.Value], tf32: bool = False
 ) -> None:  # fmt: skip
     """Adds the product of two fragments, each in words of its registers from a number on, to the fragment `at` of the sums."""
-    operands, element = [], ir.MemRefType(left[0].type).element_type
-    for words, (part, word) in zip((4, 2), (left, right)):
+    element = ir.MemRefType(left[0].type).element_type
+
+    def load(words: int, part: ir.Value, word: ir.Value) -> ir.Value:
         type_ = ir.VectorType.get([words, 32 // element.width], element)
-        operands.append(vector.LoadOp(type_, part, [word, mlir.index(0)]).result)
+        return vector.LoadOp(type_, part, [word, mlir.index(0)]).result
+
+    a, b = load(4, *left), load(2, *right)
     type_ = ir.VectorType.get([2, 2], ir.MemRefType(sums.type).element_type)
     c = vector.LoadOp(type_, sums, at).result
     shape = ir.ArrayAttr.get([mlir.integer(n) for n in (16, 8, WIDE * 16 // element.width)])
-    total = nvgpu.MmaSyncOp(type_, *operands, c, shape, tf32Enabled=tf32 or None).result
+    total = nvgpu.MmaSyncOp(type_, a, b, c, shape, tf32Enabled=tf32 or None).result
     vector.StoreOp(total, sums, at)
 
 

@@ -31,7 +31,7 @@ from tilec.passes.predicate_loads import guard_loads
 FLAT = -1  # a kernel dimension: all reduced ones as one
 
 
-def element_of(multiplicand: str) -> ir.Type:
+def element_of(multiplicand: str) -> mlir.Element:
     """The type in which factors of this type are in memory."""
     return mlir.type_of(ELEMENTS.get(multiplicand, multiplicand))
 
@@ -46,7 +46,7 @@ class Side:
     size: int
     copy: str
     major: bool
-    element: ir.Type
+    element: mlir.Element
     narrow: bool = False  # converted on the way from shared memory
 
     @property
@@ -184,7 +184,7 @@ class Problem:
         return [below(at[d], extent) for d, extent, size in ends if extent % size]
 
     @cached_property
-    def element(self) -> ir.Type:
+    def element(self) -> mlir.Element:
         """The type of staged factors; tf32 is an f32 that copies or threads round."""
         return element_of(self.options.multiplicand)
 
@@ -337,7 +337,7 @@ class Problem:
 
     def evaluate(
         self, value: ir.Value, at: dict[int, ir.Value], elements: Mapping[int, ir.Value] | None = None,
-        element: ir.Type | None = None,
+        element: mlir.Element | None = None,
     ) -> ir.Value:  # fmt: skip
         """A value of the body at coordinates, in the staged type or that of `element`."""
         (result,), element = self.copied([value], at, elements), element or self.element

@@ -111,6 +111,7 @@ class Scales:
         if self.joined:
             return
         if self.columns:
+            assert self.right is not None
             with loop(self.columns, name="group") as group:
                 memref.StoreOp(self._kept(sum_of([(group, 1)], self.rows), position), self.right, [group])
         elif self.right is not None:

@@ -66,8 +66,8 @@ def _pipeline(problem: Problem, tile: Any, stages: list[Stage]) -> None:
         stage.put(mlir.index(0), mlir.index(0))
     if copied:
         with loop(ahead, name="stage") as step:
-            ring.start(step, partial(_copy, copied, step, step), exists=ring.steps >= ahead)
-    with loop(ring.steps, always=True, name=f"{problem.inner_name}_step") as step:
+            ring.start(step, partial(_copy, copied, step, step), exists=problem.steps >= ahead)
+    with loop(problem.steps, always=True, name=f"{problem.inner_name}_step") as step:
         if copied:
             ring.wait(ahead - 1)
         gpu.BarrierOp()

@@ -81,8 +81,10 @@ class LookBack:
     """The totals of the row that a kernel's blocks share, as lane `lane` of a warp sees them."""
 
     def __init__(self, kernel: KernelContext, lane: ir.Value) -> None:
-        assert kernel.spread is not None
-        self.lane, self.part, self.row = lane, kernel.rank, kernel.row
+        assert kernel.spread is not None and kernel.rank is not None and kernel.row is not None
+        self.lane: ir.Value = lane
+        self.part: ir.Value = kernel.rank
+        self.row: ir.Value = kernel.row
         self.totals = mlir.entry(kernel.function).arguments[-1]
         self.sizes = levels(kernel.spread.blocks)
 
@@ -142,7 +144,7 @@ def _halves(total: ir.Value) -> list[ir.Value]:
     return [arith.trunci(_i32(), b) for b in (bits, arith.shrsi(bits, mlir.constant(32, _integer(64))))]
 
 
-def _whole(words: list[ir.Value], element: ir.Type) -> ir.Value:
+def _whole(words: list[ir.Value], element: mlir.Element) -> ir.Value:
     bits = received(words[0])
     if element.width == 64:
         low, high = (arith.extui(_integer(64), h) for h in (bits, received(words[1])))

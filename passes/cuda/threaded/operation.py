@@ -234,13 +234,13 @@ class GenericMapper(OperationContext):
                     type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
                     at = position.coordinates(dims, lane)
                     memory, at = (root(value), transpose.swizzled(at, mark)) if mark else (value, at)
-                    element = vector.LoadOp(type_, memory, at).result
+                    read = vector.LoadOp(type_, memory, at)
                     if reading:
-                        element.owner.attributes["tilec.read"] = ir.StringAttr.get(reading)
-                    vector.StoreOp(element, tile, position.slot(dims, lane))
+                        read.attributes["tilec.read"] = ir.StringAttr.get(reading)
+                    vector.StoreOp(read.result, tile, position.slot(dims, lane))
                 else:
-                    element = memref.LoadOp(value, position.coordinates(dims)).result
-                    memref.StoreOp(element, tile, position.slot(dims))
+                    one = memref.LoadOp(value, position.coordinates(dims)).result
+                    memref.StoreOp(one, tile, position.slot(dims))
         return tile
 
     def _reading(self, value: ir.Value) -> str:

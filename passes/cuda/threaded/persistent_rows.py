@@ -217,12 +217,13 @@ class Pipeline:
             if rests and op == rests[-1]:
                 gpu.BarrierOp()  # workgroup memory of the last tile's reductions is free, too
                 self._start_prefetches(self._tile_ahead(tile, self.ring.stages), stage)
-        began = [self.kernel.threads.misalignment] if aligned else []
+        began = [self.kernel.threads.misalignment] if aligned and self.kernel.threads.misalignment is not None else []
         scf.YieldOp([*began, arith.xori(phase, mlir.index(1)), self.ring.next(stage)])
 
     def _realign(self, copy: ir.Operation, mapping: dict[ir.Value, ir.Value], aligned: ir.Value) -> None:
         """Puts an operand that all tiles share where this tile's row begins, unless it is there since the last one."""
         misalignment = self.kernel.threads.misalignment
+        assert misalignment is not None
         with when(arith.cmpi(arith.CmpIPredicate.ne, misalignment, aligned)):
             made = mlir.clone_op(copy, dict(mapping))
             with ir.InsertionPoint(made):

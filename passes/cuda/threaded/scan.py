@@ -114,6 +114,7 @@ class _Scan:
                 memref.StoreOp(so_far, self.preceding, inner.slot(generic.operand_dims[self.out]))
             generic.compute(inner)
             if self.made != self.scanned:
+                assert self.elements is not None
                 so_far = memref.LoadOp(self.running, at).result
                 memref.StoreOp(so_far, self.elements, inner.slot(generic.operand_dims[self.out]))
         generic.tiles = tiles

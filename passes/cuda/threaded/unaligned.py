@@ -91,13 +91,13 @@ def fetch(generic: OperationContext, value: ir.Value, dims: tuple[int, ...], til
     for part, lane in product(parts, pieces):
         here = partial(ends_before, value, dims, lane, total - width, True) if cut and part.kind != INNER else None
         with threads.slots(dims, generic.chunk, generic.sizes, lanes=False, part=part, where=here) as position:
-            at = flat_index(value, dims, position, lane)
-            vector.StoreOp(vector.LoadOp(type_, memory, [at]).result, tile, position.slot(dims, lane))
+            first = flat_index(value, dims, position, lane)
+            vector.StoreOp(vector.LoadOp(type_, memory, [first]).result, tile, position.slot(dims, lane))
     for part, lane in product([p for p in parts if cut and p.kind != INNER], pieces):
         here = partial(ends_before, value, dims, lane, total - width, False)
         with threads.slots(dims, generic.chunk, generic.sizes, lanes=False, part=part, where=here) as position:
-            at, slot = flat_index(value, dims, position, lane), partial(position.slot, dims)
-            load_rest(memory, at, width, tile, lambda n, lane=lane, slot=slot: slot(lane + n))
+            first, slot = flat_index(value, dims, position, lane), partial(position.slot, dims)
+            load_rest(memory, first, width, tile, lambda n, lane=lane, slot=slot: slot(lane + n))
 
 
 def _fetch_own(

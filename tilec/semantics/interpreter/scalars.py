@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tilec.core import mlir
 from tilec.core.conversions import to_float
 from tilec.core.mlir import ir
 from tilec.semantics.interpreter.code import Code, Mask, Step, Values, differs, dtype_of, merge, operation
@@ -44,6 +45,7 @@ def _constant(code: Code, op: ir.Operation) -> None:
     value, type_ = op.attributes["value"], op.results[0].type
     dtype = dtype_of(type_)
     if isinstance(type_, ir.ShapedType):
+        value = ir.DenseElementsAttr(value)
         if not isinstance(type_, ir.VectorType) or not value.is_splat:
             raise Unsupported(op, "a constant of this type")
         made = np.full(tuple(type_.shape), _number(value.get_splat_value(), dtype), dtype)
@@ -346,7 +348,7 @@ def _expression(expr: ir.AffineExpr, slots: list[int], dims: int) -> Callable[[V
             return operator.itemgetter(slots[expr.position])
         case ir.AffineSymbolExpr():
             return operator.itemgetter(slots[dims + expr.position])
-    left, right = _expression(expr.lhs, slots, dims), _expression(expr.rhs, slots, dims)
+    left, right = (_expression(side, slots, dims) for side in mlir.sides(expr))
     match expr:
         case ir.AffineAddExpr():
             return lambda values: left(values) + right(values)
