@@ -8,9 +8,9 @@ threads, an element after the other. A convolution behind a grouped one reads it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
+from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.products import index_dim, product_of
 from tilec.core import mlir
 from tilec.core.mlir import ir, tensor
@@ -25,8 +25,8 @@ def read_joined(module: ir.Operation) -> None:
 
 def _join(op: ir.Operation) -> None:
     for load in [o.operation for o in mlir.body_of(op).operations if o.operation.name == "tensor.extract"]:
-        while (at := _joined(op, load)) is not None:
-            load = _in_one(load, at, mlir.extents_of(op))
+        while (found := _joined(op, load)) is not None:
+            load = _in_one(load, *found)
         if _bare(op, load) is not None:
             return _join(_as_operand(op, load))
 
@@ -38,37 +38,25 @@ def as_operands(op: ir.Operation) -> None:
             return as_operands(_as_operand(op, load))
 
 
-def _joined(op: ir.Operation, load: ir.Operation) -> int | None:
-    """The first subscript of two that are the quotient and the rest of one index, by the extent of the second dimension."""
+def _joined(op: ir.Operation, load: ir.Operation) -> tuple[int, ir.Value] | None:
+    """The first subscript of two that are the quotient and the rest of one index, by the extent of the second dimension; and that
+    index."""
     value, *subscripts = load.operands
-    shape, extents = list(ir.ShapedType(value.type).shape), mlir.extents_of(op)
-    for at, (first, second) in enumerate(pairwise(subscripts)):
-        size = shape[at + 1]
-        high, low = _part(first, ir.AffineFloorDivExpr, size), _part(second, ir.AffineModExpr, size)
-        if high is not None and high == low and extents[high] == shape[at] * size:
-            return at
+    shape, extents, terms = list(ir.ShapedType(value.type).shape), mlir.extents_of(op), BodyTerms(op)
+    indices = [o.operation for o in mlir.body_of(op).operations if o.operation.name == "linalg.index"]
+    for at, (first, second) in enumerate(pairwise(map(terms.exact, subscripts))):
+        whole = first * shape[at + 1] + second
+        for index in indices if first.free == second.free == whole.free else ():
+            d = index_dim(index)
+            if whole is terms.dims[d] and extents[d] == shape[at] * shape[at + 1]:
+                return at, index.results[0]
     return None
 
 
-def _part(value: ir.Value, kind: type[ir.AffineBinaryExpr], number: int) -> int | None:
-    """The dimension of which a subscript is the quotient, or the rest, by a number."""
-    owner = mlir.definition(value)
-    if owner is None or owner.name != "affine.apply" or len(owner.operands) != 1:
-        return None
-    (expression,) = ir.AffineMapAttr(owner.attributes["map"]).value.results
-    if not isinstance(expression, kind) or not isinstance(expression.lhs, ir.AffineDimExpr | ir.AffineSymbolExpr):
-        return None
-    if not isinstance(expression.rhs, ir.AffineConstantExpr) or expression.rhs.value != number:
-        return None
-    index = mlir.definition(owner.operands[0])
-    return index_dim(index) if index is not None and index.name == "linalg.index" else None
-
-
-def _in_one(load: ir.Operation, at: int, extents: Sequence[int]) -> ir.Operation:
+def _in_one(load: ir.Operation, at: int, index: ir.Value) -> ir.Operation:
     """The load from the tensor with both dimensions in one."""
     value, *subscripts = load.operands
     with ir.InsertionPoint(load), load.location:
-        index = mlir.definition(subscripts[at]).operands[0]
         made = tensor.extract(_collapsed(value, at), [*subscripts[:at], index, *subscripts[at + 2 :]])
     load.results[0].replace_all_uses_with(made)
     load.erase()

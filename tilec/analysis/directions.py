@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from tilec.analysis.alike import of_structure
 from tilec.analysis.graph import Node, dims_of
+from tilec.analysis.index_terms import BodyTerms
 from tilec.core import mlir
 from tilec.core.mlir import ir
+from tilec.index.questions import step, unclamped
 
 
 def extract_directions(node: Node) -> dict[int, float]:
@@ -62,6 +64,7 @@ def _windows_of(node: Node) -> dict[int, set[Window]]:
     found: dict[int, set[Window]] = {}
     seen: dict[ir.Value, int] = {}
     loads = [o.operation for o in mlir.body_of(node.op).operations if o.operation.name == "tensor.extract"]
+    terms = BodyTerms(node.op)
     for op in loads:
         seen[op.operands[0]] = seen.get(op.operands[0], 0) + 1
     for op in loads:
@@ -69,9 +72,9 @@ def _windows_of(node: Node) -> dict[int, set[Window]]:
             dims = _index_dims(subscript)
             if dims and (len(dims) > 1 or seen[op.operands[0]] > 1) and dims_of(subscript, node) == dims:
                 for d in dims - node.reduced:
-                    steps = {p: step_inside(subscript, p) for p in dims & node.reduced}
+                    steps = {p: step_inside(terms, subscript, p) for p in dims & node.reduced}
                     mine = found.setdefault(d, set())
-                    mine |= {Window(p, step_inside(subscript, d), n) for p, n in steps.items()}
+                    mine |= {Window(p, step_inside(terms, subscript, d), n) for p, n in steps.items()}
     return found
 
 
@@ -85,34 +88,19 @@ def steps_of_extracts(node: Node) -> list[tuple[int, list[list[int]]]]:
     """The computed accesses of an operation: the number of the tensor among `node.outside`, and by how much each subscript grows
     along each dimension (`step_inside`)."""
     offset, dims, found = {v: n for n, v in enumerate(node.outside)}, range(len(node.extents)), []
+    terms = BodyTerms(node.op)
     for view in mlir.body_of(node.op).operations:
         if view.operation.name == "tensor.extract" and len(view.operation.operands) > 1:
             value, *subscripts = view.operation.operands
-            found.append((offset[value], [[step_inside(s, d) for d in dims] for s in subscripts]))
+            found.append((offset[value], [[step_inside(terms, s, d) for d in dims] for s in subscripts]))
     return found
 
 
-def step_inside(value: ir.Value, d: int) -> int:
+def step_inside(terms: BodyTerms, value: ir.Value, d: int) -> int:
     """By how much a subscript grows from one number of dimension `d` to the next, inside the bounds to which it is clamped; 0 where
     that varies, or is 0."""
-    owner = mlir.definition(value)
-    if owner is None:
-        return 0
-    steps = [step_inside(v, d) for v in owner.operands]
-    match owner.name:
-        case "linalg.index":
-            return int(ir.IntegerAttr(owner.attributes["dim"]).value == d)
-        case "arith.addi" | "arith.maxsi" | "arith.minsi" | "arith.index_cast":
-            return sum(steps)
-        case "arith.subi":
-            return steps[0] - steps[1]
-        case "arith.muli":
-            numbers = [mlir.constant_value(v) for v in owner.operands]
-            return sum(n * s for n, s in zip(numbers, reversed(steps)) if n is not None)
-        case "affine.apply":
-            weights = mlir.linear(ir.AffineMapAttr(owner.attributes["map"]).value)
-            return 0 if weights is None else sum(w * s for w, s in zip(weights, steps))
-    return 0
+    found = step(unclamped(terms.of(value)), terms.dims[d])
+    return 0 if found is None else found.constant or 0
 
 
 def _index_dims(value: ir.Value) -> set[int]:

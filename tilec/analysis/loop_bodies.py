@@ -6,13 +6,16 @@ from collections.abc import Collection
 from math import prod
 
 from tilec.analysis.alike import of_structure
-from tilec.analysis.directions import extract_directions, step_inside
+from tilec.analysis.directions import extract_directions
 from tilec.analysis.graph import Node, Read, dims_of, element_bytes
+from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.operation_costs import cost_of
 from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost.loop_nest import LoopAccess, LoopBody, LoopOperation, nest_us, transposing_us
+from tilec.index.questions import step
+from tilec.index.terms import total
 
 LATENCY = 0.65  # of an addition, for each operation between two states: some of them go beside each other
 SPECIAL_OPERATIONS = 20  # vector operations of an exponential or a cosine, by polynomials
@@ -71,20 +74,10 @@ def _steps(read: Read, rank: int) -> tuple[int, ...]:
 def _extract(op: ir.Operation, node: Node) -> LoopAccess:
     value, *subscripts = op.operands
     shape = list(ir.ShapedType(value.type).shape)
-    steps: list[int | None] = []
-    for d in range(len(node.extents)):
-        total: int | None = 0
-        for position, subscript in enumerate(subscripts):
-            if d in dims_of(subscript, node):
-                step = 0 if _is_clamped(subscript) else step_inside(subscript, d)
-                total = None if total is None or step == 0 else total + step * prod(shape[position + 1 :])
-        steps.append(total)
-    return LoopAccess(tuple(steps), _bytes(value))
-
-
-def _is_clamped(value: ir.Value) -> bool:
-    owner = mlir.definition(value)
-    return owner is not None and owner.name in ("arith.maxsi", "arith.minsi")
+    terms = BodyTerms(node.op)
+    address = total([terms.of(s) * prod(shape[n:]) for n, s in enumerate(subscripts, 1)])
+    steps = (step(address, d) for d in terms.dims)
+    return LoopAccess(tuple(None if s is None else s.constant for s in steps), _bytes(value))
 
 
 def _count(op: ir.Operation) -> float:

@@ -18,17 +18,16 @@ from itertools import pairwise
 from math import prod
 
 from tilec.analysis.index_ranges import Range, Ranges
+from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.products import index_dim, product_of
 from tilec.core import mlir
 from tilec.core.mlir import ir
+from tilec.index.questions import thresholds
 
 SINGLE = 8  # the most elements of a piece that becomes as many pieces of one element each
 MOST = 16  # pieces
 COMBINED = {"arith.addf", "arith.mulf", "arith.maximumf", "arith.minimumf", "arith.addi", "arith.muli", "arith.andi", "arith.ori",
             "arith.maxsi", "arith.minsi", "arith.maxui", "arith.minui"}  # fmt: skip
-_AT = {0: (0, 1), 1: (0, 1), 2: (0,), 3: (1,), 4: (1,), 5: (0,), 6: (0,), 7: (1,), 8: (1,), 9: (0,)}
-"""By predicates of cmpi: how far behind the number that an index is compared with the outcome changes."""
-_MIRRORED = {2: 4, 3: 5, 4: 2, 5: 3, 6: 8, 7: 9, 8: 6, 9: 7}
 
 
 @dataclass(frozen=True)
@@ -223,30 +222,11 @@ def _may_be_cut(op: ir.Operation, d: int) -> bool:
 
 def _points(op: ir.Operation, d: int) -> Iterator[int]:
     """Where along a dimension the outcome of a comparison of its index with a number changes."""
+    terms = BodyTerms(op)
     for asked in [o for o in mlir.traverse(op) if o.name == "arith.cmpi"]:
-        predicate, (left, right) = ir.IntegerAttr(asked.attributes["predicate"]).value, asked.operands
-        if mlir.constant_value(left) is not None:
-            predicate, left, right = _MIRRORED.get(predicate, predicate), right, left
-        number, offset = mlir.constant_value(right), _offset(left, d)
-        if number is not None and offset is not None:
-            yield from (number - offset + more for more in _AT[predicate])
-
-
-def _offset(value: ir.Value, d: int) -> int | None:
-    """What a value is more than the index of a dimension."""
-    op = mlir.definition(value)
-    match op.name if op is not None else "":
-        case "linalg.index":
-            return 0 if index_dim(op) == d else None
-        case "arith.index_cast":
-            return _offset(op.operands[0], d)
-        case "affine.apply" if len(op.operands) == 1:
-            factors, inner = mlir.linear(ir.AffineMapAttr(op.attributes["map"]).value), _offset(op.operands[0], d)
-            return inner + factors[1] if factors is not None and factors[0] == 1 and inner is not None else None
-        case "arith.addi" | "arith.subi" if mlir.constant_value(op.operands[1]) is not None:
-            number, inner = mlir.constant_value(op.operands[1]), _offset(op.operands[0], d)
-            return None if inner is None else inner + number if op.name == "arith.addi" else inner - number
-    return None
+        condition = terms.condition(asked.results[0])
+        points = () if condition is None else thresholds(condition, terms.dims[d])
+        yield from (p.constant for p in points if p.constant is not None)
 
 
 def _pieces(points: Sequence[int]) -> Iterator[Range]:

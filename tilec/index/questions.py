@@ -13,7 +13,7 @@ from math import gcd, prod
 
 from tilec.index.answers import remembered
 from tilec.index.facts import NONE, Facts
-from tilec.index.terms import Leaf, Term, index, remainders, split, term, traverse
+from tilec.index.terms import Cond, Leaf, Term, at_least, index, remainders, split, term, traverse
 
 
 @remembered
@@ -28,6 +28,17 @@ def step(x: Term, d: Term) -> Term | None:
     """By how much it grows from each number of an index to the next.   (4 * i + j) // 4, i   ->   1"""
     found = NONE.rebuilt(x, {d.symbol: d + 1}) - x
     return found if d.symbol not in found.free else None
+
+
+@remembered
+def unclamped(x: Term) -> Term:
+    """It where no minimum or maximum with a number has an effect.   min(max(i - 1, 0), 31)   ->   i - 1"""
+    facts = NONE
+    for leaf in reversed([leaf for y in traverse(x) for leaf in y.leaves if leaf.op == "min"]):
+        numbers = [a for a in leaf.args if a.constant is not None]
+        for a in leaf.args if len(numbers) == 1 else ():
+            facts = facts.assume(at_least(numbers[0], facts.simplified(a)))
+    return facts.simplified(x)
 
 
 @remembered
@@ -120,6 +131,23 @@ def diagonal(i: Term, j: Term, *xs: Term) -> tuple[int, int] | None:
         if all((NONE.rebuilt(x, move) - x) is term(0) for x in xs):
             return a, b
     return None
+
+
+@remembered
+def thresholds(when: Cond, d: Term) -> tuple[Term, ...]:
+    """Numbers of an index from which on the outcome of a condition may change; none of parts that are not linear in it.
+
+    i + 3 >= 10, i   ->   7
+    """
+    if when.term is None:
+        return tuple(t for p in when.parts for t in thresholds(p, d))
+    c, r = when.term.collect(d.symbol)
+    if not (a := c.constant) or d.symbol in r.free:
+        return ()
+    if when.op != ">=":
+        first = -(r // a) if a > 0 else -(-r // -a)
+        return first, first + 1
+    return (-(r // a) if a > 0 else r // -a + 1,)
 
 
 def divisions(xs: Iterable[Term]) -> int:

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, memref
+from tilec.index.questions import factor
+from tilec.index.terms import term
 from tilec.passes.cuda.threaded.context import OperationContext
-from tilec.passes.cuda.threaded.vector_gather import evaluate, is_index
+from tilec.passes.cuda.threaded.vector_gather import evaluate, index_of, is_index
 from tilec.passes.loops import Position, sum_of
 
 
@@ -53,7 +55,7 @@ def _running_index(generic: OperationContext, n: int, update: ir.Value, along: i
     if choice is None or choice.name != "arith.select" or choice.operands[2] != state:
         return None
     own, others = choice.operands[1], [u for u in mlir.uses(state) if u != choice]
-    if len(others) != 1 or _rise(generic, own, along) != 1:
+    if len(others) != 1 or factor(generic.terms.of(own), index_of(generic, along)) is not term(1):
         return None
     (before,) = others
     if before.name != "arith.cmpi" or list(before.operands) != [own, state]:
@@ -92,28 +94,6 @@ def _is_nan(op: ir.Operation | None, value: ir.Value) -> bool:
         and ir.IntegerAttr(op.attributes["predicate"]).value == arith.CmpFPredicate.UNE.value
         and list(op.operands) == [value, value]
     )
-
-
-def _rise(generic: OperationContext, value: ir.Value, along: int) -> int | None:
-    """By how much a value of the body grows with the index along a dimension; None where that varies or is not known."""
-    if is_index(generic, value, along):
-        return 1
-    owner = mlir.definition(value)
-    if owner is None:
-        return None if value.owner == generic.block else 0
-    if owner.block != generic.block:
-        return 0
-    rises = [_rise(generic, v, along) for v in owner.operands]
-    if None in rises:
-        return None
-    match owner.name:
-        case "arith.index_cast" | "arith.addi":
-            return sum(rises)
-        case "affine.apply":
-            factors = mlir.linear(ir.AffineMapAttr(owner.attributes["map"]).value)
-            return None if factors is None else sum(f * r for f, r in zip(factors, rises))
-        case _:
-            return None if any(rises) else 0
 
 
 def start(generic: OperationContext, a: Ascending) -> ir.Value:

@@ -6,6 +6,7 @@ the states of an argmax, unaligned rows) and know both by these classes.
 
 from __future__ import annotations
 
+from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.layout import Layout, tile_extents
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
@@ -125,6 +126,7 @@ class OperationContext:
         self.kept: dict[ir.Operation, ir.Value] = {}  # tiles of wide loads, to which rounds of a loop along windows add elements
         self.chunk: dict[int, ir.Value] = {}
         self.sizes = sizes_of(self.operands, self.operand_dims)
+        self.terms = BodyTerms(op)
 
     def compute(
         self,

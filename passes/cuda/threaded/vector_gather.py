@@ -29,6 +29,8 @@ from typing import Any
 from tilec.analysis.layout import Layout
 from tilec.core import mlir
 from tilec.core.mlir import ir, memref, vector
+from tilec.index.questions import diagonal, is_adjacent
+from tilec.index.terms import Term
 from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.cuda.threaded.context import OperationContext
 from tilec.passes.emit import Body
@@ -54,25 +56,19 @@ def _is_wide(generic: OperationContext, load: ir.Operation, lanes: int) -> bool:
     if not subscripts or is_local(value) or ir.MemRefType(root(value).type).shape[-1] % lanes:
         return False
     *others, last = subscripts
-    return _moves(generic, last, lanes) and not any(_depends(generic, v, {}) for v in others)
+    lane = index_of(generic, generic.layout.lane_dim)
+    return is_adjacent(generic.terms.of(last), lane, lanes, lanes) and not any(_depends(generic, v) for v in others)
 
 
-def _moves(generic: OperationContext, value: ir.Value, lanes: int) -> bool:
-    """Whether a subscript is the lanes' index, from a multiple of their number on."""
-    owner = mlir.definition(value)
-    if owner is not None and owner.name == "affine.apply":
-        weights = mlir.linear(ir.AffineMapAttr(owner.attributes["map"]).value)
-        if weights is None:
-            return False
-        *factors, constant = weights
-        mine = [_is_lane(generic, v) for v in owner.operands]
-        rest = [constant, *(f for f, m in zip(factors, mine) if not m)]
-        return [f for f, m in zip(factors, mine) if m] == [1] and all(f % lanes == 0 for f in rest)
-    return _is_lane(generic, value)
+def _depends(generic: OperationContext, value: ir.Value) -> bool:
+    """Whether a value of the body differs between lanes."""
+    d = generic.layout.lane_dim
+    return d in generic.dims and index_of(generic, d).symbol in generic.terms.of(value).free
 
 
-def _is_lane(generic: OperationContext, value: ir.Value) -> bool:
-    return is_index(generic, value, generic.layout.lane_dim)
+def index_of(generic: OperationContext, d: int) -> Term:
+    """The index of a kernel dimension."""
+    return generic.terms.dims[generic.dims.index(d)]
 
 
 def is_index(generic: OperationContext, value: ir.Value, d: int | None) -> bool:
@@ -81,22 +77,6 @@ def is_index(generic: OperationContext, value: ir.Value, d: int | None) -> bool:
     if owner is None or owner.name != "linalg.index":
         return False
     return generic.dims[ir.IntegerAttr(owner.attributes["dim"]).value] == d
-
-
-def _depends(generic: OperationContext, value: ir.Value, known: dict[ir.Value, bool]) -> bool:
-    """Whether a value of the body differs between lanes."""
-    if value in known:
-        return known[value]
-    owner = mlir.definition(value)
-    if owner is None:
-        mine = value.owner == generic.block
-        return mine and generic.layout.lane_dim in generic.operand_dims[ir.BlockArgument(value).arg_number]
-    if owner.block != generic.block:
-        return False
-    known[value] = _is_lane(generic, value) or any(
-        _depends(generic, v, known) for o in (owner, *mlir.traverse(owner)) for v in o.operands if v not in o.results
-    )
-    return known[value]
 
 
 def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, Gathered]:
@@ -250,12 +230,10 @@ def _window_of(generic: OperationContext, values: list[ir.Value], near: int, tak
     for along in generic.reduced:
         if along in taken or layout.threads[along] > 1 or layout.vectors[along] > 1:
             continue
-        sums = _Sums(generic, (near, along))
-        for value in values:
-            sums.read(value)
-        if len(sums.found) != 1:
+        sums = diagonal(index_of(generic, near), index_of(generic, along), *map(generic.terms.of, values))
+        if sums is None:
             continue
-        ((stride, dilation),) = sums.found
+        stride, dilation = sums
         length, loops = layout.extents[along], layout.chunks(along) > 1
         inside = any(layout.chunks(d) > 1 for d in generic.reduced[generic.reduced.index(along) + 1 :])
         if stride < 1 or dilation < 1 or (loops and (layout.steps[along] > 1 or stride > 1 or inside)):
@@ -268,55 +246,6 @@ def _window_of(generic: OperationContext, values: list[ir.Value], near: int, tak
     return None
 
 
-class _Sums:
-    """The factors of the indices of two dimensions in the sums by which values depend on them."""
-
-    def __init__(self, generic: OperationContext, dims: tuple[int, int]):
-        self.generic, self.dims = generic, dims
-        self.found: set[tuple[int, int]] = set()
-        self.known: dict[ir.Value, tuple[int, int] | None] = {}
-
-    def read(self, value: ir.Value) -> bool:
-        """Notes the sum that a value is; false if it is none, of whose operands sums are noted instead."""
-        factors = self._factors(value)
-        if factors is not None and factors != (0, 0):
-            self.found.add(factors)
-        return factors is not None
-
-    def _factors(self, value: ir.Value) -> tuple[int, int] | None:
-        if value not in self.known:
-            self.known[value] = self._factors_of(value)
-        return self.known[value]
-
-    def _factors_of(self, value: ir.Value) -> tuple[int, int] | None:
-        owner = mlir.definition(value)
-        if owner is None or owner.block != self.generic.block:
-            return 0, 0
-        if owner.name == "linalg.index":
-            first, second = (int(is_index(self.generic, value, d)) for d in self.dims)
-            return first, second
-        operands = list(dict.fromkeys(v for o in (owner, *mlir.traverse(owner)) for v in o.operands))
-        factors, weights = [self._factors(v) for v in operands], _weights(owner, operands)
-        if weights is None or None in factors:
-            sums = [self.read(v) for v in operands]
-            return (0, 0) if all(sums) and not any(f != (0, 0) for f in factors) else None
-        first, second = (sum(w * f[n] for w, f in zip(weights, factors) if f is not None) for n in (0, 1))
-        return first, second
-
-
-def _weights(op: ir.Operation, operands: list[ir.Value]) -> list[int] | None:
-    """The factors of an operation's operands, if it is a sum of them."""
-    match op.name:
-        case "affine.apply":
-            found = mlir.linear(ir.AffineMapAttr(op.attributes["map"]).value)
-            return None if found is None else [sum(w for w, v in zip(found, op.operands) if v == o) for o in operands]
-        case "arith.addi":
-            return [sum(v == o for v in op.operands) for o in operands]
-        case "arith.index_cast" | "arith.extsi":
-            return [1]
-    return None
-
-
 def _guard_of(generic: OperationContext, load: ir.Operation) -> ir.Operation | None:
     """The selection of a loaded element or 0, which alone reads it, by a condition that is the same for all lanes."""
     uses = mlir.uses(load.results[0])
@@ -324,7 +253,7 @@ def _guard_of(generic: OperationContext, load: ir.Operation) -> ir.Operation | N
         return None
     condition, taken, otherwise = uses[0].operands
     zero = taken == load.results[0] and str(mlir.constant_value(otherwise)) in ("0.0", "0", "False")  # but not -0.0
-    return uses[0] if zero and not _depends(generic, condition, {}) else None
+    return uses[0] if zero and not _depends(generic, condition) else None
 
 
 def evaluate(
@@ -336,4 +265,4 @@ def evaluate(
     return Body(generic.block, lambda n: generic.element(n, position), coordinate, mapping).value(value)
 
 
-__all__ = ["evaluate", "fetch", "is_index", "slides", "wide_loads"]
+__all__ = ["evaluate", "fetch", "index_of", "is_index", "slides", "wide_loads"]

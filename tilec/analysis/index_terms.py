@@ -1,0 +1,284 @@
+"""Integers of MLIR and of expressions as terms of the algebra of subscripts (`tilec/index/`).
+
+    %q = arith.divui %i, %c4;  %r = arith.addi %q, %n        ->    i0 // 4 + n
+
+A term is the value modulo 2 to the number of the type's bits: sums and products may wrap around, which changes no factor, step or
+remainder by a power of two. `exact` gives the value itself: where a sum may leave its type, it is a call of the sum, which is the
+same for the same sum. Operations that the algebra does not have are calls of their operands, floats among them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+from tilec.analysis.expression import Expr
+from tilec.core import mlir
+from tilec.core.mlir import ir
+from tilec.index.facts import NONE, choose, maximum, minimum
+from tilec.index.terms import Cond, Term, at_least, below, call, equal, index, term
+
+T = TypeVar("T")
+BITS = {"index": 64, "i64": 64, "i32": 32, "i16": 16, "i8": 8}
+LARGEST = 1 << 46
+"""No tensor that memory holds has more elements: indices and sizes are smaller, in magnitude."""
+PARTS = 16  # of products of sums; larger ones are calls
+_SIGNED: dict[int, Callable[[Term, Term], Cond]] = {
+    0: equal, 1: lambda a, b: ~equal(a, b), 2: below, 3: lambda a, b: at_least(b, a), 4: lambda a, b: below(b, a), 5: at_least,
+}  # fmt: skip
+"""Predicates of cmpi. Those of unsigned numbers are 4 more than from 2 on."""
+_QUOTIENTS = ("arith.divui", "arith.divsi")  # the same, and rounded down, of numbers that are not negative
+_REMAINDERS = ("arith.remui", "arith.remsi")
+
+
+def dim_index(d: int, extent: int) -> Term:
+    """The index of a dimension; a negative extent is not known. One of no elements is taken for one of a single element."""
+    return index(f"i{d}", max(extent, 1) if extent >= 0 else LARGEST)
+
+
+def within_bits(x: Term, bits: int) -> Term:
+    """The value of a term that is taken modulo 2 to the number of bits, as a signed number."""
+    return x if NONE.fits(x, bits) else call(f"i{bits}", x, low=-(1 << bits - 1), high=(1 << bits - 1) - 1)
+
+
+class Reader(ABC, Generic[T]):
+    """Reads values of one representation, each once."""
+
+    def __init__(self) -> None:
+        self._known: dict[T, Term] = {}
+        self._numbers: dict[object, int] = {}
+
+    def of(self, x: T) -> Term:
+        """An integer modulo 2 to the number of its bits, or any other scalar as a call."""
+        if x not in self._known:
+            self._known[x] = self._read(x)
+        return self._known[x]
+
+    def exact(self, x: T) -> Term:
+        """The value of an integer."""
+        return within_bits(self.of(x), BITS.get(self._type(x), 64))
+
+    def condition(self, x: T) -> Cond | None:
+        """A comparison of integers, or a conjunction or disjunction of conditions; None for others."""
+        name, operands, op = self._parts(x)
+        if name in ("arith.andi", "arith.ori") and self._type(x) == "i1":
+            parts = [c for c in map(self.condition, operands) if c is not None]
+            return Cond("and" if name == "arith.andi" else "or", None, tuple(parts)) if len(parts) == 2 else None
+        if name != "arith.cmpi" or op is None or self._type(operands[0]) not in BITS:
+            return None
+        predicate = ir.IntegerAttr(op.attributes["predicate"]).value
+        a, b = map(self.exact, operands)
+        if predicate > 5 and not _natural(a, b):
+            return None
+        return _SIGNED[predicate - 4 if predicate > 5 else predicate](a, b)
+
+    @abstractmethod
+    def _type(self, x: T) -> str: ...
+
+    @abstractmethod
+    def _parts(self, x: T) -> tuple[str, Sequence[T], ir.Operation | None]:
+        """The operation that computes a value, its operands, and where its attributes are."""
+
+    @abstractmethod
+    def _leaf(self, x: T) -> Term | None:
+        """What a value is that no operation computes of others."""
+
+    @abstractmethod
+    def _opaque(self, x: T) -> Term:
+        """A call for a value that the algebra does not have."""
+
+    def _number(self, key: object) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _read(self, x: T) -> Term:
+        if (leaf := self._leaf(x)) is not None:
+            return leaf
+        found = self._computed(x) if self._type(x) in BITS else None
+        return self._opaque(x) if found is None else found
+
+    def _computed(self, x: T) -> Term | None:
+        name, operands, op = self._parts(x)
+        match name, len(operands):
+            case "arith.addi", 2:
+                return self.of(operands[0]) + self.of(operands[1])
+            case "arith.subi", 2:
+                return self.of(operands[0]) - self.of(operands[1])
+            case "arith.muli", 2:
+                a, b = map(self.of, operands)
+                return a * b if len(a.parts) * len(b.parts) <= PARTS else None
+            case "arith.shli", 2:
+                number = self.of(operands[1]).constant
+                return self.of(operands[0]) * (1 << number) if number is not None and 0 <= number < 64 else None
+            case "arith.trunci", 1:
+                return self.of(operands[0])
+            case ("arith.index_cast" | "arith.extsi"), 1:
+                narrower = BITS.get(self._type(operands[0]), 1) > BITS[self._type(x)]
+                return self.of(operands[0]) if narrower else self.exact(operands[0]) if self._type(operands[0]) in BITS else None
+            case ("arith.index_castui" | "arith.extui"), 1 if self._type(operands[0]) in BITS:
+                of, bits = self.exact(operands[0]), BITS[self._type(operands[0])]
+                return of if _natural(of) else call(f"u{bits}", of, low=0, high=min((1 << bits) - 1, (1 << 63) - 1))
+            case "arith.andi", 2 if (mask := self.of(operands[1]).constant) is not None and mask >= 0:
+                return self.of(operands[0]) % (mask + 1) if mask & (mask + 1) == 0 else None
+            case "arith.remui", 2 if (n := self.of(operands[1]).constant) is not None and n > 0 and n & (n - 1) == 0:
+                return self.of(operands[0]) % n
+            case "arith.select", 3:
+                when = self.condition(operands[0])
+                return None if when is None else choose(when, self.exact(operands[1]), self.exact(operands[2]))
+            case _ if op is None or not operands or any(self._type(v) not in BITS for v in operands):
+                return None
+        return self._of_values(name, [self.exact(v) for v in operands], op)
+
+    def _of_values(self, name: str, args: list[Term], op: ir.Operation) -> Term | None:
+        """What an operation computes of its operands' values, which are signed numbers of their types."""
+        match name:
+            case "arith.minsi":
+                return minimum(*args)
+            case "arith.maxsi":
+                return maximum(*args)
+            case "arith.floordivsi":
+                return args[0] // args[1]
+            case "arith.ceildivsi":
+                return -(-args[0] // args[1])
+            case "arith.divui" | "arith.divsi" if _natural(args[0], args[1] - 1):
+                return args[0] // args[1]
+            case "arith.remui" | "arith.remsi" if _natural(args[0], args[1] - 1):
+                return args[0] % args[1]
+            case "arith.shrsi" | "arith.shrui" if (number := args[1].constant) is not None and 0 <= number < 64:
+                return args[0] // (1 << number) if name == "arith.shrsi" or _natural(args[0]) else None
+            case "math.absi":
+                return maximum(args[0], -args[0])
+            case "affine.apply" | "affine.min" | "affine.max":
+                map_ = ir.AffineMapAttr(op.attributes["map"]).value
+                results = [affine_term(e, args, map_.n_dims) for e in map_.results]
+                return maximum(*results) if name == "affine.max" else minimum(*results)
+        return None
+
+
+def affine_term(e: ir.AffineExpr, operands: Sequence[Term], dims: int) -> Term:
+    """An affine expression of operands, the first `dims` of which are its dimensions."""
+    match e:
+        case ir.AffineConstantExpr():
+            return term(e.value)
+        case ir.AffineDimExpr():
+            return operands[e.position]
+        case ir.AffineSymbolExpr():
+            return operands[dims + e.position]
+    a, b = (affine_term(side, operands, dims) for side in (e.lhs, e.rhs))
+    match e:
+        case ir.AffineAddExpr():
+            return a + b
+        case ir.AffineMulExpr():
+            return a * b
+        case ir.AffineModExpr():
+            return within_bits(a, 64) % b
+        case ir.AffineCeilDivExpr():
+            return -(-within_bits(a, 64) // b)
+    return within_bits(a, 64) // b
+
+
+def _natural(*xs: Term) -> bool:
+    return all(NONE.proves(x) for x in xs)
+
+
+def typed_call(type_: str, name: str, *args: Term) -> Term:
+    """A value of a type of which no more is known."""
+    bits = BITS.get(type_)
+    return call(name, *args) if bits is None else call(name, *args, low=-(1 << bits - 1), high=(1 << bits - 1) - 1)
+
+
+class ValueTerms(Reader[ir.Value]):
+    """Of values in MLIR. `leaf`: what a value is that is asked for first; None for all that it does not know."""
+
+    def __init__(self, leaf: Callable[[ir.Value], Term | None] = lambda _: None):
+        super().__init__()
+        self.leaf = leaf
+
+    def _type(self, x: ir.Value) -> str:
+        return str(x.type)
+
+    def _parts(self, x: ir.Value) -> tuple[str, Sequence[ir.Value], ir.Operation | None]:
+        op = mlir.definition(x)
+        return ("", (), None) if op is None else (op.name, list(op.operands), op)
+
+    def _leaf(self, x: ir.Value) -> Term | None:
+        if (known := self.leaf(x)) is not None:
+            return known
+        op, number = mlir.definition(x), mlir.constant_value(x)
+        if op is None:
+            return self._argument(ir.BlockArgument(x))
+        return term(int(number)) if number is not None and str(x.type) in BITS else None
+
+    def _argument(self, x: ir.BlockArgument) -> Term:
+        loop = x.owner.owner.operation
+        if loop.name == "scf.for" and x.arg_number == 0:  # from the start to below the end, by positive steps
+            start, end = map(self.exact, list(loop.operands)[:2])
+            return index(f"loop{self._number(x)}", maximum(end, start + 1), start)
+        return self._outside(x)
+
+    def _outside(self, x: ir.Value) -> Term:
+        """A value of which nothing is known. Those of type `index` are sizes and indices."""
+        name, type_ = f"value{self._number(x)}", str(x.type)
+        return call(name, low=-LARGEST, high=LARGEST) if type_ == "index" else typed_call(type_, name)
+
+    def _opaque(self, x: ir.Value) -> Term:
+        op, number = mlir.definition(x), ir.OpResult(x).result_number
+        if not op.operands and not op.regions:
+            return self._outside(x)
+        inner = [o.results[0] for o in mlir.traverse(op) if o.name == "linalg.index"]
+        return typed_call(str(x.type), f"{op.name}#{self._number(op)}.{number}", *map(self.of, [*mlir.operands_of(op), *inner]))
+
+
+class BodyTerms(ValueTerms):
+    """Of values in the body of a `linalg.generic`, and of what they read from outside of it: `dims` are the indices of its
+    dimensions. Elements of operands are calls of their subscripts."""
+
+    def __init__(self, op: ir.Operation, dims: Sequence[Term] | None = None):
+        super().__init__()
+        self.op, self.block, self.maps = op, mlir.body_of(op), mlir.maps_of(op)
+        self.dims = [dim_index(d, e) for d, e in enumerate(mlir.extents_of(op))] if dims is None else list(dims)
+
+    def _leaf(self, x: ir.Value) -> Term | None:
+        op = mlir.definition(x)
+        if op is not None and op.name == "linalg.index":
+            return self.dims[ir.IntegerAttr(op.attributes["dim"]).value]
+        return super()._leaf(x)
+
+    def _argument(self, x: ir.BlockArgument) -> Term:
+        if x.owner != self.block:
+            return super()._argument(x)
+        return typed_call(str(x.type), f"element{x.arg_number}", *(self.dims[d] for d in mlir.map_dims(self.maps[x.arg_number])))
+
+
+class ExprTerms(Reader[Expr]):
+    """Of scalar expressions. `extents`: of kernel dimensions, as far as they are known."""
+
+    def __init__(self, extents: Mapping[int, int] | None = None):
+        super().__init__()
+        self.extents = extents or {}
+        self._values = ValueTerms()
+
+    def dim(self, d: int) -> Term:
+        return dim_index(d, self.extents.get(d, -1))
+
+    def _type(self, x: Expr) -> str:
+        return x.type
+
+    def _parts(self, x: Expr) -> tuple[str, Sequence[Expr], ir.Operation | None]:
+        return x.op, x.args, x.template
+
+    def _leaf(self, x: Expr) -> Term | None:
+        match x.op:
+            case "index":
+                return self.dim(x.own_dims[0])
+            case "constant":
+                return term(int(x.key)) if x.type in BITS else call(f"constant {x.key!r}")
+            case "outer":
+                return self._values.of(x.key)
+            case "element" | "total":
+                args = [self.of(a) for a in x.args] or [self.dim(d) for d in x.own_dims]
+                return typed_call(x.type, f"{x.op}{self._number(x.key)}", *args)
+        return None
+
+    def _opaque(self, x: Expr) -> Term:
+        return typed_call(x.type, f"{x.op} {x.key}", *map(self.of, x.args), *map(self.dim, x.own_dims))
