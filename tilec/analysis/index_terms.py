@@ -164,6 +164,7 @@ def affine_term(e: ir.AffineExpr, operands: Sequence[Term], dims: int) -> Term:
             return operands[e.position]
         case ir.AffineSymbolExpr():
             return operands[dims + e.position]
+    assert isinstance(e, ir.AffineBinaryExpr)
     a, b = (affine_term(side, operands, dims) for side in (e.lhs, e.rhs))
     match e:
         case ir.AffineAddExpr():
@@ -222,7 +223,8 @@ class ValueTerms(Reader[ir.Value]):
         return call(name, low=-LARGEST, high=LARGEST) if type_ == "index" else typed_call(type_, name)
 
     def _opaque(self, x: ir.Value) -> Term:
-        op, number = mlir.definition(x), ir.OpResult(x).result_number
+        op = mlir.definition(x)
+        number = list(op.results).index(x)
         if not op.operands and not op.regions:
             return self._outside(x)
         inner = [o.results[0] for o in mlir.traverse(op) if o.name == "linalg.index"]
