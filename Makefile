@@ -1,6 +1,7 @@
 # make demo    sets up .venv, then compiles and runs a transformer block
 # make test    sets up .venv, then runs the tests that this machine can run, but for those that take long
 # make test-all runs the rest: the tests that are marked slow
+# make test-whole runs both, with every combination of crossed parameters, which takes long
 # make torch   installs PyTorch (TORCH), and runs the tests of torch.compile(backend="tilec"), those that take long, too
 # make bench   times tilec beside the peers that are installed (PEERS="torch jax" installs them first)
 # make outside runs the test cases of NumPy, opt_einsum, ONNX and PyTorch, and writes their counts into docs/outside.md
@@ -34,7 +35,7 @@ TARGET ?= all
 FUZZ   ?= 32
 CASES  ?=
 
-.PHONY: demo test test-all torch bench fuzz fuzz-ptxas sanitize outside lint docs clean
+.PHONY: demo test test-all test-whole torch bench fuzz fuzz-ptxas sanitize outside lint docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(BASE)
@@ -45,6 +46,9 @@ test: $(TEST)
 
 test-all: $(TEST)
 	$(RUN) -m pytest -q -n $(JOBS) -m slow $(ARGS)
+
+test-whole: $(TEST)
+	$(RUN) -m pytest -q -n $(JOBS) --slow --whole $(ARGS)
 
 torch: $(TEST)
 	$(RUN) -m pip install -q $(TORCH)

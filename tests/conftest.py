@@ -43,16 +43,22 @@ def has_gpu() -> bool:
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+    parser.addoption("--whole", action="store_true", help="run every combination of crossed parameters")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Skips what this machine cannot run; slow tests run with --slow or when chosen by `-m slow`."""
+    """Leaves out what shall not run now, or not on this machine; slow tests run with --slow or when chosen by `-m slow`."""
     slow = config.getoption("--slow") or "slow" in (config.getoption("-m") or "")
+    if not config.getoption("--whole"):
+        from tools.crossed import thin
+
+        thin(items)
+    left_out = {i for i in items if i.get_closest_marker("whole") or ("slow" in i.keywords and not slow)}
+    config.hook.pytest_deselected(items=[i for i in items if i in left_out])
+    items[:] = [i for i in items if i not in left_out]
     for item in items:
         if "gpu" in item.keywords and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="no NVIDIA driver with a device"))
-        if "slow" in item.keywords and not slow:
-            item.add_marker(pytest.mark.skip(reason="slow: add --slow"))
 
 
 def pytest_collection_finish(session):

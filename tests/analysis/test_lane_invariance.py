@@ -12,6 +12,7 @@ FORM = "op f(seed: i64, x: f32[M, N]) -> (y: f32[M, N]) {{ y[i, j] = x[i, j] + {
 TARGETS = pytest.mark.parametrize("target", ["cpu", "h200"])
 
 
+@pytest.mark.crossed
 @TARGETS
 @pytest.mark.parametrize(
     ("count", "n", "together"),
@@ -32,6 +33,7 @@ def test_numbers_share_a_run_where_the_count_allows_it(target, count, n, togethe
     assert kernel.source.count("5.960464477539063e-08") == together  # once for each number of a loop's body
 
 
+@pytest.mark.crossed
 @TARGETS
 @pytest.mark.parametrize("n", [64, 66, 3072 + 4])
 @pytest.mark.parametrize(

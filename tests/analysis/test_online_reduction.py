@@ -266,6 +266,7 @@ def inputs_for(case: str, rng) -> list[np.ndarray]:
     return [a.astype(np.float32) for a in (x, v, w)]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("case", ["plain", "infinite", "nan", "large"])
 @pytest.mark.parametrize("name, exact", [(n, False) for n in CARRIED | NOT_EXACT] + [(n, True) for n in CARRIED | SQUARES])
 def test_carried(name, exact, case):

@@ -36,6 +36,7 @@ def specialised(file: str, sizes: dict[str, int]):
     return specialise(read_program(read_source(EXAMPLES / file)).tree, op, None, sizes)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("target", ["cpu", "sm_90a"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_candidates_are_the_choice_and_others(name, target):

@@ -38,6 +38,7 @@ def allowed(emitted, inputs: int, outputs: int) -> set:
     return {(k, n) for k in range(outputs) for n in range(inputs) if emitted.may_share(n, k)}
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("target", ["cpu", "h200"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_may_share_memory(name, target):
@@ -50,6 +51,7 @@ def test_what_may_share_memory(name, target):
         assert (1, 0) not in pairs
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (16, 33), (5, 1030), (64, 64)])
 @pytest.mark.parametrize("over", [(0, 2), (1, 2), (2, 1), (0, 1)])
 def test_steps_in_place_on_the_cpu(shape, over, rng):

@@ -36,6 +36,7 @@ def limits() -> np.ndarray:
     return np.array([*drawn, *beside, *ends, np.nan], np.float32)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("target", ["cpu", "h200"])
 def test_answers(question, target):

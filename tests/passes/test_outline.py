@@ -100,6 +100,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.crossed
 @TARGETS
 @pytest.mark.parametrize("other", OTHERS)
 def test_other_numbers_and_operations_are_other_kernels(target, other):

@@ -45,6 +45,7 @@ def test_candidates_of_every_family_are_predicted_alike_from_a_file(name):
     holds(made.program, made.machine)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("target", ["cpu", "h200", "sm_80"])
 @pytest.mark.parametrize("name", ["softmax", "causal_attention", "conv2d", "cumsum", "transpose", "variance"])
 def test_candidates_of_examples_are_predicted_alike_from_a_file(name, target):

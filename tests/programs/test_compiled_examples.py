@@ -119,6 +119,7 @@ def test_one_op_serves_many_sizes(rng):
 # ---- for GPUs, without one -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("target", ["a100", "h200"])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_builds_for_gpus(name, target):

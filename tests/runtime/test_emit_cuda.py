@@ -18,6 +18,7 @@ LONG = {"transformer_block"}  # kernels like those of other examples, and many
 ALL = [pytest.param(e, id=name, marks=pytest.mark.slow if name in LONG else ()) for name, e in EXAMPLES.items()]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("chip, target", [("sm_80", "a100"), ("sm_90a", "h200")])
 @pytest.mark.parametrize("example", ALL)
 def test_examples_compile_without_spills_or_stack(example, chip, target):

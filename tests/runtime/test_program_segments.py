@@ -170,6 +170,7 @@ CHAIN = """op f(x: f32[M, K], w: f32[K, K], v: f32[K, K]) -> (y: f32[M, K], z: f
     top[i, j] = c[i, j] * a[i, j] + sum[k](c[i, k] * w[k, j]) }"""
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("most", [1, 2, 8])
 @pytest.mark.parametrize("native", [True, False], ids=["machine code", "Python"])
 def test_an_executables_segments_run_one_after_another(native, most, monkeypatch, rng):

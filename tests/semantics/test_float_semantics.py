@@ -41,6 +41,7 @@ def test_floor_division_and_remainder_are_pythons():
                 assert same(OPERATORS[operator](np.float64(a), np.float64(b)), python(a, b)), (a, operator, b)
 
 
+@pytest.mark.crossed
 @WAYS
 @pytest.mark.parametrize("name", ["f16", "bf16", "f32", "f64"])
 def test_floor_division_and_remainder_everywhere(name, way):

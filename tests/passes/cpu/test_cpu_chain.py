@@ -56,6 +56,7 @@ def is_chain(op) -> bool:
     return len(op.plan.kernels) == 1 and isinstance(op.plan.kernels[0].options, PanelChain)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("sizes", [(1, 1, 40, 5, 3), (2, 40, 40, 16, 16), (1, 57, 83, 9, 33), (1, 96, 150, 33, 20)])
 @pytest.mark.parametrize("name", SCORES)
 def test_attention(name, sizes, rng, always):
@@ -70,6 +71,7 @@ def test_attention(name, sizes, rng, always):
     np.testing.assert_array_equal(result, op(q, k, v))
 
 
+@pytest.mark.crossed
 @pytest.mark.skipif("amx_bf16" not in host.estimate().features, reason="this CPU has no AMX")
 @pytest.mark.parametrize("sizes", [(1, 40, 40, 5, 3), (2, 70, 45, 16, 16), (1, 33, 600, 9, 40)])
 @pytest.mark.parametrize("rounds", ["", " using bf16"])
@@ -140,6 +142,7 @@ LAYOUTS = {  # parameters and factors of attention whose heads lie apart in memo
 }  # fmt: skip
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("kind", ["f32", "bf16"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_factors_in_boxes_of_their_tensors(name, kind, rng, always):

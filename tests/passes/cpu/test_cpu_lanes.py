@@ -40,6 +40,7 @@ def place(x: np.ndarray, name: str) -> np.ndarray:
     return getattr(np, name)(wide, axis=-1)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", (*FLOATS, *INTEGERS), ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
 def test_places(name, dtype):
@@ -63,6 +64,7 @@ TOGETHER = {
 }
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("length", [64, 259])
 @pytest.mark.parametrize("name", TOGETHER)
 def test_places_with_others(name, length):

@@ -189,6 +189,7 @@ def numbers(shape, rng, dtype=ml_dtypes.bfloat16, scale=1.0):
     return (scale * rng.standard_normal(shape)).astype(dtype)
 
 
+@pytest.mark.crossed
 @pytest.mark.skipif("amx_bf16" not in host.estimate().features, reason="this CPU has no AMX")
 @pytest.mark.parametrize("sizes", [(1, 40, 3), (16, 16, 32), (33, 31, 65), (100, 97, 1030), (64, 256, 511)])
 @pytest.mark.parametrize("form", AMX_FORMS)

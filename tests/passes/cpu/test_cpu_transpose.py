@@ -23,6 +23,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("sizes", [(16, 16, 1), (17, 33, 5), (64, 64, 3), (100, 300, 2), (523, 1031, 1)])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_turned_operands(name, sizes):
@@ -59,6 +60,7 @@ TABLES = {
 }  # fmt: skip
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("name", TABLES)
 def test_small_tables_are_transposed_in_each_block(name, dtype):

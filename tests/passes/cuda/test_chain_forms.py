@@ -76,6 +76,7 @@ def test_layouts(name, monkeypatch):
     check(*LAYOUTS[name], (64, 32), monkeypatch)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("k", [BY_PLACE, BY_COLUMN])
 @pytest.mark.parametrize("v", [BY_PLACE, BY_COLUMN])
 @pytest.mark.parametrize("depth", [64, 80])
@@ -99,6 +100,7 @@ def test_heads_share_keys_from_another_number_on(shared, monkeypatch):
     check(text, {"B": 1, "H": 8, "S": 16, "D": 64}, (64, 32), monkeypatch)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("factor", ["k[b, h, j, d]", "v[b, h, j, e]"])
 @pytest.mark.parametrize("first, unit", [(3, "mma.sync"), (8, "wgmma")])
 def test_parts_of_rows(factor, first, unit, monkeypatch):
@@ -237,6 +239,7 @@ MATCHED = {
 }
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", MATCHED)
 @pytest.mark.parametrize("tile", [(64, 32), (128, 32), warps(16, 32)], ids=["wgmma", "two", "a warp"])
 def test_tiles_that_data_exclude(name, tile, monkeypatch):
@@ -264,6 +267,7 @@ ROUNDED = {
 }  # fmt: skip
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", ROUNDED)
 @pytest.mark.parametrize("kind, weights", [("f16", "f16"), ("bf16", "bf16"), ("bf16", "f16"), ("f16", "bf16")])
 def test_rounded_weights(name, kind, weights, monkeypatch):

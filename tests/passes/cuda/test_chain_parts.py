@@ -18,6 +18,7 @@ PARTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("tile", [
     pytest.param(tile, id=name, marks=[pytest.mark.slow] * (name in ("empty", "wgmma")))
     for name, tile in zip(("a warp", "empty", "empty, wgmma", "tall warps", "wgmma", "ping-pong"), PARTS)

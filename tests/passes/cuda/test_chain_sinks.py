@@ -33,6 +33,7 @@ def test_forms(name, monkeypatch):
     check(FORMS[name], SIZES, (64, 32), monkeypatch, inputs_of(FORMS[name]))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("far", [-200.0, 200.0, -np.inf])
 @pytest.mark.parametrize("name", [n for n in FORMS if n.startswith("rows without")])
 def test_sinks_far_from_the_scores(name, far, monkeypatch):
@@ -48,6 +49,7 @@ def test_tiles(name, monkeypatch):
     check(FORMS[name], SIZES, warps(64, 32), monkeypatch, inputs_of(FORMS[name]), target=without_wgmma("h200"))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("far", [None, -200.0])
 @pytest.mark.parametrize(
     "name, rows",

@@ -38,6 +38,7 @@ from tilec.kernels import StoredContraction, matrix
 from tilec.plan import prepack
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     "sizes", [{"M": 40, "N": 72, "K": 20}, {"M": 33, "N": 65, "K": 19}, {"M": 64, "N": 64, "K": 8}]
 )
@@ -114,6 +115,7 @@ def test_mma_allowed_by_the_source(monkeypatch):
     check(USING, ("bf16", "f32"), {"M": 40, "N": 40, "K": 72}, mma(), lambda a, b: a @ b, monkeypatch, "a100")
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("sizes", [{"M": 40, "N": 40, "K": 72}, {"M": 33, "N": 35, "K": 37}])
 @pytest.mark.parametrize("tile", [mma(32, 32, 16), mma(32, 64, 32)])
 def test_mma_tf32(tile, sizes, monkeypatch):
@@ -150,6 +152,7 @@ def test_prologue(monkeypatch):
     assert len(result.emitted.kernels) == 1
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("tile", [mma(), ("wgmma", 64, 32, 64, (4, 1))])
 @pytest.mark.parametrize(
     "text, sizes, expected",
@@ -180,6 +183,7 @@ def test_wgmma_tf32(monkeypatch):
     assert not result.plan.packs and len(result.plan.kernels) == 1
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("kind", ["f8e4m3", "f8e5m2"])
 @pytest.mark.parametrize("using", ["", " using f22"])
 @pytest.mark.parametrize("k", [128, 400])
@@ -204,6 +208,7 @@ GELU = """op linear(x: {t}[M, K], w: {t}[K, N], b: {t}[N]) -> (y: {o}[M, N]) {{
 IMAGES = {"N": 32, "C": 256, "H": 56, "W": 56, "K": 256, "R": 3, "S": 3}
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("target", ["a100", "h200"])
 @pytest.mark.parametrize(
     "text, kind, sizes",
@@ -285,6 +290,7 @@ def test_vectors_of_a_batch(left, right, result, sizes):
     assert_within(text, inputs, emulated(special, lower, inputs), kind="cuda")
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("left, right", [("bf16", "bf16"), ("bf16", "i8"), ("f8e4m3", "f16"), ("f8e5m2", "bf16")])
 @pytest.mark.parametrize("warps, k", [((1, 1), 272), ((1, 2), 144)])
 def test_warps_share_a_step(left, right, warps, k, monkeypatch):

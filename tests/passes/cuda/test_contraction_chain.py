@@ -27,6 +27,7 @@ from tilec.plan import chain_fusion
 from tilec.semantics.interpreter import Fault, interpret
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("tile", [(64, 32), warps(16, 32), warps(64, 32, 1)], ids=["wgmma", "a warp", "warps"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name, tile, monkeypatch):
@@ -77,6 +78,7 @@ def test_three_warpgroups_take_turns(name, monkeypatch):
     assert "named_barrier" in result.emitted.module and result.emitted.kernels[0].threads == 512
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("tile", [(64, 32), (128, 32)], ids=["alone", "ping-pong"])
 @pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("name", ["softmax", "causal", "a window", "no reduction"])

@@ -73,6 +73,7 @@ def both(text, inputs, sizes, tile, expected, monkeypatch):
     return kernel.options
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("m, n, k", [(67, 51, 131), (68, 60, 68), (70, 62, 66)])
 def test_rows_that_begin_anywhere(name, m, n, k, monkeypatch):
@@ -111,6 +112,7 @@ FOUND = {
 }  # fmt: skip
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("rows", WGMMA)
 @pytest.mark.parametrize("name", FOUND)
 def test_places_that_data_tell(name, rows, monkeypatch):

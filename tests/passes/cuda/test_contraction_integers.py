@@ -12,6 +12,7 @@ from tilec.plan import prepack
 TILES = {"i8": T.mma(32, 32, 64), "u8": T.fma(), "i32": T.fma(), "i16": T.fma()}
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("kind", TILES)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("sizes", [{"M": 40, "N": 48, "K": 80}, {"M": 33, "N": 35, "K": 37}])
@@ -28,6 +29,7 @@ def test_products_of_integers(kind, turned, sizes, monkeypatch):
     np.testing.assert_array_equal(output, a @ (b.T if turned else b))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("kind", ["i8", "u8"])
 @pytest.mark.parametrize("turned", [False, True])
 def test_products_of_integers_by_warpgroups(kind, turned, monkeypatch):

@@ -49,6 +49,7 @@ COMPUTED = {
 }  # fmt: skip
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("tile", [("mma.sync", 16, 16, 64, (1, 1)), mma(), WGMMA])
 @pytest.mark.parametrize("name", COMPUTED)
 def test_two_reduced_dimensions_of_a_computed_factor(name, tile, monkeypatch):

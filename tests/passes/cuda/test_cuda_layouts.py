@@ -57,6 +57,7 @@ def test_tiles_that_do_not_fit_registers(example, rng, monkeypatch):
     check(example, example.inputs(rng), target=small)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("example", QUICK)
 def test_any_layout(example, seed, rng, monkeypatch):

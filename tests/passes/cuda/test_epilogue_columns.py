@@ -17,6 +17,7 @@ def expected(x, w, b, v, r):
     return np.maximum((x @ w.T - b) / np.sqrt(v * v + 1e-3), 0) + r
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("tile", [mma(), mma(64, 64, 32, (2, 1)), mma(32, 64, 32, (1, 2))])
 @pytest.mark.parametrize("columns", [64, 72, 60])
 @pytest.mark.parametrize("rows", [64, 70])

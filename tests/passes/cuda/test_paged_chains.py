@@ -50,6 +50,7 @@ def check(text, sizes, tile, below, monkeypatch, printed=False):
     return options, result, inputs
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("printed", [False, True])
 @pytest.mark.parametrize(
     ("page", "tile"),

@@ -53,6 +53,7 @@ WARPS = ChainTile(32, 32, 2, 168, 0, True, False, unit="mma.sync")
 TALL_WARPS = ChainTile(64, 64, 3, 168, 0, False, False, unit="mma.sync", warp_rows=32)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("tile", [KEPT, STEPS, WARPS, TALL_WARPS])
 def test_programs(name, tile, monkeypatch):
@@ -74,6 +75,7 @@ def test_two_warpgroups(name, tile, monkeypatch):
     check(PROGRAMS[name], sizes, tile, monkeypatch)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", ["log of sums", "top 1", "causal"])
 @pytest.mark.parametrize("length", [8, 32, 64, 96, 136])
 def test_any_number_of_tiles(name, length, monkeypatch):
@@ -82,6 +84,7 @@ def test_any_number_of_tiles(name, length, monkeypatch):
     check(PROGRAMS[name], {"M": 70, "N": length, "D": 72}, WARPS, monkeypatch)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", ["log of sums", "least distance", "statistics of softmax", "causal", "norms of rows"])
 @pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.slow), 3, 7])
 @pytest.mark.parametrize("one", [KEPT, replace(TALL_WARPS, bn=32)])
@@ -106,6 +109,7 @@ def test_printed(tile, monkeypatch):
     check(PROGRAMS["log of sums"], sizes, tile, monkeypatch, printed=True)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("tile", [SHARED, ChainTile(128, 64, 3, 168, 0, True, False), TALL_WARPS])
 @pytest.mark.parametrize("left, right", [("i, d", "d, j"), ("d, i", "j, d"), ("d, i", "d, j")])
 def test_factors_lie_either_way(left, right, tile, monkeypatch):

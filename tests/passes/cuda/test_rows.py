@@ -30,6 +30,7 @@ def test_examples(name, plan, rng):
     assert_within(example.path, inputs, outs, example.op, kind="cuda")
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("cluster", [1, 4])
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("residency", ["registers", "smem"])
@@ -47,6 +48,7 @@ def test_rows_that_registers_do_not_hold(cluster, steps, residency, dtype, rng):
     assert_within(source, inputs, outs, kind="cuda")
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("beside", [1, 3])
 @pytest.mark.parametrize("name", ["softmax", "layernorm"])
@@ -107,6 +109,7 @@ def test_a_row_that_sram_does_not_hold_is_partly_in_registers():
     assert options.register_chunks == 1 and options.cluster == 1 and options.packed
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("online", [False, True])
 @pytest.mark.parametrize("length", [28, 1000])

@@ -87,6 +87,7 @@ def check(source, inputs, schedule):
     return result.emitted.module
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name, plan, rng):
@@ -95,6 +96,7 @@ def test_programs(name, plan, rng):
     assert "cp_async_16" in text if plan[3] else re.search(r"load_(bf16x8|u32x4)_nc_where|cp_async_16", text)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", range(16, 24))
 def test_lengths(kind, length, rng):

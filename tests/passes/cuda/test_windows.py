@@ -54,6 +54,7 @@ def drawn(kind: str, window: int, height: int, width: int, rng) -> dict[str, np.
 SLOW = ("seven wide", "five wide")  # emulated
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in WINDOWS])
 @pytest.mark.parametrize("kind", ["bf16", "f32"])
 @pytest.mark.parametrize("height, width", [(4, 8), (3, 7)])
@@ -71,6 +72,7 @@ def test_neighbours_share_windows(name, kind, height, width, rng):
         assert_within(text, inputs, list(interpret(result.texts["map"], inputs).values()), kind="cuda")
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("height, width", [(4, 8), (6, 7)])
 @pytest.mark.parametrize("kind", ["bf16", "f32"])
 @pytest.mark.parametrize("term", ["pad(x[n, c, h + r - 1, w + s - 1], 0)", "x[n, c, min(h + r, H - 1), min(w + s, W - 1)]"])

@@ -91,6 +91,7 @@ def samples(dtype: type, count: int) -> np.ndarray:
         return np.concatenate(parts).astype(dtype)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", [*POLYNOMIALS, *QUICK])
 def test_documented_bound(name, dtype):
@@ -241,6 +242,7 @@ def _vectorised(dispatcher) -> bool:
     return any(w.startswith("v") and w.endswith(("ps", "pd")) and "mov" not in w for w in words)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", [*POLYNOMIALS, *QUICK, "round_even", "floor"])
 def test_loops_over_pointers_vectorise(name, dtype):
