@@ -4,8 +4,6 @@
 functions, `mean`, implicit casts), and `build` turns the rest into MLIR. Spans never take part in equality.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -18,6 +16,8 @@ from tilec.core.dtypes import DType
 
 # No storage type of the language, only a `using`: f32 of which the multiplier reads 11 bits of the mantissa.
 TF32 = DType("tf32", "float", 32, "tf32", 11)
+UNTYPED = DType("untyped", "float", 0, "")
+"""Of expressions, until `check` gives them a type."""
 # Sums of which the adder of a matrix unit keeps 13 bits of the fraction.
 F22 = DType("f22", "float", 32, "f22", 13)
 
@@ -52,6 +52,32 @@ class SizeBinary:
 Size = SizeNumber | SizeName | SizeBinary
 
 
+def ends_of(range_: Range) -> tuple[Size, Size]:
+    """Both bounds of a range, once `check` has completed it."""
+    assert range_.low is not None and range_.high is not None
+    return range_.low, range_.high
+
+
+def number_of(size: Size | None) -> int:
+    """The number that `specialise` has put in a size's place."""
+    assert isinstance(size, SizeNumber)
+    return size.value
+
+
+def extents_of(of: Tensor | Equation) -> tuple[int, ...]:
+    """The shape of a tensor, or of what an equation defines, after `specialise`."""
+    if isinstance(of, Equation):
+        return tuple(number_of(r.high) for r in of.ranges)
+    assert of.shape is not None
+    return tuple(map(number_of, of.shape))
+
+
+def dtype_of(declared: Tensor | Equation) -> DType:
+    """The type of a tensor or of an equation, which a call or `check` has completed."""
+    assert declared.dtype is not None
+    return declared.dtype
+
+
 @dataclass(frozen=True)
 class Range:
     """`index in low:high`, half-open; `low` and `high` are None where the source leaves the range to inference."""
@@ -67,17 +93,17 @@ class Range:
 
 @dataclass(frozen=True)
 class Number:
-    """A literal. Before `check` its dtype is None: it takes the type of the other operand."""
+    """A literal. Before `check` its dtype is `UNTYPED`: it takes the type of the other operand."""
 
     value: int | float
-    dtype: DType | None = None
+    dtype: DType = UNTYPED
     span: Span = _span()
 
 
 @dataclass(frozen=True)
 class Boolean:
     value: bool
-    dtype: DType | None = None
+    dtype: DType = UNTYPED
     span: Span = _span()
 
 
@@ -89,7 +115,7 @@ class Name:
     """
 
     name: str
-    dtype: DType | None = None
+    dtype: DType = UNTYPED
     span: Span = _span()
 
 
@@ -103,7 +129,7 @@ class Access:
 
     tensor: str
     subscripts: tuple[Expr, ...]
-    dtype: DType | None = None
+    dtype: DType = UNTYPED
     guarded: bool = False
     span: Span = _span()
 
@@ -114,7 +140,7 @@ class Pad:
 
     access: Access
     value: Expr
-    dtype: DType | None = None
+    dtype: DType = UNTYPED
     span: Span = _span()
 
 
@@ -122,7 +148,7 @@ class Pad:
 class Unary:
     op: Literal["-", "~", "not"]
     operand: Expr
-    dtype: DType | None = None
+    dtype: DType = UNTYPED
     span: Span = _span()
 
 
@@ -133,7 +159,7 @@ class Binary:
     op: Literal["+", "-", "*", "/", "//", "%", "**", "&", "|", "^", "<<", ">>", "and", "or"]
     left: Expr
     right: Expr
-    dtype: DType | None = None
+    dtype: DType = UNTYPED
     span: Span = _span()
 
 
@@ -144,7 +170,7 @@ class Compare:
     op: Literal["==", "!=", "<", "<=", ">", ">="]
     left: Expr
     right: Expr
-    dtype: DType | None = None
+    dtype: DType = UNTYPED
     span: Span = _span()
 
 
@@ -155,7 +181,7 @@ class Conditional:
     condition: Expr
     then: Expr
     otherwise: Expr
-    dtype: DType | None = None
+    dtype: DType = UNTYPED
     span: Span = _span()
 
 
@@ -175,7 +201,7 @@ class Call:
     function: str
     indices: tuple[Range, ...]
     arguments: tuple[Expr, ...]
-    dtype: DType | None = None
+    dtype: DType = UNTYPED
     span: Span = _span()
 
 
@@ -193,7 +219,7 @@ class Reduce:
     body: Expr
     accumulator: DType | None = None
     multiplicand: DType | None = None
-    dtype: DType | None = None
+    dtype: DType = UNTYPED
     span: Span = _span()
 
 
@@ -205,17 +231,17 @@ class Scan:
     range: Range
     body: Expr
     accumulator: DType | None = None
-    dtype: DType | None = None
+    dtype: DType = UNTYPED
     span: Span = _span()
 
 
 Expr = Number | Boolean | Name | Access | Pad | Unary | Binary | Compare | Conditional | Cast | Call | Reduce | Scan
 
 
-_Any = TypeVar("_Any")
+_Node = TypeVar("_Node")
 
 
-def replace(node: _Any, **changes: Any) -> _Any:
+def replace(node: _Node, **changes: Any) -> _Node:
     """As that of dataclasses, but several times as fast: for those that run no code of their own when they are made."""
     made = object.__new__(type(node))
     vars(made).update(vars(node), **changes)
@@ -248,7 +274,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     return _CHILDREN[type(expr)](expr)
 
 
-def with_children(expr: _Any, new: tuple[Expr, ...]) -> _Any:
+def with_children(expr: _Node, new: tuple[Expr, ...]) -> _Node:
     """The expression with other subexpressions, given in the order of `children`."""
     kind = type(expr)
     if all(map(is_, new, _CHILDREN[kind](expr))):

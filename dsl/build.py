@@ -11,9 +11,6 @@ simple form to fuse and tile, and still see each subscript as an `affine.apply` 
     %y = linalg.generic {maps = [(i, k) -> (i, k), (i, k) -> (k), (i, k) -> (i)], [parallel, reduction]} ins(%a, %x) outs(%0)
 """
 
-# mypy: no-strict-optional
-# mypy: disable-error-code="union-attr"
-
 from __future__ import annotations
 
 from bisect import bisect_right
@@ -64,14 +61,14 @@ def _described(written: Sequence[ast.Tensor], tensors: Sequence[ast.Tensor]) -> 
     return ir.ArrayAttr.get([
         ir.DictAttr.get({
             "tilec.name": mlir.string(t.name),
-            **({"tilec.shape": mlir.integers(size.value for size in own.shape)} if own.shape != t.shape else {}),
+            **({"tilec.shape": mlir.integers(ast.extents_of(own))} if own.shape != t.shape else {}),
         })
         for own, t in zip(written, tensors)
     ])  # fmt: skip
 
 
 def _tensor_type(t: ast.Tensor) -> ir.Type:
-    return mlir.tensor_type([size.value for size in t.shape], scalars.mlir_type(t.dtype))
+    return mlir.tensor_type(ast.extents_of(t), scalars.mlir_type(ast.dtype_of(t)))
 
 
 def _statements(equations: Sequence[ast.Equation]) -> dict[tuple[str, int, int], str]:
@@ -325,7 +322,7 @@ def _guarded(expr: ast.Expr, condition: ast.Expr) -> ast.Expr:
 
 
 def _index(r: ast.Range) -> Index:
-    return Index(r.index, r.low.value, r.high.value)
+    return Index(r.index, ast.number_of(r.low), ast.number_of(r.high))
 
 
 def _ranges(expr: ast.Expr) -> tuple[ast.Range, ...]:

@@ -3,8 +3,6 @@
 An access that is not an operand is a `tensor.extract` at computed subscripts, with its guards and its run-time check.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -4,9 +4,6 @@ The same code runs twice for a program. In `check` sizes are names, and it refus
 `specialise` sizes are numbers, and it decides everything.
 """
 
-# mypy: no-strict-optional
-# mypy: allow-untyped-defs, allow-incomplete-defs
-
 from __future__ import annotations
 
 import re
@@ -15,6 +12,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from tilec.core.diagnostics import Diagnostic, Note, Span
+from tilec.core.dtypes import DType
 from tilec.dsl import ast
 from tilec.dsl.ast import replace
 from tilec.dsl.check_accesses import AccessChecker
@@ -69,7 +67,7 @@ def elaborate_open(op: ast.Op, module: Module, report: Report, sizes: Mapping[st
     ranks = subscript_ranks(op)
     inputs: dict[str, TensorInfo] = {}
     for tensor in op.inputs:
-        shape = tuple(Poly.of(f"{tensor.name}.{k}") for k in range(ranks.get(tensor.name, 0)))
+        shape: tuple[Poly, ...] | None = tuple(Poly.of(f"{tensor.name}.{k}") for k in range(ranks.get(tensor.name, 0)))
         if tensor.shape is not None:
             shape = declared_shape(tensor, known, report)
         elif tensor.name not in ranks:
@@ -174,7 +172,7 @@ class Elaborator(Calls):
         mistakes = self.report.count
         group = self.inliner.equation(equation)
         ranges = None if group is None else self.ranges.infer(group, declared, self.later, self.inliner.unread)
-        if ranges is None:
+        if group is None or ranges is None:
             self.tensors[name] = self._assumed(name, equation.dtype, equation.span)
             return
         dtype = equation.dtype
@@ -189,13 +187,13 @@ class Elaborator(Calls):
             found = self.tensors[name]
             self.tensors[name] = replace(found, dtype=dtype)
 
-    def _member(self, equation: ast.Equation, ranges: dict[str, ast.Range], declared, hoisted: bool) -> None:
+    def _member(self, equation: ast.Equation, ranges: dict[str, ast.Range], declared: DType | None, hoisted: bool) -> None:
         """One equation of a group: proved, typed, and from now on a tensor."""
         equation = self.accesses.prove(equation, ranges)
         equation = self.typer.equation(equation, ranges, declared)
         own = tuple(replace(ranges[i], span=ranges[i].span) for i in equation.indices)
         equation = replace(equation, ranges=own)
-        shape = tuple(size_poly(r.high, {}) for r in own)
+        shape = tuple(size_poly(ast.ends_of(r)[1], {}) for r in own)
         dtype = None if equation.dtype is UNKNOWN else equation.dtype
         info = TensorInfo(equation.name, dtype, shape, equation.span, hoisted)
         self.tensors[equation.name] = info
@@ -208,8 +206,9 @@ class Elaborator(Calls):
         """The facts about every name, in the order of their definitions."""
         found = []
         for info, ranges in self.known:
+            ends = {i: ast.ends_of(r) for i, r in ranges.items()}
             shown = tuple(
-                (i, _open_size(size_poly(r.low, {})), _open_size(size_poly(r.high, {}))) for i, r in ranges.items()
+                (i, _open_size(size_poly(low, {})), _open_size(size_poly(high, {}))) for i, (low, high) in ends.items()
             )
             shape = tuple(map(_open_size, info.shape)) if info.shape is not None else ("…",)
             found.append(Described(info.name, str(info.dtype or "any"), shape, shown))
@@ -227,7 +226,7 @@ class Elaborator(Calls):
             return False
         return True
 
-    def _assumed(self, name: str, dtype, span: Span) -> TensorInfo:
+    def _assumed(self, name: str, dtype: DType | None, span: Span) -> TensorInfo:
         """The facts about a name whose definition is wrong, so that its uses cause no further messages."""
         declared = self.results.get(name)
         return declared if declared is not None else TensorInfo(name, dtype, None, span)

@@ -1,23 +1,45 @@
 """Calls of ops by ops: compares arguments with parameters and results with declarations, and inserts the callee's equations."""
 
-# mypy: no-strict-optional
-# mypy: disable-error-code="attr-defined, call-arg"
-
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from tilec.core.diagnostics import Note
+from tilec.core.diagnostics import Note, Span
+from tilec.core.dtypes import DType
 from tilec.dsl import ast
 from tilec.dsl.ast import replace
 from tilec.dsl.bind import Binding
-from tilec.dsl.check_scope import Module, TensorInfo, suggestion
+from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
 from tilec.dsl.check_sizes import declared_shape, size_names
+from tilec.dsl.inline import Inliner
 from tilec.dsl.ranges import Poly, size_poly
 
 
 class Calls:
-    """The part of `check.Elaborator` that elaborates calls of ops."""
+    """The part of `check.Elaborator` that elaborates calls of ops, and what it takes of the rest."""
+
+    module: Module
+    report: Report
+    tensors: dict[str, TensorInfo]
+    results: dict[str, TensorInfo]
+    known: list[tuple[TensorInfo, Mapping[str, ast.Range]]]
+    equations: list[ast.Equation]
+    inliner: Inliner
+    decided: bool
+    whole: bool
+    spliced: dict[tuple, tuple[list[ast.Equation], int]]
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, op: ast.Op, module: Module, inputs: Mapping[str, TensorInfo], sizes: Mapping[str, Poly],
+            report: Report, decided: bool,
+        ) -> None: ...  # fmt: skip
+        def run(self) -> list[ast.Equation]: ...
+        def _new(self, name: str, span: Span) -> bool: ...
+        def _assumed(self, name: str, dtype: DType | None, span: Span) -> TensorInfo: ...
+        def _equation(self, equation: ast.Equation) -> None: ...
 
     def _as_op_call(self, equation: ast.Equation) -> ast.OpCall | None:
         """`y = other(x)` looks like a scalar equation until one knows that `other` is an op."""
@@ -157,7 +179,7 @@ class Calls:
         spliced = [_renamed(e, names, prefix) for e in self._elaborated(callee, home, inputs, binding)]
         self.equations += spliced
         for equation in spliced:
-            shape = tuple(size_poly(r.high, {}) for r in equation.ranges)
+            shape = tuple(size_poly(ast.ends_of(r)[1], {}) for r in equation.ranges)
             self.tensors[equation.name] = TensorInfo(equation.name, equation.dtype, shape, call.span)
         for name, result in zip(call.names, callee.outputs):
             if names[result.name] != name:
@@ -182,7 +204,7 @@ class Calls:
 
     def _rounded(self, name: str, source: str, call: ast.OpCall) -> None:
         """A result of the caller whose declared type is not the callee's."""
-        indices = tuple(f"i{k}" for k in range(len(self.tensors[source].shape)))
+        indices = tuple(f"i{k}" for k in range(len(self.tensors[source].shape or ())))
         access = ast.Access(source, tuple(ast.Name(i, span=call.span) for i in indices), span=call.span)
         del self.tensors[name]
         self._equation(ast.Equation(name, indices, access, span=call.span))

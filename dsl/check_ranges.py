@@ -1,7 +1,5 @@
 """Ranges of indices (docs/language.md, "Ranges")."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -113,7 +111,7 @@ class RangeChecker:
     def _written(self, range_: ast.Range) -> ast.Range | None:
         """A range given in the source, in sizes as far as they are known."""
         try:
-            low, high = size_poly(range_.low, self.sizes), size_poly(range_.high, self.sizes)
+            low, high = (size_poly(end, self.sizes) for end in ast.ends_of(range_))
         except ZeroDivisionError:
             self.report.error("division by zero in a bound", range_.span)
             return None
@@ -128,8 +126,8 @@ class RangeChecker:
 
     def _declared_agrees(self, range_: ast.Range, use: _Use) -> None:
         written = self._written(range_)
-        if written is not None and self._differ(size_poly(written.high, {}), use.extent):
-            message = f"`{range_.index}` runs to {_size_text(written.high)} here, but `{use.tensor}` has {use.extent}"
+        if written is not None and self._differ(high := size_poly(ast.ends_of(written)[1], {}), use.extent):
+            message = f"`{range_.index}` runs to {high} here, but `{use.tensor}` has {use.extent}"
             self.report.error(message, range_.span, [Note(f"dimension {use.dimension} is {use.extent}", use.span)])
 
     def _taken_for_inputs(self, group: list[ast.Equation]) -> list[Note]:
@@ -179,9 +177,9 @@ class RangeChecker:
         return False
 
     def _starts_at_zero(self, index: str, range_: ast.Range | None, written: ast.Range | None) -> None:
-        if range_ is None or written is None or size_poly(range_.low, {}) == Poly():
+        if range_ is None or written is None or size_poly(ast.ends_of(range_)[0], {}) == Poly():
             return
-        hint = f"let `{index}` run from 0 and shift the accesses: `x[{index} + {_size_text(written.low)}]`"
+        hint = f"let `{index}` run from 0 and shift the accesses: `x[{index} + {size_poly(ast.ends_of(written)[0], {})}]`"
         self.report.error(f"index `{index}` of the left side must run from 0", written.span, hint=hint)
 
 
@@ -189,10 +187,6 @@ def _bound_ranges(expr: ast.Expr) -> Iterator[ast.Range]:
     for node in ast.traverse(expr):
         if isinstance(node, ast.Reduce):
             yield from node.ranges
-
-
-def _size_text(size: ast.Size) -> str:
-    return str(size_poly(size, {}))
 
 
 def _dimension(use: _Use) -> str:

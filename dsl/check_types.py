@@ -3,8 +3,6 @@
 A literal has no type until it meets one (`weak_types`); `_coerce` then gives the type down to the leaves.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 import math
@@ -338,8 +336,8 @@ class Typer:
         """The sum, divided by how many there are. That of integers does not overflow, and is divided as f64 where an f32 does not
         hold it."""
         dtype = divided = accumulator if accumulator.is_float else F32
-        counts = [_count(r) for r in ranges]
-        count = math.nan if None in counts else float(math.prod(max(0, n) for n in counts))
+        counts = [n for n in map(_count, ranges) if n is not None]
+        count = math.nan if len(counts) < len(ranges) else float(math.prod(max(0, n) for n in counts))
         if expr.accumulator is None and not accumulator.is_float:
             accumulator = _sum_of_integers(body.dtype, count)
             divided = F32 if _largest(body.dtype) * count <= 1 << 24 else F64

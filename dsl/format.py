@@ -5,8 +5,6 @@ within a statement the author's line breaks stay, and a header's parameters may 
 line stays; in a run of statements of one line each the `=` stand below each other, and so do comments at the ends of lines.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -223,11 +221,12 @@ def _align(lines: list[_Line], printed: list[str]) -> None:
             code = heads[k].ljust(widest) + " " + _join(line.tokens[line.equals :])
             printed[k] = blank + code + (f"  {line.comment}" if line.comment else "")
     for run in _runs(lines, lambda line: line.comment is not None and bool(line.tokens)):
-        codes = {k: printed[k][: -len(lines[k].comment)].rstrip() for k in run}
+        comments = {k: lines[k].comment or "" for k in run}
+        codes = {k: printed[k][: -len(comments[k])].rstrip() for k in run}
         widest = max(len(code.strip("\n")) for code in codes.values())
         for k in run:
             blank = "\n" if lines[k].blank_before else ""
-            printed[k] = blank + codes[k].strip("\n").ljust(widest) + "  " + lines[k].comment
+            printed[k] = blank + codes[k].strip("\n").ljust(widest) + "  " + comments[k]
 
 
 def _runs(lines: list[_Line], wanted: Callable[[_Line], bool]) -> list[list[int]]:

@@ -10,8 +10,6 @@ A local variable becomes an equation over its free indices. So does an argument 
 than once. Nothing is computed twice in this way. Within a group an index name means one range, as within an equation.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -43,10 +41,9 @@ class Inliner(Calls):
         makes anything of: the indices in them have their ranges all the same."""
         mistakes = self.report.count
         self.nodes = self.calls = self.depth = 0
-        self.group: list[ast.Equation] = []
-        self.unread: list[ast.Expr] = []
+        self.group, self.unread = [], []
         self.main = equation
-        self.bound: dict[str, tuple | None] = {i: None for i in equation.indices}
+        self.bound = {i: None for i in equation.indices}
         self.where = {r.index: r for r in equation.ranges}
         for r in equation.ranges:
             self.bound[r.index] = (r.low, r.high)

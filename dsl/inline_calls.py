@@ -1,21 +1,18 @@
 """Inlines calls of functions: parameters become their arguments, and shared values become equations."""
 
-# mypy: no-strict-optional
-# mypy: allow-untyped-defs, allow-incomplete-defs
-# mypy: disable-error-code="arg-type, assignment, attr-defined"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from tilec.core.diagnostics import Note, Span
 from tilec.core.dtypes import OTHER_NAMES
 from tilec.core.functions import FUNCTIONS
 from tilec.dsl import ast
 from tilec.dsl.ast import replace
-from tilec.dsl.check_scope import Module, calls_itself, free_indices, suggestion
+from tilec.dsl.check_scope import Module, Report, TensorInfo, calls_itself, free_indices, suggestion
 from tilec.dsl.notation import bodies, matters, plural, trivial, uses
 from tilec.dsl.rewritten import SIZES, call_hint
 
@@ -53,7 +50,23 @@ class Instance:
 
 
 class Calls:
-    """The part of `inline.Inliner` that unfolds calls."""
+    """The part of `inline.Inliner` that unfolds calls, and what it takes of the rest."""
+
+    report: Report
+    tensors: dict[str, TensorInfo]
+    main: ast.Equation
+    group: list[ast.Equation]
+    unread: list[ast.Expr]
+    bound: dict[str, tuple[ast.Size | None, ast.Size | None] | None]
+    calls: int
+    nodes: int
+
+    if TYPE_CHECKING:
+
+        def instance(self, name: str) -> str: ...
+        def _affordable(self, value: ast.Expr, span: Span) -> bool: ...
+        def _resolve(self, expr: ast.Expr, scope: Scope) -> ast.Expr: ...
+        def _bind(self, item: ast.Range, scope: Scope) -> ast.Range: ...
 
     def _call(self, expr: ast.Call, scope: Scope) -> ast.Expr:
         if found := scope.module.defs.get(expr.function):
@@ -86,11 +99,12 @@ class Calls:
         elif scope.function is None and name in self.tensors:
             self.report.error(f"`{name}` is a tensor, not a function", expr.span, hint=f"write `{name}[…]`")
         else:
-            if (cast := OTHER_NAMES.get(name)) is not None:
-                hint = f"a cast is `{cast}(…)`"
-            elif (hint := call_hint(expr)) is None:
-                hint = suggestion(name, [*scope.module.defs, *FUNCTIONS, *scope.module.ops])
-            self.report.error(f"unknown function `{name}`", expr.span, hint=hint)
+            cast, told = OTHER_NAMES.get(name), call_hint(expr)
+            if cast is not None:
+                told = f"a cast is `{cast}(…)`"
+            elif told is None:
+                told = suggestion(name, [*scope.module.defs, *FUNCTIONS, *scope.module.ops])
+            self.report.error(f"unknown function `{name}`", expr.span, hint=told)
 
     def _inline(
         self, function: ast.Def, home: Module, ranges: tuple[ast.Range, ...], arguments: tuple[ast.Expr, ...],
@@ -162,7 +176,9 @@ class Calls:
             return replace(given, index=index)
         return self._bind(item, scope)
 
-    def _fits(self, function: ast.Def, ranges, arguments, span: Span, scope: Scope) -> bool:
+    def _fits(
+        self, function: ast.Def, ranges: tuple[ast.Range, ...], arguments: tuple[ast.Expr, ...], span: Span, scope: Scope
+    ) -> bool:
         mistakes = self.report.count
         if self.report.unfolded > MAX_UNFOLDED:  # as was said
             self.report.count += 1

@@ -4,8 +4,6 @@ Lark's LALR parser is driven token by token, so that a mistake does not end the 
 is turned into the AST without recursion. Hostile text meets the limits below, and gets an error, not a stack overflow.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 import hashlib
@@ -110,8 +108,8 @@ def _legal_text(source: Source, problems: list[Diagnostic]) -> str | None:
             end = (text.find("\n", at) + 1 or len(text) + 1) - 1
             problems.append(Diagnostic("the quotes are never closed", Span(source, at, end), hint='add `"`'))
         else:
-            message, hint = _illegal(text[at])
-            problems.append(Diagnostic(message, Span(source, at, end), hint=hint))
+            message, told = _illegal(text[at])
+            problems.append(Diagnostic(message, Span(source, at, end), hint=told))
         pieces.append('""'.ljust(end - at) if end - at > 1 else " ")
         at = end
         if len(problems) >= MAX_DIAGNOSTICS:

@@ -5,8 +5,6 @@ insert the missing word (a comma, a bracket), replace the wrong word by another 
 continue at the next one. The rest of the file is then parsed, so that one run reports all mistakes.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from typing import Any
@@ -17,6 +15,7 @@ from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from tilec.core.diagnostics import Diagnostic, Note
 from tilec.dsl.parse_habits import habit
+from tilec.dsl.parse_tree import ends_of
 from tilec.dsl.parse_words import FOREIGN, LOOPS, GiveUp, Insert, Recovery, Replace, Words, token_near
 
 _DECLARATIONS = {"OP", "DEF", "IMPORT", "$END"}
@@ -83,8 +82,9 @@ def _branch(words: Words, at: int, parser: InteractiveParser) -> Found:
 
 def _skip_blocks(words: Words, at: int, parser: InteractiveParser) -> GiveUp:
     """Past the whole loop or `if`, with its blocks, which would only repeat the mistake."""
-    k = at
-    while words.tokens[k].type not in ("LBRACE", *_DECLARATIONS) and words.tokens[k].line <= words.tokens[at].line:
+    k, line = at, words.tokens[at].line
+    assert line is not None, "the lexer says so"
+    while words.tokens[k].type not in ("LBRACE", *_DECLARATIONS) and (words.tokens[k].line or 0) <= line:
         k += 1
     if words.tokens[k].type != "LBRACE":
         return _give_up(words, at, parser)
@@ -152,9 +152,8 @@ def _plain(words: Words, at: int, expected: set[str], parser: InteractiveParser)
         hint = "an expression always has a value: `a if condition else b`"
         diagnostic = Diagnostic("`if` without `else`", words.span(position), hint=hint)
     else:
-        message, hint = _name_it(words, at, expected) or _operator(words, at, expected)
-        hint = hint or words.comment(at)
-        diagnostic = Diagnostic(message, words.span(at), hint=hint)
+        message, told = _name_it(words, at, expected) or _operator(words, at, expected)
+        diagnostic = Diagnostic(message, words.span(at), hint=told or words.comment(at))
     return diagnostic, _give_up(words, at, parser)
 
 
@@ -208,7 +207,7 @@ def _unwind(parser: InteractiveParser, words: Words, at: int) -> tuple[int, bool
 
     Returns the beginning of the rest, and whether that is a header or function.
     """
-    start = words.tokens[at].start_pos
+    start, _ = ends_of(words.tokens[at])
     state = parser.parser_state
     table = state.parse_conf.parse_table.states
     left_declaration = False
@@ -226,7 +225,7 @@ def _begin(part: Token | Tree, otherwise: int) -> int:
     while pending:
         part = pending.pop()
         if isinstance(part, Token):
-            return part.start_pos
+            return ends_of(part)[0]
         pending += part.children[::-1]
     return otherwise
 

@@ -1,20 +1,17 @@
 """From Lark's tree to the AST, without recursion; and the syntax errors that the grammar does not find."""
 
-# mypy: no-strict-optional
-# mypy: allow-untyped-defs, allow-incomplete-defs
-# mypy: disable-error-code="arg-type, assignment"
-
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from lark import Token, Tree
 
 from tilec.core.diagnostics import Diagnostic, Source, Span
-from tilec.core.dtypes import DTYPES, OTHER_NAMES
+from tilec.core.dtypes import DTYPES, OTHER_NAMES, DType
 from tilec.dsl import ast
 from tilec.dsl.rewritten import left_hint
 from tilec.dsl.shortform import main_op
@@ -41,12 +38,22 @@ _TOLD = {*_BINDING, "NAME", "NUMBER", "STRING", "TRUE", "FALSE", "NOT", "WRONG_N
 """The kinds of the tokens that methods get: others only tell rules apart."""
 
 
+Children: TypeAlias = "list[Any]"
+"""What the methods for the parts of a rule have returned, and its words."""
+
+
+def ends_of(token: Token) -> tuple[int, int]:
+    """Where a word begins and ends in the source: the lexer, which makes all of them, says so."""
+    assert token.start_pos is not None and token.end_pos is not None
+    return token.start_pos, token.end_pos
+
+
 class TreeBuilder:
     """One method per rule of the grammar, which gets its span, and its children already built."""
 
     def __init__(self, source: Source, problems: list[Diagnostic]):
         self.source, self.problems = source, problems
-        self.depths: dict[int, tuple[ast.Expr, int]] = {}
+        self.depths: dict[int, tuple[ast.Expr, float]] = {}
 
     def transform(self, tree: Tree) -> ast.Program:
         """The program of the whole tree."""
@@ -58,10 +65,13 @@ class TreeBuilder:
             pending += [child for child in node.children if isinstance(child, Tree)]
         built: dict[int, tuple[Any, int | None, int]] = {}
         for node in reversed(nodes):
-            children, start, end = [], None, 0
+            children: Children = []
+            start: int | None = None
+            end = 0
             for child in node.children:
+                begin: int | None
                 if isinstance(child, Token):
-                    begin, last = child.start_pos, child.end_pos
+                    begin, last = ends_of(child)
                     if child.type in _TOLD:
                         children.append(child)
                 else:
@@ -76,7 +86,7 @@ class TreeBuilder:
     # ---- helpers ----
 
     def _span(self, token: Token) -> Span:
-        return Span(self.source, token.start_pos, token.end_pos)
+        return Span(self.source, *ends_of(token))
 
     def _report(self, message: str, span: Span, hint: str | None = None) -> None:
         if len(self.problems) < _MAX_REPORTS:
@@ -84,7 +94,7 @@ class TreeBuilder:
 
     def _deep(self, node: ast.Expr) -> ast.Expr:
         """The node, or a stand-in once the expression is nested so deep that walks over it would fail."""
-        depth = 1 + max((self._depth(child) for child in ast.children(node)), default=0)
+        depth = 1 + max((self._depth(child) for child in ast.children(node)), default=0.0)
         if depth > MAX_DEPTH:
             if depth < math.inf:
                 hint = "give a part of it a name of its own: `t[i] = …`"
@@ -120,7 +130,7 @@ class TreeBuilder:
         self._report(f"{what} is made of names, whole numbers and `+ - * //` only", expr.span, hint)
         return ast.SizeNumber(1, expr.span)
 
-    def _dtype(self, token: Token, names: dict = DTYPES):
+    def _dtype(self, token: Token, names: Mapping[str, DType] = DTYPES) -> DType | None:
         if (dtype := names.get(str(token))) is None:
             known = OTHER_NAMES.get(str(token))
             hint = f"write `{known}`" if known in names else "the types are: " + " ".join(names)
@@ -129,7 +139,7 @@ class TreeBuilder:
 
     # ---- expressions ----
 
-    def number(self, span, children):
+    def number(self, span: Span, children: Children) -> ast.Number:
         (token,) = children
         if (whole := whole_number(token)) is not None:
             if whole >= 1 << 64:
@@ -140,47 +150,48 @@ class TreeBuilder:
             self._report(f"`{token[:24]}` does not fit f64", span, "write `inf` for infinity")
         return ast.Number(value, span=span)
 
-    def true(self, span, children):
+    def true(self, span: Span, children: Children) -> ast.Boolean:
         return ast.Boolean(True, span=span)
 
-    def false(self, span, children):
+    def false(self, span: Span, children: Children) -> ast.Boolean:
         return ast.Boolean(False, span=span)
 
-    def name(self, span, children):
+    def name(self, span: Span, children: Children) -> ast.Expr:
         (token,) = children
         if token in _CONSTANTS:
             return ast.Number(_CONSTANTS[token], span=span)
         return ast.Name(str(token), span=span)
 
-    def group(self, span, children):
+    def group(self, span: Span, children: Children) -> ast.Expr:
         return children[0]
 
-    def binary(self, span, children):
+    def binary(self, span: Span, children: Children) -> ast.Expr:
         left, op, right = children
         return self._deep(ast.Binary(self._word(op), left, right, span=span))
 
-    def unary(self, span, children):
+    def unary(self, span: Span, children: Children) -> ast.Expr:
         op, operand = children
         return self._deep(ast.Unary(self._word(op), operand, span=span))
 
-    def _word(self, op: Token) -> str:
+    def _word(self, op: Token) -> Any:
+        """The operator, as the language writes it."""
         if op in _RIGHT_WORD:
             hint = f"write `{_RIGHT_WORD[op]}`"
             self._report(f"`{op}` is not an operator of the language", self._span(op), hint)
         return _RIGHT_WORD.get(op, str(op))
 
-    def compare(self, span, children):
+    def compare(self, span: Span, children: Children) -> ast.Expr:
         left, op, right = children
         if isinstance(left, ast.Compare) and left.span.start == span.start:
             hint = "write `a < b and b < c`"
             self._report("comparisons do not chain", span, hint)
-        return self._deep(ast.Compare(str(op), left, right, span=span))
+        return self._deep(ast.Compare(self._word(op), left, right, span=span))
 
-    def conditional(self, span, children):
+    def conditional(self, span: Span, children: Children) -> ast.Expr:
         then, condition, otherwise = children
         return self._deep(ast.Conditional(condition, then, otherwise, span=span))
 
-    def access(self, span, children):
+    def access(self, span: Span, children: Children) -> ast.Expr:
         name, *subscripts = children
         for item in subscripts:
             if isinstance(item, ast.Range):
@@ -190,18 +201,18 @@ class TreeBuilder:
             self._report(f"more than {MAX_RANK} subscripts", span)
         return self._deep(ast.Access(str(name), tuple(subscripts), span=span))
 
-    def brackets(self, span, children):
+    def brackets(self, span: Span, children: Children) -> tuple[Span, Children] | None:
         return (span, children) if children else None
 
-    def arguments(self, span, children):
+    def arguments(self, span: Span, children: Children) -> tuple[ast.Expr, ...]:
         return tuple(children)
 
-    def accumulator(self, span, children):
+    def accumulator(self, span: Span, children: Children) -> Token | None:
         return children[0] if children else None
 
     multiplicand = accumulator
 
-    def application(self, span, children):
+    def application(self, span: Span, children: Children) -> ast.Expr:
         """`name[…](…)`: a cast, a reduction, a scan, a `pad` or a call, by its name."""
         token, brackets, arguments, accumulator, multiplicand = children
         name = str(token)
@@ -224,7 +235,10 @@ class TreeBuilder:
             self._report(f"`{name}` needs the index it runs over", self._span(token), f"write `{name}[k](…)`")
         return self._deep(ast.Call(str(token), ranges, arguments, span=span))
 
-    def _reduction(self, name, ranges, arguments, in_type, multiply, span) -> ast.Expr:
+    def _reduction(
+        self, name: Any, ranges: tuple[ast.Range, ...], arguments: tuple[ast.Expr, ...], in_type: DType | None,
+        multiply: DType | None, span: Span,
+    ) -> ast.Expr:  # fmt: skip
         if len(arguments) != 1:
             self._report(f"`{name}` takes one expression, not {len(arguments)}", span)
         body = arguments[0] if arguments else ast.Number(0, span=span)
@@ -256,14 +270,13 @@ class TreeBuilder:
         self._report("the brackets before `(` list index names", item.span, "write `sum[k](…)` or `sum[k in 0:4](…)`")
         return ast.Range("_", None, None, item.span)
 
-    def range(self, span, children):
+    def range(self, span: Span, children: Children) -> ast.Range:
         index, low, high = children
-        low, high = self._size(low, "a bound"), self._size(high, "a bound")
-        return ast.Range(str(index), low, high, span)
+        return ast.Range(str(index), self._size(low, "a bound"), self._size(high, "a bound"), span)
 
     # ---- statements ----
 
-    def subscripts(self, span, children):
+    def subscripts(self, span: Span, children: Children) -> tuple[str, ...]:
         """The left side's indices, each with its span."""
         indices: list[tuple[str, Span]] = []
         for item in children:
@@ -280,16 +293,16 @@ class TreeBuilder:
             self._report(f"more than {MAX_RANK} subscripts", span)
         return tuple(name for name, _ in indices)
 
-    def declared(self, span, children):
+    def declared(self, span: Span, children: Children) -> DType | None:
         return self._dtype(children[0]) if children else None
 
-    def where(self, span, children):
+    def where(self, span: Span, children: Children) -> tuple[ast.Range, ...]:
         for k, range_ in enumerate(children):
             if any(range_.index == other.index for other in children[:k]):
                 self._report(f"`where` gives index `{range_.index}` twice", range_.span)
         return tuple(children)
 
-    def equation(self, span, children):
+    def equation(self, span: Span, children: Children) -> ast.Equation:
         name, indices, dtype, value, ranges = children
         return ast.Equation(self._defined(name), indices, value, dtype, ranges, span)
 
@@ -298,7 +311,7 @@ class TreeBuilder:
             self._report(f"`{token}` is a number, and cannot be a name", self._span(token), "choose another name")
         return str(token)
 
-    def op_call(self, span, children):
+    def op_call(self, span: Span, children: Children) -> ast.OpCall:
         *names, value = children
         arguments: list[str] = []
         if not isinstance(value, ast.Call):
@@ -311,29 +324,29 @@ class TreeBuilder:
                 self._report("an op is called with whole tensors", argument.span, "give the value a name first")
         return ast.OpCall(tuple(map(self._defined, names)), value.function, tuple(arguments), span)
 
-    def expect(self, span, children):
+    def expect(self, span: Span, children: Children) -> ast.Expect:
         return ast.Expect(children[0], span)
 
     # ---- declarations ----
 
-    def sizes(self, span, children):
+    def sizes(self, span: Span, children: Children) -> tuple[ast.Size, ...]:
         for item in children[MAX_RANK:]:
             self._report(f"more than {MAX_RANK} dimensions", item.span)
             break
         return tuple(self._size(item, "a size") for item in children[:MAX_RANK])
 
-    def type(self, span, children):
+    def type(self, span: Span, children: Children) -> tuple[DType | None, tuple[ast.Size, ...]]:
         token, sizes = children
         return self._dtype(token), sizes
 
-    def parameter(self, span, children):
+    def parameter(self, span: Span, children: Children) -> ast.Tensor:
         name, (dtype, shape) = children
         return ast.Tensor(self._defined(name), dtype, shape, span)
 
-    def parameters(self, span, children):
+    def parameters(self, span: Span, children: Children) -> tuple[ast.Tensor, ...]:
         return tuple(children)
 
-    def names(self, span, children):
+    def names(self, span: Span, children: Children) -> tuple[str, ...]:
         for k, token in enumerate(children):
             if token in children[:k]:
                 self._report(f"`{token}` is listed twice", self._span(token))
@@ -341,22 +354,22 @@ class TreeBuilder:
 
     indices = names
 
-    def local(self, span, children):
+    def local(self, span: Span, children: Children) -> ast.Local:
         name, value = children
         return ast.Local(self._defined(name), value, span)
 
-    def def_(self, span, children):
+    def def_(self, span: Span, children: Children) -> ast.Def:
         name, indices, parameters, *locals_, result = children
         return ast.Def(str(name), indices, parameters, tuple(locals_), result, span)
 
-    def op(self, span, children):
+    def op(self, span: Span, children: Children) -> ast.Op:
         name, inputs, outputs, *body = children
         return ast.Op(str(name), inputs, outputs, tuple(body), span)
 
-    def import_(self, span, children):
+    def import_(self, span: Span, children: Children) -> ast.Import:
         return ast.Import(str(children[0])[1:-1], span)
 
-    def start(self, span, children):
+    def start(self, span: Span, children: Children) -> ast.Program:
         span = Span(self.source, 0, len(self.source.text))
         groups: dict[type, list] = {ast.Import: [], ast.Def: [], ast.Op: []}
         statements: list[ast.Statement] = []

@@ -54,6 +54,12 @@ class Poly:
         return self.terms[0][1] if self.terms[0][0] == () and len(self.terms) == 1 else None
 
     @property
+    def number(self) -> int:
+        """The same, where all sizes are numbers."""
+        assert self.constant is not None
+        return self.constant
+
+    @property
     def variables(self) -> set[Variable]:
         return {v for monomial, _ in self.terms for v in monomial}
 

@@ -1,8 +1,5 @@
 """Specialisation: an op of a program with numbers for its sizes, which `build` turns into MLIR."""
 
-# mypy: no-strict-optional
-# mypy: disable-error-code="union-attr"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -73,7 +70,7 @@ def specialise(
         outputs,
         tuple(equations),
         tuple(s for s in chosen.body if isinstance(s, ast.Expect)),
-        {name: value.constant for name, value in bound.items()},
+        {name: value.number for name, value in bound.items()},
     )
 
 
@@ -85,8 +82,10 @@ def _elaborated(
     module = load(program, report, loader)
     tensors: dict[str, TensorInfo] = {}
     for k, tensor in enumerate(op.inputs):
-        dtype = tensor.dtype or inputs[k][0]
-        shape = declared_shape(tensor, sizes, report) if tensor.shape is not None else tuple(map(Poly.of, inputs[k][1]))
+        dtype, shape = tensor.dtype, declared_shape(tensor, sizes, report) if tensor.shape is not None else None
+        if dtype is None or tensor.shape is None:
+            assert inputs is not None, "arguments tell what a signature leaves out"
+            dtype, shape = dtype or inputs[k][0], shape if tensor.shape is not None else tuple(map(Poly.of, inputs[k][1]))
         tensors[tensor.name] = TensorInfo(tensor.name, dtype, shape, tensor.span)
     elaborator = Elaborator(op, module, tensors, sizes, report, decided=True)
     _raise(report)
@@ -125,7 +124,7 @@ def _with_multiples(
     error: TileError, program: ast.Program, op: ast.Op, bound: Mapping[str, Poly], loader: Loader
 ) -> TileError:  # fmt: skip
     """The error of a program that is right at some sizes, and the size of which it accepts multiples."""
-    sizes = {name: value.constant for name, value in bound.items()}
+    sizes = {name: value.number for name, value in bound.items()}
     if len(op.body) > _LARGE or any(t.dtype is None or t.shape is None for t in op.inputs):
         return error
     first, *others = error.diagnostics
@@ -139,16 +138,18 @@ def _with_multiples(
 def _addressable(inputs: Iterable[TensorInfo], equations: list[ast.Equation], sizes: Mapping[str, Poly]) -> None:
     """Offsets are 64-bit integers: no size, and no tensor in bytes, reaches 2^63."""
     for name, value in sizes.items():
-        if value.constant >= _LIMIT:
-            raise CallError(f"the size `{name}` is too large: {value.constant} is not below 2^63")
+        if value.number >= _LIMIT:
+            raise CallError(f"the size `{name}` is too large: {value.number} is not below 2^63")
     for equation in equations:
         for r in (*equation.ranges, *ast.bound_in(equation.value)):
-            if max(abs(r.low.value), abs(r.high.value)) >= _LIMIT:
-                message = f"`{r.index}` runs from {r.low.value} to {r.high.value}, beyond integers of 64 bits"
+            low, high = map(ast.number_of, ast.ends_of(r))
+            if max(abs(low), abs(high)) >= _LIMIT:
+                message = f"`{r.index}` runs from {low} to {high}, beyond integers of 64 bits"
                 raise CallError(message, r.span)
-    shapes = [(t.name, t.dtype, [extent.constant for extent in t.shape], t.span) for t in inputs]
-    shapes += [(e.name, e.dtype, [r.high.value for r in e.ranges], e.span) for e in equations]
+    shapes = [(t.name, t.dtype, t.extents, t.span) for t in inputs]
+    shapes += [(e.name, e.dtype, [ast.number_of(r.high) for r in e.ranges], e.span) for e in equations]
     for name, dtype, shape, span in shapes:
+        assert dtype is not None, "every type is known now"
         if prod(shape) * dtype.bytes >= _LIMIT:
             raise CallError(f"`{name}` is too large: no memory holds {dtype}{shape}", span)
 
@@ -159,7 +160,7 @@ def _raise(report: Report) -> None:
 
 
 def _tensor(info: TensorInfo, declared: ast.Tensor) -> ast.Tensor:
-    shape = tuple(ast.SizeNumber(extent.constant) for extent in info.shape)
+    shape = tuple(map(ast.SizeNumber, info.extents))
     return ast.Tensor(info.name, info.dtype, shape, declared.span)
 
 

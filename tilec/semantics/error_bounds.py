@@ -10,10 +10,6 @@ conditioned and wide where digits cancel. Where errors may change a comparison, 
 are allowed: a value that the documented errors leave undetermined has no bound.
 """
 
-# mypy: no-strict-optional
-# mypy: allow-untyped-defs, allow-incomplete-defs
-# mypy: disable-error-code="arg-type, assignment, attr-defined, call-arg, return-value"
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +39,17 @@ from tilec.semantics.interval_reductions import (
     unit_roundoff,
 )
 from tilec.semantics.intervals import Enclosure, point
-from tilec.semantics.reference import OutOfRangeError, Space, blocks, extents_of, is_inside, outside_error, stored, take
+from tilec.semantics.reference import (
+    EVERYWHERE,
+    OutOfRangeError,
+    Space,
+    blocks,
+    extents_of,
+    is_inside,
+    outside_error,
+    stored,
+    take,
+)
 from tilec.semantics.rounded_weights import Weights, in_two_parts, rounded_elsewhere
 
 SMALLEST_NORMAL = {F32: 2.0**-126, F64: 2.0**-1022}
@@ -62,8 +68,8 @@ def enclose(special: Specialised, inputs: Mapping[str, np.ndarray], kind: Kind =
         for equation in special.equations:
             tensors[equation.name] = _equation(equation, tensors, special.sizes, kind, weights)
         for t in special.outputs:
-            if t.dtype.is_float:
-                tensors[t.name] = rounded_to(tensors[t.name], t.dtype, kind)
+            if (dtype := ast.dtype_of(t)).is_float:
+                tensors[t.name] = rounded_to(tensors[t.name], dtype, kind)
     return tensors
 
 
@@ -76,13 +82,14 @@ def _equation(
     extents = extents_of(equation)
     axes = {name: axis for axis, name in enumerate(extents)}
     shape = [len(range(*extents[name])) for name in equation.indices]
-    low, high = (np.empty(shape, stored(equation.dtype)) for _ in range(2))
+    dtype = ast.dtype_of(equation)
+    low, high = (np.empty(shape, stored(dtype)) for _ in range(2))
     for part in blocks(equation, _Space(tensors, sizes, axes, extents, True, kind, weights)):
-        value = part.enclose(equation.value, np.True_)
+        value = part.enclose(equation.value, EVERYWHERE)
         for end, result in zip(value, (low, high)):
             part.store(part.spread(end, list(range(len(shape)))), result)
-    same = np.array_equal(low, high, equal_nan=equation.dtype.is_float)
-    same = same and (not equation.dtype.is_float or np.array_equal(np.signbit(low), np.signbit(high)))
+    same = np.array_equal(low, high, equal_nan=dtype.is_float)
+    same = same and (not dtype.is_float or np.array_equal(np.signbit(low), np.signbit(high)))
     return Enclosure(low, low if same else high)
 
 
@@ -101,11 +108,12 @@ class _Space(Space):
 
     def enclose(self, expr: ast.Expr, mask: np.ndarray) -> Enclosure:
         found = self.enclose_part(expr, mask)
-        rounds = self.summed and self.weights and isinstance(expr, (ast.Access, ast.Cast))
-        if not rounds or not self.weights.is_weight(expr, self.summed):
+        if not self.summed or self.weights is None or not isinstance(expr, (ast.Access, ast.Cast)):
+            return found
+        if not self.weights.is_weight(expr, self.summed):
             return found
         source = self.weights.unrounded(expr)
-        return rounded_elsewhere(found, expr.dtype, source and self.enclose_part(source, mask))
+        return rounded_elsewhere(found, expr.dtype, None if source is None else self.enclose_part(source, mask))
 
     def enclose_part(self, expr: ast.Expr, mask: np.ndarray) -> Enclosure:
         match expr:
@@ -171,8 +179,10 @@ class _Space(Space):
 
     def enclose_access(self, expr: ast.Access, mask: np.ndarray) -> Enclosure:
         tensor = self.tensors[expr.tensor]
-        if self.view(expr, tensor.low) is not None:
-            return tensor.map(lambda end: self.view(expr, end))
+        if (low := self.view(expr, tensor.low)) is not None:
+            high = low if tensor.is_point else self.view(expr, tensor.high)
+            assert high is not None, "both ends have one shape"
+            return Enclosure(low, high)
         subscripts, known = self.enclosed_subscripts(expr, mask)
         outside = mask & known & ~is_inside(subscripts, tensor.low.shape)
         if outside.any():
@@ -195,7 +205,7 @@ class _Space(Space):
     def enclosed_subscripts(self, expr: ast.Access, mask: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         """The subscripts, and where all of them are determined."""
         found = [self.enclose(s, mask) for s in expr.subscripts]
-        known = fold(np.logical_and, (s.low == s.high for s in found if not s.is_point), np.True_)
+        known = fold(np.logical_and, (s.low == s.high for s in found if not s.is_point), EVERYWHERE)
         return [s.low.astype(np.int64) for s in found], known
 
     # ---- reductions ----------------------------------------------------------------------------------------
@@ -203,7 +213,7 @@ class _Space(Space):
     def enclose_reduce(self, expr: ast.Reduce, mask: np.ndarray) -> Enclosure:
         axes = tuple(self.axes[r.index] for r in expr.ranges)
         count = self.volume({r.index for r in expr.ranges})
-        mask = self.spread(mask, []).any(axis=axes, keepdims=True) & (count > 0)
+        mask = self.anywhere(mask, axes) & (count > 0)
         if expr.kind == "sum" and expr.dtype.is_float:
             terms = replace(self, summed=self.summed | {r.index for r in expr.ranges})
             return sum_of_parts(terms.sums(expr, mask), np.asarray(count), expr.dtype, self.unit(expr, count))
@@ -212,7 +222,7 @@ class _Space(Space):
             if expr.kind == "prod":
                 return self.binary("*", first, second, expr.dtype, False)
             found = Enclosure(*(COMBINE[expr.kind](*ends) for ends in zip(first, second)))
-            return on.of_either_sign(found, np.True_) if expr.dtype.is_float else found
+            return on.of_either_sign(found, EVERYWHERE) if expr.dtype.is_float else found
         body = self.enclose(expr.body, mask).map(lambda end: self.spread(end, list(axes)))
         if expr.kind in ("argmax", "argmin"):
             start = self.extents[expr.ranges[0].index][0]
@@ -261,11 +271,13 @@ class _Space(Space):
             nothing = np.zeros([1 if a in axes else n for a, n in enumerate(shape)])
             return [*[nothing] * 5, *[np.zeros((), np.int64)] * 5, np.ones((), np.int64)]
         low, high, size, positive, negative, *flags = self.contraction(left, right, axes, product, expr)
-        lost = count * len(leaves) * on.ulp(0.0, product.dtype) * np.prod(most)
+        lost = count * len(leaves) * on.ulp(np.zeros(()), product.dtype) * np.prod(most)
         error = gamma(2 * len(leaves), unit_roundoff(product.dtype)) * size + np.where(size > 0, lost, 0)
         return [low - error, high + error, size, positive + error, negative + error, *flags]
 
-    def contraction(self, left, right, axes: list[int], product: ast.Binary, expr: ast.Reduce) -> list[np.ndarray]:
+    def contraction(
+        self, left: Enclosure, right: Enclosure, axes: list[int], product: ast.Binary, expr: ast.Reduce
+    ) -> list[np.ndarray]:
         """The parts of `sum(left * right)`: that of the intervals' middles, and how far their radii reach, and the roundings of
         the products, where those of the sum do not count them."""
         square = product.left == product.right
@@ -279,9 +291,9 @@ class _Space(Space):
             reach = reach + unit_roundoff(product.dtype) * size
         in_parts = self.in_parts(expr, product)  # whose smallest products are 2^-24 of the whole one
         if np.prod([least(x) for x in sizes]) < SMALLEST_NORMAL[product.dtype] * (2.0**24 if in_parts else 1):
-            lost = on.ulp(0.0, product.dtype) / (1 if product.dtype is F64 else 2)  # of f64, here as in the kernel
-            lost *= 6 if in_parts else 1
-            reach = reach + lost * self.contract(*(np.sign(x) for x in sizes), axes)
+            lost = on.ulp(np.zeros(()), product.dtype) / (1 if product.dtype is F64 else 2)  # of f64, here as in the kernel
+            lost = lost * (6 if in_parts else 1)
+            reach = reach + lost * self.contract(np.sign(sizes[0]), np.sign(sizes[1]), axes)
         low, high = middle - reach, middle + reach
         negative = (size - low) / 2
         if square or ((left.low >= 0).all() and (right.low >= 0).all()):
@@ -306,7 +318,7 @@ class _Space(Space):
         types = {f.operand.dtype if isinstance(f, ast.Cast) else f.dtype for f in factors}
         narrow = all(t.bits < 32 for t in types)
         matrix = expr.dtype is not F64 and types and (narrow or expr.multiplicand is not None)
-        in_parts = types == {F32} and self.in_parts(expr, product)
+        in_parts = types == {F32} and product is not None and self.in_parts(expr, product)
         unit = unit_roundoff(expr.dtype) * (3 if in_parts else 2 if matrix else 1)
         short = expr.multiplicand is ast.F22 or (matrix and len(types) == 1 and types <= {F8E4M3, F8E5M2})
         few = count if expr.multiplicand is ast.F22 else min(count, PROMOTED)

@@ -1,8 +1,5 @@
 """The data of `tilec run`: random inputs from a seed, inputs from files, and results as files."""
 
-# mypy: no-strict-optional
-# mypy: disable-error-code="union-attr"
-
 from __future__ import annotations
 
 import io
@@ -37,9 +34,9 @@ def random_inputs(specialised: Specialised, seed: int, given: Mapping[str, np.nd
         if tensor.name in given:
             arrays[tensor.name] = given[tensor.name]
             continue
-        if prod(shape_of(tensor)) * tensor.dtype.bytes >= 1 << 48:
+        if prod(shape_of(tensor)) * ast.dtype_of(tensor).bytes >= 1 << 48:
             raise CallError(f"`{tensor.name}` is too large to run: {list(shape_of(tensor))}")
-        arrays[tensor.name] = _draw(rng, tensor.dtype, shape_of(tensor), limits.get(tensor.name))
+        arrays[tensor.name] = _draw(rng, ast.dtype_of(tensor), shape_of(tensor), limits.get(tensor.name))
     return arrays
 
 
@@ -56,7 +53,7 @@ def _draw(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], limit:
 def subscript_limits(specialised: Specialised) -> dict[str, int]:
     """Of each tensor that is read inside a subscript, the smallest dimension that it subscripts."""
     shapes = {t.name: shape_of(t) for t in specialised.inputs}
-    shapes |= {e.name: tuple(r.high.value for r in e.ranges) for e in specialised.equations}
+    shapes |= {e.name: ast.extents_of(e) for e in specialised.equations}
     limits: dict[str, int] = {}
     for equation in specialised.equations:
         for access in (n for n in ast.traverse(equation.value) if isinstance(n, ast.Access)):
@@ -67,7 +64,7 @@ def subscript_limits(specialised: Specialised) -> dict[str, int]:
 
 
 def shape_of(tensor: ast.Tensor) -> tuple[int, ...]:
-    return tuple(s.value for s in tensor.shape)
+    return ast.extents_of(tensor)
 
 
 # ---- files -----------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Runs a specialised op by the interpreter, from its IR after some stage."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -9,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tilec.core.diagnostics import CallError
+from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
 from tilec.passes import NAMES
 from tilec.semantics.interpreter import Fault, Unsupported, interpret
@@ -29,4 +28,4 @@ def interpret_stage(
         error.stage, error.ir = stage, texts[NAMES[max(0, NAMES.index(stage) - 1)]]
         raise
     # integers in the IR have no sign
-    return {t.name: a.view(t.dtype.numpy) for t, a in zip(specialised.outputs, found.values(), strict=True)}
+    return {t.name: a.view(ast.dtype_of(t).numpy) for t, a in zip(specialised.outputs, found.values(), strict=True)}

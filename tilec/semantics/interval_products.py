@@ -13,14 +13,14 @@ from tilec.semantics.intervals import Enclosure, point
 
 
 def _leaves(expr: ast.Expr) -> list[ast.Expr]:
-    if isinstance(expr, ast.Binary) and expr.op == "*" and expr.dtype and expr.dtype.is_float:
+    if isinstance(expr, ast.Binary) and expr.op == "*" and expr.dtype.is_float:
         return [*_leaves(expr.left), *_leaves(expr.right)]
     return [expr]
 
 
 def is_narrow(expr: ast.Expr) -> bool:
     """Whether a factor is a number of at most 16 bits, widened."""
-    return isinstance(expr, ast.Cast) and expr.operand.dtype is not None and expr.operand.dtype.bits < 32
+    return isinstance(expr, ast.Cast) and expr.operand.dtype.bits < 32
 
 
 def regrouped(product: ast.Binary) -> list[ast.Expr] | None:

@@ -8,12 +8,11 @@ underflow where a partial product is too small for the type. Extremes are exact.
 `Total` has the axes of a reduction: `reduce` keeps them at length 1, and a scan gives every prefix.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs
-# mypy: disable-error-code="arg-type, misc"
-
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -59,11 +58,11 @@ class Total:
         along[axis] = shape[axis]
         return Total((axis,), np.arange(1, shape[axis] + 1).reshape(along), True)
 
-    def __call__(self, ufunc: np.ufunc, array: np.ndarray, **initial) -> np.ndarray:
+    def __call__(self, ufunc: np.ufunc, array: np.ndarray, **initial: float) -> np.ndarray:
         if self.scans:
             return ufunc.accumulate(array, axis=self.axes[0], dtype=array.dtype)
-        dtype = {} if array.dtype == np.bool_ else {"dtype": array.dtype}
-        return ufunc.reduce(array, axis=self.axes, keepdims=True, **dtype, **initial)
+        named: dict[str, Any] = initial if array.dtype == np.bool_ else {"dtype": array.dtype, **initial}
+        return ufunc.reduce(array, axis=self.axes, keepdims=True, **named)
 
     def any(self, array: np.ndarray) -> np.ndarray:
         return self(np.logical_or, array)
@@ -102,7 +101,7 @@ def sum_of_parts(parts: list[np.ndarray], count: np.ndarray, dtype: DType, unit:
     open_ = anything | (may_up & may_down)
     certain = nan | (up & down)
     low, high = np.where(open_, -np.inf, low), np.where(open_, np.inf, high)
-    return of_either_sign(Enclosure(np.where(certain, np.nan, low), np.where(certain, np.nan, high)), np.True_)
+    return of_either_sign(Enclosure(np.where(certain, np.nan, low), np.where(certain, np.nan, high)), np.asarray(True))
 
 
 def _sum(x: Enclosure, total: Total, dtype: DType) -> Enclosure:
@@ -123,7 +122,7 @@ def _product(x: Enclosure, total: Total, dtype: DType) -> Enclosure:
     error = np.where(np.isfinite(error), error, 0) + np.where(total.any(size == 0), 0, lost)
     open_ = ((most > largest(dtype)) & (total.count > 1) | is_anything(exact)) & ~np.isnan(exact.low)
     low, high = exact.low - error, exact.high + error
-    return of_either_sign(Enclosure(np.where(open_, -np.inf, low), np.where(open_, np.inf, high)), np.True_)
+    return of_either_sign(Enclosure(np.where(open_, -np.inf, low), np.where(open_, np.inf, high)), np.asarray(True))
 
 
 def _multiplied(x: Enclosure, total: Total) -> Enclosure:
@@ -142,9 +141,9 @@ def _halves(x: Enclosure) -> Enclosure:
         return point(np.ones(x.low.shape[1:], x.low.dtype))
     while length > 1:
         half = length // 2
-        first, second = x.map(lambda end, n=half: end[:n]), x.map(lambda end, n=half: end[n : 2 * n])
+        first, second = x.map(itemgetter(slice(half))), x.map(itemgetter(slice(half, 2 * half)))
         folded = corners(np.multiply, first, second)
-        rest = x.map(lambda end, n=half: end[2 * n :])
+        rest = x.map(itemgetter(slice(2 * half, None)))
         x = Enclosure(np.concatenate([folded.low, rest.low]), np.concatenate([folded.high, rest.high]))
         length = x.low.shape[0]
     return x.map(lambda end: end[0])
@@ -153,7 +152,7 @@ def _halves(x: Enclosure) -> Enclosure:
 def _prefixes(x: Enclosure) -> Enclosure:
     rows = [x.map(lambda end: end[:1])] if x.low.shape[0] else []
     for n in range(1, x.low.shape[0]):
-        rows.append(corners(np.multiply, rows[-1], x.map(lambda end, n=n: end[n : n + 1])))
+        rows.append(corners(np.multiply, rows[-1], x.map(itemgetter(slice(n, n + 1)))))
     if not rows:
         return x
     return Enclosure(np.concatenate([r.low for r in rows]), np.concatenate([r.high for r in rows]))
@@ -162,12 +161,12 @@ def _prefixes(x: Enclosure) -> Enclosure:
 # ---- extremes ----------------------------------------------------------------------------------------------
 
 
-def _extreme(x: Enclosure, total: Total, ufunc: np.ufunc, identity: object) -> Enclosure:
+def _extreme(x: Enclosure, total: Total, ufunc: np.ufunc, identity: float) -> Enclosure:
     initial = {} if total.scans else {"initial": identity}
     found = x.map(lambda end: total(ufunc, end, **initial))
     if found.low.dtype.kind != "f":
         return found
-    found = of_either_sign(found, np.True_)
+    found = of_either_sign(found, np.asarray(True))
     if x.is_point:
         return found
     open_ = total.any(is_anything(x)) & ~np.isnan(found.low)

@@ -15,8 +15,6 @@ An interval of NaN is NaN for certain. [-inf, inf] is any value, and NaN. Zeros 
 [0, 0] is 0 and not -0.
 """
 
-# mypy: disable-error-code="arg-type, return-value"
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -74,7 +72,7 @@ def of_either_sign(x: Enclosure, where: np.ndarray) -> Enclosure:
     return Enclosure(np.where(where, -0.0, x.low), np.where(where, 0.0, x.high)) if np.any(where) else x
 
 
-ANYTHING = Enclosure(np.float64(-np.inf), np.float64(np.inf))
+ANYTHING = Enclosure(np.asarray(-np.inf), np.asarray(np.inf))
 
 
 def is_anything(x: Enclosure) -> np.ndarray:
@@ -234,7 +232,7 @@ def divide(a: Enclosure, b: Enclosure, dtype: DType, double_rounding: bool = Fal
 def is_known(x: Enclosure) -> np.ndarray:
     """Where there is one value, zeros with their sign."""
     if x.is_point:
-        return np.True_
+        return np.asarray(True)
     return np.isnan(x.low) | ((x.low == x.high) & (np.signbit(x.low) == np.signbit(x.high)))
 
 

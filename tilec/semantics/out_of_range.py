@@ -4,9 +4,6 @@ A kernel leaves only the number of the check. This module evaluates the check's 
 again as the reference does (`tilec/semantics/reference.py`). It evaluates nothing else of the program.
 """
 
-# mypy: no-strict-optional
-# mypy: disable-error-code="arg-type, assignment, union-attr, var-annotated"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +16,17 @@ import numpy as np
 from tilec.core.diagnostics import CallError, CheckError
 from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
-from tilec.semantics.reference import OutOfRangeError, Space, Tensors, blocks, evaluate, extents_of, is_inside, stored
+from tilec.semantics.reference import (
+    EVERYWHERE,
+    OutOfRangeError,
+    Space,
+    Tensors,
+    blocks,
+    evaluate,
+    extents_of,
+    is_inside,
+    stored,
+)
 
 MOST = 1 << 28  # elements to evaluate, about a second's work: the answer is not worth more
 HINT = "`pad(access, value)` gives a value outside"
@@ -81,12 +88,12 @@ def _evaluate(
     space = Space(tensors, specialised.sizes, {name: axis for axis, name in enumerate(extents)}, extents, False)
     with np.errstate(all="ignore"):
         for part in blocks(equation, space):
-            _descend(part, equation.value, target, np.True_)
+            _descend(part, equation.value, target, EVERYWHERE)
 
 
 def _shapes(specialised: Specialised) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
-    yield from ((t.name, t.dtype, tuple(s.value for s in t.shape)) for t in specialised.inputs)
-    yield from ((e.name, e.dtype, tuple(r.high.value for r in e.ranges)) for e in specialised.equations)
+    yield from ((t.name, t.dtype, ast.extents_of(t)) for t in specialised.inputs)
+    yield from ((e.name, e.dtype, ast.extents_of(e)) for e in specialised.equations)
 
 
 def _path(expr: ast.Expr, target: ast.Access) -> ast.Expr:
@@ -97,7 +104,7 @@ def _path(expr: ast.Expr, target: ast.Access) -> ast.Expr:
 def _reads(expr: ast.Expr, target: ast.Access) -> Iterator[str]:
     """The tensors that `_descend` reads."""
     while True:
-        others = ()
+        others: tuple[ast.Expr, ...] = ()
         match expr:
             case _ if expr is target:
                 others = target.subscripts
@@ -123,7 +130,7 @@ def _descend(space: Space, expr: ast.Expr, target: ast.Access, mask: np.ndarray)
                 inside = is_inside(space.subscripts(access, mask), space.tensors[access.tensor].shape)
                 mask = mask & ~inside
             case ast.Reduce(ranges=ranges):
-                mask = space.spread(mask, []).any(axis=tuple(space.axes[r.index] for r in ranges), keepdims=True)
+                mask = space.anywhere(mask, [space.axes[r.index] for r in ranges])
                 mask = mask & (space.volume({r.index for r in ranges}) > 0)
             case ast.Scan(range=range_):
                 axis = space.axes[range_.index]

@@ -12,18 +12,14 @@ an expression an array that is 1 long on the axes it does not depend on (or 0-di
 be large, the space is halved, again and again, along the left side's indices and along reductions.
 """
 
-# mypy: no-strict-optional
-# mypy: allow-untyped-defs, allow-incomplete-defs
-# mypy: disable-error-code="arg-type, assignment, call-arg, call-overload, return-value, union-attr"
-
 from __future__ import annotations
 
 import math
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -62,7 +58,7 @@ def reference(
     """
     program = parse(read_source(source))
 
-    def call(*arguments, **named: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
         arrays = _arrays(choose_op(program, op).inputs, arguments, named)
         types = [(_row(name, array), array.shape) for name, array in arrays.items()]
         special = specialise(program, op, types, sizes)
@@ -101,12 +97,17 @@ def _results(special: Specialised, tensors: Tensors, rounded: bool) -> Any:
     found = [tensors[t.name] for t in special.outputs]
     if rounded:
         found = [
-            to_float(array, t.dtype.numpy) if t.dtype.is_float else array for array, t in zip(found, special.outputs)
+            to_float(array, dtype.numpy) if dtype.is_float else array
+            for array, dtype in zip(found, map(ast.dtype_of, special.outputs))
         ]
     if len(found) == 1:
         return found[0]
     return namedtuple(special.name, [t.name for t in special.outputs], rename=True)(*found)
 
+
+_Box = TypeVar("_Box", bound="Space")
+EVERYWHERE = np.asarray(True)
+"""The mask of values that are used wherever they are evaluated."""
 
 # ---- one equation ------------------------------------------------------------------------------------------
 
@@ -114,9 +115,9 @@ def _results(special: Specialised, tensors: Tensors, rounded: bool) -> Any:
 def _equation(equation: ast.Equation, tensors: Tensors, sizes: dict[str, int], rounded: bool) -> np.ndarray:
     extents = extents_of(equation)
     axes = {name: axis for axis, name in enumerate(extents)}
-    result = np.empty([len(range(*extents[name])) for name in equation.indices], stored(equation.dtype))
+    result = np.empty([len(range(*extents[name])) for name in equation.indices], stored(ast.dtype_of(equation)))
     for part in blocks(equation, Space(tensors, sizes, axes, extents, rounded)):
-        values = part.spread(part.value(equation.value, np.True_), list(range(result.ndim)))
+        values = part.spread(part.value(equation.value, EVERYWHERE), list(range(result.ndim)))
         part.store(values, result)
     return result
 
@@ -127,7 +128,7 @@ def extents_of(equation: ast.Equation) -> dict[str, tuple[int, int]]:
     return outer | {r.index: bounds_of(r) for r in ast.bound_in(equation.value) if r.index not in outer}
 
 
-def blocks(equation: ast.Equation, space: Space) -> Iterator[Space]:
+def blocks(equation: ast.Equation, space: _Box) -> Iterator[_Box]:
     """The space in blocks small enough to evaluate; an index that the right side binds again is never cut."""
     if 0 in [space.extent(name) for name in equation.indices]:
         return
@@ -141,7 +142,8 @@ def blocks(equation: ast.Equation, space: Space) -> Iterator[Space]:
 
 
 def bounds_of(r: ast.Range) -> tuple[int, int]:
-    return r.low.value, max(r.low.value, r.high.value)
+    low, high = map(ast.number_of, ast.ends_of(r))
+    return low, max(low, high)
 
 
 def stored(dtype: DType) -> np.dtype:
@@ -159,7 +161,8 @@ class Space:
     `mask` in the methods is where the value will be used: elsewhere anything may come out, but no error.
     """
 
-    tensors: Tensors
+    tensors: dict[str, Any]
+    """Arrays; of those who evaluate something else than numbers, what stands for arrays."""
     sizes: dict[str, int]
     axes: dict[str, int]
     extents: dict[str, tuple[int, int]]
@@ -172,7 +175,11 @@ class Space:
     def volume(self, indices: set[str]) -> int:
         return math.prod(self.extent(i) for i in indices)
 
-    def halves(self, index: str) -> list[Space]:
+    def anywhere(self, mask: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+        """Where a value is used for some index along these axes, which then have one element."""
+        return np.logical_or.reduce(self.spread(mask, []), axis=tuple(axes), keepdims=True)
+
+    def halves(self, index: str) -> list[Self]:
         low, high = self.extents[index]
         middle = (low + high) // 2
         parts = ((low, middle), (middle, high))
@@ -282,7 +289,8 @@ class Space:
         spans = [self.extents[name] for name in names]
         if any(low < 0 or high > n for (low, high), n in zip(spans, tensor.shape)):
             return None
-        block = tensor[(*(slice(*span) for span in spans), ...)]
+        where: tuple[Any, ...] = (*(slice(*span) for span in spans), ...)
+        block = tensor[where]
         order = sorted(range(len(names)), key=lambda d: self.axes[names[d]])
         shape = [1] * len(self.axes)
         for name, extent in zip(names, block.shape):
@@ -293,11 +301,12 @@ class Space:
 
     def reduce(self, expr: ast.Reduce, mask: np.ndarray) -> np.ndarray:
         axes = [self.axes[r.index] for r in expr.ranges]
-        mask = self.spread(mask, []).any(axis=tuple(axes), keepdims=True)
+        mask = self.anywhere(mask, axes)
         mask = mask & (self.volume({r.index for r in expr.ranges}) > 0)
         factors = [self.value(f, mask) for f in self.factors(expr) or ()]
         if factors and all(np.isfinite(f).all() for f in factors):  # infinities are not to be added up first
-            return self.contract(*factors, axes)
+            left, right = factors
+            return self.contract(left, right, axes)
         if half := self.halved(expr):
             first, second = (space.reduce(expr, mask) for space in self.halves(half))
             return COMBINE[expr.kind](first, second)
@@ -338,7 +347,8 @@ class Space:
         """`sum(left * right)` over `axes`, as a contraction."""
         right = self.spread(right, [])
         left = self.spread(left, [a for a in axes if right.shape[a] == 1])
-        operands, kept = [], set()
+        operands: list[Any] = []
+        kept: set[int] = set()
         for array in (left, right):
             long = [a for a, n in enumerate(array.shape) if n != 1]
             operands += [array.reshape([array.shape[a] for a in long]), long]
@@ -358,7 +368,7 @@ class Space:
 
 
 def is_inside(subscripts: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    inside = np.True_
+    inside = EVERYWHERE
     for subscript, extent in zip(subscripts, shape):
         inside = inside & (subscript >= 0) & (subscript < extent)
     return inside

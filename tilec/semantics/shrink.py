@@ -1,8 +1,5 @@
 """Reduction of a failing program: smaller sizes first, then fewer outputs, then fewer statements."""
 
-# mypy: no-strict-optional
-# mypy: disable-error-code="union-attr"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -76,7 +73,7 @@ def parts(specialised: Specialised) -> Iterator[Specialised]:
 
 
 def _tensor(equation: ast.Equation) -> ast.Tensor:
-    shape = tuple(ast.SizeNumber(r.high.value) for r in equation.ranges)
+    shape = tuple(map(ast.SizeNumber, ast.extents_of(equation)))
     return ast.Tensor(equation.name, equation.dtype, shape, equation.span)
 
 

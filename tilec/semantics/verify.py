@@ -4,14 +4,11 @@ The first stage whose IR is invalid, or computes results outside the error bound
 time until one of them breaks the IR.
 """
 
-# mypy: no-strict-optional
-# mypy: allow-untyped-defs, allow-incomplete-defs
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,6 +17,7 @@ from tilec.core.diagnostics import CallError, InternalError
 from tilec.core.mlir import PassManager, ir
 from tilec.core.target import Target
 from tilec.driver.lowering import lower
+from tilec.dsl import ast
 from tilec.dsl.build import build
 from tilec.dsl.specialise import Specialised
 from tilec.passes import NAMES, stages
@@ -27,9 +25,16 @@ from tilec.plan.model import Plan
 from tilec.semantics.comparison import compare_array
 from tilec.semantics.error_bounds import enclose
 from tilec.semantics.interpreter import Fault, Unsupported, prepare
+from tilec.semantics.intervals import Enclosure
 from tilec.semantics.reference import OutOfRangeError
 
 Arrays = dict[str, np.ndarray]
+
+
+Run: TypeAlias = "Callable[[Arrays], Arrays]"
+Bounds: TypeAlias = "Mapping[str, Enclosure]"
+Step: TypeAlias = "str | Callable[[ir.Operation], object]"
+"""Of a pipeline: the name of a pass of MLIR, or a pass."""
 
 
 @dataclass(frozen=True)
@@ -95,22 +100,20 @@ class Verifier:
             run = _prepared(text)
             for kind, inputs in several.items():
                 tell(f"stage {stage} ({number} of {len(texts)}), {kind} inputs")
-                if expected[kind] is None:
-                    continue
-                wrong = self.wrong(specialised, run, inputs, expected[kind], stage)
-                if wrong:
+                bounds = expected[kind]
+                if bounds is not None and (wrong := self.wrong(specialised, run, inputs, bounds, stage)):
                     return kind, Failure(stage, wrong, specialised, inputs, before)
             before = text
         return None
 
-    def _expected(self, specialised: Specialised, inputs: Arrays):
+    def _expected(self, specialised: Specialised, inputs: Arrays) -> Bounds | None:
         """The error bounds of the outputs; None if the program refuses the inputs itself."""
         try:
-            return enclose(specialised, inputs, self.target.kind)
+            return enclose(specialised, inputs, "cuda" if self.target.kind == "cuda" else "cpu")
         except OutOfRangeError:
             return None
 
-    def wrong(self, specialised: Specialised, run, inputs: Arrays, expected, stage: str) -> str | None:
+    def wrong(self, specialised: Specialised, run: Run, inputs: Arrays, expected: Bounds, stage: str) -> str | None:
         """The reason why the results of prepared IR are wrong, or the IR is invalid; None otherwise."""
         try:
             found = run(inputs)
@@ -122,7 +125,7 @@ class Verifier:
         except CallError as error:
             return f"a run-time check of the program fails on valid inputs: {error}"
         for tensor, array in zip(specialised.outputs, found.values(), strict=True):
-            result = compare_array(array.view(tensor.dtype.numpy), expected[tensor.name])
+            result = compare_array(array.view(ast.dtype_of(tensor).numpy), expected[tensor.name])
             if not result.within:
                 return f"{tensor.name}: {result}"
         return None
@@ -134,6 +137,7 @@ class Verifier:
         if failure.stage in ("build", "plan") or not failure.before:
             return failure
         expected = self._expected(failure.specialised, failure.inputs)
+        assert expected is not None, "these inputs have shown a failure"
         (stage,) = [s for s in stages(lambda op: None, self.target) if s.name == failure.stage]
         suspects: list[str] = []
         with mlir.context(), ir.Location.unknown():
@@ -156,24 +160,24 @@ class Verifier:
         return failure
 
 
-def _prepared(text: str):
+def _prepared(text: str) -> Run:
     """IR ready to run; what cannot be interpreted says so when it runs."""
     try:
         return prepare(text)
     except Unsupported as error:
         found = error
 
-    def run(arrays: Arrays) -> None:
+    def run(arrays: Arrays) -> Arrays:
         raise found
 
     return run
 
 
-def _name(step) -> str:
+def _name(step: Step) -> str:
     return step if isinstance(step, str) else step.__name__
 
 
-def _run_pass(module: ir.Module, step) -> None:
+def _run_pass(module: ir.Module, step: Step) -> None:
     manager = PassManager("builtin.module")
     if isinstance(step, str):
         manager.add(step)

@@ -1,7 +1,5 @@
 """The tests of `tilec verify`: sizes near those at which kernels change, and inputs of every kind."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -10,6 +8,7 @@ from math import prod
 import numpy as np
 
 from tilec.core.dtypes import DType
+from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
 from tilec.plan.model import Plan
 from tilec.semantics.inputs import Arrays, random_inputs, subscript_limits
@@ -63,7 +62,7 @@ def inputs_of(specialised: Specialised, kind: str, seed: int) -> Arrays:
     for number, tensor in enumerate(specialised.inputs):
         rng = np.random.default_rng([seed, number, KINDS.index(kind)])
         if tensor.name not in limited and kind != "ordinary":
-            arrays[tensor.name] = _of_kind(kind, arrays[tensor.name], tensor.dtype, rng)
+            arrays[tensor.name] = _of_kind(kind, arrays[tensor.name], ast.dtype_of(tensor), rng)
     return arrays
 
 

@@ -3,8 +3,6 @@
 Data is there as soon as a copy starts; an access that did not wait for the copy is reported as a race (`races`).
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 import re
@@ -139,6 +137,7 @@ class Barrier:
                 "invalid", op, f"more threads arrive at mbarrier {self.number} than the {self.expected} that it expects"
             )
         if self.left == 0 and self.bytes == 0:
+            assert self.expected is not None
             self.phase, self.left = self.phase + 1, self.expected
             self.heard, self.handed = np.maximum(self.heard, self.handed), np.zeros_like(self.handed)
 
@@ -159,7 +158,8 @@ class Barrier:
 @operation("nvgpu.mbarrier.create")
 def _create(code: Code, op: ir.Operation) -> Step:
     (r,) = code.results(op)
-    count = int(re.search(r"num_barriers = (\d+)", str(op.results[0].type) + " num_barriers = 1")[1])
+    written = re.search(r"num_barriers = (\d+)", str(op.results[0].type))
+    count = 1 if written is None else int(written[1])
     first = code.barriers
     code.barriers += count
     reserve(code, 8 * count)
@@ -237,11 +237,11 @@ def _init(code: Code, op: ir.Operation) -> Step:
 def _arrive(code: Code, op: ir.Operation) -> Step:
     group, *rest = code.operands(op)
     announces = op.name.endswith("expect_tx")
-    size, number = rest[:2] if announces else (None, rest[0])
+    *sizes, number = rest[:2] if announces else rest[:1]
 
     def step(values: Values, mask: Mask) -> None:
         context: Threads = values[0]
-        for lane, n, *bytes_ in each_lane(values, mask, number, *([size] if announces else [])):
+        for lane, n, *bytes_ in each_lane(values, mask, number, *sizes):
             barrier = _barrier(op, values, group, n, lane)
             handed = context.clocks.release(int(context.row_of[lane]), context.thread_of[[lane]])
             barrier.change(op, context, 1, sum(bytes_), handed)

@@ -5,8 +5,6 @@ known to have begun, and the block may end only when it knows that all such uses
 element there, which counts on a tag of the receiving block, an mbarrier in whose phases thread 0 arrives, as it is printed.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -229,6 +227,7 @@ def _same_word(
 
 
 def _spot(view: View, offset: int) -> tuple[np.ndarray, np.ndarray]:
+    assert view.buffer.across is not None
     row, at = divmod(int(offset), view.buffer.across)
     return np.array([[at]]), np.array([[row]])
 

@@ -7,8 +7,6 @@ vectors have further axes behind. The elements of lanes that take no part are ne
 Steps that may have to wait for another thread are generators: they yield while they wait (`Waiting`).
 """
 
-# mypy: disable-error-code="operator"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -34,6 +32,16 @@ class Waiting:
         self.resume = resume
 
 
+class Shared:
+    """A step that the ranks of a cluster may take together, whose values `together` gets."""
+
+    def __init__(self, alone: Step, together: Callable[[list[Values]], None]):
+        self.alone, self.together = alone, together
+
+    def __call__(self, values: Values, mask: Mask) -> None:
+        self.alone(values, mask)
+
+
 Maker: TypeAlias = "Callable[[Code, ir.Operation], Step | Waiting | None]"
 OPERATIONS: dict[str, Maker] = {}
 """Functions that make the step of an operation, by its name."""
@@ -54,6 +62,13 @@ def operation(*names: str) -> Callable[[Maker], Maker]:
 class Context:
     """The context of steps. `lanes`: the elements of a value that differs from lane to lane; None: no value differs."""
 
+    row_of: np.ndarray  # this and what follows: of `flight.Threads` alone
+    thread_of: np.ndarray
+    block_of: np.ndarray
+    completed: np.ndarray
+    kernel: Any
+    flight: Any
+
     def __init__(self, lanes: int | None = None):
         self.lanes = lanes
         self.block, self.launches = 0, 0  # of blocks that run one after another; they count on over launches
@@ -67,6 +82,14 @@ class Context:
     def names(self, lanes: np.ndarray) -> list[tuple[int, int]]:
         """(block, thread) of lanes, for messages; lanes of a context without threads have no names."""
         return []
+
+    def agent_name(self, number: int) -> str:
+        """One that accesses memory, for messages."""
+        raise NotImplementedError
+
+    def reach(self, op: ir.Operation, rows: np.ndarray, lanes: np.ndarray) -> None:
+        """These lanes use memory of the flight's blocks `rows`."""
+        raise NotImplementedError
 
 
 class Block:
@@ -88,6 +111,7 @@ class Block:
 
     def run(self, values: Values, mask: Mask) -> None:
         for step in self.steps:
+            assert not isinstance(step, Waiting), "`waits` says so"
             step(values, mask)
 
     def resume(self, values: Values, mask: Mask) -> Iterator[None]:

@@ -1,8 +1,5 @@
 """`scf`, `func` and `cf`. Where lanes disagree, both branches run, each with a mask of its lanes."""
 
-# mypy: no-strict-optional
-# mypy: disable-error-code="attr-defined"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -20,6 +17,7 @@ from tilec.semantics.interpreter.code import (
     Code,
     Context,
     Mask,
+    Shared,
     Step,
     Values,
     Waiting,
@@ -139,15 +137,15 @@ def _if(code: Code, op: ir.Operation) -> Step | Waiting:
                 ways = [(blocks[1], mask)]
             else:
                 ways = [(blocks[0], then), (blocks[1], other)]
-        ways = [(b, m) for b, m in ways if b is not None]
-        if len(ways) == 2 and waits:
-            yield from together([_go(b, values, m) for b, m in ways])
+        taken_ways = [(b, m) for b, m in ways if b is not None]
+        if len(taken_ways) == 2 and waits:
+            yield from together([_go(b, values, m) for b, m in taken_ways])
         else:
-            for block, lanes in ways:
+            for block, lanes in taken_ways:
                 yield from _go(block, values, lanes)
         for n, result in enumerate(results):
-            found = [values[b.ends[n]] for b, _ in ways]
-            values[result] = merge(ways[0][1], *found) if len(found) == 2 else found[0]
+            found = [values[b.ends[n]] for b, _ in taken_ways]
+            values[result] = merge(then, *found) if len(found) == 2 else found[0]
 
     return _step_of(resume, waits)
 
@@ -202,8 +200,7 @@ def _forall(code: Code, op: ir.Operation) -> Step:
         for slot, view in zip(results, made):
             values[slot] = view
 
-    step.together = lambda frames: blocks(frames, frames[0][0])  # of a loop in memory: nothing is shared
-    return step
+    return Shared(step, lambda frames: blocks(frames, frames[0][0]))  # of a loop in memory: nothing is shared
 
 
 # ---- functions and checks --------------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 The threads of a block run in lockstep, as lanes; so do several blocks if no block waits for another.
 """
 
-# mypy: disable-error-code="return-value"
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -248,7 +246,7 @@ class Threads(Context):
         if mask is None:
             return np.ones((self.blocks, self.threads // size), np.bool_)
         by_group = mask.reshape(self.blocks, -1, size)
-        some, every = by_group.any(axis=2), by_group.all(axis=2)
+        some, every = np.logical_or.reduce(by_group, axis=2), np.logical_and.reduce(by_group, axis=2)
         if (some != every).any():
             present = np.repeat(some & ~every, size, axis=1).reshape(-1) & mask
             absent = np.repeat(some & ~every, size, axis=1).reshape(-1) & ~mask

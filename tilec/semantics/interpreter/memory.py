@@ -5,8 +5,6 @@ where a memref or a tensor lies in it. Every access is checked against the view'
 written so far.
 """
 
-# mypy: disable-error-code="assignment, attr-defined"
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -176,7 +174,7 @@ def _complete(buffer: Buffer, products: np.ndarray, how: str, op: ir.Operation, 
 def _unwritten(view: View, offset: Any, known: np.ndarray, op: ir.Operation, context: Context, mask: Mask) -> None:
     wrong = ~known
     while wrong.ndim > 1 or (wrong.ndim == 1 and context.lanes is None):
-        wrong = wrong.any(axis=-1)
+        wrong = np.logical_or.reduce(wrong, axis=-1)
     if mask is not None:
         wrong = wrong & mask
     if not wrong.any():

@@ -12,10 +12,6 @@ of them if it is not ordered after it, and one of the two is a write that change
 result may all store it.
 """
 
-# mypy: no-strict-optional
-# mypy: allow-untyped-defs, allow-incomplete-defs
-# mypy: disable-error-code="attr-defined"
-
 from __future__ import annotations
 
 from typing import Any
@@ -93,7 +89,7 @@ class Guard:
 
     def __init__(self, cells: int, cell: int, shared: bool):
         self.cell, self.shared, self.cells = cell, shared, cells
-        self.clocks: Clocks | None = None
+        self.clocks: Clocks  # of the flight that runs, which sets them
         self.name = "workgroup memory" if shared else ""
         self._clear(cells)
 
@@ -134,7 +130,10 @@ class Guard:
         if self.shared and context.kernel.boxes:
             context.flight.layouts[rows, buffer.pieces(offsets)] = 0
 
-    def _at_once(self, buffer: Buffer, rows, given, offsets, lanes, op, context) -> None:
+    def _at_once(
+        self, buffer: Buffer, rows: np.ndarray, given: np.ndarray, offsets: np.ndarray, lanes: np.ndarray, op: ir.Operation,
+        context: Context,
+    ) -> None:  # fmt: skip
         """Two lanes that store different values at one place, at once."""
         flat = offsets + (rows * buffer.data.shape[-1] if self.shared else 0)
         order = np.argsort(flat, axis=None, kind="stable")
@@ -161,7 +160,7 @@ class Guard:
 
     # ---- by anyone ---------------------------------------------------------------------------------------------------
 
-    def reads(self, cells: np.ndarray, who: Any, op: ir.Operation, context: Context) -> None:
+    def reads(self, cells: np.ndarray, who: _Threads | Agent, op: ir.Operation, context: Context) -> None:
         self._check(cells, self.writer, self.written_at, who, op, context, ("written", "read"))
         moved = self.readers[0][cells] != who.ids
         for kept in (self.readers, self.read_at):
@@ -172,14 +171,19 @@ class Guard:
             ids, ticks = (np.broadcast_to(v, cells.shape)[several] for v in (who.ids, who.ticks))
             self.readers[1][cells[several]], self.read_at[1][cells[several]] = ids, ticks
 
-    def writes(self, cells: np.ndarray, who: Any, op: ir.Operation, context: Context, changed: Any = True) -> None:
+    def writes(
+        self, cells: np.ndarray, who: _Threads | Agent, op: ir.Operation, context: Context, changed: np.ndarray | bool = True
+    ) -> None:
         """`changed`: where another value than before is written."""
         self._check(cells, self.writer, self.written_at, who, op, context, ("written", "written"), changed)
         for readers, at in zip(self.readers, self.read_at):
             self._check(cells, readers, at, who, op, context, ("read", "written"), changed)
         self.writer[cells], self.written_at[cells] = who.ids, who.ticks
 
-    def _check(self, cells, others, at, who, op, context, words: tuple[str, str], changed: Any = True) -> None:
+    def _check(
+        self, cells: np.ndarray, others: np.ndarray, at: np.ndarray, who: _Threads | Agent, op: ir.Operation,
+        context: Context, words: tuple[str, str], changed: np.ndarray | bool = True,
+    ) -> None:  # fmt: skip
         ids = others[cells]
         races = (ids >= 0) & (ids != who.ids) & changed
         if races.any():
@@ -225,6 +229,7 @@ class Guard:
 
 def spread(offset: Any, context: Context, mask: Mask) -> tuple[np.ndarray, np.ndarray]:
     """The lanes that take part, and the offsets of each: [lanes, positions]."""
+    assert context.lanes is not None
     lanes = np.arange(context.lanes) if mask is None else np.flatnonzero(mask)
     if not differs(offset):
         return lanes, np.full((len(lanes), 1), int(offset))

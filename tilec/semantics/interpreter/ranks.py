@@ -5,14 +5,12 @@ builds the exchange of states). The blocks run the operations in lockstep, and t
 is passed from one to the next.
 """
 
-# mypy: disable-error-code="operator"
-
 from __future__ import annotations
 
 from tilec.core import mlir, records
 from tilec.core.mlir import ir
 from tilec.kernels.attributes import Spread
-from tilec.semantics.interpreter.code import Block, Code, Context, Values
+from tilec.semantics.interpreter.code import Block, Code, Context, Shared, Values, Waiting
 
 
 def cluster_of(function: ir.Operation) -> int:
@@ -48,9 +46,9 @@ def call(code: Code, context: Context, arguments: list, blocks: int) -> None:
 def run(block: Block, frames: list[Values]) -> None:
     """The steps of a block, each by every rank before the next."""
     for step in block.steps:
-        together = getattr(step, "together", None)
-        if together is not None:
-            together(frames)
-        else:
-            for frame in frames:
-                step(frame, None)
+        if isinstance(step, Shared):
+            step.together(frames)
+            continue
+        assert not isinstance(step, Waiting), "ranks are taken together before their threads are dealt out"
+        for frame in frames:
+            step(frame, None)

@@ -4,13 +4,11 @@ Integers wrap around. Arithmetic of f32 is done in f32, of bf16 in bf16. Fast-ma
 is reordered.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs
-# mypy: disable-error-code="call-overload, operator"
-
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -21,14 +19,14 @@ from tilec.semantics.interpreter.code import Code, Mask, Step, Values, differs, 
 from tilec.semantics.interpreter.faults import Fault, Unsupported
 
 
-def unsigned(value, dtype: np.dtype):
+def unsigned(value: Any, dtype: np.dtype) -> np.ndarray:
     """The same bits as an unsigned integer."""
     if dtype == np.bool_:
         return np.asarray(value, dtype)
     return np.asarray(value, dtype).view(np.dtype(f"u{dtype.name}"))
 
 
-def narrowed(value, dtype: np.dtype):
+def narrowed(value: Any, dtype: np.dtype) -> Any:
     """A value in another type: floats rounded once, integers cut."""
     if dtype.kind not in "iub" and dtype.itemsize < 4:
         return to_float(value, dtype)[()]
@@ -63,7 +61,7 @@ def _in_threads(op: ir.Operation) -> bool:
     return is_mapped(op)
 
 
-def _number(attribute: ir.Attribute, dtype: np.dtype):
+def _number(attribute: ir.Attribute, dtype: np.dtype) -> Any:
     if dtype == np.bool_:
         return np.bool_(ir.IntegerAttr(attribute).value if not isinstance(attribute, ir.BoolAttr) else attribute.value)
     if dtype.kind == "i":
@@ -106,7 +104,7 @@ def _binary(code: Code, op: ir.Operation) -> Step:
     return step
 
 
-def _divides(op: ir.Operation, values: Values, mask: Mask, b) -> None:
+def _divides(op: ir.Operation, values: Values, mask: Mask, b: int) -> None:
     """A divisor of zero has no result in the IR."""
     zero = np.asarray(values[b]) == 0
     if mask is not None:
@@ -115,7 +113,7 @@ def _divides(op: ir.Operation, values: Values, mask: Mask, b) -> None:
         raise Fault("invalid", op, "division by zero", values[0].names(np.flatnonzero(np.atleast_1d(zero))))
 
 
-def _truncated(x, y):
+def _truncated(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Division towards zero."""
     quotient = x // y
     return quotient + ((quotient < 0) & (quotient * y != x))
@@ -269,7 +267,7 @@ def _convert(code: Code, op: ir.Operation) -> Step:
     return step
 
 
-def _fits(op: ir.Operation, values: Values, mask: Mask, value, limits: np.iinfo) -> None:
+def _fits(op: ir.Operation, values: Values, mask: Mask, value: object, limits: np.iinfo) -> None:
     """A float outside of an integer's type has no result in the IR."""
     whole = np.trunc(np.asarray(value, np.float64))
     wrong = ~((whole >= float(limits.min)) & (whole < float(limits.max) + (limits.bits < 64)))
@@ -339,7 +337,7 @@ def _affine(code: Code, op: ir.Operation) -> Step:
     return step
 
 
-def _expression(expr: ir.AffineExpr, slots: list[int], dims: int) -> Callable[[Values], object]:
+def _expression(expr: ir.AffineExpr, slots: list[int], dims: int) -> Callable[[Values], Any]:
     match expr:
         case ir.AffineConstantExpr():
             constant = expr.value

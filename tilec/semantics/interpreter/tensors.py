@@ -4,8 +4,6 @@ The parallel points of a `linalg.generic` are lanes: its body runs once for all 
 dimensions, which are walked in order. That is the order of a sequential loop for every result.
 """
 
-# mypy: disable-error-code="attr-defined"
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -19,7 +17,18 @@ import numpy as np
 
 from tilec.core import mlir
 from tilec.core.mlir import ir
-from tilec.semantics.interpreter.code import Code, Context, Mask, Step, Values, differs, dtype_of, operation, shape_of
+from tilec.semantics.interpreter.code import (
+    Code,
+    Context,
+    Mask,
+    Shared,
+    Step,
+    Values,
+    differs,
+    dtype_of,
+    operation,
+    shape_of,
+)
 from tilec.semantics.interpreter.faults import Fault, Unsupported
 from tilec.semantics.interpreter.memory import Buffer, View, copy_of, part, read, write
 from tilec.semantics.interpreter.ranks import shared_dim
@@ -80,7 +89,7 @@ def _generic(code: Code, op: ir.Operation) -> Step:
         generic.step(values, mask)
 
     if (d := shared_dim(op)) is not None:
-        step.together = partial(generic.hand_on, d)
+        return Shared(step, partial(generic.hand_on, d))
     return step
 
 

@@ -14,7 +14,7 @@ class PassManager:
     @overload
     def add(
         self,
-        run: Callable[[Operation, ExternalPass], None],
+        run: Callable[[Operation, ExternalPass], object],
         name: str | None = None,
         argument: str | None = "",
         description: str | None = "",
