@@ -83,9 +83,9 @@ class Body(Environment[ir.Value]):
         if isinstance(x.owner, ir.Block):
             return self.element(ir.BlockArgument(x).arg_number) if x.owner == self.block else x
         owner = x.owner.operation
-        if owner.block != self.block:
-            return x
-        return self.index(ir.IntegerAttr(owner.attributes["dim"]).value) if owner.name == "linalg.index" else None
+        if owner.name == "linalg.index":  # also one inside of a branch, of whose condition it is independent
+            return self.index(ir.IntegerAttr(owner.attributes["dim"]).value)
+        return None if owner.block == self.block else x
 
     def parts(self, x: ir.Value) -> list[ir.Value] | None:
         owner = mlir.definition(x)
@@ -101,17 +101,17 @@ class Body(Environment[ir.Value]):
         return found
 
     def values(self) -> list[ir.Value]:
-        """All of the body: its checks, and what it yields."""
+        """All of the body: its checks, and what it yields; indices first."""
         *operations, end = [o.operation for o in self.block.operations]
-        for op in operations:
-            if len(op.results):
-                self.value(op.results[0])
-            else:
-                self.copy(op)
+        for op in sorted(operations, key=lambda o: o.name != "linalg.index"):
+            self.copy(op)
         return [self.value(v) for v in end.operands]
 
     def copy(self, op: ir.Operation) -> None:
-        """Has a check of the body made."""
+        """Has the value of one of the body's operations, or makes its check."""
+        if len(op.results):
+            self.value(op.results[0])
+            return
         for v in mlir.operands_of(op):
             self.value(v)
         mlir.clone_op(op, self.known)

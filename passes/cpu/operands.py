@@ -12,10 +12,10 @@ from __future__ import annotations
 from tilec.analysis.access import linear_of
 from tilec.analysis.products import index_dim
 from tilec.core import mlir
-from tilec.core.mlir import ir, linalg, memref
-from tilec.kernels.attributes import carry_over
+from tilec.core.mlir import ir, memref
 from tilec.passes.cuda.memory_spaces import sizes_of
 from tilec.passes.emit import Body
+from tilec.passes.rebuild import Operand, operands_in, rebuild, replace
 
 
 def boxes_as_operands(op: ir.Operation) -> ir.Operation:
@@ -32,26 +32,10 @@ def boxes_as_operands(op: ir.Operation) -> ir.Operation:
             found.append((load, dims))
     if not found:
         return op
-    rank, count = maps[0].n_dims, len(mlir.inputs_of(op))
     with ir.InsertionPoint(op), op.location:
-        boxes = [_view(body, load, dims, sizes) for load, dims in found]
-        own = [mlir.projection(rank, [d for d in dims if d is not None]) for _, dims in found]
-        new, block = mlir.generic(
-            [], [*mlir.inputs_of(op), *boxes], mlir.outputs_of(op), [*maps[:count], *own, *maps[count:]], mlir.iterators_of(op)
-        )
-        carry_over(op, new)
-        arguments, before = list(block.arguments), list(body.arguments)
-        with ir.InsertionPoint(block):
-            mapping = dict(zip(before[:count], arguments))
-            mapping |= zip(before[count:], arguments[count + len(boxes) :])
-            mapping |= {load.results[0]: a for (load, _), a in zip(found, arguments[count:])}
-            *others, end = [o.operation for o in body.operations]
-            for inner in others:
-                if not set(inner.results) & set(mapping):
-                    mlir.clone_op(inner, mapping)
-            linalg.YieldOp([mapping.get(v, v) for v in end.operands])
-    op.erase()
-    return new.operation
+        boxes = [(_view(body, load, dims, sizes), dims, load) for load, dims in found]
+        own = [Operand(box, [d for d in dims if d is not None], load.results[0]) for box, dims, load in boxes]
+        return replace(op, rebuild(op, operands=[*operands_in(op), *own]))
 
 
 def _box(op: ir.Operation, load: ir.Operation, sizes: dict[int, ir.Value | int]) -> list[int | None] | None:

@@ -12,10 +12,11 @@ Sums go to memory that has room for whole tiles (`pad_output`).
 from __future__ import annotations
 
 from tilec.core import mlir
-from tilec.core.mlir import arith, ir, linalg, memref
-from tilec.kernels.attributes import carry_over
+from tilec.core.mlir import arith, ir, memref
 from tilec.passes.cpu.panels import STEP, Contraction, Size, loop, round_up
 from tilec.passes.cuda.memory_spaces import size_of
+from tilec.passes.emit import Body
+from tilec.passes.rebuild import Anew, Operand, operands_in, operands_out, rebuild
 
 APART = 16  # f32 between rows of sums, so that rows whose length is a power of two do not share lines of L1
 PAIRS_APART = 32  # bf16, likewise
@@ -78,40 +79,18 @@ def _is_elementwise(op: ir.Operation) -> bool:
 
 def _merged(maker: ir.Operation, op: ir.Operation, position: int) -> ir.Operation:
     """`op` anew, with the expression of its input in the input's place."""
-    inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
-    rank, count = maps[0].n_dims, len(inputs)
-    own = dict(zip(mlir.map_dims(mlir.maps_of(maker)[-1]), mlir.map_dims(maps[position])))
-    others = [n for n in range(count) if n != position]
-    read = mlir.inputs_of(maker)
-    read_maps = [mlir.projection(rank, [own[d] for d in mlir.map_dims(m)]) for m in mlir.maps_of(maker)[: len(read)]]
+    read = operands_in(op)
+    element = read.pop(position)
+    own = dict(zip(operands_out(maker)[-1].dims, element.dims))
+    makers = [Operand(o.value, [own[d] for d in o.dims], o.instead) for o in operands_in(maker)]
+
+    def body(here: Anew) -> list[ir.Value]:
+        made = Body(mlir.body_of(maker), index=lambda d: here.own(own[d]), known=here.known)
+        (here.known[element.instead],) = made.values()
+        return here.values()
+
     with ir.InsertionPoint(op), mlir.fused_location([maker, op]):
-        new, block = mlir.generic(
-            [], [*read, *(inputs[n] for n in others)], mlir.outputs_of(op),
-            [*read_maps, *(maps[n] for n in others), *maps[count:]], mlir.iterators_of(op),
-        )  # fmt: skip
-        carry_over(op, new)
-        arguments = list(block.arguments)
-        before, after = list(mlir.body_of(maker).arguments), list(mlir.body_of(op).arguments)
-        with ir.InsertionPoint(block):
-            mapping = dict(zip(before[: len(read)], arguments))
-            _clone(mlir.body_of(maker), mapping, own)
-            value = list(mlir.body_of(maker).operations)[-1].operation.operands[0]
-            rest = arguments[len(read) :]
-            taken = {after[n]: a for n, a in zip([*others, *range(count, len(after))], rest)}
-            taken[after[position]] = mapping.get(value, value)
-            _clone(mlir.body_of(op), taken, None)
-            linalg.YieldOp([taken.get(v, v) for v in list(mlir.body_of(op).operations)[-1].operation.operands])
-    return new.operation
-
-
-def _clone(body: ir.Block, mapping: dict[ir.Value, ir.Value], dims: dict[int, int] | None) -> None:
-    """All operations but the last."""
-    for view in list(body.operations)[:-1]:
-        op = view.operation
-        if op.name == "linalg.index" and dims is not None:
-            mapping[op.results[0]] = linalg.IndexOp(dims[ir.IntegerAttr(op.attributes["dim"]).value]).result
-        else:
-            mlir.clone_op(op, mapping)
+        return rebuild(op, operands=[*makers, *read], body=body)
 
 
 # ---- weights -----------------------------------------------------------------------------------------------
@@ -172,18 +151,15 @@ def _rows(flat: ir.Value, sizes: list[Size]) -> ir.Value:
 
 def _written(op: ir.Operation, out: int, view: ir.Value, dims: list[int]) -> ir.Operation:
     """`op` anew, with a result rounded to the view's type, and stored there."""
-    count, maps = len(mlir.inputs_of(op)), mlir.maps_of(op)
-    outputs = [view if n == out else op.operands[n] for n in range(count, len(op.operands))]
-    maps[out] = mlir.projection(maps[0].n_dims, dims)
-    new, block = mlir.generic([], mlir.inputs_of(op), outputs, maps, mlir.iterators_of(op))
-    carry_over(op, new)
-    with ir.InsertionPoint(block):
-        mapping = dict(zip(mlir.body_of(op).arguments, block.arguments))
-        _clone(mlir.body_of(op), mapping, None)
-        results = [mapping.get(v, v) for v in list(mlir.body_of(op).operations)[-1].operation.operands]
-        results[out - count] = arith.truncf(ir.MemRefType(view.type).element_type, results[out - count])
-        linalg.YieldOp(results)
-    return new.operation
+    outputs, number = operands_out(op), out - len(mlir.inputs_of(op))
+    outputs[number] = Operand(view, dims, outputs[number].instead)
+
+    def body(here: Anew) -> list[ir.Value]:
+        results = here.values()
+        results[number] = arith.truncf(ir.MemRefType(view.type).element_type, results[number])
+        return results
+
+    return rebuild(op, outputs=outputs, body=body)
 
 
 def _fill_edges(flat: ir.Value, sizes: list[Size], rows: int) -> None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilec.core import locations, mlir
-from tilec.core.mlir import arith, cf, ir, linalg, tensor
-from tilec.kernels.attributes import carry_over
+from tilec.core import mlir
+from tilec.core.mlir import arith, cf, ir, tensor
+from tilec.passes.emit import Body
+from tilec.passes.rebuild import Anew, added, operands_in, operands_out, rebuild
 
 POSITION = "tilec.position"
 """Of an operation whose result is a slab of another tensor: the dimension that it lacks, and its extent there."""
@@ -158,25 +159,20 @@ def _store(change: _Change) -> None:
 def _slab(change: _Change, axis: int, shape: list[int]) -> ir.Value:
     """An operation without the dimension, which is the result's dimension `axis`, at the insertion point."""
     op, element = change.op, ir.ShapedType(change.old.type).element_type
-    maps, inputs, body = mlir.maps_of(op), mlir.inputs_of(op), mlir.body_of(op)
-    kept = [d for d in range(maps[0].n_dims) if d != change.dim]
-    numbers = [n for n in range(len(inputs)) if change.dim not in mlir.map_dims(maps[n])]
-    less = [
-        mlir.projection(len(kept), [kept.index(d) for d in mlir.map_dims(maps[n]) if d in kept]) for n in (*numbers, -1)
-    ]
-    empty = tensor.empty([n for p, n in enumerate(shape) if p != axis], element)
-    made, block = mlir.generic([empty.type], [inputs[n] for n in numbers], [empty], less, ["parallel"] * len(kept))
-    carry_over(op, made)
-    made.attributes[POSITION] = mlir.integers([axis, shape[axis]])
-    if names := locations.indices(op):
-        locations.set_indices(made, [names[d] for d in kept])
-    with ir.InsertionPoint(block):
+
+    def body(here: Anew) -> list[ir.Value]:
         _check(op, _position(change), shape[axis])
-        mapping = dict(zip([body.arguments[n] for n in numbers], block.arguments))
-        mlir.map_indices(change.needed, mapping, lambda d: linalg.IndexOp(kept.index(d)).result)
-        mlir.clone_all(change.needed, mapping)
-        value = mapping.get(change.new, change.new)
-        linalg.YieldOp([value if value.type == element else arith.truncf(element, value)])
+        for needed in change.needed:
+            here.copy(needed)
+        value = here.value(change.new)
+        return [value if value.type == element else arith.truncf(element, value)]
+
+    kept = [d for d in range(len(mlir.iterators_of(op))) if d != change.dim]
+    (out,) = operands_out(op)
+    empty = tensor.empty([n for p, n in enumerate(shape) if p != axis], element)
+    same = [o for o in operands_in(op) if change.dim not in o.dims]
+    made = rebuild(op, kept, same, body, outputs=[added(empty, [d for d in out.dims if d in kept])])
+    made.attributes[POSITION] = mlir.integers([axis, shape[axis]])
     return made.results[0]
 
 
@@ -192,9 +188,7 @@ def _check(op: ir.Operation, at: ir.Value, extent: int) -> None:
 
 def _position(change: _Change) -> ir.Value:
     """The position as an index, computed at the insertion point from arguments of the program."""
-    mapping = {element: _number(value) for element, value in change.numbers.items()}
-    mlir.clone_all(change.scalars, mapping)
-    at = mapping.get(change.at, change.at)
+    at = Body(mlir.body_of(change.op), known={a: _number(value) for a, value in change.numbers.items()}).value(change.at)
     return at if isinstance(at.type, ir.IndexType) else arith.index_cast(mlir.index_type(), at)
 
 
@@ -203,6 +197,5 @@ def _number(value: ir.Value) -> ir.Value:
     op = mlir.definition(value)
     if op is None:
         return tensor.extract(value, [])
-    elements = zip(mlir.body_of(op).arguments, mlir.inputs_of(op))
-    (made,) = mlir.clone_body(mlir.body_of(op), {element: _number(read) for element, read in elements})
+    (made,) = Body(mlir.body_of(op), lambda n: _number(mlir.inputs_of(op)[n])).values()
     return made

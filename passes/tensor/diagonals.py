@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 
 from tilec.analysis.diagonals import Diagonal, Factors, find_diagonals, followed, follows, name_of, readers_of
 from tilec.analysis.index_ranges import I32, Range, Ranges
-from tilec.core import locations, mlir
+from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
-from tilec.core.mlir import affine, arith, ir, linalg, tensor
-from tilec.kernels.attributes import carry_over
+from tilec.core.mlir import affine, arith, ir, tensor
+from tilec.passes.rebuild import Anew, Operand, added, operands_in, rebuild, replace
 
 SUFFIX = ".diagonals"
 
@@ -64,48 +64,37 @@ class _Made:
         return self.known[value]
 
     def _operation(self, op: ir.Operation, diagonal: Diagonal, before: Mapping[ir.Value, ir.Value]) -> ir.Value:
-        extents, rank, block = mlir.extents_of(op), mlir.maps_of(op)[-1].n_dims, mlir.body_of(op)
-        kept = [d for d in range(rank) if d != diagonal.second]
-        offset = {d: n for n, d in enumerate(kept)}
+        extents = mlir.extents_of(op)
+        kept = [d for d in range(len(extents)) if d != diagonal.second]
         shape = [diagonal.count if d == diagonal.first else extents[d] for d in kept]
-        whole = mlir.projection(len(kept), range(len(kept)))
-        inputs, maps, direct, apart = [], [], [], []
-        for argument, value, map_ in zip(block.arguments, mlir.inputs_of(op), mlir.maps_of(op)):
-            dims = mlir.map_dims(map_)
-            if value in before and _is_same_way(self.found[value], dims, diagonal):
-                own = self.found[value]
-                value, dims = before[value], [d for n, d in enumerate(dims) if n != own.second]
+        direct, apart = [], []
+        for read in operands_in(op):
+            if read.value in before and _is_same_way(self.found[read.value], read.dims, diagonal):
+                dims = [d for n, d in enumerate(read.dims) if n != self.found[read.value].second]
                 dims = [diagonal.first if d == diagonal.second else d for d in dims]
-            elif value in before:
-                apart.append((argument, value, dims))
-                continue
-            elif diagonal.first in dims or diagonal.second in dims:  # it tells extents alone
-                continue
-            inputs.append(value)
-            maps.append(mlir.projection(len(kept), [offset[d] for d in dims]))
-            direct.append(argument)
-        type_ = mlir.tensor_type(shape, ir.ShapedType(op.results[0].type).element_type)
-        out = tensor.empty(shape, type_.element_type)
-        made, body = mlir.generic([type_], inputs, [out], [*maps, whole], ["parallel"] * len(kept))
-        made.attributes["tilec.name"] = mlir.string(diagonal_name(name_of(op)))
-        if names := locations.indices(op):
-            locations.set_indices(made.operation, [names[d] for d in kept])
-        with ir.InsertionPoint(body):
-            index = lambda d: linalg.IndexOp(offset[d]).result  # noqa: E731
-            total = _affine({0: 1}, diagonal.low, [index(diagonal.first)])
+                direct.append(Operand(before[read.value], dims, read.instead))
+            elif read.value in before:
+                apart.append(read)
+            elif not {diagonal.first, diagonal.second} & {*read.dims}:  # others tell extents alone
+                direct.append(read)
+
+        def body(here: Anew) -> list[ir.Value]:
+            total = _affine({0: 1}, diagonal.low, [here.own(diagonal.first)])
             unit = diagonal.first if diagonal.factor == 1 else diagonal.second  # the other one is 0, as a sum of these two has it
             at = {
                 unit: total if diagonal.factor == 1 else _affine({0: diagonal.other}, 0, [total]),
                 diagonal.first + diagonal.second - unit: mlir.index(0),
             }
-            mapping = {own: _widened(argument, own.type) for own, argument in zip(direct, body.arguments)}
-            for argument, value, dims in apart:
-                own = self.found[value]
-                position = [at[d] if d in at else index(d) for d in dims]
-                mapping[argument] = _widened(tensor.extract(before[value], _at_diagonal(own, position)), argument.type)
-            mlir.map_indices(block.operations, mapping, lambda d: at[d] if d in at else index(d))
-            linalg.YieldOp(mlir.clone_body(block, mapping))
-        return _in_words(made.operation)
+            index = here.index = lambda d: at[d] if d in at else here.own(d)
+            here.known |= {o.instead: _widened(here.known[o.instead], o.instead.type) for o in direct}
+            for o in apart:
+                position = _at_diagonal(self.found[o.value], [index(d) for d in o.dims])
+                here.known[o.instead] = _widened(tensor.extract(before[o.value], position), o.instead.type)
+            return here.values()
+
+        out = added(tensor.empty(shape, ir.ShapedType(op.results[0].type).element_type), kept)
+        name, kinds = diagonal_name(name_of(op)), ["parallel"] * len(kept)
+        return _in_words(rebuild(op, kept, direct, body, outputs=[out], iterators=kinds, name=name))
 
 
 def _in_words(op: ir.Operation) -> ir.Value:
@@ -148,37 +137,19 @@ def _read_by_diagonal(reader: ir.Operation, value: ir.Value, stored: ir.Value, d
                 element = _widened(tensor.extract(stored, _at_diagonal(diagonal, list(op.operands)[1:])), op.results[0].type)
             op.results[0].replace_all_uses_with(element)
             op.erase()
-    inputs, maps, block = mlir.inputs_of(reader), mlir.maps_of(reader), mlir.body_of(reader)
-    if value not in inputs:
+    operands = operands_in(reader)
+    if not any(o.value == value for o in operands):
         return
-    rank, extents = maps[0].n_dims, mlir.extents_of(reader)
-    left = [n for n, v in enumerate(inputs) if v != value]
-    dims = [mlir.map_dims(maps[n]) for n in left]
-    outs = [mlir.map_dims(m) for m in maps[len(inputs) :]]
-    values = [inputs[n] for n in left]
+
+    def body(here: Anew) -> list[ir.Value]:
+        for o in operands:
+            if o.value == value:
+                element = tensor.extract(stored, _at_diagonal(diagonal, [here.own(d) for d in o.dims]))
+                here.known[o.instead] = _widened(element, o.instead.type)
+        return here.values()
+
     with ir.InsertionPoint(reader), reader.location:
-        missing = [d for d in range(rank) if not any(d in own for own in (*dims, *outs))]
-        if missing:  # linalg reads extents off operands
-            values.append(tensor.empty([extents[d] for d in missing], mlir.type_of("i1")))
-            dims.append(missing)
-        made, body = mlir.generic(
-            [r.type for r in reader.results], values, mlir.outputs_of(reader),
-            [mlir.projection(rank, own) for own in (*dims, *outs)], mlir.iterators_of(reader),
-        )  # fmt: skip
-        carry_over(reader, made.operation)
-        with ir.InsertionPoint(body):
-            mapping = {block.arguments[n]: body.arguments[k] for k, n in enumerate(left)}
-            states = list(body.arguments)[len(values) :]
-            mapping |= dict(zip(list(block.arguments)[len(inputs) :], states))
-            for n, read in enumerate(inputs):
-                if read == value:
-                    position = [linalg.IndexOp(d).result for d in mlir.map_dims(maps[n])]
-                    element = tensor.extract(stored, _at_diagonal(diagonal, position))
-                    mapping[block.arguments[n]] = _widened(element, block.arguments[n].type)
-            linalg.YieldOp(mlir.clone_body(block, mapping))
-    for old, new in zip(reader.results, made.results):
-        old.replace_all_uses_with(new)
-    reader.erase()
+        replace(reader, rebuild(reader, operands=[o for o in operands if o.value != value], body=body))
 
 
 def _at_diagonal(diagonal: Diagonal, position: Sequence[ir.Value]) -> list[ir.Value]:

@@ -15,8 +15,8 @@ from math import prod
 from tilec.analysis.products import factors_of, index_dim
 from tilec.core import locations, mlir
 from tilec.core.mlir import ir, linalg, tensor
-from tilec.kernels.attributes import carry_over
 from tilec.passes.emit import Body
+from tilec.passes.rebuild import Operand, operands_in, rebuild, replace
 from tilec.passes.tensor.split import fill_value
 
 PURE = ("arith", "math", "affine")
@@ -77,7 +77,6 @@ class _Rewritten:
         self.reader, self.made, self.dims = reader, made, dims
         self.new: ir.Operation | None = None
         self.block = mlir.body_of(reader)
-        self.count = len(mlir.inputs_of(reader))
         self.argument: ir.Value | None = None
 
     def element(self, value: ir.Value, subscripts: list[ir.Value]) -> ir.Value:
@@ -101,20 +100,8 @@ class _Rewritten:
     def replace(self) -> ir.Operation:
         """Makes the reader anew, with the elements of `new` as its last input. Returns `new`."""
         assert self.new is not None and self.argument is not None, "after `element`"
-        op, count, rank = self.reader, self.count, mlir.maps_of(self.reader)[0].n_dims
-        inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
-        made, block = mlir.generic(
-            [r.type for r in op.results], [*inputs, self.new.results[0]], mlir.outputs_of(op),
-            [*maps[:count], mlir.projection(rank, self.dims), *maps[count:]], mlir.iterators_of(op),
-        )  # fmt: skip
-        carry_over(op, made)
-        arguments, old = list(block.arguments), [a for a in self.block.arguments if a != self.argument]
-        mapping = dict(zip(old, [*arguments[:count], *arguments[count + 1 :]])) | {self.argument: arguments[count]}
-        with ir.InsertionPoint(block):
-            linalg.YieldOp(mlir.clone_body(self.block, mapping))
-        for before, after in zip(op.results, made.results):
-            before.replace_all_uses_with(after)
-        op.erase()
+        op, element = self.reader, Operand(self.new.results[0], self.dims, self.argument)
+        replace(op, rebuild(op, operands=[*operands_in(op), element]))
         return self.new
 
 
@@ -157,17 +144,15 @@ def _reduction(reader: ir.Operation, made: ir.Operation, dims: list[int], subscr
             copied = dict(zip((mlir.body_of(reader).arguments[n] for n in needed), arguments[len(elements) :]))
             positions = {d: _copied(v, reader, own, copied) for d, v in at.items()}
             positions |= {d: linalg.IndexOp(n).result for d, n in inner.items()}
-            body, mapping = mlir.body_of(made), {}
-            for n, (value, map_) in enumerate(zip(mlir.inputs_of(made), mlir.maps_of(made))):
-                if not mlir.uses(body.arguments[n]):
-                    continue
-                mapping[body.arguments[n]] = (
-                    arguments[elements[n]] if n in elements
-                    else tensor.ExtractOp(value, [positions[d] for d in mlir.map_dims(map_)]).result
-                )  # fmt: skip
-            mapping[body.arguments[len(body.arguments) - 1]] = arguments[-1]
-            mlir.map_indices(body.operations, mapping, positions.__getitem__)
-            linalg.YieldOp(mlir.clone_body(body, mapping))
+            elements[len(mlir.inputs_of(made))] = -1  # the sum so far
+
+            def element(n: int) -> ir.Value:
+                if n in elements:
+                    return arguments[elements[n]]
+                read = operands_in(made)[n]
+                return tensor.ExtractOp(read.value, [positions[d] for d in read.dims]).result
+
+            linalg.YieldOp(Body(mlir.body_of(made), element, positions.__getitem__).values())
     new.attributes["tilec.name"], new.attributes["tilec.reduce"] = mlir.string(name_of_read(reader)), mlir.string("sum")
     if (of_reader := locations.indices(reader)) and (of_made := locations.indices(made)):
         locations.set_indices(new.operation, [*(of_reader[d] for d in dims), *(of_made[d] for d in summed)])

@@ -17,6 +17,7 @@ from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir, linalg, tensor
 from tilec.kernels.attributes import carry_over
+from tilec.passes.emit import Body
 from tilec.passes.tensor.merge import clone_with_indices
 
 
@@ -164,6 +165,6 @@ class _Expansion:
             body = mlir.body_of(self.ops[instance.number].op)
             arguments = [known[r] for r in self.read_by(instance)]
             if instance == self.root:
-                return mlir.clone_body(body, dict(zip(body.arguments, [*arguments, *states])))
+                return Body(body, [*arguments, *states].__getitem__, lambda d: linalg.IndexOp(d).result).values()
             (known[instance],) = clone_with_indices(body, dict(zip(body.arguments, arguments)), instance.dims)
         raise InternalError("an operation without its own body", "fuse")

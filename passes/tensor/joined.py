@@ -14,7 +14,7 @@ from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.products import index_dim, product_of
 from tilec.core import mlir
 from tilec.core.mlir import ir, tensor
-from tilec.kernels.attributes import carry_over
+from tilec.passes.rebuild import Operand, operands_in, rebuild, replace
 
 
 def read_joined(module: ir.Operation) -> None:
@@ -94,26 +94,10 @@ def _bare(op: ir.Operation, load: ir.Operation) -> list[int] | None:
 
 def _as_operand(op: ir.Operation, load: ir.Operation) -> ir.Operation:
     """The operation with the tensor of a load as an input."""
-    dims, inputs, maps = _bare(op, load), mlir.inputs_of(op), mlir.maps_of(op)
+    dims = _bare(op, load)
     assert dims is not None
-    rank, count, value = maps[0].n_dims, len(inputs), load.operands[0]
     with ir.InsertionPoint(op), op.location:
-        new, block = mlir.generic(
-            [r.type for r in op.results], [*inputs, value], mlir.outputs_of(op),
-            [*maps[:count], mlir.projection(rank, dims), *maps[count:]], mlir.iterators_of(op),
-        )  # fmt: skip
-    carry_over(op, new.operation)
-    old, arguments = mlir.body_of(op), list(block.arguments)
-    mapping = dict(zip(old.arguments, [*arguments[:count], *arguments[count + 1 :]]))
-    mapping[load.results[0]] = arguments[count]
-    with ir.InsertionPoint(block):
-        for inner in (view.operation for view in old.operations):
-            if inner != load:
-                mlir.clone_op(inner, mapping)
-    for before, after in zip(op.results, new.results):
-        before.replace_all_uses_with(after)
-    op.erase()
-    return new.operation
+        return replace(op, rebuild(op, operands=[*operands_in(op), Operand(load.operands[0], dims, load.results[0])]))
 
 
 __all__ = ["as_operands", "read_joined"]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tilec.core import mlir
 from tilec.core.mlir import ir, linalg
 from tilec.kernels.attributes import carry_over
+from tilec.passes.emit import Body
 
 
 def merge(ops: Sequence[ir.Operation], dims: Sequence[dict[int, int]]) -> ir.Operation:
@@ -61,9 +62,8 @@ def merge(ops: Sequence[ir.Operation], dims: Sequence[dict[int, int]]) -> ir.Ope
 def clone_with_indices(
     block: ir.Block, mapping: dict[ir.Value, ir.Value], dims: dict[int, int] | tuple[int, ...]
 ) -> list[ir.Value]:
-    """clone_body for a body whose `linalg.index` dimensions change their numbers."""
-    mlir.map_indices(block.operations, mapping, lambda d: linalg.IndexOp(dims[d]).result)
-    return mlir.clone_body(block, mapping)
+    """What a body yields, whose dimensions change their numbers."""
+    return Body(block, index=lambda d: linalg.IndexOp(dims[d]).result, known=mapping).values()
 
 
 def _reordered(iterators: list[str], dims: dict[int, int]) -> list[str]:

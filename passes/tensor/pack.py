@@ -20,12 +20,12 @@ from functools import reduce
 
 from tilec.analysis import parts
 from tilec.analysis.access import access_of
-from tilec.analysis.products import factors_of, narrow, product_of, scaled, stored
+from tilec.analysis.products import arguments_of, factors_of, narrow, product_of, scaled, stored
 from tilec.core import locations, mlir
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, linalg, tensor
-from tilec.kernels.attributes import carry_over
 from tilec.kernels.matrix import ELEMENTS
+from tilec.passes.rebuild import NEW, Anew, Operand, added, operands_in, rebuild, replace
 
 SIDES = ("left", "right")  # the factors of a product in the order in which the body has them
 
@@ -42,8 +42,7 @@ def pack(
     with ir.InsertionPoint(op), op.location:
         if not dims:
             return _align(op, side, kind)
-        made = _store(op, factor(op, side, kind), dims, kind, extents or tuple(mlir.extents_of(op)[d] for d in dims))
-        made.attributes["tilec.name"] = mlir.string(f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}")
+        made = _store(op, side, dims, kind, extents or tuple(mlir.extents_of(op)[d] for d in dims))
         if kind == parts.KIND:
             _read_parts(op, side, made.results[0], dims)
             return made, op
@@ -105,52 +104,36 @@ def _with_element(op: ir.Operation, number: int, longer: ir.Value) -> None:
     op.operands[number] = tensor.empty([extents[d] for d in mlir.map_dims(map_)], argument.type)
 
 
-def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str, whole: tuple[int, ...]) -> ir.Operation:
-    element = mlir.type_of(ELEMENTS.get(kind, kind))
+def _store(op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, whole: tuple[int, ...]) -> ir.Operation:
+    element, value = mlir.type_of(ELEMENTS.get(kind, kind)), factor(op, side, kind)
     value = stored(value) if stored(value).type == element else value
-    own = {d: n for n, d in enumerate(dims)}
-    body = mlir.body_of(op)
-    operations = mlir.slice_of(body, value)
-    read = {value, *(v for o in operations for v in mlir.operands_of(o))}
-    operands = [
-        (v, m, a) for v, m, a in zip(mlir.inputs_of(op), mlir.maps_of(op), body.arguments) if a in read
-    ]  # fmt: skip
-    shape, in_parts, lengths = list(whole), kind == parts.KIND, _lengths(operands)
+    read = set(arguments_of(mlir.body_of(op), value))
+    operands = [o for n, o in enumerate(operands_in(op)) if n in read]
+    lengths = {d: n for o in operands for d, n in zip(o.dims, ir.ShapedType(o.value.type).shape)}
     ends = {d: lengths[d] for d, extent in zip(dims, whole) if lengths.get(d, extent) < extent}
-    beyond = [each for each in operands if not ends.keys().isdisjoint(mlir.map_dims(each[1]))]  # read where they exist
-    operands = [each for each in operands if each not in beyond]
+    beyond = [o for o in operands if not ends.keys().isdisjoint(o.dims)]  # read where they exist
+    operands = [o for o in operands if o not in beyond]
+    shape, in_parts = list(whole), kind == parts.KIND
     if in_parts:  # one after another for each line
         shape.insert(-1, parts.COUNT)
-        own[dims[-1]] += 1
-    rank = len(shape)
-    maps = [mlir.projection(rank, [own[d] for d in mlir.map_dims(m)]) for _, m, _ in operands]
-    out = tensor.empty(shape, element)
-    new, block = mlir.generic(
-        [out.type], [v for v, _, _ in operands], [out], [*maps, mlir.projection(rank, range(rank))], ["parallel"] * rank
-    )
-    with ir.InsertionPoint(block):
-        mapping: dict[ir.Value, ir.Value] = {a: b for (_, _, a), b in zip(operands, block.arguments)}
-        at = {d: linalg.IndexOp(n).result for d, n in own.items()} if ends else {}
+        dims = (*dims[:-1], NEW, dims[-1])
+
+    def body(here: Anew) -> list[ir.Value]:
+        at = {d: here.own(d) for d in dims} if ends else {}
         exists = [arith.cmpi(arith.CmpIPredicate.slt, at[d], mlir.index(end)) for d, end in ends.items()]
         at |= {d: arith.minsi(at[d], mlir.index(end - 1)) for d, end in ends.items()}
-        mapping |= {a: tensor.extract(v, [at[d] for d in mlir.map_dims(m)]) for v, m, a in beyond}
-        mlir.map_indices(operations, mapping, lambda d: at[d] if ends else linalg.IndexOp(own[d]).result)
-        mlir.clone_all(operations, mapping)
-        result = mapping.get(value, value)
-        if in_parts:
-            result = parts.part_of(result, linalg.IndexOp(rank - 2).result)
-        else:
-            result = _rounded(result, element, kind)
-        linalg.YieldOp([arith.select(reduce(arith.andi, exists), result, mlir.constant(0, element)) if exists else result])
+        here.known |= {o.instead: tensor.extract(o.value, [at[d] for d in o.dims]) for o in beyond}
+        here.index = at.__getitem__ if ends else here.own
+        result = here.value(value)
+        result = parts.part_of(result, here.own(NEW)) if in_parts else _rounded(result, element, kind)
+        return [arith.select(reduce(arith.andi, exists), result, mlir.constant(0, element)) if exists else result]
+
+    out = added(tensor.empty(shape, element), dims)
+    name = f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}"
+    new = rebuild(op, dims, operands, body, outputs=[out], iterators=["parallel"] * len(dims), name=name)
     if names := locations.indices(op):
-        own_names = [names[d] for d in dims]
-        locations.set_indices(new.operation, [*own_names[:-1], "part", own_names[-1]] if in_parts else own_names)
-    return new.operation
-
-
-def _lengths(operands: list) -> dict[int, int]:
-    """Of the dimensions that these operands have."""
-    return {d: n for v, m, _ in operands for d, n in zip(mlir.map_dims(m), ir.ShapedType(v.type).shape)}
+        locations.set_indices(new, ["part" if d == NEW else names[d] for d in dims])
+    return new
 
 
 def _rounded(value: ir.Value, element: ir.Type, kind: str) -> ir.Value:
@@ -165,41 +148,21 @@ def _read(
 ) -> ir.Operation:  # fmt: skip
     """The contraction made anew, with the stored value as its last input and without what only that value read. A value that is
     longer than the result along the result's own dimensions is read at subscripts; an empty tensor tells how long k is."""
-    body = mlir.body_of(op)
-    inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
-    rank, count = maps[0].n_dims, len(inputs)
-    (*_, end) = [o.operation for o in body.operations]
-    live = {o for v in end.operands for o in mlir.slice_of(body, v, (old,))}
+    (*_, end) = [o.operation for o in mlir.body_of(op).operations]
+    live = {o for v in end.operands for o in mlir.slice_of(mlir.body_of(op), v, (old,))}
     kept = {v for o in live for v in mlir.operands_of(o)} - {old}
-    operands = [(v, m, a) for v, m, a in zip(inputs, maps, body.arguments) if a in kept]
     own, iterators = mlir.extents_of(op), mlir.iterators_of(op)
     within = any(iterators[d] == "parallel" and n > own[d] for d, n in zip(dims, extents))
     inner = {d: n for d, n in zip(dims, extents) if iterators[d] == "reduction"}
     trips = tensor.empty([*inner.values()], ir.ShapedType(packed.type).element_type) if within else packed
-    added = [(trips, mlir.projection(rank, [*inner] if within else dims))]
-    new, block = mlir.generic(
-        [r.type for r in op.results], [*(v for v, _, _ in operands), *(v for v, _ in added)], mlir.outputs_of(op),
-        [*(m for _, m, _ in operands), *(m for _, m in added), *maps[count:]], iterators,
-    )  # fmt: skip
-    carry_over(op, new)
-    arguments = list(block.arguments)
-    with ir.InsertionPoint(block):
-        mapping = {a: b for (_, _, a), b in zip(operands, arguments)}
-        mapping |= zip(list(body.arguments)[count:], arguments[len(operands) + len(added) :])
-        element = arguments[len(operands)]
-        if within:
-            element = tensor.extract(packed, [linalg.IndexOp(d).result for d in dims])
-        mapping[old] = element if element.type == old.type else _widened(element, old)
-        for view in body.operations:
-            one = view.operation
-            if one == end:
-                linalg.YieldOp([mapping[v] for v in one.operands])
-            elif one in live and not set(one.results) & set(mapping):
-                mlir.clone_op(one, mapping)
-    for before, after in zip(op.results, new.results):
-        before.replace_all_uses_with(after)
-    op.erase()
-    return new.operation
+    read = Operand(trips, [*inner] if within else dims, old)
+
+    def body(here: Anew) -> list[ir.Value]:
+        element = tensor.extract(packed, [here.own(d) for d in dims]) if within else here.known[old]
+        here.known[old] = element if element.type == old.type else _widened(element, old)
+        return [here.value(v) for v in end.operands]
+
+    return replace(op, rebuild(op, operands=[*(o for o in operands_in(op) if o.instead in kept), read], body=body))
 
 
 def _read_parts(op: ir.Operation, side: int, packed: ir.Value, dims: tuple[int, ...]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from tilec.analysis.pieces import Pieces, around, pieces_of, ranges_of, update_of
 from tilec.core import locations, mlir
 from tilec.core.mlir import affine, arith, ir, linalg, tensor
-from tilec.kernels.attributes import carry_over
+from tilec.passes.rebuild import Anew, Operand, operands_in, operands_out, rebuild
 from tilec.passes.tensor.bounds import fold_function
 from tilec.passes.tensor.joined import as_operands
 from tilec.passes.tensor.split import fill_value
@@ -127,87 +127,54 @@ class _Piece:
         self.length = end - self.begin
         rank = mlir.maps_of(op)[0].n_dims
         self.dims = [d for d in range(rank) if d != cut or self.length > 1]
-        self.own = {d: n for n, d in enumerate(self.dims)}
         self.extents = [self.length if d == cut else e for d, e in enumerate(mlir.extents_of(op))]
-        self.apart: list[tuple[ir.Value, ir.Value, list[int]]] = []  # arguments, with the tensor and where it is read
+        self.apart: list[Operand] = []  # that the body reads at subscripts
 
     def make(self) -> list[ir.Value]:
-        op, old = self.op, mlir.body_of(self.op)
-        inputs, maps = mlir.inputs_of(op), [mlir.map_dims(m) for m in mlir.maps_of(op)]
-        arguments, count = list(old.arguments), len(inputs)
-        operands: list[tuple[ir.Value, list[int]]] = []
-        direct: list[ir.Value] = []
-        for argument, value, dims in zip(arguments, inputs, maps):
-            operand = self._operand(argument, value, dims)
-            if operand is not None:
-                operands.append((operand, [d for d in dims if d in self.own]))
-                direct.append(argument)
-        outputs = [self._output(v, dims) for v, dims in zip(mlir.outputs_of(op), maps[count:])]
-        out_dims = [[d for d in dims if d in self.own] for dims in maps[count:]]
-        known = {d for dims in (*(dims for _, dims in operands), *out_dims) for d in dims}
-        if missing := [d for d in self.dims if d not in known]:  # an input that is read apart told their extents
-            operands.append((tensor.empty([self.extents[d] for d in missing], mlir.type_of("i1")), missing))
-        rank, kinds = len(self.dims), mlir.iterators_of(op)
-        made, block = mlir.generic(
-            [v.type for v in outputs], [v for v, _ in operands], outputs,
-            [mlir.projection(rank, [self.own[d] for d in dims]) for dims in (*(dims for _, dims in operands), *out_dims)],
-            [kinds[d] for d in self.dims],
-        )  # fmt: skip
-        self._describe(made.operation)
-        new = list(block.arguments)
-        mapping = dict(zip(direct, new)) | dict(zip(arguments[count:], new[len(operands) :]))
-        with ir.InsertionPoint(block):
-            linalg.YieldOp(self._body(old, mapping))
+        operands = [o for read in operands_in(self.op) if (o := self._operand(read)) is not None]
+        outputs = [o.of(self._output(o)) for o in operands_out(self.op)]
+        made = rebuild(self.op, self.dims, operands, self._body, outputs=outputs, extents=self.extents)
+        made.attributes["tilec.name"] = mlir.string(piece_name(self.op, self.number))
+        for key in ("tilec.reduce", "tilec.multiplicand") if "reduction" not in mlir.iterators_of(made) else ():
+            if key in made.attributes:
+                del made.attributes[key]
         return list(made.results)
 
-    def _describe(self, made: ir.Operation) -> None:
-        carry_over(self.op, made)
-        made.attributes["tilec.name"] = mlir.string(piece_name(self.op, self.number))
-        if names := locations.indices(self.op):
-            locations.set_indices(made, [names[d] for d in self.dims])
-        if "reduction" not in mlir.iterators_of(made):
-            for key in ("tilec.reduce", "tilec.multiplicand"):
-                if key in made.attributes:
-                    del made.attributes[key]
-
-    def _operand(self, argument: ir.Value, value: ir.Value, dims: list[int]) -> ir.Value | None:
+    def _operand(self, read: Operand) -> Operand | None:
         """What is read in an input's place at the dimensions that are left; None where the body reads it, or nothing does."""
-        value = self.all.whole.get(value, value)
-        if self.cut not in dims:
-            return value
+        value = self.all.whole.get(read.value, read.value)
+        if self.cut not in read.dims:
+            return read.of(value)
         if value in self.all.parts:
-            return self.all.parts[value][1][self.number]
-        if mlir.uses(argument):
-            self.apart.append((argument, value, dims))
+            return read.of(self.all.parts[value][1][self.number])
+        if mlir.uses(read.instead):
+            self.apart.append(read.of(value))
         return None
 
-    def _output(self, value: ir.Value, dims: list[int]) -> ir.Value:
-        shape = [self.extents[d] for d in dims if d in self.own]
-        out, start = tensor.empty(shape, ir.ShapedType(value.type).element_type), fill_value(value)
+    def _output(self, written: Operand) -> ir.Value:
+        shape = [self.extents[d] for d in written.dims if d in self.dims]
+        out, start = tensor.empty(shape, ir.ShapedType(written.value.type).element_type), fill_value(written.value)
         return out if start is None or not self._reduces else mlir.fill(start, out)
 
     @property
     def _reduces(self) -> bool:
-        return any(kind == "reduction" for d, kind in enumerate(mlir.iterators_of(self.op)) if d in self.own)
+        return any(kind == "reduction" for d, kind in enumerate(mlir.iterators_of(self.op)) if d in self.dims)
 
-    def _body(self, old: ir.Block, mapping: dict[ir.Value, ir.Value]) -> list[ir.Value]:
-        for index in [o for o in mlir.traverse(self.op) if o.name == "linalg.index"]:
-            mapping[index.results[0]] = self._index(ir.IntegerAttr(index.attributes["dim"]).value)
-        for argument, value, dims in self.apart:
-            mapping[argument] = tensor.extract(value, [self._index(d) for d in dims])
-        found = mlir.clone_body(old, mapping)
+    def _body(self, here: Anew) -> list[ir.Value]:
+        def index(d: int) -> ir.Value:
+            if d == self.cut and self.length == 1:
+                return mlir.index(self.begin)
+            if d != self.cut or not self.begin:
+                return here.own(d)
+            return affine.apply(ir.AffineMap.get(1, 0, [ir.AffineDimExpr.get(0) + self.begin]), [here.own(d)])
+
+        here.index = index
+        here.known |= {o.instead: tensor.extract(o.value, [index(d) for d in o.dims]) for o in self.apart}
+        found = here.values()
         if self._reduces or "reduction" not in mlir.iterators_of(self.op):
             return found
-        update, state = mlir.definition(found[0]), mapping[list(old.arguments)[-1]]
+        update, state = mlir.definition(found[0]), here.known[list(here.block.arguments)[-1]]
         return [v for v in update.operands if v != state]  # of one element, the reduction is this
-
-    def _index(self, d: int) -> ir.Value:
-        if d == self.cut and self.length == 1:
-            return mlir.index(self.begin)
-        index = linalg.IndexOp(self.own[d]).result
-        if d != self.cut or not self.begin:
-            return index
-        return affine.apply(ir.AffineMap.get(1, 0, [ir.AffineDimExpr.get(0) + self.begin]), [index])
 
 
 def _less(subscript: ir.Value, number: int) -> ir.Value:

@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from tilec.analysis.products import dims_of, factors_of, leaves_of, narrow, period_of, product_of
-from tilec.core import locations, mlir
-from tilec.core.mlir import arith, ir, linalg, tensor
+from tilec.analysis.products import arguments_of, dims_of, factors_of, leaves_of, narrow, period_of, product_of
+from tilec.core import mlir
+from tilec.core.mlir import arith, ir, tensor
+from tilec.passes.rebuild import added, operands_in, rebuild
 
 
 def regroup(module: ir.Operation) -> None:
@@ -70,32 +71,18 @@ def _is_narrow(leaf: ir.Value) -> bool:
 
 def _apply(op: ir.Operation, outside: Sequence[ir.Value]) -> None:
     """Multiplies a sum by factors that are the same for all of its terms."""
-    body, name = mlir.body_of(op), mlir.get_string(op, "tilec.name")
-    maps = mlir.maps_of(op)
-    kept = mlir.map_dims(maps[-1])
-    own = {d: n for n, d in enumerate(kept)}
-    needed = dict.fromkeys(o for leaf in outside for o in mlir.slice_of(body, leaf))
-    operations = [o.operation for o in body.operations if o.operation in needed]
-    read = {*outside, *(v for o in operations for v in mlir.operands_of(o))}
-    operands = [(v, m, a) for v, m, a in zip(mlir.inputs_of(op), maps, body.arguments) if a in read]
-    type_ = ir.RankedTensorType(op.results[0].type)
+    name, total, type_ = mlir.get_string(op, "tilec.name"), op.results[0], ir.RankedTensorType(op.results[0].type)
+    kept = mlir.map_dims(mlir.maps_of(op)[-1])
+    read = {n for leaf in outside for n in arguments_of(mlir.body_of(op), leaf)}
+    operands = [added(total, kept), *(o for n, o in enumerate(operands_in(op)) if n in read)]
     with ir.InsertionPoint.after(op), op.location:
-        out = tensor.empty(list(type_.shape), type_.element_type)
-        whole = mlir.projection(len(kept), range(len(kept)))
-        inner = [mlir.projection(len(kept), [own[d] for d in mlir.map_dims(m)]) for _, m, _ in operands]
-        made, block = mlir.generic(
-            [type_], [op.results[0], *(v for v, _, _ in operands)], [out], [whole, *inner, whole], ["parallel"] * len(kept)
-        )
-        with ir.InsertionPoint(block):
-            mapping: dict[ir.Value, ir.Value] = {a: b for (_, _, a), b in zip(operands, list(block.arguments)[1:])}
-            mlir.map_indices(operations, mapping, lambda d: linalg.IndexOp(own[d]).result)
-            mlir.clone_all(operations, mapping)
-            linalg.YieldOp([reduce(arith.mulf, [block.arguments[0], *(mapping.get(leaf, leaf) for leaf in outside)])])
-    op.results[0].replace_all_uses_except(made.results[0], made.operation)
-    made.attributes["tilec.name"] = mlir.string(name or "sum")
+        out = added(tensor.empty(list(type_.shape), type_.element_type), kept)
+        made = rebuild(
+            op, kept, operands, lambda here: [reduce(arith.mulf, map(here.value, [total, *outside]))], outputs=[out],
+            name=name or "sum",
+        )  # fmt: skip
+    total.replace_all_uses_except(made.results[0], made)
     op.attributes["tilec.name"] = mlir.string(f"{name}.terms")
-    if names := locations.indices(op):
-        locations.set_indices(made.operation, [names[d] for d in kept])
 
 
 __all__ = ["regroup"]

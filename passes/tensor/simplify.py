@@ -15,7 +15,7 @@ import math
 
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, linalg, tensor
-from tilec.kernels.attributes import carry_over
+from tilec.passes.rebuild import Anew, operands_in, rebuild, replace
 from tilec.passes.tensor.bounds import fold_bounds
 from tilec.passes.tensor.elements import forward_elements
 
@@ -164,7 +164,7 @@ def _is_empty(value: ir.Value) -> bool:
 
 def _without_inputs(op: ir.Operation, dropped: set[int], element: ir.Value | None = None) -> ir.Operation:
     """The operation with `element` in place of its reads of some inputs; inputs that alone tell a size remain."""
-    inputs, outputs, maps = mlir.inputs_of(op), mlir.outputs_of(op), mlir.maps_of(op)
+    inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
     kept = [n for n in range(len(inputs)) if n not in dropped]
     kept_maps = [*(maps[n] for n in kept), *maps[len(inputs) :]]
     if len({d for m in kept_maps for d in mlir.map_dims(m)}) < maps[0].n_dims:
@@ -172,17 +172,11 @@ def _without_inputs(op: ir.Operation, dropped: set[int], element: ir.Value | Non
             if n in dropped and element is not None:
                 argument.replace_all_uses_with(element)
         return op
+
+    def body(here: Anew) -> list[ir.Value]:
+        here.element = lambda _: element
+        return here.values()
+
     with ir.InsertionPoint(op), op.location:
-        types = [r.type for r in op.results]
-        made, block = mlir.generic(types, [inputs[n] for n in kept], outputs, kept_maps, mlir.iterators_of(op))
-        carry_over(op, made)
-        old, new = list(mlir.body_of(op).arguments), iter(block.arguments)
-        mapping = {a: next(new) for n, a in enumerate(old) if n in kept or n >= len(inputs)}
-        if element is not None:
-            mapping |= {a: element for a in old if a not in mapping}
-        with ir.InsertionPoint(block):
-            linalg.YieldOp(mlir.clone_body(mlir.body_of(op), mapping))
-    for before, after in zip(op.results, made.results):
-        before.replace_all_uses_with(after)
-    op.erase()
-    return made.operation
+        read = operands_in(op)
+        return replace(op, rebuild(op, operands=[read[n] for n in kept], body=body))

@@ -14,6 +14,7 @@ from __future__ import annotations
 from tilec.core import locations, mlir
 from tilec.core.mlir import affine, ir, linalg, tensor
 from tilec.passes.combiner import Combiner
+from tilec.passes.rebuild import NEW, Anew, Operand, operands_in, operands_out, rebuild
 
 
 def refuse_split(op: ir.Operation, dim: int, parts: int) -> str | None:
@@ -41,50 +42,39 @@ def split(op: ir.Operation, dim: int, parts: int) -> tuple[ir.Operation, ir.Oper
 
 
 def _partial(op: ir.Operation, dim: int, parts: int) -> ir.Operation:
-    inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
-    rank = maps[0].n_dims
-    chunk = mlir.extents_of(op)[dim] // parts
-    operands, operand_dims = [], []
-    for value, map_ in zip(inputs, maps):
-        dims = mlir.map_dims(map_)
-        if dim in dims:
-            at = dims.index(dim)
-            value = _expanded(value, at, parts, chunk)
-            operand_dims.append([d + 1 for d in dims[:at]] + [0] + [d + 1 for d in dims[at:]])
-        else:
-            operand_dims.append([d + 1 for d in dims])
-        operands.append(value)
-    outs = []
-    for value, map_ in zip(mlir.outputs_of(op), maps[len(inputs) :]):
-        shaped = ir.ShapedType(value.type)
-        start = fill_value(value)
+    kinds, chunk = mlir.iterators_of(op), mlir.extents_of(op)[dim] // parts
+    operands, outputs = [], []
+    for read in operands_in(op):
+        if dim in read.dims:
+            at = read.dims.index(dim)
+            read = Operand(_expanded(read.value, at, parts, chunk), [*read.dims[:at], NEW, *read.dims[at:]], read.instead)
+        operands.append(read)
+    for out in operands_out(op):
+        shaped = ir.ShapedType(out.value.type)
+        start = fill_value(out.value)
         assert start is not None, "asked above"
-        outs.append(mlir.fill(start, tensor.empty([parts, *shaped.shape], shaped.element_type)))
-        operand_dims.append([0] + [d + 1 for d in mlir.map_dims(map_)])
-    new, block = mlir.generic(
-        [o.type for o in outs], operands, outs, [mlir.projection(rank + 1, p) for p in operand_dims],
-        ["parallel", *mlir.iterators_of(op)],
-    )  # fmt: skip
-    with ir.InsertionPoint(block):
-        mapping = dict(zip(mlir.body_of(op).arguments, block.arguments))
-        mlir.map_indices(mlir.body_of(op).operations, mapping, lambda d: _index(d, dim, chunk))
-        linalg.YieldOp(mlir.clone_body(mlir.body_of(op), mapping))
-    name = mlir.get_string(op, "tilec.name")
-    new.attributes["tilec.name"] = mlir.string(f"{name}.partial")
+        filled = mlir.fill(start, tensor.empty([parts, *shaped.shape], shaped.element_type))
+        outputs.append(Operand(filled, [NEW, *out.dims], out.instead))
+
+    def body(here: Anew) -> list[ir.Value]:
+        def index(d: int) -> ir.Value:
+            """The original index: the number of the part times the length of a part, plus the index in the part."""
+            if d != dim:
+                return here.own(d)
+            whole = ir.AffineMap.get(2, 0, [ir.AffineDimExpr.get(0) * chunk + ir.AffineDimExpr.get(1)])
+            return affine.AffineApplyOp(whole, [here.own(NEW), here.own(d)]).result
+
+        here.index = index
+        return here.values()
+
+    dims, name = [NEW, *range(len(kinds))], f"{mlir.get_string(op, 'tilec.name')}.partial"
+    new = rebuild(op, dims, operands, body, outputs=outputs, iterators=["parallel", *kinds], name=name)
     if names := locations.indices(op):
-        locations.set_indices(new.operation, [f"{names[dim]}_part", *names])
+        locations.set_indices(new, [f"{names[dim]}_part", *names])
     for key in ("tilec.reduce", "tilec.multiplicand"):
         if key in op.attributes:
             new.attributes[key] = op.attributes[key]
-    return new.operation
-
-
-def _index(d: int, dim: int, chunk: int) -> ir.Value:
-    """The original index: the number of the part times the length of a part, plus the index in the part."""
-    if d != dim:
-        return linalg.IndexOp(d + 1).result
-    whole = ir.AffineMap.get(2, 0, [ir.AffineDimExpr.get(0) * chunk + ir.AffineDimExpr.get(1)])
-    return affine.AffineApplyOp(whole, [linalg.IndexOp(0).result, linalg.IndexOp(d + 1).result]).result
+    return new
 
 
 def _combine(op: ir.Operation, partial: ir.Operation) -> ir.Operation:

@@ -17,9 +17,9 @@ one after another: which blocks compute which is for `map` to say.
 from __future__ import annotations
 
 from tilec.core import locations, mlir
-from tilec.core.mlir import affine, ir, linalg, scf, tensor
+from tilec.core.mlir import affine, ir, scf, tensor
 from tilec.kernels import planned_kernels
-from tilec.kernels.attributes import carry_over
+from tilec.passes.rebuild import Anew, operands_in, operands_out, rebuild
 
 LAST_NAMED = 9  # MLIR has names for ten dimensions of blocks; no pass asks for them
 
@@ -165,26 +165,24 @@ class _Tiler:
                 self.output(result, out, p)
                 for result, out, p in zip(op.results, mlir.outputs_of(op), operand_dims[count:])
             ]
-            copy, block = mlir.generic([v.type for v in outputs], operands, outputs, maps, mlir.iterators_of(op))
-            carry_over(op, copy)
-            with ir.InsertionPoint(block):
-                mapping = dict(zip(mlir.body_of(op).arguments, block.arguments))
-                self.offset_indices(op, dims, mapping)
-                linalg.YieldOp(mlir.clone_body(mlir.body_of(op), mapping))
+            copy = rebuild(
+                op, operands=[o.of(v) for o, v in zip(operands_in(op), operands)], body=lambda here: self.body(here, dims),
+                outputs=[o.of(v) for o, v in zip(operands_out(op), outputs)],
+            )  # fmt: skip
         for result, new, own_dims in zip(op.results, copy.results, operand_dims[count:]):
             self.tiles[result], self.dims[result] = new, own_dims
 
-    def offset_indices(self, op: ir.Operation, dims: list[int], mapping: dict[ir.Value, ir.Value]) -> None:
+    def body(self, here: Anew, dims: list[int]) -> list[ir.Value]:
         """`linalg.index` counts inside the tile; the program's index starts where the block does."""
-        for inner in mlir.body_of(op).operations:
-            if inner.operation.name != "linalg.index":
-                continue
-            d = ir.IntegerAttr(inner.operation.attributes["dim"]).value
-            local = linalg.IndexOp(d).result
-            if dims[d] in self.offsets:
-                total = ir.AffineMap.get(2, 0, [ir.AffineDimExpr.get(0) + ir.AffineDimExpr.get(1)])
-                local = affine.AffineApplyOp(total, [self.offsets[dims[d]], local]).result
-            mapping[inner.operation.results[0]] = local
+
+        def index(d: int) -> ir.Value:
+            if dims[d] not in self.offsets:
+                return here.own(d)
+            total = ir.AffineMap.get(2, 0, [ir.AffineDimExpr.get(0) + ir.AffineDimExpr.get(1)])
+            return affine.AffineApplyOp(total, [self.offsets[dims[d]], here.own(d)]).result
+
+        here.index = index
+        return here.values()
 
     def input(self, value: ir.Value, dims: list[int]) -> ir.Value:
         if value in self.tiles:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from tilec.core.bindings import (
@@ -294,21 +294,6 @@ def kept_dims(op: ir.Operation) -> list[int]:
     return kept
 
 
-def clone_body(block: ir.Block, mapping: dict[ir.Value, ir.Value]) -> list[ir.Value]:
-    """Copies a block's operations except its terminator to the insertion point; returns what the terminator yields.
-
-    `mapping` takes old values to new ones and is extended on the way; an operation whose result it has already is not
-    copied (that is how `linalg.index` is replaced).
-    """
-    for op in block.operations:
-        if op.operation.name in ("linalg.yield", "scf.yield"):
-            return [mapping.get(v, v) for v in op.operands]
-        if len(op.results) and op.results[0] in mapping:
-            continue
-        clone_op(op.operation, mapping)
-    return []
-
-
 def clone_op(op: ir.Operation, mapping: dict[ir.Value, ir.Value]) -> ir.Operation:
     """Copies one operation to the insertion point with its operands (those inside its regions too) mapped."""
     copy = op.clone()
@@ -317,20 +302,6 @@ def clone_op(op: ir.Operation, mapping: dict[ir.Value, ir.Value]) -> ir.Operatio
     for old, new in zip(op.results, copy.results):
         mapping[old] = new
     return copy
-
-
-def clone_all(operations: Iterable[Any], mapping: dict[ir.Value, ir.Value]) -> None:
-    """`clone_op` of all operations but those whose result `mapping` has."""
-    for op in operations:
-        if not len(op.results) or op.results[0] not in mapping:
-            clone_op(op.operation, mapping)
-
-
-def map_indices(operations: Iterable[Any], mapping: dict[ir.Value, ir.Value], index: Callable[[int], ir.Value]) -> None:
-    """Has `mapping` take each `linalg.index` of these operations to `index(d)`, its dimension's."""
-    for op in operations:
-        if op.operation.name == "linalg.index":
-            mapping[op.results[0]] = index(ir.IntegerAttr(op.operation.attributes["dim"]).value)
 
 
 def _map_operands(op: ir.Operation, mapping: dict[ir.Value, ir.Value]) -> None:

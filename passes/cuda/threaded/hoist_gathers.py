@@ -16,8 +16,9 @@ from collections.abc import Callable
 
 from tilec.analysis.layout import Layout
 from tilec.core import mlir
-from tilec.core.mlir import ir, linalg
+from tilec.core.mlir import ir
 from tilec.passes.cuda.memory_spaces import is_local, operand_dims, root
+from tilec.passes.rebuild import Operand, added, operands_in, rebuild
 
 Operations = list[ir.Operation]
 
@@ -99,32 +100,19 @@ def _move_up(value: ir.Value, start: ir.Operation) -> None:
 
 def _gather(load: ir.Operation, op: ir.Operation, inputs: list[ir.Value], known: list[bool], tile: ir.Value) -> None:
     """An operation that loads into `tile`."""
-    given, rank = [n for n, k in enumerate(known) if k], len(mlir.iterators_of(op))
-    maps = [*(mlir.maps_of(op)[n] for n in given), mlir.projection(rank, range(rank))]
-    made, block = mlir.generic([], [inputs[n] for n in given], [tile], maps, ["parallel"] * rank)
+    rank = len(mlir.iterators_of(op))
+    given = [o.of(v) for o, v, k in zip(operands_in(op), inputs, known) if k]
+    made = rebuild(
+        op, operands=given, outputs=[added(tile, range(rank))], iterators=["parallel"] * rank, name="",
+        body=lambda here: [here.value(load.results[0])],
+    )  # fmt: skip
     made.attributes["tilec.dims"] = op.attributes["tilec.dims"]
-    mapping = {mlir.body_of(op).arguments[n]: argument for n, argument in zip(given, block.arguments)}
-    with ir.InsertionPoint(block):
-        for needed in _subscripts(load):
-            mlir.clone_op(needed, mapping)
-        linalg.YieldOp([mlir.clone_op(load, mapping).results[0]])
 
 
 def _replace(op: ir.Operation, inputs: list[ir.Value], tiles: list[ir.Value], loads: Operations) -> None:
     """`op` with `inputs`, and `tiles` as further ones, which stand for the loads."""
-    maps, count, rank = mlir.maps_of(op), len(inputs), len(mlir.iterators_of(op))
-    every = [mlir.projection(rank, range(rank))] * len(tiles)
+    given = [o.of(v) for o, v in zip(operands_in(op), inputs)]
+    every = [Operand(tile, range(len(mlir.iterators_of(op))), load.results[0]) for tile, load in zip(tiles, loads)]
     with ir.InsertionPoint(op), op.location:
-        operands, outputs = [*inputs, *tiles], list(mlir.outputs_of(op))
-        made, block = mlir.generic([], operands, outputs, [*maps[:count], *every, *maps[count:]], mlir.iterators_of(op))
-    for name in ("tilec.dims", "tilec.name"):
-        if name in op.attributes:
-            made.attributes[name] = op.attributes[name]
-    arguments = list(block.arguments)
-    mapping = dict(zip(mlir.body_of(op).arguments, arguments[:count] + arguments[len(operands) :]))
-    mapping |= {load.results[0]: argument for load, argument in zip(loads, arguments[count:])}
-    with ir.InsertionPoint(block):
-        for inner in mlir.body_of(op).operations:
-            if inner.operation not in loads:
-                mlir.clone_op(inner.operation, mapping)
+        rebuild(op, operands=[*given, *every])
     op.erase()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilec.analysis.lane_invariance import NONE, LaneInvariance, find_lane_invariance
+from tilec.analysis.products import index_dim
 from tilec.core import mlir
 from tilec.core.mlir import arith, gpu, ir, memref, vector
 from tilec.passes.combiner import Combiner
@@ -358,7 +359,9 @@ class GenericMapper(OperationContext):
         for n, argument in enumerate(self.block.arguments):
             if self.live[n]:
                 mapping[argument] = self.element(n, position)
-        mlir.map_indices(self.block.operations, mapping, lambda d: position.coordinate(self.dims[d]))
+        for inner in self.block.operations:
+            if inner.operation.name == "linalg.index":
+                mapping[inner.results[0]] = position.coordinate(self.dims[index_dim(inner.operation)])
         for inner in self.block.operations:
             if inner.operation in self.gathered:
                 mapping[inner.results[0]] = self.gathered[inner.operation].element(position, self.dims)

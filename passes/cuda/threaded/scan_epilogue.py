@@ -9,8 +9,10 @@ The scan then stores no intermediate elements (`passes/cuda/threaded/scan.py`).
 from __future__ import annotations
 
 from tilec.core import mlir
-from tilec.core.mlir import ir, linalg
+from tilec.core.mlir import ir
 from tilec.passes.cuda.memory_spaces import is_local
+from tilec.passes.emit import Body
+from tilec.passes.rebuild import operands_out, rebuild
 
 
 def fuse_scan_epilogues(function: ir.Operation) -> None:
@@ -37,28 +39,16 @@ def is_scan_epilogue(op: ir.Operation) -> bool:
 
 
 def _fuse(scan: ir.Operation, op: ir.Operation, out: int) -> None:
-    block, other = mlir.body_of(scan), mlir.body_of(op)
-    end = list(block.operations)[-1].operation
-    values, position = list(end.operands), out - len(mlir.inputs_of(scan))
-    with ir.InsertionPoint(end), op.location:
-        mapping = {other.arguments[0]: values[position]}
-        for inner in list(other.operations)[:-1]:
-            mlir.clone_op(inner.operation, mapping)
-        result = list(other.operations)[-1].operands[0]
-        values[position] = mapping.get(result, result)
-        operands = [*list(scan.operands)[:out], op.operands[1], *list(scan.operands)[out + 1 :]]
+    outputs, number = operands_out(scan), out - len(mlir.inputs_of(scan))
+    outputs[number] = outputs[number].of(op.operands[1])
+
+    def body(here: Body) -> list[ir.Value]:
+        values = here.values()
+        (values[number],) = Body(mlir.body_of(op), lambda _: values[number]).values()
+        return values
+
     with ir.InsertionPoint(op), scan.location:
-        inputs = len(mlir.inputs_of(scan))
-        maps, iterators = mlir.maps_of(scan), mlir.iterators_of(scan)
-        made, body = mlir.generic([], operands[:inputs], operands[inputs:], maps, iterators)
-        for name in ("tilec.dims", "tilec.scan", "tilec.reduce", "tilec.name"):
-            if name in scan.attributes:
-                made.attributes[name] = scan.attributes[name]
-        with ir.InsertionPoint(body):
-            mapping = dict(zip(block.arguments, body.arguments))
-            for inner in list(block.operations)[:-1]:
-                mlir.clone_op(inner.operation, mapping)
-            linalg.YieldOp([mapping.get(v, v) for v in values])
+        rebuild(scan, outputs=outputs, body=body)
     op.erase()
     scan.erase()
 
