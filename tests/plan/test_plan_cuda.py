@@ -164,6 +164,12 @@ def test_a_product_of_few_tiles_is_split():
     assert split.parts > 1
 
 
+@pytest.mark.parametrize("k, split", [(8192, True), (8192 + 32, False), (8192 + 64, False)])
+def test_parts_of_a_product_have_whole_steps(k, split):
+    """Of 64: a half of 8256 is 64.5 of them."""
+    assert bool(planned(MATMUL, M=64, N=64, K=k).splits) is split
+
+
 def test_a_product_over_pixels_is_split_by_images():
     """No side of an image has parts of 64 elements, but all pixels together have: the gradient of a convolution's weight."""
     text = """op f(g: bf16[N, 14, 14, 64], x: bf16[N, 14, 14, 64]) -> (w: bf16[64, 3, 3, 64]) {

@@ -103,6 +103,21 @@ def test_registers_are_counted(obeyed):
         obeyed("softmax", edited(text, ("^registers = 64", "registers = 72")), target="h200", sizes=sizes)
 
 
+@pytest.mark.parametrize(
+    "pattern, new, message, hint",
+    [
+        (r"^registers = ", "registres = ", "has no option `registres`", "did you mean `registers`?"),
+        (r"^registers = \d+", "registers = 1.5", "`registers` must be a whole number", None),
+        (r"^registers = \d+", "registers = 8", "`registers` must be from 16 to", None),
+    ],
+)
+def test_an_option_of_another_name_has_a_hint(obeyed, pattern, new, message, hint):
+    with pytest.raises(CallError) as error:
+        obeyed("softmax", edited(written("softmax", target="h200"), (pattern, new)), target="h200")
+    (diagnostic,) = error.value.diagnostics
+    assert message in diagnostic.message and diagnostic.hint == hint
+
+
 def test_a_file_beside_the_program_is_obeyed(tmp_path):
     """From Python as from the shell; a plan for other sizes says nothing of these."""
     program = tmp_path / "softmax.tile"

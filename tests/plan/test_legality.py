@@ -1,0 +1,45 @@
+"""Operations that cannot share a kernel because of what other kernels are made of."""
+
+from __future__ import annotations
+
+import pytest
+from tools.lowering import lowered
+
+from tilec.analysis.graph import build_graph
+from tilec.analysis.space import Space
+from tilec.core import mlir
+from tilec.core.mlir import ir
+from tilec.core.targets import load
+from tilec.plan.groups import Group
+from tilec.plan.legality import refuse
+
+TEXT = """op f(x: f32[M, N], z: f32[M, N]) -> (c: f32[M], d: f32[M]) {
+    a[i] = sum[j](x[i, j])
+    b[i] = sum[j](z[i, j])
+    c[i] = a[i] - b[i]
+    d[i] = a[i] * b[i]
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "together, other, reason",
+    [
+        ("ac", "", None),
+        ("ac", "b", None),  # it runs first
+        ("ac", "bd", "b, in another kernel, must run between them"),  # d is behind them all, and b with it
+        ("bd", "ac", "a, in another kernel, must run between them"),
+        ("abc", "", None),
+        ("ad", "c", None),
+        ("cd", "ab", None),
+    ],
+)
+def test_a_kernel_runs_as_a_whole(together, other, reason):
+    _, result = lowered(TEXT, None, {"M": 8, "N": 16}, target="cpu", end="simplify", emit=False)
+    with mlir.context(), ir.Location.unknown():
+        module = mlir.parse(result.texts["simplify"])
+        graph = build_graph(mlir.functions(module)[0])
+        nodes = {n.name: n for n in graph.nodes}
+        group = Group([nodes[n] for n in other], Space([], {}, {}, ()))
+        found = refuse([nodes[n] for n in together], graph, {nodes[n]: group for n in other}, load("cpu"))
+    assert (found if isinstance(found, str) else None) == reason
