@@ -9,6 +9,7 @@ the program reads.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import prod
 
 from tilec.analysis.products import product_of
@@ -16,14 +17,18 @@ from tilec.core import mlir
 from tilec.core.mlir import ir
 
 
-def copied_names(function: ir.Operation, deepest: int) -> list[str]:
-    """The names of the operations that `copy_for_readers` would make."""
-    return [_name(op, reader) for reader, ops in _plan(function, deepest) for op, copied in ops if copied]
+def copies_for(function: ir.Operation, deepest: int) -> dict[ir.Operation, list[str]]:
+    """The contractions that `copy_for_readers` can give copies, and the names of these."""
+    found = {reader: [_name(op, reader) for op, copied in ops if copied] for reader, ops in _plan(function, deepest)}
+    return {reader: names for reader, names in found.items() if names}
 
 
-def copy_for_readers(function: ir.Operation, deepest: int) -> None:
-    """Gives every contraction its own products of at most `deepest` terms, and what lies between."""
-    steps = _plan(function, deepest)
+def copy_for_readers(function: ir.Operation, deepest: int, readers: Collection[str]) -> None:
+    """Gives contractions of these names their own products of at most `deepest` terms, and what lies between."""
+    steps = []
+    for reader, ops in _plan(function, deepest):
+        wanted = mlir.get_string(reader, "tilec.name") in readers
+        steps.append((reader, [(op, copied and wanted) for op, copied in ops]))
     read = [[list(op.operands) for op, _ in ops] for _, ops in steps]  # an operation's hash changes with its operands
     for (reader, ops), operands in zip(steps, read):
         own: dict[ir.Value, ir.Value] = {}

@@ -7,11 +7,9 @@
       y = generic e / s   {sweep 2}            return y
     }                                        }
 
-Reads marked `tilec.recompute` are computed anew. Reductions marked `tilec.split` become two. Factors of contractions marked
-`tilec.pack_left` or `tilec.pack_right` are stored by an operation of their own. Producers marked `tilec.inline` are computed
-inside their readers. Operations of one loop nest over the same dimensions become one. Then each kernel's operations move into
-a function, which takes its inputs and the tensors to write (destination style), and returns the written tensors. Equal kernels
-share one (`outline.py`). The program's function keeps the calls in their order.
+Producers marked `tilec.inline` are computed inside their readers. Operations of one loop nest over the same dimensions become one.
+Then each kernel's operations move into a function, which takes its inputs and the tensors to write (destination style), and returns
+the written tensors. Equal kernels share one (`outline.py`). The program's function keeps the calls in their order.
 """
 
 from __future__ import annotations
@@ -19,24 +17,17 @@ from __future__ import annotations
 from graphlib import CycleError, TopologicalSorter
 
 from tilec.analysis.loop_groups import GroupedOp, loop_nests
-from tilec.core import mlir, records
+from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir
-from tilec.kernels.attributes import Parts, Placement, StoredFactor
-from tilec.passes.tensor.gathered import compute_anew
 from tilec.passes.tensor.inline import inline_all
 from tilec.passes.tensor.merge import merge
 from tilec.passes.tensor.outline import Outliner
-from tilec.passes.tensor.pack import SIDES, pack
-from tilec.passes.tensor.split import split
 
 
 def fuse(module: ir.Operation) -> None:
     (function,) = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
-    _recompute_all(function)
     inline_all(function)
-    _split_all(function)
-    _pack_all(function)
     order = _in_dependence(_kernels(function))
     for ops in order.values():
         _merge_loop_groups(ops)
@@ -47,34 +38,6 @@ def fuse(module: ir.Operation) -> None:
 
 def _generics(function: ir.Operation) -> list[ir.Operation]:
     return [op.operation for op in mlir.entry(function).operations if mlir.is_generic(op.operation)]
-
-
-def _recompute_all(function: ir.Operation) -> None:
-    for op in _generics(function):
-        if "tilec.recompute" in op.attributes:
-            placement = records.from_attribute(Placement, op.attributes["tilec.recompute"])
-            del op.attributes["tilec.recompute"]
-            placement.write(compute_anew(op))
-
-
-def _split_all(function: ir.Operation) -> None:
-    for op in _generics(function):
-        if "tilec.split" in op.attributes:
-            parts, placement = records.from_attribute(Parts, op.attributes["tilec.split"]), Placement.of(op)
-            partial, combine = split(op, parts.dim, parts.parts)
-            parts.write(partial)
-            placement.write(combine)
-
-
-def _pack_all(function: ir.Operation) -> None:
-    for op in _generics(function):
-        for side, name in enumerate(SIDES):
-            if (key := f"tilec.pack_{name}") not in op.attributes:
-                continue
-            factor = records.from_attribute(StoredFactor, op.attributes[key])
-            del op.attributes[key]
-            stored, op = pack(op, side, factor.factor_dims, factor.kind, factor.stored_extents)
-            factor.write(stored)
 
 
 def _kernels(function: ir.Operation) -> dict[str, list[ir.Operation]]:

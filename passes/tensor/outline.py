@@ -18,7 +18,8 @@ from tilec.core import locations, mlir
 from tilec.core.mlir import func, ir, tensor
 from tilec.core.structure import NAMES, structure_of
 
-_OF_THE_PLAN = ("tilec.kernel", "tilec.loop_group", "tilec.multiplicand")  # what operations of a kernel do not keep
+_OF_THE_PLAN = ("tilec.kernel", "tilec.loop_group", "tilec.multiplicand", "tilec.part", "tilec.stored")
+"""What operations of a kernel do not keep."""
 _DIFFERENT = (*NAMES, *_OF_THE_PLAN, "msg")  # in which the operations of equal kernels may differ
 
 

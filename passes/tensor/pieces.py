@@ -11,7 +11,7 @@ scores element by element, so that they may stay on chip. `tilec/analysis/pieces
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tilec.analysis.pieces import Pieces, around, pieces_of, ranges_of, update_of
 from tilec.core import locations, mlir
@@ -22,19 +22,15 @@ from tilec.passes.tensor.joined import as_operands
 from tilec.passes.tensor.split import fill_value
 
 
-def names_of_pieces(function: ir.Operation, deepest: int) -> dict[str, list[str]]:
-    """For each join, the names of the operations that `compute_in_pieces` may make."""
-    found = {}
-    for pieces in pieces_of(function, deepest):
-        (begin, _), *_ = pieces.operations
-        made = [piece_name(op, n) for op, _ in pieces.operations for n in range(len(pieces.pieces))]
-        found[_name(begin)] = made
-    return found
+def joins_of(function: ir.Operation, deepest: int) -> list[ir.Operation]:
+    """The tensors that `compute_in_pieces` may compute in pieces."""
+    return [_join(pieces) for pieces in pieces_of(function, deepest)]
 
 
-def compute_in_pieces(function: ir.Operation, deepest: int) -> None:
-    """Rewrites all that `pieces_of` finds, and folds what is known in a piece."""
-    made = [name for pieces in list(pieces_of(function, deepest)) for name in _Cut(pieces).carry_out()]
+def compute_in_pieces(function: ir.Operation, deepest: int, joins: Collection[str] | None = None) -> None:
+    """Rewrites what `pieces_of` finds, or of that the joins of these names, and folds what is known in a piece."""
+    wanted = [p for p in list(pieces_of(function, deepest)) if joins is None or _name(_join(p)) in joins]
+    made = [name for pieces in wanted for name in _Cut(pieces).carry_out()]
     fold = mlir.PassManager.parse("func.func(canonicalize,cse)")
     fold_function(function)
     fold.run(function)
@@ -43,7 +39,12 @@ def compute_in_pieces(function: ir.Operation, deepest: int) -> None:
     fold.run(function)
 
 
-def piece_name(op: ir.Operation, number: int) -> str:
+def _join(pieces: Pieces) -> ir.Operation:
+    """The operation that a set begins at."""
+    return pieces.operations[0][0]
+
+
+def _piece_name(op: ir.Operation, number: int) -> str:
     return f"{_name(op)}.piece{number}"
 
 
@@ -71,7 +72,7 @@ class _Cut:
                 else:
                     for number, (value, map_) in enumerate(zip(op.results, mlir.maps_of(op)[len(mlir.inputs_of(op)) :])):
                         self.parts[value] = mlir.map_dims(map_).index(d), [results[number] for results in made]
-            names += [piece_name(op, n) for n in range(len(made))]
+            names += [_piece_name(op, n) for n in range(len(made))]
         for value, (p, pieces) in self.parts.items():
             for load in [o for o in mlir.uses(value) if o.name == "tensor.extract" and o.operands[0] == value]:
                 names.append(_name(around(load)))
@@ -134,7 +135,7 @@ class _Piece:
         operands = [o for read in operands_in(self.op) if (o := self._operand(read)) is not None]
         outputs = [o.of(self._output(o)) for o in operands_out(self.op)]
         made = rebuild(self.op, self.dims, operands, self._body, outputs=outputs, extents=self.extents)
-        made.attributes["tilec.name"] = mlir.string(piece_name(self.op, self.number))
+        made.attributes["tilec.name"] = mlir.string(_piece_name(self.op, self.number))
         for key in ("tilec.reduce", "tilec.multiplicand") if "reduction" not in mlir.iterators_of(made) else ():
             if key in made.attributes:
                 del made.attributes[key]
@@ -187,4 +188,4 @@ def _less(subscript: ir.Value, number: int) -> ir.Value:
     return affine.apply(ir.AffineMap.get(1, 0, [ir.AffineDimExpr.get(0) - number]), [subscript])
 
 
-__all__ = ["compute_in_pieces", "names_of_pieces", "piece_name"]
+__all__ = ["compute_in_pieces", "joins_of"]

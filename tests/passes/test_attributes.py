@@ -11,6 +11,7 @@ from tilec.core import mlir, records
 from tilec.core.diagnostics import InternalError, Source
 from tilec.core.mlir import ir
 from tilec.core.opcodes import OPCODES, NamedBarrier, WarpgroupProduct, opcode_of
+from tilec.core.records import Malformed
 from tilec.core.targets import load
 from tilec.driver import lowering
 from tilec.driver.frontend import parsed
@@ -19,7 +20,7 @@ from tilec.driver.recipe import Recipe
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
-from tilec.kernels.attributes import STAGES, TABLE, Parts, Placement
+from tilec.kernels.attributes import STAGES, TABLE, Placement, Spread
 from tilec.kernels.verifier import Verifier
 from tilec.passes import Stage
 
@@ -81,7 +82,7 @@ def fault(
         ("tilec.nonsense", "`tilec.nonsense` on linalg.generic is not declared"),
         ("tilec.blocks = 1 : i64", "`tilec.blocks` on linalg.generic belongs on kernel"),
         ("tilec.stages = 1 : i64", "is written by stage 'stage', and not before"),
-        ("tilec.stored = 0 : i64", "outlives stage 'plan'"),
+        ("tilec.stored = -1 : i64", "should be a whole number of at least 0"),
         ("tilec.inline = 1 : i64", "should be a mark without a value; it is 1 : i64"),
         ("tilec.loop_group = -1 : i64", "should be a whole number of at least 0"),
         ("tilec.loop_group = 1 : i32", "should be a whole number of at least 0; it is 1 : i32"),
@@ -89,9 +90,6 @@ def fault(
         ("tilec.dims = array<i64: 4, 4>", "should be 2 different whole numbers"),
         ("tilec.loops = array<i64: 0, 2>", "should be 0 to 1 in some order"),
         ("tilec.scan = 2 : i64", "should be one of the operation's dimensions"),
-        ('tilec.split = {dim = 0 : i64, kernel = "k", loop_group = 0 : i64, dims = array<i64: 0>}', "a dictionary with `parts`"),
-        ('tilec.split = {dim = "x"}', "a dictionary in which `dim` is a whole number, not \"x\""),
-        ("tilec.split = {other = 1 : i64}", "a dictionary without `other`"),
         ('tilec.indices = ["i"]', "should be a word for each dimension"),
         ('tilec.indices = ["i", 1]', "should be a word for each dimension"),
         ('tilec.indices = "i"', "should be a word for each dimension"),
@@ -110,7 +108,8 @@ def test_what_is_right():
     )
     assert fault(placed) is None
     assert fault('tilec.indices = ["i", "j"]') is None
-    assert fault(f"tilec.stored = 0 : i64, {placed}", ended=False) is None  # until the stage is over
+    assert fault(f"tilec.stored = 0 : i64, {placed}") is None
+    assert "outlives stage 'fuse'" in (fault(f"tilec.stored = 0 : i64, {placed}", stage="fuse") or "")
 
 
 def test_dimensions_are_of_operations_that_have_some():
@@ -220,15 +219,39 @@ def test_verify_refuses_wrong_edits(tilec, folder):
 
 def test_records_are_written_and_read_by_fields():
     product = WarpgroupProduct(64, 128, "bf16", right_k_major=False, left_in_registers=True, right_slab=16)
-    cut = Parts(kernel="k", loop_group=1, dims=(2, 0), dim=1, parts=4)
+    placed = Placement(kernel="k", loop_group=1, dims=(2, 0))
     with mlir.context(), ir.Location.unknown():
-        for record in (product, cut, NamedBarrier(True)):
+        for record in (product, placed, Spread(1, 4, 8), NamedBarrier(True)):
             assert records.from_attribute(type(record), records.to_attribute(record)) == record
         assert "left_slab" not in records.to_attribute(product)
         module = mlir.parse(GENERIC.format(attributes="", argument=""))
         op = next(o for o in mlir.traverse(module.operation) if mlir.is_generic(o))
-        cut.write(op)
-        assert Placement.of(op) == Placement(kernel="k", loop_group=1, dims=(2, 0))
+        placed.write(op)
+        assert Placement.of(op) == placed
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("{dim = 0 : i64, blocks = 2 : i64}", "a dictionary with `part`"),
+        ('{dim = "x"}', "a dictionary in which `dim` is a whole number, not \"x\""),
+        ("{other = 1 : i64}", "a dictionary without `other`"),
+        ("3 : i64", "a dictionary, not 3 : i64"),
+    ],
+)
+def test_dictionaries_that_are_no_records(text, said):
+    with mlir.context(), pytest.raises(Malformed, match=re.escape(said)):
+        records.from_attribute(Spread, ir.Attribute.parse(text))
+
+
+NAMELESS = ["[{}]", '[{rewrite = "split"}]', '[{rewrite = "split", operation = 1 : i64}]', "[1 : i64]", "{}", "1 : i64"]
+
+
+@pytest.mark.parametrize("text", NAMELESS)
+def test_steps_of_rewrites_have_names(text):
+    with mlir.context(), ir.Location.unknown():
+        module = mlir.parse(f"module attributes {{tilec.rewrites = {text}}} {{}}")
+        assert "a list of dictionaries with `rewrite` and `operation`" in str(Verifier().fault(module.operation, "plan", True))
 
 
 def test_opcodes_are_found_by_their_attribute():

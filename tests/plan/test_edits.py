@@ -142,8 +142,17 @@ def carried_on(text: str, target: str, begin: str = "fuse") -> None:
 def test_a_plan_without_its_digest_is_found_again(program, sizes, target):
     text = dumps(program, tuple(sizes.items()), target)["plan"]
     if program != SEVERAL[0]:
-        assert "tilec.split" in text or "tilec.pack_left" in text
+        assert 'rewrite = "split"' in text or 'rewrite = "pack"' in text
     carried_on(re.sub(r'tilec.plan_digest = "[^"]*", ', "", text), target)
+
+
+def test_steps_that_were_applied_are_not_edited_in_a_dump():
+    program, sizes, target = SPLIT
+    text = dumps(program, tuple(sizes.items()), target)["plan"]
+    edited = re.sub(r"parts = \d+ : i64", "parts = 2 : i64", text)
+    with pytest.raises(CallError, match=r"which has applied them") as raised:
+        carried_on(edited, target)
+    assert "under `rewrites` in a schedule file" in str(raised.value)
 
 
 @pytest.mark.parametrize(("pattern", "new", "message"), [

@@ -125,7 +125,7 @@ POOLED = """op f(x: bf16[N, H, W, C]) -> (s: f32[C], t: f32[C]) {
 def test_several_long_reductions_down_few_columns_are_split(text, sums):
     """As one kernel they would have a block for all of the 64 columns. A window of each point is no long reduction."""
     plan = planned(text, N=64, H=56, W=56, C=64)
-    assert len(plan.splits) == sums and all(s.parts > 16 for s in plan.splits)
+    assert len(plan.steps("split")) == sums and all(s.parts > 16 for s in plan.steps("split"))
     bytes_moved = 64 * 56 * 56 * 64 * 2
     assert plan.time_us < 20 * bytes_moved / 4.3e6
 
@@ -136,7 +136,7 @@ def test_parts_of_several_reductions_are_added(text):
     """Those that read one tensor are one kernel. Of dependent ones, each waits for the sums before it. Equal kernels that add parts
     share a launch, in which each has operands of its own."""
     special, result = lowered(text, None, {"N": 8, "H": 32, "W": 32, "C": 64}, target=H200)
-    assert len(result.plan.splits) == 2
+    assert len(result.plan.steps("split")) == 2
     inputs = arrays(special)
     assert_within(text, inputs, run_printed(special, result, inputs)[0], kind="cuda")
 
@@ -160,7 +160,7 @@ def test_several_reductions_along_rows_stay_one_kernel():
 
 
 def test_a_product_of_few_tiles_is_split():
-    (split,) = planned(MATMUL, M=128, N=128, K=1 << 18).splits
+    (split,) = planned(MATMUL, M=128, N=128, K=1 << 18).steps("split")
     assert split.parts > 1
 
 
@@ -175,9 +175,9 @@ def test_a_product_over_pixels_is_split_by_images():
     text = """op f(g: bf16[N, 14, 14, 64], x: bf16[N, 14, 14, 64]) -> (w: bf16[64, 3, 3, 64]) {
         w[o, r, s, c] = sum[n, y in 0:14, z in 0:14](g[n, y, z, o] * pad(x[n, y + r - 1, z + s - 1, c], 0)) where r in 0:3, s in 0:3
     }"""
-    (split,) = planned(text, N=64).splits
+    (split,) = planned(text, N=64).steps("split")
     assert split.dim == 4 and split.parts > 1
-    assert not planned(text, N=1).splits
+    assert not planned(text, N=1).steps("split")
 
 
 @pytest.mark.parametrize("size", [256, 1024, 2048])

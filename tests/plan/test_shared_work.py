@@ -35,7 +35,7 @@ def asked(monkeypatch):
 def test_kernels_are_grouped_once_for_plans_with_and_without_splits(asked):
     """Once as the program is, and once after its reduction is split."""
     groups = asked(planner, "group")
-    assert planned(LONG, None, {"M": 128, "N": 128, "K": 1 << 18}).splits
+    assert planned(LONG, None, {"M": 128, "N": 128, "K": 1 << 18}).steps("split")
     assert len(groups) == 2
 
 

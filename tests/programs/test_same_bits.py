@@ -77,7 +77,7 @@ def test_on_the_cpu(name, elsewhere):
 def test_sums_are_split_there():
     op = tilec.compile(PROGRAMS["split sum"][0], target="cpu")
     op(*inputs("split sum"))
-    assert len(op.plan.splits) == 1 and len(op.kernels) == 2
+    assert len(op.plan.steps("split")) == 1 and len(op.kernels) == 2
 
 
 @pytest.mark.gpu

@@ -43,7 +43,7 @@ def test_wrong_results_are_noticed(change, word):
 @pytest.mark.parametrize("name", ["deberta-v2", "t5"])
 def test_places_and_biases_by_distance_are_right(name, tmp_path, monkeypatch):
     """Stored as one element for each distance, whether that pays or not. DeBERTa has the relative attention of its version 3."""
-    plans = plans_by("plan_diagonals", tmp_path, monkeypatch)
+    plans = plans_by("diagonals", tmp_path, monkeypatch)
     model = MODELS[name]
     if name == "deberta-v2":
         more = dict(relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8, norm_rel_ebd="layer_norm",
@@ -51,4 +51,4 @@ def test_places_and_biases_by_distance_are_right(name, tmp_path, monkeypatch):
         model = replace(model, make=transformer(name, **more))
     verdict = judge(model, lambda module: torch.compile(module, backend="tilec"))
     assert verdict.right, verdict
-    assert len({name for plan in plans for name in plan.diagonals}) == 2, plans
+    assert len({name for plan in plans for name in plan.steps("diagonals")}) == 2, plans

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from conftest import assert_within
 
@@ -17,6 +18,7 @@ from tilec.semantics.interpreter import interpret
 from tools.contractions import arrays, emulated
 from tools.lowering import assert_reads_back, planned
 from tools.lowering import lowered as lower_text
+from tools.plans import rewritten
 
 
 def warps(rows: int, step: int, stages: int = 2, own: int = 16, parts: int = 1) -> ChainTile:
@@ -34,7 +36,11 @@ def without_wgmma(name: str) -> Target:
     return replace(machine, tensor=rates)
 
 
-def lowered(text: str, sizes: dict[str, int], tile: tuple[int, int] | ChainTile | None, monkeypatch, target: str | Target = "h200"):
+def lowered(
+    text: str, sizes: dict[str, int], tile: tuple[int, int] | ChainTile | None, monkeypatch, target: str | Target = "h200",
+    **rewrites: Any,
+):  # fmt: skip
+    """`rewrites` are those of a schedule file."""
     if tile is not None:
         made = tile
         if not isinstance(made, ChainTile):
@@ -42,14 +48,15 @@ def lowered(text: str, sizes: dict[str, int], tile: tuple[int, int] | ChainTile 
         rest = lambda t, p: [Choice(made, c.prediction) for c in choose_chain_tile(t, p)[:1]]  # noqa: E731
         monkeypatch.setattr("tilec.plan.cuda.chain.choose_chain_tile", rest)
     monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
-    specialised, result = lower_text(Source("t.tile", text), None, sizes, target=target, locations=True)
+    schedule = rewritten(**rewrites) if rewrites else None
+    specialised, result = lower_text(Source("t.tile", text), None, sizes, schedule, target, locations=True)
     assert_reads_back(result)
     return specialised, result
 
 
-def check(text, sizes, tile, monkeypatch, inputs=None, printed=False, target="h200"):
+def check(text, sizes, tile, monkeypatch, inputs=None, printed=False, target="h200", **rewrites):
     """Runs the mapped IR, thread by thread, where races are faults; or with `printed` the Python text."""
-    specialised, result = lowered(text, sizes, tile, monkeypatch, target)
+    specialised, result = lowered(text, sizes, tile, monkeypatch, target, **rewrites)
     (kernel,) = result.plan.kernels
     assert isinstance(kernel.options, ContractionChain)
     assert len(result.emitted.kernels) == (2 if kernel.options.blocks_per_row > 1 else 1)

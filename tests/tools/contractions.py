@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from conftest import assert_within
@@ -15,6 +16,7 @@ from tilec.plan.cuda import contraction
 from tools import lowering
 from tools.cuda_matrix_emulator import MatrixIntrinsics
 from tools.emulation import run_printed
+from tools.plans import rewritten
 
 MATMUL = """op mm(a: {t}[M, K], b: {t}[K, N]) -> (c: {o}[M, N]) {{
  c[m, n] = sum[k](a[m, k] * b[k, n])
@@ -76,8 +78,10 @@ INTEGERS = "op mm(a: {t}[M, K], b: {t}[{turned}]) -> (c: i32[M, N]) {{ c[m, n] =
 LARGE = {"M": 4096, "N": 4096, "K": 4096}
 
 
-def lowered(text: str, sizes: dict[str, int], target: str | Target, tile: tuple | None = None, monkeypatch=None):
-    """A program down to Python text; `tile` is (instruction, bm, bn, bk, warps)."""
+def lowered(
+    text: str, sizes: dict[str, int], target: str | Target, tile: tuple | None = None, monkeypatch=None, **rewrites: Any
+):  # fmt: skip
+    """A program down to Python text; `tile` is (instruction, bm, bn, bk, warps). `rewrites` are those of a schedule file."""
     if tile is not None:
         instruction, *block, warps = tile
 
@@ -87,7 +91,8 @@ def lowered(text: str, sizes: dict[str, int], target: str | Target, tile: tuple 
             return same and allowed and getattr(built, "cluster", (1, 1)) == (1, 1)
 
         monkeypatch.setattr(contraction, "_is_buildable", only)
-    specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, target=target, locations=True)
+    schedule = rewritten(**rewrites) if rewrites else None
+    specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, schedule, target, locations=True)
     lowering.assert_reads_back(result)
     return specialised, result
 
@@ -123,9 +128,9 @@ def arrays(specialised, seed: int = 0) -> list[np.ndarray]:
     return made
 
 
-def check(text, kinds, sizes, tile, expected, monkeypatch, target="h200"):
+def check(text, kinds, sizes, tile, expected, monkeypatch, target="h200", **rewrites):
     text = text.format(**dict(zip("to", kinds)))
-    specialised, result = lowered(text, sizes, target, tile, monkeypatch)
+    specialised, result = lowered(text, sizes, target, tile, monkeypatch, **rewrites)
     assert result.plan.kernels[-1].options.instruction == tile[0]
     inputs = arrays(specialised)
     outputs = emulated(specialised, result, inputs)

@@ -17,19 +17,19 @@ def compiled(function: Any, **options: Any) -> Any:
 
 
 def plans_by(name: str, folder: Any, monkeypatch: Any) -> list[Any]:
-    """The plans that the planner's function of this name makes from now on, of which one in another form is taken whether it pays
-    or not. They are made in this process, and for programs that tests before had compiled, too."""
-    from tilec.plan import planner, recompute
+    """The plans that are made from now on, in which the rewrite of this name is applied wherever it can be, whether it pays or not.
+    They are made in this process, and for programs that tests before had compiled, too."""
+    from tilec.driver import lowering
+    from tilec.plan.search import ALL
     from tilec.process import compile_server
     from tilec.torch import shared
 
     monkeypatch.setenv("TILEC_CACHE_DIR", str(folder))
-    monkeypatch.setattr(recompute, "pays", lambda anew, stored: True)
     monkeypatch.setattr(compile_server, "running", lambda kind: False)  # another process knows nothing of this
     shared.forget()
     plans: list[Any] = []
-    make = getattr(planner, name)
-    monkeypatch.setattr(planner, name, lambda *given, **options: plans.append(make(*given, **options)) or plans[-1])
+    make = lowering.make_plan
+    monkeypatch.setattr(lowering, "make_plan", lambda *given: plans.append(make(*given, demands={name: ALL})) or plans[-1])
     return plans
 
 

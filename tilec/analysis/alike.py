@@ -10,10 +10,11 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from tilec.core import mlir
 from tilec.core.mlir import ir
-from tilec.core.structure import structure_of
+from tilec.core.structure import NAMES, structure_of
 
 T = TypeVar("T", covariant=True)
 P = ParamSpec("P")
+_NAMES = (*NAMES, "tilec.approximate")  # approximate forms are asked for beside the structure
 
 
 class _Node(Protocol):
@@ -56,7 +57,7 @@ class Alike:
 
     def structure(self, op: ir.Operation, approximate: Mapping[ir.Operation, str]) -> tuple[int, tuple[ir.Value, ...]]:
         """The number of an operation's structure, and the values from outside that it uses."""
-        structure, values = structure_of(op)
+        structure, values = structure_of(op, names=_NAMES)
         forms = tuple(approximate.get(o, "") for o in mlir.traverse(op)) if approximate else ()
         return self.number((structure, forms, tuple(map(_kind, values)))), values
 

@@ -101,7 +101,8 @@ class Contraction:
 
 @dataclass
 class Graph:
-    """The operations of one function in order, and which of its values are results."""
+    """The operations of one function in order, and which of its values are results. `may_pack`: whether kernels are weighed with
+    factors that are stored for them first."""
 
     nodes: list[Node]
     producer: dict[ir.Value, Node]
@@ -110,6 +111,7 @@ class Graph:
     names: dict[ir.Value, str] = field(default_factory=dict)
     approximate: Mapping[ir.Operation, str] = field(default_factory=dict)
     alike: Alike = field(default_factory=Alike)
+    may_pack: bool = True
 
     def __post_init__(self) -> None:
         self.position = {n: k for k, n in enumerate(self.nodes)}

@@ -58,8 +58,9 @@ def lower(
     def plan(op: ir.Operation) -> None:
         (function,) = [f for f in mlir.functions(op) if "tilec.kernel" not in f.attributes]
         decided = make_plan(function, target)
-        lowered.plan = replace(schedule(decided) if schedule else decided, regroup=None, candidates=None)
-        annotate(op, function, lowered.plan)
+        decided = schedule(decided) if schedule else decided
+        annotate(op, function, decided)
+        lowered.plan = replace(decided, function=None, replan=None, candidates=None)
 
     order = (*NAMES, "emit")
     if order.index(begin) > order.index("plan"):

@@ -46,24 +46,6 @@ class Placement:
         return records.from_attribute(Placement, ir.DictAttr.get(found))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts(Placement):
-    """A reduction that is cut along one of its dimensions; the operation that reduces each part is placed."""
-
-    dim: int
-    parts: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredFactor(Placement):
-    """A factor of a contraction that is stored before, over some of its dimensions, in the type that is multiplied; the operation
-    that stores it is placed. `stored_extents`: along them, with the zeros that follow; empty where none do."""
-
-    factor_dims: tuple[int, ...]
-    kind: str
-    stored_extents: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True)
 class Spread:
     """Kernel dimension `dim`, cut into parts of `part` elements, one for each of a cluster's `blocks`."""
@@ -155,12 +137,11 @@ def _words_by_key(keys: str) -> Type:
 
 
 def _by_dim(order: bool = False) -> Type:
-    """A number for each dimension of the operation, all different; `order`: they are its dimensions. A reduction that is still
-    to be split has those of the operation that will combine the parts."""
+    """A number for each dimension of the operation, all different; `order`: they are its dimensions."""
 
     def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
         found = records.read(attribute, tuple)
-        rank = len(found or ()) if "tilec.split" in op.attributes else _rank(op)
+        rank = _rank(op)
         if found is None or len(found) != rank or len(set(found)) != rank:
             return f"{rank} different whole numbers, one for each dimension"
         return f"0 to {rank - 1} in some order" if order and set(found) != set(range(rank)) else None
@@ -193,6 +174,17 @@ def _table_of_kernels() -> Type:
         return None
 
     return Type("{kernel: {grid, tile, predicted_us, family: {options}}}", wrong)
+
+
+def _steps() -> Type:
+    def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
+        right = isinstance(attribute, ir.ArrayAttr) and all(
+            isinstance(step, ir.DictAttr) and all(key in step and records.read(step[key], str) for key in ("rewrite", "operation"))
+            for step in attribute
+        )
+        return None if right else "a list of dictionaries with `rewrite` and `operation`"
+
+    return Type("{rewrite, operation, options} in order", wrong)
 
 
 def _rank(op: ir.Operation) -> int:
@@ -251,21 +243,13 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("dims", (_GENERIC,), _by_dim(), "plan", "map", "the kernel dimension of each of its own dimensions"),
     Attribute("loops", (_GENERIC,), _by_dim(order=True), "plan", "map",
               "its own dimensions in the order of loops, outermost first"),
-    Attribute("split", (_GENERIC,), _record(Parts), "plan", "fuse",
-              "a split reduction: its parts, and the placement of the operation that makes them; "
-              "the operation that combines them has the reduction's own placement"),
-    Attribute("recompute", (_GENERIC,), _record(Placement), "plan", "fuse",
-              "its first read of a contraction's result at computed subscripts is computed anew: the placement of the operation "
-              "that does"),
-    Attribute("pack_left", (_GENERIC,), _record(StoredFactor), "plan", "fuse",
-              "the packed left factor of a sum of products: its layout and type, and the placement of the operation that stores "
-              "it"),
-    Attribute("pack_right", (_GENERIC,), _record(StoredFactor), "plan", "fuse", "the packed right factor, likewise"),
     Attribute("approximate", ("scalar",), _word(), "plan", "fuse",
               "the fast approximation that takes its place, whose error a rounding hides"),
-    Attribute("part", (_GENERIC,), _mark(), "plan", "plan", "makes the parts of a reduction (while planning goes on)"),
-    Attribute("stored", (_GENERIC,), _number(0), "plan", "plan",
-              "stores a factor of a contraction, of an aligned tensor with so many zeros behind each row (while planning goes on)"),
+    Attribute("rewrites", ("module",), _steps(), "plan", "emit",
+              "the steps of rewrites that were applied to the program (`tilec/plan/rewrites.py`), with the options of each"),
+    Attribute("part", (_GENERIC,), _mark(), "plan", "fuse", "makes the parts of a reduction"),
+    Attribute("stored", (_GENERIC,), _number(0), "plan", "fuse",
+              "stores a factor of a contraction, of an aligned tensor with so many zeros behind each row"),
     # how the program becomes kernels
     Attribute("kernel", ("func.func",), _mark(), "fuse", "emit", "a kernel; the other function is the program, which calls them"),
     Attribute("launch", ("func.call",), _word(), "fuse", "emit",

@@ -225,7 +225,7 @@ def _without(g: Group, nodes: list[Node], graph: Graph, member: dict[Node, Group
 
 def time_us(g: Group, graph: Graph, target: Target) -> float:
     """Of a kernel, with its best tile where it multiplies, or has windows: how often elements are read depends on it."""
-    return graph.once("tiled", g.nodes, lambda: _time_us(g, graph, target)).result
+    return graph.once(("tiled", graph.may_pack), g.nodes, lambda: _time_us(g, graph, target)).result
 
 
 def _time_us(g: Group, graph: Graph, target: Target) -> float:
@@ -238,7 +238,8 @@ def _time_us(g: Group, graph: Graph, target: Target) -> float:
         return choices[0].prediction.time_us
     by_layout = any(n.vector_product is not None for n in g.nodes) or traverses_several(g)
     if not nodes and any(map(has_windows, g.nodes)):
-        return ordered(g, graph, target).after_us
+        known = ordered(g, graph, target)
+        return known.after_us if graph.may_pack else known.apart_us
     if not nodes and by_layout:
         try:
             kernel, _ = choose(unchosen(g, graph, g.nodes[0].name, target), g, graph, target)

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from tilec.core import mlir
 from tilec.core.diagnostics import CallError
 from tilec.core.mlir import ir
-from tilec.passes.tensor.pack import SIDES
 
 DIGEST = "tilec.plan_digest"
-ASSIGNED = ("kernel", "loop_group", "dims", "split", "recompute", *(f"pack_{side}" for side in SIDES), "loops", "inline")
+ASSIGNED = ("kernel", "loop_group", "dims", "loops", "inline")
 """Attributes of operations."""
 
 
@@ -20,13 +19,15 @@ def sign(module: ir.Operation) -> None:
     module.attributes[DIGEST] = mlir.string(" ".join(digests(module)))
 
 
-def digests(module: ir.Operation) -> tuple[str, str]:
-    """The digest of the kernels, and of the operations' attributes."""
-    found: list[list[str]] = [[], []]
+def digests(module: ir.Operation) -> tuple[str, str, str]:
+    """The digest of the kernels, of the operations' attributes, and of the steps that were applied."""
+    found: list[list[str]] = [[], [], []]
     for key, text in attributes_of_plan(module):
         found[not key.startswith(("tilec.kernels ", "tilec.launches "))].append(f"{key} = {text}")
-    kernels, operations = (hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16] for lines in found)
-    return kernels, operations
+    if "tilec.rewrites" in module.attributes:
+        found[2].append(str(module.attributes["tilec.rewrites"]))
+    kernels, operations, steps = (hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16] for lines in found)
+    return kernels, operations, steps
 
 
 def attributes_of_plan(module: ir.Operation) -> Iterator[tuple[str, str]]:

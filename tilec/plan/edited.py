@@ -18,8 +18,6 @@ from tilec.core.diagnostics import CallError, Source
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.kernels import FAMILIES
-from tilec.passes.tensor.gathered import name_of_read
-from tilec.passes.tensor.pack import SIDES
 from tilec.plan.digest import ASSIGNED, DIGEST, assigned_operations, attributes_of_plan, digests, program_of, sign
 
 
@@ -27,8 +25,11 @@ def check_edited(module: ir.Operation, target: Target, begin: str) -> None:
     """Raises CallError if the plan in a module, which continues with stage `begin`, was edited and cannot be carried out, or if it
     was edited in IR after a later stage than `plan`."""
     signed = (mlir.get_string(module, DIGEST) or "").split()
-    kernels, operations = digests(module)
-    if signed[:1] == [kernels] and (begin != "fuse" or signed == [kernels, operations]):
+    kernels, operations, steps = digests(module)
+    if signed[2:] not in ([], [steps]):
+        why = "the steps in this IR (`tilec.rewrites`) are not those that stage 'plan' wrote, which has applied them"
+        raise CallError(why, hint="write other steps under `rewrites` in a schedule file")
+    if signed[:1] == [kernels] and (begin != "fuse" or signed[1:2] == [operations]):
         return
     if begin != "fuse":
         why = "the plan in this IR (`tilec.kernels`) is not the one that stage 'plan' wrote, which later stages have obeyed"
@@ -47,6 +48,7 @@ def _replanned(module: ir.Operation, target: Target) -> ir.Operation:
 
     from tilec.plan.planner import annotate, make_plan
     from tilec.plan.schedule.read import VERSION, parse_schedule
+    from tilec.plan.search import NONE
 
     copy = module.clone()
     function = program_of(copy)
@@ -54,7 +56,7 @@ def _replanned(module: ir.Operation, target: Target) -> ir.Operation:
         for key in ASSIGNED:
             if f"tilec.{key}" in op.attributes:
                 del op.attributes[f"tilec.{key}"]
-    plan = make_plan(function, target)
+    plan = make_plan(function, target, demands=NONE)  # the steps of rewrites have been applied
     said = {"program": plan.signature, "target": target.name} | _schedule(module)
     text = tomlkit.dumps({"version": VERSION, "plan": [said]})
     try:
@@ -77,20 +79,11 @@ def _schedule(module: ir.Operation) -> dict[str, Any]:
             continue
         if "tilec.inline" in op.attributes:
             inline.append(name)
-        placements: dict[str, ir.OpAttributeMap | ir.DictAttr] = {name: op.attributes} if "tilec.kernel" in op.attributes else {}
-        if "tilec.split" in op.attributes:
-            placements[f"{name}.partial"] = ir.DictAttr(op.attributes["tilec.split"])
-        if "tilec.recompute" in op.attributes:
-            placements[name_of_read(op)] = ir.DictAttr(op.attributes["tilec.recompute"])
-        for side in SIDES:
-            if f"tilec.pack_{side}" in op.attributes:
-                placements[f"{name}.{side}"] = ir.DictAttr(op.attributes[f"tilec.pack_{side}"])
-        for part, attributes in placements.items():
-            prefix = "tilec." if part == name else ""
-            kernel = _value(attributes[f"{prefix}kernel"])
-            operations.setdefault(kernel, []).append(part)
-            if f"{prefix}loops" in attributes:
-                loops.setdefault(kernel, {})[part] = _value(attributes[f"{prefix}loops"])
+        if "tilec.kernel" in op.attributes:
+            kernel = _value(op.attributes["tilec.kernel"])
+            operations.setdefault(kernel, []).append(name)
+            if "tilec.loops" in op.attributes:
+                loops.setdefault(kernel, {})[name] = _value(op.attributes["tilec.loops"])
     table = ir.DictAttr(module.attributes["tilec.kernels"])
     entries = {a.name: ir.DictAttr(a.attr) for a in table if isinstance(a.attr, ir.DictAttr)}
     kernels: dict[str, Any] = {}

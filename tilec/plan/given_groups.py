@@ -39,6 +39,15 @@ def group_as(graph: Graph, target: Target, fixed: Fixed) -> tuple[list[Group], l
         raise CallError("these kernels read from each other: no order of them is possible") from None
 
 
+def refuse_inlined(graph: Graph, fixed: Fixed) -> tuple[str, ...]:
+    """The operations of a graph that `fixed` has computed inside their readers. Raises CallError where one cannot be."""
+    nodes = {n.name: n for n in graph.nodes}
+    names = tuple(name for name in nodes if name in fixed.inlined)
+    for name in names:
+        _inline(nodes[name], graph)
+    return names
+
+
 def _complete(nodes: dict[str, Node], fixed: Fixed) -> None:
     """Every operation once."""
     said = [name for kernel in fixed.kernels for name in kernel] + list(fixed.inlined)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tilec.analysis.copied_results import Copy
 from tilec.core.mlir import ir
@@ -12,47 +13,19 @@ from tilec.core.target import Target
 from tilec.cost.launches import together
 from tilec.cost.model import Prediction
 from tilec.kernels import KernelPlan
-from tilec.passes.tensor.pack import SIDES
 from tilec.plan.cuda.launches import Order, refuse_launches
-from tilec.plan.given_groups import Fixed
 from tilec.plan.groups import Remark
-
-
-@dataclass(frozen=True)
-class Split:
-    """Dimension `dim` of operation `name` becomes `parts` parts."""
-
-    name: str
-    dim: int
-    parts: int
-
-
-@dataclass(frozen=True)
-class Pack:
-    """Factor `side` of operation `name` is stored over its dimensions `dims`, as `kind`. `extents`: along them, with the zeros that
-    follow; empty where none do. Without `dims`, the tensor that it is an element of is stored, in aligned rows."""
-
-    name: str
-    side: int
-    dims: tuple[int, ...]
-    kind: str
-    extents: tuple[int, ...] = ()
-
-    @property
-    def stored(self) -> str:
-        return f"{self.name}.{SIDES[self.side]}"
+from tilec.plan.steps import Applied
 
 
 @dataclass(frozen=True)
 class Plan:
     """All kernels of a program. `signature` is the program's name with the types and shapes of its inputs.
 
-    `recomputed`: operations that compute a read of a contraction's result anew, with their readers. `copied`: operations that exist
-    for one of several readers. `diagonals`: tensors of which one element is stored for each diagonal. `pieces`: tensors that
-    join others, which are computed piece by piece. `launches`: the kernels of each launch that several share, by its name; `order`
-    tells which can. `regroup` plans again with given kernels. `candidates` lists the alternatives of each kernel. Both read the IR
-    that the plan was made from, so that they work only while the IR is unchanged: the driver applies a schedule before any later
-    pass runs.
+    `rewrites`: the steps that were applied to the program; `function` is the IR after them. `launches`: the kernels of each launch
+    that several share, by its name; `order` tells which can. `replan` plans again with given kernels and rewrites. `candidates`
+    lists the alternatives of each kernel. Both read the IR that the plan was made from, so that they work only while the IR is
+    unchanged: the driver applies a schedule before any later pass runs.
     """
 
     target: Target
@@ -60,18 +33,18 @@ class Plan:
     inlined: tuple[str, ...]
     remarks: tuple[Remark, ...] = field(default=())
     signature: str = ""
-    splits: tuple[Split, ...] = ()
+    rewrites: tuple[Applied, ...] = ()
     approximations: dict[ir.Operation, str] = field(default_factory=dict, compare=False, repr=False)
-    regroup: Callable[[Fixed], Plan] | None = field(default=None, compare=False, repr=False)
-    packs: tuple[Pack, ...] = ()
+    function: ir.Operation | None = field(default=None, compare=False, repr=False)
+    replan: Callable[..., Plan] | None = field(default=None, compare=False, repr=False)
     copies: tuple[Copy, ...] = ()
     candidates: Callable[[], dict[str, list[KernelPlan]]] | None = field(default=None, compare=False, repr=False)
-    recomputed: dict[str, str] = field(default_factory=dict)
-    copied: tuple[str, ...] = ()
-    diagonals: tuple[str, ...] = ()
-    pieces: tuple[str, ...] = ()
     launches: dict[str, tuple[str, ...]] = field(default_factory=dict)
     order: Order = field(default_factory=Order, compare=False, repr=False)
+
+    def steps(self, rewrite: str) -> tuple[Any, ...]:
+        """The steps of a rewrite that were applied."""
+        return tuple(a.step for a in self.rewrites if a.rewrite == rewrite)
 
     def with_kernels(self, kernels: Sequence[KernelPlan]) -> Plan:
         """The plan with other options of its kernels, whose launches are their own where these options rule out a shared one."""

@@ -20,9 +20,9 @@ from tilec.core.mlir import ir
 from tilec.core.quantities import duration
 from tilec.core.target import Target
 from tilec.cost.model import TooLarge, Work, predict
-from tilec.passes.tensor.pack import factor
-from tilec.plan.groups import Group, Remark
-from tilec.plan.model import Pack
+from tilec.passes.tensor.pack import SIDES, factor
+from tilec.plan.groups import Group
+from tilec.plan.steps import Applied, Pack
 from tilec.plan.unchosen import unchosen
 
 GAIN = 1.05  # what storing must promise
@@ -31,23 +31,33 @@ FEW = 16  # reads of each element, at least, of a factor that is stored in anoth
 
 @dataclass(frozen=True)
 class Ordered:
-    """The factors of a kernel that are to be stored in order, none where that takes longer, and the times of the kernel as it is
-    and with them, their storing included."""
+    """The factors of a kernel that can be stored in order, and the times of the kernel as it is and with them, their storing
+    included."""
 
     packs: tuple[Pack, ...]
-    before_us: float
-    after_us: float
+    apart_us: float
+    stored_us: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether storing them makes the kernel faster by more than it takes."""
+        return bool(self.packs) and self.apart_us >= GAIN * self.stored_us
+
+    @property
+    def after_us(self) -> float:
+        """Of the kernel in the faster way."""
+        return self.stored_us if self.pays else self.apart_us
 
 
-def choose_ordered(g: Group, graph: Graph, target: Target) -> tuple[list[Pack], list[Remark]]:
-    """Those that make a kernel of windows faster by more than they take."""
+def offered(g: Group, graph: Graph, target: Target) -> tuple[Applied, ...]:
+    """The factors of a kernel of windows that can be stored in order, whether that pays or not."""
     found, node = ordered(g, graph, target), _summing(g)
-    if not found.packs or node is None:
-        return [], []
-    packs = [replace(p, name=node.name) for p in found.packs]
-    stored, before, after = " and ".join(p.stored for p in packs), duration(found.before_us), duration(found.after_us)
+    if node is None:
+        return ()
+    packs = [replace(p, operation=node.name) for p in found.packs]
+    stored, before, after = " and ".join(p.stored for p in packs), duration(found.apart_us), duration(found.stored_us)
     reason = f"{before} where threads read apart, {after} with {stored} stored in their order first"
-    return packs, [Remark("packed", ", ".join(p.stored for p in packs), reason, node.line)]
+    return tuple(Applied("pack", p, reason, node.line) for p in packs)
 
 
 def ordered(g: Group, graph: Graph, target: Target) -> Ordered:
@@ -90,15 +100,15 @@ def _ordered(g: Group, graph: Graph, target: Target) -> Ordered:
     for side, (value, kind) in small.items():
         dims = dims_of(value, node)
         if lane is not None and lane in dims and not apart.keys().isdisjoint(sources[side]):
-            packs.append(Pack(node.name, side, (*sorted(dims - {lane}), lane), kind))
+            packs.append(Pack(node.name, SIDES[side], (*sorted(dims - {lane}), lane), kind))
             width = ir.ShapedType(sources[side][0].type).element_type.width // 8
             after += time_to_store(node, packs[-1], width, target, overlaps=True)
-    return Ordered(tuple(packs), before, after) if packs and before >= GAIN * after else Ordered((), before, before)
+    return Ordered(tuple(packs), before, after if packs else before)
 
 
 def time_to_store(node: Node, p: Pack, size: int, target: Target, overlaps: bool = False) -> float:
     """Everything read once, and the copy written; `overlaps`: as the kernels around it."""
-    values = read_by(node, p.side, p.kind)
+    values = read_by(node, p.number, p.kind)
     points = prod(node.extents[d] for d in p.dims) if p.dims else sum(map(elements, values))
     work = Work(
         dram_read=sum(map(bytes_of, values)), dram_write=points * size, flops={}, threads=128,

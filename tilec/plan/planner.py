@@ -10,96 +10,61 @@ attributes (`tilec/kernels/attributes.py`). The passes after it read nothing els
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from tilec.analysis.alike import Alike
 from tilec.analysis.copied_results import copies_of
-from tilec.analysis.graph import Graph, build_graph
+from tilec.analysis.graph import Graph
 from tilec.analysis.lifetimes import Lifetimes
-from tilec.analysis.multiplicands import converts
-from tilec.analysis.precision import APPROXIMATION_ERRORS, approximate_operations
+from tilec.analysis.precision import APPROXIMATION_ERRORS
 from tilec.analysis.traffic import outputs_of
 from tilec.core import mlir, records
 from tilec.core.diagnostics import CallError
-from tilec.core.fitted import WarpgroupTimes
 from tilec.core.mlir import ir
-from tilec.core.quantities import duration
 from tilec.core.target import Target
 from tilec.cost.model import TooLarge, predict
 from tilec.kernels import KernelPlan, Planned
-from tilec.kernels.attributes import Parts, Placement, StoredFactor
-from tilec.passes.tensor.copies import copy_for_readers
-from tilec.passes.tensor.diagonals import store_by_diagonal
-from tilec.passes.tensor.pack import SIDES
-from tilec.passes.tensor.pieces import compute_in_pieces
-from tilec.plan.chain import WIDEST
+from tilec.kernels.attributes import Placement
 from tilec.plan.cuda.launches import Order, choose_launches
 from tilec.plan.digest import sign
-from tilec.plan.fusion import group
 from tilec.plan.given_groups import Fixed, group_as
 from tilec.plan.groups import Group, Remark
-from tilec.plan.model import Plan, Split
-from tilec.plan.prepack import apply_packs, choose_packs
-from tilec.plan.recompute import is_large, of_joins, of_products, of_reads, plan_diagonals, plan_with
-from tilec.plan.split_reduction import apply_splits, choose_splits, with_inlined
+from tilec.plan.model import Plan
+from tilec.plan.search import NONE, Demands, search
+from tilec.plan.state import APPROXIMATE, State
 from tilec.plan.unchosen import renamed, unchosen
-from tilec.process import forks
 
 
 def make_plan(
-    function: ir.Operation, target: Target, fixed: Fixed | None = None, splitting: bool = True, alike: Alike | None = None
+    function: ir.Operation, target: Target, fixed: Fixed | None = None, demands: Demands | None = None, alike: Alike | None = None
 ) -> Plan:  # fmt: skip
-    """Decides everything for one function of `linalg` on tensors. `fixed` gives the kernels, where a schedule names them.
+    """Decides everything for one function of `linalg` on tensors. Where a schedule names them, `fixed` gives the kernels, and
+    `demands` the steps of rewrites; with `fixed`, there are no further steps.
 
-    With `splitting`, long reductions may be split, where the whole program then takes less time. A kernel whose intermediates
-    do not fit on chip becomes one kernel for each operation; a kernel of `fixed` raises CallError instead. `alike`: what is
-    known from another plan of the program.
+    A kernel whose intermediates do not fit on chip becomes one kernel for each operation; a kernel of `fixed` raises CallError
+    instead, as does a step that cannot be applied. `alike`: what is known from another plan of the program.
     """
-    planner = partial(plan_with, of_products, planner=partial(_fitting_plan, alike=alike or Alike()))
-    planner = partial(plan_diagonals, planner=partial(plan_with, of_reads, planner=planner))
-    return plan_with(of_joins, function, target, fixed, splitting, planner)
+    alike = alike or Alike()
+    wanted = {**(NONE if fixed else {}), **(demands or {})}
+    state = State(lambda: function, target, alike, fixed, may_pack=bool(wanted.get("pack", True)))
+    plan = search(state, partial(_fitting_plan, source=function), wanted)
+    return replace(plan, replan=partial(make_plan, function, target, alike=alike))
 
 
-@dataclass(frozen=True)
-class _Whole:
-    """The kernels of a function as it is, before anything in it is split or packed."""
-
-    function: ir.Operation
-    approximations: dict[ir.Operation, str]
-    graph: Graph
-    groups: list[Group]
-    remarks: list[Remark]
-
-    @staticmethod
-    def of(function: ir.Operation, target: Target, alike: Alike) -> _Whole:
-        approximations = approximate_operations(function, target.kind)
-        graph = _for_target(build_graph(function, approximations, alike), target)
-        return _Whole(function, approximations, graph, *group(graph, target))
-
-    @cached_property
-    def names_inlined(self) -> list[str]:
-        return [n.name for n in self.graph.nodes if n.inlined]
-
-    @cached_property
-    def inlined(self) -> ir.Operation:
-        """A copy of the function after inlining, from which each plan with splits or packs makes its own."""
-        return with_inlined(self.function, self.names_inlined)
-
-
-def _fitting_plan(
-    function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool, alike: Alike, whole: _Whole | None = None
-) -> Plan:  # fmt: skip
+def _fitting_plan(state: State, source: ir.Operation) -> Plan:
+    """The plan of a program; that of `source`, if no step was applied."""
     remarks: list[Remark] = []
-    wanted, whole = fixed, whole or _Whole.of(function, target, alike)
+    wanted = state.fixed
+    if wanted is not None and state.base is not None:
+        wanted = replace(wanted, inlined=tuple(n for n in wanted.inlined if n not in state.base.names_inlined))
     while True:
         try:
-            plan = _make_plan(function, target, wanted, splitting, alike, whole)
+            plan = _plan(state, wanted, source)
             return replace(plan, remarks=(*remarks, *plan.remarks)) if remarks else plan
         except _Apart as error:
-            if fixed is not None or wanted == error.kernels:
+            if state.fixed is not None or wanted == error.kernels:
                 names = ", ".join(f"`{name}`" for name in error.names)
                 raise CallError(f"{names} cannot be one kernel: {error}") from None
             wanted = error.kernels
@@ -117,47 +82,20 @@ class _Apart(Exception):
         self.kernels = Fixed((*others, *((name,) for name in self.names)), inlined)
 
 
-def _make_plan(
-    function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool, alike: Alike, whole: _Whole
-) -> Plan:  # fmt: skip
-    splits, why = choose_splits(whole.groups, whole.graph, target) if splitting else ([], [])
-    split = partial(_planned, function, target, fixed, alike, whole, splits, why)
-    if splits and fixed is None and target.kind == "cuda":
-        whole_plan = partial(_fitting_plan, function, target, None, False, alike, whole)
-        return _whole_if_faster(split, whole_plan, at_once=is_large(function))
-    return split()
-
-
-def _planned(
-    function: ir.Operation, target: Target, fixed: Fixed | None, alike: Alike, whole: _Whole, splits: list[Split],
-    why: list[Remark],
-) -> Plan:  # fmt: skip
-    """The plan with these reductions split."""
+def _plan(state: State, fixed: Fixed | None, source: ir.Operation) -> Plan:
+    """The plan of a program, in which all steps are applied."""
+    target = state.target
     if target.kind == "cuda":
         from tilec.plan.cuda.choose import choose
     else:
         from tilec.plan.cpu.loops import choose
-    approximations, graph, groups, remarks = whole.approximations, whole.graph, whole.groups, whole.remarks
-    packs, reasons = choose_packs(
-        [g for g in groups if not any(s.name == n.name for s in splits for n in g.nodes)], graph, target
-    )
-    before = whole.names_inlined if splits or packs else []
-    if splits or packs or fixed:
-        if splits or packs:  # what `fuse` will make of it
-            function_then = whole.inlined.clone()
-            apply_splits(function_then, splits)
-            apply_packs(function_then, packs)
-            graph = _for_target(
-                build_graph(
-                    function_then, approximate_operations(function_then, target.kind) if approximations else {}, alike
-                ),
-                target,
-            )
-        else:
-            graph = _for_target(build_graph(function, approximations, alike), target)
-        groups, remarks = group_as(graph, target, fixed) if fixed else group(graph, target)
-    remarks = why + reasons + remarks + _approximation_remarks(approximations)
-    stem = ir.StringAttr(function.attributes["sym_name"]).value
+    if fixed is None:
+        graph, groups, remarks = state.grouped
+    else:
+        graph = state.graph()
+        groups, remarks = group_as(graph, target, fixed)
+    remarks = remarks + _approximation_remarks(state.approximations)
+    stem = ir.StringAttr(source.attributes["sym_name"]).value
     kernels: list[KernelPlan] = []
     starts = [unchosen(g, graph, name, target) for g, name in zip(groups, _kernel_names(stem, groups, graph))]
     for g, start in zip(groups, starts):
@@ -175,20 +113,18 @@ def _planned(
         lifetimes = Lifetimes.of([g.nodes for g in groups], graph)
         launches, why = choose_launches(kernels, order.copy(), lifetimes, target)
         remarks += why
-    inlined = (*before, *(n.name for n in graph.nodes if n.inlined))
-    regroup = partial(make_plan, function, target, splitting=bool(splits))
+    before = state.base.names_inlined if state.base is not None else ()
     return Plan(
         target,
         tuple(kernels),
-        inlined,
+        (*before, *(n.name for n in graph.nodes if n.inlined)),
         tuple(remarks),
-        _signature(function),
-        tuple(splits),
-        approximations,
-        regroup,
-        tuple(packs),
-        copies_of(function, target),
-        partial(_candidates, groups, starts, graph, target),
+        _signature(source),
+        state.applied,
+        state.approximations,
+        state.function,
+        copies=copies_of(source, target),
+        candidates=partial(_candidates, groups, starts, graph, target),
         launches=launches,
         order=order,
     )
@@ -254,45 +190,6 @@ def _power(error: float) -> str:
     return f"2^{math.log2(error):.0f}"
 
 
-def _weighed(plan: Plan) -> float:
-    """Its time, where kernels whose blocks share steps have to be as much faster as the target says."""
-    shared = [k.prediction.time_us for k in plan.kernels if getattr(k.options, "stream_k", 0)]
-    return plan.time_us + (plan.target.fit(WarpgroupTimes).stream_k - 1) * sum(shared)
-
-
-def _whole_if_faster(split: Callable[[], Plan], whole: Callable[[], Plan], at_once: bool) -> Plan:
-    """The plan without splits where blocks that share rows do as well: parts take a second kernel, and often a second
-    look at the data."""
-
-    def about(plan: Plan) -> tuple[float, float, list[str]]:
-        return _weighed(plan), plan.time_us, [s.name for s in plan.splits]
-
-    faster = forks.choose([split, whole], about, lambda said: int(said[1][0] <= said[0][0]), at_once)
-    number, plan, (parts, one) = faster
-    if number == 0:
-        return plan
-    times = f"{duration(parts[1])} split, {duration(one[1])} unsplit"
-    return replace(plan, remarks=(*(Remark("refused", f"to split {name}", times) for name in parts[2]), *plan.remarks))
-
-
-def _for_target(graph: Graph, target: Target) -> Graph:
-    """The CPU's register kernels multiply floats, and several rows: sums of integer products are reductions there. On a GPU a
-    product with a vector is a contraction, too, where an 8-bit float has to be converted; one of two vectors has no rows. Nor is a
-    product one that nobody reads, of which checks are left: its kernel has nothing to store."""
-    for node in graph.nodes:
-        if not any(mlir.uses(r.value) for r in node.results):
-            node.contraction = node.vector_product = None
-        if target.kind == "cpu":
-            node.vector_product = None
-            if node.contraction is not None and node.contraction.integer:
-                node.contraction = None
-        elif (product := node.vector_product) is not None and product.m + product.n and node.contraction is None:
-            node.contraction = product
-            if not converts(node, target):
-                node.contraction = None
-    return graph
-
-
 def _signature(function: ir.Operation) -> str:
     """`softmax(x: f32[512, 64])`: the name of a program with its shapes, which a schedule file repeats."""
     has_names = "arg_attrs" in function.attributes
@@ -325,40 +222,25 @@ def _kernel_names(stem: str, groups: Sequence[Group], graph: Graph) -> list[str]
 
 
 def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
-    """Writes the plan into the IR, where the passes read it and a person can edit it."""
-    approximations = plan.approximations
-    if plan.pieces:
-        compute_in_pieces(function, WIDEST)
-        approximations = approximate_operations(function, plan.target.kind)
-    if plan.diagonals:
-        store_by_diagonal(function, plan.diagonals)
-        approximations = approximate_operations(function, plan.target.kind)
-    if plan.copied:
-        copy_for_readers(function, WIDEST)
-        approximations = approximate_operations(function, plan.target.kind)
-    for op, form in approximations.items():
-        op.attributes["tilec.approximate"] = mlir.string(form)
+    """Writes the plan into the IR, where the passes read it and a person can edit it. The plan's own function takes the function's
+    place: in it the steps of rewrites were applied."""
+    if plan.function is not None and plan.function != function:
+        ir.InsertionPoint(function).insert(plan.function)
+        function.erase()
+        function = plan.function
+    for op, form in plan.approximations.items():
+        op.attributes[APPROXIMATE] = mlir.string(form)
     by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}
     for name in plan.inlined:
-        by_name[name].attributes["tilec.inline"] = ir.UnitAttr.get()
-    parts = {f"{s.name}.partial": s for s in plan.splits}
-    stored = {p.stored: p for p in plan.packs}
+        if name in by_name:  # else it was computed inside its readers before steps of kernels were applied
+            by_name[name].attributes["tilec.inline"] = ir.UnitAttr.get()
     table: dict[str, ir.Attribute] = {}
     for kernel in plan.kernels:
         for name in kernel.nodes:
-            placement = _placement(kernel, name)
-            if name in plan.recomputed:
-                anew = records.to_attribute(Placement(**placement))
-                by_name[plan.recomputed[name]].attributes["tilec.recompute"] = anew
-            elif name in stored:
-                p = stored[name]
-                factor = StoredFactor(factor_dims=p.dims, kind=p.kind, stored_extents=p.extents, **placement)
-                by_name[p.name].attributes[f"tilec.pack_{SIDES[p.side]}"] = records.to_attribute(factor)
-            elif name in parts:
-                cut = Parts(dim=parts[name].dim, parts=parts[name].parts, **placement)
-                by_name[parts[name].name].attributes["tilec.split"] = records.to_attribute(cut)
-            else:
-                Placement(**placement).write(by_name[name])
+            placement = Placement(
+                kernel=kernel.name, loop_group=kernel.loop_groups[name], dims=kernel.dims[name], loops=kernel.loops.get(name)
+            )
+            placement.write(by_name[name])
         planned = Planned(kernel.grid, kernel.tile, kernel.options)
         table[kernel.name] = planned.to_attribute(kernel.prediction.time_us)
     module.attributes["tilec.kernels"] = ir.DictAttr.get(table)
@@ -369,16 +251,9 @@ def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
             name: ir.ArrayAttr.get([mlir.string(k) for k in kernels]) for name, kernels in plan.launches.items()
         }
         module.attributes["tilec.launches"] = ir.DictAttr.get(launches)
+    if plan.rewrites:
+        steps = [{"rewrite": mlir.string(a.rewrite)} | records.to_attributes(a.step) for a in plan.rewrites]
+        module.attributes["tilec.rewrites"] = ir.ArrayAttr.get([ir.DictAttr.get(step) for step in steps])
     module.attributes["tilec.target"] = mlir.string(plan.target.name)
     module.attributes["tilec.backend"] = mlir.string(plan.target.kind)
     sign(module)
-
-
-def _placement(kernel: KernelPlan, name: str) -> dict[str, Any]:
-    """The fields of a Placement for one operation of a kernel."""
-    return {
-        "kernel": kernel.name,
-        "loop_group": kernel.loop_groups[name],
-        "dims": kernel.dims[name],
-        "loops": kernel.loops.get(name),
-    }

@@ -6,7 +6,8 @@ factors of other sums of products it stores in order (`tilec/plan/ordered_factor
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, prod
 from typing import TYPE_CHECKING
@@ -25,11 +26,12 @@ from tilec.cost import contraction
 from tilec.cost.block_tile import unit_type
 from tilec.cost.model import round_up
 from tilec.kernels.matrix import BYTES, ELEMENTS
-from tilec.passes.tensor.pack import factor, pack, zeros_behind
+from tilec.passes.tensor.pack import SIDES, factor, pack, zeros_behind
+from tilec.plan import ordered_factors
 from tilec.plan.chain import is_contraction_chain
 from tilec.plan.groups import Group, Remark
-from tilec.plan.model import Pack
-from tilec.plan.ordered_factors import GAIN, choose_ordered, elements, read_by, time_to_store
+from tilec.plan.ordered_factors import GAIN, elements, read_by, time_to_store
+from tilec.plan.steps import Applied, Found, Pack, Step
 
 if TYPE_CHECKING:
     from tilec.plan.cuda.contraction import Tiles
@@ -37,32 +39,69 @@ if TYPE_CHECKING:
 UNFOLDED = 2  # times as many elements as are read: beyond, a window would be stored once for each place it covers
 
 
-def choose_packs(groups: list[Group], graph: Graph, target: Target) -> tuple[list[Pack], list[Remark]]:
-    """Those that make a contraction faster by more than they take."""
-    packs: list[Pack] = []
+@dataclass(frozen=True)
+class Offer:
+    """Factors that can be stored, the times that tell whether this pays, and why it does not."""
+
+    packs: tuple[Pack, ...]
+    reason: str
+    refused: str
+
+
+def find(groups: list[Group], graph: Graph, target: Target) -> Found:
+    """The factors that make a kernel faster by more than storing them takes."""
+    steps: list[Applied] = []
     remarks: list[Remark] = []
     for g in groups:
-        contractions = [n for n in g.nodes if n.contraction is not None]
-        if not contractions and target.kind == "cuda":
-            ordered, reasons = choose_ordered(g, graph, target)
-            packs, remarks = packs + ordered, remarks + reasons
-        if len(contractions) != 1 or target.kind != "cuda" or not target.has("tma") or 0 in contractions[0].extents:
-            continue
-        if is_contraction_chain(g.nodes):
-            continue
-        (node,) = contractions
-        known, names = graph.once("packs", g.nodes, partial(_packs, node, g, graph, target)), [n.name for n in g.nodes]
-        found = known.result
-        if isinstance(found, str):
-            remarks.append(Remark("refused", f"packing factors of {node.name}", known.reason(found, names), node.line))
-        elif found:
-            own = [replace(p, name=node.name) for p in found[0]]
-            packs += own
-            remarks.append(Remark("packed", ", ".join(p.stored for p in own), known.reason(found[1], names), node.line))
-    return packs, remarks
+        if (node := _product(g, target)) is None:
+            taken = ordered_factors.offered(g, graph, target) if _may_have_order(g, target) else ()
+            taken = taken if taken and ordered_factors.ordered(g, graph, target).pays else ()
+        else:
+            taken, refused = _offered(node, g, graph, target)
+            if refused:
+                remarks.append(Remark("refused", f"packing factors of {node.name}", refused, node.line))
+                continue
+        steps += taken
+        if taken:
+            stored = ", ".join(a.step.stored for a in taken if isinstance(a.step, Pack))
+            remarks.append(Remark("packed", stored, taken[0].reason, taken[0].line))
+    return Found(tuple(steps), tuple(remarks))
 
 
-def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pack], str] | str | None:
+def named(groups: list[Group], graph: Graph, target: Target) -> tuple[Applied, ...]:
+    """The factors that can be stored, whether that pays or not."""
+    found: list[Applied] = []
+    for g in groups:
+        if (node := _product(g, target)) is not None:
+            found += _offered(node, g, graph, target)[0]
+        elif _may_have_order(g, target):
+            found += ordered_factors.offered(g, graph, target)
+    return tuple(found)
+
+
+def _may_have_order(g: Group, target: Target) -> bool:
+    return target.kind == "cuda" and all(n.contraction is None for n in g.nodes)
+
+
+def _product(g: Group, target: Target) -> Node | None:
+    """The only contraction of a kernel whose factors TMA may copy."""
+    contractions = [n for n in g.nodes if n.contraction is not None]
+    if len(contractions) != 1 or target.kind != "cuda" or not target.has("tma") or 0 in contractions[0].extents:
+        return None
+    return None if is_contraction_chain(g.nodes) else contractions[0]
+
+
+def _offered(node: Node, g: Group, graph: Graph, target: Target) -> tuple[tuple[Applied, ...], str]:
+    """The factors of a product that can be stored, and why this does not pay."""
+    known, names = graph.once("packs", g.nodes, partial(_offer, node, g, graph, target)), [n.name for n in g.nodes]
+    if (offer := known.result) is None:
+        return (), ""
+    packs = [replace(p, operation=node.name) for p in offer.packs]
+    reason = known.reason(offer.reason, names)
+    return tuple(Applied("pack", p, reason, node.line) for p in packs), known.reason(offer.refused, names)
+
+
+def _offer(node: Node, g: Group, graph: Graph, target: Target) -> Offer | None:
     from tilec.plan.cuda.contraction import tiles_by, tiles_of
 
     kind = multiplicand_of(node, target)
@@ -83,14 +122,13 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
     after, packs = min(zip(times, ways), key=lambda way: (any(_unfolds(node, p) for p in way[1]), way[0]))
     choices = (now if now.choices else tiles_of(node, g, graph, target)).choices
     before = choices[0].prediction.time_us if choices else inf
-    stored = " and ".join(p.stored for p in packs)
     as_they_are = f"{duration(before)} unpacked" if before < inf else "no tile fits the factors unpacked"
+    stored, refused = " and ".join(p.stored for p in packs), ""
     if (target.fit(WarpgroupTimes).parts if kind == parts.KIND else GAIN) * after > before:
-        return f"{as_they_are}, {duration(after)} with {stored} packed first"
-    for p in packs:
-        if _unfolds(node, p):
-            return f"{p.stored} would have more than {UNFOLDED} times as many elements as its sources"
-    return packs, f"{as_they_are}, {duration(after)} with copies that TMA can load"
+        refused = f"{as_they_are}, {duration(after)} with {stored} packed first"
+    elif large := next((p.stored for p in packs if _unfolds(node, p)), ""):
+        refused = f"{large} would have more than {UNFOLDED} times as many elements as its sources"
+    return Offer(tuple(packs), f"{as_they_are}, {duration(after)} with copies that TMA can load", refused)
 
 
 def _ways(node: Node, kind: str, now: Tiles, g: Group, graph: Graph) -> list[list[Pack]]:
@@ -106,9 +144,9 @@ def _ways(node: Node, kind: str, now: Tiles, g: Group, graph: Graph) -> list[lis
     k = (*(d for d in c.k if d not in inner), *inner)
     found, whole = [], _boxes(node, k, LINE // size)
     if not whole and kind != parts.KIND and all(factors[s].alignable for s in wanted):
-        found.append([Pack(node.name, s, (), kind) for s in wanted])
+        found.append([Pack(node.name, SIDES[s], (), kind) for s in wanted])
     majors = [size != 2 or bool(f.major) for f in factors]
-    packs = [Pack(node.name, s, _dims(node, s, majors[s], k), kind) for s in wanted]
+    packs = [Pack(node.name, SIDES[s], _dims(node, s, majors[s], k), kind) for s in wanted]
     if any(sum(node.extents[d] > 1 for d in p.dims) > RANK for p in packs) or (scales_of(node) and not whole):
         return found  # steps number k of sums that are scaled
     if any(node.extents[p.dims[-1]] % (WIDE // size) for p in packs):
@@ -120,7 +158,7 @@ def _ways(node: Node, kind: str, now: Tiles, g: Group, graph: Graph) -> list[lis
 
 def _lies_so(node: Node, p: Pack, graph: Graph) -> bool:
     """Whether a factor lies in memory as it would be stored: TMA would not copy that either."""
-    found = access_of(node.op, factor(node.op, p.side, p.kind))
+    found = access_of(node.op, factor(node.op, p.number, p.kind))
     if found is None or found.operand is None or str(found.element) != ELEMENTS.get(p.kind, p.kind):
         return False
     if p.kind in ("tf32", parts.KIND) or ((made := graph.producer.get(found.tensor)) is not None and made.inlined):
@@ -131,7 +169,7 @@ def _lies_so(node: Node, p: Pack, graph: Graph) -> bool:
 
 def _unfolds(node: Node, p: Pack) -> bool:
     """Whether it would have too many elements for what it is made of."""
-    sources = sum(map(elements, read_by(node, p.side, p.kind)))
+    sources = sum(map(elements, read_by(node, p.number, p.kind)))
     return bool(p.dims) and prod(node.extents[d] for d in p.dims) > UNFOLDED * sources
 
 
@@ -146,11 +184,11 @@ def _padded(node: Node, kind: str, majors: list[bool], packs: list[Pack], inner:
     k, wide, step = inner[-1], WIDE // BYTES[kind], LINE // BYTES[kind]
     longer = any(p.dims[-1] == k and node.extents[k] % wide for p in packs)
     found = []
-    for side in (0, 1) if longer else [p.side for p in packs]:
+    for side in (0, 1) if longer else [p.number for p in packs]:
         dims = _dims(node, side, majors[side], inner)
         padded = {d for d in {k, dims[-1]} if (longer if d == k else node.extents[d] % wide)}
         extents = tuple(round_up(node.extents[d], step) if d in padded else node.extents[d] for d in dims)
-        found.append(Pack(node.name, side, dims, kind, extents if padded else ()))
+        found.append(Pack(node.name, SIDES[side], dims, kind, extents if padded else ()))
     return found
 
 
@@ -169,9 +207,9 @@ def _dims(node: Node, side: int, major: bool, k: tuple[int, ...]) -> tuple[int, 
     return (*batch, *own, *k) if major else (*batch, *k, *own)
 
 
-def apply_packs(function: ir.Operation, packs: list[Pack]) -> None:
-    """Carries the choices out in a function, as `fuse` will."""
+def apply_packs(function: ir.Operation, packs: Sequence[Step]) -> None:
     by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}
     for p in packs:
-        stored, by_name[p.name] = pack(by_name[p.name], p.side, p.dims, p.kind, p.extents)
+        assert isinstance(p, Pack)
+        stored, by_name[p.operation] = pack(by_name[p.operation], p.number, p.dims, p.kind, p.extents)
         stored.attributes["tilec.stored"] = mlir.integer(0 if p.dims else zeros_behind(stored))

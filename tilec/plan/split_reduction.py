@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil, isqrt, prod
+from typing import TYPE_CHECKING
 
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.siblings import are_siblings
@@ -18,11 +20,13 @@ from tilec.core.mlir import ir
 from tilec.core.quantities import count, duration
 from tilec.core.target import Target
 from tilec.cost.model import Work, predict
-from tilec.passes.tensor.inline import inline_all
 from tilec.passes.tensor.split import refuse_split, split
 from tilec.plan.chain import is_contraction_chain
 from tilec.plan.groups import Group, Remark
-from tilec.plan.model import Split
+from tilec.plan.steps import Applied, Compared, Found, Split, Step
+
+if TYPE_CHECKING:
+    from tilec.plan.model import Plan
 
 MIN_PART = 1 << 14  # elements: less work is not worth a block and its share of the second pass
 
@@ -31,30 +35,44 @@ STEP = 64  # elements of k that a part has a multiple of
 SAVING = 0.9  # of its time, that a contraction in parts, or a kernel of several reductions, may take
 
 
-def choose_splits(groups: list[Group], graph: Graph, target: Target) -> tuple[list[Split], list[Remark]]:
-    """Splits of the long reductions of kernels that have too few blocks to fill the machine."""
-    splits, remarks = [], []
+def find(groups: list[Group], graph: Graph, target: Target) -> Found:
+    """Splits of the long reductions of kernels that have too few blocks to fill the machine. On a GPU the parts take a second
+    kernel, and often a second look at the data: there the plans are compared."""
+    steps, remarks = [], []
     for g in groups:
-        node = max(g.nodes, key=lambda n: n.iterations)
-        if node.contraction is not None and node.reduced and node.scan is None:
-            if target.kind == "cuda":
-                known = graph.once("parts", g.nodes, partial(_split_contraction, node, g, graph, target))
-                if known.result:
-                    splits.append(replace(known.result[0], name=node.name))
-                    remarks.append(Remark("split", node.name, known.result[1], node.line))
-            continue
-        long = _long_reductions(g)
-        if any(n.scan is not None for n in g.nodes) or not long or max(n.iterations for n in long) < 2 * MIN_PART:
-            continue
-        if len(long) == 1 and any(p in g.nodes for p in graph.producers(long[0])):
-            continue
-        node, decide = long[0], _split if len(long) == 1 else _split_all
-        found, reason = decide(long, g, graph, target)
-        splits += found
+        node, splits, reason = _of_kernel(g, graph, target)
+        steps += [Applied("split", s, reason, node.line) for s in splits]
         if reason:
-            verb, subject = ("split", node.name) if found else ("refused", f"to split {node.name}")
+            verb, subject = ("split", node.name) if splits else ("refused", f"to split {node.name}")
             remarks.append(Remark(verb, subject, reason, node.line))
-    return splits, remarks
+    if target.kind != "cuda" or not steps:
+        return Found(tuple(steps), tuple(remarks))
+    names = [a.step.operation for a in steps]
+    refused = tuple(f"to split {name}" for name in names)
+    return Found(tuple(steps), tuple(remarks), Compared("split", ", ".join(names), refused, "split", "unsplit", _weighed_us))
+
+
+def _of_kernel(g: Group, graph: Graph, target: Target) -> tuple[Node, list[Split], str]:
+    """The splits of a kernel's reductions, and their reason, or that against them, which is said of a node."""
+    node = max(g.nodes, key=lambda n: n.iterations)
+    if node.contraction is not None and node.reduced and node.scan is None:
+        if target.kind != "cuda":
+            return node, [], ""
+        known = graph.once("parts", g.nodes, partial(_split_contraction, node, g, graph, target)).result
+        return (node, [replace(known[0], operation=node.name)], known[1]) if known else (node, [], "")
+    long = _long_reductions(g)
+    if any(n.scan is not None for n in g.nodes) or not long or max(n.iterations for n in long) < 2 * MIN_PART:
+        return node, [], ""
+    if len(long) == 1 and any(p in g.nodes for p in graph.producers(long[0])):
+        return node, [], ""
+    decide = _split if len(long) == 1 else _split_all
+    return long[0], *decide(long, g, graph, target)
+
+
+def _weighed_us(plan: Plan) -> float:
+    """Its time, where kernels whose blocks share steps have to be as much faster as the target says."""
+    shared = [k.prediction.time_us for k in plan.kernels if getattr(k.options, "stream_k", 0)]
+    return plan.time_us + (plan.target.fit(WarpgroupTimes).stream_k - 1) * sum(shared)
 
 
 def _long_reductions(g: Group) -> list[Node]:
@@ -163,19 +181,9 @@ def _divisor(extent: int, limit: int) -> int:
     return max(d for d in small | {extent // d for d in small} if d <= limit)
 
 
-def with_inlined(function: ir.Operation, inlined: list[str]) -> ir.Operation:
-    """A copy of the function after inlining as `fuse` does it."""
-    copy = function.clone()
-    for op in mlir.traverse(copy):
-        if mlir.get_string(op, "tilec.name") in inlined:
-            op.attributes["tilec.inline"] = ir.UnitAttr.get()
-    inline_all(copy)
-    return copy
-
-
-def apply_splits(function: ir.Operation, splits: list[Split]) -> None:
-    """Carries the splits out, as `fuse` does it."""
+def apply_splits(function: ir.Operation, splits: Sequence[Step]) -> None:
     by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}
     for s in splits:
-        part, _ = split(by_name[s.name], s.dim, s.parts)
+        assert isinstance(s, Split)
+        part, _ = split(by_name[s.operation], s.dim, s.parts)
         part.attributes["tilec.part"] = ir.UnitAttr.get()

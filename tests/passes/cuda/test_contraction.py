@@ -35,7 +35,6 @@ from tools.lowering import lowered as lower_text
 
 from tilec.core.targets import load
 from tilec.kernels import StoredContraction, matrix
-from tilec.plan import prepack
 
 
 @pytest.mark.crossed
@@ -180,7 +179,7 @@ def test_wgmma_tf32(monkeypatch):
     tile = ("wgmma", 64, 64, 32, (4, 1))
     sizes = {"M": 72, "N": 72, "K": 100}
     result = check(USING_TURNED, ("tf32", "f32"), sizes, tile, lambda a, b: a @ b.T, monkeypatch)
-    assert not result.plan.packs and len(result.plan.kernels) == 1
+    assert not result.plan.steps("pack") and len(result.plan.kernels) == 1
 
 
 @pytest.mark.crossed
@@ -248,8 +247,7 @@ def test_large_tiles_fit_registers(text, kind, sizes, target):
 def test_bytes_are_converted_on_the_way_to_the_units(left, right, kind, monkeypatch):
     """Where they are contiguous along k: shared memory holds bytes, and all of both types are right."""
     text = MATMUL_TURNED.replace("a: {t}", f"a: {left}").replace("b: {t}", f"b: {right}")
-    monkeypatch.setattr(prepack, "GAIN", 1e6)
-    result = check(text, (left, "f32"), {"M": 40, "N": 256, "K": 80}, mma(32, 32, 64), lambda a, b: a @ b.T, monkeypatch)
+    result = check(text, (left, "f32"), {"M": 40, "N": 256, "K": 80}, mma(32, 32, 64), lambda a, b: a @ b.T, monkeypatch, pack=[])
     options = result.plan.kernels[-1].options
     assert options.multiplicand == kind and {left, right} == set(options.stored)
 
@@ -257,8 +255,8 @@ def test_bytes_are_converted_on_the_way_to_the_units(left, right, kind, monkeypa
 def test_bytes_beside_a_factor_in_lines_of_rows(monkeypatch):
     """Threads that convert load lines of k of both factors: the other one's lines were read beyond their ends."""
     text = "op f(a: bf16[K, M], b: i8[N, K]) -> (y: f32[M, N]) {{ y[i, j] = sum[k](a[k, i] * b[j, k]) }}"
-    monkeypatch.setattr(prepack, "GAIN", 1e6)
-    result = check(text, ("bf16", "f32"), {"M": 17, "N": 16, "K": 64}, mma(16, 32, 64), lambda a, b: a.T @ b.T, monkeypatch)
+    sizes, tile = {"M": 17, "N": 16, "K": 64}, mma(16, 32, 64)
+    result = check(text, ("bf16", "f32"), sizes, tile, lambda a, b: a.T @ b.T, monkeypatch, pack=[])
     assert set(result.plan.kernels[-1].options.stored) == {"bf16"}
 
 
@@ -296,8 +294,7 @@ def test_vectors_of_a_batch(left, right, result, sizes):
 def test_warps_share_a_step(left, right, warps, k, monkeypatch):
     """Each multiplies its part of a step along k, of which the last one may end early; their sums are added in order."""
     text = MATMUL_TURNED.replace("a: {t}", f"a: {left}").replace("b: {t}", f"b: {right}")
-    monkeypatch.setattr(prepack, "GAIN", 1e6)
     tile = mma(16, 32, 128, warps)
-    result = check(text, (left, "f32"), {"M": 24, "N": 72, "K": k}, tile, lambda a, b: a @ b.T, monkeypatch, "h200")
+    result = check(text, (left, "f32"), {"M": 24, "N": 72, "K": k}, tile, lambda a, b: a @ b.T, monkeypatch, "h200", pack=[])
     options = result.plan.kernels[-1].options
     assert options.inner_warps > 1 and set(options.stored) == {left, right}

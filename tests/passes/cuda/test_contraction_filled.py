@@ -4,16 +4,18 @@ interpreter, and compiled at sizes that matter."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from conftest import assert_within
 from tools import contractions as T
-from tools.contractions import arrays, arrays_of, emulated, lowered
+from tools.contractions import arrays, arrays_of, emulated
 from tools.lowering import lowered as lower_text
+from tools.plans import rewritten
 
 from tilec.core.diagnostics import CallError, Source
 from tilec.kernels import matrix
-from tilec.plan import prepack
 from tilec.semantics.interpreted import interpret_stage
 
 WGMMA = {
@@ -56,9 +58,10 @@ CHANNELS = """op conv(x: {t}[N, H, W, C], f: {t}[R, S, C, K]) -> (y: {o}[N, H, W
 
 @pytest.fixture(autouse=True)
 def few_stages(monkeypatch):
-    """And no factor that is stored in longer rows, which would pay at these sizes."""
     monkeypatch.setitem(matrix.DEEPEST, "wgmma", 3)
-    monkeypatch.setattr(prepack, "GAIN", 1e6)
+
+
+lowered = partial(T.lowered, pack=[])  # no factor is stored in longer rows, which would pay at these sizes
 
 
 def both(text, inputs, sizes, tile, expected, monkeypatch):
@@ -164,12 +167,11 @@ def test_places_outside_are_refused(wrong, tile, monkeypatch):
         interpret_stage(specialised, result.texts, "map", {"x": x, "p": p, "w": w})
 
 
-def test_a_factor_with_a_check_is_not_stored_before(monkeypatch):
+def test_a_factor_with_a_check_is_not_stored_before():
     """The check belongs to the product's kernel."""
-    monkeypatch.setattr(prepack, "GAIN", 1e-6)
     text, sizes, *_ = FOUND["columns"]
-    _, result = lower_text(Source("t.tile", text.format(t="bf16", o="f32")), None, sizes)
-    assert not result.plan.packs and sum(len(k.sites) for k in result.emitted.kernels) == 1
+    _, result = lower_text(Source("t.tile", text.format(t="bf16", o="f32")), None, sizes, rewritten(pack=True))
+    assert not result.plan.steps("pack") and sum(len(k.sites) for k in result.emitted.kernels) == 1
 
 
 @pytest.mark.parametrize("channels", [20, 21, 22])
@@ -187,12 +189,11 @@ def test_windows_of_few_channels(channels, monkeypatch):
 )
 def test_tensors_are_stored_in_aligned_rows(text, channels, stored, monkeypatch):
     """Windows of a tensor with longer rows are boxes: NaNs beyond a row's end are those of nobody."""
-    monkeypatch.setattr(prepack, "GAIN", 1e-6)
     text = text.format(t="bf16", o="bf16")
     text = text.replace("f[r, s, c, k]", "f[k, r, s, c]") if "[K, R, S, C]" in text else text
     sizes = {"N": 2, "H": 4, "W": 5, "C": channels, "K": channels, "R": 3, "S": 3}
-    specialised, result = lowered(text, sizes, "h200", WGMMA[64], monkeypatch)
-    assert [p.dims for p in result.plan.packs] == [()] * stored and result.plan.kernels[-1].options.copies == (
+    specialised, result = T.lowered(text, sizes, "h200", WGMMA[64], monkeypatch, pack=True)
+    assert [p.dims for p in result.plan.steps("pack")] == [()] * stored and result.plan.kernels[-1].options.copies == (
         "tma",
         "tma",
     )

@@ -7,7 +7,6 @@ from tools.contractions import INTEGERS
 
 import tilec
 from tilec.core.dtypes import DTYPES
-from tilec.plan import prepack
 
 TILES = {"i8": T.mma(32, 32, 64), "u8": T.fma(), "i32": T.fma(), "i16": T.fma()}
 
@@ -34,12 +33,11 @@ def test_products_of_integers(kind, turned, sizes, monkeypatch):
 @pytest.mark.parametrize("turned", [False, True])
 def test_products_of_integers_by_warpgroups(kind, turned, monkeypatch):
     """A factor whose bytes do not follow each other along k is stored so first."""
-    monkeypatch.setattr(prepack, "GAIN", 1e-6)
     text = INTEGERS.format(t=kind, turned="N, K" if turned else "K, N", at="n, k" if turned else "k, n")
     sizes = {"M": 72, "N": 80, "K": 208}
-    specialised, result = T.lowered(text, sizes, "h200", ("wgmma", 64, 64, 128, (4, 1)), monkeypatch)
+    specialised, result = T.lowered(text, sizes, "h200", ("wgmma", 64, 64, 128, (4, 1)), monkeypatch, pack=True)
     assert result.plan.kernels[-1].options.instruction == "wgmma"
-    assert tuple(p.stored for p in result.plan.packs) == (() if turned else ("c.right",))
+    assert tuple(p.stored for p in result.plan.steps("pack")) == (() if turned else ("c.right",))
     low, high = (0, 255) if kind == "u8" else (-128, 127)
     shapes = [[s.value for s in t.shape] for t in specialised.inputs]
     inputs = [np.random.default_rng(0).integers(low, high, s, endpoint=True).astype(DTYPES[kind].numpy) for s in shapes]

@@ -1,6 +1,5 @@
 """Contractions whose factors lie in memory in another order than C does, or have several reduced dimensions."""
 
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +7,6 @@ from conftest import assert_within
 from tools import contractions as T
 from tools.contractions import PROJECTION, TO_HEADS, check, fma, mma, projected
 from tools.lowering import planned
-
-from tilec.core.fitted import WarpgroupTimes
-from tilec.core.targets import load
-from tilec.plan import prepack
 
 WGMMA = ("wgmma", 64, 128, 64, (4, 1))
 
@@ -105,14 +100,13 @@ PACKED = {  # text, types, what is stored before
 
 @pytest.mark.parametrize("name", PACKED)
 def test_factors_are_stored_before(name, monkeypatch):
-    """Even though it does not pay at this size, which is why the model is asked about a larger one here."""
+    """Even though it does not pay at this size."""
     text, kinds, stored = PACKED[name]
-    monkeypatch.setattr(prepack, "GAIN", 1e-6)
     expected = {"prologue": lambda a, s, b: (a * s[:, None]) @ b}.get(name, lambda a, b: a @ b)
     sizes = {"M": 72, "N": 136, "K": 72}
     tile = ("wgmma", 64, 64, 128 // (4 if name == "tf32" else 2), (4, 1))
-    result = check(text, kinds, sizes, tile, expected, monkeypatch)
-    assert tuple(p.stored for p in result.plan.packs) == stored
+    result = check(text, kinds, sizes, tile, expected, monkeypatch, pack=True)
+    assert tuple(p.stored for p in result.plan.steps("pack")) == stored
     assert result.emitted.module.count("= wgmma(") == 1
 
 
@@ -131,10 +125,9 @@ UNALIGNED = {  # text, sizes, what is stored: its extents
 def test_factors_in_lines_that_tma_cannot_copy_are_stored_in_longer_ones(name, monkeypatch):
     """With zeros at the end of lines; what is no number elsewhere stays there."""
     text, sizes, extents = UNALIGNED[name]
-    monkeypatch.setattr(prepack, "GAIN", 1e-6)
     text = text.format(t="bf16", o="bf16")
-    specialised, result = T.lowered(text, {"M": 35, "N": 37, "K": 69} | sizes, "h200", WGMMA, monkeypatch)
-    assert tuple(p.extents for p in result.plan.packs) == extents
+    specialised, result = T.lowered(text, {"M": 35, "N": 37, "K": 69} | sizes, "h200", WGMMA, monkeypatch, pack=True)
+    assert tuple(p.extents for p in result.plan.steps("pack")) == extents
     assert result.emitted.module.count("= wgmma(") == 1
     inputs = T.arrays(specialised)
     inputs[0].reshape(-1)[-1] = np.inf
@@ -155,22 +148,17 @@ def test_factors_are_stored_where_boxes_hang_over_lines_of_k(name, kind, monkeyp
     """The weights' gradient of a layer whose results are scaled, over images and their tokens; of f32 numbers, both factors are
     stored in parts, where these lie in lines that TMA can copy."""
     order, own, extents = HANGING[name]
-    monkeypatch.setattr(prepack, "GAIN", 1e-6)
-    target = load("h200")
-    fit = replace(target.fit(WarpgroupTimes), parts=1e-6)
-    groups = target.fitted.groups | {"warpgroup_contraction": fit}
-    target = replace(target, fitted=replace(target.fitted, groups=groups))
     text = f"""op f(g: {kind}{order.upper()}, s: {kind}[M], x: {kind}[B, T, N]) -> (w: f32[M, N]) {{
      h{order}: {kind} = g{order} * s[m]
      w[m, n] = sum[b, t](h{order} * x[b, t, n])
     }}"""
     padded = any(extents[0])
     tile = WGMMA if kind == "bf16" else ("wgmma", 64, 64, 64, (4, 1))
-    specialised, result = T.lowered(text, {"B": 3, "T": 21, "M": 40, "N": 48} | own, target, tile, monkeypatch)
+    specialised, result = T.lowered(text, {"B": 3, "T": 21, "M": 40, "N": 48} | own, "h200", tile, monkeypatch, pack=True)
     if kind == "f32" and padded:
-        assert not result.plan.packs
+        assert not result.plan.steps("pack")
         return
-    assert tuple(p.extents for p in result.plan.packs) == (extents if kind == "bf16" else ((), ()))
+    assert tuple(p.extents for p in result.plan.steps("pack")) == (extents if kind == "bf16" else ((), ()))
     assert result.emitted.module.count("= wgmma(") == 1
     inputs = T.arrays(specialised)
     inputs[0].reshape(-1)[-1] = np.inf
@@ -180,12 +168,11 @@ def test_factors_are_stored_where_boxes_hang_over_lines_of_k(name, kind, monkeyp
 @pytest.mark.parametrize("rows, packed", [(21, True), (23, False), (24, False)])
 def test_rows_that_go_on_behind_k_are_not_aligned(rows, packed, monkeypatch):
     """A box would bring what follows in them: there are zeros only where rows end with k."""
-    monkeypatch.setattr(prepack, "GAIN", 1e-6)
     text = f"""op f(g: bf16[M, 3, {rows}], x: bf16[N, 3, {rows}]) -> (w: f32[M, N]) {{
      w[m, n] = sum[b in 0:3, t in 0:21](g[m, b, t] * x[n, b, t])
     }}"""
-    specialised, result = T.lowered(text, {"M": 40, "N": 48}, "h200", ("wgmma", 64, 64, 64, (4, 1)), monkeypatch)
-    assert bool(result.plan.packs) == packed
+    specialised, result = T.lowered(text, {"M": 40, "N": 48}, "h200", ("wgmma", 64, 64, 64, (4, 1)), monkeypatch, pack=True)
+    assert bool(result.plan.steps("pack")) == packed
     inputs = T.arrays(specialised)
     assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
 
@@ -199,7 +186,7 @@ def test_factors_of_k_in_two_dimensions_are_stored_at_large_sizes():
     plan = planned(text, None, {"B": 64, "T": 257, "M": 768, "N": 3072})
     assert [getattr(k.options, "instruction", None) for k in plan.kernels] == [None, "wgmma"]
     plan = planned(text, None, {"B": 4, "T": 17, "M": 768, "N": 128})
-    assert not plan.packs
+    assert not plan.steps("pack")
 
 
 def test_lines_that_tma_cannot_copy_are_stored_at_large_sizes():

@@ -6,10 +6,11 @@ from conftest import assert_within
 from tools.contractions import arrays, emulated
 from tools.lowering import assert_reads_back
 from tools.lowering import lowered as lower_text
+from tools.plans import operations, rewritten
 
 from tilec.core.diagnostics import Source
 from tilec.kernels import ContractionChain
-from tilec.plan import chain_fusion, recompute
+from tilec.plan import chain_fusion
 from tilec.semantics.interpreter import interpret
 
 HEAD = "op f(x: bf16[M, D], w: bf16[V, D], t: i64[M]{}) -> ({}) {{\n s[i, v] = sum[d](x[i, d] * w[v, d]){}\n"
@@ -26,12 +27,12 @@ PROGRAMS = {
     "other rows": HEAD.format("", "y: f32[M]", "") + " y[i] = max[v](s[i, v]) - s[M - 1 - i, t[i]]\n}",
 }
 SIZES = {"M": 136, "V": 136, "D": 40}
+ANEW = rewritten(recompute=True)
 
 
 @pytest.fixture
 def always(monkeypatch):
     monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
-    monkeypatch.setattr(recompute, "pays", lambda anew, stored: True)
 
 
 def inputs_of(specialised, seed=5):
@@ -42,9 +43,9 @@ def inputs_of(specialised, seed=5):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name, always):
     text = PROGRAMS[name]
-    specialised, result = lower_text(Source("t.tile", text), None, SIZES, target="h200", locations=True)
+    specialised, result = lower_text(Source("t.tile", text), None, SIZES, ANEW, locations=True)
     assert_reads_back(result)
-    assert result.plan.recomputed and any(isinstance(k.options, ContractionChain) for k in result.plan.kernels)
+    assert result.plan.steps("recompute") and any(isinstance(k.options, ContractionChain) for k in result.plan.kernels)
     inputs = inputs_of(specialised)
     for stage in ("plan", "fuse", "map"):
         assert_within(text, inputs, interpret(result.texts[stage], inputs), kind="cuda")
@@ -52,14 +53,14 @@ def test_programs(name, always):
 
 def test_printed(always):
     text = PROGRAMS["mean"]
-    specialised, result = lower_text(Source("t.tile", text), None, SIZES, target="h200")
+    specialised, result = lower_text(Source("t.tile", text), None, SIZES, ANEW)
     inputs = inputs_of(specialised)
     assert_within(text, inputs, emulated(specialised, result, inputs), kind="cuda")
 
 
 def test_a_read_outside_is_found(always):
     """The check of the subscript stays where the source reads, though the element comes from elsewhere."""
-    specialised, result = lower_text(Source("t.tile", PROGRAMS["mean"]), None, SIZES, target="h200", locations=True)
+    specialised, result = lower_text(Source("t.tile", PROGRAMS["mean"]), None, SIZES, ANEW, locations=True)
     inputs = inputs_of(specialised)
     inputs[2][7] = SIZES["V"]
     with pytest.raises(Exception, match=r"`s\[i, t\[i\]\]` reads outside `s`"):
@@ -70,17 +71,17 @@ def test_many_reads_are_of_memory():
     """Each element read takes as much as one that is stored: no more of them are computed anew than there are."""
     text = HEAD.format(", c: i32[M, 200]", "y: f32[M, 200]", "") + " y[i, j] = s[i, c[i, j]]\n}"
     _, result = lower_text(Source("t.tile", text), None, SIZES, target="h200")
-    assert not result.plan.recomputed
+    assert not result.plan.steps("recompute")
 
 
 def test_the_model_decides():
     large = {"M": 8192, "V": 32768, "D": 4096}
     _, result = lower_text(Source("t.tile", PROGRAMS["mean"]), None, large, target="h200")
-    assert list(result.plan.recomputed) == ["y.sum.s"]
+    assert operations(result.plan, "recompute") == ["y.sum"]
     assert any(isinstance(k.options, ContractionChain) for k in result.plan.kernels)
     stored = PROGRAMS["mean"].replace("y: f32)", "y: f32, s: f32[M, V])")
     _, result = lower_text(Source("t.tile", stored), None, large, target="h200")
-    assert not result.plan.recomputed
+    assert not result.plan.steps("recompute")
 
 
 def test_a_schedule_is_obeyed(tmp_path):
@@ -95,7 +96,7 @@ def test_a_schedule_is_obeyed(tmp_path):
     path = tmp_path / "t.sched.toml"
     path.write_text(write_schedule(first.plan, specialised).replace("blocks_per_row = 2", "blocks_per_row = 4"))
     second = planned(read_schedule(path))[1].plan
-    assert second.recomputed and second.kernels[0].options.blocks_per_row == 4
+    assert second.steps("recompute") and second.kernels[0].options.blocks_per_row == 4
 
 
 def test_reductions_beside_are_split():
@@ -103,4 +104,4 @@ def test_reductions_beside_are_split():
     text = PROGRAMS["mean"].replace("t: i64[M]", "t: i64[M], g: bf16[B, 768]").replace("-> (y: f32", "-> (y: f32, q: f32[768]")
     text = text.rstrip("}\n") + "\n q[j] = sum[i](g[i, j])\n}"
     _, result = lower_text(Source("t.tile", text), None, {"M": 4096, "V": 50304, "D": 768, "B": 16384}, target="h200")
-    assert result.plan.recomputed and [s.name for s in result.plan.splits] == ["q"]
+    assert result.plan.steps("recompute") and operations(result.plan, "split") == ["q"]

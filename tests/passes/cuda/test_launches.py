@@ -77,7 +77,7 @@ def test_no_copy_is_planned_that_lies_as_its_source_does():
     inputs = {"a": np.arange(16, dtype=np.float32)[None], "w": np.ones((16, 1), np.float32)}
     inputs = {name: a.astype(DTYPES["bf16"].numpy) for name, a in inputs.items()}
     _, result = lowered(text, None, inputs, target=machine("wgmma"))
-    assert not result.plan.packs and len(result.plan.kernels) == len(result.emitted.steps) == 1
+    assert not result.plan.steps("pack") and len(result.plan.kernels) == len(result.emitted.steps) == 1
     assert_within(text, inputs, interpret(result.texts["map"], list(inputs.values())), kind="cuda")
 
 

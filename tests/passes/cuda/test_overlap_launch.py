@@ -11,12 +11,12 @@ from tools import cuda_emulator
 from tools.cuda_driver_fake import stand_in
 from tools.cuda_kernels import compiled
 from tools.lowering import lowered
+from tools.plans import scheduled
 
 import tilec
 from tilec.core import mlir
 from tilec.core.diagnostics import Source
 from tilec.core.mlir import ir
-from tilec.plan import planner, split_reduction
 from tilec.plan.report.explain import explain
 from tilec.plan.schedule.read import parse_schedule
 from tilec.plan.schedule.write import write_schedule
@@ -28,11 +28,9 @@ SUM = "op f(x: f32[M, N]) -> (y: f32[N]) { y[j] = sum[i](x[i, j]) * 2 }"
 X = {"x": np.random.default_rng(0).standard_normal((512, 8), np.float32)}
 
 
-@pytest.fixture(autouse=True)
-def in_parts(monkeypatch):
+def in_parts(target="h200", **more):
     """A sum of two kernels, although it is short."""
-    monkeypatch.setattr(split_reduction, "MIN_PART", 64)
-    monkeypatch.setattr(planner, "_whole_if_faster", lambda split, whole, at_once: split())
+    return lowered(SUM, None, X, scheduled(rewrites={"split": [{"operation": "y.sum", "dim": 1, "parts": 8}]}, **more), target)
 
 
 def kernels(result):
@@ -47,7 +45,7 @@ def run(emitted):
 
 
 def test_the_second_kernel_waits_for_the_first():
-    special, result = lowered(SUM, None, X)
+    special, result = in_parts()
     first, second = kernels(result)
     assert (first.overlap, second.overlap) == (False, True)
     assert "grid_release()" in first.text and "grid_wait" not in first.text and "_nc(" in first.text
@@ -61,7 +59,7 @@ def test_the_second_kernel_waits_for_the_first():
 
 @pytest.mark.parametrize("wrong", [("    grid_wait()\n", "    pass\n"), ("load_f32x4(", "load_f32x4_nc(")])
 def test_the_emulator_sees_who_does_not_wait(wrong):
-    emitted = lowered(SUM, None, X)[1].emitted
+    emitted = in_parts()[1].emitted
     assert wrong[0] in emitted.module
     module = emitted.module.replace(*wrong).replace("    load_f32x4,", "    load_f32x4, load_f32x4_nc,")
     with pytest.raises(AssertionError, match=r"before the kernel ahead is complete|writes this meanwhile"):
@@ -69,14 +67,14 @@ def test_the_emulator_sees_who_does_not_wait(wrong):
 
 
 def test_devices_without_it_launch_one_after_another():
-    result = lowered(SUM, None, X, target="a100")[1]
+    result = in_parts("a100")[1]
     assert not any(k.overlap or "grid_" in k.text for k in kernels(result))
     assert not any(k.options.overlap_launch or k.work.overlaps for k in result.plan.kernels)
     run(result.emitted)
 
 
 def test_a_schedule_turns_it_off():
-    special, own = lowered(SUM, None, X)
+    special, own = in_parts()
     text = write_schedule(own.plan, special)
     assert text.count("overlap_launch = true") == 1
     edited = Source("s", text.replace("overlap_launch = true", "overlap_launch = false"))
@@ -107,7 +105,7 @@ def test_attributes_of_a_launch(monkeypatch):
 
 
 def test_nothing_is_read_before_the_wait():
-    second = compiled(lowered(SUM, None, X)[1].emitted, "sm_90a")[1][1]
+    second = compiled(in_parts()[1].emitted, "sm_90a")[1][1]
     body = second.ptx[second.ptx.index(".entry") :]
     assert "ld.global" in body
     assert body.index("griddepcontrol.wait") < body.index("ld.global")

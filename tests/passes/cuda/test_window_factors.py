@@ -1,6 +1,5 @@
 """Factors of windows in which neighbouring threads would read apart: stored first, with the threads' dimension last."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +8,10 @@ from conftest import assert_within
 from tools.cuda_kernels import compiled
 from tools.emulation import run_printed
 from tools.lowering import emitted, lowered
+from tools.plans import rewritten
 
 from tilec.core.dtypes import DTYPES
 from tilec.core.targets import load
-from tilec.plan import ordered_factors
 from tilec.plan.cuda import choose, columns, lines, windows
 
 ONE = replace(load("h200"), units=1)  # small programs fill it
@@ -42,11 +41,10 @@ def test_a_factor_is_stored_in_the_order_of_threads(factor, kind, rng, monkeypat
     for module in (columns, windows):
         monkeypatch.setattr(module, "THREADS", 16)
     monkeypatch.setattr(choose, "NEAR", 0)
-    monkeypatch.setattr(ordered_factors, "GAIN", 0)
     monkeypatch.setattr(lines, "APART", 0)
     text, shapes = depthwise(factor, kind), {"x": (8, 4, 8, 16), "f": (16, 1, 3, 3)}
     inputs = {name: rng.standard_normal(shape).astype(DTYPES[kind].numpy) for name, shape in shapes.items()}
-    special, result = lowered(text, None, inputs, target=ONE)
+    special, result = lowered(text, None, inputs, rewritten(pack=True), ONE)
     stores, sums = result.plan.kernels
     assert stores.nodes in (("y.right",), ("y.sum.right",)) and sums.options.adjacent_steps == (1, 2)
     (out,), failed = run_printed(special, result, inputs)
@@ -55,22 +53,21 @@ def test_a_factor_is_stored_in_the_order_of_threads(factor, kind, rng, monkeypat
     assert np.abs(out.astype(np.float32)).max() > 0
 
 
-def planned(factor: str, norm: bool = False):
-    return lowered(depthwise(factor, window=7, norm=norm), None, {"N": 64, "H": 14, "W": 14, "C": 384})[1].plan
+def planned(factor: str, norm: bool = False, schedule=None):
+    return lowered(depthwise(factor, window=7, norm=norm), None, {"N": 64, "H": 14, "W": 14, "C": 384}, schedule)[1].plan
 
 
 @pytest.mark.parametrize("factor", list(FACTORS))
 def test_it_is_stored_where_threads_would_read_apart(factor):
     plan = planned(factor)
-    assert [p.stored for p in plan.packs] == [] if factor == "last" else ["y.sum.right"]
+    assert [p.stored for p in plan.steps("pack")] == [] if factor == "last" else ["y.sum.right"]
     assert plan.kernels[-1].options.adjacent_steps == (1, 2)
 
 
-def test_requests_whose_threads_read_apart_take_a_line_for_each(monkeypatch):
+def test_requests_whose_threads_read_apart_take_a_line_for_each():
     """16 lanes are two channels apart, 196 bytes, so that a request touches 16 lines, and each element is loaded once for 14
     neighbours."""
-    monkeypatch.setattr(ordered_factors, "GAIN", math.inf)
-    (apart, *_), (aside,) = planned("first").kernels, planned("last").kernels
+    (apart, *_), (aside,) = planned("first", schedule=rewritten(pack=[])).kernels, planned("last").kernels
     target = load("h200")
     touched = 64 * 14 * 14 * 384 * 49 / 14 / 32 * 16
     assert apart.work.shared_bytes == pytest.approx(128 * touched) and not aside.work.shared_bytes

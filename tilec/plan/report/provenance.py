@@ -12,15 +12,17 @@ from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
 from tilec.kernels import KernelPlan
 from tilec.plan.model import Plan
+from tilec.plan.steps import Pack, Split
 
 
 class Provenance:
     """The texts that a specialised op came from, and the names of its indices."""
 
     def __init__(self, specialised: Specialised, plan: Plan | None = None):
-        """`plan` tells the operations that it makes itself: parts of split reductions, packed factors."""
-        self.splits = {s.name for s in plan.splits} if plan else set()
-        self.packs = {p.stored: p for p in plan.packs} if plan else {}
+        """`plan` tells the operations that its rewrites make: parts of split reductions, packed factors."""
+        splits: tuple[Split, ...] = plan.steps("split") if plan else ()
+        self.splits = {name: s.operation for s in splits for name in (s.operation, s.partial)}
+        self.packs: dict[str, Pack] = {p.stored: p for p in plan.steps("pack")} if plan else {}
         self.equations = {e.name: e for e in specialised.equations}
         spans = [t.span for t in (*specialised.inputs, *specialised.outputs)]
         spans += [n.span for e in specialised.equations for n in (e, *ast.traverse(e.value))]
@@ -42,14 +44,13 @@ class Provenance:
 
     def indices(self, operation: str, extents: list[int]) -> tuple[str, ...]:
         """The names of an operation's dimensions in the source; `d0`, ... where the source has none."""
-        whole = operation.removesuffix(".partial")
-        if whole in self.splits:
-            return ("part", *self._own(whole, len(extents) - 1))
+        if operation in self.splits:
+            return ("part", *self._own(self.splits[operation], len(extents) - 1))
         if operation in self.packs:
             pack = self.packs[operation]
             if not pack.dims:
                 return tuple(f"d{k}" for k in range(len(extents)))
-            own = self._own(pack.name, 1 + max(pack.dims))
+            own = self._own(pack.operation, 1 + max(pack.dims))
             names = [own[d] for d in pack.dims]
             return tuple([*names[:-1], "part", names[-1]] if pack.kind == parts.KIND else names)
         return self._own(operation, len(extents))

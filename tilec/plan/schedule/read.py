@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tilec.core import records
 from tilec.core.diagnostics import CallError, Source, Span, TileError
 from tilec.core.quantities import duration
 from tilec.core.targets import names
@@ -27,8 +28,11 @@ from tilec.plan.cuda.launches import refuse_launches
 from tilec.plan.given_groups import Fixed
 from tilec.plan.groups import Remark
 from tilec.plan.model import Plan
+from tilec.plan.rewrites import REWRITES
+from tilec.plan.search import ALL, StepRefused, written
 
-_PLAN_KEYS = {"program": str, "target": str, "inline": list, "launches": dict, "kernels": dict}
+_PLAN_KEYS = {"program": str, "target": str, "inline": list, "rewrites": dict, "launches": dict, "kernels": dict}
+_REWRITES = {rewrite.name: rewrite for rewrite in REWRITES}
 _KERNEL_KEYS = {"operations": list, "tile": list, "loops": dict, **dict.fromkeys(FAMILIES, dict)}
 VERSION = 2
 """Of the form of schedule files."""
@@ -76,6 +80,8 @@ class Schedule:
                 self.fail(what, number, "program", hint="remove one of them")
             seen.add(known)
             self._list_of(str, plan.get("inline", []), "inline", number)
+            for name, steps in plan.get("rewrites", {}).items():
+                self._steps(name, steps, number)
             for name, kernels in plan.get("launches", {}).items():
                 self._list_of(str, kernels, name, number, "launches")
             for name, kernel in plan.get("kernels", {}).items():
@@ -110,6 +116,27 @@ class Schedule:
         for operation, order in kernel.get("loops", {}).items():
             self._list_of(int, order, operation, number, name)
 
+    def _steps(self, name: str, steps: Any, number: int) -> None:
+        where = number, "rewrites", name
+        if (rewrite := _REWRITES.get(name)) is None:
+            self.fail(f"there is no rewrite `{name}`", *where, hint=_suggest(name, _REWRITES))
+        if steps is True:
+            return
+        if not isinstance(steps, list):
+            self.fail(f"`{name}` must be a list of operations, or `true` for all that it applies to", *where)
+        for step in steps:
+            if isinstance(step, str):
+                continue
+            if not isinstance(step, dict) or not isinstance(step.get("operation"), str):
+                self.fail(f"a step of `{name}` is the name of an operation, or a table with `operation`", *where)
+            for key, value in step.items():
+                if key not in (known := records.fields_of(rewrite.step)):
+                    self.fail(f"unknown key `{key}`", *where, key, hint=_suggest(key, known))
+                kind = records.kind_of(rewrite.step, key)
+                right = isinstance(value, list) and all(type(v) is int for v in value) if kind is tuple else type(value) is kind
+                if not right:
+                    self.fail(f"`{key}` must be {records.NOUNS[kind]}", *where, key)
+
     def _keys(self, table: Any, known: dict[str, type], where: tuple) -> None:
         for key, value in table.items():
             if key not in known:
@@ -140,7 +167,7 @@ class Schedule:
         return f"{told}; tilec knows no target {', '.join(map(repr, unknown))})" if unknown else f"{told})"
 
     def _obey(self, own: Plan, section: dict[str, Any], number: int) -> Plan:
-        plan = self._regroup(own, section, number)
+        plan = self._replan(own, section, number)
         tables = self._tables(plan, section, number)
         kernels = []
         remarks = list(plan.remarks)
@@ -151,24 +178,32 @@ class Schedule:
             remarks += self._difference(kernel, obeyed)
         launches = self._launches(plan, kernels, section, number, remarks)
         plan = replace(plan, kernels=tuple(kernels), launches=launches, remarks=())
-        if Fixed(_groups(plan), plan.inlined).same_as(Fixed(_groups(own), own.inlined)):
+        same = plan.rewrites == own.rewrites
+        if same and Fixed(_groups(plan), plan.inlined).same_as(Fixed(_groups(own), own.inlined)):
             return replace(plan, remarks=tuple(remarks))
         return replace(plan, remarks=(*remarks, self._other_groups(own, plan)))
 
-    def _regroup(self, own: Plan, section: dict[str, Any], number: int) -> Plan:
-        """The plan with the file's kernels, where it names their operations."""
+    def _replan(self, own: Plan, section: dict[str, Any], number: int) -> Plan:
+        """The plan with the file's rewrites and kernels, where it names them. Where it names kernels, the rewrites that it does not
+        decide are the compiler's."""
         lists = [k["operations"] for k in section.get("kernels", {}).values() if "operations" in k]
-        if not lists and "inline" not in section:
+        given, fixed = {name: _demanded(steps) for name, steps in section.get("rewrites", {}).items()}, None
+        if lists or "inline" in section:
+            fixed = Fixed(tuple(map(tuple, lists)) if lists else _groups(own), tuple(section.get("inline", own.inlined)))
+        mine = {name: [dict(records.items(step)) for step in own.steps(name)] for name in _REWRITES}
+        same_kernels = fixed is None or fixed.same_as(Fixed(_groups(own), own.inlined))
+        if same_kernels and all(steps == mine[name] for name, steps in given.items()):
             return own
-        fixed = Fixed(tuple(map(tuple, lists)) if lists else _groups(own), tuple(section.get("inline", own.inlined)))
-        if fixed.same_as(Fixed(_groups(own), own.inlined)):
-            return own
-        assert own.regroup is not None, "a plan is regrouped while its stage runs"
+        assert own.replan is not None, "a program is planned again while its stage runs"
         try:
-            return own.regroup(fixed)
+            return own.replan(fixed, mine | given if fixed else given)
         except TileError as error:
             (problem,) = error.diagnostics
-            raise CallError(problem.message, self._named(problem.message, number), hint=problem.hint) from None
+            refused = isinstance(error, StepRefused) and error.rewrite in given
+            where = self.span(number, "rewrites", error.rewrite) if refused else self._named(problem.message, number)
+            further = "; `rewrites` decides which further operations there are" if problem.hint and given and not refused else ""
+            hint = f"{problem.hint}{further}" if problem.hint else None
+            raise CallError(problem.message, where, hint=hint) from None
 
     def _tables(self, plan: Plan, section: dict[str, Any], number: int) -> dict[frozenset[str], tuple[str, dict]]:
         """The file's kernels by their operations; kernels that list no operations are found by name."""
@@ -238,9 +273,12 @@ class Schedule:
             yield Remark("obeyed", obeyed.name, reason, line, alternatives)
 
     def _other_groups(self, own: Plan, plan: Plan) -> Remark:
+        same = plan.rewrites == own.rewrites
+
         def shown(p: Plan) -> str:
             kernels = " | ".join(", ".join(k.nodes) for k in p.kernels)
-            return kernels + (f"; inline {', '.join(p.inlined)}" if p.inlined else "")
+            steps = "".join(f"; {a.rewrite} {written(a)}" for a in p.rewrites) if not same else ""
+            return kernels + (f"; inline {', '.join(p.inlined)}" if p.inlined else "") + steps
 
         reason = f"{self.source.name} gives the kernels {shown(plan)}: {duration(plan.time_us)}; "
         reason += f"the compiler's choice {shown(own)}: {duration(own.time_us)}"
@@ -267,7 +305,7 @@ class Schedule:
         plan = self.span(number)
         following = re.compile(_PLAN_HEADER, re.MULTILINE).search(self.source.text, plan.end)
         end = following.start() if following else len(self.source.text)
-        name = re.search(r"`(\w+)`", message)
+        name = re.search(r"`([\w.]+)`", message)
         strings = re.compile(rf"""["']{re.escape(name[1])}["']""") if name else None
         found = list(strings.finditer(self.source.text, plan.end, end)) if strings else []
         return Span(self.source, *found[-1].span()) if found else plan
@@ -349,6 +387,14 @@ class _Edit:
             hint = _suggest(option, known) if option not in known else None
             self.fail(str(error), kernel.options.name, option, hint=hint)
             raise
+
+
+def _demanded(steps: Any) -> Any:
+    """A file's steps of a rewrite: the fields of each."""
+    if steps is True:
+        return ALL
+    tables = ({"operation": step} if isinstance(step, str) else step for step in steps)
+    return [{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()} for table in tables]
 
 
 def _groups(plan: Plan) -> tuple[tuple[str, ...], ...]:

@@ -33,6 +33,7 @@ from tilec.kernels.base import listed
 from tilec.plan.model import Plan
 from tilec.plan.report.provenance import Provenance, short_location
 from tilec.plan.schedule.read import VERSION, read_schedule
+from tilec.plan.search import written
 
 __all__ = ["merge_schedule", "read_schedule", "write_schedule"]
 
@@ -42,6 +43,8 @@ A schedule file: it says how a program is compiled, for one target and one set o
 Times are predictions.
   operations  the operations of the kernel; move a name to another kernel, or to a new one (OP_...)
   inline      operations that are computed again inside each of their readers, and never stored
+  rewrites    steps that change the program before its kernels are made, by their kind; `KIND = []` takes none,
+              `KIND = true` all that apply, whatever they cost (kinds: pieces, diagonals, recompute, copies, split, pack)
   launches    kernels that share a launch, by its name (OP_...), on a GPU; an empty table forbids it
   tile        a block's part of each dimension of the grid
   loops       for each operation, the numbers of its own dimensions, outermost loop first
@@ -98,6 +101,8 @@ def _plan(plan: Plan, specialised: Specialised, measured: Times | None) -> Table
         times += f", {measured[0]:.1f} us measured, {measured[1]:.1f} us for the compiler's own plan"
     _add(table, "target", plan.target.name, times)
     _add(table, "inline", _array(plan.inlined), "")
+    if plan.rewrites:
+        table.add("rewrites", _rewrites(plan))
     if plan.target.kind == "cuda" and len(plan.kernels) > 1:
         launches = tomlkit.table()
         for name, names in plan.launches.items():
@@ -107,6 +112,18 @@ def _plan(plan: Plan, specialised: Specialised, measured: Times | None) -> Table
     for kernel in plan.kernels:
         kernels.add(kernel.name, _kernel(kernel, plan, where))
     table.add("kernels", kernels)
+    return table
+
+
+def _rewrites(plan: Plan) -> Table:
+    """The steps by their rewrites, with their reasons."""
+    table = tomlkit.table()
+    for name in dict.fromkeys(a.rewrite for a in plan.rewrites):
+        steps = [a for a in plan.rewrites if a.rewrite == name]
+        for applied in steps:
+            location = f"{short_location(applied.line)}: " if applied.line else ""
+            table.add(tomlkit.comment(" ".join(f"{location}{name} {applied.step.operation}: {applied.reason}".split())))
+        table.add(name, tomlkit.value(f"[{', '.join(map(written, steps))}]"))
     return table
 
 

@@ -1,0 +1,201 @@
+"""The rewrites that a plan may take, in the order in which the search asks for them.
+
+    pieces      a tensor that joins others is computed piece by piece             passes/tensor/pieces.py
+    diagonals   a tensor is stored as one element for each diagonal               passes/tensor/diagonals.py
+    recompute   elements of a product that are read by number are computed anew   passes/tensor/gathered.py
+    copies      a product is computed for each contraction that reads it          passes/tensor/copies.py
+    split       a reduction is computed in parts, which are combined              passes/tensor/split.py
+    pack        a factor is stored as the kernel of its product reads it          passes/tensor/pack.py
+
+The first four replace what else is in memory: the result of a contraction may then stay on chip. Splits and packs are steps of
+kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tilec.analysis.diagonals import diagonals_of
+from tilec.analysis.graph import Graph
+from tilec.core import mlir
+from tilec.core.mlir import ir
+from tilec.passes.tensor.copies import copies_for, copy_for_readers
+from tilec.passes.tensor.diagonals import store_by_diagonal
+from tilec.passes.tensor.gathered import compute_anew, gathered_reads, name_of_read
+from tilec.passes.tensor.pieces import compute_in_pieces, joins_of
+from tilec.passes.tensor.split import refuse_split
+from tilec.plan import prepack, split_reduction
+from tilec.plan.chain import WIDEST
+from tilec.plan.groups import Group
+from tilec.plan.model import Plan
+from tilec.plan.state import State
+from tilec.plan.steps import Applied, Compared, Found, Pack, Rewrite, Split, Step
+
+
+def _at(rewrite: str, ops: Iterable[ir.Operation]) -> tuple[Applied, ...]:
+    """A step at each operation."""
+    return tuple(Applied(rewrite, Step(_name(op)), line=mlir.source_line(op)) for op in ops)
+
+
+def _name(op: ir.Operation) -> str:
+    return mlir.get_string(op, "tilec.name") or "op"
+
+
+def _recomputed(subject: str, done: str, undone: str) -> Compared:
+    return Compared("recomputed", subject, (f"to compute {subject}",), done, undone)
+
+
+# ---- pieces ----------------------------------------------------------------------------------------------------------
+
+
+def _pieces(state: State) -> tuple[Applied, ...]:
+    return _at("pieces", joins_of(state.function, WIDEST))
+
+
+def _find_pieces(state: State, without: Callable[[], Plan]) -> Found:
+    steps = _pieces(state)
+    return Found(steps, compared=_recomputed(_operations(steps), "in pieces", "as a whole"))
+
+
+def _apply_pieces(function: ir.Operation, steps: Sequence[Step]) -> None:
+    compute_in_pieces(function, WIDEST, [s.operation for s in steps])
+
+
+# ---- diagonals -------------------------------------------------------------------------------------------------------
+
+
+def _diagonals(state: State) -> tuple[Applied, ...]:
+    return _at_names(state, diagonals_of(state.function))
+
+
+def _find_diagonals(state: State, without: Callable[[], Plan]) -> Found:
+    """Of tensors in memory. What is computed inside its readers is left there."""
+    tensors = diagonals_of(state.function)
+    inlined = set(without().inlined) if tensors else set[str]()
+    steps = _at_names(state, [name for name, computed in tensors.items() if not inlined.issuperset(computed)])
+    subject = _operations(steps)
+    refused = (f"to store {subject} by diagonals",)
+    return Found(
+        steps, compared=Compared("diagonals", subject, refused, "with one element for each diagonal", "with all elements")
+    )
+
+
+def _at_names(state: State, names: Iterable[str]) -> tuple[Applied, ...]:
+    ops = {_name(op): op for op in mlir.traverse(state.function) if mlir.is_generic(op)}
+    return _at("diagonals", [ops[name] for name in names])
+
+
+def _apply_diagonals(function: ir.Operation, steps: Sequence[Step]) -> None:
+    store_by_diagonal(function, [s.operation for s in steps])
+
+
+# ---- elements of products, and products, computed anew ---------------------------------------------------------------
+
+
+def _reads(state: State) -> tuple[Applied, ...]:
+    """None where results of contractions are always in memory."""
+    return _at("recompute", gathered_reads(state.function) if state.target.has("tma") else ())
+
+
+def _find_reads(state: State, without: Callable[[], Plan]) -> Found:
+    steps = _reads(state)
+    if not steps:
+        return Found()
+    names = ", ".join(name_of_read(op) for op in gathered_reads(state.function))
+    return Found(steps, compared=_recomputed(names, "with its elements computed anew", "with all of them in memory"))
+
+
+def _apply_reads(function: ir.Operation, steps: Sequence[Step]) -> None:
+    names = [s.operation for s in steps]
+    for op in [o for o in mlir.traverse(function) if mlir.is_generic(o) and _name(o) in names]:
+        compute_anew(op)
+
+
+def _copied(state: State) -> dict[ir.Operation, list[str]]:
+    able = state.target.kind == "cuda" and state.target.instructions("bf16")
+    return copies_for(state.function, WIDEST) if able else {}
+
+
+def _copies(state: State) -> tuple[Applied, ...]:
+    return _at("copies", _copied(state))
+
+
+def _find_copies(state: State, without: Callable[[], Plan]) -> Found:
+    names = ", ".join(name for made in _copied(state).values() for name in made)
+    return Found(_copies(state), compared=_recomputed(names, "with a copy for each of their readers", "in memory"))
+
+
+def _apply_copies(function: ir.Operation, steps: Sequence[Step]) -> None:
+    copy_for_readers(function, WIDEST, [s.operation for s in steps])
+
+
+def _operations(steps: Sequence[Applied]) -> str:
+    return ", ".join(a.step.operation for a in steps)
+
+
+# ---- steps of kernels ------------------------------------------------------------------------------------------------
+
+
+def _find_splits(state: State, without: Callable[[], Plan]) -> Found:
+    graph, groups, _ = state.grouped
+    return split_reduction.find(groups, graph, state.target)
+
+
+def _splits(state: State) -> tuple[Applied, ...]:
+    return _find_splits(state, _no_plan).steps
+
+
+def _no_plan() -> Plan:
+    raise AssertionError("steps of kernels are found before a plan")
+
+
+def _exact_split(state: State, fields: Mapping[str, Any]) -> Applied | str:
+    """Any split that is possible, or why it is not."""
+    nodes = {n.name: n for n in (state.base or state).graph().nodes}
+    if (node := nodes.get(fields["operation"])) is None or not node.reduced:
+        return ""
+    if "dim" not in fields or "parts" not in fields:
+        return "the compiler sees no need of parts; say `dim` and `parts` to have them in any case"
+    step = Split(**fields)
+    if state.target.kind == "cpu" and node.contraction is not None:
+        return "on a CPU all of a product's sum is computed at once"
+    if not 0 <= step.dim < len(node.extents):
+        return f"its dimensions are 0 to {len(node.extents) - 1}"
+    return refuse_split(node.op, step.dim, step.parts) or Applied("split", step, "as the schedule says", node.line)
+
+
+def _describe_split(step: Step) -> str:
+    assert isinstance(step, Split)
+    return f"dimension {step.dim} in {step.parts} parts"
+
+
+def _find_packs(state: State, without: Callable[[], Plan]) -> Found:
+    return prepack.find(*_unsplit(state), state.target)
+
+
+def _packs(state: State) -> tuple[Applied, ...]:
+    return prepack.named(*_unsplit(state), state.target)
+
+
+def _unsplit(state: State) -> tuple[list[Group], Graph]:
+    """The kernels whose factors may be stored."""
+    graph, groups, _ = (state.base or state).grouped
+    split = {a.step.operation for a in state.applied if a.rewrite == "split"}
+    return [g for g in groups if split.isdisjoint(n.name for n in g.nodes)], graph
+
+
+def _describe_pack(step: Step) -> str:
+    assert isinstance(step, Pack)
+    return f"its {step.side} factor as {step.kind}, " + (f"over dimensions {list(step.dims)}" if step.dims else "in aligned rows")
+
+
+REWRITES = (
+    Rewrite("pieces", _find_pieces, _pieces, _apply_pieces, lambda step: "piece by piece"),
+    Rewrite("diagonals", _find_diagonals, _diagonals, _apply_diagonals, lambda step: "one element for each diagonal"),
+    Rewrite("recompute", _find_reads, _reads, _apply_reads, lambda step: "the elements that it reads by number, computed anew"),
+    Rewrite("copies", _find_copies, _copies, _apply_copies, lambda step: "its own copy of the products that it reads"),
+    Rewrite("split", _find_splits, _splits, split_reduction.apply_splits, _describe_split, Split, True,
+            _exact_split),
+    Rewrite("pack", _find_packs, _packs, prepack.apply_packs, _describe_pack, Pack, True),
+)
