@@ -31,7 +31,8 @@ from tilec.plan import ordered_factors
 from tilec.plan.chain import is_contraction_chain
 from tilec.plan.groups import Group, Remark
 from tilec.plan.ordered_factors import GAIN, elements, read_by, time_to_store
-from tilec.plan.steps import Applied, Found, Pack, Step
+from tilec.plan.rewrite import Found
+from tilec.plan.steps import Applied, Pack, Step
 
 if TYPE_CHECKING:
     from tilec.plan.cuda.contraction import Tiles

@@ -29,8 +29,9 @@ from tilec.plan import prepack, split_reduction
 from tilec.plan.chain import WIDEST
 from tilec.plan.groups import Group
 from tilec.plan.model import Plan
+from tilec.plan.rewrite import Compared, Found, Rewrite
 from tilec.plan.state import State
-from tilec.plan.steps import Applied, Compared, Found, Pack, Rewrite, Split, Step
+from tilec.plan.steps import Applied, Pack, Split, Step
 
 
 def _at(rewrite: str, ops: Iterable[ir.Operation]) -> tuple[Applied, ...]:

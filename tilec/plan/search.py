@@ -17,9 +17,10 @@ from tilec.core.mlir import ir
 from tilec.core.quantities import duration
 from tilec.plan.groups import Remark
 from tilec.plan.model import Plan
+from tilec.plan.rewrite import Compared, Found, Rewrite
 from tilec.plan.rewrites import REWRITES
 from tilec.plan.state import State
-from tilec.plan.steps import Applied, Compared, Found, Rewrite, Step
+from tilec.plan.steps import Applied, Step
 from tilec.process import forks
 
 LARGE = 200  # operations: to plan them takes half a second
@@ -33,27 +34,29 @@ NONE: Demands = {rewrite.name: () for rewrite in REWRITES}
 
 
 def search(
-    state: State, finish: Callable[[State], Plan], demands: Demands, rewrites: Sequence[Rewrite] = REWRITES
+    state: State, plan_of_all: Callable[[State], Plan], demands: Demands, rewrites: Sequence[Rewrite] = REWRITES
 ) -> Plan:  # fmt: skip
-    """The fastest plan of those that `finish` makes of a program and of what these rewrites make of it. Raises CallError where a
-    step cannot be taken that is demanded."""
+    """The fastest plan of those that `plan_of_all` makes of a program and of what these rewrites make of it. Raises CallError for
+    a step that is demanded and cannot be taken."""
     if not rewrites:
-        return finish(state)
+        return plan_of_all(state)
     rewrite, *further = rewrites
 
     def plan_of(program: State) -> Plan:
-        return search(program, finish, demands, further)
+        return search(program, plan_of_all, demands, further)
+
+    def changed(steps: tuple[Applied, ...]) -> State:
+        return state.after(rewrite.apply, steps, rewrite.of_kernels)
 
     if rewrite.name in demands:
-        return plan_of(state.after(rewrite, _demanded(rewrite, state, demands[rewrite.name])))
+        return plan_of(changed(_demanded(rewrite, state, demands[rewrite.name])))
     without = cache(lambda: plan_of(state))
     found = rewrite.find(state, without)
     if not found.steps:
         return _with_remarks(without(), found.remarks)
     if found.compared is None:
-        return _with_remarks(plan_of(state.after(rewrite, found.steps)), found.remarks)
-    changed = state.after(rewrite, found.steps)
-    return _faster(rewrite, found, found.compared, without, lambda: plan_of(changed), is_large(state.function))
+        return _with_remarks(plan_of(changed(found.steps)), found.remarks)
+    return _faster(rewrite, found, found.compared, without, lambda: plan_of(changed(found.steps)), is_large(state.function))
 
 
 def _faster(

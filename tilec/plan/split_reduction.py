@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil, isqrt, prod
-from typing import TYPE_CHECKING
 
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.siblings import are_siblings
@@ -23,10 +22,9 @@ from tilec.cost.model import Work, predict
 from tilec.passes.tensor.split import refuse_split, split
 from tilec.plan.chain import is_contraction_chain
 from tilec.plan.groups import Group, Remark
-from tilec.plan.steps import Applied, Compared, Found, Split, Step
-
-if TYPE_CHECKING:
-    from tilec.plan.model import Plan
+from tilec.plan.model import Plan
+from tilec.plan.rewrite import Compared, Found
+from tilec.plan.steps import Applied, Split, Step
 
 MIN_PART = 1 << 14  # elements: less work is not worth a block and its share of the second pass
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -17,8 +17,10 @@ from tilec.passes.tensor.inline import inline_all
 from tilec.plan.fusion import group
 from tilec.plan.given_groups import Fixed, refuse_inlined
 from tilec.plan.groups import Group, Remark
-from tilec.plan.steps import Applied, Rewrite
+from tilec.plan.steps import Applied, Step
 
+Apply = Callable[[ir.Operation, Sequence[Step]], None]
+"""Carries steps out in a function."""
 APPROXIMATE = "tilec.approximate"
 
 
@@ -35,17 +37,17 @@ class State:
     may_pack: bool = True
     applied: tuple[Applied, ...] = ()
     base: State | None = None
-    within: tuple[tuple[Rewrite, tuple[Applied, ...]], ...] = ()
+    within: tuple[tuple[Apply, tuple[Applied, ...]], ...] = ()
 
-    def after(self, rewrite: Rewrite, steps: tuple[Applied, ...]) -> State:
-        """The program once these steps are applied, too."""
+    def after(self, apply: Apply, steps: tuple[Applied, ...], of_kernels: bool) -> State:
+        """The program once these steps are applied, too; `of_kernels`: if they were found in its kernels."""
         if not steps:
             return self
         applied = (*self.applied, *steps)
-        if not rewrite.of_kernels:
-            make = partial(_applied, lambda: self.function.clone(), ((rewrite, steps),))
+        if not of_kernels:
+            make = partial(_applied, lambda: self.function.clone(), ((apply, steps),))
             return State(make, self.target, self.alike, self.fixed, self.may_pack, applied)
-        base, within = self.base or self, (*self.within, (rewrite, steps))
+        base, within = self.base or self, (*self.within, (apply, steps))
         make = partial(_applied, base.inlined, within)
         return State(make, self.target, self.alike, self.fixed, self.may_pack, applied, base, within)
 
@@ -92,11 +94,11 @@ class State:
 
 
 def _applied(
-    make: Callable[[], ir.Operation], rewrites: tuple[tuple[Rewrite, tuple[Applied, ...]], ...]
+    make: Callable[[], ir.Operation], rewrites: tuple[tuple[Apply, tuple[Applied, ...]], ...]
 ) -> ir.Operation:  # fmt: skip
     function = make()
-    for rewrite, steps in rewrites:
-        rewrite.apply(function, [a.step for a in steps])
+    for apply, steps in rewrites:
+        apply(function, [a.step for a in steps])
     return function
 
 
