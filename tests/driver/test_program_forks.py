@@ -10,7 +10,7 @@ from tools.answering import Answering
 
 from tilec.core import targets
 from tilec.driver import program_compiler
-from tilec.plan import recompute
+from tilec.plan import search
 from tilec.process import compile_server, forks
 from tilec.runtime.emit import kernels
 
@@ -41,7 +41,7 @@ def asked(text):
 
 @pytest.mark.parametrize("text", [SPLIT, PRODUCTS, LOSS], ids=["split", "products", "loss"])
 def test_forks_make_what_one_process_makes(text, monkeypatch):
-    monkeypatch.setattr(recompute, "LARGE", 0)
+    monkeypatch.setattr(search, "LARGE", 0)
     monkeypatch.setattr(kernels, "LARGE", 0)
     choose, own = forks.choose, os.getpid()
 
