@@ -90,7 +90,7 @@ def test_positions_are_refused_where_eager_mode_refuses_them(name):
 
 def test_the_ends_of_a_subscript():
     """Where an index of it has a value, which may be outside of its own range."""
-    here, other = ix.opaque("here", (0, 11)), ix.name("k", 3)
+    here, other = ix.name("here", 12), ix.name("k", 3)
     for index, value, ends in [
         (here * 3 + other, -1, (-3, -1)), (here // 3, 12, (4, 4)), (here % 3, -1, (2, 2)), (here + 2, 12, (14, 14)),
         ((here * 3 + other) // 6, 12, (6, 6)), (other, -1, (0, 2)), ((here + other) % 3, 0, (0, 2)),

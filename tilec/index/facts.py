@@ -19,7 +19,7 @@ from math import gcd, inf
 
 from tilec.index.answers import remembered
 from tilec.index.proofs import STEPS, cancelled, search
-from tilec.index.terms import Cond, Leaf, Term, call, common_factors, leaf_of, remainders, split, sum_of, term, total
+from tilec.index.terms import Cond, Leaf, Term, call, leaf_of, multiples, remainders, split, sum_of, term, total
 
 Ends = tuple[float, float]
 """The least and the greatest value: whole numbers, or infinite."""
@@ -53,8 +53,7 @@ class Facts:
         whole, rest = split(x, n)
         if (known := self._digit(rest, n)) is not None:
             return whole + known
-        for g in common_factors(rest, n):  # (g * a + s) // (g * k) is a // k, where s is 0 to g - 1
-            large, small = split(rest, g)
+        for g, large, small in multiples(rest, n):  # (g * a + s) // (g * k) is a // k, where s is 0 to g - 1
             if (digit := self._digit(small, g)) is not None and large is not term(0):
                 return whole + self.div(large + digit, split(n, g)[0])
         inner = next((m[0] for m, f in rest.parts.items() if len(m) == 1 == f and m[0].op == "//"), None)

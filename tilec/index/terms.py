@@ -362,10 +362,40 @@ def common_factors(x: Term, n: Term) -> list[Term]:
     return [sum_of({m: g}) for m, g in keys]
 
 
-def remainders(x: Term) -> Iterator[tuple[Term, Term, Term, Term]]:
-    """(c, z, k, other), where x == c * (z % k) + other, and other has fewer parts: the remainders that a sum has.
+def multiples(x: Term, n: Term) -> Iterator[tuple[Term, Term, Term]]:
+    """(g, a, s), where x == g * a + s, and g divides n: by the parts of a sum, and by its remainders as parts of their own.
 
-    i // 4 - 2 * (i // 8)   ->   1, i // 4, 2, 0
+    6 * (i % 3) + j, 18   ->   (6, i % 3, j)
+    """
+    for g in common_factors(x, n):
+        yield g, *split(x, g)
+    wholes, rest = list[tuple[Term, Term]](), x
+    while n.constant and (found := min(remainders(rest, True), key=_lowest, default=None)):
+        wholes.append((found[0], rest - found[3]))
+        rest = found[3]
+    if wholes:
+        factors = {gcd(f, n.number) for f in (*(c.constant or 1 for c, _ in wholes), *(f for m, f in rest.parts.items() if m))}
+        for g in map(term, sorted(factors - {1}, reverse=True)):
+            large, small = split(rest, g)
+            for c, whole in wholes:
+                if c.constant is not None and c.constant % g.number == 0:
+                    large = large + split(whole, g)[0]
+                else:
+                    small = small + whole
+            yield g, large, small
+
+
+def _lowest(found: tuple[Term, Term, Term, Term]) -> tuple[int, int]:
+    """The order of the digits of an index: what is left of a number of digits depends on those below them."""
+    _, z, k, _ = found
+    return max((leaf.args[1].constant or 0 for leaf in z.leaves if leaf.op == "//"), default=1), k.constant or 0
+
+
+def remainders(x: Term, partial: bool = False) -> Iterator[tuple[Term, Term, Term, Term]]:
+    """(c, z, k, other), where x == c * (z % k) + other, and other has fewer parts: the remainders that a sum has. `partial`: also
+    those whose quotient stays in the other parts, with another factor.
+
+    i // 4 - 2 * (i // 8)   ->   1, i // 4, 2, 0            i + 14 * (i // 2)   ->   1, i, 2, 16 * (i // 2)
     """
     quotients = [leaf for leaf in x.leaves if leaf.op == "//"]
     for leaf in quotients:
@@ -382,6 +412,12 @@ def remainders(x: Term) -> Iterator[tuple[Term, Term, Term, Term]]:
             if r is term(0):
                 other = x - c * (z - k * term(leaf))
                 if len(other.parts) - (() in other.parts) < len(x.parts) - (() in x.parts) - 1:
+                    yield c, z, k, other
+            first = next((m for m in z.parts if m), ())
+            if partial and first in x.parts and x.parts[first] % z.parts[first] == 0:
+                c = term(x.parts[first] // z.parts[first])
+                other = x - c * (z - k * term(leaf))
+                if len(other.parts) < len(x.parts):
                     yield c, z, k, other
 
 

@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import pairwise
 from math import prod
 from typing import TypeVar
 
 import numpy as np
 
 from tilec.core.dtypes import DTYPES, from_numpy
+from tilec.index.questions import divisions
 from tilec.torch import indices as ix
 from tilec.torch.indices import Index
 
@@ -240,35 +240,22 @@ def in_parts(
     """The text that `make` gives for indices of these names, and their extents: where the text has only quotients and remainders
     of one, there is an index for each part instead, but for those that are to stay `whole`; and of one element none. Names are
     the letter and a number."""
-    text = make([ix.name(n, e) for n, e in zip(names, extents)])
+    own = [ix.name(n, e) for n, e in zip(names, extents)]
+    with ix.printed() as read:
+        text = make(own)
     if 0 in extents:
         return tuple(extents), text
     few = [[e] if e > 1 or d in whole else [] for d, e in enumerate(extents)]
-    for parts in ([_parts(text, names[d], f[0]) if f and d not in whole else f for d, f in enumerate(few)], few):
+    for parts in ([ix.digits(own[d], f[0], read) if f and d not in whole else f for d, f in enumerate(few)], few):
         if all(len(p) == 1 for p in parts):
             break
         count = iter(range(sum(map(len, parts))))
         found = [ix.flat([ix.name(f"{letter}{next(count)}", n) for n in p], ix.row_major(p)) for p in parts]
-        finer = make(found)
-        if _computed(finer) < _computed(text) + (parts is few):
+        with ix.printed() as finer_read:
+            finer = make(found)
+        if divisions(finer_read) < divisions(read) + (parts is few):
             return tuple(n for p in parts for n in p), finer
     return tuple(extents), text
-
-
-def _parts(text: str, name: str, extent: int) -> list[int]:
-    """Extents of the parts of an index that the text reads."""
-    cuts = {1, extent}
-    for by, of in re.findall(rf"\b{name} // (\d+)(?: % (\d+))?", text):
-        cuts |= {int(by), int(by) * int(of or 1)}
-    cuts |= {int(by) for by in re.findall(rf"\b{name} % (\d+)", text)}
-    ends = sorted(cuts)
-    if any(b % a for a, b in pairwise(ends)):
-        return [extent]
-    return [b // a for a, b in pairwise(ends)][::-1] or [extent]
-
-
-def _computed(text: str) -> int:
-    return text.count(" // ") + text.count(" % ")
 
 
 @dataclass

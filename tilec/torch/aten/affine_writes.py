@@ -8,8 +8,11 @@ So are the gradients of a bias that is read at positions, of a slope for each he
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
+from tilec.index.questions import factor
+from tilec.index.terms import term
 from tilec.torch import indices as ix
 from tilec.torch.aten.table import Call
 from tilec.torch.indices import Index
@@ -24,11 +27,12 @@ def solved(call: Call, x: Tensor, given: Mapping[int, Tensor], together: Sequenc
            value: Value) -> Tensor | None:  # fmt: skip
     """The tensor after `value(i, t)` was added at the positions `given` for each dimension; None where these are no sums of
     indices, or do not tell which writes an element gets."""
-    found = _equations([given[d].index_at(*given[d].aligned(_names(together), together)) for d in given], together)
-    if found is None or any(at.range[0] < 0 or at.range[1] >= x.shape[d] for d, (at, _) in zip(given, found)):
+    positions = [given[d].index_at(*given[d].aligned(_names(together), together)) for d in given]
+    found = _equations(positions, together)
+    if found is None or any(at.range[0] < 0 or at.range[1] >= x.shape[d] for d, at in zip(given, positions) if at is not None):
         return None
-    chosen = {unknown: (d, at) for d, (at, unknown) in zip(given, found) if unknown is not None}
-    fixed = {d: at.constant for d, (at, unknown) in zip(given, found) if unknown is None}
+    chosen = {e.unknown: (d, e) for d, e in zip(given, found) if e.unknown is not None}
+    fixed = {d: e.at for d, e in zip(given, found) if e.unknown is None}
     summed = [t for t, n in enumerate(together) if t not in chosen and n > 1]
     looked = prod(x.shape[d] for d, _ in chosen.values()) * prod(together[t] for t in summed)
     if looked > MOST_READS * prod(together):
@@ -39,8 +43,8 @@ def solved(call: Call, x: Tensor, given: Mapping[int, Tensor], together: Sequenc
             t, tests = [ix.number(0) for _ in together], []
             for d, index in zip(summed, k):
                 t[d] = index
-            for unknown, (d, at) in chosen.items():
-                (rest, by), extent = _solution(at, unknown, i[d], t), together[unknown]
+            for unknown, (d, equation) in chosen.items():
+                (rest, by), extent = equation.solution(i[d], t), together[unknown]
                 write = rest // by
                 tests += [f"{(rest % by).sum_text()} == 0"] if by > 1 else []
                 tests += [f"{rest.sum_text()} >= 0"] if rest.range[0] < 0 else []
@@ -57,32 +61,51 @@ def solved(call: Call, x: Tensor, given: Mapping[int, Tensor], together: Sequenc
 
 
 def _names(together: Sequence[int]) -> list[Index]:
-    return [Index(((ix.Atom(f"t{d}", (0, n - 1)), 1),)) if n > 1 else ix.number(0) for d, n in enumerate(together)]
+    return [ix.name(f"t{d}", n) if n > 1 else ix.number(0) for d, n in enumerate(together)]
 
 
-def _equations(positions: Sequence[Index | None], together: Sequence[int]) -> list[tuple[Index, int | None]] | None:
+@dataclass(frozen=True)
+class _Equation:
+    """A position that is `at` plus `steps` times indices of a write, of which it decides the one that is `unknown`."""
+
+    at: int
+    steps: Mapping[int, int]
+    unknown: int | None
+
+    def solution(self, position: Index, t: Sequence[Index]) -> tuple[Index, int]:
+        """The unknown index of the write whose position this is, by its other indices: a sum, and what it is divided by."""
+        rest = position - self.at
+        for d, by in self.steps.items():
+            if d != self.unknown:
+                rest = rest - t[d] * by
+        by = 1 if self.unknown is None else self.steps[self.unknown]
+        return (rest, by) if by > 0 else (-rest, -by)
+
+
+def _equations(positions: Sequence[Index | None], together: Sequence[int]) -> list[_Equation] | None:
     """Each position, with the index of a write that it decides: one that no other position has."""
-    known = {index.terms[0][0]: d for d, index in enumerate(_names(together)) if index.terms}
-    if any(at is None or any(atom not in known for atom, _ in at.terms) for at in positions):
+    steps = [_steps(at, together) for at in positions if at is not None]
+    if len(steps) < len(positions):
         return None
-    found: list[tuple[Index, int | None]] = []
-    for k, at in enumerate(positions):
-        assert at is not None
-        others = {atom for n, other in enumerate(positions) if n != k and other is not None for atom, _ in other.terms}
-        own = sorted((-abs(factor), known[atom]) for atom, factor in at.terms if atom not in others)
-        if at.terms and not own:
+    found: list[_Equation] = []
+    for k, (at, own) in enumerate(zip(positions, steps)):
+        if at is None or own is None:
             return None
-        found.append((at, own[-1][1] if own else None))
+        others = {d for n, other in enumerate(steps) if n != k and other is not None for d in other}
+        free = sorted((-abs(by), d) for d, by in own.items() if d not in others)
+        if own and not free:
+            return None
+        found.append(_Equation(at.term.number, own, free[-1][1] if free else None))
     return found
 
 
-def _solution(at: Index, unknown: int, position: Index, t: Sequence[Index]) -> tuple[Index, int]:
-    """The index `unknown` of the write whose position this is, by the write's other indices: a sum, and what it is divided by."""
-    rest, factor = position - at.constant, 1
-    for atom, step in at.terms:
-        d = int(atom.text[1:])
-        if d == unknown:
-            factor = step
-        else:
-            rest = rest - t[d] * step
-    return (rest, factor) if factor > 0 else (-rest, -factor)
+def _steps(at: Index, together: Sequence[int]) -> dict[int, int] | None:
+    """By how much a position grows with each index of a write; None where it is no sum of these."""
+    steps, rest = dict[int, int](), at.term
+    for d, name in enumerate(_names(together)):
+        by = factor(rest, name.term) if name.constant is None else term(0)
+        if by is None or by.constant is None:
+            return None
+        if by.constant:
+            steps[d], rest = by.constant, rest - by * name.term
+    return steps if rest.constant is not None else None

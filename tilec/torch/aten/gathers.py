@@ -25,7 +25,7 @@ class Positions:
 
     def __init__(self, call: Call, x: Tensor, dim: int, wraps: bool = True):
         self.graph, self.extent, self.wraps = call.graph, x.shape[dim], wraps
-        here = ix.opaque("here", (0, self.extent - 1))
+        here = ix.name("here", self.extent)
         at = [here if d == dim else ix.name(f"p{d}", n) for d, n in enumerate(x.shape)]
         if not re.search(r"\bhere\b", x.at(*at)):
             view = x
@@ -84,7 +84,7 @@ def element(positions: Tensor, at: Sequence[Index], extent: int, wraps: bool = T
     text = positions.at(*at)
     if wraps:
         return ix.opaque(f"{text} + {extent} if {text} < 0 else {text}", (0, extent - 1))
-    return Index(((ix.Atom(text, (0, extent - 1)), 1),))
+    return ix.element(text, (0, extent - 1))
 
 
 def bound(node: Node) -> int | None:

@@ -69,7 +69,7 @@ def _interpolated(call: Call, neighbours: Neighbours) -> Tensor:
         for p, n, (factor, offset, over) in zip(i[2:], spatial, ratios(call, spatial)):
             position = p * factor + offset
             begin, rest = position // over, position % over
-            if n == 1 or (not rest.terms and not rest.constant):
+            if n == 1 or rest.constant == 0:
                 taps.append([(inside(begin, n), "")])
                 continue
             found = neighbours(position, f"{wide}({rest.sum_text()}) / {float(over)}")
@@ -123,4 +123,4 @@ def inside(position: Index, extent: int) -> Index:
     low, high = position.range
     if low >= 0 and high < extent:
         return position
-    return Index(((ix.Atom(f"clamp({position.sum_text()}, 0, {extent - 1})", (0, extent - 1)), 1),))
+    return ix.element(f"clamp({position.sum_text()}, 0, {extent - 1})", (0, extent - 1))
