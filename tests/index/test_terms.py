@@ -339,6 +339,20 @@ def test_digits_leave_no_division():
 # ---- what programs need ----------------------------------------------------------------------------------------------
 
 
+def test_digits_in_any_order_are_found_again():
+    """Of an index of 2 * 4 * 4 * 8 numbers, at other places of a sum: each quotient and remainder of the sum is some digits."""
+    i, rng = index("i", 256), np.random.default_rng(7)
+    digits = {2: i // 128, 4: i // 32 % 4, -4: i // 8 % 4, 8: i % 8}  # by extents
+    for _ in range(24):
+        place, x = 1, term(0)
+        for extent in rng.permutation(list(digits)).tolist():
+            known, x = (x, place, digits[extent]), x + place * digits[extent]
+            place *= abs(extent)
+            before, at, last = known
+            assert x // at is last and x % at is before
+    assert 8 * (i // 64) + 32 * (i // 8 % 8) + i % 8 - (8 * (i // 64) + i % 8) is 32 * (i // 8 % 8)
+
+
 def test_programs_for_ranges_of_sizes():
     N = size("N", 1, 8192, multiple=8)
     n = index("n", N)

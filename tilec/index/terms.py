@@ -15,12 +15,10 @@ depends on nothing but the term.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from math import gcd
 from threading import Lock
 from typing import ClassVar
 from weakref import WeakValueDictionary
@@ -346,49 +344,6 @@ def _without(m: Monomial, less: Monomial) -> Monomial | None:
             return None
         left.remove(leaf)
     return tuple(left)
-
-
-def common_factors(x: Term, n: Term) -> list[Term]:
-    """What divides n and some part of x, the largest first."""
-    if len(n.parts) != 1:
-        return []
-    ((mono, b),) = n.parts.items()
-    found: dict[tuple[Monomial, int], None] = {}
-    for m, f in x.parts.items():
-        if m:
-            both = tuple(sorted((Counter(m) & Counter(mono)).elements(), key=lambda leaf: leaf.order)) if mono else ()
-            found[both, gcd(f, b)] = None
-    keys = sorted((k for k in found if k != ((), 1) and k != (mono, b)), key=lambda k: (-len(k[0]), -k[1]))
-    return [sum_of({m: g}) for m, g in keys]
-
-
-def multiples(x: Term, n: Term) -> Iterator[tuple[Term, Term, Term]]:
-    """(g, a, s), where x == g * a + s, and g divides n: by the parts of a sum, and by its remainders as parts of their own.
-
-    6 * (i % 3) + j, 18   ->   (6, i % 3, j)
-    """
-    for g in common_factors(x, n):
-        yield g, *split(x, g)
-    wholes, rest = list[tuple[Term, Term]](), x
-    while n.constant and (found := min(remainders(rest, True), key=_lowest, default=None)):
-        wholes.append((found[0], rest - found[3]))
-        rest = found[3]
-    if wholes:
-        factors = {gcd(f, n.number) for f in (*(c.constant or 1 for c, _ in wholes), *(f for m, f in rest.parts.items() if m))}
-        for g in map(term, sorted(factors - {1}, reverse=True)):
-            large, small = split(rest, g)
-            for c, whole in wholes:
-                if c.constant is not None and c.constant % g.number == 0:
-                    large = large + split(whole, g)[0]
-                else:
-                    small = small + whole
-            yield g, large, small
-
-
-def _lowest(found: tuple[Term, Term, Term, Term]) -> tuple[int, int]:
-    """The order of the digits of an index: what is left of a number of digits depends on those below them."""
-    _, z, k, _ = found
-    return max((leaf.args[1].constant or 0 for leaf in z.leaves if leaf.op == "//"), default=1), k.constant or 0
 
 
 def remainders(x: Term, partial: bool = False) -> Iterator[tuple[Term, Term, Term, Term]]:

@@ -57,7 +57,7 @@ def ends_are_seen(graph: Graph, x: Tensor, here: Index, at: Sequence[Index]) -> 
     if x.formula is not None or stored is None:
         return False
     for subscript, extent in zip(x.positions(at) if x.positions is not None else at, stored.shape):
-        before, behind = (ix.range_where(subscript, here, value) for value in (-1, here.range[1] + 1))
+        before, behind = (ix.range_where(subscript, here, value) for value in (-1, int(here.range[1]) + 1))
         if all(high < 0 or low >= extent for low, high in (before, behind)):
             return True
     return False

@@ -73,7 +73,7 @@ def _stored_as(node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] | No
     names, order, parts = positions(x.shape, "d"), list[int](), list[ix.Index]()
     for position in x.positions(names):
         parts.append(position)
-        whole = ix.flat(parts, ix.row_major([p.range[1] + 1 for p in parts]))
+        whole = ix.flat(parts, ix.row_major([int(p.range[1]) + 1 for p in parts]))
         if whole in names:
             order.append(names.index(whole))
             parts = []
