@@ -37,7 +37,7 @@ FILES = {
     "passes/cpu/lanes.py": "passes/cpu/test_cpu_lanes.py",
     "passes/cpu/transpose.py": "passes/cpu/test_cpu_transpose.py",
     "passes/cpu/panels.py": "passes/cpu/test_cpu_panels.py",
-    "passes/cuda/launches.py": "passes/cuda/test_launches.py",
+    "passes/cuda/launches.py": "passes/cuda/test_launches.py passes/test_inplace.py",
     "passes/cuda/threaded/argreduce.py": "passes/cuda/test_argreduce.py",
     "passes/cuda/threaded/scan.py": "passes/cuda/test_scan.py",
     "passes/cuda/contraction/stream_k.py": "passes/cuda/test_stream_k.py",

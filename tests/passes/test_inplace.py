@@ -17,6 +17,8 @@ PROGRAMS = {
     "beside a number that each block computes": (
         "op f(x: f32[M, N], k: f32) -> (y: f32[M, N], n: f32) { n = k + 1  y[i, j] = x[i, j] * n }", {(0, 0)}),
     "of one dimension's results": ("op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = exp(x[i, j]) }", {(0, 0)}),
+    "of kernels that share a launch": (
+        "op f(x: f32[M], u: f32[N]) -> (y: f32[M], v: f32[N]) { y[i] = exp(x[i])  v[k] = u[k] * 2 }", {(0, 0), (1, 1)}),
     "at other places": ("op f(x: f32[N, N]) -> (y: f32[N, N]) { y[i, j] = x[i, j] + x[j, i] }", set()),
     "of neighbours": ("op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] + x[max(i - 1, 0)] }", set()),
     "of rows": ("op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = x[i, j] / sum[k](x[i, k]) }", set()),
@@ -38,7 +40,6 @@ def allowed(emitted, inputs: int, outputs: int) -> set:
     return {(k, n) for k in range(outputs) for n in range(inputs) if emitted.may_share(n, k)}
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("target", ["cpu", "h200"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_may_share_memory(name, target):
