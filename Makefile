@@ -1,7 +1,7 @@
 # make demo    sets up .venv, then compiles and runs a transformer block
 # make test    sets up .venv, then runs the tests that this machine can run, but for those that take long
 # make test-all runs the rest: the tests that are marked slow
-# make test-whole runs both, with every combination of crossed parameters, which takes long
+# make test-whole runs both, with every combination of crossed parameters and more draws, which takes long
 # make torch   installs PyTorch (TORCH), and runs the tests of torch.compile(backend="tilec"), those that take long, too
 # make bench   times tilec beside the peers that are installed (PEERS="torch jax" installs them first)
 # make outside runs the test cases of NumPy, opt_einsum, ONNX and PyTorch, and writes their counts into docs/outside.md

@@ -60,7 +60,7 @@ def run_in_shell(text: str) -> tuple[int, str]:
 
 
 @pytest.mark.skipif(os.name == "nt" or not shutil.which("bash"), reason="the page is written for a POSIX shell")
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("section", [pytest.param(s, marks=pytest.mark.slow if s == "The IR" else ()) for s in SECTIONS])
 def test_section(section, folder, tmp_path, monkeypatch):
     """A command with nothing for the shell runs in this process, which takes a tenth of the time."""
     monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path / "cache"))

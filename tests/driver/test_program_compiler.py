@@ -51,6 +51,7 @@ def recipe(text=TEXT, target="h200", **more):
     return Recipe(read_program(Source("<program>", text)), "f", target=chosen, **of)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("more", [{}, {"target": "cpu"}, {"over": [(0, 1)]}, {"inputs": None, "sizes": {"M": 4, "N": 8}}])
 def test_it_makes_what_this_process_makes(asked, more):
     made = recipe(**more).compiled()

@@ -265,6 +265,7 @@ def test_imports(tmp_path):
     assert found('import "none.tile"\ny[i] = x[i]') == ["cannot import `none.tile`: there is no such file"]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "text",
     [

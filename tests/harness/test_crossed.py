@@ -52,6 +52,10 @@ def test_crossed(a, b, c, d): pass
 @pytest.mark.parametrize("b", [1, 2])
 def test_other(a, b): pass
 
+@pytest.mark.some(3)
+@pytest.mark.parametrize("a", [0, 1, pytest.param(2, marks=pytest.mark.slow), 3, 4, 5, 6, 7])
+def test_some(a): pass
+
 @pytest.mark.crossed
 @pytest.mark.parametrize("a", [1, 2])
 def test_of_one(a): pass
@@ -67,6 +71,8 @@ def test_tests_that_are_marked(pytester):
         mark = next((m for m in ("whole", "slow") if item.get_closest_marker(m)), "now")
         if item.originalname == "test_other":
             assert mark == "now"
+        elif item.originalname == "test_some":
+            assert mark == ("now" if item.callspec.params["a"] in (0, 4, 7) else "slow")
         else:
             given = item.callspec.params
             when[mark].add((given["a"], (given["b"], given["c"]), given["d"]))

@@ -87,6 +87,7 @@ def test_programs_as_cuda_kernels(name):
     run("emulator", 0, name)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_programs_that_once_failed(name):
     case = kept(name)

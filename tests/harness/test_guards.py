@@ -44,6 +44,7 @@ def test_touching_a_guard_page_is_found():
     in_a_child(lambda: touch("end", 19))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_stay_inside(name):
     e = EXAMPLES[name]

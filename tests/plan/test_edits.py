@@ -31,6 +31,7 @@ def test_every_family_has_programs():
     assert {p.family for p in PROGRAMS.values()} == set(FAMILIES)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("first", range(0, 64, 8))
 def test_drawn_edits_are_refused_or_right(first):
     """`python -m fuzz --target edits` draws more."""

@@ -39,6 +39,7 @@ def holds(specialised, target) -> None:
             assert kernel.prediction == wanted.prediction
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_candidates_of_every_family_are_predicted_alike_from_a_file(name):
     made = own(name)
@@ -97,6 +98,7 @@ def joined(moved: dict[str, bool], more: dict[str, bool]) -> dict[str, bool]:
     return moved | {field: moves or moved.get(field, False) for field, moves in more.items()}
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_field_of_a_schedule_moves_the_prediction_or_is_named(family):
     """Of small programs, or else of large ones. `explain` names the others as not modelled."""

@@ -93,6 +93,7 @@ def check(op: tilec.Op, example: Example, sizes: Sizes, rng: np.random.Generator
 CPU = [pytest.param(e, s, id=f"{e.name}-{s.replace(' ', '-')}") for e in EXAMPLES.values() for s in SHAPES]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("example, shape", CPU)
 def test_on_the_cpu(example, shape, rng):
     check(compiled(example), example, sizes_of(example, shape), rng)

@@ -16,6 +16,7 @@ from tilec import CallError, TileError
 from tilec.core.dtypes import DTYPES
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -130,7 +130,7 @@ def test_drawn_expressions(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 400))
+@pytest.mark.parametrize("seed", [*range(100, 200), *(pytest.param(n, marks=pytest.mark.whole) for n in range(200, 400))])
 def test_more_drawn_expressions(seed):
     drawn(seed, 8)
 

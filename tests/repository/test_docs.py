@@ -39,6 +39,7 @@ def _commands():
                     yield pytest.param(line, id=f"{Path(page).stem}: {line}")
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python") and p != GUIDE])
 def test_python_runs(page, monkeypatch, capsys):
     """The blocks of a page follow one another, in the repository's root."""
@@ -81,6 +82,7 @@ def test_programs_are_right(page):
         assert check(parse(Source(page, body))) == []
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("command", list(_commands()))
 def test_command_succeeds(command, tmp_path):
     """On copies: what a command writes stays out of the repository."""

@@ -49,6 +49,7 @@ def check_stages(found: dict[str, str], inputs, within: Within, target: str) -> 
             raise AssertionError(f"after {stage} for {target}: {error}") from error
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples(name, rng):
     example = EXAMPLES[name]

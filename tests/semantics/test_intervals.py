@@ -81,6 +81,7 @@ def test_a_fused_multiplication_and_addition_is_within(a, b, c):
         assert holds(found, once) and holds(found, x * y + z), (x, y, z, found)
 
 
+@pytest.mark.some(2)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", [n for n, row in FUNCTIONS.items() if 1 in row.arity])
 @given(intervals)

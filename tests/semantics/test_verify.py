@@ -68,6 +68,7 @@ def test_right(tilec, program):
     assert re.search(r"M=0, N=7 .*right", out) and re.search(r"M=1, N=1 .*right", out)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name, target", [("fuse", "cpu"), ("map_kernels", "sm_80"), ("simplify", "sm_90a")])
 def test_a_broken_pass_is_named_and_the_program_made_small(tilec, program, folder, monkeypatch, name, target):
     broken(monkeypatch, name, add_for_subtract)

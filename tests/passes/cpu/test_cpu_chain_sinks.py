@@ -19,6 +19,7 @@ def _always(monkeypatch):
     monkeypatch.setattr(chain_fusion, "chain_us", lambda *_: 0.0)
 
 
+@pytest.mark.some(3)
 @pytest.mark.crossed
 @pytest.mark.parametrize("kind", ["bf16", "f32"])
 @pytest.mark.parametrize("name", forms())

@@ -189,6 +189,7 @@ def test_scores_and_weights(name, monkeypatch):
     check(text, SIZES, (64, 32), monkeypatch, inputs_of(text))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", ["a soft cap and a window", "lengths and a bias", "a sink"])
 def test_printed(name, monkeypatch):
     text = (SCORED | WEIGHTED)[name]

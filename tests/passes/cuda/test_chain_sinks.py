@@ -28,6 +28,7 @@ def inputs_of(text, far=None, rows=SIZES["S"]):
     return [sinks(a) if t.name == "z" else a for t, a in zip(special.inputs, arrays(special))]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", FORMS)
 def test_forms(name, monkeypatch):
     check(FORMS[name], SIZES, (64, 32), monkeypatch, inputs_of(FORMS[name]))

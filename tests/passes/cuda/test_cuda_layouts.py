@@ -35,6 +35,7 @@ def check(example, inputs, schedule=None, target="h200"):
     assert_within(example.path, inputs, outs, example.op, kind="cuda")
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("example", ALL)
 def test_examples(example, rng, monkeypatch):
     """Contractions on scalar units: the emulator has no matrix units."""

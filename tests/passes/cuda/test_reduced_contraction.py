@@ -103,6 +103,7 @@ def test_parts_of_nothing(monkeypatch):
         check(text, {"M": 66, "N": 136, "D": 72}, tile, monkeypatch)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("tile", [KEPT, PING_PONG, SHARED, replace(PING_PONG, parts=2), WARPS, replace(TALL_WARPS, parts=2)])
 def test_printed(tile, monkeypatch):
     sizes = {"M": 130 if tile.bm == 128 else 66, "N": 72, "D": 72}
@@ -209,6 +210,7 @@ def drawn(seed: int):
     return text, sizes, ChainTile(bm, bn, steps + 1 if pong else pick(2, 3), 168, 0, kept, pong, pick(1, 1, 2, 3, 5))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_drawn(seed, monkeypatch):
     text, sizes, tile = drawn(seed)

@@ -41,6 +41,7 @@ def check(text, specialised, result, exact):
     return found["c"]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "rows, columns, k, tiles, blocks",
     [
