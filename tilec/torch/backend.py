@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import operator
 import re
 import threading
 import time
@@ -43,6 +42,7 @@ from tilec.torch import (
     reports,
     standby,
 )
+from tilec.torch.aliases import maker
 from tilec.torch.aot import functions
 from tilec.torch.call import Partition
 from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
@@ -111,7 +111,7 @@ def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -
     count as a failure of the program, which PyTorch makes up for."""
     threads.settle()
     flex_attention.inline(gm)
-    names = [_source(n) for n in gm.graph.nodes if n.op == "placeholder"]
+    names = [_source(n) for n in gm.graph.find_nodes(op="placeholder")]
     kind = _kind(inputs, options)
     _refuse_other_devices(gm, inputs, options)
     standby.expect()
@@ -193,7 +193,7 @@ def _ahead(graph: fx.Graph, attribute: Callable[[str], Any], options: Options) -
     with suppress(Exception), torch.no_grad():
         if not is_symbolic(graph):
             reuse_inputs(graph, by_kernels=True)
-            placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+            placeholders = graph.find_nodes(op="placeholder")
             known = _known(graph, placeholders, mode := _mode(placeholders), attribute)
             _, pieces, into = _cut(graph, known, cache(aten.refusal), {})
             return Partition.ahead([piece.graph for piece in pieces], into, options, mode)
@@ -229,8 +229,8 @@ def _source(node: fx.Node) -> str:
 
 def _name(graph: fx.Graph, names: Sequence[str]) -> None:
     """Has AOTAutograd's placeholders, `primals_3` or `arg2_1`, remember the names of the user's."""
-    for node in graph.nodes:
-        if node.op == "placeholder" and (found := re.fullmatch(r"primals_(\d+)|arg(\d+)_1", node.name)):
+    for node in graph.find_nodes(op="placeholder"):
+        if found := re.fullmatch(r"primals_(\d+)|arg(\d+)_1", node.name):
             number = int(found[1]) - 1 if found[1] else int(found[2])
             if number < len(names):
                 node.meta["name"] = names[number]
@@ -251,7 +251,7 @@ def compile_aten(
     reuse_inputs(graph, by_kernels=not (options.background or is_symbolic(graph)))
     if is_symbolic(graph):
         size_by_inputs(graph)
-    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    placeholders = graph.find_nodes(op="placeholder")
     mode = _mode(placeholders)
     folder = dump.folder(f"{number:03}-{kind}")
     with torch.no_grad():  # the graphs of a partition are no gradients' business
@@ -286,7 +286,7 @@ def compile_aten(
                     calls.append(call)
                 break
             except Unwritten as error:
-                nodes = [_producer(node.meta["origin"]) for node in error.nodes]
+                nodes = [maker(node.meta["origin"]) for node in error.nodes]
                 if copied := [n for n in nodes if n.meta.get(CHANGES)]:
                     known = _without(graph, copied, placeholders, mode, attribute)
                     continue
@@ -319,13 +319,6 @@ def _without(
     for write in writes:
         leave_to_pytorch(graph, write)
     return _known(graph, placeholders, mode, attribute)
-
-
-def _producer(node: fx.Node) -> fx.Node:
-    """The operation that a node is one of the results of, or the node itself."""
-    while node.target is operator.getitem:
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _mode(placeholders: Sequence[fx.Node]) -> Any:

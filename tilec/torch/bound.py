@@ -157,8 +157,6 @@ def _restride(result: Result) -> Callable[[torch.Tensor], torch.Tensor]:
 def eager_call(graph: fx.Graph) -> Call:
     """The graph as PyTorch runs it."""
     module = fx.GraphModule({}, graph)
-    (output,) = (n for n in graph.nodes if n.op == "output")
-    single = len(output.args[0]) == 1
-    if not single:
+    if len(graph.output_node().args[0]) != 1:
         return module.forward
     return lambda *values: module.forward(*values)[0]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
-from torch.utils import _pytree as pytree
+
+from tilec.torch.aliases import tensors
 
 TOLD = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "seq_nr", "ac_graph_id")
 """What nodes tell of where in the model they come from."""
@@ -18,8 +18,8 @@ class Builder:
     def __init__(self, graph: fx.Graph, before: fx.Node):
         self.graph, self.before, self.made = graph, before, list[fx.Node]()
         self.told = {k: v for k, v in before.meta.items() if k in TOLD}
-        values = [v for v in pytree.tree_leaves(before.meta["val"]) if isinstance(v, torch.Tensor)]
-        self.mode: Any = values[0].fake_mode
+        value: Any = tensors(before)[0]
+        self.mode: Any = value.fake_mode
 
     def __call__(self, target: Any, *args: Any, **options: Any) -> fx.Node:
         with self.graph.inserting_before(self.before):

@@ -60,7 +60,7 @@ class Partition:
         self._lock = threading.Lock()
         symbolic = is_symbolic(graph)
         self.call: Call = self._by_size if symbolic else self.eager
-        given = [n.meta.get("val") for n in graph.nodes if n.op == "placeholder"]
+        given = _given(graph)
         self._numbers = [k for k, value in enumerate(given) if not isinstance(value, torch.Tensor)]
         self._recent: tuple[Call, list[Any]] = self._any_size, [None] * len(self._numbers)
         if options.background:
@@ -116,8 +116,7 @@ class Partition:
 
     def _prepare_traced(self) -> None:
         known = _traced(self.graph, self.mode)
-        values = [n.meta.get("val") for n in known.nodes if n.op == "placeholder"]
-        key = _key(values)
+        key = _key(_given(known))
         self.made[key] = self._compiled(known, key)
 
     def __call__(self, *values: Any) -> Any:
@@ -247,7 +246,7 @@ def _over(
 
 def _inputs(graph: fx.Graph, written: Written) -> Signature:
     """Types and shapes of the program's arguments."""
-    values = [n.meta.get("val") for n in graph.nodes if n.op == "placeholder"]
+    values = _given(graph)
     return tuple((DTYPES[dtype_of(values[a.number].dtype)], a.stored) for a in written.arguments)
 
 
@@ -255,7 +254,7 @@ def _traced(graph: fx.Graph, mode: Any) -> fx.Graph:
     """The graph for the sizes that it was traced with."""
     if not is_symbolic(graph):
         return graph
-    return _sized(graph, [traced(n.meta.get("val"), mode) for n in graph.nodes if n.op == "placeholder"], mode)
+    return _sized(graph, [traced(value, mode) for value in _given(graph)], mode)
 
 
 def _device(graph: fx.Graph) -> str | int:
@@ -268,9 +267,13 @@ def _operations(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in graph.nodes if n.op == "call_function"]
 
 
+def _given(graph: fx.Graph) -> list[Any]:
+    """The values of the graph's placeholders."""
+    return [n.meta.get("val") for n in graph.find_nodes(op="placeholder")]
+
+
 def _outputs(graph: fx.Graph) -> Sequence[fx.Node]:
-    (output,) = (n for n in graph.nodes if n.op == "output")
-    return output.args[0]
+    return graph.output_node().args[0]
 
 
 def _fake(value: Any, mode: Any) -> Any:
@@ -283,8 +286,7 @@ def _fake(value: Any, mode: Any) -> Any:
 def _sized(graph: fx.Graph, values: Sequence[Any], mode: Any) -> fx.Graph:
     """The graph for these values."""
     made, became = concrete(graph, values, mode, lambda name: None)
-    (output,) = (n for n in graph.nodes if n.op == "output")
-    made.output(tuple(became[n] for n in output.args[0]))
+    made.output(tuple(became[n] for n in _outputs(graph)))
     return made
 
 

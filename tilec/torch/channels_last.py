@@ -20,13 +20,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from tilec.torch.aliases import is_view, maker, memory, reached, tensors
 from tilec.torch.aten import orders, refusal
 from tilec.torch.aten.table import op_name
 from tilec.torch.builder import TOLD
 from tilec.torch.concrete import is_symbolic
-from tilec.torch.partition import is_view
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """PyTorch's orders of memory with channels last, by the number of dimensions."""
@@ -38,18 +37,18 @@ def save(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> Non
     symbols are left as they are."""
     if is_symbolic(forward.graph) or is_symbolic(backward.graph):
         return
-    (output,) = (n for n in forward.graph.nodes if n.op == "output")
-    outputs, given = list(output.args[0]), [n for n in backward.graph.nodes if n.op == "placeholder"]
-    memory = [_memory(n) for n in outputs if isinstance(n, fx.Node)]
+    output, given = forward.graph.output_node(), backward.graph.find_nodes(op="placeholder")
+    outputs = list(output.args[0])
+    saved_in = [memory(n) for n in outputs if isinstance(n, fx.Node)]
     refused = cache(refusal)
     convolved = _convolved(forward.graph, refused)
     for k, read in zip(range(results, len(outputs)), given):
         value = outputs[k]
         if value not in convolved or value.name != read.name or not _is_transposed(value):
             continue
-        if memory.count(_memory(value)) > 1:  # another output has that memory: there would be two of it
+        if saved_in.count(memory(value)) > 1:  # another output has that memory: there would be two of it
             continue
-        touching = {_maker(value), *(_readers(value) - {output}), *_readers(read)}
+        touching = {maker(value), *reached(value), *reached(read)} - {output}
         if any(n.op != "call_function" or refused(n) for n in touching):  # PyTorch has it in PyTorch's order
             continue
         with forward.graph.inserting_after(value):
@@ -92,30 +91,7 @@ def _convolved(graph: fx.Graph, refused: Callable[[fx.Node], str | None]) -> set
 
 def _rank(node: fx.Node) -> int:
     """The number of dimensions of what an operation makes, or of the first of several results."""
-    return next((v.dim() for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)), 0)
-
-
-def _maker(node: fx.Node) -> fx.Node:
-    """The operation that a node is, or is one of the results of."""
-    return node.args[0] if node.target is getitem else node
-
-
-def _memory(node: fx.Node) -> fx.Node:
-    """The node whose memory a view shows."""
-    while node.op == "call_function" and is_view(node) and is_view(_maker(node)) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return node
-
-
-def _readers(node: fx.Node) -> set[fx.Node]:
-    """What reads a value, itself or through views."""
-    found, pending = set[fx.Node](), [node]
-    while pending:
-        n = pending.pop()
-        if n is node or is_view(n):
-            pending += n.users.keys() - found
-            found |= n.users.keys()
-    return found
+    return next((v.dim() for v in tensors(node)), 0)
 
 
 def _clone(graph: fx.Graph, node: fx.Node, order: torch.memory_format) -> fx.Node:

@@ -14,6 +14,7 @@ from operator import getitem
 import torch
 from torch import fx
 
+from tilec.torch.aliases import is_view
 from tilec.torch.aten.table import op_name, words
 from tilec.torch.builder import Builder
 from tilec.torch.complex_rules import KINDS, REAL, RULES, Call, Pair, kind_of, side_by_side
@@ -69,7 +70,7 @@ class _Pairs:
             node.replace_all_uses_with(made)
             return
         pair = self.known[node] = made
-        if not _is_seen(name):
+        if not is_view(node):
             whole = self._whole(node, pair)
             node.replace_all_uses_with(whole)
             self.known[whole] = pair
@@ -113,9 +114,3 @@ class _Pairs:
         if value.is_conj():
             made = build(aten._conj.default, build(aten.conj_physical.default, made))
         return made
-
-
-def _is_seen(name: str) -> bool:
-    """Whether the operation moves no data, so that it may stay beside what reads its parts."""
-    return name in words("view _unsafe_view expand permute transpose t unsqueeze squeeze slice select alias detach diagonal _conj "
-                         "view_as_complex unfold")  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilec.torch.aliases import arguments
 from tilec.torch.aten.table import op_name, words
 from tilec.torch.builder import Builder
 
@@ -47,7 +48,7 @@ class Call:
     def __init__(self, of: Callable[[fx.Node, Builder], Pair], node: fx.Node, kind: torch.dtype):
         self.of, self.node, self.kind, self.build = of, node, kind, Builder(node.graph, node)
         self.value = node.meta["val"]
-        self.named = {a.name: v for a, v in zip(node.target._schema.arguments, node.args)} | dict(node.kwargs)
+        self.named = arguments(node)
 
     def pair(self, name: str) -> Pair:
         return self.parts(self.named[name])

@@ -47,7 +47,7 @@ def size_by_inputs(graph: fx.Graph) -> None:
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    placeholders = graph.find_nodes(op="placeholder")
     asked = [n for n in graph.nodes if n.target in SIZES and n.args[0].op != "placeholder" and _expression(n) is not None]
     if not asked:
         return

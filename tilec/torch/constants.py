@@ -15,6 +15,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilec.torch import indices as ix
+from tilec.torch.aliases import behind_inputs, draws, is_pointwise, is_view, schema_of, writes
 from tilec.torch.aten import dtype_of
 from tilec.torch.aten.table import FINDING
 from tilec.torch.indices import Index
@@ -144,18 +145,13 @@ class _Elements:
 
     def whole(self, node: fx.Node) -> torch.Tensor | None:
         """All elements of what is known, unless they cannot be computed."""
-        if node not in self.all:
-            pending = [node]
-            while pending:
-                n, shape = pending[-1], tuple(pending[-1].meta["val"].shape)
-                if n.target._schema.name in FILLED:
-                    value = self.few[n].flatten()[0].expand(shape)
-                elif missing := [m for m in n.all_input_nodes if m not in self.all]:
-                    pending += missing
-                    continue
-                elif (value := _evaluated(n, self.all.__getitem__, shape)) is None:
-                    return None
-                self.all[pending.pop()] = value
+        is_filled = lambda n: n.target._schema.name in FILLED  # noqa: E731
+        for n in behind_inputs(node, self.all, lambda n: () if is_filled(n) else n.all_input_nodes):
+            shape = tuple(n.meta["val"].shape)
+            value = self.few[n].flatten()[0].expand(shape) if is_filled(n) else _evaluated(n, self.all.__getitem__, shape)
+            if value is None:
+                return None
+            self.all[n] = value
         return self.all[node]
 
 
@@ -166,7 +162,7 @@ def some(extent: int) -> list[int]:
 
 def _is_elementwise(node: fx.Node) -> bool:
     """Whether an element of the result is computed from those at its position."""
-    return torch.Tag.pointwise in node.target.tags or node.target._schema.name in ELEMENTWISE
+    return is_pointwise(node) or node.target._schema.name in ELEMENTWISE
 
 
 def is_constant(node: fx.Node) -> bool:
@@ -177,11 +173,8 @@ def is_constant(node: fx.Node) -> bool:
 
 def _is_known(node: fx.Node) -> bool:
     """Whether an operation's result follows from what it reads, and has a known size."""
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None or schema.is_mutable:
-        return False
     made = node.meta.get("val")
-    if torch.Tag.nondeterministic_seeded in node.target.tags or not isinstance(made, torch.Tensor):
+    if schema_of(node) is None or writes(node) or draws(node) or not isinstance(made, torch.Tensor):
         return False
     return all(isinstance(n, int) for n in made.shape) and made.numel() > 0 and not made.is_complex()
 
@@ -197,8 +190,9 @@ def _followed(node: fx.Node, found: Mapping[fx.Node, Pattern]) -> Pattern | None
         return Pattern(shape, like.dtype, torch.tensor(number, dtype=like.dtype).item(), (0,) * len(shape)) if known else None
     if not all(n in found for n in read):
         return None
-    if not any(any(found[n].steps) for n in read) and (torch.Tag.pointwise in node.target.tags or _shows(schema)):
-        if _shows(schema):
+    shows = is_view(node) or schema.name == "aten::clone"
+    if not any(any(found[n].steps) for n in read) and (is_pointwise(node) or shows):
+        if shows:
             return Pattern(shape, like.dtype, found[read[0]].first, (0,) * len(shape))
         few = {n: torch.full((1,) * len(found[n].shape), found[n].first, dtype=found[n].dtype) for n in read}
         args, kwargs = fx.map_arg((node.args, node.kwargs), few.__getitem__)
@@ -236,20 +230,18 @@ def _sum(node: fx.Node, found: Mapping[fx.Node, Pattern]) -> Pattern | None:
     return made if limits.min <= made.ends[0] and made.ends[1] <= limits.max else None
 
 
-def _shows(schema: Any) -> bool:
-    """Whether the result has the elements of the argument: a view, or a copy."""
-    return schema.name == "aten::clone" or any(r.alias_info is not None for r in schema.returns)
-
-
 def _evaluated(node: fx.Node, value_of: Callable[[fx.Node], torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor | None:
-    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
-    if "device" in kwargs:
-        kwargs = {**kwargs, "device": torch.device("cpu")}
     try:
-        value = node.target(*args, **kwargs)
+        value = on_cpu(node, value_of)
     except Exception:  # it is computed where the graph is run, and fails there
         return None
     return value if value.shape == shape and value.dtype == node.meta["val"].dtype else None
+
+
+def on_cpu(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
+    """What the operation makes of values on the CPU, there."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
+    return node.target(*args, **(kwargs | {"device": torch.device("cpu")} if "device" in kwargs else kwargs))
 
 
 def _pattern(elements: _Elements, node: fx.Node) -> Pattern | None:

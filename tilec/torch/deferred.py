@@ -16,24 +16,23 @@ import operator
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from tilec.torch.aliases import is_opaque, maker, memory, readers, tensors, writes
 from tilec.torch.concrete import NUMBERS
-from tilec.torch.partition import Decision, Part, is_view, writes
+from tilec.torch.partition import Decision, Part
 
 
 def move(graph: fx.Graph, decision: Decision, known: Mapping[fx.Node, Any]) -> None:
     """Changes `decision`. `known` is what `decide` was given."""
-    if len(decision.parts) > 1 and all(hasattr(n.target, "_schema") for n in decision.reasons if writes(n)):
+    if len(decision.parts) > 1 and not any(map(is_opaque, decision.reasons)):
         _Parts(graph, decision, known).move()
 
 
 class _Parts:
     def __init__(self, graph: fx.Graph, decision: Decision, known: Mapping[fx.Node, Any]):
         self.nodes, self.decision, self.known = list(graph.nodes), decision, known
-        self.written = {_memory(n.all_input_nodes[0]) for n in decision.reasons if writes(n)}
+        self.written = {memory(n.all_input_nodes[0]) for n in decision.reasons if writes(n)}
 
     def move(self) -> None:
         for node in reversed(self.nodes):
@@ -54,7 +53,7 @@ class _Parts:
     def _deferred_to(self, node: fx.Node, least: int = 0, among: Set[fx.Node] = frozenset()) -> Part | None:
         """The last partition behind its own, not before level `least`, that is early enough for all readers but those `among`."""
         own = self.decision.owner.get(node)
-        if own is None or any(_memory(n) in self.written for n in node.all_input_nodes):
+        if own is None or any(memory(n) in self.written for n in node.all_input_nodes):
             return None
         most = min((self._level(u, own) for u in self._readers(node) if u not in among), default=least)
         fit = [p for p in self.decision.parts if p.device == own.device and max(own.level + 1, least) <= p.level <= most]
@@ -89,7 +88,7 @@ class _Parts:
     def _producers(self, node: fx.Node) -> Iterator[fx.Node]:
         """The operations whose results it reads, itself or by what moves no data."""
         for n in node.all_input_nodes:
-            made = n.all_input_nodes[0] if n.target is operator.getitem else n
+            made = maker(n)
             if made in self.decision.light:
                 yield from self._producers(made)
             elif made in self.decision.owner or made in self.decision.reasons:
@@ -97,23 +96,9 @@ class _Parts:
 
     def _readers(self, node: fx.Node) -> set[fx.Node]:
         """What computes with a result or returns it, by what moves no data, too."""
-        found, pending = set[fx.Node](), [node]
-        while pending:
-            for user in pending.pop().users:
-                moves_none = user in self.decision.light and not isinstance(self.known[user], NUMBERS)
-                if user.target is operator.getitem or moves_none:
-                    pending.append(user)
-                else:
-                    found.add(user)
-        return found
+        moves_none = lambda n: n in self.decision.light and not isinstance(self.known[n], NUMBERS)  # noqa: E731
+        return set(readers(node, lambda n: n.target is operator.getitem or moves_none(n)))
 
     def _bytes(self, node: fx.Node) -> int:
-        value = self.known[node].meta["val"] if isinstance(self.known[node], fx.Node) else node.meta.get("val")
-        return sum(v.numel() * v.element_size() for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor))
-
-
-def _memory(node: fx.Node) -> fx.Node:
-    """The tensor whose memory a view shows."""
-    while is_view(node) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return node
+        known = self.known[node]
+        return sum(v.numel() * v.element_size() for v in tensors(known if isinstance(known, fx.Node) else node))

@@ -58,7 +58,7 @@ def whole(directory: Path | None, told: GraphReport, text: str) -> None:
 def _head(graph: fx.Graph, written: Written) -> str:
     """What the parameters are in the whole graph."""
     lines = []
-    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    placeholders = graph.find_nodes(op="placeholder")
     for a in written.arguments:
         node = placeholders[a.number]
         if a.layout is None:

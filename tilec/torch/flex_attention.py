@@ -129,9 +129,8 @@ def _mapped(function: fx.GraphModule, first: tuple[int | None, ...], captured: i
 
 def _is_first(function: fx.GraphModule) -> bool:
     """Whether a function gives its first argument back."""
-    first = next(n for n in function.graph.nodes if n.op == "placeholder")
-    (output,) = (n for n in function.graph.nodes if n.op == "output")
-    return pytree.tree_leaves(output.args[0]) == [first]
+    first, *_ = function.graph.find_nodes(op="placeholder")
+    return pytree.tree_leaves(function.graph.output_node().args[0]) == [first]
 
 
 class _Gathered(TorchFunctionMode):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
+from tilec.torch.aliases import memory, reached, readers, schema_of, writes
 from tilec.torch.aten.scatters import CHANGES
 
 if TYPE_CHECKING:
@@ -81,10 +82,10 @@ def save_old_values(forward: fx.GraphModule, results: int) -> None:
     first outputs are `results` of the function, and the others are saved."""
     graph = forward.graph
     changes = {n.args[0]: n for n in reversed(graph.nodes) if copies_back(n)}  # the first of each input
-    (output,) = (n for n in graph.nodes if n.op == "output")
+    output = graph.output_node()
     outputs = list(output.args[0])
     for k, saved in list(enumerate(outputs))[results:]:
-        if isinstance(saved, fx.Node) and (change := changes.get(_viewed(saved))) is not None:
+        if isinstance(saved, fx.Node) and (change := changes.get(memory(saved))) is not None:
             with graph.inserting_before(change):
                 outputs[k] = graph.call_function(aten.clone.default, (saved,))
             value = saved.meta["val"]
@@ -92,15 +93,6 @@ def save_old_values(forward: fx.GraphModule, results: int) -> None:
                 outputs[k].meta = {**saved.meta, "val": value.clone()}
     output.args = (type(output.args[0])(outputs),)
     forward.recompile()
-
-
-def _viewed(node: fx.Node) -> fx.Node:
-    """The tensor whose memory a view shows."""
-    from tilec.torch.partition import is_view
-
-    while node.op == "call_function" and is_view(node):
-        node = node.all_input_nodes[0]
-    return node
 
 
 def copies_back(node: fx.Node) -> bool:
@@ -114,10 +106,9 @@ def is_write(node: fx.Node) -> bool:
 
 
 def _stays(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
     if node.op != "call_function":
         return node.op in ("placeholder", "output")
-    return node.is_impure() or (schema is not None and schema.is_mutable)
+    return node.is_impure() or (schema_of(node) is not None and writes(node))
 
 
 def _writes_of(last: fx.Node) -> list[fx.Node]:
@@ -138,7 +129,7 @@ def _allowed(last: fx.Node, writes: list[fx.Node], position: dict[fx.Node, int])
     if any(n.target is aten.copy_.default and n is not last for n in target.users):
         return False
     for before, write in zip([target, *writes], writes):
-        own = _reaching(before) - {before}
+        own = reached(before)
         if any(position[reader] > position[write] for reader in own if reader is not last and reader not in writes):
             return False
         if any(source is before or source in own for argument in write.args[1:] for source in _nodes(argument)):
@@ -148,19 +139,6 @@ def _allowed(last: fx.Node, writes: list[fx.Node], position: dict[fx.Node, int])
             if any(read is before or read in own for read in _nodes(source.args[1])):
                 return False
     return True
-
-
-def _reaching(value: fx.Node) -> set[fx.Node]:
-    """All that reads the value's memory: directly, or through views."""
-    from tilec.torch.partition import is_view
-
-    found, pending = {value}, [value]
-    while pending:
-        n = pending.pop()
-        if n is value or is_view(n):
-            pending += [u for u in n.users if u not in found]
-            found.update(n.users)
-    return found
 
 
 def _nodes(argument: object) -> list[fx.Node]:
@@ -198,10 +176,8 @@ def results_in_inputs(graph: fx.Graph, decision: Decision, pieces: Sequence[Piec
     these among what the partition is given. The copies at the end of the graph that did it are taken out of `decision`.
 
     Nothing else may read such a result, and whatever else reads the input's old value comes before the partition."""
-    from tilec.torch.partition import is_view
-
     made: list[dict[int, int]] = [{} for _ in pieces]
-    (end,) = (n for n in graph.nodes if n.op == "output")
+    end, light = graph.output_node(), decision.light.__contains__
     for node in [n for n in decision.reasons if copies_back(n) and not n.users.keys() - {end}]:
         target, value = node.args[:2]
         if not isinstance(target, fx.Node) or not isinstance(value, fx.Node) or target.op != "placeholder":
@@ -210,13 +186,9 @@ def results_in_inputs(graph: fx.Graph, decision: Decision, pieces: Sequence[Piec
         if not found or not _same_memory(target, value):
             continue
         ((k, piece),) = found
-        outside = [n for n in _readers(value, decision) if decision.owner.get(n) is not piece.part]
-        others = [
-            n
-            for n in _reaching(target) - {target, node}
-            if n is end or (not is_view(n) and not _before(n, piece.part, decision))
-        ]
-        if outside != [node] or others:
+        outside = [n for n in readers(value, light) if decision.owner.get(n) is not piece.part]
+        behind = [n for n in readers(target) if n is not node and (n is end or not _before(n, piece.part, decision))]
+        if outside != [node] or behind:
             continue
         if target not in piece.inputs:
             first = next(n for n in piece.graph.nodes if n.op != "placeholder")
@@ -227,17 +199,6 @@ def results_in_inputs(graph: fx.Graph, decision: Decision, pieces: Sequence[Piec
         node.replace_all_uses_with(target)
         del decision.reasons[node]
     return made
-
-
-def _readers(value: fx.Node, decision: Decision) -> list[fx.Node]:
-    """What computes with a value, or returns it: itself, or what moves no data and reads it."""
-    found, pending = dict[fx.Node, None](), [value]
-    while pending:
-        for user in pending.pop().users:
-            if user not in found:
-                found[user] = None
-                pending += [user] if user in decision.light else []
-    return [n for n in found if n not in decision.light]
 
 
 def _same_memory(target: fx.Node, value: fx.Node) -> bool:

@@ -15,6 +15,8 @@ import torch
 from torch import fx
 
 from tilec.core.diagnostics import CheckError
+from tilec.torch.aliases import behind_inputs
+from tilec.torch.constants import on_cpu
 from tilec.torch.origins import called, module_path, operation, source_code, source_line, tensor_name
 from tilec.torch.write import Written, line_of, named
 
@@ -140,7 +142,7 @@ class _Values:
     """The values of a graph's nodes on the CPU, as far as they are asked for."""
 
     def __init__(self, graph: fx.Graph, values: Sequence[Any]):
-        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        placeholders = graph.find_nodes(op="placeholder")
         self.known = {n: v.detach().cpu() if isinstance(v, torch.Tensor) else v for n, v in zip(placeholders, values)}
         self.left = MOST
 
@@ -152,22 +154,12 @@ class _Values:
         return self.of(node)
 
     def of(self, node: fx.Node) -> Any:
-        pending = [node]
-        while pending:
-            n = pending[-1]
-            if waiting := [m for m in n.all_input_nodes if m not in self.known] if n not in self.known else []:
-                pending += waiting
-                continue
-            pending.pop()
-            if n not in self.known:
-                like = n.meta.get("val")
-                self.left -= like.numel() if isinstance(like, torch.Tensor) else 0
-                if self.left < 0:
-                    raise MemoryError
-                arguments, keywords = fx.map_arg((n.args, n.kwargs), self.known.__getitem__)
-                if "device" in keywords:
-                    keywords = {**keywords, "device": torch.device("cpu")}
-                self.known[n] = n.target(*arguments, **keywords)
+        for n in behind_inputs(node, self.known):
+            like = n.meta.get("val")
+            self.left -= like.numel() if isinstance(like, torch.Tensor) else 0
+            if self.left < 0:
+                raise MemoryError
+            self.known[n] = on_cpu(n, self.known.__getitem__)
         return self.known[node]
 
 

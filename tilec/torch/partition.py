@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from tilec.torch.aliases import draws, is_opaque, is_pointwise, is_view, schema_of, tensors, writes
 from tilec.torch.concrete import NUMBERS, UNDECIDED
 from tilec.torch.constants import is_constant, patterns
 
@@ -92,24 +93,23 @@ def decide(
             level[node] = least
             continue
         if reason is None:
-            here, device = max(least + least % 2, 2), _device(known[node])
+            here, device = max(least + least % 2, 2), tensors(known[node])[0].device
             part = parts.setdefault((here, device), Part(here, device))
             part.nodes.append(node)
             made.owner[node] = part
         else:
-            if _draws(node):
+            if draws(node):
                 least = max(least, drawn)
             if writes(node):
-                least = max(least, *(read.get(b, 0) for b in bases), 0 if hasattr(node.target, "_schema") else highest)
+                least = max(least, *(read.get(b, 0) for b in bases), highest if is_opaque(node) else 0)
             here = least + 1 - least % 2
             made.reasons[node] = reason
-            if _draws(node):
+            if draws(node):
                 drawn = here
-            if writes(node):
-                if hasattr(node.target, "_schema"):
-                    changed[base[node]] = here
-                else:
-                    floor = here
+            if is_opaque(node):
+                floor = here
+            elif writes(node):
+                changed[base[node]] = here
         level[node] = here
         highest = max(highest, here)
         for b in bases:
@@ -125,7 +125,7 @@ def _free(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     for node in nodes:
         if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
-        simple = is_view(node) or torch.Tag.pointwise in getattr(node.target, "tags", ())
+        simple = is_view(node) or is_pointwise(node)
         if node in found or (simple and node.all_input_nodes and all(n in made for n in node.all_input_nodes)):
             made.add(node)
     return made
@@ -133,33 +133,7 @@ def _free(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 def is_light(node: fx.Node) -> bool:
     """Whether the operation moves no data: a view, a constant, or one of several views."""
-    return is_view(node) or (hasattr(node.target, "_schema") and is_constant(node))
-
-
-def is_view(node: fx.Node) -> bool:
-    """Whether the operation's results are memory of its first argument."""
-    if node.target is operator.getitem:
-        return True
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return False
-    aliases = [r.alias_info for r in schema.returns]
-    return schema.name == "aten::_unsafe_view" or (
-        bool(aliases) and all(a is not None and not a.is_write for a in aliases)
-    )
-
-
-def _draws(node: fx.Node) -> bool:
-    """Whether the operation takes random numbers; such operations stay in the graph's order."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or (
-        not hasattr(node.target, "_schema") and node.target is not operator.getitem
-    )
-
-
-def writes(node: fx.Node) -> bool:
-    """Whether the operation writes a tensor that it is given. An operation without a schema may."""
-    schema = getattr(node.target, "_schema", None)
-    return node.target is not operator.getitem if schema is None else schema.is_mutable
+    return is_view(node) or (schema_of(node) is not None and is_constant(node))
 
 
 def _outside(node: fx.Node, known: Any) -> str | None:
@@ -168,18 +142,16 @@ def _outside(node: fx.Node, known: Any) -> str | None:
         return "its size depends on data"
     if node.op != "call_function":
         return f"a node of kind {node.op}"
-    if not hasattr(node.target, "_schema") and node.target is not operator.getitem:
+    if schema_of(node) is None and node.target is not operator.getitem:
         return "a function that is no operator"
     if writes(node):
         return "it changes a tensor in place"
-    if _draws(node):
+    if draws(node):
         return "random numbers of PyTorch's generator"
     made = [v for v in pytree.tree_leaves(known.meta.get("val")) if v is not None]
     if not made or not all(isinstance(v, torch.Tensor) for v in made):
         return "its result is no tensor"
-    read = [
-        v for n in known.all_input_nodes for v in pytree.tree_leaves(n.meta.get("val")) if isinstance(v, torch.Tensor)
-    ]
+    read = [v for n in known.all_input_nodes for v in tensors(n)]
     for value in (*made, *read):
         if type(value).__name__ != "FakeTensor" or value.layout is not torch.strided:
             return f"a tensor of the kind {_kind(value)}"
@@ -197,7 +169,3 @@ def _outside(node: fx.Node, known: Any) -> str | None:
 
 def _kind(value: torch.Tensor) -> str:
     return str(value.layout).removeprefix("torch.") if value.layout is not torch.strided else type(value).__name__
-
-
-def _device(known: fx.Node) -> torch.device:
-    return next(v.device for v in pytree.tree_leaves(known.meta["val"]) if isinstance(v, torch.Tensor))

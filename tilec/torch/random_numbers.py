@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
 from tilec.torch import philox
+from tilec.torch.aliases import arguments
 from tilec.torch.builder import Builder
 from tilec.torch.concrete import SYMBOLS, UNDECIDED, hint
 
@@ -125,11 +126,7 @@ class _Draw:
     def __init__(self, node: fx.Node, seeds: _Seeds):
         self.build, self.seeds, self.taken = Builder(seeds.graph, node), seeds, list[torch.device]()
         self.like = pytree.tree_leaves(node.meta["val"])[0]
-        self.arguments: dict[str, Any] = {}
-        for k, argument in enumerate(node.target._schema.arguments):
-            default = argument.default_value if argument.has_default_value() else None
-            given = node.args[k : k + 1] or (node.kwargs.get(argument.name, default),)
-            self.arguments[argument.name] = given[0]
+        self.arguments = arguments(node)
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]

@@ -13,10 +13,9 @@ copy that repeats a tensor's elements, such as keys for each head of a group, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import pairwise
 from math import inf, prod
-from operator import getitem
 from typing import Any
 
 import torch
@@ -24,11 +23,11 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from tilec.core.target import Target
+from tilec.torch.aliases import ancestors, draws, is_pointwise, is_view, maker, schema_of, source, writes
 from tilec.torch.aten.table import PRODUCTS, SEEN_THROUGH, SOFTMAXES, UNROUNDED, dtype_of, op_name
 from tilec.torch.builder import Builder
 from tilec.torch.constants import is_constant
 from tilec.torch.layout import layout
-from tilec.torch.partition import is_view
 from tilec.torch.share import share_equal
 
 aten = torch.ops.aten
@@ -49,9 +48,8 @@ def partition(joint: fx.GraphModule, inputs: Any, targets: Targets, **how: Any) 
 
 def mark(graph: fx.Graph, results: int, targets: Targets) -> None:
     """Marks what backward computes again. The graph's first `results` outputs are forward's."""
-    (output,) = (n for n in graph.nodes if n.op == "output")
-    leaving = [n for n in output.args[0][:results] if isinstance(n, fx.Node)]
-    forward = _ancestors(leaving)
+    leaving = [n for n in graph.output_node().args[0][:results] if isinstance(n, fx.Node)]
+    forward = ancestors(leaving).keys()
     for node in (*_from_numbers(graph), *_repeated(forward)):
         node.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
     for part in (n for n in forward if _has_gaps(n)):
@@ -78,8 +76,7 @@ def mark(graph: fx.Graph, results: int, targets: Targets) -> None:
 def _has_gaps(node: fx.Node) -> bool:
     """Whether the node shows a part of another's memory, of which kernels would read a copy."""
     value = node.meta.get("val")
-    of = node.args[0] if node.target is getitem else node  # one of several parts
-    if of.op != "call_function" or not is_view(of) or not isinstance(value, torch.Tensor):
+    if not is_view(maker(node)) or not isinstance(value, torch.Tensor):  # perhaps one of several parts
         return False
     numbers = (*value.shape, *value.stride())
     return all(isinstance(n, int) for n in numbers) and layout(value.shape, value.stride()) is None
@@ -89,11 +86,10 @@ def _from_numbers(graph: fx.Graph) -> set[fx.Node]:
     """What is computed from numbers alone, element by element, which each reader can compute for itself."""
     found = set[fx.Node]()
     for node in graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if node.op != "call_function" or schema is None or schema.is_mutable or not isinstance(node.meta.get("val"), torch.Tensor):
+        if schema_of(node) is None or writes(node) or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
         read = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-        known = is_constant(node) or (bool(read) and (is_view(node) or _is_elementwise(node)) and not _draws(node))
+        known = is_constant(node) or (bool(read) and (is_view(node) or _is_elementwise(node)) and not draws(node))
         if known and all(n in found for n in read):
             found.add(node)
     return found
@@ -103,27 +99,13 @@ def _repeated(forward: Iterable[fx.Node]) -> set[fx.Node]:
     """Views and copies of all of a tensor's elements that have some of them more than once."""
     found = set[fx.Node]()
     for node in forward:
-        path, of = [node], node
-        while of.op == "call_function" and _is_view(of):
-            of = of.all_input_nodes[0]
-            path.append(of)
-        if 0 < _size(of) < _size(node):
-            found.update(n for n in path[:-1] if _size(n) > _size(of))
-    return found
-
-
-def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes, and all that they are computed from."""
-    found, pending = set[fx.Node](), list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in found:
+        whole = source(node, _is_view)
+        if 0 < _size(whole) < _size(node):
             found.add(node)
-            pending += node.all_input_nodes
     return found
 
 
-def _region(product: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
+def _region(product: fx.Node, forward: Container[fx.Node]) -> list[fx.Node]:
     """The product and what forward computes of it element by element; nothing unless that is a factor of another product, or where
     something else than sums along it reads it."""
     size, found, multiplied = _size(product), {product: None}, False
@@ -139,13 +121,9 @@ def _region(product: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
             elif _is_elementwise(user) and _size(user) == size:
                 found[user] = None
                 pending.append(user)
-            elif not 0 < _size(user) < size or _draws(user):
+            elif not 0 < _size(user) < size or draws(user):
                 return []  # it is stored all the same
     return list(found) if multiplied else []
-
-
-def _draws(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -154,8 +132,7 @@ def _is_view(node: fx.Node) -> bool:
 
 def _is_elementwise(node: fx.Node) -> bool:
     name = op_name(node)
-    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    return pointwise or name in SEEN_THROUGH or name in SOFTMAXES or name in ("_to_copy", "convert_element_type")
+    return is_pointwise(node) or name in SEEN_THROUGH or name in SOFTMAXES or name in ("_to_copy", "convert_element_type")
 
 
 def _size(node: fx.Node) -> int:
@@ -187,10 +164,7 @@ def _pays(product: fx.Node, region: Sequence[fx.Node], targets: Targets) -> bool
 
 def _from_cast(factor: fx.Node) -> fx.Node:
     """What a factor is a view of, before it was cast to a wider type: a kernel reads that."""
-    node = factor
-    while node.op == "call_function" and (_is_view(node) or _widens(node)):
-        node = node.all_input_nodes[0]
-    return node
+    return source(factor, lambda n: _is_view(n) or _widens(n))
 
 
 def _widens(node: fx.Node) -> bool:
@@ -200,22 +174,21 @@ def _widens(node: fx.Node) -> bool:
     return node.meta["val"].dtype == torch.float32 and node.all_input_nodes[0].meta["val"].dtype in NARROW
 
 
-def _factors(products: Iterable[fx.Node]) -> Iterator[fx.Node]:
+def _factors(products: Iterable[fx.Node]) -> list[fx.Node]:
     """What views, multiples and wider casts of stored tensors products read: they read the tensors themselves."""
-    pending = [n for product in products for n in product.all_input_nodes]
-    while pending:
-        node = pending.pop()
+
+    def through(node: fx.Node) -> bool:
         scaled = node.op == "call_function" and op_name(node) in ("mul", "div") and len(node.all_input_nodes) == 1
-        if node.op == "call_function" and (scaled or _is_view(node) or _widens(node)):
-            yield node
-            pending += node.all_input_nodes
+        return scaled or _is_view(node) or _widens(node)
+
+    read = [n for product in products for n in product.all_input_nodes]
+    return [n for n in ancestors(filter(through, read), through) if through(n)]
 
 
-def _constants(region: Iterable[fx.Node]) -> Iterator[fx.Node]:
+def _constants(region: Iterable[fx.Node]) -> list[fx.Node]:
     """What the region reads that is computed from nothing, such as a causal mask. What is drawn is not computed."""
-    for node in _ancestors(region):
-        if node.op == "call_function" and not any(n.op == "placeholder" or _draws(n) for n in _ancestors([node])):
-            yield node
+    unknown = lambda n: n.op == "placeholder" or draws(n)  # noqa: E731
+    return [n for n in ancestors(region) if n.op == "call_function" and not any(map(unknown, ancestors([n])))]
 
 
 # ---- softmax ---------------------------------------------------------------------------------------------------------

@@ -5,14 +5,13 @@ So does `torch._functorch.compile_utils.fx_graph_cse`, by the same rules. It imp
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.multiprocessing.reductions import StorageWeakRef
 
+from tilec.torch.aliases import memory, tensors, writes
 from tilec.torch.concrete import UNDECIDED, hint
 
 FIXED = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -24,15 +23,14 @@ UNEQUAL = {f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", 
 def share_equal(graph: fx.Graph) -> None:
     """Has each operation with its arguments done once. One that draws random numbers is done as often as it stands there, as is one
     that gives what the graph returns, for results are tensors of their own; nothing is shared across a write."""
-    (output,) = (n for n in graph.nodes if n.op == "output")
-    returned = {m for n in output.all_input_nodes if (m := _memory(n)) is not None}
+    returned = {memory(n) for n in graph.output_node().all_input_nodes if tensors(n)}
     found = dict[Any, fx.Node]()
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if _writes(node):
+        if writes(node):
             found.clear()
-        elif _is_alike(node) and _memory(node) not in returned:
+        elif _is_alike(node) and memory(node) not in returned:
             try:
                 first = found.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)
             except TypeError:  # an argument that cannot be told from another
@@ -49,22 +47,6 @@ def _is_alike(node: fx.Node) -> bool:
     if not isinstance(node.target, OpOverload):
         return True
     return not DIFFERENT.intersection(node.target.tags) and node.target._schema.name not in UNEQUAL
-
-
-def _writes(node: fx.Node) -> bool:
-    """Whether the operation may write to a tensor that it is given: an operator says so, of others it is not known."""
-    if isinstance(node.target, OpOverload):
-        return node.target._schema.is_mutable
-    return getattr(node.target, "__module__", "") != operator.getitem.__module__
-
-
-def _memory(node: fx.Node) -> StorageWeakRef | None:
-    """What tells the memory of a node's tensor from that of others."""
-    value = node.meta.get("val")
-    try:
-        return StorageWeakRef(value.untyped_storage()) if isinstance(value, torch.Tensor) else None
-    except NotImplementedError:
-        return None
 
 
 def _key(value: Any) -> Any:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilec.torch.partition import Decision, Part, is_view
+from tilec.torch.aliases import ancestors, behind_inputs, is_view
+from tilec.torch.partition import Decision, Part
 from tilec.torch.segments import Segmented
 
 
@@ -36,7 +37,7 @@ def cut(graph: fx.Graph, decision: Decision, known: Mapping[fx.Node, Any]) -> li
     for n in (
         *(n for _, inputs in gathered for n in inputs),
         *(n for node in decision.reasons for n in node.all_input_nodes),
-        *(n for node in graph.nodes if node.op == "output" for n in node.all_input_nodes),
+        *graph.output_node().all_input_nodes,
     ):
         for result, seen in _seen_through(n, decision, known).items():
             asked.setdefault(result, set()).add(seen)
@@ -83,18 +84,10 @@ def _elements(known: Any) -> int | None:
 
 def _gather(part: Part, decision: Decision, position: Mapping[fx.Node, int]) -> tuple[list[fx.Node], list[fx.Node]]:
     """The partition's operations with those that move no data and that it reads through, and what it is given."""
-    mine, members, inputs = set(part.nodes), set(part.nodes), dict[fx.Node, None]()
-    pending = list(part.nodes)
-    while pending:
-        for n in pending.pop().all_input_nodes:
-            if n in members or n in inputs:
-                continue
-            if n in mine or (n in decision.light and isinstance(n.meta.get("val"), (torch.Tensor, list, tuple))):
-                members.add(n)
-                pending.append(n)
-            else:
-                inputs[n] = None
-    return sorted(members, key=position.__getitem__), sorted(inputs, key=position.__getitem__)
+    own = set(part.nodes)
+    inside = lambda n: n in own or (n in decision.light and isinstance(n.meta.get("val"), (torch.Tensor, list, tuple)))  # noqa: E731
+    found = sorted(ancestors(part.nodes, inside), key=position.__getitem__)
+    return [n for n in found if inside(n)], [n for n in found if not inside(n)]
 
 
 def _graph_of(members: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> fx.Graph:
@@ -163,21 +156,14 @@ def join(
     """The function that runs partitions by `calls`, and all else as the graph has it. A call takes its piece's inputs one by one,
     and returns its output, or a sequence of several; or is Segmented."""
     steps: list[fx.Node | int] = []
-    written = set[fx.Node]()
+    written = {n for n in graph.nodes if n.op != "call_function"} | decision.owner.keys() | decision.reasons.keys()
     of_part = {id(piece.part): k for k, piece in enumerate(pieces)}
 
     def want(node: fx.Node) -> None:
         """Operations without an owner, where they are first read."""
-        pending = [(node, False)]
-        while pending:
-            n, ready = pending.pop()
-            if n in written or n in decision.owner or n in decision.reasons or n.op != "call_function":
-                continue
-            if ready:
-                written.add(n)
-                steps.append(n)
-            else:
-                pending += [(n, True), *((m, False) for m in n.all_input_nodes)]
+        for n in behind_inputs(node, written):
+            written.add(n)
+            steps.append(n)
 
     for unit in decision.order:
         if isinstance(unit, Part):
@@ -191,12 +177,12 @@ def join(
             for n in unit.all_input_nodes:
                 want(n)
             steps.append(unit)
-    (output,) = (n for n in graph.nodes if n.op == "output")
+    output = graph.output_node()
     for n in output.all_input_nodes:
         want(n)
 
     w = _Writer()
-    arguments = [n for n in graph.nodes if n.op == "placeholder"]
+    arguments = graph.find_nodes(op="placeholder")
     if arguments:
         w.lines.append(f"{', '.join(f'{n.name}_' for n in arguments)}, = args")
     w.lines.append("args.clear()")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tilec.torch import indices as ix
+from tilec.torch.aliases import arguments, only_readers, source
 from tilec.torch.aten.table import SEEN_THROUGH, Call, expresses, op_name, operand
 from tilec.torch.indices import Index
 from tilec.torch.program import Graph, Inexpressible, Tensor
@@ -89,29 +90,20 @@ def element(positions: Tensor, at: Sequence[Index], extent: int, wraps: bool = T
 
 def bound(node: Node) -> int | None:
     """What all elements of a tensor of positions are below, and none below 0, where the operation that makes them says so."""
-    while op_name(node) in SEEN_THROUGH and node.op == "call_function":
-        node = node.all_input_nodes[0]
+    node = source(node, lambda n: op_name(n) in SEEN_THROUGH)
     if node.op == "call_function" and op_name(node) == "getitem" and node.args[1] == 1:
         node = node.args[0]
         if op_name(node) in ("sort", "topk", "max", "min", "kthvalue", "median"):
-            shape, dim = node.args[0].meta["val"].shape, _argument(node, "dim", -1)
+            shape, dim = node.args[0].meta["val"].shape, arguments(node)["dim"]
             return int(shape[dim]) if len(shape) else 1
     return None
 
 
-def _argument(node: Node, name: str, otherwise: int) -> int:
-    for n, argument in enumerate(node.target._schema.arguments):
-        if argument.name == name:
-            return node.args[n] if n < len(node.args) else node.kwargs.get(name, otherwise)
-    return otherwise
-
-
 def _is_summed(node: Node) -> bool:
     """Whether the one reader adds the elements up, each of them once: it reads them where they are gathered from."""
-    while len(node.users) == 1:
-        (node,) = node.users
-        if node.op != "call_function" or op_name(node) not in SEEN_THROUGH - {"expand", "clone"}:
-            return node.op == "call_function" and op_name(node) in ("sum", "mean")
+    for user in only_readers(node):
+        if user.op != "call_function" or op_name(user) not in SEEN_THROUGH - {"expand", "clone"}:
+            return user.op == "call_function" and op_name(user) in ("sum", "mean")
     return False
 
 

@@ -8,6 +8,7 @@ from functools import cache
 
 from tilec.core.dtypes import DTYPES
 from tilec.core.functions import FUNCTIONS
+from tilec.torch.aliases import arguments
 from tilec.torch.aten.table import Call, dtype_of, operand
 from tilec.torch.indices import Index
 from tilec.torch.program import Graph, Inexpressible, Tensor, converted
@@ -22,8 +23,7 @@ def computed(call: Call, names: Sequence[str], kind: str) -> str:
     """The type that an operation of this kind computes in, on these of its arguments."""
     from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
-    schema = [a.name for a in call.node.target._schema.arguments]
-    given = {**dict(zip(schema, call.node.args)), **call.node.kwargs}
+    given = arguments(call.node)
     values = [v.meta["val"] if type(v).__name__ == "Node" else v for n in names if (v := given.get(n)) is not None]
     values = [v for v in values if not isinstance(v, str)]
     compute, _ = elementwise_dtypes(*values, type_promotion_kind=getattr(ELEMENTWISE_TYPE_PROMOTION_KIND, KINDS[kind]))

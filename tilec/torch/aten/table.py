@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilec.core.dtypes import DTYPES, OTHER_NAMES
+from tilec.torch.aliases import arguments, only_readers, readers, schema_of
 from tilec.torch.indices import Index
 from tilec.torch.program import Graph, Inexpressible, Tensor, literal
 
@@ -74,8 +75,7 @@ def op_name(node: Node) -> str:
     target = node.target
     if target is operator.getitem:
         return "getitem"
-    schema = getattr(target, "_schema", None)
-    if schema is None:
+    if (schema := schema_of(node)) is None:
         return getattr(target, "__name__", str(target))
     space, _, name = schema.name.partition("::")
     return name if space in ("aten", "prims") else schema.name
@@ -99,22 +99,13 @@ class Call:
     def __init__(self, graph: Graph, node: Node, values: Mapping[Node, Value]):
         self.graph, self.node, self.name = graph, node, op_name(node)
         self.meta = node.meta.get("val")
-        look = lambda n: values[n]  # noqa: E731
+        look = values.__getitem__
         self.args = _replaced(node.args, look)
-        self.kwargs = {k: _replaced(v, look) for k, v in node.kwargs.items()}
         for read in node.all_input_nodes:
             _check(read.meta.get("val"))
         _check(self.meta)
-        schema = getattr(node.target, "_schema", None)
-        self.named: dict[str, Value] = {}
-        if schema is not None:
-            for n, argument in enumerate(schema.arguments):
-                if n < len(self.args):
-                    self.named[argument.name] = self.args[n]
-                elif argument.name in self.kwargs:
-                    self.named[argument.name] = self.kwargs[argument.name]
-                else:
-                    self.named[argument.name] = argument.default_value if argument.has_default_value() else None
+        given = arguments(node) if schema_of(node) is not None else {}
+        self.named = {name: _replaced(value, look) for name, value in given.items()}
 
     def __getitem__(self, name: str) -> Value:
         return self.named[name]
@@ -161,8 +152,7 @@ class Call:
         """Whether the one reader joins it with others, or has it as a part: it reads the element that it needs. So does arithmetic
         whose own one reader does, such as that of rotary positions on a part of each head."""
         node, most = self.node, MOST_JOINED
-        while len(node.users) == 1:
-            (user,) = node.users
+        for user in only_readers(node):
             if user.op != "call_function" or op_name(user) in JOINS:
                 return user.op == "call_function"
             if op_name(user) not in SEEN_THROUGH:
@@ -204,8 +194,7 @@ def stays_wide(node: Node) -> bool:
     """Whether a result of 16 bits has one reader in the graph, and that one computes with its digits: an expression of several
     operations is rounded once, as in Inductor. Weights of a softmax go into their product so."""
     product_ok = op_name(node) in SOFTMAXES
-    while len(node.users) == 1:
-        (user,) = node.users
+    for user in only_readers(node):
         if user.op != "call_function":
             return False
         name = op_name(user)
@@ -222,41 +211,27 @@ def stays_wide(node: Node) -> bool:
 
 def read_wide(node: Node) -> bool:
     """Whether all readers, by views, compute with a result's digits, or cast it to a wider type."""
-    pending = [node]
-    while pending:
-        for user in pending.pop().users:
-            name = op_name(user) if user.op == "call_function" else ""
-            if name in SEEN_THROUGH:
-                pending.append(user)
-            elif name not in SMOOTH and name != "_to_copy":
-                return False
-    return True
+    return all(op_name(n) in SMOOTH or op_name(n) == "_to_copy" for n in readers(node, _stands_for_another))
+
+
+def _stands_for_another(node: Node) -> bool:
+    return op_name(node) in SEEN_THROUGH
 
 
 def _scales_factor(node: Node) -> bool:
     """Whether it multiplies a factor of a product by a number: the product reads what is multiplied (`Tensor.origin`)."""
     if op_name(node) not in ("mul", "div") or type(node.args[1]).__name__ == "Node":
         return False
-    pending = list(node.users)
-    while pending:
-        user = pending.pop()
-        if user.op == "call_function" and op_name(user) in PRODUCTS:
-            return True
-        if user.op == "call_function" and op_name(user) in SEEN_THROUGH:
-            pending += user.users
-    return False
+    return any(op_name(n) in PRODUCTS for n in readers(node, _stands_for_another))
 
 
 def rounded_to(node: Node) -> str:
     """The type of 16 bits that the one reader of a result casts it to, or nothing."""
-    while len(node.users) == 1:
-        (node,) = node.users
-        if node.op != "call_function":
-            return ""
-        if op_name(node) in ("_to_copy", "convert_element_type"):
-            dtype = dtype_of(node.meta["val"].dtype)
+    for user in only_readers(node):
+        if op_name(user) in ("_to_copy", "convert_element_type"):
+            dtype = dtype_of(user.meta["val"].dtype)
             return dtype if dtype in ("f16", "bf16") else ""
-        if op_name(node) not in SEEN_THROUGH:
+        if op_name(user) not in SEEN_THROUGH:
             return ""
     return ""
 
