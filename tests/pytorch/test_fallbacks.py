@@ -125,7 +125,7 @@ def test_loops_of_more_states_than_a_tuple_has_elements():
 def test_a_translator_that_fails_costs_its_operation_alone(monkeypatch):
     from tilec.torch.aten import table
 
-    monkeypatch.setitem(table.TABLE, "sin", lambda call: 1 // 0)
+    monkeypatch.setitem(table.TABLE, "sin", table.Row(lambda call: 1 // 0))
     with pytest.warns(FallbackWarning, match="PyTorch runs sin, first in test_fallbacks.py:.*ZeroDivisionError"):
         assert_agrees(lambda x: torch.exp(torch.sin(torch.exp(x) + 1)) * 2, torch.randn(4, 5))
     (graph,) = tilec.torch.report().graphs

@@ -30,7 +30,7 @@ from tilec.dsl.specialise import choose_op
 from tilec.process.reading import read_bytes
 from tilec.runtime import buffers
 from tilec.torch import kernels, rewrite
-from tilec.torch.aten.table import TABLE
+from tilec.torch.aten.table import TABLE, Row
 from tilec.torch.failures import first_line
 from tilec.torch.gradient import Gradient, match
 from tilec.torch.signature import Signature
@@ -214,7 +214,7 @@ class Operator:
         self._library = library  # what it registered ends with it
         self.overload = getattr(getattr(torch.ops, space), name).default
         kernels.register(self, library, name)
-        TABLE[self.name] = splicer(self.signature)
+        TABLE[self.name] = Row(splicer(self.signature))
 
     def unregister(self) -> None:
         if self._library is not None:

@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tilec.torch.aten.table import PRODUCTS, ROUNDED, op_name, words
+from tilec.torch.aten.table import ROUNDED, row_of
 
 if TYPE_CHECKING:
     from torch import fx
 
-CONVOLUTIONS = words("convolution convolution_backward")
-MULTIPLIED = PRODUCTS | words("addbmm")
 MULTIPLIERS = {"cuda": "cuda", "cpu": "mkldnn"}
 """By the kind of a device, PyTorch's name of what multiplies there."""
 
@@ -59,13 +57,12 @@ def mark(graph: fx.Graph) -> None:
     """Has the products of f32 know what their factors may be rounded to, and Dynamo guard the switches that say so."""
     read = set[str]()
     for node in graph.nodes:
-        name = op_name(node) if node.op == "call_function" else ""
-        if name not in CONVOLUTIONS and name not in MULTIPLIED:
+        if not (operation := row_of(node).switch):
             continue
         factors = [v for n in node.all_input_nodes if isinstance(v := n.meta.get("val"), torch.Tensor)]
         if not factors or any(v.dtype != torch.float32 for v in factors) or factors[0].device.type not in MULTIPLIERS:
             continue
-        switch = f"{MULTIPLIERS[factors[0].device.type]}_{'conv' if name in CONVOLUTIONS else 'matmul'}"
+        switch = f"{MULTIPLIERS[factors[0].device.type]}_{operation}"
         read.add(switch)
         node.meta[ROUNDED] = getattr(switches, switch)
     _guard(read)

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from tilec.core.target import Target
 from tilec.torch.aliases import ancestors, draws, is_pointwise, is_view, maker, schema_of, source, writes
-from tilec.torch.aten.table import PRODUCTS, SEEN_THROUGH, SOFTMAXES, UNROUNDED, dtype_of, op_name
+from tilec.torch.aten.table import UNROUNDED, dtype_of, op_name, row_of, shows
 from tilec.torch.builder import Builder
 from tilec.torch.constants import is_constant
 from tilec.torch.layout import layout
@@ -55,15 +55,15 @@ def mark(graph: fx.Graph, results: int, targets: Targets) -> None:
     for part in (n for n in forward if _has_gaps(n)):
         for node in (part, *(n for n in part.all_input_nodes if isinstance(n.meta.get("val"), tuple | list))):
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
-    for product in [n for n in graph.nodes if n in forward and n.op == "call_function" and op_name(n) in PRODUCTS]:
+    for product in [n for n in graph.nodes if n in forward and row_of(n).product]:
         region = _region(product, forward)
         if not region or any(n in leaving for n in region) or "recompute" in product.meta:
             continue
         if not _pays(product, region, targets):
             continue
-        readers = {u for n in region for u in n.users if u in forward and op_name(u) in PRODUCTS}
+        readers = {u for n in region for u in n.users if u in forward and row_of(u).product}
         repeated = {*region, *_factors((product, *readers)), *_constants(region)}
-        for softmax in [n for n in region if op_name(n) in SOFTMAXES]:
+        for softmax in [n for n in region if row_of(n).softmax]:
             _simplify_sums(graph, softmax)
             repeated |= set(_apart(graph, softmax))
             repeated.discard(softmax)
@@ -99,7 +99,7 @@ def _repeated(forward: Iterable[fx.Node]) -> set[fx.Node]:
     """Views and copies of all of a tensor's elements that have some of them more than once."""
     found = set[fx.Node]()
     for node in forward:
-        whole = source(node, _is_view)
+        whole = source(node, shows)
         if 0 < _size(whole) < _size(node):
             found.add(node)
     return found
@@ -115,9 +115,8 @@ def _region(product: fx.Node, forward: Container[fx.Node]) -> list[fx.Node]:
         for user in node.users:
             if user not in forward or user in found:
                 continue
-            name = op_name(user) if user.op == "call_function" else ""
-            if name in PRODUCTS:
-                multiplied = multiplied or any(not _is_view(n) for n in found if n is not product)
+            if row_of(user).product:
+                multiplied = multiplied or any(not shows(n) for n in found if n is not product)
             elif _is_elementwise(user) and _size(user) == size:
                 found[user] = None
                 pending.append(user)
@@ -126,13 +125,9 @@ def _region(product: fx.Node, forward: Container[fx.Node]) -> list[fx.Node]:
     return list(found) if multiplied else []
 
 
-def _is_view(node: fx.Node) -> bool:
-    return op_name(node) in SEEN_THROUGH
-
-
 def _is_elementwise(node: fx.Node) -> bool:
-    name = op_name(node)
-    return is_pointwise(node) or name in SEEN_THROUGH or name in SOFTMAXES or name in ("_to_copy", "convert_element_type")
+    row = row_of(node)
+    return is_pointwise(node) or bool(row.shows) or row.softmax or row.casts
 
 
 def _size(node: fx.Node) -> int:
@@ -153,8 +148,8 @@ def _pays(product: fx.Node, region: Sequence[fx.Node], targets: Targets) -> bool
     if target is None or target.sm is None or not target.instructions(kind) or size <= sum(map(_size, factors)):
         return False
     summed = factors[0].meta["val"].shape[-1]
-    computed = sum(1 for n in region if not _is_view(n) and n is not product)
-    special = sum(1 for n in region if op_name(n) in SOFTMAXES)
+    computed = sum(not shows(n) and n is not product for n in region)
+    special = sum(row_of(n).softmax for n in region)
     arithmetic = 2 * computed / target.peak("fma.f32") + special / target.peak("special")
     computing = max(2 * summed / target.peak(f"tensor.{kind}"), arithmetic)
     moved = 2 * value.element_size()
@@ -164,12 +159,12 @@ def _pays(product: fx.Node, region: Sequence[fx.Node], targets: Targets) -> bool
 
 def _from_cast(factor: fx.Node) -> fx.Node:
     """What a factor is a view of, before it was cast to a wider type: a kernel reads that."""
-    return source(factor, lambda n: _is_view(n) or _widens(n))
+    return source(factor, lambda n: shows(n) or _widens(n))
 
 
 def _widens(node: fx.Node) -> bool:
     """Whether it casts 16 bits to f32."""
-    if node.op != "call_function" or op_name(node) not in ("_to_copy", "convert_element_type"):
+    if not row_of(node).casts:
         return False
     return node.meta["val"].dtype == torch.float32 and node.all_input_nodes[0].meta["val"].dtype in NARROW
 
@@ -179,7 +174,7 @@ def _factors(products: Iterable[fx.Node]) -> list[fx.Node]:
 
     def through(node: fx.Node) -> bool:
         scaled = node.op == "call_function" and op_name(node) in ("mul", "div") and len(node.all_input_nodes) == 1
-        return scaled or _is_view(node) or _widens(node)
+        return scaled or shows(node) or _widens(node)
 
     read = [n for product in products for n in product.all_input_nodes]
     return [n for n in ancestors(filter(through, read), through) if through(n)]
@@ -295,7 +290,5 @@ def _to_product(node: fx.Node) -> list[fx.Node] | None:
 
 def _is_same(node: fx.Node) -> bool:
     """Whether it has the same elements in the same order."""
-    names = ("view", "_unsafe_view", "reshape", "alias", "detach", "expand", "_to_copy", "clone")
-    if node.op != "call_function" or op_name(node) not in names:
-        return False
-    return _size(node) == _size(node.all_input_nodes[0])
+    row = row_of(node)
+    return (row.shows == "order" or row.casts) and _size(node) == _size(node.all_input_nodes[0])

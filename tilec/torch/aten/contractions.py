@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tilec.core.dtypes import DTYPES
-from tilec.torch.aten.table import ROUNDED, Call, expresses, rounded_to
+from tilec.torch.aten.table import ONE, ROUNDED, Call, expresses, rounded_to
 from tilec.torch.indices import Index
 from tilec.torch.program import Tensor, literal, reduction
 
@@ -51,13 +51,18 @@ def _sum(call: Call, x: Tensor, y: Tensor, i: list[Index]) -> str:
     return product(call, x, y, lambda x, y, k: _accessed(call.name, x, y, i, k))
 
 
-@expresses("mm bmm mv dot vdot")
+@expresses("mm bmm", product=True, switch="matmul")
+@expresses("mv dot", whole=ONE)
 def matmul(call: Call) -> Tensor:
     x, y = (call[n] for n in list(call.named)[:2])
     return call.emit(call.shape, call.dtype, lambda i: _sum(call, x, y, i))
 
 
-@expresses("addmm baddbmm addmv addr addbmm")
+@expresses("addmm", product=True, switch="matmul")
+@expresses("baddbmm", product=True, switch="matmul", whole=ONE)
+@expresses("addmv", whole=ONE)
+@expresses("addr")
+@expresses("addbmm", switch="matmul")
 def with_addend(call: Call) -> Tensor:
     first, x, y = (call[n] for n in list(call.named)[:3])
     shape, beta, alpha = call.shape, call["beta"], call["alpha"]

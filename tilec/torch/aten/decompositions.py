@@ -1,32 +1,67 @@
-"""The decompositions that graphs are traced with."""
+"""The decompositions that graphs are traced with: core ATen's, and those of our own, each with the reason.
+
+Operations that stay whole where core ATen takes PyTorch's decomposition say why in their rows (`Row.whole` in table.py).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from string import ascii_lowercase
 from typing import Any
 
 import torch
+from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 
-from tilec.torch.aten import composites, dropouts, embeddings, foreach, losses, transformers
-from tilec.torch.aten.table import words
+from tilec.torch.aten import foreach, transformers
+from tilec.torch.aten.table import TABLE
 
-WHOLE = words(
-    "_safe_softmax silu baddbmm addmv mv dot vdot stack softplus logsumexp roll tril triu narrow narrow_copy select_scatter "
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
-    "_upsample_nearest_exact3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
-    "replication_pad3d max_unpool2d max_unpool3d index_add index_copy col2im detach "
-    "std std_mean"
-)
-"""Operations that are one expression here."""
 COMPOSITE, BACKENDS = "CompositeImplicitAutograd", ("CPU", "CUDA")
+NONE = "PyTorch has none"
+MEAN = 1  # of PyTorch's numbers for reductions
+WITH_PRODUCT, WITHOUT_PRODUCT = 1, 2  # and for ways to compute distances
+MOST_POINTS = 25
+"""Beyond so many points PyTorch computes Euclidean distances from a product of matrices, which takes less time."""
+aten = torch.ops.aten
+PYTORCHS = [
+    aten._batch_norm_with_update_functional, aten._batch_norm_with_update, aten._batch_norm_no_update, aten.ldexp.Tensor,
+    aten.dist.default, aten.rrelu_with_noise_backward.default,
+]  # fmt: skip
+"""Operations that PyTorch decomposes, and core ATen keeps."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """A decomposition that is not PyTorch's, and why."""
+
+    decompose: Callable[..., Any]
+    reason: str
+
+
+OWN: dict[Any, Own] = {op: Own(f, NONE) for m in (foreach, transformers) for op, f in m.decompositions().items()}
+
+
+def _own(reason: str, *ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        OWN.update(dict.fromkeys(ops, Own(function, reason)))
+        return function
+
+    return add
 
 
 def decompositions() -> dict[Any, Any]:
-    """The decompositions that graphs are traced with: core ATen's, but for operations that are one expression here."""
-    kept = {f"aten.{name}" for name in WHOLE}
-    own = dict(p for m in (foreach, losses, embeddings, dropouts, composites, transformers) for p in m.decompositions().items())
-    table = {**_core(), **own}
-    return {op: f for op, f in table.items() if not (isinstance(op, OpOverload) and str(op).rpartition(".")[0] in kept)}
+    """The decompositions that graphs are traced with, by operator. One may return NotImplemented: the operation then stays."""
+    own = {op: row.decompose for op, row in OWN.items()}
+    table = {**_core(), **get_decompositions(PYTORCHS), **own}
+    return {op: f for op, f in table.items() if not is_whole(op)}
+
+
+def is_whole(op: Any) -> bool:
+    """Whether graphs have an operation that core ATen decomposes."""
+    name = op._schema.name.removeprefix("aten::") if isinstance(op, OpOverload) else ""
+    return name in TABLE and bool(TABLE[name].whole)
 
 
 def _core() -> dict[Any, Any]:
@@ -44,3 +79,57 @@ def _core() -> dict[Any, Any]:
             if op not in PRESERVED_ATEN_CIA_OPS:
                 found.setdefault(op, op.decompose)
     return found
+
+
+# ---- our own -----------------------------------------------------------------------------------------------------------
+
+
+@_own("PyTorch's takes 1 from sigmoid(target x), which leaves no digit where it is near 1", aten.soft_margin_loss_backward.default)
+def _soft_margin_loss_backward(grad: Any, x: Any, target: Any, reduction: int) -> Any:
+    """Of log(1 + exp(-target x))."""
+    made = -target * torch.sigmoid(-target * x) * grad
+    return made / x.numel() if reduction == MEAN else made
+
+
+@_own("PyTorch's rounds the scale to 16 bits", aten.native_dropout_backward.default)
+def _native_dropout_backward(gradient: Any, mask: Any, scale: float) -> Any:
+    return gradient * mask * scale
+
+
+@cache
+def _of_embeddings() -> Callable[..., Any]:
+    op = aten.embedding_dense_backward.default
+    return get_decompositions([op])[op]
+
+
+@_own("PyTorch's stores the table's gradient in f32, where its kernel adds up in f32", aten.embedding_dense_backward.default)
+def _embedding_dense_backward(gradient: Any, *args: Any, **options: Any) -> Any:
+    """It stays one operation there. The kernel for CPUs adds up in the table's type."""
+    whole = gradient.device.type == "cuda" or gradient.dtype not in (torch.bfloat16, torch.float16)
+    return NotImplemented if whole else _of_embeddings()(gradient, *args, **options)
+
+
+@_own("PyTorch's is an `index_copy`, which takes no negative positions", aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def _index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
+    if not x.dim():
+        return _index_fill(x.unsqueeze(0), 0, index, value).squeeze(0)
+    value = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)
+    return aten.index_put(x, [None] * (dim % x.dim()) + [index], value)
+
+
+@_own(NONE, aten._cdist_forward.default)
+def _cdist(x: Any, y: Any, p: float, mode: int | None) -> Any:
+    product = p == 2 and mode != WITHOUT_PRODUCT and (mode == WITH_PRODUCT or max(x.shape[-2], y.shape[-2]) > MOST_POINTS)
+    if product or 0 in (*x.shape, *y.shape):
+        return NotImplemented
+    return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
+
+
+@_own(NONE, aten._trilinear.default)
+def _trilinear(
+    a: Any, b: Any, c: Any, expand_a: list[int], expand_b: list[int], expand_c: list[int], summed: list[int], unroll: int = 1
+) -> Any:
+    """Products of three tensors that have dimensions of one element in these places, summed over others."""
+    letters = ascii_lowercase[: a.dim() + len(expand_a)]
+    of = lambda left_out: "".join(letters[d] for d in range(len(letters)) if d not in left_out)  # noqa: E731
+    return torch.einsum(f"{of(expand_a)},{of(expand_b)},{of(expand_c)}->{of(summed)}", a, b, c)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilec.torch import indices as ix
 from tilec.torch.aliases import arguments, only_readers, source
-from tilec.torch.aten.table import SEEN_THROUGH, Call, expresses, op_name, operand
+from tilec.torch.aten.table import Call, expresses, op_name, operand, shows
 from tilec.torch.indices import Index
 from tilec.torch.program import Graph, Inexpressible, Tensor
 
@@ -90,7 +90,7 @@ def element(positions: Tensor, at: Sequence[Index], extent: int, wraps: bool = T
 
 def bound(node: Node) -> int | None:
     """What all elements of a tensor of positions are below, and none below 0, where the operation that makes them says so."""
-    node = source(node, lambda n: op_name(n) in SEEN_THROUGH)
+    node = source(node, shows)
     if node.op == "call_function" and op_name(node) == "getitem" and node.args[1] == 1:
         node = node.args[0]
         if op_name(node) in ("sort", "topk", "max", "min", "kthvalue", "median"):
@@ -102,8 +102,8 @@ def bound(node: Node) -> int | None:
 def _is_summed(node: Node) -> bool:
     """Whether the one reader adds the elements up, each of them once: it reads them where they are gathered from."""
     for user in only_readers(node):
-        if user.op != "call_function" or op_name(user) not in SEEN_THROUGH - {"expand", "clone"}:
-            return user.op == "call_function" and op_name(user) in ("sum", "mean")
+        if not shows(user) or op_name(user) in ("expand", "clone"):
+            return op_name(user) in ("sum", "mean")
     return False
 
 
@@ -145,18 +145,27 @@ def take(call: Call) -> Tensor:
     return call.emit(call.shape, call.dtype, lambda i: at.of.at(at(positions, i)))
 
 
+class Advanced:
+    """NumPy's advanced indexing: positions are broadcast `together`, and stand at the dimension `first` of the result, where they
+    began if they are neighbours, and else before all others. By dimension of the tensor, `given` has the positions or None, and
+    `nodes` what makes them; `chosen` are the dimensions that have some. Raises Inexpressible with the reason `masks` for masks."""
+
+    def __init__(self, call: Call, masks: str):
+        rank, given = len(call["self"].shape), call["indices"]
+        none = [None] * (rank - len(given))
+        self.given, self.nodes = [*given, *none], [*call.node.args[1], *none]
+        self.chosen = [d for d, t in enumerate(self.given) if t is not None]
+        if any(self.given[d].dtype in ("bool", "u8") for d in self.chosen):
+            raise Inexpressible(f"{call.name}: {masks}")
+        self.together = np.broadcast_shapes(*(self.given[d].shape for d in self.chosen))
+        are_neighbours = self.chosen == list(range(self.chosen[0], self.chosen[-1] + 1))
+        self.first = self.chosen[0] if are_neighbours else 0
+
+
 @expresses("index _unsafe_index")
 def index(call: Call) -> Tensor:
-    """NumPy's advanced indexing: the positions are broadcast together, and stand where they began if they are neighbours."""
-    x, given = call["self"], list(call["indices"])
-    nodes = [*call.node.args[1], *[None] * (len(x.shape) - len(given))]
-    given += [None] * (len(x.shape) - len(given))
-    chosen = [d for d, t in enumerate(given) if t is not None]
-    if any(given[d].dtype in ("bool", "u8") for d in chosen):
-        raise Inexpressible("index: a result whose shape depends on data")
-    together = np.broadcast_shapes(*(given[d].shape for d in chosen))
-    neighbours = chosen == list(range(chosen[0], chosen[-1] + 1))
-    first = chosen[0] if neighbours else 0
+    x, by = call["self"], Advanced(call, "a result whose shape depends on data")
+    given, nodes, chosen, together, first = by.given, by.nodes, by.chosen, by.together, by.first
     chosen_at = dict[int, Positions]()
     for d in chosen:
         chosen_at[d] = Positions(call, x, d)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilec.torch import indices as ix
-from tilec.torch.aten.table import Call, expresses, operand
+from tilec.torch.aten.table import ONE, SUMS, Call, expresses, operand
 from tilec.torch.aten.views import bounds
 from tilec.torch.indices import Index
 from tilec.torch.program import Inexpressible, Tensor, literal
@@ -11,7 +11,9 @@ from tilec.torch.program import Inexpressible, Tensor, literal
 MOST_PARTS = 64
 
 
-@expresses("cat concat concatenate stack")
+@expresses("cat", joins=True)
+@expresses("stack", joins=True, whole="its positions stay indices, where PyTorch's decomposition joins what is flat, and views it")
+@expresses("concat concatenate")
 def cat(call: Call) -> Tensor:
     """A choice by the position along the joined dimension."""
     parts = [t for t in call["tensors"] if 0 not in t.shape]
@@ -52,7 +54,8 @@ def constant_pad(call: Call) -> Tensor:
     return call.emit(shape, dtype, lambda i: f"pad({x.at(*(p - b for p, b in zip(i, before)))}, {value})")
 
 
-@expresses("reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d")
+@expresses("reflection_pad1d reflection_pad2d reflection_pad3d", whole=SUMS)
+@expresses("replication_pad1d replication_pad2d replication_pad3d", whole=SUMS)
 def border(call: Call) -> Tensor:
     x, pads = call["self"], call["padding"]
     before = [0] * (len(x.shape) - len(pads) // 2) + list(pads[::2])[::-1]
@@ -68,7 +71,8 @@ def _inside(kind: str, position: Index, extent: int) -> Index | str:
     return f"reflect({position.sum_text()}, {extent})"
 
 
-@expresses("slice_scatter select_scatter")
+@expresses("slice_scatter", joins=True)
+@expresses("select_scatter", joins=True, whole=ONE)
 def replaced_part(call: Call) -> Tensor:
     """The tensor, but for a part that is another's."""
     x, part, shape = call["self"], call["src"], call.shape
@@ -111,7 +115,7 @@ def _cast(part: Tensor, dtype: str, at: list[Index]) -> str:
     return operand(part, dtype, lambda t: t.at(*at))
 
 
-@expresses("tril triu")
+@expresses("tril triu", whole=ONE)
 def triangle(call: Call) -> Tensor:
     x, k, dtype = call["self"], call["diagonal"], call.dtype
     sign, zero = "<=" if call.name == "tril" else ">=", literal(0, dtype)

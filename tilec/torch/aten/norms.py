@@ -51,7 +51,7 @@ def _normal(
     return call.graph.emit(x.shape, call.results()[0][1], expression)
 
 
-@expresses("native_layer_norm")
+@expresses("native_layer_norm", smooth=True)
 def layer_norm(call: Call) -> Value:
     x = call["input"]
     lead = len(x.shape) - len(call["normalized_shape"])
@@ -62,7 +62,7 @@ def layer_norm(call: Call) -> Value:
     return made, _result(call, mean, 1), _result(call, inverse, 2)
 
 
-@expresses("native_group_norm")
+@expresses("native_group_norm", smooth=True)
 def group_norm(call: Call) -> Value:
     x, groups = call["input"], call["group"]
     samples, channels = x.shape[:2]
@@ -80,7 +80,7 @@ def _by_given(call: Call, mean: Tensor, variance: Tensor) -> Tensor:
     return _normal(call, call["input"], lambda i: mean.at(i[1]), lambda i: f"rsqrt({variance.at(i[1])} + {epsilon})")
 
 
-@expresses("_native_batch_norm_legit_no_training")
+@expresses("_native_batch_norm_legit_no_training", smooth=True)
 def batch_norm_inference(call: Call) -> Value:
     return _by_given(call, call["running_mean"], call["running_var"]), None, None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilec.torch import indices as ix
 from tilec.torch.aten.scatters import affordable, along, positions_of
-from tilec.torch.aten.table import Call, expresses, operand
+from tilec.torch.aten.table import ONE, Call, expresses, operand
 from tilec.torch.indices import Index
 from tilec.torch.program import Inexpressible, Tensor, constant
 
@@ -33,7 +33,7 @@ def _is_channels_last(value: Any) -> bool:
     return value.dim() == 4 and torch._prims_common.suggest_memory_format(value) == torch.channels_last
 
 
-@expresses("max_unpool2d max_unpool3d")
+@expresses("max_unpool2d max_unpool3d", whole=ONE)
 def max_unpool(call: Call) -> Tensor:
     """Zeros, but for elements that are written to positions of their planes."""
     x, index, size = call["self"], call["indices"], call["output_size"]

@@ -5,42 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from math import inf, pi
+from typing import Any
 
 from tilec.core.dtypes import DTYPES
 from tilec.torch.aten.promotion import cast, computed, elementwise
-from tilec.torch.aten.table import TABLE, UNROUNDED, Call, Value, expresses, operand, read_wide
+from tilec.torch.aten.table import ONE, UNROUNDED, Call, Value, expresses, operand, read_wide
 from tilec.torch.program import Inexpressible, Tensor, constant, literal
-
-_PLAIN = (
-    "exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tan tanh erf sigmoid silu gelu asin acos atan asinh acosh atanh sinh cosh "
-    "erfc erfinv lgamma digamma"
-)
-FLOAT_UNARY = {  # integers and bools become the default float type
-    **{name: f"{name}({{0}})" for name in _PLAIN.split()},
-    "log10": "log2({0}) * 0.30102999566398120", "reciprocal": "1 / {0}", "softplus": "softplus({0})",
-}  # fmt: skip
-
-SAME_UNARY = {
-    "abs": "abs({0})", "neg": "-{0}", "relu": "relu({0})", "ceil": "ceil({0})", "floor": "floor({0})", "sign": "sign({0})",
-    "trunc": "trunc({0})", "positive": "{0}",
-}  # fmt: skip
 
 TESTS = {
     "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
 }  # fmt: skip
 
-BINARY = {
-    "maximum": "max({0}, {1})", "minimum": "min({0}, {1})", "remainder": "{0} % {1}", "fmod": "fmod({0}, {1})",
-    "fmax": "({0} if {1} != {1} else ({1} if {0} != {0} else max({0}, {1})))",
-    "fmin": "({0} if {1} != {1} else ({1} if {0} != {0} else min({0}, {1})))",
-}  # fmt: skip
 _LARGER, _SMALLER = ("max(abs({0}), abs({1}))", "min(abs({0}), abs({1}))")
-BINARY["hypot"] = (  # of the ratio, whose square neither overflows nor vanishes beside 1
+HYPOT = (  # of the ratio, whose square neither overflows nor vanishes beside 1
     f"({_LARGER} * sqrt(1 + {_SMALLER} / {_LARGER} * ({_SMALLER} / {_LARGER})) "
     f"if 0 < {_LARGER} and {_LARGER} < inf else abs({{0}}) + abs({{1}}))"
 )
 
-FLOAT_BINARY = {"atan2": "atan2({0}, {1})", "copysign": "copysign({0}, {1})"}
 BITS = {
     "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}", "bitwise_xor": "{0} ^ {1}", "bitwise_not": "~{0}",
     "bitwise_left_shift": "{0} << {1}", "bitwise_right_shift": "{0} >> {1}",
@@ -72,14 +53,32 @@ def _binary(template: str, kind: str, call: Call) -> Tensor:
 
 TRUNCATED = "({0} - fmod({0}, {1})) // {1}"  # a multiple, of which all roundings are one; -x of the least integer is itself
 
-for _name, _text in FLOAT_UNARY.items():
-    TABLE[_name] = partial(_unary, _text, "float")
-for _name, _text in SAME_UNARY.items():
-    TABLE[_name] = partial(_unary, _text, "arithmetic")
-for _name, _text in BINARY.items():
-    TABLE[_name] = partial(_binary, _text, "arithmetic")
-for _name, _text in FLOAT_BINARY.items():
-    TABLE[_name] = partial(_binary, _text, "float")
+
+def _functions(names: str, kind: str, operands: str = "{0}", **properties: Any) -> None:
+    """Operations that are a function of the language by their own name."""
+    for name in names.split():
+        expresses(name, **properties)(partial(_binary if "{1}" in operands else _unary, f"{name}({operands})", kind))
+
+
+# Of operations of the kind "float", integers and bools become the default float type.
+_functions("exp expm1 log log1p sqrt rsqrt sin cos tanh erf sigmoid", "float", smooth=True)
+_functions("silu", "float", smooth=True, whole=ONE)
+_functions("exp2 log2 tan asin acos atan asinh acosh atanh sinh cosh erfc erfinv lgamma digamma", "float")
+_functions("abs relu", "arithmetic", smooth=True)
+_functions("ceil floor sign trunc", "arithmetic")
+_functions("atan2 copysign", "float", "{0}, {1}")
+_functions("fmod", "arithmetic", "{0}, {1}")
+expresses("reciprocal", smooth=True)(partial(_unary, "1 / {0}", "float"))
+expresses("log10")(partial(_unary, "log2({0}) * 0.30102999566398120", "float"))
+expresses("neg", smooth=True, linear=True)(partial(_unary, "-{0}", "arithmetic"))
+expresses("positive")(partial(_unary, "{0}", "arithmetic"))
+expresses("maximum", smooth=True)(partial(_binary, "max({0}, {1})", "arithmetic"))
+expresses("minimum", smooth=True)(partial(_binary, "min({0}, {1})", "arithmetic"))
+expresses("remainder")(partial(_binary, "{0} % {1}", "arithmetic"))
+expresses("hypot")(partial(_binary, HYPOT, "arithmetic"))
+for _name, _text in (("fmax", "max"), ("fmin", "min")):
+    _text = f"({{0}} if {{1}} != {{1}} else ({{1}} if {{0}} != {{0}} else {_text}({{0}}, {{1}})))"
+    expresses(_name)(partial(_binary, _text, "arithmetic"))
 
 
 @expresses("angle")
@@ -89,7 +88,8 @@ def angle(call: Call) -> Tensor:
     return elementwise(call, f"{{0}} if {{0}} != {{0}} else ({half} if {{0}} < 0 else 0)", ["self"], "float")
 
 
-@expresses("add sub rsub")
+@expresses("add sub", smooth=True, linear=True)
+@expresses("rsub", smooth=True)
 def add(call: Call) -> Tensor:
     compute = computed(call, ["self", "other"], "arithmetic")
     if compute == "bool":
@@ -102,7 +102,7 @@ def add(call: Call) -> Tensor:
     return elementwise(call, template, ["self", "other"])
 
 
-@expresses("mul")
+@expresses("mul", smooth=True, linear=True)
 def mul(call: Call) -> Tensor:
     both = computed(call, ["self", "other"], "arithmetic") == "bool"
     made = elementwise(call, "{0} and {1}" if both else "{0} * {1}", ["self", "other"])
@@ -116,7 +116,8 @@ def multiple(made: Tensor, x: Tensor, factor: Value) -> Tensor:
     return replace(made, origin=x.times(float(factor))) if known and alike else made
 
 
-@expresses("div true_divide floor_divide")
+@expresses("div", smooth=True)
+@expresses("true_divide floor_divide")
 def div(call: Call) -> Tensor:
     mode = "floor" if call.name == "floor_divide" else call.get("rounding_mode")
     if mode is None:
@@ -137,7 +138,7 @@ def div(call: Call) -> Tensor:
     return elementwise(call, "{0} // {1}" if unsigned else TRUNCATED, ["self", "other"])
 
 
-@expresses("pow")
+@expresses("pow", smooth=True)
 def power(call: Call) -> Tensor:
     base, exponent = call["self"], call["exponent"]
     compute = computed(call, ["self", "exponent"], "power")
@@ -163,7 +164,7 @@ def _test(name: str, call: Call) -> Tensor:
 
 
 for _name in TESTS:
-    TABLE[_name] = partial(_test, _name)
+    expresses(_name)(partial(_test, _name))
 
 
 @expresses("isnan isinf isfinite signbit")
@@ -201,7 +202,7 @@ def bits(call: Call) -> Tensor:
     return elementwise(call, BITS[name], names)
 
 
-@expresses("where")
+@expresses("where", smooth=True)
 def where(call: Call) -> Tensor:
     condition, shape = call["condition"], call.shape
     if "self" not in call or call["self"] is None:
@@ -217,7 +218,8 @@ def where(call: Call) -> Tensor:
     return call.emit(shape, call.dtype, expression)
 
 
-@expresses("clamp hardtanh")
+@expresses("clamp", smooth=True)
+@expresses("hardtanh")
 def clamp(call: Call) -> Tensor:
     low, high = ("min_val", "max_val") if call.name == "hardtanh" else ("min", "max")
     names = ["self", *(n for n in (low, high) if call[n] is not None)]
@@ -231,7 +233,7 @@ def clamp(call: Call) -> Tensor:
     return elementwise(call, template, names)
 
 
-@expresses("leaky_relu")
+@expresses("leaky_relu", smooth=True)
 def leaky_relu(call: Call) -> Tensor:
     return elementwise(call, f"{{0}} if {{0}} > 0 else {{0}} * {literal(float(call['negative_slope']))}", ["self"])
 
@@ -244,11 +246,13 @@ def elu(call: Call) -> Tensor:
     return elementwise(call, f"{above} if {{0}} > 0 else {literal(alpha * scale)} * {below}", ["self"])
 
 
-def _gelu(call: Call) -> Tensor:
+@expresses("gelu", smooth=True)
+def gelu(call: Call) -> Tensor:
     return elementwise(call, "gelu_tanh({0})" if call["approximate"] == "tanh" else "gelu({0})", ["self"])
 
 
-def _softplus(call: Call) -> Tensor:
+@expresses("softplus", whole=ONE)
+def softplus(call: Call) -> Tensor:
     beta, threshold = float(call["beta"]), float(call["threshold"])
     if beta == 1 and threshold >= 20:  # beyond, log1p(exp(-x)) is below a rounding of x
         return elementwise(call, "softplus({0})", ["self"])
@@ -258,7 +262,8 @@ def _softplus(call: Call) -> Tensor:
     )
 
 
-def _round(call: Call) -> Tensor:
+@expresses("round")
+def rounded(call: Call) -> Tensor:
     if not DTYPES[call.dtype].is_float:
         return elementwise(call, "{0}", ["self"])
     decimals = call.get("decimals", 0)
@@ -267,10 +272,10 @@ def _round(call: Call) -> Tensor:
     return elementwise(call, template if decimals else "round({0})", ["self"])
 
 
-TABLE |= {"gelu": _gelu, "softplus": _softplus, "round": _round}
-
-
-@expresses("_to_copy convert_element_type to clone alias detach detach_copy alias_copy lift_fresh_copy lift copy")
+@expresses("_to_copy convert_element_type", casts=True)
+@expresses("to detach_copy alias_copy lift_fresh_copy lift copy")
+@expresses("clone alias", shows="order")
+@expresses("detach", shows="order", whole="a view, as the `alias` that PyTorch makes of it")
 def copies(call: Call) -> Value:
     """Casts and copies. A copy is the thing itself: equations do not change what they read. What is made narrower is rounded, but
     where a kernel is to keep it on chip and the next operation is arithmetic, whose result is rounded."""

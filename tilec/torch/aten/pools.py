@@ -149,7 +149,7 @@ def folded(x: Tensor, window: Window, i: Sequence[Index], lead: int) -> str:
     return summed(over, f"pad({text}, 0) if {' and '.join(tests)} else 0" if tests else text)
 
 
-@expresses("col2im")
+@expresses("col2im", whole="a sum of the windows that a place is in, which PyTorch's decomposition writes to computed positions")
 def col2im(call: Call) -> Tensor:
     x, kernel, image = call["self"], tuple(call["kernel_size"]), tuple(call["output_size"])
     lead = call.shape[:-2]

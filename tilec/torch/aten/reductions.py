@@ -7,7 +7,7 @@ from typing import Any
 
 from tilec.core.dtypes import DTYPES
 from tilec.torch.aten import costs
-from tilec.torch.aten.table import Call, Value, expresses, operand
+from tilec.torch.aten.table import ONE, Call, Value, expresses, operand
 from tilec.torch.indices import Index
 from tilec.torch.program import Inexpressible, Tensor, literal, reducing, reduction
 
@@ -28,7 +28,9 @@ def reduced(call: Call, kind: str, x: Tensor, axes: Any, body: str, dtype: str, 
     return call.emit(*reducing(kind, x, axes, keepdim, body, dtype, after))
 
 
-@expresses(" ".join(SIMPLE))
+@expresses("sum mean", smooth=True)
+@expresses("prod amax amin max min any all")
+@expresses("logsumexp", whole=ONE)
 def reduce(call: Call) -> Value:
     x = call["self"]
     if isinstance(call.get("other"), Tensor):
@@ -76,7 +78,8 @@ def position(call: Call) -> Tensor:
     return call.graph.emit(*_positions(call.name[3:], x, axes, bool(call["keepdim"]), "{0}", "i64"))
 
 
-@expresses("var var_mean std std_mean")
+@expresses("var var_mean", smooth=True)
+@expresses("std std_mean", smooth=True, whole="squares are added up in f64, and neither overflow nor vanish in f32")
 def variance(call: Call) -> Value:
     """In two passes: of the differences from the mean m, whose own error is taken out again (Chan, Golub and LeVeque, "Algorithms
     for computing the sample variance", 1983):
@@ -156,7 +159,10 @@ def softmax_axis(call: Call) -> tuple[Tensor, int | None]:
     return x, axis if axis is not None and x.shape[axis] > 1 else None
 
 
-@expresses("_softmax _log_softmax _safe_softmax softmax log_softmax")
+@expresses("_softmax", smooth=True, softmax=True)
+@expresses("_safe_softmax", smooth=True, softmax=True, whole=ONE)
+@expresses("_log_softmax", smooth=True)
+@expresses("softmax log_softmax")
 def softmax(call: Call) -> Tensor:
     x, axis = softmax_axis(call)
     name = call.name.lstrip("_")

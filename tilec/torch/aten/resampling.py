@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from tilec.torch import indices as ix
-from tilec.torch.aten.table import Call, expresses
+from tilec.torch.aten.table import SUMS, Call, expresses
 from tilec.torch.indices import Index
 from tilec.torch.program import Inexpressible, Tensor
 
@@ -23,10 +23,8 @@ def scales(call: Call, spatial: tuple[int, ...]) -> list[float | None]:
     return [None if s is None else float(s) for s in given]
 
 
-@expresses(
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
-    "_upsample_nearest_exact3d"
-)
+@expresses("upsample_nearest1d upsample_nearest2d upsample_nearest3d", whole=SUMS)
+@expresses("_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d", whole=SUMS)
 def nearest(call: Call) -> Tensor:
     x = call["input"] if "input" in call else call["self"]
     spatial, half = x.shape[2:], 0.5 if "exact" in call.name else 0.0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tilec.core.dtypes import DTYPES
 from tilec.torch import indices as ix
 from tilec.torch.aten import affine_writes, costs
-from tilec.torch.aten.gathers import bound, element, table
+from tilec.torch.aten.gathers import Advanced, bound, element, table
 from tilec.torch.aten.pools import highest, lowest
 from tilec.torch.aten.table import Call, expresses, op_name, operand
 from tilec.torch.indices import Index
@@ -149,7 +149,8 @@ def along(
     return call.graph.emit(x.shape, dtype, reduced)
 
 
-@expresses("index_add index_copy index_reduce")
+@expresses("index_add index_copy", whole="a negative position is an error, which PyTorch's decomposition counts from the end")
+@expresses("index_reduce")
 def index_add(call: Call) -> Tensor:
     """Rows of `source` go to rows of the tensor."""
     if call.node.meta.get(CHANGES):
@@ -207,22 +208,13 @@ def _changed(call: Call) -> Tensor:
 
 @expresses("index_put _unsafe_index_put")
 def index_put(call: Call) -> Tensor:
-    """The inverse of NumPy's advanced indexing: see `gathers.index`."""
-    import numpy as np
-
+    """The inverse of NumPy's advanced indexing."""
     if call.node.meta.get(CHANGES):
         return _changed(call)
-    x, given, source = call["self"], list(call["indices"]), call["values"]
-    nodes = [*call.node.args[1], *[None] * (len(x.shape) - len(given))]
-    given += [None] * (len(x.shape) - len(given))
-    chosen = [d for d, t in enumerate(given) if t is not None]
-    if any(given[d].dtype in ("bool", "u8") for d in chosen):
-        raise Inexpressible(f"{call.name}: as many writes as the data say")
+    x, source, by = call["self"], call["values"], Advanced(call, "as many writes as the data say")
+    given, nodes, chosen, together, first = by.given, by.nodes, by.chosen, by.together, by.first
     if bool(call["accumulate"]) and call.dtype == "bool":
         raise Inexpressible(f"{call.name}: sums of bools")
-    together = np.broadcast_shapes(*(given[d].shape for d in chosen))
-    neighbours = chosen == list(range(chosen[0], chosen[-1] + 1))
-    first = chosen[0] if neighbours else 0
     rest = [d for d in range(len(x.shape)) if d not in chosen]
     lead = [d for d in rest if d < first]
     shape = [*(x.shape[d] for d in lead), *together, *(x.shape[d] for d in rest if d not in lead)]
@@ -239,9 +231,9 @@ def index_put(call: Call) -> Tensor:
         if made is not None:
             return made
     ranks = call.graph.ranks.get(given[chosen[0]].name) if len(chosen) == 1 else None
-    by = _sorted_by(nodes[chosen[0]]) if len(chosen) == 1 and not call["accumulate"] else None
-    if by is not None and targets == writes:
-        device, length = call.device, int(by.meta["val"].numel())
+    order = _sorted_by(nodes[chosen[0]]) if len(chosen) == 1 and not call["accumulate"] else None
+    if order is not None and targets == writes:
+        device, length = call.device, int(order.meta["val"].numel())
         if not costs.sort_pays(device, 1, length, str(given[chosen[0]].dtype)):
             raise Inexpressible(f"{call.name}: {TOO_MANY}")
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilec.core.dtypes import DTYPES, OTHER_NAMES
@@ -15,8 +16,39 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 Value = Any  # a tensor, a tuple of them, a Python number or None
-TABLE: dict[str, Callable[[Call], Value]] = {}
-WHY_NOT: dict[str, str] = {}
+Translator = Callable[["Call"], Value]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of an operation: its translator, or why it is `refused`, and what others ask about it."""
+
+    translate: Translator | None = None
+    refused: str = ""
+    whole: str = ""
+    """Why graphs have it, where core ATen takes PyTorch's decomposition."""
+    smooth: bool = False
+    """A value may enter it unrounded: its rounding to 16 bits would be an error, and nobody's intention."""
+    shows: str = ""
+    """"order" if the result has the elements of the first argument, each of them once or several times in a row, "elements" if it
+    has them in another order."""
+    casts: bool = False
+    """The result has the elements in another type."""
+    joins: bool = False
+    """It puts tensors together, or replaces a part of one, and reads each element that it needs once."""
+    linear: bool = False
+    """Arithmetic that a join may contain."""
+    product: bool = False
+    """A product of matrices whose factors are its last two tensors."""
+    softmax: bool = False
+    switch: str = ""
+    """"conv" or "matmul": of PyTorch's switches, which one allows factors of f32 to be rounded (`tilec/torch/precision.py`)."""
+
+
+ONE = "one expression here, where PyTorch's decomposition stores several tensors"
+SUMS = "positions are sums of indices, where PyTorch's decomposition gathers at computed ones"
+TABLE: dict[str, Row] = {}
+UNKNOWN = Row(refused="not translated")
 
 
 def words(text: str) -> frozenset[str]:
@@ -25,32 +57,20 @@ def words(text: str) -> frozenset[str]:
 
 NARROW = ("f16", "bf16", "f8e4m3", "f8e5m2")
 
-SMOOTH = words(
-    "add sub rsub mul div neg exp sigmoid tanh erf gelu relu rsqrt sqrt pow where _softmax _log_softmax _safe_softmax sum mean "
-    "native_layer_norm native_group_norm _native_batch_norm_legit_no_training silu expm1 log log1p abs reciprocal sin cos "
-    "clamp leaky_relu var_mean var std std_mean square maximum minimum"
-)
-"""Operations that a value may enter unrounded: its rounding to 16 bits would be an error, and nobody's intention."""
-
 UNROUNDED = "tilec_unrounded"
 """Of nodes whose results kernels are to keep on chip: a cast to a wider type takes their digits from before they are rounded."""
 ROUNDED = "tilec_rounded"
 """Of products of f32: the type that PyTorch's switches allow their factors to be rounded to (`tilec/torch/precision.py`)."""
-SEEN_THROUGH = words("view _unsafe_view reshape expand permute unsqueeze squeeze clone alias detach transpose t")
-JOINS = words("cat stack slice_scatter select_scatter")
-ARITHMETIC = words("add sub mul neg")  # on its way into a join: it reads an element once
 MOST_JOINED = 8  # operations, one in another
-PRODUCTS = words("bmm mm addmm baddbmm")
-SOFTMAXES = {"_softmax", "_safe_softmax"}
 
 _TYPES = {"torch.bool": "bool", "torch.float8_e4m3fn": "f8e4m3", "torch.float8_e5m2": "f8e5m2"}
 
 
-def expresses(names: str) -> Callable[[Callable[[Call], Value]], Callable[[Call], Value]]:
-    """Registers a translator of ATen operations by their names, all overloads."""
+def expresses(names: str, **properties: Any) -> Callable[[Translator], Translator]:
+    """Registers a translator of ATen operations by their names, all overloads, with properties of their rows."""
 
-    def add(function: Callable[[Call], Value]) -> Callable[[Call], Value]:
-        TABLE.update(dict.fromkeys(names.split(), function))
+    def add(function: Translator) -> Translator:
+        TABLE.update(dict.fromkeys(names.split(), Row(function, **properties)))
         return function
 
     return add
@@ -58,7 +78,7 @@ def expresses(names: str) -> Callable[[Callable[[Call], Value]], Callable[[Call]
 
 def refused(reason: str, names: str) -> None:
     """Registers why operations cannot be said."""
-    WHY_NOT.update(dict.fromkeys(names.split(), reason))
+    TABLE.update(dict.fromkeys(names.split(), Row(refused=reason)))
 
 
 def dtype_of(dtype: Any) -> str:
@@ -81,12 +101,16 @@ def op_name(node: Node) -> str:
     return name if space in ("aten", "prims") else schema.name
 
 
-def translator(node: Node) -> Callable[[Call], Value]:
-    name = op_name(node)
-    found = TABLE.get(name)
-    if found is None:
-        raise Inexpressible(f"{name}: {WHY_NOT[name]}" if name in WHY_NOT else f"{name}: not translated")
-    return found
+def row_of(node: Node) -> Row:
+    """The row of the operation that a node is; one without properties for all else."""
+    return TABLE.get(op_name(node), UNKNOWN) if node.op == "call_function" else UNKNOWN
+
+
+def translator(node: Node) -> Translator:
+    row = row_of(node)
+    if row.translate is None:
+        raise Inexpressible(f"{op_name(node)}: {row.refused}")
+    return row.translate
 
 
 def statement_name(node: Node) -> str:
@@ -153,10 +177,11 @@ class Call:
         whose own one reader does, such as that of rotary positions on a part of each head."""
         node, most = self.node, MOST_JOINED
         for user in only_readers(node):
-            if user.op != "call_function" or op_name(user) in JOINS:
-                return user.op == "call_function"
-            if op_name(user) not in SEEN_THROUGH:
-                if op_name(user) not in ARITHMETIC or list(user.args).count(node) > 1 or not most:
+            row = row_of(user)
+            if row.joins:
+                return True
+            if not row.shows:
+                if not row.linear or list(user.args).count(node) > 1 or not most:
                     return False
                 if (
                     user.meta["val"].numel() != node.meta["val"].numel()
@@ -193,45 +218,44 @@ class Call:
 def stays_wide(node: Node) -> bool:
     """Whether a result of 16 bits has one reader in the graph, and that one computes with its digits: an expression of several
     operations is rounded once, as in Inductor. Weights of a softmax go into their product so."""
-    product_ok = op_name(node) in SOFTMAXES
+    are_weights = row_of(node).softmax
     for user in only_readers(node):
-        if user.op != "call_function":
-            return False
-        name = op_name(user)
+        row = row_of(user)
         if _scales_factor(user):
             return False
-        if name in SEEN_THROUGH:
+        if row.shows:
             node = user
             continue
-        if name == "_to_copy" and node.meta.get(UNROUNDED):
+        if row.casts and node.meta.get(UNROUNDED):
             return True
-        return name in SMOOTH or (product_ok and name in PRODUCTS and user.args[-2] is node)
+        return row.smooth or (are_weights and row.product and user.args[-2] is node)
     return False
 
 
 def read_wide(node: Node) -> bool:
     """Whether all readers, by views, compute with a result's digits, or cast it to a wider type."""
-    return all(op_name(n) in SMOOTH or op_name(n) == "_to_copy" for n in readers(node, _stands_for_another))
+    return all(row_of(n).smooth or row_of(n).casts for n in readers(node, shows))
 
 
-def _stands_for_another(node: Node) -> bool:
-    return op_name(node) in SEEN_THROUGH
+def shows(node: Node) -> bool:
+    """Whether the operation's result has the elements of its first argument."""
+    return bool(row_of(node).shows)
 
 
 def _scales_factor(node: Node) -> bool:
     """Whether it multiplies a factor of a product by a number: the product reads what is multiplied (`Tensor.origin`)."""
     if op_name(node) not in ("mul", "div") or type(node.args[1]).__name__ == "Node":
         return False
-    return any(op_name(n) in PRODUCTS for n in readers(node, _stands_for_another))
+    return any(row_of(n).product for n in readers(node, shows))
 
 
 def rounded_to(node: Node) -> str:
     """The type of 16 bits that the one reader of a result casts it to, or nothing."""
     for user in only_readers(node):
-        if op_name(user) in ("_to_copy", "convert_element_type"):
+        if row_of(user).casts:
             dtype = dtype_of(user.meta["val"].dtype)
             return dtype if dtype in ("f16", "bf16") else ""
-        if op_name(user) not in SEEN_THROUGH:
+        if not shows(user):
             return ""
     return ""
 

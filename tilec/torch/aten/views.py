@@ -6,11 +6,12 @@ from math import prod
 from typing import Any
 
 from tilec.torch import indices as ix
-from tilec.torch.aten.table import Call, Value, expresses
+from tilec.torch.aten.table import SUMS, Call, Value, expresses
 from tilec.torch.program import Inexpressible, Tensor
 
 
-@expresses("view _unsafe_view reshape _reshape_alias squeeze unsqueeze flatten view_copy squeeze_copy unsqueeze_copy")
+@expresses("view _unsafe_view reshape squeeze unsqueeze", shows="order")
+@expresses("_reshape_alias flatten view_copy squeeze_copy unsqueeze_copy")
 def view(call: Call) -> Tensor:
     x = call["self"]
     if "dtype" in call and call["dtype"] is not None:
@@ -18,18 +19,21 @@ def view(call: Call) -> Tensor:
     return x if call.shape == x.shape else x.reshaped(call.shape)
 
 
-@expresses("expand expand_copy")
+@expresses("expand", shows="order")
+@expresses("expand_copy")
 def expand(call: Call) -> Tensor:
     return call["self"].expanded(call.shape)
 
 
-@expresses("permute permute_copy")
+@expresses("permute", shows="elements")
+@expresses("permute_copy")
 def permute(call: Call) -> Tensor:
     x = call["self"]
     return x.permuted([d % len(x.shape) for d in call["dims"]])
 
 
-@expresses("t transpose t_copy transpose_copy")
+@expresses("t transpose", shows="elements")
+@expresses("t_copy transpose_copy")
 def transpose(call: Call) -> Tensor:
     x = call["self"]
     order = list(range(len(x.shape)))
@@ -125,7 +129,7 @@ def flip(call: Call) -> Tensor:
     return x.seen(call.shape, lambda i: [-p + (n - 1) if d in axes else p for d, (p, n) in enumerate(zip(i, x.shape))])
 
 
-@expresses("roll")
+@expresses("roll", whole=SUMS)
 def roll(call: Call) -> Tensor:
     x, amounts, axes = call["self"], call["shifts"], call["dims"]
     if not axes:

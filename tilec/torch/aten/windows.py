@@ -197,7 +197,7 @@ def of_weight(
     return shape, dtype, expression
 
 
-@expresses("convolution")
+@expresses("convolution", switch="conv")
 def convolution(call: Call) -> Tensor:
     x, w, bias = call["input"], call["weight"], call["bias"]
     window = Window.of(call, w.shape[2:])
@@ -208,7 +208,7 @@ def convolution(call: Call) -> Tensor:
     return call.emit(shape, dtype, text if bias is None else _plus(text, bias))
 
 
-@expresses("convolution_backward")
+@expresses("convolution_backward", switch="conv")
 def convolution_backward(call: Call) -> Value:
     """Gradients of the input, the weight and the bias, each a statement. The input's is a convolution the other way round."""
     grad, x, w, groups = call["grad_output"], call["input"], call["weight"], call["groups"]
