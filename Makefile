@@ -28,6 +28,8 @@ BIN  := $(VENV)/bin
 RUN  := $(BIN)/python
 BASE := $(VENV)/.base$(addprefix -,$(EXTRAS))
 TEST := $(VENV)/.test
+# Each process begins with tests that follow one another, which share what a module computes once; who is done takes some of another's.
+PYTEST = $(RUN) -m pytest -q -n $(JOBS) --dist worksteal
 
 MINUTES ?= 60
 SEED   ?= 0
@@ -42,17 +44,17 @@ demo: $(BASE)
 	$(RUN) examples/demo.py
 
 test: $(TEST)
-	$(RUN) -m pytest -q -n $(JOBS) $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-all: $(TEST)
-	$(RUN) -m pytest -q -n $(JOBS) -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 test-whole: $(TEST)
-	$(RUN) -m pytest -q -n $(JOBS) --slow --whole $(ARGS)
+	$(PYTEST) --slow --whole $(ARGS)
 
 torch: $(TEST)
 	$(RUN) -m pip install -q $(TORCH)
-	$(RUN) -m pytest -q -n $(JOBS) --slow tests/pytorch $(ARGS)
+	$(PYTEST) --slow tests/pytorch $(ARGS)
 
 bench: $(BASE)
 	$(if $(PEERS),$(RUN) -m pip install -q $(PEERS))

@@ -187,9 +187,10 @@ class Intrinsics(ModuleType):
         kind, register = DTYPES[dtype].numpy, np.float32 if DTYPES[dtype].bits < 32 and DTYPES[dtype].is_float else None
 
         def cells(address, n=1):
+            address = int(address)  # Python's numbers are compared and divided faster
             assert (address >= SHARED) == bool(shared)
-            assert not hint or int(address) >> 32 not in self.state.made, "the kernel ahead writes this meanwhile"
-            return self.state.block.access(kind, n, int(address))
+            assert not hint or address >> 32 not in self.state.made, "the kernel ahead writes this meanwhile"
+            return self.state.block.access(kind, n, address)
 
         def load(address):
             return (register or kind.type)(cells(address)[0])
