@@ -9,7 +9,16 @@ from math import gcd
 from tilec.index.terms import Monomial, Term, remainders, split, sum_of, term
 
 
-def common_factors(x: Term, n: Term) -> list[Term]:
+def as_multiples(x: Term, n: Term) -> Iterator[tuple[Term, Term, Term, Term]]:
+    """(w, g, a, s), where x == n * w + g * a + s, and g divides n."""
+    for found in _of_remainders(x, n):
+        yield term(0), *found
+    whole, rest = split(x, n)
+    for g in _common_factors(rest, n):
+        yield whole, g, *split(rest, g)
+
+
+def _common_factors(x: Term, n: Term) -> list[Term]:
     """What divides n and some part of x, the largest first."""
     if len(n.parts) != 1:
         return []
@@ -23,7 +32,7 @@ def common_factors(x: Term, n: Term) -> list[Term]:
     return [sum_of({m: g}) for m, g in keys]
 
 
-def multiples(x: Term, n: Term) -> Iterator[tuple[Term, Term, Term]]:
+def _of_remainders(x: Term, n: Term) -> Iterator[tuple[Term, Term, Term]]:
     """(g, a, s), where x == g * a + s, and g divides n, a number: the remainders of a sum are parts of their own.
 
     6 * (i % 3) + j, 18   ->   (6, i % 3, j)

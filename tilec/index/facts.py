@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import chain
 from math import gcd, inf
 
 from tilec.index.answers import remembered
-from tilec.index.factors import common_factors, multiples
+from tilec.index.factors import as_multiples
 from tilec.index.proofs import STEPS, cancelled, search
 from tilec.index.terms import Cond, Leaf, Term, call, leaf_of, remainders, split, sum_of, term, total
 
@@ -55,9 +54,7 @@ class Facts:
         whole, rest = split(x, n)
         if (known := self._digit(rest, n)) is not None:
             return whole + known
-        by_parts = ((whole, g, *split(rest, g)) for g in common_factors(rest, n))
-        by_digits = ((term(0), *found) for found in multiples(x, n))
-        for more, g, large, small in chain(by_digits, by_parts):  # (g * a + s) // (g * k) is a // k, where s is 0 to g - 1
+        for more, g, large, small in as_multiples(x, n):  # (g * a + s) // (g * k) is a // k, where s is 0 to g - 1
             if (digit := self._digit(small, g)) is not None and large is not term(0):
                 return more + self.div(large + digit, split(n, g)[0])
         inner = next((m[0] for m, f in rest.parts.items() if len(m) == 1 == f and m[0].op == "//"), None)
