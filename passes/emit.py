@@ -117,6 +117,21 @@ class Body(Environment[ir.Value]):
         mlir.clone_op(op, self.known)
 
 
+def substitute(op: ir.Operation, x: Expr) -> ir.Value:
+    """Has an expression take the place of an operation's result; its leaves are numbers and values that stand before it."""
+    with ir.InsertionPoint(op), op.location:
+        value = emit(x, Expressions(given, {}))
+    assert value is not None, "numbers and values are known"
+    op.results[0].replace_all_uses_with(value)
+    op.erase()
+    return value
+
+
+def given(x: Expr) -> ir.Value | None:
+    """A number, or a value from outside."""
+    return mlir.constant(x.key, mlir.type_of(x.type)) if x.op == "constant" else x.key if x.op == "outer" else None
+
+
 class Expressions(Environment[Expr]):
     """Expressions that are read through several bodies."""
 

@@ -24,7 +24,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 300  # of the tests of one fault; one that never ends is caught
 FILES = {
-    "passes/tensor/approximate.py": "passes/test_approximations.py",
+    "tilec/analysis/rules.py": "analysis/test_rules.py passes/test_approximations.py",
+    "tilec/analysis/patterns.py": "analysis/test_rules.py passes/test_approximations.py",
+    "passes/emit.py": "passes/test_emit.py passes/test_rebuild.py",
+    "passes/rebuild.py": "passes/test_rebuild.py passes/test_pieces.py",
     "passes/tensor/changes.py": "passes/test_changes.py passes/test_filecheck.py",
     "passes/tensor/fuse.py": "passes/test_filecheck.py plan/test_plan_cpu.py semantics/test_interpreter.py",
     "passes/tensor/integer_compare.py": "passes/test_integer_compare.py",

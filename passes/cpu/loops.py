@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tilec.analysis.float_ranges import range_of
 from tilec.analysis.lane_invariance import NONE, LaneInvariance, find_lane_invariance, multiple
-from tilec.analysis.precision import range_of
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, math, memref, scf
 from tilec.passes.cpu.fill import map_copy, map_fill

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import frexp
 
-from tilec.analysis.precision import is_shared
+from tilec.analysis.float_ranges import is_shared
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir
 from tilec.core.mlir import math as math_ops

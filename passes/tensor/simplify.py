@@ -1,7 +1,6 @@
 """simplify: algebra that upstream's canonicalizer does not know.
 
-x / 2.0          ->  x * 0.5            exact: the divisor is a power of two
-f32(x) or 0      ->  f32(x or bf16(0))  a choice of 0 before the widening: an element, or 0, is loaded under a condition
+x / 2.0          ->  x * 0.5            and the other rules of `tilec/analysis/rules.py` for this stage, all exact
 sum of nothing   ->  0                  a reduction whose range is empty is its identity, a constant like any other
 x[i] for no i    ->                     a tensor without elements is not computed
 x[i] if false    ->                     an unused tensor is not read, and its producers are not computed
@@ -11,10 +10,10 @@ rsqrt of a sqrt, exp of a log and the like stay as written: they round different
 
 from __future__ import annotations
 
-import math
-
+from tilec.analysis.rules import rules_for
 from tilec.core import mlir
-from tilec.core.mlir import arith, ir, linalg, tensor
+from tilec.core.mlir import ir, linalg, tensor
+from tilec.passes.emit import substitute
 from tilec.passes.rebuild import Anew, operands_in, rebuild, replace
 from tilec.passes.tensor.bounds import fold_bounds
 from tilec.passes.tensor.elements import forward_elements
@@ -24,12 +23,12 @@ def simplify(module: ir.Operation) -> bool:
     """Whether anything changed."""
     changed = False
     for op in list(mlir.traverse(module)):
-        if op.name == "arith.divf":
-            changed |= _divide_by_power_of_two(op)
-        elif op.name == "arith.select":
-            changed |= _choose_before_widening(op)
-        elif mlir.is_generic(op):
+        if mlir.is_generic(op):
             changed |= _reduce_nothing(op)
+        elif len(op.results) == 1 and (fitting := next(rules_for(op.results[0], "simplify"), None)) is not None:
+            rule, found = fitting
+            substitute(op, rule.replace(op.results[0], found))
+            changed = True
     for op in [o for o in mlir.traverse(module) if _is_constant(o)]:
         changed |= _spread_constant(op)
     for op in [o for o in mlir.traverse(module) if mlir.is_generic(o)]:
@@ -51,37 +50,6 @@ def settle(module: ir.Operation) -> None:
 
 def _drop_all_unread(module: ir.Operation) -> bool:
     return any([_drop_unread(op) for op in [o for o in mlir.traverse(module) if mlir.is_generic(o)]])
-
-
-def _divide_by_power_of_two(op: ir.Operation) -> bool:
-    divisor = mlir.constant_value(op.operands[1])
-    if divisor is None or not math.isfinite(divisor) or abs(math.frexp(divisor)[0]) != 0.5:
-        return False
-    inverse = 1 / divisor
-    if not 1e-30 < abs(inverse) < 1e30:  # a subnormal inverse would round
-        return False
-    with ir.InsertionPoint(op), op.location:
-        product = arith.mulf(op.operands[0], mlir.constant(inverse, op.results[0].type))
-    op.results[0].replace_all_uses_with(product)
-    op.erase()
-    return True
-
-
-def _choose_before_widening(op: ir.Operation) -> bool:
-    condition, taken, otherwise = op.operands
-    widened, zero = mlir.definition(taken), mlir.constant_value(otherwise)
-    if widened is None or widened.name not in ("arith.extf", "arith.extsi") or len(mlir.uses(taken)) > 1:
-        return False
-    if zero is None or zero != 0 or math.copysign(1, zero) < 0:
-        return False
-    narrow = widened.operands[0]
-    with ir.InsertionPoint(op), op.location:
-        chosen = arith.select(condition, narrow, mlir.constant(0, narrow.type))
-        wide = ir.Operation.create(widened.name, results=[taken.type], operands=[chosen])
-    op.results[0].replace_all_uses_with(wide.results[0])
-    op.erase()
-    widened.erase()
-    return True
 
 
 def _reduce_nothing(op: ir.Operation) -> bool:

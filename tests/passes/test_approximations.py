@@ -8,7 +8,8 @@ import pytest
 from tools.lowering import lowered
 
 from tilec.analysis import softmax_weights
-from tilec.analysis.precision import APPROXIMATION_ERRORS, NEAR
+from tilec.analysis.float_ranges import NEAR
+from tilec.analysis.rules import NAMED
 from tilec.core.coefficients import COS, LOG2_NEAR, SIN
 from tilec.core.functions import HIDDEN
 
@@ -73,7 +74,7 @@ def test_what_rounding_hides(body, forms):
     assert found == forms
     remarks = [r for r in lowered.plan.remarks if r.verb == "approximated"]
     assert bool(remarks) == bool(forms)
-    assert {f for f in planned(elementwise(body, out="f32"))[0] if APPROXIMATION_ERRORS[f]} == set()
+    assert {f for f in planned(elementwise(body, out="f32"))[0] if NAMED[f].error} == set()
     near = {form.replace("nearly", "near") for form in forms if "near" in form}
     assert {*planned(elementwise(body), "cpu")[0]} - {"exp_below"} == near  # a CPU takes the forms that add no error
 
@@ -167,7 +168,7 @@ def test_forms_near_zero(name, form):
     found = f32(x * found) if name == "sin" else found
     want = getattr(np, name)(x.astype(np.float64))
     error = np.max(np.abs(found - want) / want)
-    assert error <= max(APPROXIMATION_ERRORS[f"{name}_{form}"], 2.1 * 2.0**-24)
+    assert error <= max(NAMED[f"{name}_{form}"].error, 2.1 * 2.0**-24)
     assert np.max(np.abs(found)) <= NEAR
 
 
@@ -185,7 +186,7 @@ def test_powers(sign):
             root = f32(np.exp2(f32(half * f32(y)).astype(np.float64)) * (1 + sign * 2.0**-22))
             found, want = f32(root * root), np.float64(x) ** np.float64(f32(y))
         inside = (want > 2.0**-126) & (want < 2.0**127)
-        assert np.max(np.abs(found[inside] / want[inside] - 1)) <= APPROXIMATION_ERRORS["power"]
+        assert np.max(np.abs(found[inside] / want[inside] - 1)) <= NAMED["power"].error
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------

@@ -287,7 +287,7 @@ class _Body:
         if len(made.results) != 1 or len(made.regions):
             raise Unreadable(f"{_name(self.operation)} has a '{made.name}'")
         args = tuple(self.expression(v) for v in made.operands)
-        return Expr(made.name, args, _attributes(made), type=type_, template=made)
+        return Expr(made.name, args, attributes_of(made), type=type_, template=made)
 
     def _extract(self, made: ir.Operation) -> Expr:
         """An element at computed subscripts of what comes from outside."""
@@ -303,7 +303,7 @@ def _is_known(x: Expr) -> bool:
     return x.op != "total" and all(map(_is_known, x.args))
 
 
-def _attributes(op: ir.Operation) -> str:
+def attributes_of(op: ir.Operation) -> str:
     """Attributes by name, without fast-math flags, which say nothing about a value."""
     return " ".join(f"{key}={op.attributes[key]}" for key in sorted(op.attributes) if key != "fastmath")
 

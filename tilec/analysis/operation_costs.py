@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tilec.analysis import products
 from tilec.analysis.lane_invariance import find_lane_invariance
-from tilec.analysis.precision import SAVED
+from tilec.analysis.rules import NAMED
 from tilec.core import mlir
 from tilec.core.functions import FUNCTIONS, POWER
 from tilec.core.mlir import ir
@@ -73,7 +73,8 @@ def cost_of(op: ir.Operation) -> float:
 
 def instructions_of(op: ir.Operation, approximate: Mapping[ir.Operation, str]) -> float:
     """Those of one operation on a GPU, in its approximate form if it has one."""
-    return _GPU_COST.get(op.name, 0 if op.name in FREE else 1) - SAVED.get(approximate.get(op, ""), 0)
+    saved = NAMED[approximate[op]].saved if op in approximate else 0
+    return _GPU_COST.get(op.name, 0 if op.name in FREE else 1) - saved
 
 
 def together(op: ir.Operation) -> dict[ir.Operation, int]:

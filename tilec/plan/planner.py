@@ -18,7 +18,7 @@ from tilec.analysis.alike import Alike
 from tilec.analysis.copied_results import copies_of
 from tilec.analysis.graph import Graph
 from tilec.analysis.lifetimes import Lifetimes
-from tilec.analysis.precision import APPROXIMATION_ERRORS
+from tilec.analysis.rules import NAMED
 from tilec.analysis.traffic import outputs_of
 from tilec.core import mlir, records
 from tilec.core.diagnostics import CallError
@@ -170,9 +170,9 @@ def _approximation_remarks(approximations: dict[ir.Operation, str]) -> list[Rema
             if kept := [
                 f
                 for f in used
-                if kind == ("weight" if "weight" in f else "hidden" if APPROXIMATION_ERRORS[f] else "exact")
+                if kind == ("weight" if "weight" in f else "hidden" if NAMED[f].error else "exact")
             ]:
-                error = _power(max(APPROXIMATION_ERRORS[f] for f in kept)) if kind != "exact" else ""
+                error = _power(max(NAMED[f].error for f in kept)) if kind != "exact" else ""
                 functions = ", ".join(dict.fromkeys(map(_function, kept)))
                 found.append(Remark("approximated", name, f"{functions} {reason.format(error)}", lines[name]))
     return found

@@ -219,7 +219,7 @@ def quotient_of(a: Enclosure, b: Enclosure) -> Enclosure:
 
 def divide(a: Enclosure, b: Enclosure, dtype: DType, double_rounding: bool = False) -> Enclosure:
     """`double_rounding`: a quotient below the normal numbers of f32 may be rounded to 24 bits first, as some are on CUDA
-    (`passes/tensor/approximate.py`)."""
+    (`tilec/analysis/rules.py`)."""
     exact = quotient_of(a, b)
     found = rounded(outwards(exact), dtype)
     if not double_rounding or dtype is not F32:

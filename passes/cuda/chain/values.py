@@ -14,7 +14,7 @@ from tilec.analysis.affine_conditions import linear
 from tilec.analysis.expression import Expr, Total
 from tilec.core import mlir
 from tilec.core.mlir import arith, gpu, ir, math, memref
-from tilec.passes.emit import Expressions, emit
+from tilec.passes.emit import Expressions, emit, given
 from tilec.passes.loops import loop, sum_of
 
 EXACT = 1 << 24  # integers below are exact floats
@@ -51,10 +51,8 @@ class Values:
 
     def _leaf(self, x: Expr, at: At) -> ir.Value | None:
         match x.op:
-            case "constant":
-                return mlir.constant(x.key, mlir.type_of(x.type))
-            case "outer":
-                return x.key
+            case "constant" | "outer":
+                return given(x)
             case "index":
                 return at.coordinates.get(x.own_dims[0]) or mlir.index(0)
             case "element" if x.args:

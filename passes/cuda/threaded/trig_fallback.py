@@ -8,7 +8,7 @@ All elements of a thread share one branch, so that their instructions overlap. A
 
 from __future__ import annotations
 
-from tilec.analysis.precision import range_of
+from tilec.analysis.float_ranges import range_of
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, math, memref
 from tilec.passes.cuda.memory_spaces import root

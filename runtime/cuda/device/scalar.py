@@ -50,7 +50,7 @@ _LIBDEVICE = [
 ]
 _LIBDEVICE_2 = ["atan2", "copysign", "fmod", "hypot", "pow"]
 
-# What approximate operations are printed as (`passes/tensor/approximate.py`); those without .ftz take subnormal numbers, too.
+# What approximate operations are printed as (`tilec/analysis/rules.py`); those without .ftz take subnormal numbers, too.
 _APPROXIMATIONS = {
     "exp2_approx_f32": ("ex2.approx.ftz.f32", 1),  # 2^-22
     "reciprocal_approx_f32": ("rcp.approx.ftz.f32", 1),  # 1 ulp
