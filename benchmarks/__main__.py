@@ -10,6 +10,7 @@ python -m benchmarks large [--json FILE] [--only TEXT ...] [--target cpu|cuda ..
 python -m benchmarks calls [--json FILE] [--only TEXT ...] [--target cpu|cuda ...] [--no-compile]
 python -m benchmarks models [--task inference|decoding|training] [--only TEXT ...] [--missing] [--layers N] [--target cpu|cuda]
                             [--workers N] [--limit SECONDS] [--no-compile] [--autotune] [--cold] [--json FILE]
+python -m benchmarks threads [--json FILE] [--only TEXT ...]
 python -m benchmarks merge --json FILE
 python -m benchmarks docs
 
@@ -39,8 +40,8 @@ from rich.console import Console
 from benchmarks import audit_report, memory_report, report, runner
 
 SUITES = (
-    "cpu", "gpu", "memory", "audit", "edits", "convolutions", "nests", "compile", "large", "models", "calls", "numerics", "kernels",
-    "lines", "merge", "docs",
+    "cpu", "gpu", "memory", "audit", "edits", "convolutions", "nests", "compile", "large", "models", "calls", "threads", "numerics",
+    "kernels", "lines", "merge", "docs",
 )  # fmt: skip
 
 
@@ -168,6 +169,13 @@ def main() -> int:
         from benchmarks.lines import show as show_lines
 
         return show_lines()
+    if options.suite == "threads":
+        from benchmarks import threads
+
+        if options.worker is not None:
+            threads.worker(*options.worker)
+            return 0
+        return threads.run(options)
     if options.suite == "merge":
         print(f"written to {report.merge(options.json)}")
         return 0

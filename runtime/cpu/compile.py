@@ -1,7 +1,7 @@
 """Compiles printed CPU kernels: all kernels of a program in one Numba unit, to one object file.
 
 `runtime/cpu/frontend.py` reads a kernel, LLVM does the rest. Kernels with the same bytecode are compiled once. Beside each kernel
-stands a loop over its blocks (`_blocks`), in the form that Numba's thread pool calls.
+stands a loop over its blocks (`_blocks`).
 """
 
 # mypy: disable-error-code="attr-defined"
@@ -138,19 +138,13 @@ def _read(function: FunctionType, symbol: str) -> _Library:
 
 
 def _blocks(context: CPUContext, module: ir.Module, kernel: ir.Function, symbol: str) -> None:
-    """Adds `symbol`(args, dims, steps, data): runs a share of a kernel's blocks, as Numba's thread pool calls it.
-
-    The pool passes which of the shares in args[0]. `data` is five i64: blocks, shares, and the kernel's arguments: the
-    address of its args, of its scratch memory, and the bytes from one share's scratch to the next's.
-    """
+    """Adds `symbol`(first block, end, data, scratch memory): runs some of a kernel's blocks, as `runtime/native/pool.py` calls it.
+    `data` begins with the address of the kernel's args."""
     pointer = _I64.as_pointer()
-    loop = ir.Function(module, ir.FunctionType(ir.VoidType(), [pointer, pointer, pointer, pointer]), symbol)
+    loop = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64, _I64, pointer, _I64]), symbol)
     builder = ir.IRBuilder(loop.append_basic_block())
-    share = builder.load(loop.args[0])
-    blocks, shares, args, scratch, stride = (builder.load(builder.gep(loop.args[3], [_I64(i)])) for i in range(5))
-    first = builder.sdiv(builder.mul(share, blocks), shares)
-    end = builder.sdiv(builder.mul(builder.add(share, _I64(1)), blocks), shares)
-    own = builder.add(scratch, builder.mul(share, stride))
+    first, end, data, scratch = loop.args
+    args = builder.load(data)
     counter = builder.alloca(_I64)
     builder.store(first, counter)
     head, body, done = (loop.append_basic_block(n) for n in ("head", "body", "done"))
@@ -160,7 +154,7 @@ def _blocks(context: CPUContext, module: ir.Module, kernel: ir.Function, symbol:
     builder.cbranch(builder.icmp_signed("<", block, end), body, done)
     builder.position_at_end(body)
     context.call_conv.call_function(
-        builder, kernel, types.void, ARGUMENTS, [block, builder.inttoptr(args, pointer), own]
+        builder, kernel, types.void, ARGUMENTS, [block, builder.inttoptr(args, pointer), scratch]
     )
     builder.store(builder.add(block, _I64(1)), counter)
     builder.branch(head)

@@ -1,23 +1,16 @@
-"""Runs compiled CPU programs: their tables, for `runtime/native/cpu.py` or `runtime/native/python.py`, and Numba's
-threads, which share out blocks."""
+"""Runs compiled CPU programs: their tables, for `runtime/native/cpu.py` or `runtime/native/python.py`."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NoReturn
 
-import llvmlite.binding as llvm
-
 from tilec.core.diagnostics import CheckError
 from tilec.core.host import permit_amx
-from tilec.process import forking
-from tilec.process.interrupts import uninterrupted
 from tilec.runtime import host_memory
+from tilec.runtime.cpu import pool
 from tilec.runtime.cpu import threads as counts
 from tilec.runtime.native import copy, tables
 from tilec.runtime.native.tables import KeepAlive
@@ -38,9 +31,7 @@ class CpuProgram:
         if any("configure_tiles(" in k.text for k in emitted.kernels):
             permit_amx()
         used = [self._kernels[s.kernel] for s in self._steps if s.kernel is not None]
-        large = tables.native_calls() and any(s.kernel is None and s.bytes >= copy.PARALLEL for s in self._steps)
-        threads = _most_threads() if large or any(k.grid > 1 for k in used) else 1
-        self._parallel = threads > 1
+        threads = counts.limit() if any(k.grid > 1 for k in used) else 1
         scratch = -(-emitted.workspace // CACHE_LINE) * CACHE_LINE
         self._bytes = scratch + max((_stride(k) * (threads if k.grid > 1 else 1) for k in used), default=0)
         self.words = inputs + outputs + len(emitted.temporaries)
@@ -52,7 +43,7 @@ class CpuProgram:
             temporaries=len(emitted.temporaries), offsets=alive.words([t.offset for t in emitted.temporaries]),
             begins=alive.words(emitted.begins(inputs, outputs)),
             parameters=max((len(s.slots) for s in self._steps), default=0), workspace=self._bytes,
-            allocate=alive.object(self._allocate), fail=alive.object(self._fail), pool=_pool_table(),
+            allocate=alive.object(self._allocate), fail=alive.object(self._fail), pool=pool.table(),
         )  # fmt: skip
         if tables.native_calls():
             self._launch = builtin("tilec_launch", self.table, self)
@@ -66,7 +57,7 @@ class CpuProgram:
         common = {"parameters": len(step.slots), "slots": slots, "bytes": step.bytes}
         if step.kernel is None:
             shared = tables.native_calls() and len(step.slots) == 2 and step.bytes >= copy.PARALLEL
-            loop = {"loop": native()[copy.NAME], "grid": _most_threads(), "stride": step.bytes} if shared else {}
+            loop = {"loop": native()[copy.NAME], "grid": -(-step.bytes // copy.BLOCK)} if shared else {}
             return self._alive.table(tables.Step, **loop, **common)
         kernel = self._kernels[step.kernel]
         stride = _stride(kernel)
@@ -77,14 +68,8 @@ class CpuProgram:
     def launch(self, addresses: Sequence[int]) -> None:
         """Runs all steps on row-major arrays at these addresses, inputs before outputs. Raises CheckError for what a
         run-time check found."""
-        self.start()
-        self._launch(*addresses)
-
-    def start(self) -> None:
-        """Starts the threads that machine code is to find."""
         counts.settle()
-        if self._parallel:
-            start_pool()
+        self._launch(*addresses)
 
     def _allocate(self) -> int:
         """Memory for one more call at a time."""
@@ -100,94 +85,6 @@ class CpuProgram:
 def _stride(kernel: KernelSource) -> int:
     """Bytes from one thread's scratch memory to the next's: no two are on one cache line."""
     return -(-kernel.scratch // CACHE_LINE) * CACHE_LINE
-
-
-# ---- threads ---------------------------------------------------------------------------------------------------------
-
-
-def _most_threads() -> int:
-    import numba
-
-    return numba.config.NUMBA_NUM_THREADS
-
-
-@cache
-def _pool_words() -> ctypes.Array[ctypes.c_int64]:
-    words = (ctypes.c_int64 * len(tables.Pool))()
-    words[tables.Pool.lost] = ctypes.addressof(forking.POOL_LOST)
-    words[tables.Pool.most], words[tables.Pool.theirs] = map(ctypes.addressof, (counts.MOST, counts.THEIRS))
-    return words
-
-
-def _pool_table() -> int:
-    return ctypes.addressof(_pool_words())
-
-
-def start_pool() -> None:
-    """Starts Numba's threads, unless they run, or did so before a fork. Before that, kernels run in the calling thread."""
-    if not forking.pool_lost():
-        _start_pool()
-
-
-_SPINS = "5000"  # some 130 us; waking a thread took 25 to 100 (an EPYC, virtual)
-
-
-@contextmanager
-def _short_spins() -> Iterator[None]:
-    """GNU's OpenMP, which is loaded here, has its threads look for work about as long as waking one takes, then sleep.
-
-    By default they look for several milliseconds. A caller that waits so for a thread whose core somebody else has keeps
-    that thread from its own. The user's own settings stay, and children of this process inherit nothing.
-    """
-    if "GOMP_SPINCOUNT" in os.environ or "OMP_WAIT_POLICY" in os.environ:
-        yield
-        return
-    os.environ["GOMP_SPINCOUNT"] = _SPINS
-    try:
-        yield
-    finally:
-        os.environ.pop("GOMP_SPINCOUNT", None)
-
-
-@contextmanager
-def _openmp_as_it_was() -> Iterator[None]:
-    """Numba sets the number of threads of all that uses OpenMP in this thread, though its own loops say theirs: PyTorch's would
-    change, also that of a PyTorch that is imported later. Where Numba is the first to load OpenMP, a new thread has the number that
-    OMP_NUM_THREADS says."""
-    found = [openmp.omp_get_max_threads()] if (openmp := _openmp()) is not None else []
-    yield
-    if (openmp := _openmp()) is not None:
-        if not found:
-            asking = threading.Thread(target=lambda: found.append(openmp.omp_get_max_threads()))
-            asking.start()
-            asking.join()
-        openmp.omp_set_num_threads(found[0])
-
-
-def _openmp() -> Any:
-    """GNU's OpenMP, if it is loaded."""
-    try:
-        return ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD)
-    except (OSError, AttributeError):
-        return None
-
-
-@cache
-def _start_pool() -> None:
-    with forking.compiling(), uninterrupted(), _short_spins(), _openmp_as_it_was():  # numba has locks, too
-        import numba
-
-        numba.get_num_threads()  # starts them
-    words, field = _pool_words(), tables.Pool
-    if (
-        numba.threading_layer() == "workqueue"
-    ):  # its threads abort the process when two Python threads enter them at once
-        allocate = ctypes.pythonapi.PyThread_allocate_lock
-        allocate.restype = ctypes.c_void_p
-        words[field.lock] = allocate()
-    words[field.threads] = llvm.address_of_symbol("get_num_threads")
-    words[field.use] = llvm.address_of_symbol("set_num_threads")
-    words[field.parallel_for] = llvm.address_of_symbol("numba_parallel_for")
 
 
 # ---- built-in functions ----------------------------------------------------------------------------------------------
@@ -223,4 +120,4 @@ def builtin(name: str, table: int, owner: object) -> Callable[..., Any]:
     return new(ctypes.addressof(_methods()[name]), (table, owner), None)
 
 
-__all__ = ["CpuProgram", "builtin", "native", "start_pool"]
+__all__ = ["CpuProgram", "builtin", "native"]

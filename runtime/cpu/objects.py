@@ -6,10 +6,13 @@ import ctypes
 import os
 import sys
 from base64 import b64decode
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache as once
+from typing import Any
 
 import llvmlite.binding as llvm
+from llvmlite import ir
 
 from tilec.core.host import available_threads
 from tilec.process import progress
@@ -70,9 +73,8 @@ def _compiled_elsewhere(emitted: Emitted) -> dict[str, Object] | None:
             same: pool.submit(compile_server.ask, COMPILER, {"module": modules[name], "kernel": name})
             for same, name in names.items()
         }
-        with suppress(MissingSymbol), uninterrupted():  # what running takes, meanwhile
-            import numba  # noqa: F401
-
+        with suppress(MissingSymbol):  # what running takes, meanwhile
+            load_pool()
             load_native()
         replies = {}
         for number, (same, future) in enumerate(asked.items(), 1):
@@ -101,27 +103,44 @@ NATIVE = ("tilec_launch", "tilec_call", "tilec_prepared", "tilec_execute", "tile
 @once
 def load_native() -> dict[str, int]:
     """The addresses of the functions of `runtime/native/cpu.py`."""
-    key = cache.make_key("native", cache.runtime_digest(), *_versions())
-    if (found := cache.load(key)) is not None:
-        try:
-            return _load_native(found[1]["image"], found[0]["needs"])
-        except (KeyError, TypeError, MissingSymbol):
-            pass
-    from tilec.runtime.native import cpu as cpu_native
+    from tilec.runtime.native import cpu
 
-    module = cpu_native.module()
+    return _load_written("native", cpu.module, NATIVE)
+
+
+@once
+def load_pool() -> dict[str, int]:
+    """The addresses of the functions of `runtime/native/pool.py`."""
+    from tilec.runtime.native import pool
+
+    return _load_written("pool", pool.module, pool.NAMES)
+
+
+def _load_written(name: str, write: Callable[[], ir.Module], functions: Sequence[str]) -> dict[str, int]:
+    """The addresses of functions of a module that tilec writes itself, from the disk cache if it was compiled before."""
+    key = cache.make_key(name, cache.runtime_digest(), *_versions())
+    if (found := cache.load(key)) is not None:
+        with suppress(KeyError, TypeError, MissingSymbol):
+            return _load_functions(found[1]["image"], functions, found[0]["needs"])
+    module = write()
     needs = [f.name for f in module.functions if f.is_declaration]
     image = machine().emit_object(llvm.parse_assembly(str(module)))
     cache.save(key, {"needs": needs}, {"image": image})
-    return _load_native(image, needs)
+    return _load_functions(image, functions, needs)
 
 
-def _load_native(image: bytes, needs: list[str]) -> dict[str, int]:
+def _load_functions(image: bytes, functions: Sequence[str], needs: Sequence[str]) -> dict[str, int]:
     for name in needs:  # LLVM does not find them by itself everywhere
-        function = ctypes.memmove if name == "memmove" else getattr(ctypes.pythonapi, name, None)
+        function = _SYSTEM[name]() if name in _SYSTEM else getattr(ctypes.pythonapi, name, None)
         if function is not None:
             llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
-    return load(image, NATIVE, needs)
+    return load(image, functions, needs)
+
+
+_SYSTEM: dict[str, Callable[[], Any]] = {
+    "memmove": lambda: ctypes.memmove,
+    "sched_yield": lambda: ctypes.windll.kernel32.SwitchToThread if os.name == "nt" else ctypes.CDLL(None).sched_yield,
+}
 
 
 @once

@@ -2,8 +2,7 @@
 
 `set_threads` says it, or else TILEC_THREADS. Otherwise, where PyTorch is loaded, its number counts, as it is at each call
 (`torch.set_num_threads`; PyTorch reads OMP_NUM_THREADS); elsewhere OMP_NUM_THREADS. Without any of these, and at most beside
-PyTorch's, it is the processors of the process's affinity, within the quota of its cgroups. Numba's pool bounds all
-(NUMBA_NUM_THREADS, `numba.set_num_threads`).
+PyTorch's, it is the processors of the process's affinity, within the quota of its cgroups. `limit()` bounds all.
 
 Machine code reads MOST and THEIRS at each launch. A plan does not depend on the number: it is made for the cores of the target,
 so that results have the same bits however many threads there are.
@@ -19,20 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from tilec.core.diagnostics import CallError
-from tilec.core.host import available_threads
-from tilec.process import forking
+from tilec.core.host import available_threads, processors
 
 MOST = ctypes.c_int64(1)
 """Threads of a launch."""
 THEIRS = ctypes.c_int64(0)
 """The address of a function that tells PyTorch's number, which bounds MOST; 0 where it does not count."""
 _NAMES = ("_ZN2at15get_num_threadsEv", "?get_num_threads@at@@YAHXZ")  # of at::get_num_threads, by two rules
+_LARGEST = 1024
 _chosen: int | None = None  # by set_threads
 
 
 def set_threads(count: int | None) -> None:
-    """Has kernels on the CPU run on so many threads from now on, in all of the process; at most as many as Numba's pool has. None:
-    as if nothing had been said. Raises CallError for anything but a whole number of at least 1."""
+    """Has kernels on the CPU run on so many threads from now on, in all of the process; at most on `limit()`. None: as if
+    nothing had been said. Raises CallError for anything but a whole number of at least 1."""
     global _chosen
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
         raise CallError(f"set_threads takes a whole number of at least 1, or None, not {count!r}")
@@ -43,16 +42,17 @@ def set_threads(count: int | None) -> None:
 def get_threads() -> int:
     """On how many threads a kernel with many blocks would run, if this thread called it now."""
     settle()
-    if forking.pool_lost():
-        return 1
-    if forking.pool_runs():
-        size = sys.modules["numba"].get_num_threads()
-    else:
-        size = _number("NUMBA_NUM_THREADS") or _processors()
-    counts = [MOST.value, size]
+    counts = [MOST.value, limit()]
     if THEIRS.value:
         counts.append(sys.modules["torch"].get_num_threads())
     return int(min(counts))
+
+
+@cache
+def limit() -> int:
+    """The most threads of a launch, for which programs have scratch memory: the processors that this process was given, or what
+    TILEC_THREADS said in the beginning, if that is more."""
+    return min(max(processors(), _of_tilec() or 1), _LARGEST)
 
 
 def settle() -> None:
@@ -78,10 +78,6 @@ def _number(variable: str) -> int | None:
     """Of the first level, where a variable says one for each. Others tell of what is wrong with it."""
     text = os.environ.get(variable, "").split(",")[0].strip()
     return int(text) if text.isdecimal() and int(text) else None
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache

@@ -39,8 +39,8 @@ def _run(module: ir.Module) -> ir.Function:
     inputs and outputs, and has room for those of temporaries. Uses nothing of Python's."""
     f = Writer(module, "tilec_run", 3)
     b, (program, memory, workspace) = f.builder, f.args
-    args = f.words(f.add(f.field(program, Program.parameters), 1))
-    data, (share, count, step_, mask) = f.words(5), (f.words(1) for _ in range(4))
+    args, data = f.words(f.add(f.field(program, Program.parameters), 1)), f.words(2)
+    f.store(args, data)
     pool, arrays, offsets = (f.field(program, n) for n in (Program.pool, Program.arrays, Program.offsets))
     temporaries, begins = f.add(memory, f.mul(arrays, 8)), f.field(program, Program.begins)
     with f.times(f.field(program, Program.temporaries)) as n:
@@ -49,45 +49,19 @@ def _run(module: ir.Module) -> ir.Function:
         f.store(f.add(f.item(memory, f.item(begins, n)), f.item(offsets, n)), temporary)
     with f.times(f.field(program, Program.steps)) as n:
         step = f.item(f.field(program, Program.step_list), n)
-        loop, parameters, slots, grid = (f.field(step, s) for s in (Step.loop, Step.parameters, Step.slots, Step.grid))
+        loop, parameters, slots, bytes_ = (f.field(step, s) for s in (Step.loop, Step.parameters, Step.slots, Step.bytes))
         with f.times(parameters) as p:
             f.store(f.item(memory, f.item(slots, p)), f.add(args, f.mul(p, 8)))
         failed = f.add(args, f.mul(parameters, 8))
         f.store(NULL, failed)
         with b.if_else(f.is_("==", loop, 0)) as (copied, launched):
             with copied:
-                f.call("memmove", f.load(args, 8), f.load(args), f.field(step, Step.bytes))
+                f.call("memmove", f.load(args, 8), f.load(args), bytes_)
             with launched:
+                f.store(bytes_, data, 8)
                 scratch = f.add(workspace, f.field(step, Step.scratch))
-                for position, value in enumerate((grid, I64(1), args, scratch, f.field(step, Step.stride))):
-                    f.store(value, data, 8 * position)
-                f.store(NULL, share)
-                f.store(I64(1), count)
-                f.store(I64(1), step_)
-                f.store(NULL, mask)
-                alone = b.or_(f.is_("==", grid, 1), f.is_("==", f.field(pool, Pool.parallel_for), 0))
-                alone = b.or_(alone, f.is_("!=", f.load(f.field(pool, Pool.lost)), 0))
-                with f.when(b.not_(alone)):
-                    f.store(grid, count)
-                    f.store(f.narrow(f.call(f.field(pool, Pool.threads))), mask)
-                    f.least(f.load(mask), count)
-                    f.least(f.load(f.field(pool, Pool.most)), count)
-                    theirs = f.load(f.field(pool, Pool.theirs))
-                    with f.when(f.is_("!=", theirs, 0)):
-                        f.least(f.narrow(f.call(theirs)), count)
-                    f.store(f.load(count), data, 8)
-                shares = f.load(data, 8)
-                with b.if_else(f.is_("==", shares, 1)) as (serial, parallel):
-                    with serial:
-                        f.call(loop, share, 0, 0, data)
-                    with parallel:
-                        lock = f.field(pool, Pool.lock)
-                        with f.when(f.is_("!=", lock, 0)):
-                            f.call("PyThread_acquire_lock", lock, 1)
-                        f.call(f.field(pool, Pool.parallel_for), loop, share, count, step_, data, 0, 1, shares)
-                        f.call(f.field(pool, Pool.use), f.load(mask))
-                        with f.when(f.is_("!=", lock, 0)):
-                            f.call("PyThread_release_lock", lock)
+                grid, stride = f.field(step, Step.grid), f.field(step, Step.stride)
+                f.call(f.field(pool, Pool.run), pool, loop, grid, data, scratch, stride)
         number = f.load(failed)
         with f.when(f.is_("!=", number, 0)):
             f.done(b.or_(b.shl(n, I64(32)), number))
@@ -103,23 +77,19 @@ def _execute(module: ir.Module, run: ir.Function) -> ir.Function:
     """
     f = Writer(module, "tilec_execute", 3)
     b, (program, memory, _) = f.builder, f.args
-    free = b.inttoptr(f.add(program, 8 * Program.free), I64.as_pointer())
+    free = f.add(program, 8 * Program.free)
     workspace = f.words(1)
 
     def give(node: Any) -> None:
         """Puts a workspace at the head of the list, if need be after others that do so."""
-        retry, given = (f.block() for _ in range(2))
-        b.branch(retry)
-        b.position_at_end(retry)
-        head = f.load(program, 8 * Program.free)
-        f.store(head, node)
-        swapped = b.cmpxchg(free, head, node, "acq_rel", "monotonic")
-        b.cbranch(b.extract_value(swapped, 1), given, retry)
-        b.position_at_end(given)
+        with f.repeat() as given:
+            head = f.peek(free)
+            f.store(head, node)
+            f.demand(b.not_(f.swap(free, head, node)), given)
 
     f.store(NULL, workspace)
     with f.when(f.is_("!=", f.field(program, Program.workspace), 0)):
-        f.store(b.atomic_rmw("xchg", free, NULL, "acq_rel"), workspace)
+        f.store(f.exchange(free, NULL), workspace)
         with b.if_else(f.is_("==", f.load(workspace), 0)) as (make, leave):
             with make:
                 made = f.call("PyObject_CallNoArgs", f.field(program, Program.allocate))
@@ -130,16 +100,11 @@ def _execute(module: ir.Module, run: ir.Function) -> ir.Function:
             with leave:
                 rest = f.words(1)
                 f.store(f.load(f.load(workspace)), rest)
-                head, body, done = (f.block() for _ in range(3))
-                b.branch(head)
-                b.position_at_end(head)
-                node = f.load(rest)
-                b.cbranch(f.is_("!=", node, 0), body, done)
-                b.position_at_end(body)
-                f.store(f.load(node), rest)
-                give(node)
-                b.branch(head)
-                b.position_at_end(done)
+                with f.repeat() as done:
+                    node = f.load(rest)
+                    f.demand(f.is_("!=", node, 0), done)
+                    f.store(f.load(node), rest)
+                    give(node)
     node = f.load(workspace)
     thread = f.call("PyEval_SaveThread")
     failed = f.call(run, program, memory, f.add(node, NODE))

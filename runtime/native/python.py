@@ -1,29 +1,23 @@
 """Runs a CPU program's tables from Python, step by step: what `tilec_launch` of `runtime/native/cpu.py` does by machine code.
 
-Programs run so where native calls are switched off (docs/native_calls.md). Kernels are the same machine code either way, and so
-is the thread pool that shares out their blocks.
+Programs run so where native calls are switched off (docs/native_calls.md). Kernels are the same machine code either way, and so are
+the threads that share their blocks.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from tilec.runtime.native.tables import NODE, Pool, Program, Step
 
-_LOOP = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4)
-"""A kernel over a share of its blocks: (&share, dimensions, steps, data), of which it reads the first and the last."""
-_PARALLEL = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
-"""Numba's `numba_parallel_for`(loop, args, dimensions, steps, data, inner dimensions, arrays, threads)."""
-_THREADS = ctypes.CFUNCTYPE(ctypes.c_int)
-_USE = ctypes.CFUNCTYPE(None, ctypes.c_int)
+_RUN = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 6)
+"""`tilec_run_blocks` of `runtime/native/pool.py`, called without Python's global lock."""
 
 
 class _Step(NamedTuple):
-    loop: Callable[..., None] | None
-    address: int
+    loop: int
     bytes: int
     slots: list[int]
     grid: int
@@ -72,54 +66,20 @@ class PythonLaunch:
     def _run(self, number: int, step: _Step, memory: list[int], node: int) -> int:
         """0, or the step and the number of the check that failed."""
         given = [memory[slot] for slot in step.slots]
-        if step.loop is None:
+        if not step.loop:
             ctypes.memmove(given[1], given[0], step.bytes)
             return 0
         args = (ctypes.c_int64 * (len(given) + 1))(*given, 0)
-        pool = _words(self._pool, len(Pool))
-        lost = ctypes.c_int64.from_address(pool[Pool.lost]).value
-        alone = step.grid == 1 or not pool[Pool.parallel_for] or lost
-        shares = 1 if alone else min(step.grid, *_bounds(pool))
-        data = (ctypes.c_int64 * 5)(step.grid, shares, ctypes.addressof(args), node + NODE + step.scratch, step.stride)
-        share, one, count = ctypes.c_int64(0), ctypes.c_int64(1), ctypes.c_int64(shares)
-        address = ctypes.addressof
-        if shares == 1:
-            step.loop(address(share), None, None, address(data))
-        else:
-            _in_pool(pool, step.address, address(share), address(count), address(one), address(data), shares)
+        data = (ctypes.c_int64 * 2)(ctypes.addressof(args), step.bytes)
+        run = _RUN(_words(self._pool, len(Pool))[Pool.run])
+        run(self._pool, step.loop, step.grid, ctypes.addressof(data), node + NODE + step.scratch, step.stride)
         return number << 32 | args[len(given)] if args[len(given)] else 0
-
-
-def _bounds(pool: list[int]) -> list[int]:
-    """Numbers of threads, of which the least counts."""
-    most, theirs = (ctypes.c_int64.from_address(pool[n]).value for n in (Pool.most, Pool.theirs))
-    return [most, *(_THREADS(f)() for f in (pool[Pool.threads], theirs) if f)]
-
-
-def _in_pool(pool: list[int], loop: int, share: int, count: int, one: int, data: int, shares: int) -> None:
-    lock = pool[Pool.lock]
-    if lock:
-        _without_gil().PyThread_acquire_lock(ctypes.c_void_p(lock), 1)
-    try:
-        mask = _THREADS(pool[Pool.threads])()
-        _PARALLEL(pool[Pool.parallel_for])(loop, share, count, one, data, 0, 1, shares)
-        _USE(pool[Pool.use])(mask)
-    finally:
-        if lock:
-            _without_gil().PyThread_release_lock(ctypes.c_void_p(lock))
-
-
-@cache
-def _without_gil() -> Any:
-    """Python's C functions, called without the global lock, which who has the other lock may be waiting for."""
-    return ctypes.CDLL(None, handle=ctypes.pythonapi._handle)
 
 
 def _read_step(address: int) -> _Step:
     words = _words(address, len(Step))
-    loop, slots = words[Step.loop], _words(words[Step.slots], words[Step.parameters])
-    rest = words[Step.grid], words[Step.scratch], words[Step.stride]
-    return _Step(_LOOP(loop) if loop else None, loop, words[Step.bytes], slots, *rest)
+    slots = _words(words[Step.slots], words[Step.parameters])
+    return _Step(words[Step.loop], words[Step.bytes], slots, words[Step.grid], words[Step.scratch], words[Step.stride])
 
 
 def _words(address: int, count: int) -> list[int]:

@@ -49,8 +49,8 @@ class Program(_Fields):
 
 
 class Step(_Fields):
-    """`loop` 0 copies `bytes` from the first slot to the second; that of `runtime/native/copy.py` copies `stride` bytes. `scratch`
-    is an offset in the workspace."""
+    """`loop` 0 copies `bytes` from the first slot to the second, as that of `runtime/native/copy.py` does with several threads.
+    `scratch` is an offset in the workspace."""
 
     loop = auto()
     bytes = auto()
@@ -140,18 +140,47 @@ class DeviceSpace(_Fields):
 
 
 class Pool(_Fields):
-    """Numba's threads: `parallel_for` is 0 before they start. `threads()`: how many Numba has the calling thread use;
-    `use(threads)` says so, since a loop on fewer threads says their number for all later ones. `lost`: the address of a word that
-    is not 0 after a fork; `most`: of one that bounds the threads; `theirs`: of one that is 0, or the address of a function that
-    bounds them, too."""
+    """`run`, `share` and `help` are functions of `runtime/native/pool.py`. A launch has at most `limit` threads, for which programs
+    have scratch memory. `most`: the address of a word that bounds them, too; `theirs`: of one that is 0, or the address of a
+    function that bounds them. So many helpers are `started`. `mask`: 0, or pthread_sigmask, with its arguments."""
 
-    parallel_for = auto()
-    threads = auto()
-    use = auto()
-    lock = auto()
-    lost = auto()
+    run = auto()
+    share = auto()
+    help = auto()
+    limit = auto()
     most = auto()
     theirs = auto()
+    started = auto()
+    helpers = auto()
+    slots = auto()
+    slot_bytes = auto()
+    mask = auto()
+    mask_how = auto()
+    mask_all = auto()
+
+
+class Helper(_Fields):
+    """A thread of the `pool`, which others write to while it is `asleep`: it waits for `lock`."""
+
+    pool = auto()
+    asleep = auto()
+    lock = auto()
+
+
+class Slot(_Fields):
+    """What `runtime/native/pool.py` knows of a launch; then comes a line of memory for the counter of each range. A caller that
+    waits for helpers sleeps at `lock`."""
+
+    taken = auto()
+    state = auto()
+    loop = auto()
+    data = auto()
+    grid = auto()
+    ranges = auto()
+    parts = auto()
+    scratch = auto()
+    stride = auto()
+    lock = auto()
 
 
 class Call(_Fields):

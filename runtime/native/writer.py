@@ -38,6 +38,25 @@ class Writer:
         address = self.add(address, offset) if offset else address
         return self.builder.inttoptr(address, kind.as_pointer())
 
+    def peek(self, address: Any) -> Any:
+        """The word at an address that other threads write to."""
+        return self.builder.load_atomic(self._at(address, 0, I64), "seq_cst", 8)
+
+    def exchange(self, address: Any, value: Any) -> Any:
+        """Stores a value; gives the one before. This and what follows is one step for other threads."""
+        return self.change("xchg", address, value)
+
+    def change(self, how: str, address: Any, value: Any) -> Any:
+        """Stores the sum ("add") or another function of the word there and of a value; gives the word before."""
+        value = I64(value) if isinstance(value, int) else value
+        return self.builder.atomic_rmw(how, self._at(address, 0, I64), value, "seq_cst")
+
+    def swap(self, address: Any, old: Any, new: Any) -> Any:
+        """Stores `new` if the word there is `old`; gives whether it was."""
+        old, new = (I64(v) if isinstance(v, int) else v for v in (old, new))
+        swapped = self.builder.cmpxchg(self._at(address, 0, I64), old, new, "seq_cst", "seq_cst")
+        return self.builder.extract_value(swapped, 1)
+
     def add(self, a: Any, b: Any) -> Any:
         return self.builder.add(a, I64(b) if isinstance(b, int) else b)
 
@@ -102,6 +121,16 @@ class Writer:
         self.store(self.add(number, 1), counter)
         b.branch(head)
         b.position_at_end(done)
+
+    @contextmanager
+    def repeat(self) -> Iterator[ir.Block]:
+        """A loop; gives the block that goes on after it."""
+        head, after = self.block(), self.block()
+        self.builder.branch(head)
+        self.builder.position_at_end(head)
+        yield after
+        self.builder.branch(head)
+        self.builder.position_at_end(after)
 
     def block(self) -> ir.Block:
         return self.function.append_basic_block()

@@ -28,7 +28,7 @@ class Process:
         self.told = tempfile.TemporaryFile()  # noqa: SIM115
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent / "examples"), os.environ.get("PYTHONPATH", "")]),
-            "TILEC_CACHE_DIR": str(cache), "NUMBA_NUM_THREADS": str(THREADS), "TILEC_THREADS": str(THREADS),
+            "TILEC_CACHE_DIR": str(cache), "TILEC_THREADS": str(THREADS),
             "PYTHONWARNINGS": "ignore",
         }  # fmt: skip
         self.child = subprocess.Popen(

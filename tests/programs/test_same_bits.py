@@ -51,7 +51,7 @@ def elsewhere(tmp_path_factory) -> dict[str, str]:
     """What another process computes, with more threads than there may be cores, and nothing compiled before."""
     code = f"import sys; sys.path.insert(0, {str(TESTS)!r})\nimport test_same_bits as t\n"
     code += f"print(*(t.computed(n) for n in {list(PROGRAMS)}))"
-    environment = {"NUMBA_NUM_THREADS": "5", "TILEC_THREADS": "5", "TILEC_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
+    environment = {"TILEC_THREADS": "5", "TILEC_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parent,
         env=os.environ | environment,
@@ -66,7 +66,7 @@ def test_on_the_cpu(name, elsewhere):
     found = {digest(as_list(op(*arrays))) for _ in range(3)}
     assert any(k.grid > 1 for k in op.kernels), "one block has nothing to deal out"
     try:
-        for threads in range(1, 5):  # or as many as the pool has
+        for threads in range(1, 5):  # or as many as there are processors
             tilec.set_threads(threads)
             found.add(digest(as_list(op(*arrays))))
     finally:

@@ -12,35 +12,32 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import numba  # noqa: E402
-
 import tilec  # noqa: E402
 from tilec.core.host import available_threads  # noqa: E402
-from tilec.runtime.cpu import launch, threads  # noqa: E402
+from tilec.runtime.cpu import pool, threads  # noqa: E402
 from tilec.runtime.native.tables import Pool  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
-PARALLEL = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
-several = pytest.mark.skipif(min(available_threads(), numba.config.NUMBA_NUM_THREADS) < 2, reason="one processor")
+SHARE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)
+several = pytest.mark.skipif(available_threads() < 2, reason="one processor")
 
 
 @pytest.fixture
 def launches():
     """The threads of each launch that several share; PyTorch's number is as before, afterwards."""
     before, seen = torch.get_num_threads(), []
-    launch.start_pool()
-    words = launch._pool_words()
-    address = words[Pool.parallel_for]
-    pool = PARALLEL(address)
+    word = ctypes.c_int64.from_address(pool.table() + 8 * Pool.share)
+    address = word.value
+    share = SHARE(address)
 
-    @PARALLEL
+    @SHARE
     def noted(*given):
-        seen.append(given[-1])
-        pool(*given)
+        seen.append(given[3])
+        share(*given)
 
-    words[Pool.parallel_for] = ctypes.cast(noted, ctypes.c_void_p).value
+    word.value = ctypes.cast(noted, ctypes.c_void_p).value
     yield seen
-    words[Pool.parallel_for] = address
+    word.value = address
     torch.set_num_threads(before)
     tilec.set_threads(None)
 

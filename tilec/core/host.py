@@ -71,8 +71,12 @@ def available_cores() -> int:
 
 def available_threads() -> int:
     """Logical processors that this process may use: its affinity, within its cgroups' quotas."""
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(mine, cpu_quota() or mine)
+    return min(processors(), cpu_quota() or processors())
+
+
+def processors() -> int:
+    """Logical processors of the process's affinity."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache

@@ -123,23 +123,10 @@ def _matmul_tflops(dtype: type, name: str, spreads: Spreads) -> float:
 
 
 def _launch_us(threads: int, spreads: Spreads) -> float:
-    """The time of an empty parallel loop of Numba's."""
-    from tilec.runtime.cpu.launch import start_pool
+    """The time of a launch whose blocks do nothing."""
+    from tilec.runtime.cpu import pool
 
-    start_pool()  # as it runs kernels
-    from numba import config, get_num_threads, njit, prange, set_num_threads
-
-    @njit(parallel=True)
-    def empty(out):  # type: ignore[no-untyped-def]
-        for i in prange(out.size):
-            out[i] = 0.0
-
-    before, out = get_num_threads(), np.zeros(threads, np.float32)
-    set_num_threads(min(threads, int(config.NUMBA_NUM_THREADS)))
-    try:
-        best, second = (1e6 * seconds for seconds in _best(lambda: empty(out), 0.2))
-    finally:
-        set_num_threads(before)
+    best, second = (1e6 * seconds for seconds in _best(pool.nothing(threads), 0.2))
     spreads["a launch, us"] = best, second
     return round(best, 2)
 

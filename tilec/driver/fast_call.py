@@ -83,7 +83,9 @@ def prepare(
     if not tables.native_calls() or not cpu_call.possible(torch.Tensor):
         return None
     if device == "cpu":
-        executable.program.start()
+        from tilec.runtime.cpu.threads import settle
+
+        settle()
         runner: Runner | None = _cpu_runner(executable.program)
     else:
         from tilec.runtime.cuda import call as cuda_call

@@ -1,4 +1,4 @@
-"""fork() beside tilec's threads. A fork waits for compilation in other threads, and the child knows which threads it lacks.
+"""fork() beside tilec's threads: a fork waits for compilation in other threads.
 
 A lock that another thread holds at a fork stays locked in the child forever. Compilers hold many locks. So do imports,
 and, before Python 3.12, `functools.cached_property`, which has one lock for all objects of a class. llvmlite takes its
@@ -7,7 +7,6 @@ lock whenever its own objects are collected, in any thread; a fork takes that lo
 
 from __future__ import annotations
 
-import ctypes
 import logging  # noqa: F401 - its own hook takes a lock; later registrations run earlier
 import os
 import sys
@@ -26,7 +25,6 @@ _LONGEST = 60.0  # seconds that a fork waits
 _changed = threading.Condition()
 _compiling: Counter[int] = Counter()  # threads by their identity
 _held: list[Any] = []  # locks of others, during a fork
-POOL_LOST = ctypes.c_int64(0)  # machine code reads it
 
 
 @contextmanager
@@ -41,16 +39,6 @@ def compiling() -> Iterator[None]:
         with _changed:
             _compiling[me] -= 1
             _changed.notify_all()
-
-
-def pool_lost() -> bool:
-    """Whether this is the forked child of a process that had started Numba's thread pool, which did not come along."""
-    return bool(POOL_LOST.value)
-
-
-def pool_runs() -> bool:
-    """Whether Numba's thread pool was started, in this process or in the one that it is a fork of."""
-    return bool(getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False))
 
 
 def llvm_lock() -> Any:
@@ -74,11 +62,5 @@ def _release() -> None:
     _changed.release()
 
 
-def _in_child() -> None:
-    if pool_runs():
-        POOL_LOST.value = 1
-    _release()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_parent=_release, after_in_child=_in_child)
+    os.register_at_fork(before=_before, after_in_parent=_release, after_in_child=_release)

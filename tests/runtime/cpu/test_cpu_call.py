@@ -1,10 +1,8 @@
 """Calls by machine code: what they hold and give back, memory for calls at once, threads, and processes that lack something."""
 
 import gc
-import os
 import pickle
 import re
-import subprocess
 import sys
 import threading
 import weakref
@@ -249,63 +247,6 @@ def test_every_call_at_a_time_has_its_own_workspace(monkeypatch):
     assert not wrong and len(made) <= 4
 
 
-LAYER = """
-import threading, numba, numpy as np, tilec
-x = np.random.default_rng(0).standard_normal((512, 2048)).astype(np.float32)
-op = tilec.compile("y[i] = sum[j](exp(x[i, j]))", target="cpu")
-expected = op(x)
-assert any(k.grid > 1 for k in op.kernels)
-wrong = []
-
-def work(threads):
-    numba.set_num_threads(threads)
-    for _ in range(20):
-        if not np.array_equal(op(x), expected):
-            wrong.append(threads)
-
-started = [threading.Thread(target=work, args=(1 + n % 2,)) for n in range(4)]
-for t in started: t.start()
-for t in started: t.join()
-print(numba.threading_layer(), wrong)
-"""
-
-
-@pytest.mark.parametrize("layer", ["workqueue", "omp"])
-def test_python_threads_share_the_pool(layer):
-    """Numba's own threads would abort the process when two Python threads enter them at once."""
-    variables = os.environ | {"NUMBA_THREADING_LAYER": layer, "NUMBA_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, "-c", LAYER], env=variables, capture_output=True, text=True)
-    if "NUMBA_THREADING_LAYER" in done.stderr or "No threading layer" in done.stderr:
-        pytest.skip(f"there is no {layer} here")
-    assert done.stdout.split() == [layer, "[]"], done.stderr[-2000:]
-
-
-SPINS = """
-import os, sys
-from tilec.runtime.cpu.launch import start_pool
-before = dict(os.environ)
-start_pool()
-import numba
-assert dict(os.environ) == before
-print(numba.threading_layer())
-"""
-
-
-@pytest.mark.parametrize(
-    ("given", "spins"),
-    [({}, 5000), ({"GOMP_SPINCOUNT": "77"}, 77), ({"OMP_WAIT_POLICY": "passive"}, 0)],
-    ids=["default", "count", "policy"],
-)
-def test_threads_that_wait_soon_sleep_unless_the_user_says_otherwise(given, spins):
-    own = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    variables = own | {"OMP_DISPLAY_ENV": "verbose", "NUMBA_THREADING_LAYER": "omp"} | given
-    done = subprocess.run([sys.executable, "-c", SPINS], env=variables, capture_output=True, text=True)
-    if "GOMP_SPINCOUNT" not in done.stderr:
-        pytest.skip("Numba's threads are not GNU OpenMP's here")
-    assert done.stdout.split() == ["omp"], done.stderr[-2000:]
-    assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
-
-
 @pytest.mark.parametrize("bytes_", [copy.PARALLEL - 1, copy.PARALLEL + 13, copy.STREAMED + 100_003])
 @pytest.mark.parametrize("offset", [0, 1, 63])
 def test_large_copies_are_shared_among_threads(bytes_, offset):
@@ -317,21 +258,3 @@ def test_large_copies_are_shared_among_threads(bytes_, offset):
     tilec.compile("op f(x: i8[N]) -> (y: i8[N]) { y[i] = x[i] }", target="cpu")(x[7 : 7 + bytes_], out=out)
     np.testing.assert_array_equal(out, x[7 : 7 + bytes_])
     assert (memory[:start] == 77).all() and (memory[start + bytes_ :] == 77).all()
-
-
-OTHERS = """
-import ctypes
-openmp = ctypes.CDLL("libgomp.so.1")
-openmp.omp_set_num_threads(1)
-from tilec.runtime.cpu.launch import start_pool
-start_pool()
-print(openmp.omp_get_max_threads())
-"""
-
-
-def test_threads_of_others_stay_as_many():
-    """OpenMP's, which PyTorch uses, too: `torch.set_num_threads` holds after a call."""
-    done = subprocess.run([sys.executable, "-c", OTHERS], capture_output=True, text=True, check=False)
-    if "libgomp" in done.stderr:
-        pytest.skip("there is no such library")
-    assert done.stdout == "1\n", done.stderr

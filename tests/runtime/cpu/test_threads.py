@@ -10,29 +10,29 @@ import sys
 import pytest
 
 import tilec
-from tilec.core.host import available_cores, available_threads, cpu_quota
+from tilec.core.host import available_cores, available_threads, cpu_quota, processors
 from tilec.runtime.cpu import threads
 
 CHILD = """
 import ctypes, json, os, sys
 import numpy as np
 import tilec
-from tilec.runtime.cpu import launch
+from tilec.runtime.cpu import pool
 from tilec.runtime.native.tables import Pool
 
-PARALLEL = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
+SHARE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)
 op = tilec.compile("op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = exp(x[i, j]) }", target="cpu")
 x = np.zeros((1024, 512), np.float32)
-op(x)  # starts the pool
-words, seen = launch._pool_words(), []
-pool = PARALLEL(words[Pool.parallel_for])
+op(x)
+word, seen = ctypes.c_int64.from_address(pool.table() + 8 * Pool.share), []
+share = SHARE(word.value)
 
-@PARALLEL
+@SHARE
 def noted(*given):
-    seen.append(given[-1])
-    pool(*given)
+    seen.append(given[3])
+    share(*given)
 
-words[Pool.parallel_for] = ctypes.cast(noted, ctypes.c_void_p).value
+word.value = ctypes.cast(noted, ctypes.c_void_p).value
 
 def ran(x=x):
     del seen[:]
@@ -43,12 +43,11 @@ def ran(x=x):
 
 found = [ran()]
 """
-POOL = 4
 
 
 def run(text, **environment):
     own = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "TILEC_THREADS")}
-    own |= {"NUMBA_NUM_THREADS": str(POOL)} | environment
+    own |= environment
     code = CHILD + text + "\nprint(json.dumps(found))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=own)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -56,32 +55,31 @@ def run(text, **environment):
 
 
 BY_CALLS = """
-import threading, numba
-for count in (1, 3, 99, None):
+import threading
+os.environ.pop("TILEC_THREADS", None)
+for count in (1, 3, 999999, None):
     tilec.set_threads(count)
     found.append(ran())
-numba.set_num_threads(1)
-found.append(ran())
 other = threading.Thread(target=lambda: found.append(ran()))
 other.start(), other.join()
 """
-MINE = min(POOL, available_threads())
+MINE = available_threads()
 
 
 @pytest.mark.parametrize("native", ["1", "0"])
 @pytest.mark.parametrize(
     "environment, first, unset",
     [({}, MINE, MINE), ({"OMP_NUM_THREADS": "1,2"}, 1, 1), ({"OMP_NUM_THREADS": "many"}, MINE, MINE),
-     ({"TILEC_THREADS": "3"}, 3, 3), ({"TILEC_THREADS": "3", "OMP_NUM_THREADS": "1"}, 3, 3)],
+     ({"TILEC_THREADS": "3"}, 3, MINE), ({"TILEC_THREADS": "3", "OMP_NUM_THREADS": "1"}, 3, 1)],
 )  # fmt: skip
 def test_the_number_that_counts(environment, first, unset, native):
-    """Numba's own number is of one thread, of Python's others not."""
+    """At most the processors, or what TILEC_THREADS says in the beginning."""
     found = run(BY_CALLS, TILEC_NATIVE_CALLS=native, **environment)
-    assert found == [first, 1, 3, POOL, unset, 1, unset]
+    limit = max(processors(), int(environment.get("TILEC_THREADS", 1)))
+    assert found == [first, 1, min(3, limit), limit, unset, unset]
 
 
 def test_a_loop_of_few_blocks_leaves_later_ones_their_threads():
-    """Numba has a thread use as many as its latest loop."""
     text = """
 few = tilec.compile("op g(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = exp(x[i, j]) }", target="cpu")
 for rows in (16, 32, 48, 64, 96, 128):
@@ -91,7 +89,7 @@ grids = {k.grid for e in few._built.values() for k in e.emitted.kernels}
 assert any(1 < grid < 20 for grid in grids), grids
 """
     for native in "10":
-        assert run(text, NUMBA_NUM_THREADS="20", TILEC_THREADS="20", TILEC_NATIVE_CALLS=native) == [20] * 7
+        assert run(text, TILEC_THREADS="20", TILEC_NATIVE_CALLS=native) == [20] * 7
 
 
 @pytest.mark.parametrize("given", [0, -1, 1.0, True, "2"])
@@ -104,18 +102,18 @@ def test_numbers_that_are_none(given, monkeypatch):
             threads.settle()
 
 
-def test_forks_run_alone():
+def test_forks_have_the_same_number():
     text = """
 read, write = os.pipe()
-tilec.set_threads(3)
+tilec.set_threads(2)
 found.append(ran())
 if os.fork() == 0:
-    os.write(write, json.dumps([ran(), tilec.get_threads()]).encode())
+    os.write(write, json.dumps([bool((op(x) == 1).all()), tilec.get_threads()]).encode())
     os._exit(0)
-os.wait()
+os.close(write)
 found.append(json.loads(os.read(read, 99)))
 """
-    assert run(text) == [MINE, 3, [1, 1]]
+    assert run(text, TILEC_THREADS="3") == [3, 2, [True, 2]]
 
 
 # ---- quotas ----------------------------------------------------------------------------------------------------------
