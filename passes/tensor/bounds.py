@@ -8,8 +8,6 @@ A padded window clamps and checks every subscript. Most of these subscripts are 
 its range. Others are elements of a tensor that another operation has clamped.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from tilec.analysis.index_ranges import Range, Ranges
@@ -63,10 +61,9 @@ class _Folder:
                     self._comparison(op)
 
     def _extremum(self, op: ir.Operation) -> None:
-        ranges = [self.ranges.of(v) for v in op.operands]
-        if None in ranges:
+        a, b = (self.ranges.of(v) for v in op.operands)
+        if a is None or b is None:
             return
-        a, b = ranges
         smaller = 0 if a[1] <= b[0] else 1 if b[1] <= a[0] else None
         if smaller is not None:
             chosen = smaller if op.name == "arith.minsi" else 1 - smaller

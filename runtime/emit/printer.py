@@ -6,9 +6,6 @@ nothing and leave no trace. `runtime/emit/variables.py` gives variables their na
 source's statements beside the lines that serve them.
 """
 
-# mypy: no-strict-optional
-# mypy: disable-error-code="call-arg"
-
 from __future__ import annotations
 
 import re
@@ -286,7 +283,7 @@ class Printer(Variables):
             case "arith.negf":
                 return f"-{texts[0]}"
             case "arith.select":
-                return self.select(*texts, type_)
+                return self.select(texts[0], texts[1], texts[2], type_)
             case "arith.cmpf":
                 return COMPARE_FLOAT[ir.IntegerAttr(op.attributes["predicate"]).value].format(a=texts[0], b=texts[1])
             case "arith.cmpi":
@@ -315,9 +312,9 @@ class Printer(Variables):
                 return self.function("pow", texts, type_)
             case "math.fma":
                 return self.function("fma", texts, type_)
-        if name in _MATH:
+        if (printed := _MATH.get(name)) is not None:
             suffix = f"_{mlir.get_string(op, 'tilec.form') or 'approx'}" if has_flag(op, "afn") else ""
-            return self.function(_MATH[name] + suffix, texts, type_)
+            return self.function(printed + suffix, texts, type_)
         raise InternalError(f"no way to print '{name}'", "emit", str(op))
 
     def binary(self, op: ir.Operation, name: str, texts: list[str], type_: str) -> str:

@@ -14,8 +14,6 @@ Factors are elements of stored tensors at affine places: `k[b, h // 4, j, d]`, `
 dimension of its tensor a block reads one place, or a tile along one kernel dimension (`Factor`).
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
@@ -225,7 +223,8 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
         raise Unreadable(f"the rows of {' and '.join(t.name for t in made)} lie in different orders")
     values_factor = None if values is None else _factor(values, {between, *columns}, tiled - {*granules}, between)
     weight_type = "f32" if weights is None else narrow_type(weights)
-    weights = weights and without_rounding(weights, values.type)
+    if weights is not None and values is not None:
+        weights = without_rounding(weights, values.type)
     score = Expr("total", key=scores.number, own_dims=scores.dims)
     chain = Chain(
         online, tuple(firsts), score, product, weights, weight_type, values_factor, orders[0], column, batch, granules, (),

@@ -4,8 +4,6 @@ The graph is built from the `linalg.generic` operations of one function. It neve
 operation by its `tilec.name`, which is unique in a function.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence, Set
@@ -321,9 +319,8 @@ def _node(op: ir.Operation, approximate: Mapping[ir.Operation, str], alike: Alik
     if "contraction" not in facts:
         facts["contraction"] = _contraction(node)
     found = facts["contraction"]
-    if found is not None:
-        left, right = factors_of(op)
-        found = replace(found, left=left, right=right)
+    if found is not None and (factors := factors_of(op)) is not None:
+        found = replace(found, left=factors[0], right=factors[1])
     single = found is not None and any(prod(node.extents[d] for d in side) == 1 for side in (found.m, found.n))
     node.contraction, node.vector_product = (None, found) if single else (found, None)
     return node

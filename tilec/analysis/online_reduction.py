@@ -31,8 +31,6 @@ again, unless expressions are kept as they are (`exact`). At the end the state i
 exp(0) = 1, or by exp(+inf) from 0 to NaN, which is what the definition gives for a row of -inf. A NaN stays one.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -121,7 +119,7 @@ class _Carrier:
         term = self.strip(total.term)
         twin = next((c for c in self.carried.values() if self._is_twin(c, total, term, rescale, power)), None)
         final = state = state if twin is None else Expr("state", key=twin.total.number, own_dims=total.dims)
-        if rescale is not None:
+        if rescale is not None and row is not None:
             move, extreme = Expr("arith.subf", (self.current(row), _reference(rescale))), self.totals[rescale.extreme]
             if not self.exact:
                 seen = Expr("state", key=extreme.number, own_dims=extreme.dims)

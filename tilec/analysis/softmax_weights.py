@@ -8,8 +8,6 @@ sum of n terms in f32 is held to n 2^-24 (`tilec/semantics/interval_reductions.p
 on.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from math import inf, prod
@@ -79,7 +77,7 @@ def dims_of_maximum(value: ir.Value, largest: ir.Value, or_zero: bool = False) -
     value, largest = _widened(value), _widened(largest)
     reader = ir.BlockArgument(value).owner.owner.operation if mlir.definition(value) is None else None
     arguments = [] if reader is None or not mlir.is_generic(reader) else list(mlir.body_of(reader).arguments)
-    if value not in arguments or largest not in arguments:
+    if reader is None or value not in arguments or largest not in arguments:
         return None
     (tensor, tensor_dims), (result, short) = (
         (reader.operands[n], mlir.map_dims(mlir.maps_of(reader)[n])) for n in map(arguments.index, (value, largest))

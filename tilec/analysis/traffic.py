@@ -1,7 +1,5 @@
 """The amounts that predict a kernel's time: bytes read and written, bytes kept on chip, operations."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from math import prod
@@ -60,15 +58,15 @@ def onchip_bytes(target: Target, nodes: list[Node], space: Space) -> int:
     cluster of SMs shares a row; half of a core's L2 cache."""
     if target.kind != "cuda":
         return target.l2.bytes // 2
-    clusters = CLUSTER * 2 * target.sm.registers if target.has("clusters") and _rows(nodes, space) else 0
-    return max(target.sm.shared_per_block, clusters)
+    clusters = CLUSTER * 2 * target.multiprocessor.registers if target.has("clusters") and _rows(nodes, space) else 0
+    return max(target.multiprocessor.shared_per_block, clusters)
 
 
 def allows_look_back(nodes: list[Node], space: Space) -> bool:
     """Whether blocks can share the rows one after another: a scan goes along them, and all else is elementwise."""
     inner = [d for d, e in space.extents.items() if d not in space.grid and e > 1]
     scans = [n for n in nodes if n.scan is not None]
-    if len(scans) != 1 or len(inner) != 1 or space.dims[scans[0]][scans[0].scan] != inner[0]:
+    if [space.dims[n][n.scan] for n in scans if n.scan is not None] != inner or len(scans) != 1:
         return False
     return all(
         inner[0] in space.dims[n] and (n is scans[0] or space.dims[n].index(inner[0]) not in n.reduced) for n in nodes
@@ -138,7 +136,7 @@ def work_of(nodes: list[Node], graph: Graph, space: Space, target: Target) -> Wo
             flops=flops,
             blocks=blocks,
             threads=threads,
-            shared_per_block=min(held, target.sm.shared_per_block),
+            shared_per_block=min(held, target.multiprocessor.shared_per_block),
         )
     work = max(1, sum(n.iterations for n in nodes))
     blocks = max(1, min(space.parallelism, work // 16384))

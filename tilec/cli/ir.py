@@ -5,9 +5,6 @@ A dumped text begins with a line that names its stage and target. `opt` needs no
     // tilec stage: tile, target: cpu
 """
 
-# mypy: no-strict-optional
-# mypy: allow-untyped-defs, allow-incomplete-defs
-
 from __future__ import annotations
 
 import argparse
@@ -15,13 +12,19 @@ import difflib
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilec.cli import common
 from tilec.cli.common import STAGES, coloured, prepare, say, stage_name, write, write_file
 from tilec.core.diagnostics import CallError, InternalError
 from tilec.process.printable import is_terminal
 from tilec.process.reading import MOST_IR_BYTES
+
+if TYPE_CHECKING:
+    from tilec.core.mlir import ir
+    from tilec.core.target import Target
+    from tilec.driver.lowering import Lowered
+    from tilec.runtime.program import Cubin, Emitted
 
 _HEADER = re.compile(r"^// tilec stage: (\w+), target: (.+)$", re.MULTILINE)
 
@@ -69,7 +72,7 @@ def _dump_files(folder: Path, texts: dict[str, str], kernels: str) -> None:
     write_file(folder / "kernels.py", kernels.encode())
 
 
-def _show_changes(lowered, kernels: str) -> None:
+def _show_changes(lowered: Lowered, kernels: str) -> None:
     """Every stage on a terminal: new and changed lines are green."""
     from tilec.passes import stages
 
@@ -147,10 +150,13 @@ def _carry_on(text: str, name: str, start: str, end: str, target: str, asked: bo
                 f"it is a defect of tilec if stage '{start}' left the file as it is; TILEC_DEBUG=1 shows the traceback"
             )
             raise CallError(f"on this IR {_first_messages(error)}", hint=hint) from error
-    return lowered.emitted.module if end == "emit" else header(end, target) + lowered.texts[end]
+    if end != "emit":
+        return header(end, target) + lowered.texts[end]
+    assert lowered.emitted is not None, "the stage that was asked for"
+    return lowered.emitted.module
 
 
-def _demand_planned(module, start: str, machine, asked: str | None) -> None:
+def _demand_planned(module: ir.Module, start: str, machine: Target, asked: str | None) -> None:
     """Raises CallError unless the module holds the decisions of stage `plan` for this target."""
     found = {}
     for attribute in ("tilec.kernels", "tilec.target", "tilec.backend"):
@@ -218,8 +224,9 @@ def emit(args: argparse.Namespace) -> int:
     return 0
 
 
-def _form(args: argparse.Namespace, loaded: common.Loaded, lowered) -> str | bytes:
+def _form(args: argparse.Namespace, loaded: common.Loaded, lowered: Lowered) -> str | bytes:
     """The program, or one kernel of it, in the form that was asked for."""
+    assert lowered.emitted is not None, "all stages ran"
     names = _chosen(lowered.emitted, args.kernel)
     match args.form:
         case "mlir":
@@ -239,7 +246,7 @@ def _form(args: argparse.Namespace, loaded: common.Loaded, lowered) -> str | byt
     return _cubins(loaded, lowered)[names[0]].image
 
 
-def _chosen(emitted, name: str | None) -> list[str]:
+def _chosen(emitted: Emitted, name: str | None) -> list[str]:
     """The names under which kernels were compiled: of all, or of the one that the plan calls `name`."""
     if name is None:
         return [k.name for k in emitted.kernels]
@@ -248,11 +255,12 @@ def _chosen(emitted, name: str | None) -> list[str]:
     return [emitted.launched[name].name]
 
 
-def _cubins(loaded: common.Loaded, lowered):
+def _cubins(loaded: common.Loaded, lowered: Lowered) -> dict[str, Cubin]:
     """Every kernel's cubin by name; no GPU is needed."""
     from tilec.runtime.cuda.compile import CompileError, ResourceError
     from tilec.runtime.cuda.cubins import program_cubins
 
+    assert lowered.plan is not None and lowered.emitted is not None, "all stages ran"
     try:
         with common.working(f"compiling for {loaded.target.chip}"):
             return program_cubins(lowered.emitted, loaded.target.chip, lowered.plan.registers)

@@ -1,19 +1,26 @@
 """`tilec run`: runs an op on random or given inputs, compares with the reference, and measures the time."""
 
-# mypy: allow-untyped-defs, allow-incomplete-defs
-# mypy: disable-error-code="misc"
-
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from statistics import median
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from tilec.cli import common
 from tilec.cli.common import Loaded, note, say, working, write_file
 from tilec.core.diagnostics import CallError, CheckError
 from tilec.core.quantities import duration
 from tilec.semantics.inputs import Arrays, fit_types, npz, random_inputs, read_inputs, shape_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tilec.driver.devices import Host
+    from tilec.driver.executable import Executable
+    from tilec.dsl.ast import Op
+    from tilec.plan.model import Plan
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,14 +44,18 @@ def run(args: argparse.Namespace) -> int:
     for tensor in specialised.outputs:
         _row(tensor.name, f"{tensor.dtype}{_shape(shape_of(tensor))}  result")
     within = _check(loaded, inputs, results) if args.check else True
-    if seconds is not None:
+    if seconds is not None and plan is not None:
         _tell_time(loaded, plan, seconds)
     if args.save is not None:
         _save(args, results)
     return 0 if within else 1
 
 
-def _execute(loaded: Loaded, inputs: Arrays, timed: bool):
+def _itself(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+def _execute(loaded: Loaded, inputs: Arrays, timed: bool) -> tuple[Arrays, list[float] | None, Plan | None]:
     """The results, the seconds of calls if `--time` is given, and the plan of the kernels."""
     from tilec.driver.devices import open_device
 
@@ -56,7 +67,7 @@ def _execute(loaded: Loaded, inputs: Arrays, timed: bool):
             except CheckError as error:
                 from tilec.semantics.out_of_range import explained
 
-                raise explained(error, loaded.specialised, {n: lambda a=a: a for n, a in inputs.items()}) from None
+                raise explained(error, loaded.specialised, {n: partial(_itself, a) for n, a in inputs.items()}) from None
         seconds = _measure(device, executable) if timed else None
         return device.results(), seconds, executable.recipe.lowered[1].plan if timed else None
 
@@ -94,7 +105,7 @@ def _prepare(args: argparse.Namespace) -> tuple[Loaded, Arrays]:
     return Loaded(specialised, target, common.find_schedule(args)), given
 
 
-def _sizes_of(op, given: Arrays) -> dict[str, int]:
+def _sizes_of(op: Op, given: Arrays) -> dict[str, int]:
     """The sizes that arrays tell by themselves."""
     from tilec.dsl.ast import SizeName
 
@@ -119,7 +130,7 @@ def need_gpu() -> None:
         )
 
 
-def build(loaded: Loaded):
+def build(loaded: Loaded) -> Executable:
     """The op as an executable, its stages run anew."""
     from tilec.driver.executables import build_executable
     from tilec.driver.recipe import Prepared
@@ -145,7 +156,7 @@ def _check(loaded: Loaded, inputs: Arrays, results: Arrays) -> bool:
 # ---- timing ----------------------------------------------------------------------------------------------
 
 
-def _measure(device, executable, budget: float = 1.0) -> list[float]:
+def _measure(device: Host, executable: Executable, budget: float = 1.0) -> list[float]:
     """Seconds of single calls, as many as fit in the budget, three at least."""
     with working("timing"):
         start = perf_counter()
@@ -154,7 +165,7 @@ def _measure(device, executable, budget: float = 1.0) -> list[float]:
         return device.time(executable, repeats)
 
 
-def _tell_time(loaded: Loaded, plan, seconds: list[float]) -> None:
+def _tell_time(loaded: Loaded, plan: Plan, seconds: list[float]) -> None:
     from tilec.core.quantities import amount
     from tilec.plan.report.expectations import minimal_traffic
     from tilec.plan.report.explain import share_of_roofline
@@ -167,7 +178,7 @@ def _tell_time(loaded: Loaded, plan, seconds: list[float]) -> None:
     _row("roofline", share_of_roofline(_roofline_seconds(loaded, plan) / middle, loaded.target.name))
 
 
-def _roofline_seconds(loaded: Loaded, plan) -> float:
+def _roofline_seconds(loaded: Loaded, plan: Plan) -> float:
     """Inputs and outputs moved once at the memory's rate, or the operations at their peaks: the longer.
 
     The memory is the level that inputs and outputs stay in from call to call, as in the cost model.

@@ -1,14 +1,12 @@
 """`tilec check` and `tilec fmt`: the commands for program texts."""
 
-# mypy: no-strict-optional
-# mypy: allow-untyped-defs, allow-incomplete-defs
-
 from __future__ import annotations
 
 import argparse
 import difflib
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tilec.cli.common import (
     defined,
@@ -21,6 +19,9 @@ from tilec.cli.common import (
     write_file,
 )
 from tilec.core.diagnostics import CallError, Diagnostic, TileError
+
+if TYPE_CHECKING:
+    from tilec.dsl.ast import Program
 
 
 def check(args: argparse.Namespace) -> int:
@@ -49,7 +50,7 @@ _SMALL = 400  # statements up to which `check` tries sizes
 _TRIED = (dict(zip(range(6), (5, 7, 3, 11, 2, 13))), *(dict.fromkeys(range(6), n) for n in (8, 64, 720)))
 
 
-def refused_everywhere(program) -> list[Diagnostic]:
+def refused_everywhere(program: Program) -> list[Diagnostic]:
     """A warning for every op that is refused at all of some sizes: a proof that fails with numbers is none that `check`
     can tell with names, as other sizes may be meant."""
     from tilec.dsl.check_sizes import size_names
@@ -74,12 +75,13 @@ def refused_everywhere(program) -> list[Diagnostic]:
         else:
             if accepted_sizes(program, op, dict(zip(names, _TRIED[0].values())), {}) is not None:
                 continue
+            assert first is not None, "sizes were tried"
             message = f"`{op.name}` is refused at all sizes that were tried: {first.message}"
             found.append(replace(first, message=message, severity="warning"))
     return found
 
 
-def _ranges(program, args: argparse.Namespace) -> None:
+def _ranges(program: Program, args: argparse.Namespace) -> None:
     """The inferred ranges and types of every name, op by op."""
     from tilec.dsl.check_sizes import size_names
     from tilec.dsl.specialise import choose_op, describe_ranges

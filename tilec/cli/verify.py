@@ -1,7 +1,5 @@
 """`tilec verify`: compares the IR after every stage with the reference, and reduces a failure to a small reproducer."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 import argparse
@@ -131,6 +129,7 @@ def _sizes(
     several = first_sizes(names, given)
     try:
         verifier.texts(make(accepted(dict.fromkeys(names, 48), given) or dict.fromkeys(names, 48) | given))
+        assert verifier.plan is not None, "which `texts` makes"
         several += sizes_around_tiles(names, given, verifier.plan)
     except (TileError, InternalError):  # told with the sizes at which it is met
         pass

@@ -3,8 +3,6 @@
 A NaN in the range makes `max` and `min` NaN, and `argmax` and `argmin` return the index of the first NaN.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -31,7 +29,7 @@ class Reduction:
     """
 
     name: str
-    reference: Callable[[np.ndarray, int | tuple[int, ...] | None], np.ndarray]
+    reference: Callable[..., np.ndarray]
     identity: Callable[[DType], int | float | bool]
     float: str | None
     signed: str | None
@@ -86,9 +84,10 @@ def _numpy(ufunc: np.ufunc, identity: Callable[[np.dtype], object] | None = None
 
     def reference(array: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
         array = np.asarray(array)
-        initial = {} if identity is None else {"initial": identity(array.dtype)}
-        dtype = {} if array.dtype == np.bool_ else {"dtype": array.dtype}
-        return ufunc.reduce(array, axis=axis, **dtype, **initial)
+        named: dict[str, Any] = {} if array.dtype == np.bool_ else {"dtype": array.dtype}
+        if identity is not None:
+            named["initial"] = identity(array.dtype)
+        return ufunc.reduce(array, axis=axis, **named)
 
     return reference
 

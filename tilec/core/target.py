@@ -159,10 +159,15 @@ class Target:
         return tuple(sorted(table, key=lambda i: -table[i]))
 
     @property
+    def multiprocessor(self) -> Multiprocessor:
+        """That of a GPU."""
+        assert self.sm is not None, f"{self.name} is no GPU"
+        return self.sm
+
+    @property
     def shared_rate(self) -> float:
         """Bytes a second that the shared memory of all SMs moves."""
-        assert self.sm is not None
-        return 1e9 * self.clock_ghz * self.sm.shared_bytes_per_clock * self.units
+        return 1e9 * self.clock_ghz * self.multiprocessor.shared_bytes_per_clock * self.units
 
     def peak(self, unit: str) -> float:
         """Operations a second that `unit` sustains: "fma.f32", "tensor.bf16", "tensor.bf16@mma.sync",

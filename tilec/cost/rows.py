@@ -1,8 +1,5 @@
 """The cost of kernels that reduce along rows, by the threads of a row and by its residency between passes."""
 
-# mypy: no-strict-optional
-# mypy: disable-error-code="arg-type, assignment"
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -25,10 +22,10 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
     flops = {u: n * p.rows * p.length for u, n in p.flops.items()}
     blocks = ceil(p.rows / tile.rows_per_block) * tile.cluster
     if target.core is not None:
-        moved = {"l2_bytes" if tile.residency != "l1" else "shared_bytes": p.passes * once + written}
-        reads = once * (p.passes if tile.residency == "dram" else 1)
+        moved, in_l1 = p.passes * once + written, tile.residency == "l1"
         return Work(
-            reads, written, flops=flops, blocks=blocks, lanes=p.length / padded, working_set=once + written, **moved
+            once * (p.passes if tile.residency == "dram" else 1), written, flops=flops, blocks=blocks, lanes=p.length / padded,
+            working_set=once + written, l2_bytes=0 if in_l1 else moved, shared_bytes=moved if in_l1 else 0,
         )  # fmt: skip
     if tile.stages:
         return _persistent(target, p, tile)
@@ -54,7 +51,7 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
         fits = held * p.length * p.element_bytes * p.reads < times.reread_fits * target.l2.bytes
         near = occupancy(target, block, tile.registers).blocks * tile.rows_per_block * p.length * p.element_bytes * p.reads
         misses = times.reread_misses if fits else 1
-        if near <= L1_SHARE * target.sm.shared_bytes:  # a row's own lines are still in L1
+        if near <= L1_SHARE * target.multiprocessor.shared_bytes:  # a row's own lines are still in L1
             misses, reread = min(misses, L1_MISSES), L1_MISSES * reread
         reads *= 1 + misses * (passes - 1)
     reads *= 1 + _scattered(target, p, tile, rounds)
@@ -66,7 +63,7 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
         blocks=blocks,
         units=target.units
         if tile.cluster == 1
-        else target.sm.clusters(tile.cluster, resident) * tile.cluster // resident,
+        else target.multiprocessor.clusters(tile.cluster, resident) * tile.cluster // resident,
         threads=block,
         registers=tile.registers,
         bytes_in_flight=flight,
@@ -87,7 +84,7 @@ def _realigning_us(target: Target, p: Rows, tile: RowTile, moved: float) -> floa
         return 0.0
     instructions = target.fit(RowTimes).realigned * p.common * p.rows * p.length
     move_us = 1e6 * moved / target.dram.rate(target.units)
-    return hypot(move_us, instructions / (target.units * target.sm.issued * target.clock_ghz * 1e3)) - move_us
+    return hypot(move_us, instructions / (target.units * target.multiprocessor.issued * target.clock_ghz * 1e3)) - move_us
 
 
 def _left_over(target: Target, p: Rows, tile: RowTile, blocks: int, rounds: int) -> float:
@@ -104,7 +101,7 @@ def _left_over(target: Target, p: Rows, tile: RowTile, blocks: int, rounds: int)
     if not waves or not rest:
         return ending
     alone = 1e-3 * rounds * (target.dram.latency_ns + target.fit(Barriers).block_ns)
-    alone += _busy_us(target, p, tile) * target.sm.issued / min(target.sm.issued, block)
+    alone += _busy_us(target, p, tile) * target.multiprocessor.issued / min(target.multiprocessor.issued, block)
     return max(ending, (alone - rest * each) / waves)
 
 
@@ -122,7 +119,7 @@ def _busy_us(target: Target, p: Rows, tile: RowTile, special: float = 5) -> floa
     """The time of a block's arithmetic on its rows on one SM, by issued instructions, as many as `special` for the special
     function of an element."""
     issued = 2 * sum(n for u, n in p.flops.items() if u != "special") + special * p.flops.get("special", 0)
-    return issued * p.length * tile.rows_per_block / tile.cluster / (target.sm.issued * target.clock_ghz * 1e3)
+    return issued * p.length * tile.rows_per_block / tile.cluster / (target.multiprocessor.issued * target.clock_ghz * 1e3)
 
 
 def _waiting(target: Target, p: Rows, tile: RowTile) -> Work:
@@ -181,7 +178,8 @@ def _persistent(target: Target, p: Rows, tile: RowTile) -> Work:
     last_round = fit.last_round if p.writes and rounds > fit.last_rounds else 1
     single = tile.vector == 1 and p.element_bytes <= 4 and p.passes > 1
     shows = fit.unaligned if tile.unaligned else fit.narrow * single
-    busy_us = _busy_us(target, p, tile, special=target.sm.issued / target.rates.special) * p.rows * tile.cluster / target.units
+    special = target.multiprocessor.issued / target.rates.special
+    busy_us = _busy_us(target, p, tile, special=special) * p.rows * tile.cluster / target.units
     return Work(
         dram_read=once,
         dram_write=written,

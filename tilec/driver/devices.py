@@ -1,15 +1,12 @@
 """The memory of `tilec run` without an array package: NumPy's on the CPU, the driver's on a GPU."""
 
-# mypy: no-strict-optional
-# mypy: allow-untyped-defs, allow-incomplete-defs
-
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +14,10 @@ from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import DType, from_numpy
 from tilec.runtime.buffers import Buffer, view
 
-Outputs = list[tuple[str, DType, tuple[int, ...]]]
+if TYPE_CHECKING:
+    from tilec.driver.executable import Executable
+
+Outputs = Sequence[tuple[str, DType, tuple[int, ...]]]
 
 
 @contextmanager
@@ -38,10 +38,10 @@ class Host:
         self.inputs = [view(a) for a in inputs.values()]
         self.outputs = [view(a) for a in self.arrays.values()]
 
-    def run(self, executable) -> None:
+    def run(self, executable: Executable) -> None:
         executable.run(self.inputs, self.outputs, None)
 
-    def time(self, executable, repeats: int) -> list[float]:
+    def time(self, executable: Executable, repeats: int) -> list[float]:
         seconds = []
         for _ in range(repeats):
             start = perf_counter()
@@ -82,7 +82,9 @@ class Gpu(Host):
             raise CallError(what, hint="give smaller sizes with -D") from None
         self.memory.append(pointer)
         strides = tuple(s // array.itemsize for s in array.strides)
-        return Buffer(pointer.value, array.shape, strides, from_numpy(array.dtype), 0, False, None)
+        dtype = from_numpy(array.dtype)
+        assert dtype is not None, "a type of the language"
+        return Buffer(pointer.value, array.shape, strides, dtype, 0, False, None)
 
     def upload(self, array: np.ndarray) -> Buffer:
         buffer = self.allocate(array)
@@ -90,10 +92,10 @@ class Gpu(Host):
         self.driver.call("cuMemcpyHtoD_v2", ctypes.c_uint64(buffer.pointer), host, ctypes.c_size_t(array.nbytes))
         return buffer
 
-    def run(self, executable) -> None:
+    def run(self, executable: Executable) -> None:
         executable.run(self.inputs, self.outputs, 0)
 
-    def time(self, executable, repeats: int) -> list[float]:
+    def time(self, executable: Executable, repeats: int) -> list[float]:
         from tilec.runtime.cuda.launch import time_kernel
 
         return time_kernel(lambda stream: executable.run(self.inputs, self.outputs, stream), repeats=repeats)

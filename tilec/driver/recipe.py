@@ -4,8 +4,6 @@ A digest of the recipe is the key of the disk cache. An entry has all that a run
 and the shapes of results. `lower` makes everything else again when it is asked for.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 import json
@@ -105,6 +103,7 @@ class Recipe:
 
     def _compile(self, hear: Hear | None = None) -> Compiled:
         specialised, lowered = self._without_texts(hear)
+        assert lowered.plan is not None and lowered.emitted is not None, "all stages ran"
         predicted = {name: p.time_us for name, p in lowered.plan.predictions.items()}
         inputs, outputs = (_named(tensors) for tensors in (specialised.inputs, specialised.outputs))
         return Compiled(inputs, outputs, lowered.emitted, predicted, lowered.plan.registers)
@@ -144,6 +143,7 @@ class Recipe:
             progress.at("in stage 'build'")
             module = build(specialised, self.over)
             lowered = lower(module, self.target, schedule=_schedule(self.schedule), texts=texts, hear=hear)
+        assert lowered.plan is not None
         check_expectations(specialised, lowered.plan)
         return specialised, lowered
 

@@ -4,13 +4,11 @@ A candidate is the compiler's plan with another tile, loop order or family or op
 its schedule file, so that `--schedule` gives the same kernels later.
 """
 
-# mypy: no-strict-optional
-# mypy: allow-untyped-defs, allow-incomplete-defs
-
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 from tilec.core import mlir
 from tilec.core.diagnostics import Source
@@ -18,6 +16,13 @@ from tilec.core.target import Target
 from tilec.dsl.specialise import Specialised
 from tilec.kernels import KernelPlan
 from tilec.plan.model import Plan
+
+if TYPE_CHECKING:
+    from tilec.driver.executable import Executable
+
+
+Edit: TypeAlias = "Callable[[Plan], Plan]"
+Choose: TypeAlias = "Callable[[Sequence[KernelPlan], int], list[KernelPlan]]"
 
 
 @dataclass(frozen=True)
@@ -40,16 +45,16 @@ class Candidate:
         return "the compiler's choice"
 
 
-def differences(mine: KernelPlan, theirs: KernelPlan):
+def differences(mine: KernelPlan, theirs: KernelPlan) -> Iterator[str]:
     if mine.tile != theirs.tile:
         yield f"tile {mine.tile} -> {theirs.tile}"
     for name in theirs.loops:
         if mine.loops.get(name) != theirs.loops[name]:
             yield f"loops of {name} {mine.loops.get(name)} -> {theirs.loops[name]}"
-    if mine.options.name != theirs.options.name:
-        yield f"{mine.options.name} -> {theirs.options.name}"
-    own = dict(mine.options.options())
-    for key, value in theirs.options.editable():
+    if mine.family.name != theirs.family.name:
+        yield f"{mine.family.name} -> {theirs.family.name}"
+    own = dict(mine.family.options())
+    for key, value in theirs.family.editable():
         if own.get(key) != value:
             yield f"{key} {own.get(key)} -> {value}"
 
@@ -63,7 +68,9 @@ def spread(ranked: Sequence[KernelPlan], most: int) -> list[KernelPlan]:
     return [*ranked[:first], *(rest[n * len(rest) // wanted] for n in range(wanted))]
 
 
-def candidates(specialised: Specialised, target: Target, most: int, schedule=None, choose=spread) -> list[Candidate]:
+def candidates(
+    specialised: Specialised, target: Target, most: int, schedule: Edit | None = None, choose: Choose = spread
+) -> list[Candidate]:
     """The compiler's plan (or the plan that `schedule` makes of it), and up to `most` others of every kernel, which `choose` takes
     from those that are ranked by their predicted times."""
     plan, others = _planned(specialised, target, schedule)
@@ -81,7 +88,7 @@ def _candidate(kernel: str | None, plan: Plan, specialised: Specialised) -> Cand
     return Candidate(kernel, plan, write_schedule(plan, specialised))
 
 
-def _planned(specialised: Specialised, target: Target, schedule) -> tuple[Plan, dict[str, list[KernelPlan]]]:
+def _planned(specialised: Specialised, target: Target, schedule: Edit | None) -> tuple[Plan, dict[str, list[KernelPlan]]]:
     """The plan, and the alternatives of every kernel, which are known only while the plan's IR is unchanged."""
     from tilec.driver.lowering import lower
     from tilec.dsl.build import build
@@ -99,7 +106,7 @@ def _planned(specialised: Specialised, target: Target, schedule) -> tuple[Plan, 
     return lowered.plan, others
 
 
-def compiled(candidate: Candidate, specialised: Specialised, target: Target):
+def compiled(candidate: Candidate, specialised: Specialised, target: Target) -> Executable:
     """The executable of a candidate. Raises TileError if its schedule cannot be carried out."""
     from tilec.driver.executables import build_executable
     from tilec.driver.lowering import lower

@@ -223,6 +223,12 @@ class KernelPlan:
     ruled_out: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
+    def family(self) -> Family:
+        """`options`, once the backend has chosen."""
+        assert self.options is not None, self.name
+        return self.options
+
+    @property
     def blocks(self) -> int:
         counts = {d: -(-self.extents[d] // max(1, t)) for d, t in zip(self.grid, self.tile)}
         return prod(counts.values()) if self.options is None else self.options.tiles(counts)

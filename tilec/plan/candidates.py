@@ -5,9 +5,6 @@ the alternatives vary the layout: threads along each dimension, elements of an a
 vary the tile and the innermost loop. A candidate differs from the plan only in options that a schedule file can hold.
 """
 
-# mypy: no-strict-optional
-# mypy: disable-error-code="arg-type, union-attr"
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -43,7 +40,7 @@ def candidates(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> li
         found = list(_picks(kernel, g, graph, target))
     if len(found) < 2:
         found = [*(_layouts(own, g, graph, target) if target.kind == "cuda" else _tiles(own, g))]
-    known = [k for f in found if (k := _predicted(f, target)) and (k.options.name != own.options.name or _fixed(k) == _fixed(own))]
+    known = [k for f in found if (k := _predicted(f, target)) and (k.family.name != own.family.name or _fixed(k) == _fixed(own))]
     unlike = {_said(k): k for k in sorted(known, key=lambda k: -k.prediction.time_us)}
     unlike.pop(_said(own), None)
     return [own, *sorted(unlike.values(), key=lambda k: (round(k.prediction.time_us, 1), crc32(_said(k).encode())))]
@@ -51,7 +48,7 @@ def candidates(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> li
 
 def _fixed(kernel: KernelPlan) -> list[object]:
     """The options that no schedule file can hold another value of."""
-    return [value for f, value in kernel.options.fields() if f.metadata["fixed"]]
+    return [value for f, value in kernel.family.fields() if f.metadata["fixed"]]
 
 
 def _said(kernel: KernelPlan) -> str:
@@ -110,7 +107,7 @@ def _layouts(own: KernelPlan, g: Group, graph: Graph, target: Target) -> Iterato
                 held = [layout, *(transposed(layout, d) for d in o.transposed_dims)]
                 if max((x.slots(a.dims) for x in held for a in view.accesses), default=1) > MOST_HELD:
                     continue
-                most = min(o.registers, target.sm.registers // layout.block) if o.registers is not None else None
+                most = min(o.registers, target.multiprocessor.registers // layout.block) if o.registers is not None else None
                 kernel = replace(own, tile=tile, options=replace(o, **laid_out(layout), registers=most))
                 if refuse(kernel, own, target) is None:
                     yield kernel
@@ -130,6 +127,7 @@ def _with_vectors(extents: list[int], vector: int) -> list[tuple[int, int]]:
 
 def _steps(own: KernelPlan, view: View, order: tuple[int, ...]) -> Iterator[dict[int, int]]:
     """Along dimensions that are walked, unrolled as in `own`, less or more; along those of the grid 1 to 4, or as in `own`."""
+    assert isinstance(own.options, Threaded)
     mine = dict(enumerate(own.options.steps))
     choices = {}
     for d in mine:

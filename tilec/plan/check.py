@@ -1,7 +1,5 @@
 """The check of an edited kernel: whether its options and its shared memory allow to build it."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from tilec.core.target import Target
@@ -11,7 +9,7 @@ from tilec.kernels import KernelPlan, Refusal
 def refuse(kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
     """The refusal of an edited kernel that was `planned` otherwise: the wrong option (or its `tile`) and the reason. None
     if it can be built."""
-    return kernel.options.refuse(kernel, planned, target) or _refuse_memory(kernel, planned, target)
+    return kernel.family.refuse(kernel, planned, target) or _refuse_memory(kernel, planned, target)
 
 
 def _refuse_memory(kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
@@ -20,7 +18,8 @@ def _refuse_memory(kernel: KernelPlan, planned: KernelPlan, target: Target) -> R
     if kernel.sram is None or target.sm is None or (taken := kernel.sram(kernel)) <= target.sm.shared_per_block:
         return None
     room = f"a block would take {taken:,} bytes of shared memory, and {target.name} has {target.sm.shared_per_block:,} for a block"
-    own = dict(planned.options.options())
-    other = next((key for key, value in kernel.options.options() if own.get(key) != value), None)
+    own = dict(planned.family.options())
+    other = next((key for key, value in kernel.family.options() if own.get(key) != value), None)
     where = "tile" if kernel.tile != planned.tile else other
+    assert where is not None, "the plan itself fits"
     return Refusal(where, f"{room}; choose a smaller tile")

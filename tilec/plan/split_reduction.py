@@ -1,7 +1,5 @@
 """Split reductions: which reductions are split into parts, so that enough blocks have work (few or long rows)."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -138,6 +136,7 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
         return None
     if 0 in node.extents or 4 * (points := g.space.parallelism) > 128 * 128 * 4 * target.units:
         return None
+    assert node.contraction is not None
     now = tiles_of(node, g, graph, target)
     if not now.choices:
         return None

@@ -4,9 +4,6 @@ The terms of the cost model (DRAM, L2, arithmetic, ...) overlap in time. The rep
 largest is the kernel's time, and says what to change.
 """
 
-# mypy: no-strict-optional
-# mypy: disable-error-code="arg-type, operator"
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -88,11 +85,11 @@ def _kernel(
     yield _row("writes", ", ".join(kernel.outputs))
     yield _row("grid", _grid(kernel, where))
     yield from _parts(kernel)
-    yield _row("kernel family", kernel.options.name)
-    for option, text in kernel.options.described(where.dimensions(kernel)):
+    yield _row("kernel family", kernel.family.name)
+    for option, text in kernel.family.described(where.dimensions(kernel)):
         if option != "residency" or len(_nests(kernel)) > 1:  # of a single pass, nothing is read again
             yield _row(option, text)
-    if apart := ", ".join(kernel.options.not_modelled(bool(kernel.loops))):
+    if apart := ", ".join(kernel.family.not_modelled(bool(kernel.loops))):
         yield _row("not modelled", f"{apart}: the predicted time does not depend on what a schedule says of it")
     yield _row("traffic", f"{amount(work.dram_read)}B read, {amount(work.dram_write)}B written")
     yield _row("operations", _operations(kernel))
@@ -112,7 +109,7 @@ def _launch(name: str, plan: Plan, measured: float | None) -> Iterator[str]:
     p, own = plan.predictions[name], [k for k in plan.kernels if k.name in plan.launches[name]]
     yield f"launch {name}: {duration(p.time_us)}{_compared(p.time_us, measured)}, bound by {_bound(p)}"
     yield _row("kernels", ", ".join(k.name for k in own))
-    blocks, threads = sum(k.blocks for k in own), max(round_up(k.work.threads, plan.target.sm.warp) for k in own)
+    blocks, threads = sum(k.blocks for k in own), max(round_up(k.work.threads, plan.target.multiprocessor.warp) for k in own)
     yield _row("grid", f"{' + '.join(str(k.blocks) for k in own)} = {blocks} blocks of {threads} threads")
     separate = sum(k.prediction.time_us for k in own)
     yield _row("gain", f"{duration(separate - p.time_us)}: the kernels would take {duration(separate)} in {len(own)} launches")
@@ -213,7 +210,7 @@ def _grid(kernel: KernelPlan, where: Provenance) -> str:
 
 def _parts(kernel: KernelPlan) -> Iterator[str]:
     """How the operations share loops: a contraction and its epilogue, or passes over the data."""
-    nests, options = _nests(kernel), kernel.options
+    nests, options = _nests(kernel), kernel.family
     chain = options.name == "contraction_chain"
     if not chain and (inner := set(getattr(options, "inner", ()))):
         epilogue = [n for n in kernel.nodes if not inner <= set(kernel.dims[n])]
@@ -268,7 +265,7 @@ def _side(kernel: KernelPlan, found: Roofline) -> str:
 
 def _occupancy(kernel: KernelPlan, target: Target) -> str:
     p = kernel.prediction
-    threads = round_up(kernel.work.threads, target.sm.warp)  # a part of a warp takes its place
+    threads = round_up(kernel.work.threads, target.multiprocessor.warp)  # a part of a warp takes its place
     blocks = f"{count(p.occupancy.blocks, 'block')} of {count(threads, 'thread')} on an SM"
     limits = {"shared": "shared memory", "blocks": "the number of blocks"}
     blocks += f", limited by {limits.get(p.occupancy.limiter, p.occupancy.limiter)}"

@@ -1,7 +1,5 @@
 """The source lines of decisions, and the names of indices in place of dimensions' numbers, for messages and reports."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -31,12 +29,12 @@ class Provenance:
     def line(self, location: tuple[str, int] | None) -> str:
         """The text of a source line, without the space around it."""
         source = self.sources.get(location[0]) if location else None
-        return source.line(location[1]).strip() if source else ""
+        return source.line(location[1]).strip() if location and source else ""
 
     def span(self, location: tuple[str, int] | None) -> Span:
         """The statement on a line, for a message."""
         source = self.sources.get(location[0]) if location else None
-        if source is None:
+        if location is None or source is None:
             return Span.none()
         text = source.line(location[1])
         start = sum(len(line) + 1 for line in source.text.split("\n")[: location[1] - 1])

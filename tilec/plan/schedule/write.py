@@ -16,8 +16,6 @@ A file holds any number of plans, each for one program with its shapes and one t
 compiler's plan.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 import re
@@ -142,10 +140,10 @@ def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance) -> Table:
     if kernel.loops:
         table.add("loops", _loops(kernel, names))
     options = tomlkit.table()
-    for key, value in kernel.options.editable():
+    for key, value in kernel.family.editable():
         _add(options, key, _array(value) if isinstance(value, tuple) else value, _dims(kernel, key, names))
     if len(options):
-        table.add(kernel.options.name, options)
+        table.add(kernel.family.name, options)
     return table
 
 
@@ -159,7 +157,7 @@ def _loops(kernel: KernelPlan, names: dict[int, str]) -> Table:
 
 def _dims(kernel: KernelPlan, option: str, names: dict[int, str]) -> str:
     """The indices of an option that lists kernel dimensions, or has a number for each of them."""
-    (field,) = [f for f, _ in kernel.options.fields() if f.name == option]
+    (field,) = [f for f, _ in kernel.family.fields() if f.name == option]
     if field.metadata["dims"]:
         value = getattr(kernel.options, option)
         return listed([value] if isinstance(value, int) else value, names)
