@@ -36,6 +36,7 @@ from tilec.process.untraced import leave_out
 
 if TYPE_CHECKING:
     from tilec.plan.model import Plan
+    from tilec.runtime.buffers import Buffer, Device
     from tilec.runtime.cuda.program import Graph
 
 leave_out()
@@ -52,7 +53,7 @@ class Op:
         self._over = over
         self._program, self._sizes, self._deferred_checks = program, dict(sizes), deferred_checks
         self._target, self._schedule = target, schedule
-        self._built: dict[tuple, Any] = {}
+        self._built: dict[tuple, Executable] = {}
         self._latest: Executable | None = None
         self._fast: tuple[tuple[fast_call.Call, Executable, Any], ...] = ()
         self._lock = threading.Lock()
@@ -77,7 +78,7 @@ class Op:
     def __copy__(self) -> Op:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Op:
+    def __deepcopy__(self, memo: dict[int, object]) -> Op:
         """The op itself: an op does not change, so that copies share its compiled code, as copies of functions do."""
         return self
 
@@ -166,7 +167,7 @@ class Op:
     def _in_order(self, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         return arguments.in_order(self.name, self._declared.inputs, arrays, named)
 
-    def _prepared(self, arrays: Sequence[Any], out: Any) -> tuple[Executable, list[Any], list[Any], Any]:
+    def _prepared(self, arrays: Sequence[Any], out: Any) -> tuple[Executable, list[Buffer], list[Buffer], Any]:
         """The executable of a call, its inputs and outputs as buffers, and the value that the call returns."""
         if self._over:
             raise CallError("results of this op lie in the memory of its inputs: it is called by who sees to that")
@@ -185,7 +186,9 @@ class Op:
             return itemgetter(0)
         return _result_tuple(self.name, names)._make
 
-    def _outputs(self, executable: Any, arrays: Any, views: Any, out: Any, device: Any) -> Any:
+    def _outputs(
+        self, executable: Executable, arrays: Sequence[Any], views: Sequence[Buffer], out: Any, device: Device
+    ) -> tuple[list[Buffer], Any]:
         from tilec.runtime import buffers
 
         shapes = executable.outputs
@@ -206,7 +209,7 @@ class Op:
 
     # ---- building ----------------------------------------------------------------------------------------------------
 
-    def _executable(self, key: tuple, device: str | int) -> Any:
+    def _executable(self, key: tuple, device: str | int) -> Executable:
         full = (key, device)
         found = self._built.get(full)
         if found is None:

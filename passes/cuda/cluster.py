@@ -146,7 +146,7 @@ def _after_constants(block: ir.Block) -> ir.Operation:
 # ---- map: finishing a reduction --------------------------------------------------------------------------------------
 
 
-def across_blocks(generic: Any, combiner: Combiner, group: list[int], butterfly: Callable[..., Any]) -> None:
+def across_blocks(generic: Any, combiner: Combiner, group: list[int], butterfly: Callable[..., list[ir.Value]]) -> None:
     """Combines a group's states over the blocks of the cluster; all of them get the result, in one order."""
     kernel, dims = generic.kernel, generic.operand_dims[group[0]]
     kernel.wait_for_cluster()

@@ -90,7 +90,7 @@ def store_made(printer: MemoryPrinter, op: ir.Operation) -> bool:
     return True
 
 
-def _store_line(printer: MemoryPrinter, op: ir.Operation, target: Memory, at: Any) -> None:
+def _store_line(printer: MemoryPrinter, op: ir.Operation, target: Memory, at: str | int) -> None:
     """16 bytes of shared memory in words of a fragment: as they are, or numbers of 8 bits converted."""
     made = mlir.definition(op.operands[0])
     kind = {"arith.sitofp": "i8", "arith.uitofp": "u8", "vector.load": None}.get(made.name, "")

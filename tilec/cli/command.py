@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tilec.cli.common import STAGES, add_output, add_path, add_program, add_seed, days, note, show_error, sizes
 from tilec.cli.defects import report_defect
@@ -106,6 +106,9 @@ class _Parser(argparse.ArgumentParser):
         super()._print_message(told(message), file)
 
 
+Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
+
+
 def parser() -> argparse.ArgumentParser:
     top = _Parser(
         "tilec", "tilec COMMAND ...", formatter_class=_Help,
@@ -121,7 +124,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option_string: str | None = None
+    ) -> None:
         from tilec.version import VERSION
 
         print(f"tilec {VERSION}")
@@ -135,11 +140,15 @@ class _Renamed(argparse.Action):
         super().__init__(option_strings, dest, default=argparse.SUPPRESS, **rest)
         self.to = to
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option_string: str | None = None
+    ) -> None:
         parser.error(f"{option_string} was renamed to {self.to}")
 
 
-def _command(commands: Any, name: str, command: str, usage: str, summary: str, text: str, examples: str) -> Any:
+def _command(
+    commands: Commands, name: str, command: str, usage: str, summary: str, text: str, examples: str
+) -> argparse.ArgumentParser:
     lines = "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
     made = commands.add_parser(
         name, prog=f"tilec {name}", usage=f"tilec {name} {usage}", help=summary, formatter_class=_Help,
@@ -149,7 +158,7 @@ def _command(commands: Any, name: str, command: str, usage: str, summary: str, t
     return made
 
 
-def _check(commands: Any) -> None:
+def _check(commands: Commands) -> None:
     p = _command(
         commands, "check", "source:check", "[options] FILE...", "report every mistake of a program",
         "Reports every mistake that can be found without running the program, each with its position. Prints\n"
@@ -168,7 +177,7 @@ def _check(commands: Any) -> None:
     )  # fmt: skip
 
 
-def _fmt(commands: Any) -> None:
+def _fmt(commands: Commands) -> None:
     p = _command(
         commands, "fmt", "source:fmt", "[--check] FILE...", "format programs in place",
         "Rewrites programs in the canonical form. Comments stay. A program that does not parse is not changed.",
@@ -180,7 +189,7 @@ def _fmt(commands: Any) -> None:
     p.add_argument("--check", action="store_true", help="write nothing: show what would change, exit 1 if anything")
 
 
-def _plan(commands: Any) -> None:
+def _plan(commands: Commands) -> None:
     p = _command(
         commands, "plan", "plan:plan", "[options] FILE", "write the schedule file, to be edited",
         "Writes the compiler's decisions (kernels, tiles, loop orders, options) into FILE.sched.toml.\n"
@@ -194,7 +203,7 @@ def _plan(commands: Any) -> None:
     p.add_argument("--force", action="store_true", help="replace a plan that was edited")
 
 
-def _explain(commands: Any) -> None:
+def _explain(commands: Commands) -> None:
     p = _command(
         commands, "explain", "plan:explain", "[options] FILE", "print costs, decisions and refusals, with reasons",
         "Prints the predicted time and the limit of every kernel, and the alternatives of every decision\n"
@@ -207,7 +216,7 @@ def _explain(commands: Any) -> None:
     p.add_argument("--measure", action="store_true", help="time every kernel on this machine, beside its prediction")
 
 
-def _tune(commands: Any) -> None:
+def _tune(commands: Commands) -> None:
     p = _command(
         commands, "tune", "tune:tune", "[options] FILE", "measure plans, and write the fastest",
         "Measures the best plans by the cost model, and a sample of all others, on this machine's device.\n"
@@ -227,7 +236,7 @@ def _tune(commands: Any) -> None:
     p.add_argument("--force", action="store_true", help="replace a plan that was edited")
 
 
-def _dump(commands: Any) -> None:
+def _dump(commands: Commands) -> None:
     p = _command(
         commands, "dump", "ir:dump", "[options] FILE", "print the IR after every stage",
         "Prints the IR after every stage; a terminal shows in colour what the stage changed.\n"
@@ -243,7 +252,7 @@ def _dump(commands: Any) -> None:
     add_output(p, "a folder for 00-build.mlir to 07-map.mlir and kernels.py")
 
 
-def _opt(commands: Any) -> None:
+def _opt(commands: Commands) -> None:
     p = _command(
         commands, "opt", "ir:opt", "[options] FILE", "run the remaining stages on dumped IR",
         "Reads the IR that a stage left (dumped, perhaps edited) and runs the stages after it.\n"
@@ -266,7 +275,7 @@ def _opt(commands: Any) -> None:
     add_output(p, "the file to write (default: standard output)")
 
 
-def _emit(commands: Any) -> None:
+def _emit(commands: Commands) -> None:
     p = _command(
         commands, "emit", "ir:emit", "--as FORM [options] FILE",
         "print the kernels: MLIR, Numba, PTX or a cubin",
@@ -285,7 +294,7 @@ def _emit(commands: Any) -> None:
     add_output(p, "the file to write (default: standard output)")
 
 
-def _run_op(commands: Any) -> None:
+def _run_op(commands: Commands) -> None:
     p = _command(
         commands, "run", "run:run", "[options] FILE", "run an op, check it, time it",
         "Runs an op on random inputs, or on arrays from files, whose shapes then give the sizes.\n"
@@ -309,7 +318,7 @@ def _run_op(commands: Any) -> None:
     )
 
 
-def _verify(commands: Any) -> None:
+def _verify(commands: Commands) -> None:
     p = _command(
         commands, "verify", "verify:verify", "[options] FILE", "compare the IR after every stage with the program",
         "Interprets the IR after every stage, at small sizes (0, 1, primes, around the plan's tiles) and on\n"
@@ -328,7 +337,7 @@ def _verify(commands: Any) -> None:
     add_output(p, "the reproducer (default: tilec-verify.mlir)")
 
 
-def _torch(commands: Any) -> None:
+def _torch(commands: Commands) -> None:
     p = _command(
         commands, "torch", "torch:torch", "report FOLDER", "report what became of a compiled PyTorch model",
         "Prints for every graph that torch.compile(backend=\"tilec\") compiled: its partitions, the share of\n"
@@ -340,7 +349,7 @@ def _torch(commands: Any) -> None:
     p.add_argument("folder", metavar="FOLDER", type=Path, help="the folder that TILEC_TORCH_DUMP named")
 
 
-def _cache(commands: Any) -> None:
+def _cache(commands: Commands) -> None:
     p = _command(
         commands, "cache", "cache:cache", "dir|size|clear [options]", "show or empty the cache of compiled programs",
         "dir prints the directory, size prints its size, clear empties it. Removed programs are compiled\n"
@@ -359,7 +368,7 @@ def _cache(commands: Any) -> None:
     )
 
 
-def _doctor(commands: Any) -> None:
+def _doctor(commands: Commands) -> None:
     p = _command(
         commands, "doctor", "doctor:doctor", "[--calibrate]", "report this machine's software and hardware, and missing parts",
         "Reports Python, the system, CPU, GPU, driver, toolkit, dependencies and the cache. Exit status 1:\n"

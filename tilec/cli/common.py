@@ -13,13 +13,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING
 
 from tilec.core.diagnostics import CallError, Diagnostic, InternalError, Source, Span, TileError, told
 from tilec.process import progress
 from tilec.process.atomic_files import replace_file
 from tilec.process.printable import is_terminal, printable
 from tilec.process.reading import MOST_BYTES, limited
+
+if TYPE_CHECKING:
+    from tilec.core.target import Target
+    from tilec.driver.lowering import Lowered
+    from tilec.dsl.ast import Program
+    from tilec.dsl.specialise import Argument, Specialised
+    from tilec.plan.model import Plan
+    from tilec.plan.schedule.read import Schedule
 
 STAGES = "build simplify plan fuse tile bufferize stage map"  # of `passes.NAMES`, whose import takes half a second
 
@@ -119,9 +127,9 @@ def stage_name(text: str, extra: tuple[str, ...] = ()) -> str:
 class Loaded:
     """A program's op with sizes, the machine to compile it for, and the schedule to obey."""
 
-    specialised: Any
-    target: Any
-    schedule: Any = None
+    specialised: Specialised
+    target: Target
+    schedule: Schedule | None = None
 
 
 def read_text(path: Path, folders: Sequence[Path] = (), most: int = MOST_BYTES) -> Source:
@@ -138,7 +146,7 @@ def read_text(path: Path, folders: Sequence[Path] = (), most: int = MOST_BYTES) 
     return read_source(path, folders, most)
 
 
-def parse_checked(path: Path, folders: Sequence[Path] = ()) -> Any:
+def parse_checked(path: Path, folders: Sequence[Path] = ()) -> Program:
     """The syntax tree of a program without mistakes, whose imports lie below its folder or `folders`. Raises TileError with all
     mistakes."""
     from tilec.dsl.mistakes import read
@@ -160,7 +168,9 @@ def prepare(args: argparse.Namespace) -> Loaded:
     return Loaded(specialise_given(program, args.op, defined(args)), target, find_schedule(args))
 
 
-def specialise_given(program: Any, op: str | None, given: dict[str, int], inputs: Any = None) -> Any:
+def specialise_given(
+    program: Program, op: str | None, given: dict[str, int], inputs: Sequence[Argument] | None = None
+) -> Specialised:
     """`specialise`, whose message about missing sizes is put in the command line's words."""
     from tilec.dsl.check_sizes import size_names
     from tilec.dsl.specialise import choose_op, not_known, specialise
@@ -175,7 +185,7 @@ def specialise_given(program: Any, op: str | None, given: dict[str, int], inputs
     return specialise(program, op, inputs, given)
 
 
-def find_schedule(args: argparse.Namespace) -> Any:
+def find_schedule(args: argparse.Namespace) -> Schedule | None:
     """The schedule file that `--schedule` names, or the file beside the program."""
     if args.no_schedule:
         return None
@@ -187,7 +197,9 @@ def find_schedule(args: argparse.Namespace) -> Any:
     return read_schedule(path)
 
 
-def lower(loaded: Loaded, end: str = "map", locations: bool = True, emit: bool = True, expect: bool = True) -> Any:
+def lower(
+    loaded: Loaded, end: str = "map", locations: bool = True, emit: bool = True, expect: bool = True
+) -> Lowered:
     """Runs the stages; the changes of a schedule are reported on the standard error."""
     from tilec.core import mlir
     from tilec.driver.lowering import lower as run_stages
@@ -209,7 +221,7 @@ def lower(loaded: Loaded, end: str = "map", locations: bool = True, emit: bool =
     return lowered
 
 
-def tell_schedule(loaded: Loaded, plan: Any) -> None:
+def tell_schedule(loaded: Loaded, plan: Plan | None) -> None:
     """Reports that a schedule was obeyed, and its changes, since nobody may have asked for it."""
     if loaded.schedule is None or plan is None:
         return
@@ -225,7 +237,7 @@ def tell_schedule(loaded: Loaded, plan: Any) -> None:
 _STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36, "strong red": "1;31"}
 
 
-def coloured(stream: Any) -> bool:
+def coloured(stream: IO[str]) -> bool:
     """Whether a stream is a terminal that takes colours."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 

@@ -12,7 +12,7 @@ import difflib
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tilec.cli import common
 from tilec.cli.common import STAGES, coloured, prepare, say, stage_name, write, write_file
@@ -48,6 +48,7 @@ def dump(args: argparse.Namespace) -> int:
     with_locations = args.locations or args.output is not None
     lowered = common.lower(loaded, locations=with_locations)
     texts = {name: header(name, args.target) + text for name, text in lowered.texts.items()}
+    assert lowered.emitted is not None, "all stages ran"
     kernels = lowered.emitted.module
     if args.output is not None:
         _dump_files(args.output, {n: t for n, t in texts.items() if after in (None, n)}, kernels)
@@ -170,7 +171,7 @@ def _demand_planned(module: ir.Module, start: str, machine: Target, asked: str |
         raise CallError(what, hint="dump the program again with --target, or carry on from stage 'simplify'")
 
 
-def demand_attributes(module: Any, stage: str, name: str) -> None:
+def demand_attributes(module: ir.Module, stage: str, name: str) -> None:
     """A text's module has no attributes but those that may be there after a stage; `name` is the file's. Raises CallError."""
     from tilec.kernels.verifier import Verifier
 
@@ -179,7 +180,7 @@ def demand_attributes(module: Any, stage: str, name: str) -> None:
         raise CallError(f"in '{name}', {fault}", hint=hint)
 
 
-def parse_text(text: str, name: str) -> Any:
+def parse_text(text: str, name: str) -> ir.Module:
     """The module of a text, in the current MLIR context; messages call it by its name. Raises CallError."""
     from tilec.core import mlir
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tilec.cli import common
-from tilec.cli.common import note, prepare, say, write
+from tilec.cli.common import Loaded, note, prepare, say, write
 from tilec.core.diagnostics import CallError
 from tilec.core.quantities import duration
 from tilec.process.reading import read_bytes
+
+if TYPE_CHECKING:
+    from tilec.driver.executable import Executable
+    from tilec.plan.model import Plan
 
 
 def plan(args: argparse.Namespace) -> int:
@@ -18,13 +22,14 @@ def plan(args: argparse.Namespace) -> int:
     args.schedule, args.no_schedule = None, True
     loaded = prepare(args)
     lowered = common.lower(loaded, end="plan", emit=False, expect=False)
+    assert lowered.plan is not None, "the stage that was asked for"
     path, text = schedule_text(args, loaded, lowered.plan)
     put(path, text, lowered.plan, f"{duration(lowered.plan.time_us)} predicted")
     return 0
 
 
 def schedule_text(
-    args: argparse.Namespace, loaded: Any, plan: Any, measured: tuple[float, float] | None = None
+    args: argparse.Namespace, loaded: Loaded, plan: Plan, measured: tuple[float, float] | None = None
 ) -> tuple[Path, str]:
     """The schedule file, and its text with the plan in it; `measured`: microseconds of it, and of the compiler's own.
     Raises CallError where the file has another plan for the program, and `--force` is not given."""
@@ -41,7 +46,7 @@ def schedule_text(
     return path, text
 
 
-def put(path: Path, text: str, plan: Any, told: str) -> None:
+def put(path: Path, text: str, plan: Plan, told: str) -> None:
     write(path, text)
     if str(path) != "-":
         note(f"wrote {path}: {plan.counted}, {told}", kind="")
@@ -55,7 +60,7 @@ def _existing(path: Path) -> str:
     return read_bytes(path).decode("utf-8")
 
 
-def _measured(loaded: Any) -> tuple[dict[str, float], Any]:
+def _measured(loaded: Loaded) -> tuple[dict[str, float], Executable]:
     """Microseconds of every kernel on this machine, and of the op as a whole, on random inputs; and its executable."""
     from tilec.cli.run import build, need_gpu
     from tilec.driver.devices import open_device
@@ -71,11 +76,15 @@ def _measured(loaded: Any) -> tuple[dict[str, float], Any]:
     return found | {loaded.specialised.name: sum(found.values())}, executable
 
 
-def _counted(plan: Any, executable: Any) -> dict[str, dict[str, float]]:
+def _counted(plan: Plan, executable: Executable) -> dict[str, dict[str, float]]:
     """By kernel name, the operations of kernels as they were compiled, where their code tells."""
     from tilec.plan.report.compiled import arithmetic
 
     if plan.target.kind != "cuda":
+        return {}
+    from tilec.driver.cuda_executable import CudaExecutable
+
+    if not isinstance(executable, CudaExecutable):
         return {}
     launched = executable.emitted.launched
     found = {k.name: arithmetic(k, executable.cubins[launched[k.name].name].ptx) for k in plan.kernels if k.name in launched}
@@ -96,6 +105,7 @@ def explain(args: argparse.Namespace) -> int:
         (r"#{2,}$|#$", "green"),
         (r"^  \S+\.tile:\d+", "bold"),
     ]
+    assert lowered.plan is not None, "the stage that was asked for"
     counted = _counted(lowered.plan, executable) if executable else None
     registers = executable.registers if executable else {}
     say(report(lowered.plan, loaded.specialised, measured, counted, registers), rules)

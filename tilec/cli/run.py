@@ -93,9 +93,11 @@ def _prepare(args: argparse.Namespace) -> tuple[Loaded, Arrays]:
     sizes = _sizes_of(op, given) | common.defined(args)
     types = None
     if given and all(t.name in given for t in op.inputs):
-        types = [(from_numpy(given[t.name].dtype), given[t.name].shape) for t in op.inputs]
-        if wrong := next((t.name for t, (dtype, _) in zip(op.inputs, types) if dtype is None), None):
-            raise CallError(f"`{wrong}` is an array of {given[wrong].dtype}, a type that the language does not have")
+        types = []
+        for t in op.inputs:
+            if (dtype := from_numpy(given[t.name].dtype)) is None:
+                raise CallError(f"`{t.name}` is an array of {given[t.name].dtype}, a type that the language does not have")
+            types.append((dtype, given[t.name].shape))
         sizes = common.defined(args)
     specialised = common.specialise_given(program, args.op, sizes, types)
     for tensor in specialised.inputs:
@@ -147,7 +149,7 @@ def _check(loaded: Loaded, inputs: Arrays, results: Arrays) -> bool:
     from tilec.semantics.comparison import compare
 
     with working("evaluating the program and its error bounds at f64"):
-        comparisons = compare(loaded.specialised, inputs, results, loaded.target.kind)
+        comparisons = compare(loaded.specialised, inputs, results, loaded.target.backend)
     for name, c in comparisons.items():
         _row("error", f"{name}: {c}")
     return all(c.within for c in comparisons.values())

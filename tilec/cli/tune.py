@@ -6,13 +6,16 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tilec.cli import common
 from tilec.cli.common import note, say
 from tilec.cli.plan import put, schedule_text
 from tilec.core.diagnostics import CallError
 from tilec.core.quantities import count, duration
+
+if TYPE_CHECKING:
+    from tilec.semantics.fastest import Measured
 
 
 def tune(args: argparse.Namespace) -> int:
@@ -34,7 +37,7 @@ def tune(args: argparse.Namespace) -> int:
     schedule_text(args, loaded, found[0].plan)  # refuses to replace an edited file, before anything takes time
     inputs = random_inputs(loaded.specialised, args.seed, {})
     with common.working("evaluating the program and its error bounds at f64"):
-        allowed = enclose(loaded.specialised, inputs, loaded.target.kind)
+        allowed = enclose(loaded.specialised, inputs, loaded.target.backend)
     special, target, leave_out = loaded.specialised, loaded.target, lambda what: note(what, "left out")
     with _progress("compiling", len(found)) as step:
         plans = compile_plans(special, target, found, leave_out, step)
@@ -46,7 +49,7 @@ def tune(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(right: list[Any], final: list[Any], best: Any) -> None:
+def _show(right: list[Measured], final: list[Measured], best: Measured) -> None:
     """The plans that were measured to the end, fastest first; how many there were."""
     shown = dict.fromkeys(map(id, final))
     for m in sorted((m for m in [*final, *right] if shown.pop(id(m), 0) is None), key=lambda m: m.time_us):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from tilec.cli import common
 from tilec.cli.common import note, say, working, write_file
@@ -26,6 +26,9 @@ from tilec.semantics.verify_inputs import KINDS, WORK, distinct, first_sizes, in
 
 RIGHT, EDITED, NOTHING, DEFECT = 0, 1, 1, 70
 RIGHT_TOLD, REFUSED, LEFT_OUT = "right", "refused", "left out"  # outcomes of one set of sizes
+
+
+Make: TypeAlias = "Callable[[dict[str, int]], Specialised]"  # the program with these sizes
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -122,7 +125,7 @@ def _dumped_at(args: argparse.Namespace, specialised: Specialised, verifier: Ver
 
 
 def _sizes(
-    verifier: Verifier, make: Any, names: list[str], given: dict[str, int], accepted: Callable[..., dict[str, int] | None]
+    verifier: Verifier, make: Make, names: list[str], given: dict[str, int], accepted: Callable[..., dict[str, int] | None]
 ) -> list[dict[str, int]]:  # fmt: skip
     """Small sizes, then sizes near the tiles of a plan for larger sizes, as long as the interpreter does not take too long.
     Sizes that the program refuses are replaced by the nearest that it accepts, if any are found."""
@@ -137,7 +140,7 @@ def _sizes(
 
 
 def _check(
-    verifier: Verifier, make: Any, sizes: dict[str, int], args: argparse.Namespace, location: str
+    verifier: Verifier, make: Make, sizes: dict[str, int], args: argparse.Namespace, location: str
 ) -> tuple[str, Failure] | str:
     """Checks one set of sizes with all kinds of inputs, and prints the outcome. Sizes that the compiler refuses are
     reported and left out."""
@@ -181,7 +184,7 @@ def _first_line(error: TileError) -> str:
 
 
 def _tell(
-    args: argparse.Namespace, verifier: Verifier, make: Any, given: dict[str, int], kind: str, failure: Failure
+    args: argparse.Namespace, verifier: Verifier, make: Make, given: dict[str, int], kind: str, failure: Failure
 ) -> int:
     from tilec.semantics.shrink import Shrinker
 

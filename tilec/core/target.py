@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tilec.core.diagnostics import CallError
 from tilec.core.fitted import Fitted, G, read_fitted
@@ -157,6 +157,11 @@ class Target:
         """The matrix instructions for a type ("bf16", "tf32", "f8", ...), fastest first; maybe none."""
         table = self.tensor.get(dtype, {})
         return tuple(sorted(table, key=lambda i: -table[i]))
+
+    @property
+    def backend(self) -> Literal["cpu", "cuda"]:
+        """`kind`, which is one of these."""
+        return "cuda" if self.kind == "cuda" else "cpu"
 
     @property
     def multiprocessor(self) -> Multiprocessor:

@@ -16,7 +16,7 @@ from tilec.core.quantities import count
 
 if TYPE_CHECKING:
     from tilec.core.dtypes import DType
-    from tilec.runtime.buffers import Buffer
+    from tilec.runtime.buffers import Buffer, Device
 
 Parameters = Sequence[tuple[str, "DType | None"]]
 Results = Sequence[tuple[str, "DType", tuple[int, ...]]]
@@ -69,7 +69,7 @@ def _about(what: str, error: CallError, hint: str | None = None) -> CallError:
     return CallError(f"{what}: {problem.message}", problem.span, problem.notes, hint or problem.hint)
 
 
-def one_device(found: Sequence[Buffer]) -> str | int:
+def one_device(found: Sequence[Buffer]) -> Device:
     """The device that all arguments are on; numbers go along with arrays on a GPU."""
     devices = {v.device for v in found}
     if len(devices) == 2 and all(v.shape == () for v in found if v.device == "cpu"):

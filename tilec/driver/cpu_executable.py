@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tilec.core.diagnostics import CallError
 from tilec.driver.executable import Executable
 from tilec.driver.recipe import Compiled, Recipe
+from tilec.runtime.buffers import Buffer
 from tilec.runtime.program import Emitted
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class CpuExecutable(Executable):
     def load(self) -> None:
         _ = self.program
 
-    def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
+    def run(self, inputs: list[Buffer], outputs: list[Buffer], stream: Any) -> None:
         if stream is not None:
             raise CallError("stream= is for GPU arrays; the CPU runs a call before it returns")
         from tilec.runtime import host_memory

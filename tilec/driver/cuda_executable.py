@@ -9,9 +9,10 @@ from tilec.core.diagnostics import CallError
 from tilec.core.target import Target
 from tilec.driver.executable import Executable
 from tilec.driver.recipe import Compiled, Recipe
+from tilec.runtime.buffers import Buffer
 from tilec.runtime.cuda.launch import current_stream, stream_handle
 from tilec.runtime.cuda.program import DeviceProgram, Graph
-from tilec.runtime.program import Emitted
+from tilec.runtime.program import Cubin, Emitted
 
 
 def on_the_cpu(target: Target) -> CallError:
@@ -34,7 +35,7 @@ class CudaExecutable(Executable):
                     hint="give the kernel a smaller tile, or fewer stages, in the schedule file",
                 )
         self._devices: dict[int, DeviceProgram] = {}
-        self._cubins: dict[str, Any] | None = None
+        self._cubins: dict[str, Cubin] | None = None
         self._lock, self._compiling, self.runs = threading.Lock(), threading.Lock(), 0
 
     def _part(self, emitted: Emitted, compiled: Compiled | None = None) -> Executable:
@@ -45,7 +46,7 @@ class CudaExecutable(Executable):
         return part
 
     @property
-    def cubins(self) -> dict[str, Any]:
+    def cubins(self) -> dict[str, Cubin]:
         """Every kernel's cubin by kernel name; compiled by the first thread that asks."""
         from tilec.runtime.cuda.cubins import program_cubins
 
@@ -60,7 +61,7 @@ class CudaExecutable(Executable):
         cubins = self._cubins or {}
         return {name: cubins[k.name].registers for name, k in self.emitted.launched.items() if k.name in cubins}
 
-    def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
+    def run(self, inputs: list[Buffer], outputs: list[Buffer], stream: Any) -> None:
         self.runs += 1
         program, inputs, targets = self._ready(inputs, outputs)
         handle = self._stream(program.device, inputs) if stream is None else stream_handle(stream)
@@ -69,7 +70,9 @@ class CudaExecutable(Executable):
             if buffer is not target:
                 buffer.owner[...] = target.owner
 
-    def _ready(self, inputs: list[Any], outputs: list[Any]) -> tuple[DeviceProgram, list[Any], list[Any]]:
+    def _ready(
+        self, inputs: list[Buffer], outputs: list[Buffer]
+    ) -> tuple[DeviceProgram, list[Buffer], list[Buffer]]:
         """The program on the arrays' device, and arrays that its kernels can work on."""
         device = next((b.device for b in (*inputs, *outputs) if b.device != "cpu"), None)
         if device is None:
@@ -77,10 +80,10 @@ class CudaExecutable(Executable):
         inputs = [b if b.device == device and _direct(b) else _on_device(b, inputs, device) for b in inputs]
         return self.on(device), inputs, [b if _direct(b) else _copy(b) for b in outputs]
 
-    def _stream(self, device: int, inputs: list[Any]) -> int:
+    def _stream(self, device: int, inputs: list[Buffer]) -> int:
         return current_stream(device, inputs[0].owner if inputs else None)
 
-    def graph(self, inputs: list[Any], outputs: list[Any], result: Any) -> Graph:
+    def graph(self, inputs: list[Buffer], outputs: list[Buffer], result: object) -> Graph:
         """The call as a CUDA graph, after it ran once."""
         program, ready, targets = self._ready(inputs, outputs)
         if any(b is not t for b, t in zip((*inputs, *outputs), (*ready, *targets))):
@@ -109,12 +112,12 @@ class CudaExecutable(Executable):
         return found
 
 
-def _direct(buffer: Any) -> bool:
+def _direct(buffer: Buffer) -> bool:
     """Whether kernels can work on the memory as it is: row-major, and in vectors of 16 bytes."""
     return buffer.contiguous and buffer.pointer % 16 == 0
 
 
-def _on_device(buffer: Any, others: list[Any], device: int) -> Any:
+def _on_device(buffer: Buffer, others: list[Buffer], device: int) -> Buffer:
     """A form of an input that kernels can read: a row-major copy, or a number brought to the device."""
     if buffer.device == device:
         return _copy(buffer)
@@ -126,7 +129,7 @@ def _on_device(buffer: Any, others: list[Any], device: int) -> Any:
     return buffers.view(made)
 
 
-def _copy(buffer: Any) -> Any:
+def _copy(buffer: Buffer) -> Buffer:
     """A row-major copy by the library that the array comes from."""
     from tilec.runtime import buffers
 

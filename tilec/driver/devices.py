@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class Gpu(Host):
         from tilec.runtime.cuda import driver as cuda_driver
 
         self.driver = cuda_driver
-        self.memory: list[Any] = []
+        self.memory: list[ctypes.c_uint64] = []
         self.driver.use_device(0)
         self.arrays = {name: np.empty(shape, dtype.numpy) for name, dtype, shape in outputs}
         try:

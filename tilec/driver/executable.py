@@ -17,6 +17,8 @@ from tilec.driver.recipe import Compiled, Recipe
 from tilec.runtime.program import Emitted, Step
 
 if TYPE_CHECKING:
+    from tilec.runtime.buffers import Buffer
+    from tilec.runtime.cuda.program import Graph
     from tilec.runtime.segments import Cut, Segment
 
 T = TypeVar("T")
@@ -48,14 +50,14 @@ class Executable:
     def load(self) -> None:
         """Loads the machine code; `run` does it otherwise."""
 
-    def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
+    def run(self, inputs: list[Buffer], outputs: list[Buffer], stream: Any) -> None:
         """Runs on any buffers. Copies those that kernels cannot read or write as they are."""
         raise NotImplementedError
 
     def check(self) -> None:
         """Raises CallError for a failed run-time check that no call has raised. On the CPU every call raises its own."""
 
-    def graph(self, inputs: list[Any], outputs: list[Any], result: Any) -> Any:
+    def graph(self, inputs: list[Buffer], outputs: list[Buffer], result: object) -> Graph:
         raise CallError("graphs are for arrays on the GPU")
 
     def first(self, count: int) -> Executable:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilec.core.diagnostics import Source
 from tilec.core.dtypes import DTYPES, DType
@@ -21,6 +21,9 @@ from tilec.process import progress
 from tilec.process.collection import uncollected
 from tilec.process.reading import read_bytes
 from tilec.runtime import cache
+
+if TYPE_CHECKING:
+    from tilec.dsl import ast
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Program:
         self.digest = cache.make_key(key, *imports.values())
 
     @cached_property
-    def tree(self) -> Any:
+    def tree(self) -> ast.Program:
         """The syntax tree."""
         from tilec.dsl.parse import parse
 

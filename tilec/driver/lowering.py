@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError, TileError
@@ -110,17 +109,17 @@ def _add_stage(
     texts they are verified at the stage's end: that takes half the time, and a fault is found again with texts, for its report. The
     IR itself is then verified after each of our steps, and not after upstream's, of which there are more."""
 
-    def begin(op: ir.Operation, _pass: Any) -> None:
+    def begin(op: ir.Operation, _pass: object) -> None:
         state.name, state.step, state.start = stage.name, "", state.clock()
         progress.at(f"in stage '{stage.name}'")
 
-    def after_pass(op: ir.Operation, _pass: Any) -> None:
+    def after_pass(op: ir.Operation, _pass: object) -> None:
         verify(op, ended=True)
         lowered.seconds[stage.name] = state.clock() - state.start
         if texts:
             state.text = lowered.texts[stage.name] = op.get_asm(enable_debug_info=locations, assume_verified=True)
 
-    def run(step: Callable[[ir.Operation], object], op: ir.Operation, _pass: Any) -> None:
+    def run(step: Callable[[ir.Operation], object], op: ir.Operation, _pass: object) -> None:
         if texts:
             verify(op)
         state.step = step.__name__

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tilec.driver.devices import Host
+    from tilec.driver.executable import Executable
 
 ROUNDS = 5
 
 
-def calls_within(device: Any, executable: Any, budget: float, most: int = 200) -> int:
+def calls_within(device: Host, executable: Executable, budget: float, most: int = 200) -> int:
     """How many calls fit in `budget` seconds, three at least. The first call is not counted."""
     device.run(executable)
     start = perf_counter()
@@ -18,7 +22,7 @@ def calls_within(device: Any, executable: Any, budget: float, most: int = 200) -
     return max(3, min(most, int(budget / max(1e-6, perf_counter() - start))))
 
 
-def kernel_times(device: Any, executable: Any, budget: float = 0.2) -> dict[str, float]:
+def kernel_times(device: Host, executable: Executable, budget: float = 0.2) -> dict[str, float]:
     """Microseconds of every kernel, in the order of launches: the program's time with it less the time without it.
 
     So each finds the caches as the ones before have left them. Copies count for the kernel after them; those behind the
@@ -35,7 +39,7 @@ def kernel_times(device: Any, executable: Any, budget: float = 0.2) -> dict[str,
     return found
 
 
-def interleaved(device: Any, executables: Sequence, budget: float, rounds: int = ROUNDS) -> list[float]:
+def interleaved(device: Host, executables: Sequence[Executable], budget: float, rounds: int = ROUNDS) -> list[float]:
     """Median microseconds of each, in rounds that go through all of them, so that a disturbance hits all.
 
     A round's figure is the median of its calls; on a CPU the fastest, which other programs disturb least.

@@ -26,7 +26,9 @@ from tilec.runtime.program import Emitted, KernelSource
 
 if TYPE_CHECKING:
     from tilec.driver.lowering import Hear, Lowered
+    from tilec.dsl import ast
     from tilec.dsl.specialise import Specialised
+    from tilec.plan.schedule.read import Schedule
     from tilec.runtime.cuda.cubins import Begun
 
 Signature = tuple[tuple[DType, tuple[int, ...]], ...]
@@ -205,7 +207,7 @@ def _kernel_compiler(kind: str) -> str | None:
     return None if compiles_here() else COMPILER
 
 
-def _schedule(path: Path | None) -> Any:
+def _schedule(path: Path | None) -> Schedule | None:
     if path is None:
         return None
     from tilec.plan.schedule.read import read_schedule
@@ -213,8 +215,10 @@ def _schedule(path: Path | None) -> Any:
     return read_schedule(path)
 
 
-def _named(tensors: Any) -> tuple[Named, ...]:
-    return tuple((t.name, t.dtype, tuple(s.value for s in t.shape)) for t in tensors)
+def _named(tensors: Sequence[ast.Tensor]) -> tuple[Named, ...]:
+    from tilec.dsl import ast
+
+    return tuple((t.name, ast.dtype_of(t), ast.extents_of(t)) for t in tensors)
 
 
 def written(made: Compiled) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from types import ModuleType
 from typing import Any
 
 from tilec.process import forks, workers
@@ -245,7 +246,7 @@ def serve(number: int, kind: str) -> None:
     os._exit(0)
 
 
-def _answer(module: Any, connection: socket.socket) -> None:
+def _answer(module: ModuleType, connection: socket.socket) -> None:
     """Answers requests by `answer` of a module, as long as there are any. Never returns."""
     import gc
 
@@ -260,7 +261,7 @@ def _answer(module: Any, connection: socket.socket) -> None:
         os._exit(0)
 
 
-def _answered(module: Any, request: Any, connection: socket.socket) -> bool:
+def _answered(module: ModuleType, request: Any, connection: socket.socket) -> bool:
     """Whether this process has answered, or a fork for it. In such a fork this does not return."""
 
     def say(part: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Any
+from typing import IO
 
 MOST = 200
 """Characters of a name that a message quotes."""
@@ -20,7 +20,7 @@ _UNSEEN = re.compile(
 _LONG_WORD = re.compile(rf"\w{{{MOST + 1},}}")
 
 
-def is_terminal(file: Any) -> bool:
+def is_terminal(file: IO[str]) -> bool:
     """Whether a file such as sys.stderr is a terminal. None, a closed one, and an object that cannot tell are not."""
     try:
         return bool(file.isatty())

@@ -109,7 +109,7 @@ class Verifier:
     def _expected(self, specialised: Specialised, inputs: Arrays) -> Bounds | None:
         """The error bounds of the outputs; None if the program refuses the inputs itself."""
         try:
-            return enclose(specialised, inputs, "cuda" if self.target.kind == "cuda" else "cpu")
+            return enclose(specialised, inputs, self.target.backend)
         except OutOfRangeError:
             return None
 

@@ -15,7 +15,7 @@ each sum of a thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -213,7 +213,7 @@ class Epilogue:
                 self._operation(op, known, loaded, along, lane, width, stored)
         return stored
 
-    def _pieces(self, use: Use, at: dict[int, ir.Value], width: int) -> Iterator[Any]:
+    def _pieces(self, use: Use, at: dict[int, ir.Value], width: int) -> Iterator[tuple[int, ir.VectorType, list[ir.Value]]]:
         """Accesses of at most 16 bytes: first element, type and subscripts of each."""
         element = ir.MemRefType(use.value.type).element_type
         piece = min(width, 8 * WIDE // max(8, element.width))
@@ -235,8 +235,9 @@ class Epilogue:
         return tile
 
     def _operation(
-        self, op: ir.Operation, known: Any, loaded: Any, at: Any, lane: Any, width: int, stored: Any
-    ) -> None:
+        self, op: ir.Operation, known: dict[ir.Value, ir.Value], loaded: Mapping[Use, ir.Value], at: Mapping[int, ir.Value],
+        lane: ir.Value, width: int, stored: dict[Use, ir.Value],
+    ) -> None:  # fmt: skip
         body, count = mlir.body_of(op), len(mlir.inputs_of(op))
         uses, dims = uses_of(op), mlir.get_integers(op, "tilec.dims")
         here = Body(body, lambda n: self._element(uses[n], known, loaded, at, lane), lambda d: at[dims[d]])
@@ -246,14 +247,19 @@ class Epilogue:
             known[root(use.value)] = value
             self._store_result(use, value, at, lane, width, stored)
 
-    def _element(self, use: Use, known: Any, loaded: Any, at: Any, lane: Any) -> ir.Value:
+    def _element(
+        self, use: Use, known: Mapping[ir.Value, ir.Value], loaded: Mapping[Use, ir.Value], at: Mapping[int, ir.Value],
+        lane: ir.Value,
+    ) -> ir.Value:  # fmt: skip
         if root(use.value) in known:
             return known[root(use.value)]
         if use in loaded:
             return memref.LoadOp(loaded[use], [lane]).result
         return memref.LoadOp(use.value, [at[d] for d in use.dims]).result
 
-    def _store_result(self, use: Use, value: ir.Value, at: Any, lane: Any, width: int, stored: Any) -> None:
+    def _store_result(
+        self, use: Use, value: ir.Value, at: Mapping[int, ir.Value], lane: ir.Value, width: int, stored: dict[Use, ir.Value]
+    ) -> None:
         """A result that leaves the kernel goes to memory, several elements at a time where it can."""
         if is_local(use.value):
             return

@@ -7,6 +7,8 @@ index) pair of an argmax as for a sum.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tilec.core import locations, mlir
@@ -15,7 +17,7 @@ from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.passes.combiner import Combiner
 from tilec.passes.cuda.cluster import across_blocks
 from tilec.passes.cuda.memory_spaces import SHARED, local
-from tilec.passes.loops import flat_slot, states, sum_of
+from tilec.passes.loops import Position, flat_slot, states, sum_of
 
 
 def across_threads(generic: Any, combiner: Any) -> None:
@@ -42,7 +44,7 @@ def _split(stride: int, threads: int) -> tuple[list[int], int]:
     return lanes, 1 << (len(masks) - len(lanes))
 
 
-def _slots(generic: Any, group: list[int]) -> Any:
+def _slots(generic: Any, group: list[int]) -> AbstractContextManager[Position]:
     """The loop over the slots of a group's states; they have one shape."""
     dims = generic.operand_dims[group[0]]
     return generic.threads.slots(dims, {}, None, lanes=True)
@@ -113,7 +115,7 @@ def _exchange(generic: Any, combiner: Combiner, group: list[int], d: int, warps:
 
 
 def _read_by_lanes(
-    generic: Any, combiner: Combiner, group: list[int], buffers: Any, slot: Any, d: int, warps: int
+    generic: Any, combiner: Combiner, group: list[int], buffers: Sequence[ir.Value], slot: ir.Value, d: int, warps: int
 ) -> list[ir.Value]:
     """Every warp belongs to one reduction as a whole: lane n takes the state of its warp n, and a butterfly follows."""
     number, block = generic.threads.number, generic.layout.block
@@ -126,7 +128,7 @@ def _read_by_lanes(
 
 
 def _read_serially(
-    generic: Any, combiner: Combiner, group: list[int], buffers: Any, slot: Any, d: int, warps: int
+    generic: Any, combiner: Combiner, group: list[int], buffers: Sequence[ir.Value], slot: ir.Value, d: int, warps: int
 ) -> list[ir.Value]:
     """A warp works on several reductions: each thread goes through the warps one by one."""
     low = max(generic.layout.stride(d), WARP)  # the distance of one warp's state and the next

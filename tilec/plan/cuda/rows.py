@@ -6,9 +6,10 @@ kernel's operations rule out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tilec.analysis.graph import Node
 from tilec.core.mlir import ir
@@ -146,7 +147,7 @@ def _live(view: View, lane: int, nodes: list[Node]) -> tuple[int, int]:
     last = max(loop_group.values())
     made = {r.value for n in nodes for r in n.results}
 
-    def most(values: Any) -> int:
+    def most(values: Iterable[ir.Value]) -> int:
         kept = [(min(spans[v]), max(spans[v])) for v in values]
         return max(sum(a <= s < b for a, b in kept) for s in range(last + 1))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,13 +41,13 @@ _KEY = r"""(?:^[ \t]*|[.{{,][ \t]*)(["']?{}["']?)(?=[ \t]*[=\].])"""  # in a lin
 _WORDS = {str: "a string", list: "a list", dict: "a table"}
 
 
-def read_schedule(path: str | Path) -> Callable[[Plan], Plan]:
-    """Reads a schedule file, and returns a function from the compiler's plan to the plan that obeys the file (`compile` and
+def read_schedule(path: str | Path) -> Schedule:
+    """Reads a schedule file, and returns it, a function from the compiler's plan to the plan that obeys the file (`compile` and
     `lower` take it). Raises CallError for a file that cannot be read or is no schedule."""
     return parse_schedule(Source(str(path), read_toml(path, "schedule")))
 
 
-def parse_schedule(source: Source) -> Callable[[Plan], Plan]:
+def parse_schedule(source: Source) -> Schedule:
     """`read_schedule` of a text that is there already."""
     schedule = Schedule(source, parse_toml(source.text, source.name))
     schedule.validate()
