@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias, overload
 
-from tilec.analysis.products import arguments_of, dims_of, factors_of, stored
+from tilec.analysis.products import dims_of, factors_of, stored
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import affine, arith, ir, memref, scf
@@ -172,9 +172,6 @@ class Contraction:
             return None
         numerator, denominator = made.operands
         return None if self.dims_of(denominator) & without else (numerator, denominator)
-
-    def arguments(self, value: ir.Value) -> list[int]:
-        return arguments_of(self.body, value)
 
     def dims_of(self, value: ir.Value) -> frozenset[int]:
         return dims_of(self.body, value, self.operand_dims)
