@@ -98,7 +98,7 @@ def explain(args: argparse.Namespace) -> int:
     measured, executable = _measured(loaded) if args.measure else (None, None)
     lowered = common.lower(loaded, emit=False, end="plan", expect=False)
     rules = [
-        (r"^kernel \S+|^decisions|^\S.* on .*$", "bold"),
+        (r"^kernel \S+|^rewrites|^decisions|^\S.* on .*$", "bold"),
         (r"^    (?:fused|inlined)\b", "green"),
         (r"^    (?:refused|not inlined)\b|\bFAILS\b", "yellow"),
         (r"^    (?:tiled|obeyed|\w+)\b", "cyan"),

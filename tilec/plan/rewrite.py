@@ -43,14 +43,15 @@ class Found:
 class Rewrite:
     """A kind of change. `find` returns the steps that may pay, given a function that makes the plan without them. `named` returns
     those that a schedule file may name, whatever they cost, and `exact` a further one by its fields, or why there is none. `apply`
-    carries steps out in a function. `describe` says what a step does. Steps `of_kernels` are found in the kernels of a program, and
+    carries steps out in a function. `describe` says what a step does, given the names of
+    its operation's dimensions. Steps `of_kernels` are found in the kernels of a program, and
     applied once cheap operations are computed inside their readers."""
 
     name: str
     find: Callable[[State, Callable[[], Plan]], Found]
     named: Callable[[State], Sequence[Applied]]
     apply: Callable[[ir.Operation, Sequence[Step]], None]
-    describe: Callable[[Step], str]
+    describe: Callable[[Step, Callable[[int], str]], str]
     step: type[Step] = Step
     of_kernels: bool = False
     exact: Callable[[State, Mapping[str, Any]], Applied | str] = lambda state, fields: ""

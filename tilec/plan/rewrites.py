@@ -166,9 +166,9 @@ def _exact_split(state: State, fields: Mapping[str, Any]) -> Applied | str:
     return refuse_split(node.op, step.dim, step.parts) or Applied("split", step, "as the schedule says", node.line)
 
 
-def _describe_split(step: Step) -> str:
+def _describe_split(step: Step, index: Callable[[int], str]) -> str:
     assert isinstance(step, Split)
-    return f"dimension {step.dim} in {step.parts} parts"
+    return f"{index(step.dim)} in {step.parts} parts"
 
 
 def _find_packs(state: State, without: Callable[[], Plan]) -> Found:
@@ -186,16 +186,17 @@ def _unsplit(state: State) -> tuple[list[Group], Graph]:
     return [g for g in groups if split.isdisjoint(n.name for n in g.nodes)], graph
 
 
-def _describe_pack(step: Step) -> str:
+def _describe_pack(step: Step, index: Callable[[int], str]) -> str:
     assert isinstance(step, Pack)
-    return f"its {step.side} factor as {step.kind}, " + (f"over dimensions {list(step.dims)}" if step.dims else "in aligned rows")
+    order = f"by {', '.join(map(index, step.dims))}" if step.dims else "in aligned rows"
+    return f"its {step.side} factor is stored first, as {step.kind}, {order}"
 
 
 REWRITES = (
-    Rewrite("pieces", _find_pieces, _pieces, _apply_pieces, lambda step: "piece by piece"),
-    Rewrite("diagonals", _find_diagonals, _diagonals, _apply_diagonals, lambda step: "one element for each diagonal"),
-    Rewrite("recompute", _find_reads, _reads, _apply_reads, lambda step: "the elements that it reads by number, computed anew"),
-    Rewrite("copies", _find_copies, _copies, _apply_copies, lambda step: "its own copy of the products that it reads"),
+    Rewrite("pieces", _find_pieces, _pieces, _apply_pieces, lambda step, index: "piece by piece"),
+    Rewrite("diagonals", _find_diagonals, _diagonals, _apply_diagonals, lambda step, index: "one element for each diagonal"),
+    Rewrite("recompute", _find_reads, _reads, _apply_reads, lambda step, index: "elements that it reads by number are computed anew"),
+    Rewrite("copies", _find_copies, _copies, _apply_copies, lambda step, index: "its own copy of the products that it reads"),
     Rewrite("split", _find_splits, _splits, split_reduction.apply_splits, _describe_split, Split, True,
             _exact_split),
     Rewrite("pack", _find_packs, _packs, prepack.apply_packs, _describe_pack, Pack, True),

@@ -7,6 +7,7 @@ largest is the kernel's time, and says what to change.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 from tilec.analysis.copied_results import Copy
 from tilec.core.quantities import amount, count, duration
@@ -19,6 +20,7 @@ from tilec.plan.groups import Remark
 from tilec.plan.model import Plan
 from tilec.plan.report.expectations import describe_expectations, minimal_traffic, traffic
 from tilec.plan.report.provenance import Provenance, short_location
+from tilec.plan.rewrites import REWRITES
 from tilec.process.printable import printable
 
 BAR = 24  # characters of the longest bar
@@ -46,7 +48,7 @@ def explain(
     ]
     parts += [_launch(name, plan, (measured or {}).get(name)) for name in plan.launches]
     parts += [_copy(copy, (measured or {}).get("copies") if len(plan.copies) == 1 else None) for copy in plan.copies]
-    parts.append(_decisions(plan, where))
+    parts += [_rewrites(plan, where), _decisions(plan, where)]
     return printable("\n\n".join("\n".join(part) for part in map(list, parts) if part) + "\n")
 
 
@@ -281,6 +283,24 @@ def _terms(p: Prediction) -> Iterator[str]:
         bar = "#" * max(1, round(BAR * t / longest))
         yield _row(label, f"{_resource(name):<18}{duration(t):>10}  {bar}")
         label = ""
+
+
+# ---- steps that change the program ---------------------------------------------------------------------------------------
+
+
+def _rewrites(plan: Plan, where: Provenance) -> Iterator[str]:
+    """The steps in their order, each with its source line and the times that were weighed."""
+    if not plan.rewrites:
+        return
+    yield "rewrites"
+    kinds = {rewrite.name: rewrite for rewrite in REWRITES}
+    for number, applied in enumerate(plan.rewrites, 1):
+        what = kinds[applied.rewrite].describe(applied.step, partial(where.index, applied.step.operation))
+        yield f"  {number}. {applied.rewrite} {applied.step.operation}: {what}"
+        if applied.line:
+            yield f"     {short_location(applied.line)}  {where.line(applied.line)}"
+        if applied.reason:
+            yield f"     {applied.reason}"
 
 
 # ---- decisions -------------------------------------------------------------------------------------------

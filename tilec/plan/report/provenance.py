@@ -53,6 +53,10 @@ class Provenance:
             return tuple([*names[:-1], "part", names[-1]] if pack.kind == parts.KIND else names)
         return self._own(operation, len(extents))
 
+    def index(self, operation: str, dim: int) -> str:
+        """The name of a dimension of an operation of the program itself."""
+        return self._own(operation, dim + 1)[dim]
+
     def _own(self, operation: str, count: int) -> tuple[str, ...]:
         """The first `count` names of an operation of the program itself."""
         equation = self.equations.get(operation) or self.equations.get(operation.rpartition(".")[0])

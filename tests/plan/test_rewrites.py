@@ -1,0 +1,77 @@
+"""Rewrites: schedule files force and forbid them, and `explain` shows their steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tools.lowering import lowered, planned
+from tools.plans import scheduled
+
+from tilec.core.diagnostics import CallError, Source
+from tilec.plan.report.explain import explain
+from tilec.plan.schedule.write import write_schedule
+
+LONG = Source("t.tile", "op f(x: f32[N]) -> (y: f32) { y = sum[i](x[i]) }")
+MANY = {"N": 1 << 22}
+
+
+def decided(**section):
+    return lowered(LONG, None, MANY, scheduled(**section), end="plan", emit=False)[1].plan
+
+
+def test_a_schedule_forces_and_forbids_rewrites():
+    own = planned(LONG, None, MANY)
+    (step,) = own.steps("split")
+    whole = decided(rewrites={"split": []})
+    assert not whole.rewrites and [k.nodes for k in whole.kernels] == [("y",)] and whole.time_us > own.time_us
+    for same in (True, ["y"], [{"operation": "y"}], [{"operation": "y", "parts": step.parts}]):
+        assert decided(rewrites={"split": same}).rewrites == own.rewrites
+    (other,) = decided(rewrites={"split": [{"operation": "y", "dim": 0, "parts": 16}]}).steps("split")
+    assert other == replace(step, parts=16)
+    assert decided(rewrites={"pieces": True, "pack": []}).rewrites == own.rewrites  # none applies
+
+
+def test_rewrites_and_kernels_are_decided_together():
+    """A file that forbids a split lists the operations of the program as it is."""
+    assert not decided(rewrites={"split": []}, kernels={"f_y": {"operations": ["y"]}}).rewrites
+    both = {"f_a": {"operations": ["y.partial"]}, "f_b": {"operations": ["y"]}}
+    assert [k.name for k in decided(kernels=both).kernels] == ["f_a", "f_b"]
+    with pytest.raises(CallError, match=r"there is no operation `y\.partial`") as raised:
+        decided(rewrites={"split": []}, kernels=both)
+    assert "`rewrites` decides which further operations there are" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "rewrites, said",
+    [
+        ({"splt": ["y"]}, ["there is no rewrite `splt`", "did you mean `split`?"]),
+        ({"split": 3}, ["`split` must be a list of operations, or `true` for all that it applies to"]),
+        ({"split": False}, ["`split` must be a list of operations"]),
+        ({"split": [3]}, ["a step of `split` is the name of an operation, or a table with `operation`"]),
+        ({"split": [{"dim": 0}]}, ["or a table with `operation`"]),
+        ({"split": [{"operation": "y", "dm": 0}]}, ["unknown key `dm`", "did you mean `dim`?"]),
+        ({"split": [{"operation": "y", "dim": "i"}]}, ["`dim` must be a whole number"]),
+        ({"split": [{"operation": "y", "dim": True}]}, ["`dim` must be a whole number"]),
+        ({"pack": [{"operation": "y", "dims": ["i"]}]}, ["`dims` must be a list of whole numbers"]),
+        ({"split": ["z"]}, ["the rewrite `split` cannot be applied to `z`", "it applies to `y`; `split = []` forbids it"]),
+        ({"pack": ["y"]}, ["the rewrite `pack` cannot be applied to `y`", "it applies to nothing here"]),
+        ({"split": [{"operation": "y", "dim": 0, "parts": 3}]}, ["4194304 elements cannot be 3 equal parts"]),
+        ({"split": [{"operation": "y", "dim": 1, "parts": 4}]}, ["its dimensions are 0 to 0"]),
+        ({"split": [{"operation": "y", "parts": 4}]}, ["say `dim` and `parts` to have them in any case"]),
+    ],
+)
+def test_rewrites_that_cannot_be(rewrites, said):
+    with pytest.raises(CallError) as raised:
+        decided(rewrites=rewrites)
+    assert all(part in str(raised.value) for part in said) and "given.sched.toml:" in str(raised.value)
+
+
+def test_explain_lists_the_steps():
+    special, result = lowered(LONG, None, MANY, end="plan", emit=False)
+    (step,) = result.plan.steps("split")
+    text = explain(result.plan, special)
+    assert f"rewrites\n  1. split y: i in {step.parts} parts\n     t.tile:1  op f(" in text
+    assert "unsplit, it has 1 parallel point" in text
+    assert "rewrites" not in explain(decided(rewrites={"split": []}), special).partition("decisions")[0]
+    assert f'split = [{{operation = "y", dim = 0, parts = {step.parts}}}]' in write_schedule(result.plan, special)
