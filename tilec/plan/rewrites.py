@@ -195,9 +195,8 @@ def _describe_pack(step: Step, index: Callable[[int], str]) -> str:
 REWRITES = (
     Rewrite("pieces", _find_pieces, _pieces, _apply_pieces, lambda step, index: "piece by piece"),
     Rewrite("diagonals", _find_diagonals, _diagonals, _apply_diagonals, lambda step, index: "one element for each diagonal"),
-    Rewrite("recompute", _find_reads, _reads, _apply_reads, lambda step, index: "elements that it reads by number are computed anew"),
+    Rewrite("recompute", _find_reads, _reads, _apply_reads, lambda step, index: "elements read by number are computed anew"),
     Rewrite("copies", _find_copies, _copies, _apply_copies, lambda step, index: "its own copy of the products that it reads"),
-    Rewrite("split", _find_splits, _splits, split_reduction.apply_splits, _describe_split, Split, True,
-            _exact_split),
+    Rewrite("split", _find_splits, _splits, split_reduction.apply_splits, _describe_split, Split, True, _exact_split),
     Rewrite("pack", _find_packs, _packs, prepack.apply_packs, _describe_pack, Pack, True),
 )
