@@ -44,7 +44,7 @@ STAGES: tuple[Stage, ...] = (
         ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize", narrow,
          "canonicalize", regroup, read_joined, settle, "cse", share_equal, store_changes),
     ),
-    Stage("plan", "steps that change the program as a whole; attributes that say kernels, tiles, memory", ()),
+    Stage("plan", "decides kernels, tiles, memory, and changes of the program as a whole", ()),
     Stage(
         "fuse", "fast approximations; one function per kernel",
         (approximate, fuse, compare_whole, "canonicalize", "cse", forward, "canonicalize", note_inplace),
