@@ -39,7 +39,7 @@ def holds(specialised, target) -> None:
             assert kernel.prediction == wanted.prediction
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_candidates_of_every_family_are_predicted_alike_from_a_file(name):
     made = own(name)

@@ -110,6 +110,7 @@ def factor(program, path=()):
     return tilec.compile(program, path=path, target="cpu")(np.ones(1, np.float32)).tolist()[0]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("main", ["a/p.tile", "l/p.tile"])
 @pytest.mark.parametrize("first", ["a/lib.tile", "c/lib.tile"])
 def test_an_import_that_is_found_earlier_is_seen(factors, main, first):

@@ -240,6 +240,7 @@ def test_large_tiles_fit_registers(text, kind, sizes, target):
         assert kernel.shared <= load(target).sm.shared_per_block
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "left, right, kind",
     [("bf16", "i8", "bf16"), ("u8", "f16", "f16"), ("i8", "f16", "f16"), ("bf16", "u8", "bf16")],
