@@ -167,7 +167,7 @@ def test_a_product_of_few_tiles_is_split():
 @pytest.mark.parametrize("k, split", [(8192, True), (8192 + 32, False), (8192 + 64, False)])
 def test_parts_of_a_product_have_whole_steps(k, split):
     """Of 64: a half of 8256 is 64.5 of them."""
-    assert bool(planned(MATMUL, M=64, N=64, K=k).splits) is split
+    assert bool(planned(MATMUL, M=64, N=64, K=k).steps("split")) is split
 
 
 def test_a_product_over_pixels_is_split_by_images():
