@@ -47,6 +47,7 @@ FILES = {
     "passes/cuda/chain/masks.py": "passes/cuda/test_chain_forms.py",
     "tilec/plan/fusion.py": "plan/test_plan_cuda.py plan/test_plan_cpu.py",
     "tilec/plan/split_reduction.py": "plan/test_plan_cuda.py plan/test_plan_cpu.py cost passes/cuda/test_rows.py",
+    "tilec/plan/search.py": "plan/test_plan_cuda.py plan/test_plan_cpu.py plan/test_schedule.py",
     "tilec/plan/legality.py": "plan/test_legality.py plan/test_plan_cuda.py plan/test_plan_cpu.py",
     "tilec/plan/schedule/read.py": "plan/test_schedule.py plan/test_edits.py",
     "tilec/plan/cuda/shared_memory.py": "plan/test_shared_memory.py passes/cuda/test_rows.py",
