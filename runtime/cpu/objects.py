@@ -137,9 +137,15 @@ def _load_functions(image: bytes, functions: Sequence[str], needs: Sequence[str]
     return load(image, functions, needs)
 
 
+def _sched_yield() -> Any:
+    if sys.platform == "win32":
+        return ctypes.windll.kernel32.SwitchToThread
+    return ctypes.CDLL(None).sched_yield
+
+
 _SYSTEM: dict[str, Callable[[], Any]] = {
     "memmove": lambda: ctypes.memmove,
-    "sched_yield": lambda: ctypes.windll.kernel32.SwitchToThread if os.name == "nt" else ctypes.CDLL(None).sched_yield,
+    "sched_yield": _sched_yield,
 }
 
 
