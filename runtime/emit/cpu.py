@@ -309,7 +309,7 @@ def _kept(op: ir.Operation) -> int:
     return next((n for n in (1, 2) if before.operands[n - 1] == op.operands[n - 1]), 0)
 
 
-def _state(use: Any) -> ir.Value:
+def _state(use: ir.OpOperand) -> ir.Value:
     """The state of the loop that begins with a value, or the value."""
     loop = use.owner.operation if hasattr(use.owner, "operation") else use.owner
     if loop.name != "scf.for":

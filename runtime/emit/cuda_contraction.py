@@ -7,8 +7,6 @@ elements are arrays of 32-bit words with two elements each (`tilec.words`).
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir
@@ -104,7 +102,7 @@ def _store_line(printer: MemoryPrinter, op: ir.Operation, target: Memory, at: st
     printer.line(f"{name}({target.base}, {at}, {address})")
 
 
-def _same(c: Any, target: Any, op: ir.Operation) -> None:
+def _same(c: tuple[Memory, str | int], target: tuple[Memory, str | int], op: ir.Operation) -> None:
     if c != target:
         raise InternalError("a product is stored elsewhere than the sums that it adds to", "emit", str(op))
 

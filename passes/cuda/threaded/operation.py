@@ -9,7 +9,7 @@ across warps, in a fixed order. Every thread along the reduced dimensions then h
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from tilec.analysis.lane_invariance import NONE, LaneInvariance, find_lane_invariance
 from tilec.analysis.products import index_dim
@@ -125,7 +125,7 @@ class GenericMapper(OperationContext):
                 self._store(n)
         self.tiles = held
 
-    def _enter(self, loops: list[int], body: Any) -> None:
+    def _enter(self, loops: list[int], body: Callable[[], None]) -> None:
         """Loops over the chunks of some dimensions around `body`."""
         if not loops:
             return body()
@@ -156,7 +156,7 @@ class GenericMapper(OperationContext):
             del self.chunk[d]
         self.threads.inner = False
 
-    def _slide(self, d: int, rest: list[int], body: Any) -> None:
+    def _slide(self, d: int, rest: list[int], body: Callable[[], None]) -> None:
         """A loop along windows, written out: its first round loads all that they begin with."""
         self.kept = {}
         for low, high in ((0, 1), (1, self.layout.chunks(d))):

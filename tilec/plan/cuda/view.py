@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
-from typing import Any
 
 from tilec.analysis.directions import extract_directions, scattered_extracts, steps_of_extracts
 from tilec.analysis.graph import Graph, Node
@@ -72,7 +71,7 @@ def accesses(kernel: KernelPlan, g: Group, graph: Graph) -> tuple[Access, ...]:
     return tuple(_accesses(kernel, g, graph))
 
 
-def _accesses(kernel: KernelPlan, g: Group, graph: Graph) -> Iterator[Any]:
+def _accesses(kernel: KernelPlan, g: Group, graph: Graph) -> Iterator[Access]:
     written = outputs_of(g.nodes, graph)
     for node in g.nodes:
         for result in node.results:
