@@ -45,7 +45,7 @@ FILES = {
     "passes/cuda/threaded/scan.py": "passes/cuda/test_scan.py",
     "passes/cuda/contraction/stream_k.py": "passes/cuda/test_stream_k.py",
     "passes/cuda/chain/masks.py": "passes/cuda/test_chain_forms.py",
-    "tilec/plan/fusion.py": "plan/test_plan_cuda.py plan/test_plan_cpu.py",
+    "tilec/plan/fusion.py": "plan/test_legality.py plan/test_plan_cuda.py plan/test_plan_cpu.py",
     "tilec/plan/split_reduction.py": "plan/test_plan_cuda.py plan/test_plan_cpu.py cost passes/cuda/test_rows.py",
     "tilec/plan/search.py": "plan/test_plan_cuda.py plan/test_plan_cpu.py plan/test_schedule.py",
     "tilec/plan/legality.py": "plan/test_legality.py plan/test_plan_cuda.py plan/test_plan_cpu.py",

@@ -1,9 +1,9 @@
-"""Operations that cannot share a kernel because of what other kernels are made of."""
+"""Operations that cannot share a kernel, because of what other kernels are made of, or since a kernel's factors are loaded."""
 
 from __future__ import annotations
 
 import pytest
-from tools.lowering import lowered
+from tools.lowering import lowered, planned
 
 from tilec.analysis.graph import build_graph
 from tilec.analysis.space import Space
@@ -43,3 +43,22 @@ def test_a_kernel_runs_as_a_whole(together, other, reason):
         group = Group([nodes[n] for n in other], Space([], {}, {}, ()))
         found = refuse([nodes[n] for n in together], graph, {nodes[n]: group for n in other}, load("cpu"))
     assert (found if isinstance(found, str) else None) == reason
+
+
+ATTENTION = """op f(q: bf16[H, S, D], k: bf16[H, T, D], v: bf16[H, T, D]) -> (o: bf16[H, S, D]) {
+    c[h, j, d] = bf16(k[h, j, d] * 2)
+    s[h, i, j] = sum[d](q[h, i, d] * c[h, j, d])
+    p[h, i, j] = softmax[j](s[h, i, j])
+    o[h, i, d] = sum[j](bf16(p[h, i, j]) * v[h, j, d])
+}
+"""
+
+
+@pytest.mark.parametrize("target, stored", [("h200", True), ("cpu", False)])
+def test_factors_of_a_chain_are_loaded_on_a_gpu_and_computed_on_a_cpu(target, stored):
+    """What is computed by copies of tiles in SRAM would be computed by no thread; a CPU's panels are packed by any operations."""
+    plan = planned(ATTENTION, None, {"H": 16, "S": 2048, "T": 2048, "D": 64}, target)
+    assert sum("s" in k.nodes and "o" in k.nodes for k in plan.kernels) == 1
+    assert any(k.nodes == ("c",) for k in plan.kernels) is stored
+    said = "multiplies tiles that are loaded, and not computed"
+    assert any(said in r.reason for r in plan.remarks if r.subject == "c") is stored
