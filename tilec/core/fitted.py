@@ -269,6 +269,7 @@ class PanelTimes(Group, name="panels", kind="cpu"):
     unit_tile_ns: float = number("time of a tile of sums of a matrix unit beside its products")
     unit_exposed_l2: float = number("share of the time in which L2 delivers factors to a matrix unit that its products do not hide")
     loads_per_clock: float = number("vectors, or elements of the left panel, that a register tile loads in a clock", least=0.1)
+    forward_clocks: float = number("clocks until a sum that registers do not hold is loaded again after it was stored")
     exposed_l2: float = number("share of the time in which L2 delivers the right panel that arithmetic does not hide")
     block_us: float = number("time to start a block")
 

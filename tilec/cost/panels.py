@@ -21,6 +21,7 @@ AMX_SIDE = 16  # rows of a tile of AMX, and f32 sums of a row
 CACHED_SUMS = 1 << 17  # of a block, which several steps along k add to in memory of its own: half a megabyte
 AMX_STEP = 32  # products along k of an instruction
 AMX_LATENCY, AMX_LOAD = 52, 8  # clocks from one sum of a tile to the next one, and of a tile's load: Intel's optimization manual
+STORE = 2  # loads of a vector that take as long as its store: two in a clock and one, of AVX-512 (Intel's optimization manual)
 MOST_PARTS = 3  # bf16 of which a number is the sum: all bits of an f32
 PACKED = ("along", "across", "gathered")  # how a factor lies, for whoever packs it
 
@@ -162,7 +163,8 @@ def step_ns(target: Target, b: Blocking, size: int, parts: tuple[int, int], inne
     vectors = ceil(b.nr / whole)  # whatever vectors a kernel has: LLVM joins them, or takes them apart
     fma = 1e9 * 2 * whole * b.mr * vectors / (target.peak("fma.f64" if size == 8 else "fma.f32") / target.units)
     spilled = max(0, b.mr * vectors + vectors + 1 - core.vector_registers)  # stored, and loaded again
-    clocks = max((b.mr + vectors + 2 * spilled) / fit.loads_per_clock, core.fma_latency)
+    latency = core.fma_latency + (fit.forward_clocks if spilled else 0)
+    clocks = max((b.mr + vectors + (1 + STORE) * spilled) / fit.loads_per_clock, latency)
     panel = b.mr if b.columns_outer else b.nr
     held = b.depth * inner * size
     far = size * panel * (held > target.l1.bytes)
