@@ -189,9 +189,9 @@ def test_scores_and_weights(name, monkeypatch):
     check(text, SIZES, (64, 32), monkeypatch, inputs_of(text))
 
 
-@pytest.mark.parametrize("condition", [f"j <= i + {n}" for n in (29, 30, 31)] + [f"j >= i - {n}" for n in (32, 33, 34)])
+@pytest.mark.parametrize("condition", [f"j {way} {n}" for way in ("<= i +", ">= i -") for n in (29, 30, 31)])
 def test_a_tile_is_whole_where_its_last_element_is_there(condition, monkeypatch):
-    """Tiles have 32 columns; the first row of a block sees all but one, all, or one more of the first tile."""
+    """Tiles have 32 columns, and blocks 64 rows. Of a tile the first row, or the last one, sees all, or all but one or two."""
     text = attention(f"t[b, h, i, j] if {condition} else -inf")
     sizes = SIZES | {"B": 1, "D": 16}
     check(text, sizes, (64, 32), monkeypatch, inputs_of(text, sizes))
