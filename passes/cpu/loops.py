@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilec.analysis.float_ranges import range_of
+from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.lane_invariance import NONE, LaneInvariance, find_lane_invariance, multiple
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, math, memref, scf
@@ -251,13 +252,8 @@ class _Nest:
     def _lane_invariance(self, d: int) -> LaneInvariance:
         """Iterations of the innermost loop that share a part of the body."""
 
-        def is_index(value: ir.Value) -> bool:
-            owner = mlir.definition(value)
-            is_one = owner is not None and owner.name == "linalg.index" and owner.block == self.block
-            return is_one and ir.IntegerAttr(owner.attributes["dim"]).value == d
-
-        maps = dict(zip(self.arguments, self.maps))
-        return find_lane_invariance(self.block, is_index, lambda a: d in maps[a], multiple(self.extent(d)))
+        terms = BodyTerms(self.op)
+        return find_lane_invariance(terms, terms.dims[d], multiple(self.extent(d)))
 
     def _fast_path_first(self, build: Callable[..., Any], states: list[ir.Value]) -> list[ir.Value]:
         """Trigonometric functions have a fast path for arguments that are not huge: run the innermost loops with it,

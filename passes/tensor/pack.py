@@ -57,7 +57,7 @@ def factor(op: ir.Operation, side: int, kind: str) -> ir.Value:
     inner = [(d, extents[d]) for d, k in enumerate(mlir.iterators_of(op)) if k == "reduction"]
     if kind == str(factors[side].type):
         return factors[side]
-    return scaled(mlir.body_of(op), factors[side], [mlir.map_dims(m) for m in mlir.maps_of(op)], inner).core
+    return scaled(op, factors[side], inner).core
 
 
 def _align(op: ir.Operation, side: int, kind: str) -> tuple[ir.Operation, ir.Operation]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
+from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.products import arguments_of, dims_of, factors_of, leaves_of, narrow, period_of, product_of
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, tensor
@@ -39,7 +40,8 @@ def _regroup(op: ir.Operation) -> None:
     outside = [leaf for leaf in leaves if not dims[leaf] & reduced]
     inside = [leaf for leaf in leaves if dims[leaf] & reduced]
     order = [(d, extents[d]) for d in sorted(reduced)]
-    cores = [leaf for leaf in inside if period_of(body, leaf, operand_dims, order) == 1]
+    terms = BodyTerms(op)
+    cores = [leaf for leaf in inside if period_of(terms, leaf, order) == 1]
     if len(cores) != 2 or not all(_is_narrow(leaf) for leaf in cores):
         return
     own = [dims[core] - reduced - (dims[cores[0]] & dims[cores[1]]) for core in cores]

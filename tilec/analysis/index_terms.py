@@ -28,8 +28,8 @@ _SIGNED: dict[int, Callable[[Term, Term], Cond]] = {
     0: equal, 1: lambda a, b: ~equal(a, b), 2: below, 3: lambda a, b: at_least(b, a), 4: lambda a, b: below(b, a), 5: at_least,
 }  # fmt: skip
 """Predicates of cmpi. Those of unsigned numbers are 4 more than from 2 on."""
-_QUOTIENTS = ("arith.divui", "arith.divsi")  # the same, and rounded down, of numbers that are not negative
-_REMAINDERS = ("arith.remui", "arith.remsi")
+_COUNTS = ("gpu.thread_id", "gpu.block_id", "gpu.block_dim", "gpu.grid_dim", "gpu.cluster", "memref.dim", "tensor.dim")
+"""Operations whose results are not negative."""
 
 
 def dim_index(d: int, extent: int) -> Term:
@@ -118,8 +118,9 @@ class Reader(ABC, Generic[T]):
             case ("arith.index_castui" | "arith.extui"), 1 if self._type(operands[0]) in BITS:
                 of, bits = self.exact(operands[0]), BITS[self._type(operands[0])]
                 return of if _natural(of) else call(f"u{bits}", of, low=0, high=min((1 << bits) - 1, (1 << 63) - 1))
-            case "arith.andi", 2 if (mask := self.of(operands[1]).constant) is not None and mask >= 0:
-                return self.of(operands[0]) % (mask + 1) if mask & (mask + 1) == 0 else None
+            case "arith.andi", 2 if (mask := self.of(operands[1]).constant) is not None:
+                of = self.of(operands[0])
+                return _masked(of, mask) if mask >= 0 else of - _masked(of, ~mask)
             case "arith.remui", 2 if (n := self.of(operands[1]).constant) is not None and n > 0 and n & (n - 1) == 0:
                 return self.of(operands[0]) % n
             case "arith.select", 3:
@@ -144,8 +145,13 @@ class Reader(ABC, Generic[T]):
                 return args[0] // args[1]
             case "arith.remui" | "arith.remsi" if _natural(args[0], args[1] - 1):
                 return args[0] % args[1]
+            case "arith.remui" if (n := args[1].constant) is not None and n > 0:
+                return call("remui", *args, low=0, high=n - 1)
             case "arith.shrsi" | "arith.shrui" if (number := args[1].constant) is not None and 0 <= number < 64:
-                return args[0] // (1 << number) if name == "arith.shrsi" or _natural(args[0]) else None
+                found = args[0] // (1 << number)  # what has no sign is another number, but the same for the same quotient
+                return found if name == "arith.shrsi" or _natural(args[0]) else call("unsigned", found)
+            case "arith.divui" if (n := args[1].constant) is not None and n > 0 and n & (n - 1) == 0:
+                return call("unsigned", args[0] // n)
             case "math.absi":
                 return maximum(args[0], -args[0])
             case "affine.apply" | "affine.min" | "affine.max":
@@ -176,6 +182,16 @@ def affine_term(e: ir.AffineExpr, operands: Sequence[Term], dims: int) -> Term:
         case ir.AffineCeilDivExpr():
             return -(-within_bits(a, 64) // b)
     return within_bits(a, 64) // b
+
+
+def _masked(x: Term, mask: int) -> Term:
+    """Some of a number's lower bits: each run of them is the difference of two remainders."""
+    found, bit = term(0), 0
+    while mask >> bit:
+        low = bit + ((mask >> bit) & -(mask >> bit)).bit_length() - 1
+        bit = low + (~(mask >> low) & (mask >> low) + 1).bit_length() - 1
+        found = found + x % (1 << bit) - x % (1 << low)
+    return found
 
 
 def _natural(*xs: Term) -> bool:
@@ -219,13 +235,14 @@ class ValueTerms(Reader[ir.Value]):
 
     def _outside(self, x: ir.Value) -> Term:
         """A value of which nothing is known. Those of type `index` are sizes and indices."""
-        name, type_ = f"value{self._number(x)}", str(x.type)
-        return call(name, low=-LARGEST, high=LARGEST) if type_ == "index" else typed_call(type_, name)
+        name, type_, op = f"value{self._number(x)}", str(x.type), mlir.definition(x)
+        counts = op is not None and op.name.startswith(_COUNTS)
+        return call(name, low=0 if counts else -LARGEST, high=LARGEST) if type_ == "index" else typed_call(type_, name)
 
     def _opaque(self, x: ir.Value) -> Term:
         op = mlir.definition(x)
         number = list(op.results).index(x)
-        if not op.operands and not op.regions:
+        if op.name.startswith(_COUNTS) or not (op.operands or op.regions):
             return self._outside(x)
         inner = [o.results[0] for o in mlir.traverse(op) if o.name == "linalg.index"]
         return typed_call(str(x.type), f"{op.name}#{self._number(op)}.{number}", *map(self.of, [*mlir.operands_of(op), *inner]))

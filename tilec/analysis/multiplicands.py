@@ -60,7 +60,7 @@ def scaled_factor(node: Node, factor: ir.Value) -> Scaled:
     """A factor of a contraction, without what is the same for many adjacent places of k."""
     assert node.contraction is not None
     inner = [(d, node.extents[d]) for d in node.contraction.k]
-    return scaled(mlir.body_of(node.op), factor, [mlir.map_dims(m) for m in mlir.maps_of(node.op)], inner)
+    return scaled(node.op, factor, inner)
 
 
 def _is_built(kind: str, target: Target, scales: int) -> bool:

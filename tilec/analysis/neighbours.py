@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilec.analysis.affine_conditions import linear
 from tilec.analysis.expression import Expr
+from tilec.analysis.index_terms import BITS, ExprTerms
+from tilec.index.questions import is_shared, lane_numbers
 
 SIZE = 4  # adjacent elements
 WORTH = 16  # operations that four elements share, from which an exchange between threads pays
-_QUOTIENTS = ("arith.divui", "arith.divsi", "arith.floordivsi")
 
 
 class Neighbours:
@@ -23,19 +23,15 @@ class Neighbours:
 
     def __init__(self, dim: int):
         self.dim = dim
-        self._shared: dict[Expr, bool] = {}
+        self._terms = ExprTerms()
 
     def shares(self, x: Expr) -> bool:
         """Whether it is the same for all of them."""
-        if x not in self._shared:
-            inside = bool(x.args) and x.op != "element" and all(map(self.shares, x.args))
-            self._shared[x] = self.dim not in x.dims or self._is_quotient(x) or inside
-        return self._shared[x]
+        return is_shared(self._terms.of(x), self._terms.dim(self.dim), SIZE)
 
-    def number(self, x: Expr) -> int | None:
-        """The mask of an element's number among them, where `x` is that number."""
-        mask = x.args[1].number if x.op == "arith.andi" and x.args[1].op == "constant" else None
-        return int(mask) if mask is not None and 0 <= mask < SIZE and self._counts(x.args[0]) else None
+    def numbers(self, x: Expr) -> tuple[int, ...] | None:
+        """An integer's value for each of them, where these are numbers and not the same."""
+        return lane_numbers(self._terms.of(x), self._terms.dim(self.dim), SIZE) if x.type in BITS else None
 
     def worthwhile(self, x: Expr) -> Iterator[Expr]:
         """The largest parts of an expression that indices and rows decide, and of which much is shared."""
@@ -61,18 +57,3 @@ class Neighbours:
                 pending += part.args
         return found
 
-    def _is_quotient(self, x: Expr) -> bool:
-        if len(x.args) != 2 or x.args[1].op != "constant":
-            return False
-        by = int(x.args[1].key)
-        divisor = 1 << by if x.op in ("arith.shrui", "arith.shrsi") and 0 <= by < 63 else by if x.op in _QUOTIENTS else 0
-        return divisor > 0 and divisor % SIZE == 0 and self._counts(x.args[0])
-
-    def _counts(self, x: Expr) -> bool:
-        """Whether an integer grows by one from each to the next, from a multiple of `SIZE` on."""
-        if (form := linear(x)) is None:
-            return False
-        leaves, number = form
-        along = [f for leaf, f in leaves.items() if self.dim in leaf.dims]
-        others = [f for leaf, f in leaves.items() if self.dim not in leaf.dims]
-        return along == [1] and not any(f % SIZE for f in (*others, number))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilec.analysis import products
+from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.lane_invariance import find_lane_invariance
 from tilec.analysis.rules import NAMED
 from tilec.core import mlir
@@ -82,15 +83,10 @@ def together(op: ir.Operation) -> dict[ir.Operation, int]:
     `tilec/analysis/lane_invariance.py`."""
     last, block = len(mlir.iterators_of(op)) - 1, mlir.body_of(op)
     maps = dict(zip(block.arguments, mlir.maps_of(op)))
-
-    def is_last(value: ir.Value) -> bool:
-        owner = mlir.definition(value)
-        return (
-            owner is not None and owner.name == "linalg.index" and ir.IntegerAttr(owner.attributes["dim"]).value == last
-        )
-
-    extent = mlir.extents_of(op)[last] if last >= 0 else 0
-    found = find_lane_invariance(block, is_last, lambda a: last in mlir.map_dims(maps[a]), max(1, extent & -extent))
+    if last < 0:
+        return {}
+    terms, extent = BodyTerms(op), mlir.extents_of(op)[last]
+    found = find_lane_invariance(terms, terms.dims[last], max(1, extent & -extent))
     return dict.fromkeys(found.once, found.size) if found.once else _same_in_vectors(op, maps)
 
 

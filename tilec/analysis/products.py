@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from math import gcd
 
 from tilec.analysis.expression import Expr
+from tilec.analysis.index_terms import BodyTerms
 from tilec.core import mlir
 from tilec.core.mlir import ir
+from tilec.index.questions import period
 
 _PRODUCTS = {"arith.addf": "arith.mulf", "arith.addi": "arith.muli"}  # of what these sums are
 _FROM_INTEGERS = ("arith.sitofp", "arith.uitofp")
@@ -64,9 +66,10 @@ class Scaled:
     period: int = 0
 
 
-def scaled(body: ir.Block, factor: ir.Value, operand_dims: Sequence[Iterable[int]], inner: Sequence[tuple[int, int]]) -> Scaled:
-    """`inner`: the reduced dimensions in the order of k, outermost first, with their extents."""
-    found = [(leaf, period_of(body, leaf, operand_dims, inner)) for leaf in leaves_of(factor)]
+def scaled(op: ir.Operation, factor: ir.Value, inner: Sequence[tuple[int, int]]) -> Scaled:
+    """Of an operation. `inner`: the reduced dimensions in the order of k, outermost first, with their extents."""
+    terms = BodyTerms(op)
+    found = [(leaf, period_of(terms, leaf, inner)) for leaf in leaves_of(factor)]
     cores = [leaf for leaf, period in found if period == 1]
     period = gcd(*(p for _, p in found if p != 1))
     if len(cores) != 1 or not period:
@@ -74,62 +77,14 @@ def scaled(body: ir.Block, factor: ir.Value, operand_dims: Sequence[Iterable[int
     return Scaled(cores[0], tuple(leaf for leaf, period in found if period != 1), period)
 
 
-def period_of(
-    body: ir.Block, value: ir.Value, operand_dims: Sequence[Iterable[int]], dims: Sequence[tuple[int, int]]
-) -> int:  # fmt: skip
-    """The largest number P such that a value depends on the place along `dims` (outermost first, with their extents) by its
-    quotient by P alone; 0 where it does not depend on it."""
-    found, length = 0, 1
+def period_of(terms: BodyTerms, value: ir.Value, dims: Sequence[tuple[int, int]]) -> int:
+    """A number P such that a value depends on the position along `dims` (outermost first, with their extents) by its quotient by P
+    alone, the largest that is known; 0 where it does not depend on it."""
+    found, length, x = 0, 1, terms.of(value)
     for d, extent in reversed(dims):
-        found = gcd(found, length * _period(body, value, operand_dims, d))
+        found = gcd(found, length * (period(terms.dims[d], x).constant or 0))
         length *= extent
     return found
-
-
-def _period(body: ir.Block, value: ir.Value, operand_dims: Sequence[Iterable[int]], d: int) -> int:
-    """The same for one dimension."""
-    if isinstance(value.owner, ir.Block):
-        mine = value.owner == body
-        return int(mine and d in operand_dims[ir.BlockArgument(value).arg_number])
-    op = mlir.definition(value)
-    if op is None or op.block != body:
-        return 0
-    if op.name == "linalg.index":
-        return int(index_dim(op) == d)
-    operands = mlir.operands_of(op)
-    periods = [_period(body, v, operand_dims, d) for v in operands]
-    if op.name != "affine.apply":
-        return gcd(*periods)
-    whole = ir.AffineMapAttr(op.attributes["map"]).value
-    is_index = [_is_index(v, d) for v in operands]
-    return _affine_period(whole.results[0], list(zip(periods, is_index)), whole.n_dims)
-
-
-def _is_index(value: ir.Value, d: int) -> bool:
-    owner = mlir.definition(value)
-    return owner is not None and owner.name == "linalg.index" and index_dim(owner) == d
-
-
-def _affine_period(x: ir.AffineExpr, operands: list[tuple[int, bool]], symbols: int) -> int:
-    """The same for an affine expression of operands with these periods, or that are the place itself; symbols come after so many
-    dimensions."""
-
-    def operand(x: ir.AffineExpr) -> tuple[int, bool]:
-        match x:
-            case ir.AffineDimExpr():
-                return operands[x.position]
-            case ir.AffineSymbolExpr():
-                return operands[symbols + x.position]
-        return 0, False
-
-    match x:
-        case ir.AffineConstantExpr():
-            return 0
-        case ir.AffineDimExpr() | ir.AffineSymbolExpr():
-            return operand(x)[0]
-        case ir.AffineFloorDivExpr() if operand(x.lhs)[1] and isinstance(x.rhs, ir.AffineConstantExpr):
-            return x.rhs.value
-    return gcd(*(_affine_period(part, operands, symbols) for part in mlir.sides(x)))
 
 
 def arguments_of(body: ir.Block, value: ir.Value) -> list[int]:

@@ -20,7 +20,7 @@ from math import gcd, inf
 from tilec.index.answers import remembered
 from tilec.index.factors import as_multiples
 from tilec.index.proofs import STEPS, cancelled, search
-from tilec.index.terms import Cond, Leaf, Term, call, leaf_of, remainders, split, sum_of, term, total
+from tilec.index.terms import Cond, Leaf, Term, call, leaf_of, remainders, split, sum_of, term
 
 Ends = tuple[float, float]
 """The least and the greatest value: whole numbers, or infinite."""
@@ -99,35 +99,31 @@ class Facts:
 
     def rebuilt(self, x: Term, values: Mapping[Leaf, Term]) -> Term:
         """With other terms for some symbols, in normal form again."""
-        known: dict[Leaf, Term] = {}
+        return self._rebuilt(x, tuple(values.items()))
 
-        def new(leaf: Leaf) -> Term:
-            if leaf not in known:
-                args = [of(a) for a in leaf.args]
-                match leaf.op:
-                    case "//":
-                        known[leaf] = self.div(*args)
-                    case "min":
-                        known[leaf] = self.min(*args)
-                    case "if":
-                        assert leaf.when is not None
-                        known[leaf] = self.choose(leaf.when.mapped(of), *args)
-                    case "call" if args and leaf.name in ("//", "%"):
-                        known[leaf] = (self.div if leaf.name == "//" else self.mod)(*args)
-                    case "call":
-                        known[leaf] = leaf_of("call", leaf.name, tuple(args), leaf.ends)
-                    case _:
-                        known[leaf] = values.get(leaf, term(leaf))
-            return known[leaf]
+    def _rebuilt(self, x: Term, values: tuple[tuple[Leaf, Term], ...]) -> Term:
+        if self is NONE and not any(leaf in x.free for leaf, _ in values):
+            return x
+        parts = {m: f for m, f in x.parts.items() if any(leaf.args or leaf.is_symbol for leaf in m)}
+        found = sum_of({m: f for m, f in x.parts.items() if m not in parts})
+        for m, f in parts.items():
+            found = found + reduce(Term.__mul__, (self._new(leaf, values) for leaf in m), term(f))
+        return found
 
-        def of(x: Term) -> Term:
-            if self is NONE and values.keys().isdisjoint(x.free):
-                return x
-            parts = {m: f for m, f in x.parts.items() if any(leaf in values or leaf.args for leaf in m)}
-            plain = sum_of({m: f for m, f in x.parts.items() if m not in parts})
-            return plain + total([reduce(Term.__mul__, map(new, m), term(f)) for m, f in parts.items()])
-
-        return of(x)
+    @remembered
+    def _new(self, leaf: Leaf, values: tuple[tuple[Leaf, Term], ...]) -> Term:
+        if leaf.is_symbol:
+            return next((x for old, x in values if old is leaf), term(leaf))
+        args = [self._rebuilt(a, values) for a in leaf.args]
+        if leaf.op == "//" or leaf.name == "//":
+            return self.div(*args)
+        if leaf.name == "%" and args:
+            return self.mod(*args)
+        if leaf.op == "min":
+            return self.min(*args)
+        if leaf.when is not None:
+            return self.choose(leaf.when.mapped(lambda t: self._rebuilt(t, values)), *args)
+        return leaf_of("call", leaf.name, tuple(args), leaf.ends)
 
     def simplified(self, x: Term) -> Term:
         """In terms of the same symbols: what is known decides quotients, minima and choices."""

@@ -66,6 +66,18 @@ def is_shared(x: Term, d: Term, v: Term | int) -> bool:
 
 
 @remembered
+def lane_numbers(x: Term, d: Term, v: int) -> tuple[int, ...] | None:
+    """Its values for v adjacent elements, from each multiple of v on, where these are numbers and not all the same.
+
+    (4 * j + i) % 4, i, 4   ->   0, 1, 2, 3
+    """
+    moved, lane = in_lanes(x, d, v)
+    values = [NONE.rebuilt(moved, {lane: term(n)}).constant for n in range(v)] if moved.free == {lane} else [None]
+    found = tuple(n for n in values if n is not None)
+    return found if len(found) == v and len({*found}) > 1 else None
+
+
+@remembered
 def is_adjacent(x: Term, d: Term, v: int, alignment: int = 1) -> bool:
     """Whether it grows by one from lane to lane, of v from each multiple of v on, and begins at a multiple of a number."""
     moved, lane = in_lanes(x, d, v)

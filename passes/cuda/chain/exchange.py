@@ -42,16 +42,16 @@ class Exchange:
 
     def _build(self, x: Expr, n: int) -> ir.Value:
         at = self.positions[n]
-        for part in self._numbers(x):
-            at.known[part] = mlir.constant(n & (self.neighbours.number(part) or 0), mlir.type_of(part.type))
+        for part, numbers in self._numbers(x).items():
+            at.known[part] = mlir.constant(numbers[n], mlir.type_of(part.type))
         if n:
             at.known |= {p: v for p, v in self.positions[0].known.items() if self.neighbours.shares(p)}
         return self.values.build(x, at)
 
-    def _numbers(self, x: Expr) -> set[Expr]:
-        if self.neighbours.number(x) is not None:
-            return {x}
-        return set() if self.neighbours.shares(x) else {p for a in x.args for p in self._numbers(a)}
+    def _numbers(self, x: Expr) -> dict[Expr, tuple[int, ...]]:
+        if (numbers := self.neighbours.numbers(x)) is not None:
+            return {x: numbers}
+        return {} if self.neighbours.shares(x) else {p: n for a in x.args for p, n in self._numbers(a).items()}
 
     def _swapped(self, values: list[ir.Value]) -> list[ir.Value]:
         """Those of the thread that computes the other four columns. Bits go together."""

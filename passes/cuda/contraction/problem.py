@@ -256,7 +256,7 @@ class Problem:
 
     def _scaled(self, factor: ir.Value) -> Scaled:
         inner = [(self.dims.index(d), extent) for d, extent in zip(self.options.inner, self.inner)]
-        return scaled(self.body, factor, self.operand_dims, inner)
+        return scaled(self.op, factor, inner)
 
     @property
     def is_promoted(self) -> bool:

@@ -28,7 +28,7 @@ from tilec.passes.cuda.threaded.trig_fallback import (
     is_trigonometric,
     mark_approximate,
 )
-from tilec.passes.cuda.threaded.vector_gather import Gathered, fetch, is_index, slides, wide_loads
+from tilec.passes.cuda.threaded.vector_gather import Gathered, fetch, index_of, slides, wide_loads
 from tilec.passes.loops import EDGE, TOUCHED, WHOLE, Position, Threads, loop
 
 
@@ -48,10 +48,7 @@ class GenericMapper(OperationContext):
         lane = self.layout.lane_dim
         if lane not in self.dims or self.threads.misalignment is not None:
             return NONE
-        argument_dims = dict(zip(self.block.arguments, self.operand_dims))
-        return find_lane_invariance(
-            self.block, lambda v: is_index(self, v, lane), lambda a: lane in argument_dims[a], self.layout.vectors[lane]
-        )
+        return find_lane_invariance(self.terms, index_of(self, lane), self.layout.vectors[lane])
 
     # ---- the order of things -----------------------------------------------------------------------------------------
 
