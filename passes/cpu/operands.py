@@ -9,10 +9,12 @@ reads operands along memory, by vectors.
 
 from __future__ import annotations
 
-from tilec.analysis.access import linear_of
+from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.products import index_dim
 from tilec.core import mlir
 from tilec.core.mlir import ir, memref
+from tilec.index.questions import factor
+from tilec.index.terms import term
 from tilec.passes.cuda.memory_spaces import sizes_of
 from tilec.passes.emit import Body
 from tilec.passes.rebuild import Operand, operands_in, rebuild, replace
@@ -40,7 +42,7 @@ def boxes_as_operands(op: ir.Operation) -> ir.Operation:
 
 def _box(op: ir.Operation, load: ir.Operation, sizes: dict[int, ir.Value | int]) -> list[int | None] | None:
     """The dimension of the operation along each of the memory's, None for a single place there; None where it is no box."""
-    body, found = mlir.body_of(op), list[int | None]()
+    body, terms, found = mlir.body_of(op), BodyTerms(op), list[int | None]()
     wide = {d for d, n in sizes.items() if n != 1}
     for index in list(load.operands)[1:]:
         inside = mlir.slice_of(body, index)
@@ -50,10 +52,10 @@ def _box(op: ir.Operation, load: ir.Operation, sizes: dict[int, ir.Value | int])
         if not dims:
             found.append(None)
             continue
-        form = linear_of(op, index)
-        if form is None or len(dims) > 1 or [f for d, f in form.factors.items() if d in wide] != [1]:
+        (d, *others) = dims
+        if others or factor(terms.of(index), terms.dims[d]) is not term(1):
             return None
-        found.append(dims.pop())
+        found.append(d)
     own = [d for d in found if d is not None]
     return found if len(set(own)) == len(own) and own else None
 

@@ -17,87 +17,68 @@ tile lie anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from math import copysign
 
-from tilec.analysis.products import dims_of, index_dim, narrow, stored
+from tilec.analysis.index_terms import BlockTerms
+from tilec.analysis.products import narrow, stored
 from tilec.core import mlir
 from tilec.core.mlir import ir
+from tilec.index.facts import NONE, Facts
+from tilec.index.terms import Cond, Leaf, Term, at_least, below
 
 _ACCESSES = ("tensor.extract", "memref.load")  # before and after bufferization
-_SIGNS = {2: (-1, -1), 3: (-1, 0), 4: (1, -1), 5: (1, 0)}  # cmpi slt, sle, sgt, sge: sign * (a - b) + number >= 0
-_CASTS = ("arith.index_cast", "arith.extsi")
-
-
-@dataclass(frozen=True)
-class Opaque:
-    """A value of an operation's body that is no affine form of its dimensions, of which it depends on `dims`."""
-
-    value: ir.Value
-    dims: frozenset[int]
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A sum of dimensions of an operation, of values that are the same in all of a block, and of opaque ones, times numbers; and a
-    number."""
-
-    terms: frozenset[tuple[int | ir.Value | Opaque, int]]
-    constant: int
-
-    @property
-    def factors(self) -> dict[int, int]:
-        """By dimension."""
-        return {leaf: factor for leaf, factor in self.terms if isinstance(leaf, int)}
-
-    @property
-    def opaque(self) -> frozenset[int]:
-        """The dimensions that its opaque parts depend on."""
-        return frozenset(d for leaf, _ in self.terms if isinstance(leaf, Opaque) for d in leaf.dims)
-
-    @property
-    def is_affine(self) -> bool:
-        return not any(isinstance(leaf, Opaque) for leaf, _ in self.terms)
-
-    def plus(self, other: Linear, times: int = 1) -> Linear:
-        found = dict(self.terms)
-        for leaf, factor in other.terms:
-            found[leaf] = found.get(leaf, 0) + times * factor
-        terms = frozenset((leaf, factor) for leaf, factor in found.items() if factor)
-        return Linear(terms, self.constant + times * other.constant)
-
-    def is_positive(self, extents: Sequence[int]) -> bool:
-        """Whether it is at least 0 for all indices."""
-        if len(self.factors) < len(self.terms):
-            return False
-        return self.constant + sum(min(0, f * (extents[d] - 1)) for d, f in self.factors.items()) >= 0
 
 
 @dataclass(frozen=True)
 class Subscript:
-    """A subscript, and what computes it in the body; None for the bare dimension of an operand."""
+    """A subscript as a term of `dims`, the indices of the operation's dimensions, and what computes it in the body; None for the
+    bare dimension of an operand."""
 
-    linear: Linear
+    term: Term
+    dims: tuple[Term, ...]
     value: ir.Value | None = None
 
     @property
     def factors(self) -> dict[int, int]:
-        return self.linear.factors
+        """By dimension, of those that it has factors of."""
+        parts = ((n, self.term.parts.get((d.symbol,), 0)) for n, d in enumerate(self.dims))
+        return {n: f for n, f in parts if f}
 
     @property
     def constant(self) -> int:
-        return self.linear.constant
+        return self.term.number
+
+    @property
+    def opaque(self) -> frozenset[int]:
+        """The dimensions that its other parts depend on."""
+        others = [leaf.free for m in self.term.parts for leaf in m if len(m) > 1 or not leaf.is_symbol]
+        return frozenset(n for n, d in enumerate(self.dims) if any(d.symbol in free for free in others))
 
     @property
     def is_affine(self) -> bool:
-        return self.linear.is_affine
+        """Whether it is a sum of indices, and of values that are the same in all of a block, times numbers, and of a number."""
+        return _is_affine(self.term)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it is affine, and indices alone decide it."""
+        return all(len(m) == 1 and m[0].is_symbol for m in self.term.parts if m)
 
     @property
     def bare(self) -> int | None:
         """The dimension that it is."""
-        factors = [*self.factors.items()]
-        return factors[0][0] if len(factors) == len(self.linear.terms) == 1 == factors[0][1] and not self.constant else None
+        return next((n for n, d in enumerate(self.dims) if d is self.term), None)
+
+
+def _is_affine(x: Term) -> bool:
+    return all(len(m) == 1 and (m[0].is_symbol or _is_outside(m[0])) for m in x.parts if m)
+
+
+def _is_outside(leaf: Leaf) -> bool:
+    return leaf.op == "call" and not leaf.args
 
 
 @dataclass(frozen=True)
@@ -133,8 +114,9 @@ def access_of(op: ir.Operation, factor: ir.Value) -> Access | None:
         number = ir.BlockArgument(value).arg_number if value.owner == body else len(op.operands)
         if number >= len(mlir.inputs_of(op)):
             return None
-        dims = mlir.map_dims(mlir.maps_of(op)[number])
-        return Access(list(op.operands)[number], tuple(Subscript(Linear(frozenset({(d, 1)}), 0)) for d in dims), number)
+        dims = tuple(BlockTerms(op).dims)
+        subscripts = tuple(Subscript(dims[d], dims) for d in mlir.map_dims(mlir.maps_of(op)[number]))
+        return Access(list(op.operands)[number], subscripts, number)
     comparisons: list[ir.Value] = []
     owner = mlir.definition(value)
     if owner.name == "arith.select" and _is_zero(owner.operands[2]):
@@ -142,45 +124,39 @@ def access_of(op: ir.Operation, factor: ir.Value) -> Access | None:
     if owner is None or owner.name not in _ACCESSES or owner.block != body:
         return None
     tensor, *indices = owner.operands
-    shape, extents = list(ir.ShapedType(tensor.type).shape), mlir.extents_of(op)
-    bounds = [_bound(op, c) for c in comparisons]
-    known = {b for b in bounds if b is not None}
-    values = [_unclamped(op, i, extent, known) for i, extent in zip(indices, shape)]
-    subscripts = tuple(Subscript(_form(op, v), v) for v in values)
-    if None in bounds or mlir.DYNAMIC in shape:
+    shape, terms = list(ir.ShapedType(tensor.type).shape), BlockTerms(op)
+    guards = [c for c in map(terms.condition, comparisons) if c is not None and c.op == ">=" and all(map(_is_affine, c.terms))]
+    if len(guards) < len(comparisons) or mlir.DYNAMIC in shape:
         return None
+    guarded = reduce(Facts.assume, guards, NONE)
+    values = [_unclamped(terms, i, guarded) for i in indices]
+    subscripts = tuple(Subscript(terms.of(v), tuple(terms.dims), v) for v in values)
     # what is not affine was brought inside by the program's text, or found to be inside
-    inside = [set(_inside(s.linear, extent)) if s.is_affine else set() for s, extent in zip(subscripts, shape)]
-    exact = known <= set().union(*inside) and all(b.is_positive(extents) for b in set().union(*inside) - known)
-    guarded = frozenset(p for p, asked in enumerate(inside) if asked & known)
-    return Access(tensor, subscripts, None, tuple(comparisons), exact, guarded)
+    inside = [_inside(s.term, extent) if s.is_affine else () for s, extent in zip(subscripts, shape)]
+    needed = [c for both in inside for c in both]
+    within = reduce(Facts.assume, needed, NONE)
+    exact = all(within.decide(g) for g in guards) and all(guarded.decide(c) for c in needed)
+    about = frozenset(p for p, both in enumerate(inside) if {*both} & {*guards})
+    return Access(tensor, subscripts, None, tuple(comparisons), exact, about)
+
+
+def _inside(index: Term, extent: int) -> tuple[Cond, ...]:
+    """What holds where a subscript is inside a tensor."""
+    return at_least(index, 0), below(index, extent)
+
+
+def _unclamped(terms: BlockTerms, index: ir.Value, guarded: Facts) -> ir.Value:
+    """A subscript before it was kept inside a tensor, where that changes nothing under the guards."""
+    raw = index
+    while (owner := mlir.definition(raw)) is not None and owner.name in ("arith.maxsi", "arith.minsi"):
+        raw = owner.operands[0]
+    return raw if guarded.simplified(terms.exact(index)) is guarded.simplified(terms.exact(raw)) else index
 
 
 def _is_zero(value: ir.Value) -> bool:
     """Whether it is the constant +0."""
     number = mlir.constant_value(value)
     return number is not None and number == 0 and copysign(1, number) == 1
-
-
-def _inside(index: Linear, extent: int) -> Iterator[Linear]:
-    """What is at least 0 where a subscript is inside a tensor."""
-    yield index
-    yield Linear(frozenset(), extent - 1).plus(index, -1)
-
-
-def _unclamped(op: ir.Operation, index: ir.Value, extent: int, known: set[Linear]) -> ir.Value:
-    """A subscript before it was kept inside a tensor of this extent, where the bounds keep it there."""
-    raw, sides = index, set()
-    while (owner := mlir.definition(raw)) is not None and owner.name in ("arith.maxsi", "arith.minsi"):
-        below = owner.name == "arith.maxsi"
-        if mlir.constant_value(owner.operands[1]) != (0 if below else extent - 1):
-            return index
-        raw = owner.operands[0]
-        sides.add(0 if below else 1)
-    form = linear_of(op, raw)
-    if form is None:
-        return index
-    return raw if all(b in known for n, b in enumerate(_inside(form, extent)) if n in sides) else index
 
 
 def _conjunction(condition: ir.Value) -> Iterator[ir.Value]:
@@ -190,63 +166,3 @@ def _conjunction(condition: ir.Value) -> Iterator[ir.Value]:
             yield from _conjunction(part)
     else:
         yield condition
-
-
-def _bound(op: ir.Operation, comparison: ir.Value) -> Linear | None:
-    """What is at least 0 just where a comparison holds; None where it is not affine."""
-    owner = mlir.definition(comparison)
-    if owner is None or owner.name != "arith.cmpi":
-        return None
-    sides = [linear_of(op, v) for v in owner.operands]
-    sign = _SIGNS.get(ir.IntegerAttr(owner.attributes["predicate"]).value)
-    if sign is None or sides[0] is None or sides[1] is None:
-        return None
-    times, number = sign
-    return Linear(frozenset(), number).plus(sides[0], times).plus(sides[1], -times)
-
-
-def _form(op: ir.Operation, value: ir.Value) -> Linear:
-    """What a subscript is of the operation's dimensions, and of parts that are not affine."""
-    found = linear_of(op, value, _opaque)
-    assert found is not None
-    return found
-
-
-def _opaque(op: ir.Operation, value: ir.Value) -> Linear:
-    dims = dims_of(mlir.body_of(op), value, [mlir.map_dims(m) for m in mlir.maps_of(op)])
-    return Linear(frozenset({(Opaque(value, dims), 1)}), 0)
-
-
-def linear_of(
-    op: ir.Operation, value: ir.Value, otherwise: Callable[[ir.Operation, ir.Value], Linear | None] = lambda *_: None
-) -> Linear | None:  # fmt: skip
-    """What a value of the body is of its dimensions, where it is affine, or `otherwise`. What comes from outside is the same in all
-    of a block."""
-    owner, known = mlir.definition(value), mlir.constant_value(value)
-    if known is not None:
-        return Linear(frozenset(), int(known))
-    if owner is None or owner.block != mlir.body_of(op):
-        mine = owner is None and value.owner == mlir.body_of(op)
-        return otherwise(op, value) if mine else Linear(frozenset({(value, 1)}), 0)
-    if owner.name == "linalg.index":
-        return Linear(frozenset({(index_dim(owner), 1)}), 0)
-    if owner.name in _CASTS:
-        return linear_of(op, owner.operands[0], otherwise)
-    weights: list[int] | None = None
-    match owner.name:
-        case "affine.apply":
-            weights = mlir.linear(ir.AffineMapAttr(owner.attributes["map"]).value)
-        case "arith.addi" | "arith.subi":
-            weights = [1, 1 if owner.name == "arith.addi" else -1, 0]
-        case "arith.muli" if (times := mlir.constant_value(owner.operands[1])) is not None:
-            weights = [int(times), 0, 0]
-    if weights is None:
-        return otherwise(op, value)
-    parts = [linear_of(op, v, otherwise) for v in owner.operands]
-    total = Linear(frozenset(), weights[-1])
-    for part, weight in zip(parts, weights):
-        if weight:
-            if part is None:
-                return None
-            total = total.plus(part, weight)
-    return total

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from math import isinf
 from typing import Generic, TypeVar
 
 from tilec.analysis.expression import Expr
 from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.index.facts import NONE, choose, maximum, minimum
-from tilec.index.terms import Cond, Term, at_least, below, call, equal, index, term
+from tilec.index.terms import Cond, Leaf, Term, at_least, below, call, equal, index, term
 
 T = TypeVar("T")
 BITS = {"index": 64, "i64": 64, "i32": 32, "i16": 16, "i8": 8}
@@ -198,6 +199,12 @@ def _natural(*xs: Term) -> bool:
     return all(NONE.proves(x) for x in xs)
 
 
+def ranged_call(name: str, x: Term) -> Term:
+    """A value of which no more is told than the range of a term."""
+    low, high = (None if isinf(end) else int(end) for end in NONE.bounds(x))
+    return call(name, low=low, high=high)
+
+
 def typed_call(type_: str, name: str, *args: Term) -> Term:
     """A value of a type of which no more is known."""
     bits = BITS.get(type_)
@@ -266,7 +273,18 @@ class BodyTerms(ValueTerms):
     def _argument(self, x: ir.BlockArgument) -> Term:
         if x.owner != self.block:
             return super()._argument(x)
-        return typed_call(str(x.type), f"element{x.arg_number}", *(self.dims[d] for d in mlir.map_dims(self.maps[x.arg_number])))
+        subscripts = [self.dims[d] for d in mlir.map_dims(self.maps[x.arg_number])]
+        return typed_call(str(x.type), f"element{x.arg_number}", *(subscripts or [term(0)]))
+
+
+class BlockTerms(BodyTerms):
+    """The same, where no more is told of values from outside than their ranges: they are the same in all of a block."""
+
+    def _leaf(self, x: ir.Value) -> Term | None:
+        op = mlir.definition(x)
+        if mlir.constant_value(x) is not None or (x.owner if op is None else op.block) == self.block:
+            return super()._leaf(x)
+        return ranged_call(f"outside{self._number(x)}", ValueTerms().of(x))
 
 
 class ExprTerms(Reader[Expr]):
@@ -275,7 +293,8 @@ class ExprTerms(Reader[Expr]):
     def __init__(self, extents: Mapping[int, int] | None = None):
         super().__init__()
         self.extents = extents or {}
-        self._values = ValueTerms()
+        self.sources: dict[Leaf, Expr] = {}
+        """The expressions that are indices, elements of memory and values from outside."""
 
     def dim(self, d: int) -> Term:
         return dim_index(d, self.extents.get(d, -1))
@@ -293,11 +312,17 @@ class ExprTerms(Reader[Expr]):
             case "constant":
                 return term(int(x.key)) if x.type in BITS else call(f"constant {x.key!r}")
             case "outer":
-                return self._values.of(x.key)
+                return ranged_call(f"outer{self._number(x.key)}", ValueTerms().of(x.key))
             case "element" | "total":
                 args = [self.of(a) for a in x.args] or [self.dim(d) for d in x.own_dims]
                 return typed_call(x.type, f"{x.op}{self._number(x.key)}", *args)
         return None
+
+    def _read(self, x: Expr) -> Term:
+        found = super()._read(x)
+        if found.leaf is not None and x.op in ("index", "element", "outer"):
+            self.sources.setdefault(found.leaf, x)
+        return found
 
     def _opaque(self, x: Expr) -> Term:
         return typed_call(x.type, f"{x.op} {x.key}", *map(self.of, x.args), *map(self.dim, x.own_dims))

@@ -231,7 +231,7 @@ class FactorAccess:
             return False  # lines lie anywhere
         ends = self.access.subscripts[-1] if self.access.subscripts else None
         offsets = [f for d, f in self.factors[-1].items() if d != line] + [self.constants[-1]]
-        if any(f % wide for f in offsets) or (ends is not None and len(ends.factors) < len(ends.linear.terms)):
+        if any(f % wide for f in offsets) or (ends is not None and not ends.is_static):
             return False
         positions = [p for (p,) in found]
         steps = {d: self.factors[p][d] for p, d in zip(positions, order)}
@@ -271,7 +271,7 @@ def factor_access(node: Node, factor: ir.Value, g: Group) -> FactorAccess | None
     return FactorAccess(
         access, tuple(access.shape[p] for p in wide), tuple(factors[p] for p in wide),
         tuple(access.subscripts[p].constant for p in wide),
-        tuple(frozenset(own[d] for d in access.subscripts[p].linear.opaque if node.extents[d] > 1) for p in wide),
+        tuple(frozenset(own[d] for d in access.subscripts[p].opaque if node.extents[d] > 1) for p in wide),
         bool(wide) and wide[-1] < len(access.shape) - 1,
         {own[d]: e for d, e in enumerate(node.extents)}, zeros=_zeros(access.tensor),
     )  # fmt: skip

@@ -70,7 +70,7 @@ def _sibling(node: Node, g: Group, graph: Graph, target: Target) -> _Sibling:
 
 def _location(found: FactorAccess | None) -> tuple | None:
     """None for what is computed, or is 0 where the tensor has elements, or lies where another tensor tells."""
-    if found is None or not found.access.exact or any(len(s.factors) < len(s.linear.terms) for s in found.access.subscripts):
+    if found is None or not found.access.exact or not all(s.is_static for s in found.access.subscripts):
         return None
     return found.access.tensor, found.shape, tuple(frozenset(at.items()) for at in found.factors), found.constants
 
