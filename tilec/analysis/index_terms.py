@@ -199,10 +199,12 @@ def _natural(*xs: Term) -> bool:
     return all(NONE.proves(x) for x in xs)
 
 
-def ranged_call(name: str, x: Term) -> Term:
-    """A value of which no more is told than the range of a term."""
-    low, high = (None if isinf(end) else int(end) for end in NONE.bounds(x))
-    return call(name, low=low, high=high)
+def outside_call(name: str, x: ir.Value) -> Term:
+    """A value from outside, of which no more is told than its range. Those of type `index` are sizes and indices."""
+    low, high = NONE.bounds(ValueTerms().of(x))
+    if str(x.type) == "index":
+        low, high = max(low, -LARGEST), min(high, LARGEST)
+    return call(name, low=None if isinf(low) else int(low), high=None if isinf(high) else int(high))
 
 
 def typed_call(type_: str, name: str, *args: Term) -> Term:
@@ -284,7 +286,7 @@ class BlockTerms(BodyTerms):
         op = mlir.definition(x)
         if mlir.constant_value(x) is not None or (x.owner if op is None else op.block) == self.block:
             return super()._leaf(x)
-        return ranged_call(f"outside{self._number(x)}", ValueTerms().of(x))
+        return outside_call(f"outside{self._number(x)}", x)
 
 
 class ExprTerms(Reader[Expr]):
@@ -312,7 +314,7 @@ class ExprTerms(Reader[Expr]):
             case "constant":
                 return term(int(x.key)) if x.type in BITS else call(f"constant {x.key!r}")
             case "outer":
-                return ranged_call(f"outer{self._number(x.key)}", ValueTerms().of(x.key))
+                return outside_call(f"outer{self._number(x.key)}", x.key)
             case "element" | "total":
                 args = [self.of(a) for a in x.args] or [self.dim(d) for d in x.own_dims]
                 return typed_call(x.type, f"{x.op}{self._number(x.key)}", *args)

@@ -26,9 +26,10 @@ def remembered(question: Callable[P, T]) -> Callable[P, T]:
             raise TypeError(f"{question.__name__} takes its arguments by position")
         key = (question, *args)
         if (found := _ANSWERS.get(key, _ANSWERS)) is _ANSWERS:
+            found = question(*args, **named)
             if len(_ANSWERS) >= MOST:
                 _ANSWERS.clear()
-            found = _ANSWERS[key] = question(*args, **named)
+            _ANSWERS[key] = found
         return found  # type: ignore[return-value]
 
     return asked
