@@ -18,8 +18,8 @@ from tilec.analysis.index_terms import BITS, BodyTerms, ValueTerms
 from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.index import questions
-from tilec.index.questions import is_shared, lane_numbers, period
-from tilec.index.terms import Term
+from tilec.index.questions import factor, is_shared, lane_numbers, period
+from tilec.index.terms import Term, term
 
 _MOST = 16
 """Elements that are computed together: the body is written that often, and with more of them little is won."""
@@ -58,7 +58,7 @@ NONE = LaneInvariance()
 def find_lane_invariance(terms: BodyTerms, lane: Term, most: int) -> LaneInvariance:
     """Those of a body, along the index `lane`, from a multiple of `most` on (0: of any number)."""
     operations = [o.operation for o in terms.block.operations if o.operation.name not in ("linalg.index", "linalg.yield")]
-    asked = [o for o in operations if o.name in _QUOTIENTS and lane.symbol in terms.of(o.operands[0]).free]
+    asked = [o for o in operations if o.name in _QUOTIENTS and factor(terms.of(o.operands[0]), lane) is term(1)]
     periods = [period(lane, terms.of(op.results[0])).constant or 0 for op in asked]  # 0: all elements share it
     size = gcd(_MOST, most, *quotients) if (quotients := [p for p in periods if p != 1]) else 1
     if size == 1:
