@@ -4,6 +4,7 @@ python -m benchmarks edits [--target cpu|cuda] [--trials EDITS] [--keep FOLDER] 
 python -m benchmarks convolutions|nests [--trials ROWS] [--seed N] [--json FILE] [--only TEXT ...]
 python -m benchmarks numerics [--json FILE] [--only FUNCTION ...] [--target cpu|cuda ...]
 python -m benchmarks compile [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
+python -m benchmarks sensitivity [--target cpu|cuda ...] [--only NUMBER ...] [--workers N] [--json FILE]
 python -m benchmarks kernels --out FOLDER [--only TEXT ...] [--target cpu|cuda ...]
 python -m benchmarks lines
 python -m benchmarks large [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
@@ -18,9 +19,10 @@ Each row is timed and checked in a worker process: a row that fails or hangs doe
 benchmarks/results/<date>-<machine>-<suite>.json, or to FILE; those of a part of a suite (`--only`, `--missing`) to FILE alone.
 `--only` runs the rows whose names contain one of the texts (models: as whole words, so that `t5` is not in `resnet50`). `--missing`
 runs the rows that the newest results have no figures of, and `merge` puts the rows of FILE into these results. After `--limit` no
-further row begins; one that has begun ends within its own limit. `kernels` writes the plan and the kernels of each program into
-FOLDER, and `lines` counts the lines of the product by folder. `docs` writes the figures of the newest results, and the tables
-that the code determines, into README.md and docs/.
+further row begins; one that has begun ends within its own limit. `sensitivity` moves each fitted number of the cost model, and
+plans all programs again. `kernels` writes the plan and the kernels of each program into FOLDER, and `lines` counts the lines of
+the product by folder. `docs` writes the figures of the newest results, and the tables that the code determines, into README.md
+and docs/.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from benchmarks import audit_report, memory_report, report, runner
 
 SUITES = (
     "cpu", "gpu", "memory", "audit", "edits", "convolutions", "nests", "compile", "large", "models", "calls", "threads", "numerics",
-    "kernels", "lines", "merge", "docs",
+    "sensitivity", "kernels", "lines", "merge", "docs",
 )  # fmt: skip
 
 
@@ -159,6 +161,10 @@ def main() -> int:
         from benchmarks.calls import run as run_calls
 
         return run_calls(options)
+    if options.suite == "sensitivity":
+        from benchmarks.sensitivity import run as run_sensitivity
+
+        return run_sensitivity(options)
     if options.suite == "kernels":
         from benchmarks.kernels import run as run_kernels
 

@@ -7,6 +7,7 @@ import dataclasses
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tomlkit
@@ -14,6 +15,7 @@ import tomlkit
 import tilec
 import tilec.passes
 import tilec.runtime
+from benchmarks import kernels, sensitivity
 from tilec.core import host as host_module
 from tilec.core import target, targets
 from tilec.core.diagnostics import CallError
@@ -68,6 +70,32 @@ def test_every_number_is_read():
     read = set().union(*map(_reads, functions))
     numbers = {(g.__name__, f.name) for g in GROUPS.values() for f in dataclasses.fields(g) if f.metadata}
     assert len(numbers) > 60 and numbers <= read, numbers - read
+
+
+def test_a_number_moves_by_30_percent_and_at_least_one():
+    h200 = targets.load("h200")
+    for name, way, value in (
+        ("rows.ending", "lower", 0.105), ("layouts.point_threads", "higher", 256), ("layouts.loads", "lower", 2),
+        ("row_registers.smem_accesses", "higher", 5), ("persistent_rows.last_round", "without", 1),
+    ):  # fmt: skip
+        group, _, key = name.partition(".")
+        found = sensitivity.moved(h200, name, way)
+        assert getattr(found.fitted.groups[group], key) == pytest.approx(value)
+        assert found.fitted.groups.keys() == h200.fitted.groups.keys() and found != h200
+
+
+def test_a_number_that_decides_is_told_with_its_program(monkeypatch):
+    """Moved alone, and found among others that change nothing."""
+    monkeypatch.setattr(sensitivity, "machine", lambda name: target.built_in(name))
+    nothing = {"make_key": lambda *parts: "", "compiler_digest": lambda: "", "load": lambda key: None, "save": lambda *entry: True}
+    monkeypatch.setattr(sensitivity, "disk", SimpleNamespace(**nothing))
+    name, others = "loops.block_elements", ["nests.scalar_issue", "nests.entry_clocks"]
+    cos = next(p for p in kernels.programs(["cpu"]) if p.name == "cos 4096x4096 f32")
+    monkeypatch.setattr(sensitivity, "problems", lambda kind: ([sensitivity.Problem(cos, "cpu")], 1))
+    for alone, together in (([name, *others], []), ([], [name, *others])):
+        _, found = sensitivity.found_for("cpu", 0, alone, together)
+        decides = {n: [other for other, _ in ways.values()] for n, ways in found["moved"].items()}
+        assert any(decides[name]) and not any(decides[n][0] or decides[n][1] for n in others)
 
 
 def test_no_constant_of_the_compiler_is_a_measurement():

@@ -28,9 +28,10 @@ DEFAULTS = {"cuda": "h200", "cpu": "cpu"}
 """By the kind of a target: the file whose numbers stand for those that a target does not have."""
 
 
-def number(meaning: str, *, least: float = 0, power: bool = False) -> Any:
-    """A field of a group. `least`: the smallest value that makes sense. `power`: only powers of two do."""
-    return field(kw_only=True, metadata={"meaning": meaning, "least": least, "power": power})
+def number(meaning: str, *, least: float = 0, power: bool = False, without: float | None = None) -> Any:
+    """A field of a group. `least`: the smallest value that makes sense. `power`: only powers of two do. `without`: the value with
+    which its term is none, of a number whose term decides plans and whose value within 30 % does not."""
+    return field(kw_only=True, metadata={"meaning": meaning, "least": least, "power": power, "without": without})
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ G = TypeVar("G", bound=Group)
 class Barriers(Group, name="barriers", kind="cuda"):
     """Times of synchronisation."""
 
-    warp_ns: float = number("a reduction across the threads of a warp")
+    warp_ns: float = number("a reduction across the threads of a warp", without=0)
     block_ns: float = number("a reduction across the warps of a block")
     cluster_ns: float = number("a reduction across the blocks of a cluster")
     hop_ns: float = number("the time of a word from one SM through L2 to another SM that waits for it")
@@ -71,12 +72,12 @@ class RowTimes(Group, name="rows", kind="cuda"):
     element_us: float = number("time of each element of a thread in one pass, if all blocks run at the same time")
     ending: float = number("share of a block's time during which the last blocks of a kernel end")
     unwritten: float = number(
-        "share of L2 with lines not yet written to memory, at the end of a kernel that reads its rows twice"
+        "share of L2 with lines not yet written to memory, at the end of a kernel that reads its rows twice", without=0
     )
     scatter: float = number("share by which reads slow down if blocks are in the middle of their rows, for small accesses")
     scatter_bytes: float = number("bytes of a block's access at which that share is halved", least=1)
     reread_fits: float = number("share of L2 up to which the rows of all running blocks are found there again")
-    reread_misses: float = number("share of these rows that is read from memory again nevertheless")
+    reread_misses: float = number("share of these rows that is read from memory again nevertheless", without=1)
     realigned: float = number("instructions for an element of an operand that begins at other places than unaligned rows")
     evict_row_bytes: float = number(
         "bytes of a row from which the last read of a line allows L2 to evict it early"
@@ -123,7 +124,9 @@ class SmemRows(Group, name="smem_rows", kind="cuda"):
     threads: float = number("threads an SM below which memory is idle for longer")
     idle: float = number("further share, times (`threads` / the threads of an SM - 1)")
     unaligned: float = number("further share, for unaligned rows")
-    realigned: float = number("further share for each operand that all unaligned rows share, and each pass after the second")
+    realigned: float = number(
+        "further share for each operand that all unaligned rows share, and each pass after the second", without=0
+    )
 
 
 @dataclass(frozen=True)
@@ -136,15 +139,15 @@ class PersistentRows(Group, name="persistent_rows", kind="cuda"):
     most: float = number("largest factor of that share with fewer passes")
     latencies: float = number("least time that a round waits, in latencies of memory")
     threads: float = number("threads an SM below which a cluster waits longer")
-    idle: float = number("further share, times (`threads` / the threads of an SM - 1)")
-    several: float = number("reduction of the share, if an SM has several blocks")
-    large: float = number("further share, for large clusters")
+    idle: float = number("further share, times (`threads` / the threads of an SM - 1)", without=0)
+    several: float = number("reduction of the share, if an SM has several blocks", without=0)
+    large: float = number("further share, for large clusters", without=0)
     large_blocks: float = number("blocks above which a cluster is large")
     last_rounds: float = number("rounds above which a kernel that writes hides a part of the last one")
-    last_round: float = number("part of the last round that it does not hide")
-    start_us: float = number("time from the start of a kernel until its pipeline is full")
+    last_round: float = number("part of the last round that it does not hide", without=1)
+    start_us: float = number("time from the start of a kernel until its pipeline is full", without=0)
     unaligned: float = number("part of the arithmetic on unaligned rows that adds to the time of memory, at a right angle")
-    narrow: float = number("the same, for rows of several passes that are read by single elements")
+    narrow: float = number("the same, for rows of several passes that are read by single elements", without=0)
 
 
 @dataclass(frozen=True)
@@ -200,8 +203,8 @@ class WarpgroupTimes(Group, name="warpgroup_contraction", kind="cuda"):
     smem: float = number("speed of shared memory, over the one at the clock under load")
     l2: float = number("speed of L2 over its `achievable`, as SMs ask for the same tiles at about the same time")
     unaligned: float = number("further lines of 128 bytes of a factor whose rows begin within a line, over its own")
-    cluster: float = number("share of time that blocks of a cluster wait for each other")
-    cluster_us: float = number("time that they wait for each other before the first product and after the last")
+    cluster: float = number("share of time that blocks of a cluster wait for each other", without=0)
+    cluster_us: float = number("time that they wait for each other before the first product and after the last", without=0)
     start_us: float = number("time until the first load, beside that of any kernel")
     epilogue: float = number("time of an epilogue's operations, over their time at the vector units' peak")
     tile_us: float = number("time between a tile's last product and the next tile's first, for 128 x 256 elements of 16 bits")
@@ -212,7 +215,7 @@ class WarpgroupTimes(Group, name="warpgroup_contraction", kind="cuda"):
     kept: float = number("time of a kernel whose right factor stays in shared memory, over the predicted one")
     stream_k: float = number("the most that it is of a kernel whose blocks share the steps of tiles, if L2 holds the factors")
     shared_l2: float = number("speed of L2 over its `achievable`, where such blocks are at other steps of a tile", least=0.1)
-    part_us: float = number("time in which a block stores 128 x 256 sums for another one, or adds them")
+    part_us: float = number("time in which a block stores 128 x 256 sums for another one, or adds them", without=0)
     part_wait_us: float = number("time that it waits for the sums of each")
     parts: float = number("time of f32 products by three bf16 parts over that on the vector units, both over their predicted ones")
 
@@ -223,11 +226,15 @@ class ChainTimes(Group, name="contraction_chain", kind="cuda"):
 
     step_us: float = number("idle time of one step between its products")
     reduced_step_us: float = number("the same without a second contraction")
-    alternate: float = number("share of the lesser of products and arithmetic that warpgroups which alternate do not hide")
+    alternate: float = number(
+        "share of the lesser of products and arithmetic that warpgroups which alternate do not hide", without=1
+    )
     products: float = number("time of products by `wgmma`, as a share of that at the sustained rate")
     block_us: float = number("time of a block before it loads and after it stores")
-    tile_us: float = number("the same of a further tile of a persistent block")
-    start_us: float = number("time of a block before its first product and after its last one, for 128 rows of 2 x 128 elements")
+    tile_us: float = number("the same of a further tile of a persistent block", without=0)
+    start_us: float = number(
+        "time of a block before its first product and after its last one, for 128 rows of 2 x 128 elements", without=0
+    )
     next_us: float = number("the same of a further tile of a persistent block")
     cut_us: float = number("time of an element of a step in tiles that a mask cuts, where each score is compared")
     step_elements: int = number("most elements of a step; with more, registers spill, or nothing is won", least=32)
@@ -240,8 +247,8 @@ class ChainTimes(Group, name="contraction_chain", kind="cuda"):
     warp_first_steps: float = number("first steps of a block whose copies from memory they do not hide")
     warp_latency_us: float = number("time of a step of 64 elements of 2 x 128 of a block by `mma.sync` that is alone")
     warp_copies: float = number("share of a memory's rate at which warps copy tiles that `mma.sync` multiplies", least=0.01)
-    part_us: float = number("time that each of the blocks that share rows adds")
-    tile_steps: float = number("steps of a triangle's tile that take as long as its start and its end")
+    part_us: float = number("time that each of the blocks that share rows adds", without=0)
+    tile_steps: float = number("steps of a triangle's tile that take as long as its start and its end", without=0)
     beyond_l2: float = number("how much longer persistent blocks with factors that L2 does not hold take")
     load_operations: float = number("instructions of a load of a score's operand, and of its address, which neighbours share")
     exchange_operations: float = number("instructions by which two threads exchange what each computed for the other, an element")
@@ -289,7 +296,7 @@ class NestTimes(Group, name="nests", kind="cpu"):
 
     scalar_issue: float = number("operations on single elements that a core begins in a clock", least=0.1)
     vector_issue: float = number("operations on whole vectors that it begins in a clock", least=0.1)
-    apart_clocks: float = number("clocks of an element that does not lie beside the one before")
+    apart_clocks: float = number("clocks of an element that does not lie beside the one before", without=0)
     short_clocks: float = number("clocks of an element of a row that is shorter than some vectors, in a loop that is written out")
     conflict_clocks: float = number("further clocks of such an element whose line L1 has lost since the one before it")
     entry_clocks: float = number("clocks of an innermost loop before its first step and after its last one")
