@@ -124,12 +124,24 @@ class Reader(ABC, Generic[T]):
                 return _masked(of, mask) if mask >= 0 else of - _masked(of, ~mask)
             case "arith.remui", 2 if (n := self.of(operands[1]).constant) is not None and n > 0 and n & (n - 1) == 0:
                 return self.of(operands[0]) % n
+            case ("arith.shrsi" | "arith.shrui" | "arith.divui"), 2 if (by := self._power_of_two(name, operands[1])):
+                of, bits = self.of(operands[0]), BITS[self._type(operands[0])]
+                exact = NONE.fits(of, bits) and (name == "arith.shrsi" or _natural(of))
+                # of what may wrap around, or has no sign, it is another number, but the same for the same quotient
+                return of // by if exact else typed_call(self._type(x), f"{name} {bits}", of // by)
             case "arith.select", 3:
                 when = self.condition(operands[0])
                 return None if when is None else choose(when, self.exact(operands[1]), self.exact(operands[2]))
             case _ if op is None or not operands or any(self._type(v) not in BITS for v in operands):
                 return None
         return self._of_values(name, [self.exact(v) for v in operands], op)
+
+    def _power_of_two(self, name: str, operand: T) -> int:
+        """What a shift to the right, or a division, divides by, if it is a power of two; else 0."""
+        number = self.of(operand).constant if self._type(operand) in BITS else None
+        if number is None or number < 0 or (name != "arith.divui" and number > 63):
+            return 0
+        return (number if number & (number - 1) == 0 else 0) if name == "arith.divui" else 1 << number
 
     def _of_values(self, name: str, args: list[Term], op: ir.Operation) -> Term | None:
         """What an operation computes of its operands' values, which are signed numbers of their types."""
@@ -148,11 +160,6 @@ class Reader(ABC, Generic[T]):
                 return args[0] % args[1]
             case "arith.remui" if (n := args[1].constant) is not None and n > 0:
                 return call("remui", *args, low=0, high=n - 1)
-            case "arith.shrsi" | "arith.shrui" if (number := args[1].constant) is not None and 0 <= number < 64:
-                found = args[0] // (1 << number)  # what has no sign is another number, but the same for the same quotient
-                return found if name == "arith.shrsi" or _natural(args[0]) else call("unsigned", found)
-            case "arith.divui" if (n := args[1].constant) is not None and n > 0 and n & (n - 1) == 0:
-                return call("unsigned", args[0] // n)
             case "math.absi":
                 return maximum(args[0], -args[0])
             case "affine.apply" | "affine.min" | "affine.max":

@@ -217,6 +217,13 @@ def test_four_numbers_of_one_run_of_rand(monkeypatch):
     check(text, SIZES, (64, 32), monkeypatch, inputs_of(text), printed=True)
 
 
+@pytest.mark.parametrize("sizes", [{"B": 8, "H": 12, "S": 512, "D": 64}, {"B": 4, "H": 8, "S": 1024, "D": 96}])
+def test_one_run_of_rand_where_numbers_of_elements_may_wrap_around(sizes, monkeypatch):
+    """By what is known of the dimensions alone, a number of an element may exceed 64 bits: its quotient by 4 is still shared."""
+    _, result = lowered(WEIGHTED["dropout"], sizes, (128, 64), monkeypatch)
+    assert "shuffle_xor_i32" in result.emitted.module
+
+
 def test_two_functions_of_one_tensor_share_reductions(monkeypatch):
     """`softmax` and `logsumexp` have a maximum each, under different names."""
     _, result = lowered(WEIGHTED["the logarithm of the sum beside it"], SIZES, (64, 32), monkeypatch)
