@@ -131,9 +131,8 @@ def machine(name: str) -> Target:
 def problems(kind: str) -> tuple[list[Problem], int]:
     """All programs for each machine, and how many of them, the first, are rows of the suites."""
     suites = [p for p in kernels.programs([kind]) if not p.name.startswith("example")]
-    points = [x.work for x in memory_loads.points(audit.SIZES[kind])]
-    points += [x.work for x in matrix_points.points()] if kind == "cuda" else []
-    further = [kernels.Program(f"audit {work.name}", kind, kernels._of(work)) for work in points]
+    points = [*memory_loads.points(audit.SIZES[kind]), *(matrix_points.points() if kind == "cuda" else ())]
+    further = [kernels.Program(f"audit {point.name}", kind, kernels._of(point.work)) for point in points]
     further += [p for p in kernels.programs([kind]) if p.name.startswith("example")]
     for name, count in PARTS.items():
         tree = parse(read_source(LARGE[name].text(count)))
@@ -141,7 +140,13 @@ def problems(kind: str) -> tuple[list[Problem], int]:
     for sizes in DROPPED_SIZES:
         name = f"attention with dropout {'x'.join(map(str, sizes.values()))}"
         further.append(kernels.Program(name, kind, specialise(parse(read_source(DROPPED)), None, None, sizes)))
-    return [Problem(p, m) for m in MACHINES[kind] for p in (*suites, *further)], len(suites)
+    apart = dict[str, kernels.Program]()
+    for program in (*suites, *further):  # several rows have one name
+        name, number = program.name, 1
+        while name in apart:
+            name, number = f"{program.name} {number + 1}", number + 1
+        apart[name] = replace(program, name=name)
+    return [Problem(p, m) for m in MACHINES[kind] for p in apart.values()], len(suites)
 
 
 def named(kind: str, name: str) -> Problem:
