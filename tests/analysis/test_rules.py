@@ -43,7 +43,7 @@ def evaluate(x: Expr, values: dict[str, np.ndarray], sign: int | None = None) ->
         return found
     approximate = "fastmath" in (x.key or "") and "tilec.form" not in x.key
     error = HARDWARE[x.op] * sign if approximate else 0.0
-    if approximate and x.op == "arith.divf":
+    if "arcp" in (x.key or ""):
         return rounded(args[0] * rounded(1 / args[1] * (1 + error)))
     if approximate and x.op == "math.log2":
         return rounded(found + error * np.where((args[0] > 0.5) & (args[0] < 2) & (args[0] != 1), 1, np.abs(found)))
