@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tools.lowering import planned
 
-from tilec.plan import planner
+from tilec.plan import state
 from tilec.plan.cuda import contraction, operands
 
 LONG = "op f(a: bf16[M, K], b: bf16[K, N]) -> (c: bf16[M, N]) { c[m, n] = sum[k](a[m, k] * b[k, n]) }"
@@ -34,7 +34,7 @@ def asked(monkeypatch):
 
 def test_kernels_are_grouped_once_for_plans_with_and_without_splits(asked):
     """Once as the program is, and once after its reduction is split."""
-    groups = asked(planner, "group")
+    groups = asked(state, "group")
     assert planned(LONG, None, {"M": 128, "N": 128, "K": 1 << 18}).steps("split")
     assert len(groups) == 2
 
