@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from conftest import assert_within
+from tools.lowering import planned
 
 import tilec
 
@@ -64,3 +65,17 @@ def test_a_body_is_written_out_for_few_neighbours():
     text = "op f(x: f32[N]) -> (y: f32[N]) { y[i] = sin(x[i]) * f32(i // 4096) }"
     (kernel,) = tilec.compile(text, sizes={"N": 8192}, target="cpu").build().kernels
     assert 1 <= kernel.source.count(" x[") <= 64
+
+
+@pytest.mark.parametrize("text", [
+    "op f(x: i64[N]) -> (y: i64[N]) { t[i, j] = i * 3 + j + x[i] where i in 0:N, j in 0:4  m[i] = max[j](t[i, j])  "
+    "y[k] = (k + t[0, 2]) // 4 + m[k] }",
+    "op f(x: i64[N]) -> (y: i64[N]) { m[i] = argmax[j in 0:N](j * x[i])  y[k] = (k + m[0]) // 4 where k in 0:N }",
+    "op f(x: i64[N]) -> (y: i64[N]) { m[i] = argmax[j in 0:N](j * x[i])  y[k] = x[(k + m[m[0]]) // 4] if k > 3 else 0 "
+    "where k in 0:N }",
+])  # fmt: skip
+def test_indices_of_an_operation_that_computes_an_operand(text):
+    """They are no indices of the operation that reads it."""
+    assert planned(text, None, {"N": 64}).kernels
+    x = np.arange(64) * 7 % 13 - 6
+    assert_within(text, [x], tilec.compile(text, target="cpu")(x))

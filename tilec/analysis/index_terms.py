@@ -275,9 +275,16 @@ class BodyTerms(ValueTerms):
 
     def _leaf(self, x: ir.Value) -> Term | None:
         op = mlir.definition(x)
-        if op is not None and op.name == "linalg.index":
+        if op is not None and op.name == "linalg.index" and self._is_own(op):
             return self.dims[ir.IntegerAttr(op.attributes["dim"]).value]
         return super()._leaf(x)
+
+    def _is_own(self, index: ir.Operation) -> bool:
+        """Whether an index is of this operation's dimensions, and not in the body of one that computes an operand."""
+        outer = index.parent
+        while outer is not None and not outer.name.startswith("linalg."):
+            outer = outer.parent
+        return outer is None or outer == self.op
 
     def _argument(self, x: ir.BlockArgument) -> Term:
         if x.owner != self.block:
