@@ -216,7 +216,8 @@ class FactorAccess:
     @property
     def along(self) -> int | None:
         """The dimension along which it is contiguous, the longest of those that are."""
-        ones = [d for d, factor in self.factors[-1].items() if factor == 1] if self.factors else []
+        moved = {d for at in self.factors[:-1] for d in at}.union(*self.opaque[:-1]) if self.factors else set()
+        ones = [d for d, factor in self.factors[-1].items() if factor == 1 and d not in moved] if self.factors else []
         return max(ones, key=self.extents.__getitem__, default=None)
 
     def is_box(self, own: tuple[int, ...], inner: dict[int, int], line: int, wide: int) -> bool:
