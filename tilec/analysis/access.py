@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from math import copysign
 
 from tilec.analysis.index_terms import BlockTerms
@@ -41,7 +41,7 @@ class Subscript:
     dims: tuple[Term, ...]
     value: ir.Value | None = None
 
-    @property
+    @cached_property
     def factors(self) -> dict[int, int]:
         """By dimension, of those that it has factors of."""
         parts = ((n, self.term.parts.get((d.symbol,), 0)) for n, d in enumerate(self.dims))
@@ -51,7 +51,7 @@ class Subscript:
     def constant(self) -> int:
         return self.term.number
 
-    @property
+    @cached_property
     def opaque(self) -> frozenset[int]:
         """The dimensions that its other parts depend on."""
         others = [leaf.free for m in self.term.parts for leaf in m if len(m) > 1 or not leaf.is_symbol]

@@ -237,6 +237,8 @@ class ValueTerms(Reader[ir.Value]):
     def _leaf(self, x: ir.Value) -> Term | None:
         if (known := self.leaf(x)) is not None:
             return known
+        if isinstance(x.type, ir.ShapedType):  # whatever computes it, which has indices of its own
+            return call(f"tensor{self._number(x)}")
         op, number = mlir.definition(x), mlir.constant_value(x)
         if op is None:
             return self._argument(ir.BlockArgument(x))
@@ -275,16 +277,9 @@ class BodyTerms(ValueTerms):
 
     def _leaf(self, x: ir.Value) -> Term | None:
         op = mlir.definition(x)
-        if op is not None and op.name == "linalg.index" and self._is_own(op):
+        if op is not None and op.name == "linalg.index":
             return self.dims[ir.IntegerAttr(op.attributes["dim"]).value]
         return super()._leaf(x)
-
-    def _is_own(self, index: ir.Operation) -> bool:
-        """Whether an index is of this operation's dimensions, and not in the body of one that computes an operand."""
-        outer = index.parent
-        while outer is not None and not outer.name.startswith("linalg."):
-            outer = outer.parent
-        return outer is None or outer == self.op
 
     def _argument(self, x: ir.BlockArgument) -> Term:
         if x.owner != self.block:
