@@ -16,31 +16,31 @@ from tilec.analysis.expression import Expr, operation
 from tilec.core import mlir
 from tilec.core.mlir import ir
 
-Term = TypeVar("Term", ir.Value, Expr)
+Scalar = TypeVar("Scalar", ir.Value, Expr)
 
 
-class Environment(ABC, Generic[Term]):
+class Environment(ABC, Generic[Scalar]):
     """What is known at a place: `known` has the value of each part that has been computed there, or was given."""
 
-    known: dict[Term, ir.Value]
+    known: dict[Scalar, ir.Value]
 
     @abstractmethod
-    def leaf(self, x: Term) -> ir.Value | None:
+    def leaf(self, x: Scalar) -> ir.Value | None:
         """The value of a part that is not computed of its own parts."""
 
     @abstractmethod
-    def parts(self, x: Term) -> Sequence[Term] | None:
+    def parts(self, x: Scalar) -> Sequence[Scalar] | None:
         """The parts that another one is computed of; None of a leaf that is not known yet."""
 
     @abstractmethod
-    def compute(self, x: Term) -> None:
+    def compute(self, x: Scalar) -> None:
         """Has `known` a part all of whose own parts it has."""
 
 
-def emit(x: Term, environment: Environment[Term]) -> ir.Value | None:
+def emit(x: Scalar, environment: Environment[Scalar]) -> ir.Value | None:
     """The value of an expression. Each of its parts is computed once, after those that it is made of. The result is None if a leaf
     is not known yet: then all that does not depend on that leaf is computed."""
-    known, waiting, entered, pending = environment.known, set[Term](), set[Term](), [x]
+    known, waiting, entered, pending = environment.known, set[Scalar](), set[Scalar](), [x]
     while pending:
         part = pending[-1]
         if part in known or part in waiting:

@@ -11,8 +11,8 @@ from tilec.analysis.expression import Expr, attributes_of, constant
 from tilec.core import mlir
 from tilec.core.mlir import ir
 
-Term = ir.Value | Expr
-Found = Mapping[str, Term]
+Scalar = ir.Value | Expr
+Found = Mapping[str, Scalar]
 """What the variables of a pattern stand for."""
 _COMMUTATIVE = ("arith.addf", "arith.mulf")
 
@@ -21,13 +21,13 @@ def variable(name: str, type_: str = "f32") -> Expr:
     return Expr("variable", key=name, type=type_)
 
 
-def match(pattern: Expr, x: Term) -> dict[str, Term] | None:
+def match(pattern: Expr, x: Scalar) -> dict[str, Scalar] | None:
     """What the pattern's variables stand for in an expression; None where it has another form. Operands of sums and products may be
     in either order."""
     return _match(pattern, x, {})
 
 
-def _match(pattern: Expr, x: Term, found: dict[str, Term]) -> dict[str, Term] | None:
+def _match(pattern: Expr, x: Scalar, found: dict[str, Scalar]) -> dict[str, Scalar] | None:
     if pattern.op == "variable":
         known = found.get(pattern.key)
         return found | {pattern.key: x} if known is None else found if known == x else None
@@ -39,8 +39,8 @@ def _match(pattern: Expr, x: Term, found: dict[str, Term]) -> dict[str, Term] | 
     return _all(pattern, parts, found) or (_all(pattern, parts[::-1], found) if pattern.op in _COMMUTATIVE else None)
 
 
-def _all(pattern: Expr, parts: Sequence[Term], found: dict[str, Term]) -> dict[str, Term] | None:
-    now: dict[str, Term] | None = found
+def _all(pattern: Expr, parts: Sequence[Scalar], found: dict[str, Scalar]) -> dict[str, Scalar] | None:
+    now: dict[str, Scalar] | None = found
     for p, part in zip(pattern.args, parts):
         now = _match(p, part, now) if now is not None else None
     return now
@@ -49,7 +49,7 @@ def _all(pattern: Expr, parts: Sequence[Term], found: dict[str, Term]) -> dict[s
 # ---- both kinds of expressions ----------------------------------------------------------------------------------------
 
 
-def name_of(x: Term) -> str:
+def name_of(x: Scalar) -> str:
     """The operation that computes an expression; "" of an argument."""
     if isinstance(x, Expr):
         return x.op
@@ -57,7 +57,7 @@ def name_of(x: Term) -> str:
     return "" if owner is None else owner.name
 
 
-def parts_of(x: Term) -> Sequence[Term]:
+def parts_of(x: Scalar) -> Sequence[Scalar]:
     """What it is computed of."""
     if isinstance(x, Expr):
         return x.args
@@ -65,20 +65,20 @@ def parts_of(x: Term) -> Sequence[Term]:
     return () if owner is None else list(owner.operands)
 
 
-def number(x: Term) -> float | None:
+def number(x: Scalar) -> float | None:
     """The number that an expression is known to be."""
     return x.number if isinstance(x, Expr) else mlir.constant_value(x)
 
 
-def type_of(x: Term) -> str:
+def type_of(x: Scalar) -> str:
     return x.type if isinstance(x, Expr) else str(x.type)
 
 
-def _attributes(x: Term) -> str | None:
+def _attributes(x: Scalar) -> str | None:
     return x.key if isinstance(x, Expr) else attributes_of(mlir.definition(x))
 
 
-def read(x: Term) -> Expr:
+def read(x: Scalar) -> Expr:
     """An expression as a part of another one."""
     if isinstance(x, Expr):
         return x

@@ -20,19 +20,19 @@ from typing import Any
 from tilec.analysis import softmax_weights as weights
 from tilec.analysis.expression import Expr, constant
 from tilec.analysis.float_ranges import NEAR, is_shared, range_of
-from tilec.analysis.patterns import Found, Term, match, name_of, number, parts_of, read, type_of, variable
+from tilec.analysis.patterns import Found, Scalar, match, name_of, number, parts_of, read, type_of, variable
 from tilec.core import mlir
 from tilec.core.coefficients import COS, ERF, ERFC, EXPM1_NEAR, LARGER, LOG1P, LOG1P_NEAR, LOG2_NEAR, SIN
 from tilec.core.diagnostics import InternalError
 
 Interval = tuple[float, float]
-Condition = Callable[[Term, Found], bool]
+Condition = Callable[[Scalar, Found], bool]
 """Of an expression that a pattern fits, and what its variables stand for."""
 LOG2_E = math.log2(math.e)
 SCALE = 2.0**64
 
 
-def _always(_: Term, __: Found) -> bool:
+def _always(_: Scalar, __: Found) -> bool:
     return True
 
 
@@ -59,7 +59,7 @@ class Rule:
     type: str | None = "f32"
     condition: Condition = _always
 
-    def replace(self, x: Term, found: Found) -> Expr:
+    def replace(self, x: Scalar, found: Found) -> Expr:
         """What takes the place of `x`, in its type."""
         return replace(self.replacement(**{name: read(part) for name, part in found.items()}), type=type_of(x))
 
@@ -212,7 +212,7 @@ def _divide_shared(x: Expr, y: Expr) -> Expr:
 # ---- conditions -------------------------------------------------------------------------------------------------------
 
 
-def _range(x: Term) -> Interval:
+def _range(x: Scalar) -> Interval:
     return (-math.inf, math.inf) if isinstance(x, Expr) else range_of(x)
 
 
@@ -225,18 +225,18 @@ def _not(condition: Condition) -> Condition:
     return lambda x, found: not condition(x, found)
 
 
-def _is_bf16(_: Term, found: Found) -> bool:
+def _is_bf16(_: Scalar, found: Found) -> bool:
     """Of bf16 alone: an f32 may be so near to 1 that the instruction has no digit."""
     return name_of(found["x"]) == "arith.extf" and type_of(parts_of(found["x"])[0]) == "bf16"
 
 
-def _has_power(_: Term, found: Found) -> bool:
+def _has_power(_: Scalar, found: Found) -> bool:
     """Of a negative number and a whole power a sign would be due."""
     exponent = number(found["y"])
     return (exponent is not None and not float(exponent).is_integer()) or _range(found["x"])[0] >= 0
 
 
-def _has_factor(_: Term, found: Found) -> bool:
+def _has_factor(_: Scalar, found: Found) -> bool:
     factor = number(found["c"])
     return factor is not None and 2.0**-16 <= abs(factor) <= 2.0**16
 
@@ -244,7 +244,7 @@ def _has_factor(_: Term, found: Found) -> bool:
 def _is_quotient(shared: bool, of_weights: bool | None = None) -> Condition:
     """Whether it is no sigmoid, and its divisor is one for many elements, such as a sum of weights."""
 
-    def holds(x: Term, found: Found) -> bool:
+    def holds(x: Scalar, found: Found) -> bool:
         divisor = found["y"]
         if isinstance(divisor, Expr) or any(match(p, x) is not None for p in SIGMOIDS) or is_shared(divisor) != shared:
             return False
@@ -253,7 +253,7 @@ def _is_quotient(shared: bool, of_weights: bool | None = None) -> Condition:
     return holds
 
 
-def _is_power_of_two(_: Term, found: Found) -> bool:
+def _is_power_of_two(_: Scalar, found: Found) -> bool:
     """A subnormal inverse would round."""
     divisor = number(found["c"])
     if divisor is None or not math.isfinite(divisor) or abs(math.frexp(divisor)[0]) != 0.5:
@@ -261,7 +261,7 @@ def _is_power_of_two(_: Term, found: Found) -> bool:
     return 1e-30 < abs(1 / divisor) < 1e30
 
 
-def _is_widened_zero(x: Term, found: Found) -> bool:
+def _is_widened_zero(x: Scalar, found: Found) -> bool:
     """Whether the other choice is 0, and not -0.0, and nothing else reads what is widened."""
     zero, widened = number(found["z"]), parts_of(x)[1]
     if zero is None or zero != 0 or math.copysign(1, zero) < 0:
@@ -374,7 +374,7 @@ for _rule in RULES:
     _BY_OPERATION.setdefault(_rule.pattern.op, []).append(_rule)
 
 
-def rules_for(x: Term, stage: str = "fuse", kind: str | None = "cuda") -> Iterator[tuple[Rule, Found]]:
+def rules_for(x: Scalar, stage: str = "fuse", kind: str | None = "cuda") -> Iterator[tuple[Rule, Found]]:
     """The rules of a stage that an expression fits, in the table's order, with what their variables stand for; of `fuse` those for
     targets of a kind ("cuda", "cpu")."""
     for rule in _BY_OPERATION.get(name_of(x), ()):
@@ -384,7 +384,7 @@ def rules_for(x: Term, stage: str = "fuse", kind: str | None = "cuda") -> Iterat
                 yield rule, found
 
 
-def replacement(name: str, x: Term) -> Expr:
+def replacement(name: str, x: Scalar) -> Expr:
     """What the rule of a name makes of an expression that it fits."""
     for rule in RULES:
         if rule.name == name and (found := match(rule.pattern, x)) is not None and rule.stage == "fuse":
