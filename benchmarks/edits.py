@@ -284,14 +284,14 @@ def _times_us(device: Any, executables: list[Any]) -> list[float]:
     return [1e6 * seconds for seconds in found]
 
 
-def rank_correlation(left: list[float], right: list[float], alike: float = 0.0) -> float:
+def rank_correlation(left: list[float], right: list[float], tolerance: float = 0.0) -> float:
     """Spearman's: the correlation of ranks, where equal numbers share the mean of theirs. 0 where one side has equal numbers alone.
-    Numbers are equal to the least of those that they exceed by the share `alike` at most."""
+    Numbers are equal to the least of those that they exceed by the share `tolerance` at most."""
 
     def ranks(values: list[float]) -> np.ndarray:
         rounded, least = np.array(values), -np.inf
         for n in np.argsort(rounded, kind="stable"):
-            least = rounded[n] if rounded[n] > (1 + alike) * least else least
+            least = rounded[n] if rounded[n] > (1 + tolerance) * least else least
             rounded[n] = least
         ordered = np.sort(rounded)
         low, high = (np.searchsorted(ordered, rounded, side) for side in ("left", "right"))

@@ -78,10 +78,10 @@ def _share_memory(ops: list[ir.Operation], by_unit: list[ir.Operation]) -> None:
             out = operands[k]
             if out is None or out in before or out in factors or any(u.name == "linalg.fill" for u in users(out)):
                 continue
-            alike = [f for f, v in free.items() if v.type == out.type and maps[f] == maps[k]]
-            if alike and sum(v is not None and v == free[alike[0]] for v in operands) == 1:
+            same_map = [f for f, v in free.items() if v.type == out.type and maps[f] == maps[k]]
+            if same_map and sum(v is not None and v == free[same_map[0]] for v in operands) == 1:
                 made = mlir.definition(out)
-                out.replace_all_uses_with(free.pop(alike[0]))
+                out.replace_all_uses_with(free.pop(same_map[0]))
                 made.erase()
 
 

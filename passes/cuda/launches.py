@@ -50,16 +50,16 @@ def share_launches(module: ir.Operation) -> None:
     made: dict[tuple[str, ...], list[_Launch]] = {}
     for name, together in groups.items():
         callees = [functions[_callee(call)] for call in together]
-        alike = made.setdefault(tuple(map(_name, callees)), [])
+        isomorphic = made.setdefault(tuple(map(_name, callees)), [])
         checks = [message for call, f in zip(together, callees) for message in _messages(call, f)]
-        launch = next((known for known in alike if renaming(known.checks, checks) is not None), None)
+        launch = next((known for known in isomorphic if renaming(known.checks, checks) is not None), None)
         if launch is None:
             launch = _Launch(name, checks)
-            alike.append(launch)
+            isomorphic.append(launch)
             _function(name, together, callees)
         _call(name, launch, checks, together)
     used = {_callee(op) for op in _operations(program) if op.name == "func.call"}
-    for name in {_name(f) for alike in made for f in map(functions.__getitem__, alike)} - used:
+    for name in {_name(f) for isomorphic in made for f in map(functions.__getitem__, isomorphic)} - used:
         functions[name].erase()
 
 

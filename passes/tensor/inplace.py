@@ -39,11 +39,11 @@ def _pairs(kernel: ir.Operation) -> list[tuple[int, int]]:
         op = mlir.definition(value)
         if op not in alone:
             continue
-        found += [(k, begin + number) for k in range(begin) if _is_alike(op, value, arguments[k])]
+        found += [(k, begin + number) for k in range(begin) if _has_same_layout(op, value, arguments[k])]
     return found
 
 
-def _is_alike(op: ir.Operation, value: ir.Value, read: ir.Value) -> bool:
+def _has_same_layout(op: ir.Operation, value: ir.Value, read: ir.Value) -> bool:
     """Whether an operation alone reads a tensor, and makes each element of a result of the tensor's at the same place."""
     if read.type != value.type:
         return False

@@ -53,13 +53,13 @@ class Outliner:
         outputs = [n for n, r in enumerate(made) if any(_outermost(user) not in own for user in mlir.uses(r))]
         structure, inputs = structure_of(*local, *ops, names=_DIFFERENT)
         checks = [ir.StringAttr(op.attributes["msg"]).value for op in inside if op.name == "cf.assert"]
-        alike = self.made.setdefault((structure, tuple(outputs), self._planned(name)), [])
+        isomorphic = self.made.setdefault((structure, tuple(outputs), self._planned(name)), [])
         results = [made[n] for n in outputs]
         with mlir.fused_location(ops):
-            kernel = next((k for k in alike if renaming(k.checks, checks) is not None), None)
+            kernel = next((k for k in isomorphic if renaming(k.checks, checks) is not None), None)
             if kernel is None:
                 kernel = _Kernel(name, checks)
-                alike.append(kernel)
+                isomorphic.append(kernel)
                 self._function(name, [*local, *ops], inputs, results)
             call = self._call(kernel.name, inputs, results)
         if kernel.name != name:

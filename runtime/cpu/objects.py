@@ -66,8 +66,8 @@ def _compiled_elsewhere(emitted: Emitted) -> dict[str, Object] | None:
     from tilec.process import compile_server
 
     codes, modules = functions(emitted.module), alone(emitted.module)
-    alike = {k.name: identity(codes[k.name]) for k in emitted.kernels}
-    names = {same: name for name, same in alike.items()}
+    identities = {k.name: identity(codes[k.name]) for k in emitted.kernels}
+    names = {same: name for name, same in identities.items()}
     with workers(available_threads(), "tilec-compile") as pool:
         asked = {
             same: pool.submit(compile_server.ask, COMPILER, {"module": modules[name], "kernel": name})
@@ -84,7 +84,7 @@ def _compiled_elsewhere(emitted: Emitted) -> dict[str, Object] | None:
     if len(made) < len(replies):
         return None
     objects = {same: Object(b64decode(r["image"]), r["symbol"], tuple(r["needs"])) for same, r in made.items()}
-    return {name: objects[same] for name, same in alike.items()}
+    return {name: objects[same] for name, same in identities.items()}
 
 
 def load_kernels(made: dict[str, Object]) -> dict[str, int]:

@@ -51,7 +51,7 @@ def program_cubins(
     """Every kernel's cubin by kernel name. `registers`: the most that a thread may have, where the plan sets it. `begun`: kernels
     of the program that are compiled already.
 
-    All are one entry of the cache, which is found by the module's text: telling which kernels are alike means compiling that
+    All are one entry of the cache, which is found by the module's text: finding isomorphic kernels means compiling that
     text to bytecode, which takes longer than to read them all.
     """
     asked = [(k.name, k.threads, parameters(k), registers.get(k.name)) for k in emitted.kernels]

@@ -22,8 +22,6 @@ from tilec.core.functions import FUNCTIONS
 from tilec.core.mlir import ir
 from tilec.kernels import planned_kernels
 from tilec.passes.cuda.launches import LAUNCHES
-from tilec.runtime.emit.alike import once as branches_once
-from tilec.runtime.emit.alike import without_unused_arrays
 from tilec.runtime.emit.cpu import strides_of
 from tilec.runtime.emit.cuda_contraction import contract_operation, packed, store_made
 from tilec.runtime.emit.cuda_memory import MemoryPrinter
@@ -35,6 +33,8 @@ from tilec.runtime.emit.cuda_threads import thread_operation
 from tilec.runtime.emit.cuda_uses import is_read_as_scalar, is_unchanged, stored_arguments
 from tilec.runtime.emit.index import Memory
 from tilec.runtime.emit.kernels import Printed, print_kernels
+from tilec.runtime.emit.merged_branches import merged as merged_branches
+from tilec.runtime.emit.merged_branches import without_unused_arrays
 from tilec.runtime.emit.printer import has_flag
 from tilec.runtime.emit.steps import read_steps
 from tilec.runtime.emit.tables import NARROW
@@ -178,8 +178,8 @@ class _CudaPrinter(MemoryPrinter):
         elif not guarded_loads(self, op):
             start = len(self.lines)
             super().branch(op)
-            if "tilec.alike" in op.attributes:
-                found = branches_once(self.lines[start:], self.lines[:start], self.names.variable)
+            if "tilec.mergeable" in op.attributes:
+                found = merged_branches(self.lines[start:], self.lines[:start], self.names.variable)
                 self.lines[start:] = self.lines[start:] if found is None else found
 
     def returning(self, op: ir.Operation) -> None:
@@ -241,10 +241,10 @@ class _CudaPrinter(MemoryPrinter):
         """A register is named where it is used, if nothing writes it before the last use."""
         value = op.operands[0]
         memory, offset = self.address(value, list(op.operands)[1:])
-        once = memory.space == "variable" or (
+        merged = memory.space == "variable" or (
             memory.space in ("array", "halves") and len(mlir.uses(op.results[0])) == 1
         )
-        if once and is_unchanged(op, value):
+        if merged and is_unchanged(op, value):
             self.text[op.results[0]] = self.load(memory, offset)
             return True
         return False

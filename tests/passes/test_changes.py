@@ -86,7 +86,7 @@ def emulated(text: str, arrays: dict[str, np.ndarray]) -> tuple[list[np.ndarray]
     return outputs, failed
 
 
-def assert_alike(found: list[np.ndarray], want: list[np.ndarray]) -> None:
+def assert_equal(found: list[np.ndarray], want: list[np.ndarray]) -> None:
     np.testing.assert_array_equal(found[0], want[0])
     np.testing.assert_allclose(found[1], want[1], rtol=1e-5, atol=1e-4)
 
@@ -96,7 +96,7 @@ def assert_alike(found: list[np.ndarray], want: list[np.ndarray]) -> None:
 def test_one_position_is_stored(name, position, rng):
     arrays = given(specialised(FORMS[name]), position, rng)
     want = wanted(FORMS[name], arrays)
-    assert_alike(on_the_cpu(FORMS[name], arrays), want)
+    assert_equal(on_the_cpu(FORMS[name], arrays), want)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -105,7 +105,7 @@ def test_one_position_is_stored_on_a_gpu(name, rng):
     arrays = given(specialised(FORMS[name]), 11, rng)
     found, failed = emulated(FORMS[name], arrays)
     assert not any(failed)
-    assert_alike(found, wanted(FORMS[name], arrays))
+    assert_equal(found, wanted(FORMS[name], arrays))
 
 
 @pytest.mark.parametrize("target", ["cpu", "h200"])
@@ -132,7 +132,7 @@ def test_other_forms_are_right(name, rng):
     found = tilec.compile(WHOLE[name], target="cpu").over([(0, 0)]).build()._last
     results = [np.empty(shape, dtype.numpy) for _, dtype, shape in found.outputs]
     found.program.launch([a.ctypes.data for a in (*arrays.values(), *results)])
-    assert_alike(results, wanted(WHOLE[name], arrays))
+    assert_equal(results, wanted(WHOLE[name], arrays))
 
 
 @pytest.mark.parametrize("target", ["cpu", "h200"])
@@ -141,7 +141,7 @@ def test_tensors_are_whole_until_they_are_memory(stage, target, rng):
     special, result = lowered(FORMS["from the end"], target)
     arrays = given(special, -3, rng)
     found = list(interpret(result.texts[stage], arrays).values())
-    assert_alike(found, wanted(FORMS["from the end"], arrays))
+    assert_equal(found, wanted(FORMS["from the end"], arrays))
 
 
 @pytest.mark.parametrize("position", [-41, 40, 1 << 40])

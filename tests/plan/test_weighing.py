@@ -41,7 +41,7 @@ def holds(specialised, target) -> None:
 
 @pytest.mark.some(6)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_candidates_of_every_family_are_predicted_alike_from_a_file(name):
+def test_candidates_of_every_family_have_the_predicted_time_of_a_file(name):
     made = own(name)
     holds(made.program, made.machine)
 
@@ -49,7 +49,7 @@ def test_candidates_of_every_family_are_predicted_alike_from_a_file(name):
 @pytest.mark.crossed
 @pytest.mark.parametrize("target", ["cpu", "h200", "sm_80"])
 @pytest.mark.parametrize("name", ["softmax", "causal_attention", "conv2d", "cumsum", "transpose", "variance"])
-def test_candidates_of_examples_are_predicted_alike_from_a_file(name, target):
+def test_candidates_of_examples_have_the_predicted_time_of_a_file(name, target):
     example = EXAMPLES[name]
     holds(lowering.specialised(example.path, example.op, example.bench_sizes), load(target))
 

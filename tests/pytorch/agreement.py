@@ -27,8 +27,8 @@ from tilec.torch import report, reports
 from tilec.torch.backend import backend
 
 WHOLE, PART, EAGER, NOTHING = "whole", "in part", "by PyTorch", "nothing to compute"
-REFUSED, ALIKE, WRONG, CRASHED, SKIPPED = "refused alike", "as aot_eager", "wrong", "crashed", "skipped"
-VERDICTS = (WHOLE, PART, EAGER, NOTHING, REFUSED, ALIKE, WRONG, CRASHED, SKIPPED)
+REFUSED, AS_EAGER, WRONG, CRASHED, SKIPPED = "refused alike", "as aot_eager", "wrong", "crashed", "skipped"
+VERDICTS = (WHOLE, PART, EAGER, NOTHING, REFUSED, AS_EAGER, WRONG, CRASHED, SKIPPED)
 LEAST = 1e-5  # of a result's largest value; of all gradients'. Sums of few terms that cancel may be exact by luck
 Backend = Callable[..., Any]
 
@@ -133,15 +133,15 @@ def _agreement(case: Case, dynamo: bool) -> Outcome:
         made.said, made.verdict = "; ".join(wrong), CRASHED if isinstance(compiled, str) else WRONG
         traced = ran(AOT)
         if isinstance(traced, str) or isinstance(compiled, str):
-            alike = isinstance(traced, str) and isinstance(compiled, str)
+            agree = isinstance(traced, str) and isinstance(compiled, str)
         else:
-            alike = not _apart(reference, traced, compiled, noise)
-        made.verdict = ALIKE if alike else made.verdict
+            agree = not _apart(reference, traced, compiled, noise)
+        made.verdict = AS_EAGER if agree else made.verdict
     return made
 
 
 def _refusal(case: Case, dynamo: bool, why: Exception) -> Outcome:
-    made = Outcome(case.name, ALIKE, f"eager mode raises {type(why).__name__}: {str(why)[:200]}", refused=True)
+    made = Outcome(case.name, AS_EAGER, f"eager mode raises {type(why).__name__}: {str(why)[:200]}", refused=True)
     for through, verdict in ((TILEC, REFUSED), (AOT, WRONG)):
         try:
             _compiled(case, False, dynamo, through)

@@ -39,17 +39,17 @@ class Case:
 
     def given(self) -> list[Any]:
         """The values, their tensors in memory of their own that lies alike."""
-        return _alike(self.values, _copied)
+        return _with_tensors(self.values, _copied)
 
     def without_gradients(self) -> Case:
-        return replace(self, values=_alike(self.values, torch.Tensor.detach))
+        return replace(self, values=_with_tensors(self.values, torch.Tensor.detach))
 
     def wide(self) -> list[Any]:
         """The values at f64."""
-        return [WIDER.get(v, v) if isinstance(v, torch.dtype) else v for v in _alike(self.values, _widened)]
+        return [WIDER.get(v, v) if isinstance(v, torch.dtype) else v for v in _with_tensors(self.values, _widened)]
 
 
-def _alike(values: list[Any], change: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
+def _with_tensors(values: list[Any], change: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
     made: dict[int, torch.Tensor] = {}  # one tensor twice is one tensor twice
     return [made.setdefault(id(v), change(v)) if isinstance(v, torch.Tensor) else v for v in values]
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")
 
 from tests.pytorch import agreement as agreements  # noqa: E402
-from tests.pytorch.agreement import ALIKE, CRASHED, EAGER, NOTHING, PART, REFUSED, WHOLE, WRONG, agreement  # noqa: E402
+from tests.pytorch.agreement import AS_EAGER, CRASHED, EAGER, NOTHING, PART, REFUSED, WHOLE, WRONG, agreement  # noqa: E402
 from tests.pytorch.checks import check  # noqa: E402
 from tests.pytorch.samples import Case, Choice, of_module, of_operator  # noqa: E402
 
@@ -48,7 +48,7 @@ def case(name: str, number: str) -> Case:
         ("histc", "5", EAGER),
         ("item", "0", NOTHING),
         ("index_add", "error 0", REFUSED),
-        ("nn.functional.dropout", "0", ALIKE),
+        ("nn.functional.dropout", "0", AS_EAGER),
     ],
 )
 def test_samples_of_operators(name, number, verdict):

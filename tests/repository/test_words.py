@@ -12,7 +12,7 @@ FOLDERS = ("tilec", "dsl", "passes", "runtime")
 
 RETIRED = {  # word: the nouns used instead, and where the word is another's (a library's, or a term of its own)
     "walk": ("traverse; pass over a row; loop over tiles; loop nest",
-             ["runtime/cuda/*", "runtime/emit/alike.py", "tilec/*verifier.py"]),  # MLIR's and Python's `walk`
+             ["runtime/cuda/*", "runtime/emit/merged_branches.py", "tilec/*verifier.py"]),  # MLIR's and Python's `walk`
     "sweep": ("loop group", []),
     "place": ("index, coordinates, offset, position, dims, location", []),
     "turn": ("transpose, ping-pong, phase", ["runtime/cpu/math_trig.py"]),  # angles in turns

@@ -291,8 +291,8 @@ def _page(positions: Iterable[Expr], d: int) -> int:
     if not moving or any(step(p, d) == 1 for p in moving):
         return 0
     (size, *more) = sizes or {1}
-    alike = not more and all(period(p, d) % size == 0 for p in moving if not page(p, d))
-    return size if alike else 1
+    uniform = not more and all(period(p, d) % size == 0 for p in moving if not page(p, d))
+    return size if uniform else 1
 
 
 def _along(subscript: Expr, tiled: Set[int]) -> int | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilec.analysis.alike import of_structure
 from tilec.analysis.graph import Node, dims_of
 from tilec.analysis.index_terms import BodyTerms
+from tilec.analysis.isomorphic import of_structure
 from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.index.questions import step, unclamped

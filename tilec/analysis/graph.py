@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, TypeVar
 
 from tilec.analysis import products
-from tilec.analysis.alike import Alike, Found
+from tilec.analysis.isomorphic import Found, StructuralCache
 from tilec.analysis.operation_costs import FREE, SPECIAL, cost_of, instructions_of, issued, together
 from tilec.analysis.products import factors_of
 from tilec.core import mlir
@@ -45,7 +45,7 @@ class Node:
     special: float
     scan: int | None
     line: tuple[str, int] | None
-    structure: int  # see `tilec/analysis/alike.py`
+    structure: int  # see `tilec/analysis/isomorphic.py`
     outside: tuple[ir.Value, ...]  # the values from outside that the operation uses, each once
     facts: dict[Hashable, Any] = field(default_factory=dict, repr=False)  # of all operations of its structure
     own_facts: dict[Hashable, Any] = field(default_factory=dict, repr=False)  # of its operation, such as what values it has
@@ -108,7 +108,7 @@ class Graph:
     inputs: list[ir.Value]
     names: dict[ir.Value, str] = field(default_factory=dict)
     approximate: Mapping[ir.Operation, str] = field(default_factory=dict)
-    alike: Alike = field(default_factory=Alike)
+    cache: StructuralCache = field(default_factory=StructuralCache)
     may_pack: bool = True
 
     def __post_init__(self) -> None:
@@ -169,14 +169,14 @@ class Graph:
         """Whether a value is returned, or read by a node that is not among `nodes`."""
         return value in self._returned or not self._readers.get(value, set()) <= nodes
 
-    def once(self, what: Hashable, nodes: Sequence[Node], find: Callable[[], T]) -> Found[T]:
+    def memoise(self, what: Hashable, nodes: Sequence[Node], find: Callable[[], T]) -> Found[T]:
         """The result of `find`, which depends on `what`, the nodes with what is computed inside them, their order, the
         types of what they read, and which of their results leave them. It must not depend on names, or on the rest of
         the graph."""
-        return self.alike.once((what, self.key(nodes)), tuple(n.name for n in nodes), find)
+        return self.cache.memoise((what, self.key(nodes)), tuple(n.name for n in nodes), find)
 
     def key(self, nodes: Sequence[Node]) -> Hashable:
-        """Equal for nodes that are alike."""
+        """Equal for isomorphic nodes."""
         inside, numbers, rows = set(nodes), dict[int, int](), list[Hashable]()
 
         def number_of(value: int) -> int:
@@ -212,7 +212,7 @@ class Graph:
             made: Hashable = maker and mlir.get_integer(maker.op, "tilec.stored"), maker is not None
             if maker is None and owner is not None:
                 structure, values = structure_of(owner)
-                made = self.alike.number(structure)
+                made = self.cache.number(structure)
             read = [self._number(v) for v in values]
             found = self._numbers[value] = len(self._made)
             self._made.append((made, read))
@@ -277,25 +277,25 @@ def _inline_into(node: Node, consumer: Node) -> None:
 
 
 def build_graph(
-    function: ir.Operation, approximate: Mapping[ir.Operation, str] | None = None, alike: Alike | None = None
+    function: ir.Operation, approximate: Mapping[ir.Operation, str] | None = None, cache: StructuralCache | None = None
 ) -> Graph:  # fmt: skip
     """`approximate` are operations that take fewer instructions than others of their name, see `tilec/analysis/precision.py`.
-    `alike`: what is known from another graph of the program."""
-    block, alike = function.regions[0].blocks[0], alike or Alike()
+    `cache`: what is known from another graph of the program."""
+    block, cache = function.regions[0].blocks[0], cache or StructuralCache()
     nodes, returned = [], []
     for view in block.operations:
         op = view.operation
         if mlir.is_generic(op):
-            nodes.append(_node(op, approximate or {}, alike))
+            nodes.append(_node(op, approximate or {}, cache))
         elif op.name == "func.return":
             returned = list(dict.fromkeys(v for value in op.operands for v in (value, mlir.source_of(value))))
     producer = {r.value: n for n in nodes for r in n.results}
-    return Graph(nodes, producer, returned, list(block.arguments), approximate=approximate or {}, alike=alike)
+    return Graph(nodes, producer, returned, list(block.arguments), approximate=approximate or {}, cache=cache)
 
 
-def _node(op: ir.Operation, approximate: Mapping[ir.Operation, str], alike: Alike) -> Node:
-    structure, outside = alike.structure(op, approximate)
-    facts = alike.facts(structure)
+def _node(op: ir.Operation, approximate: Mapping[ir.Operation, str], cache: StructuralCache) -> Node:
+    structure, outside = cache.structure(op, approximate)
+    facts = cache.facts(structure)
     if "node" not in facts:
         facts["node"] = _pattern(op, approximate, outside)
     pattern: _Pattern = facts["node"]

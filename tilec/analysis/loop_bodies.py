@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import prod
 
-from tilec.analysis.alike import of_structure
 from tilec.analysis.directions import extract_directions
 from tilec.analysis.graph import Node, Read, dims_of, element_bytes
 from tilec.analysis.index_terms import BodyTerms
+from tilec.analysis.isomorphic import of_structure
 from tilec.analysis.operation_costs import cost_of
 from tilec.core import mlir
 from tilec.core.mlir import ir

@@ -10,8 +10,8 @@ from __future__ import annotations
 from math import gcd
 
 from tilec.analysis import parts
-from tilec.analysis.alike import of_operation, of_structure
 from tilec.analysis.graph import Node
+from tilec.analysis.isomorphic import of_operation, of_structure
 from tilec.analysis.products import Scaled, scaled, stored
 from tilec.core import mlir
 from tilec.core.hardware import LINE

@@ -28,7 +28,7 @@ class Space:
         return prod(self.extents[d] for d in self.grid)
 
     def of(self, nodes: list[Node]) -> Space:
-        """That of other nodes, which are alike."""
+        """That of other nodes, which are isomorphic."""
         return Space(list(nodes), dict(zip(nodes, self.dims.values())), dict(self.extents), self.grid)
 
 
@@ -36,7 +36,7 @@ def space_of(nodes: list[Node], graph: Graph) -> Space | str:
     """Unites the nodes' dimensions through the tensors between them; a text where two roles of one node collide."""
     if len(nodes) == 1:
         return _alone(nodes[0])
-    found = graph.once("space", nodes, partial(_united, nodes, graph)).result
+    found = graph.memoise("space", nodes, partial(_united, nodes, graph)).result
     return _united(nodes, graph) if isinstance(found, str) else found.of(nodes)  # a text names an operation
 
 

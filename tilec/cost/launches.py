@@ -14,9 +14,9 @@ def together(works: Sequence[Work], target: Target) -> Prediction:
     does. Each block has the threads of the largest, the registers of the largest thread and the shared memory of all."""
     registers, shared = max(w.registers for w in works), sum(w.shared_per_block for w in works)
     overlaps = all(w.overlaps for w in works)
-    alike = [replace(w, registers=registers, shared_per_block=shared, overlaps=overlaps) for w in works]
-    whole = predict(_sum(alike), target)
-    slowest = max((whole, *(predict(w, target) for w in alike)), key=lambda p: p.time_us)
+    equalised = [replace(w, registers=registers, shared_per_block=shared, overlaps=overlaps) for w in works]
+    whole = predict(_sum(equalised), target)
+    slowest = max((whole, *(predict(w, target) for w in equalised)), key=lambda p: p.time_us)
     return replace(slowest, occupancy=whole.occupancy, waves=whole.waves, wave_efficiency=whole.wave_efficiency)
 
 

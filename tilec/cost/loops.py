@@ -139,10 +139,10 @@ def _shared(nests: Sequence[tuple[Nest, Sequence[_Loop]]]) -> list[tuple[Access,
     """What the nests of a block touch between one use of a tensor and the next: in one iteration of the outermost loop of a block,
     where that is of one dimension in all of them, or in the whole block."""
     inside = [[x for x in loops if not x.blocks] for _, loops in nests]
-    alike = len({loops[0].dim if loops else None for loops in inside}) == 1
+    one_dimension = len({loops[0].dim if loops else None for loops in inside}) == 1
     found: dict[int, tuple[Access, Sequence[_Loop]]] = {}
     for (nest, _), loops in zip(nests, inside):
-        found |= {a.tensor: (a, loops[1:] if alike else loops) for a in nest.accesses}
+        found |= {a.tensor: (a, loops[1:] if one_dimension else loops) for a in nest.accesses}
     return list(found.values())
 
 

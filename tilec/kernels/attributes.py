@@ -291,7 +291,7 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("opaque_end", ("scf.for",), _mark(), "map", "emit",
               "stays a loop: LLVM learns its end anew in each iteration, and can neither unroll nor split it"),
     Attribute("branch", ("scf.if",), _mark(), "map", "emit", "stays a branch: no predicated loads, which leave zeros"),
-    Attribute("alike", ("scf.if",), _mark(), "map", "emit",
+    Attribute("mergeable", ("scf.if",), _mark(), "map", "emit",
               "its branches are printed once where they do the same with other memory"),
     Attribute("returns", ("scf.if",), _mark(), "map", "emit",
               "nothing follows either branch: the first is printed with a return"),

@@ -201,7 +201,7 @@ class KernelPlan:
     `grid` lists kernel dimensions, `tile` a block's size along each of them. `options` is the kernel's family with its options, and
     None before the backend's choice. `ruled_out` has the reasons why the operations rule out some options. `sram` returns the
     bytes of shared memory that a block takes, for any tile and options of these operations (CUDA). `weigh` returns the work of
-    these operations with any tile, loops and options of the family; of several kernels that are planned alike it is one function,
+    these operations with any tile, loops and options of the family; of several isomorphic kernels it is one function,
     which knows operations by their place in `nodes`.
     """
 

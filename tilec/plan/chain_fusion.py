@@ -191,7 +191,7 @@ def _join(
             remarks.append(Remark("refused", subject, space, line))
             return False
         if target.kind == "cuda":
-            together = graph.once(
+            together = graph.memoise(
                 "chain", nodes,
                 lambda: choose_chain_tile(target, chain_problem(nodes, space, graph, target))[0].prediction.time_us,
             ).result  # fmt: skip
@@ -225,7 +225,7 @@ def _without(g: Group, nodes: list[Node], graph: Graph, member: dict[Node, Group
 
 def time_us(g: Group, graph: Graph, target: Target) -> float:
     """Of a kernel, with its best tile where it multiplies, or has windows: how often elements are read depends on it."""
-    return graph.once(("tiled", graph.may_pack), g.nodes, lambda: _time_us(g, graph, target)).result
+    return graph.memoise(("tiled", graph.may_pack), g.nodes, lambda: _time_us(g, graph, target)).result
 
 
 def _time_us(g: Group, graph: Graph, target: Target) -> float:

@@ -43,7 +43,7 @@ class Group:
         """Predicted, before its tiles are chosen."""
         if self._time_us is None:
             find = partial(work_of, self.nodes, graph, self.space, target)
-            self._time_us = graph.once("untiled", self.nodes, lambda: predict(find(), target).time_us).result
+            self._time_us = graph.memoise("untiled", self.nodes, lambda: predict(find(), target).time_us).result
         return self._time_us
 
 

@@ -28,7 +28,7 @@ def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: T
     if isinstance(space, str):
         return space
     if sum(n.contraction is not None for n in nodes):
-        found = graph.once("refused", nodes, lambda: _refuse_contraction(nodes, space, graph, target))
+        found = graph.memoise("refused", nodes, lambda: _refuse_contraction(nodes, space, graph, target))
         return found.reason(found.result, [n.name for n in nodes]) if found.result else space
     if target.kind == "cuda" and allows_look_back(nodes, space):  # of as many blocks as it takes
         return space

@@ -62,7 +62,7 @@ def offered(g: Group, graph: Graph, target: Target) -> tuple[Applied, ...]:
 
 def ordered(g: Group, graph: Graph, target: Target) -> Ordered:
     """What is known of a kernel without matrix units."""
-    return graph.once("ordered", g.nodes, partial(_ordered, g, graph, target)).result
+    return graph.memoise("ordered", g.nodes, partial(_ordered, g, graph, target)).result
 
 
 def _summing(g: Group) -> Node | None:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from tilec.analysis.alike import Alike
 from tilec.analysis.copied_results import copies_of
 from tilec.analysis.graph import Graph
+from tilec.analysis.isomorphic import StructuralCache
 from tilec.analysis.lifetimes import Lifetimes
 from tilec.analysis.rules import NAMED
 from tilec.analysis.traffic import outputs_of
@@ -38,19 +38,20 @@ from tilec.plan.unchosen import renamed, unchosen
 
 
 def make_plan(
-    function: ir.Operation, target: Target, fixed: Fixed | None = None, demands: Demands | None = None, alike: Alike | None = None
+    function: ir.Operation, target: Target, fixed: Fixed | None = None, demands: Demands | None = None,
+    cache: StructuralCache | None = None,
 ) -> Plan:  # fmt: skip
     """Decides everything for one function of `linalg` on tensors. Where a schedule names them, `fixed` gives the kernels, and
     `demands` the steps of rewrites; with `fixed`, there are no further steps.
 
     A kernel whose intermediates do not fit on chip becomes one kernel for each operation; a kernel of `fixed` raises CallError
-    instead, as does a step that cannot be applied. `alike`: what is known from another plan of the program.
+    instead, as does a step that cannot be applied. `cache`: what is known from another plan of the program.
     """
-    alike = alike or Alike()
+    cache = cache or StructuralCache()
     wanted = {**(NONE if fixed else {}), **(demands or {})}
-    state = State(lambda: function, target, alike, fixed, may_pack=bool(wanted.get("pack", True)))
+    state = State(lambda: function, target, cache, fixed, may_pack=bool(wanted.get("pack", True)))
     plan = search(state, partial(_fitting_plan, source=function), wanted)
-    return replace(plan, replan=partial(make_plan, function, target, alike=alike))
+    return replace(plan, replan=partial(make_plan, function, target, cache=cache))
 
 
 def _fitting_plan(state: State, source: ir.Operation) -> Plan:
@@ -100,7 +101,7 @@ def _plan(state: State, fixed: Fixed | None, source: ir.Operation) -> Plan:
     starts = [unchosen(g, graph, name, target) for g, name in zip(groups, _kernel_names(stem, groups, graph))]
     for g, start in zip(groups, starts):
         try:
-            found = graph.once("kernel", g.nodes, partial(choose, start, g, graph, target))
+            found = graph.memoise("kernel", g.nodes, partial(choose, start, g, graph, target))
             kernel, why = renamed(start, *found.result, found)
         except TooLarge as error:
             raise _Apart(error, g, groups, graph) from None

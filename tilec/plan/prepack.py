@@ -94,7 +94,7 @@ def _product(g: Group, target: Target) -> Node | None:
 
 def _offered(node: Node, g: Group, graph: Graph, target: Target) -> tuple[tuple[Applied, ...], str]:
     """The factors of a product that can be stored, and why this does not pay."""
-    known, names = graph.once("packs", g.nodes, partial(_offer, node, g, graph, target)), [n.name for n in g.nodes]
+    known, names = graph.memoise("packs", g.nodes, partial(_offer, node, g, graph, target)), [n.name for n in g.nodes]
     if (offer := known.result) is None:
         return (), ""
     packs = [replace(p, operation=node.name) for p in offer.packs]

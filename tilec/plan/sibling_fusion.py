@@ -52,11 +52,11 @@ WEIGHED = "with a tenth of the time of resources that wait for another, as tiles
 def _weighed_us(g: Group, others: float, graph: Graph, target: Target) -> float:
     """Predicted, with the best tile: a result in memory between two kernels takes time even where products take more. `others`:
     operations of the other kernel."""
-    return graph.once(("with others", others), g.nodes, lambda: _with_others_us(g, others, graph, target)).result
+    return graph.memoise(("with others", others), g.nodes, lambda: _with_others_us(g, others, graph, target)).result
 
 
 def _with_others_us(g: Group, others: float, graph: Graph, target: Target) -> float:
-    found = graph.once("tiles", g.nodes, lambda: _tiles(g, graph, target)).result  # of which no factor is asked for
+    found = graph.memoise("tiles", g.nodes, lambda: _tiles(g, graph, target)).result  # of which no factor is asked for
     if isinstance(found, str) or not found.choices:
         return time_us(g, graph, target)
     return found.rank(found.choices[0].tile, target, neighbours=others)

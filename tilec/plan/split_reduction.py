@@ -54,7 +54,7 @@ def _of_kernel(g: Group, graph: Graph, target: Target) -> tuple[Node, list[Split
     if node.contraction is not None and node.reduced and node.scan is None:
         if target.kind != "cuda":
             return node, [], ""
-        known = graph.once("parts", g.nodes, partial(_split_contraction, node, g, graph, target)).result
+        known = graph.memoise("parts", g.nodes, partial(_split_contraction, node, g, graph, target)).result
         return (node, [replace(known[0], operation=node.name)], known[1]) if known else (node, [], "")
     long = _long_reductions(g)
     if any(n.scan is not None for n in g.nodes) or not long or max(n.iterations for n in long) < 2 * MIN_PART:

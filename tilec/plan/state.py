@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from tilec.analysis.alike import Alike
 from tilec.analysis.graph import Graph, build_graph
+from tilec.analysis.isomorphic import StructuralCache
 from tilec.analysis.multiplicands import converts
 from tilec.analysis.precision import approximate_operations
 from tilec.core import mlir
@@ -32,7 +32,7 @@ class State:
 
     make: Callable[[], ir.Operation]
     target: Target
-    alike: Alike
+    cache: StructuralCache
     fixed: Fixed | None = None
     may_pack: bool = True
     applied: tuple[Applied, ...] = ()
@@ -46,10 +46,10 @@ class State:
         applied = (*self.applied, *steps)
         if not of_kernels:
             make = partial(_applied, lambda: self.function.clone(), ((apply, steps),))
-            return State(make, self.target, self.alike, self.fixed, self.may_pack, applied)
+            return State(make, self.target, self.cache, self.fixed, self.may_pack, applied)
         base, within = self.base or self, (*self.within, (apply, steps))
         make = partial(_applied, base.inlined, within)
-        return State(make, self.target, self.alike, self.fixed, self.may_pack, applied, base, within)
+        return State(make, self.target, self.cache, self.fixed, self.may_pack, applied, base, within)
 
     @cached_property
     def function(self) -> ir.Operation:
@@ -64,7 +64,7 @@ class State:
 
     def graph(self) -> Graph:
         """Made anew each time: grouping changes it."""
-        graph = build_graph(self.function, self.approximations, self.alike)
+        graph = build_graph(self.function, self.approximations, self.cache)
         graph.may_pack = self.may_pack
         return _for_target(graph, self.target)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.analysis.alike import Found
 from tilec.analysis.graph import Graph, Node
+from tilec.analysis.isomorphic import Found
 from tilec.analysis.traffic import outputs_of, work_of
 from tilec.core.target import Target
 from tilec.cost.model import predict
@@ -38,7 +38,7 @@ def unchosen(g: Group, graph: Graph, name: str, target: Target) -> KernelPlan:
 def renamed(
     start: KernelPlan, kernel: KernelPlan, remarks: list[Remark], found: Found[object]
 ) -> tuple[KernelPlan, list[Remark]]:  # fmt: skip
-    """The plan of the kernel `start`, and its remarks, from those that were `found` for a kernel that is alike."""
+    """The plan of the kernel `start`, and its remarks, from those that were `found` for an isomorphic kernel."""
     if found.names == start.nodes:
         return kernel, remarks
     own = dict(zip(found.names, start.nodes))

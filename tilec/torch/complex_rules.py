@@ -18,7 +18,7 @@ Part = Any  # a node, a number, or None for 0
 Pair = tuple[Part, Part]
 KINDS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
-ALIKE = words(
+COMPONENTWISE = words(
     "view _unsafe_view reshape expand permute transpose t unsqueeze squeeze slice select alias detach clone flip roll repeat index "
     "index_select gather sum mean diagonal cumsum tril triu select_backward slice_backward unfold "
     "slice_scatter select_scatter index_put _unsafe_index_put index_add scatter_add diagonal_scatter"
@@ -132,7 +132,7 @@ class Call:
 # ---- rules -----------------------------------------------------------------------------------------------------------
 
 
-def _alike(call: Call) -> Pair:
+def _componentwise(call: Call) -> Pair:
     """Each complex argument by its part; the others are positions and sizes."""
     target = aten.reshape.default if op_name(call.node) in ("view", "_unsafe_view") else call.node.target
     pairs = {n: call.parts(n) for n in call.node.all_input_nodes if kind_of(n)}
@@ -300,6 +300,6 @@ RULES: dict[str, Callable[[Call], Any]] = {
     **dict.fromkeys(words("full full_like zeros_like ones_like"), _filled), "zeros": lambda call: call.whole((0, None)),
     "scalar_tensor": _scalar, "constant_pad_nd": _pad,
 }  # fmt: skip
-RULES |= dict.fromkeys(ALIKE, _alike) | dict.fromkeys(JOINS, _joined)
+RULES |= dict.fromkeys(COMPONENTWISE, _componentwise) | dict.fromkeys(JOINS, _joined)
 REAL = words("view_as_real abs angle eq ne")
 """Operations on complex tensors whose results are real."""

@@ -68,7 +68,7 @@ def _attention(
         top = scores.amax(-1, keepdim=True)
     sums = torch.where(top.squeeze(-1) == -math.inf, -math.inf, _LogSumExp.apply(scores, top))
     weights = torch._safe_softmax(scores, -1).to(narrow)
-    return _lie_alike(weights @ values.to(narrow), query), sums / math.log(2), top.squeeze(-1) / math.log(2)
+    return _in_layout_of(weights @ values.to(narrow), query), sums / math.log(2), top.squeeze(-1) / math.log(2)
 
 
 def _of_heads(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
@@ -145,7 +145,7 @@ class _Gathered(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _lie_alike(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+def _in_layout_of(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """The tensor with its dimensions in memory in the query's order, but for the last, which is the last."""
     strides = query.stride()
     order = sorted(range(query.dim() - 1), key=lambda d: strides[d], reverse=True)

@@ -73,8 +73,8 @@ def _is_of_one_position(write: fx.Node) -> bool:
     if len(indices) != 1 or not all(isinstance(t, torch.Tensor) for t in (target, source, *indices)):
         return False
     (index,) = indices
-    alike = source.dtype == target.dtype and source.device == target.device == index.device
-    return alike and index.dtype in (torch.int64, torch.int32) and index.numel() == 1 and index.dim() < 2
+    same_kind = source.dtype == target.dtype and source.device == target.device == index.device
+    return same_kind and index.dtype in (torch.int64, torch.int32) and index.numel() == 1 and index.dim() < 2
 
 
 def save_old_values(forward: fx.GraphModule, results: int) -> None:

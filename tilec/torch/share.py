@@ -30,7 +30,7 @@ def share_equal(graph: fx.Graph) -> None:
             continue
         if writes(node):
             found.clear()
-        elif _is_alike(node) and memory(node) not in returned:
+        elif _is_repeatable(node) and memory(node) not in returned:
             try:
                 first = found.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)
             except TypeError:  # an argument that cannot be told from another
@@ -40,7 +40,7 @@ def share_equal(graph: fx.Graph) -> None:
                 graph.erase_node(node)
 
 
-def _is_alike(node: fx.Node) -> bool:
+def _is_repeatable(node: fx.Node) -> bool:
     """Whether the operation gives the same each time, of a size that is known."""
     if hint(node.meta.get("val")) is UNDECIDED:
         return False

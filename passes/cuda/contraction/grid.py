@@ -111,7 +111,7 @@ def of_its_grid(number: ir.Value, grids: list[Blocks], build: Callable[[int, ir.
     own = arith.minsi(number, mlir.index(count - 1))
     rest = arith.maxsi(arith.subi(number, mlir.index(count)), mlir.index(0))
     choice = scf.IfOp(arith.cmpi(arith.CmpIPredicate.slt, number, mlir.index(count)), has_else=True)
-    choice.operation.attributes["tilec.alike"] = ir.UnitAttr.get()
+    choice.operation.attributes["tilec.mergeable"] = ir.UnitAttr.get()
     with ir.InsertionPoint(choice.then_block):
         build(first, own)
         scf.YieldOp([])

@@ -117,12 +117,12 @@ def _hold_less(view: View, vector: int, steps: dict[int, int]) -> None:
     """Fewer steps along dimensions that operations without a reduction have besides the grid's: a thread holds each of their
     results, where a reduction has one sum for all steps. It holds all that a reduction reads at computed subscripts in its steps,
     too: fewer of the steps that are no short dimension."""
-    alike: dict[tuple[int, ...], int] = {}
+    results_along: dict[tuple[int, ...], int] = {}
     for node in view.group.nodes:
         dims = tuple(d for d in view.group.space.dims[node] if d in steps)
         if dims and not node.reduced and node.scan is None:
-            alike[dims] = alike.get(dims, 0) + 1
-    for dims, results in alike.items():
+            results_along[dims] = results_along.get(dims, 0) + 1
+    for dims, results in results_along.items():
         while results * vector * prod(steps[d] for d in dims) > HELD and max(steps[d] for d in dims) > 1:
             longest = max(dims, key=lambda d: steps[d])
             steps[longest] = (steps[longest] + 1) // 2

@@ -147,7 +147,7 @@ def ranked_tiles(
     contractions of which these facts are the same, such as one before and after another is packed."""
     left, right = operands["left"], operands["right"]
     facts = kind, replace(roles, factors={}), left, right, problem, tuple(g.space.extents.items()), together
-    found = graph.alike.once(("tiles", *facts), (), partial(_ranked_tiles, *facts, target)).result
+    found = graph.cache.memoise(("tiles", *facts), (), partial(_ranked_tiles, *facts, target)).result
     return replace(found, roles=roles)
 
 

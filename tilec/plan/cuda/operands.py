@@ -17,9 +17,9 @@ from typing import Any
 
 from tilec.analysis import parts
 from tilec.analysis.access import Access, access_of
-from tilec.analysis.alike import of_operation
 from tilec.analysis.directions import extract_directions
 from tilec.analysis.graph import Graph, Node, dims_of
+from tilec.analysis.isomorphic import of_operation
 from tilec.analysis.multiplicands import converted, scaled_factor, scales_of
 from tilec.analysis.traffic import outputs_of
 from tilec.core import mlir

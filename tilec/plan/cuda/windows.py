@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
 
-from tilec.analysis.alike import of_structure
+from tilec.analysis.by_vector import of_structure
 from tilec.analysis.directions import Window, windows_of
 from tilec.analysis.graph import Node
 from tilec.analysis.layout import Layout
@@ -92,11 +92,11 @@ def neighbours(view: View, lane: int, widest: int) -> list[Neighbours]:
                 if points * _deal(view, windows, more) >= 2 * view.target.units * THREADS * sums:
                     found += [*_shared(view, windows, more, vector), *_long(view, windows, more, vector)]
     found.sort(key=lambda n: (n.rounds > 1, round(n.instructions, 6), sorted(n.counts, reverse=True)))
-    alike: dict[tuple[int, bool], list[Neighbours]] = {}
+    by_vector: dict[tuple[int, bool], list[Neighbours]] = {}
     for n in found:
         if bool(n.lines) == bool(found[0].lines):  # loops that are written out do not wait, and others do
-            alike.setdefault((n.vector, n.rounds > 1), []).append(n)
-    return [n for n in found if n in alike.get((n.vector, n.rounds > 1), [])[:CHOICES]]
+            by_vector.setdefault((n.vector, n.rounds > 1), []).append(n)
+    return [n for n in found if n in by_vector.get((n.vector, n.rounds > 1), [])[:CHOICES]]
 
 
 def _shared(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iterator[Neighbours]:

@@ -48,14 +48,14 @@ def _moved(v: Any, node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] 
     """The order in which the first operand is stored that has the shape and the strides of the result `v`, but lies otherwise."""
     found = layout(v.shape, v.stride())
     for n in node.all_input_nodes:
-        if _alike(n.meta.get("val"), v):
+        if _same_layout(n.meta.get("val"), v):
             order = _stored_as(n, values)
             if order is not None and found is not None and order != found.order:
                 return order
     return None
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _same_layout(one: Any, other: Any) -> bool:
     """Whether two tensors of PyTorch's have the same shape and strides."""
     if not hasattr(one, "stride") or not hasattr(other, "stride"):
         return False
@@ -67,7 +67,7 @@ def _stored_as(node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] | No
     be stored in parts that follow each other. A cast that nothing stores lies as what is cast, unless PyTorch moves it."""
     x, read = values.get(node), node.all_input_nodes
     if isinstance(x, Tensor) and x.formula is not None and x.origin is not None and len(read) == 1:
-        x = x.origin[0] if _alike(read[0].meta.get("val"), node.meta.get("val")) else x
+        x = x.origin[0] if _same_layout(read[0].meta.get("val"), node.meta.get("val")) else x
     if not isinstance(x, Tensor) or x.positions is None or x.formula is not None:
         return None
     names, order, parts = positions(x.shape, "d"), list[int](), list[ix.Index]()

@@ -112,8 +112,8 @@ def mul(call: Call) -> Tensor:
 def multiple(made: Tensor, x: Tensor, factor: Value) -> Tensor:
     """A product with a Python number keeps what it is a multiple of."""
     known = isinstance(factor, int | float) and not isinstance(factor, bool) and factor and abs(factor) < inf
-    alike = DTYPES[made.dtype].is_float and x.torch_dtype == made.torch_dtype
-    return replace(made, origin=x.times(float(factor))) if known and alike else made
+    same_type = DTYPES[made.dtype].is_float and x.torch_dtype == made.torch_dtype
+    return replace(made, origin=x.times(float(factor))) if known and same_type else made
 
 
 @expresses("div", smooth=True)

@@ -1,4 +1,4 @@
-"""emit, for CUDA: branches that do the same with other memory are printed once, after the memory is chosen (`tilec.alike`).
+"""emit, for CUDA: branches that do the same with other memory are printed once, after the memory is chosen (`tilec.mergeable`).
 
     if tile < 88:                             own = tile < 88
         t = tile // 4                         bias_1 = bias if own else other
@@ -30,7 +30,7 @@ class _Differs(Exception):
     """The branches do not do the same."""
 
 
-def once(lines: Sequence[str], before: Sequence[str], name: Callable[[str], str]) -> list[str] | None:
+def merged(lines: Sequence[str], before: Sequence[str], name: Callable[[str], str]) -> list[str] | None:
     """The lines of `if ...: ... else: ...` in other words: what both branches do, once. None where they differ in more than names.
     `before`: the kernel's lines before them; `name`: a new name like another one."""
     indent = len(lines[0]) - len(lines[0].lstrip())

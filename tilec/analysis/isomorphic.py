@@ -1,4 +1,4 @@
-"""Kernels that are alike: what was found for one holds for the others. The layers of a model are planned once."""
+"""A cache by structure: what was found for one kernel holds for isomorphic ones, such as the layers of a model."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class Found(Generic[T]):
 
 
 @dataclass
-class Alike:
-    """What was found for sets of operations, by their structure (`Graph.once`). One for a target; graphs of one program may
+class StructuralCache:
+    """What was found for sets of operations, by their structure (`Graph.memoise`). One for a target; graphs of one program may
     share it."""
 
     _numbers: dict[Hashable, int] = field(default_factory=dict)  # of structures
     _facts: dict[int, dict[Hashable, Any]] = field(default_factory=dict)
     _found: dict[Hashable, Found[Any]] = field(default_factory=dict)
 
-    def once(self, key: Hashable, names: tuple[str, ...], find: Callable[[], T]) -> Found[T]:
+    def memoise(self, key: Hashable, names: tuple[str, ...], find: Callable[[], T]) -> Found[T]:
         """The result of `find`, which is the same wherever `key` is; `names` are those of the operations here."""
         found = self._found.get(key)
         if found is None:
@@ -80,15 +80,15 @@ def _kind(value: ir.Value) -> Hashable:
 
 def of_structure(function: Callable[Concatenate[N, P], T]) -> Callable[Concatenate[N, P], T]:
     """A function of a node that depends on its structure alone is called once for all nodes of that structure."""
-    return _once(function, lambda node: node.facts)
+    return _memoised(function, lambda node: node.facts)
 
 
 def of_operation(function: Callable[Concatenate[N, P], T]) -> Callable[Concatenate[N, P], T]:
     """A function of a node that depends on its operation alone, of which the result may have values, is called once for a node."""
-    return _once(function, lambda node: node.own_facts)
+    return _memoised(function, lambda node: node.own_facts)
 
 
-def _once(
+def _memoised(
     function: Callable[Concatenate[N, P], T], facts_of: Callable[[N], dict[Hashable, Any]]
 ) -> Callable[Concatenate[N, P], T]:
     @wraps(function)

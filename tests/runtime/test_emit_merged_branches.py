@@ -5,20 +5,20 @@ from textwrap import dedent
 
 import pytest
 
-from tilec.runtime.emit.alike import once, without_unused_arrays
+from tilec.runtime.emit.merged_branches import merged, without_unused_arrays
 
 ARRAYS = "    s = cuda.local.array(2, float32)\n    t = cuda.local.array(2, float32)\n"
 
 
-def merged(text: str, before: str = "") -> str | None:
+def merged_text(text: str, before: str = "") -> str | None:
     numbers = count(1)
     lines = [f"    {line}" for line in dedent(text).strip().splitlines()]
-    found = once(lines, before.splitlines(), lambda name: f"{name}_{next(numbers)}")
+    found = merged(lines, before.splitlines(), lambda name: f"{name}_{next(numbers)}")
     return None if found is None else dedent("\n".join(found))
 
 
 def test_memory_is_chosen_before():
-    found = merged("""
+    found = merged_text("""
         if tile < 8:
             a = tile + 1
             store(x + a, load(p))
@@ -31,7 +31,7 @@ def test_memory_is_chosen_before():
 
 
 def test_a_name_that_is_several_is_chosen_by_place():
-    found = merged("""
+    found = merged_text("""
         if c:
             f(x, x)
         else:
@@ -41,7 +41,7 @@ def test_a_name_that_is_several_is_chosen_by_place():
 
 
 def test_what_one_branch_computes_first_moves_out():
-    found = merged("""
+    found = merged_text("""
         if within_u31(n) < 8:
             f(x, n)
         else:
@@ -55,7 +55,7 @@ def test_what_one_branch_computes_first_moves_out():
 
 
 def test_ranges_are_what_both_branches_have():
-    found = merged("""
+    found = merged_text("""
         if c:
             f(within_u31(n) // 3)
         else:
@@ -73,12 +73,12 @@ def test_arrays_of_registers_become_one():
             load_f32x2(t, 0, y)
             f(t[1])
     """
-    assert merged(text, ARRAYS) == "x_1 = x if c else y\nload_f32x2(s, 0, x_1)\nf(s[1])"
+    assert merged_text(text, ARRAYS) == "x_1 = x if c else y\nload_f32x2(s, 0, x_1)\nf(s[1])"
     assert without_unused_arrays([*ARRAYS.splitlines(), "    f(s[1])"]) == [ARRAYS.splitlines()[0], "    f(s[1])"]
 
 
 def test_comments_of_both_stay():
-    found = merged("""
+    found = merged_text("""
         if c:
             # q = x
             for i in range(3):
@@ -112,4 +112,4 @@ def test_comments_of_both_stay():
 )
 def test_other_branches_stay(then, otherwise, before):
     bodies = ["\n".join(f"    {s}" for s in text.split("; ")) for text in (then, otherwise)]
-    assert merged(f"if c:\n{bodies[0]}\nelse:\n{bodies[1]}", before) is None
+    assert merged_text(f"if c:\n{bodies[0]}\nelse:\n{bodies[1]}", before) is None

@@ -1,4 +1,4 @@
-"""What is found for a kernel holds for those that are alike, and for no others."""
+"""What is found for a kernel holds for isomorphic ones, and for no others."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def test_what_makes_a_difference(changed):
 
 def test_one_tensor_read_twice_is_not_two_tensors():
     text = "op f(x: f32[4], w: f32[4]) -> (y: f32[4], z: f32[4]) {{ y[i] = x[i] - exp(x[i])\n z[i] = w[i] - exp({}[i]) }}"
-    for name, alike in (("w", True), ("x", False)):
+    for name, same in (("w", True), ("x", False)):
         with graph_of(text.format(name)) as graph:
             first, second = (graph.key([n]) for n in graph.nodes)
-            assert (first == second) == alike
+            assert (first == second) == same
 
 
 def test_structures_are_of_operations_without_their_names():
@@ -80,7 +80,7 @@ def test_structures_are_of_operations_without_their_names():
 
 def test_a_reason_that_names_others_says_whose_it_is():
     with graph_of("op f(x: f32[4]) -> (y: f32[4], z: f32[4]) { y[i] = x[i] + 1.0\n z[j] = exp(x[j]) }") as graph:
-        found = graph.once("why", graph.nodes, lambda: "y reads a tensor")
+        found = graph.memoise("why", graph.nodes, lambda: "y reads a tensor")
     assert found.reason(found.result, ["y", "z"]) == "y reads a tensor"
     assert found.reason(found.result, ["u", "v"]) == "as for y with z: y reads a tensor"
     assert found.reason("no tile fits", ["u", "v"]) == "no tile fits"
