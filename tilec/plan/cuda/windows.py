@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
 
-from tilec.analysis.by_vector import of_structure
 from tilec.analysis.directions import Window, windows_of
 from tilec.analysis.graph import Node
+from tilec.analysis.isomorphic import of_structure
 from tilec.analysis.layout import Layout
 from tilec.analysis.operation_costs import instructions_of
 from tilec.analysis.traffic import OVERHEAD, bytes_of, element_bytes
