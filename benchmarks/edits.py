@@ -312,11 +312,11 @@ def by_family(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     for family in (f for f in FAMILIES if any(r.get("family") == f for r in rows)):
         mine = [r for r in rows if r.get("family") == family]
         edits = [e for r in mine for e in r["edits"][1:]]
-        apart = max(us / r["own_us"] for r in mine for *_, us in r["edits"])
+        spread = max(us / r["own_us"] for r in mine for *_, us in r["edits"])
         names = [r["name"].partition(": ")[2] for r in mine]
         each = ", ".join(f"{name} {r['rank']:.2f}" if telling(r) else f"{name} (alike)" for name, r in zip(names, mine))
         ranks = [r["rank"] for r in mine if telling(r)]
-        cells.append([f"`{family}`", str(len(edits)), f"{fmean(ranks):.2f}" if ranks else "alike", f"{apart:.3g}", each])
+        cells.append([f"`{family}`", str(len(edits)), f"{fmean(ranks):.2f}" if ranks else "alike", f"{spread:.3g}", each])
     return ["family", "edits", "rank correlation", "slowest over unedited", "programs"], cells
 
 

@@ -156,7 +156,7 @@ def gated(tokens: int, widths: tuple[int, int]) -> Workload:
         h[m, n] = silu(sum[k](x[m, k] * g[k, n])) * sum[k](x[m, k] * u[k, n])
     }"""
 
-    def together(x, g, u):
+    def one_kernel(x, g, u):
         return functional().silu(x @ g) * (x @ u)
 
     def at_once(x, g, u):
@@ -167,8 +167,8 @@ def gated(tokens: int, widths: tuple[int, int]) -> Workload:
 
     inputs = (Input("bf16", (m, k)), Input("bf16", (k, n), 1 / math.sqrt(k)), Input("bf16", (k, n), 1 / math.sqrt(k)))
     return Workload(
-        f"siblings, gated {m}x{n}x{k} bf16", text, inputs, together, limit("bf16", k / 4, 16), flops=4.0 * m * n * k,
-        form="products of one factor", compiled_peers={"torch.compile": compiled(together), "cuBLAS, weights in one": at_once},
+        f"siblings, gated {m}x{n}x{k} bf16", text, inputs, one_kernel, limit("bf16", k / 4, 16), flops=4.0 * m * n * k,
+        form="products of one factor", compiled_peers={"torch.compile": compiled(one_kernel), "cuBLAS, weights in one": at_once},
     )  # fmt: skip
 
 

@@ -140,20 +140,20 @@ def problems(kind: str) -> tuple[list[Problem], int]:
     for sizes in DROPPED_SIZES:
         name = f"attention with dropout {'x'.join(map(str, sizes.values()))}"
         further.append(kernels.Program(name, kind, specialise(parse(read_source(DROPPED)), None, None, sizes)))
-    apart = dict[str, kernels.Program]()
+    by_name = dict[str, kernels.Program]()
     for program in (*suites, *further):  # several rows have one name
         name, number = program.name, 1
-        while name in apart:
+        while name in by_name:
             name, number = f"{program.name} {number + 1}", number + 1
-        apart[name] = replace(program, name=name)
-    return [Problem(p, m) for m in MACHINES[kind] for p in apart.values()], len(suites)
+        by_name[name] = replace(program, name=name)
+    return [Problem(p, m) for m in MACHINES[kind] for p in by_name.values()], len(suites)
 
 
 def named(kind: str, name: str) -> Problem:
     return next(p for p in problems(kind)[0] if p.name == name)
 
 
-def found_for(kind: str, number: int, alone: Collection[str], together: Collection[str]) -> tuple[str, dict[str, Any]]:
+def found_for(kind: str, number: int, alone: Collection[str], in_groups: Collection[str]) -> tuple[str, dict[str, Any]]:
     """The name of a problem. `read`: the numbers that its plan reads. `moved`: for each of them that is moved, whether another plan
     is made, by the way in which it is moved, and this one's predicted time over its own; None where no plan can be made, and for
     numbers that were moved together with others."""
@@ -165,15 +165,15 @@ def found_for(kind: str, number: int, alone: Collection[str], together: Collecti
         key = disk.make_key(Path(__file__).read_text(), disk.compiler_digest(), text, target.digest())
         kept = disk.load(key)
         found: dict[str, Any] = kept[0] if kept is not None else {"read": None, "moved": {}}
-        wanted = {*alone, *together}
+        wanted = {*alone, *in_groups}
         if found["read"] is None or any(n in wanted and n not in found["moved"] for n in found["read"]):
-            _replan(problem, module, target, alone, together, found)
+            _replan(problem, module, target, alone, in_groups, found)
             disk.save(key, found, {})
     return problem.name, found
 
 
 def _replan(
-    problem: Problem, module: Any, target: Target, alone: Collection[str], together: Collection[str], found: dict[str, Any]
+    problem: Problem, module: Any, target: Target, alone: Collection[str], in_groups: Collection[str], found: dict[str, Any]
 ) -> None:
     """Adds what is not yet found. The module is what `build` made."""
     lower(module, target, end="simplify", emit=False, texts=False)
@@ -184,7 +184,7 @@ def _replan(
     fresh = [n for n in found["read"] if n not in found["moved"]]
     for way in WAYS:
         able = [n for n in fresh if way != "without" or numbers(target.kind)[n].metadata["without"] is not None]
-        for names in filter(None, [*([n] for n in able if n in alone), [n for n in able if n in together]]):
+        for names in filter(None, [*([n] for n in able if n in alone), [n for n in able if n in in_groups]]):
             _move(own, function, target, names, way, found["moved"])
 
 

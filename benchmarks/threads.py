@@ -32,7 +32,7 @@ SOFTMAX = """op f(x: f32[M, N]) -> (y: f32[M, N]) {
 SHAPES = {"small": (512, 512), "large": (2048, 2048)}
 """Of a softmax: some 75 us and some 2 ms of one core."""
 WAYS = ("tilec", "eager", "tilec, a thread")
-TOGETHER = (1, 2, 4)
+PROCESSES = (1, 2, 4)
 ROUNDS, SECONDS = 9, 0.5
 CALM = 0.05
 """The share of the processors' time that others have in a round that counts."""
@@ -105,7 +105,7 @@ def _turn(busy: list[_Process], shape: str) -> tuple[float, float]:
 
 def suite(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each shape and number of processes."""
-    names = {(s, c): f"{s} softmax, {c} process{'es' * (c > 1)}" for s in SHAPES for c in TOGETHER}
+    names = {(s, c): f"{s} softmax, {c} process{'es' * (c > 1)}" for s in SHAPES for c in PROCESSES}
     names = {key: n for key, n in names.items() if not options.only or any(o in n for o in options.only)}
     processes = {way: [_Process(way) for _ in range(max(c for _, c in names))] for way in WAYS}
     right = all([p.hear() == "ready" for some in processes.values() for p in some])

@@ -41,11 +41,11 @@ def flattened(op: Specialised) -> Specialised:
     while len(merged) > known:  # three dimensions may be one where two of them are none
         known, refused = len(merged), set[Boundary]()
         for seed in dict.fromkeys(program.seeds(merged)):
-            together = program.together(seed, merged) if seed not in merged and seed not in refused else None
-            if together is not None and program.gains(together, merged):
-                merged |= together
-            elif together is not None:
-                refused |= together
+            closure = program.closure(seed, merged) if seed not in merged and seed not in refused else None
+            if closure is not None and program.gains(closure, merged):
+                merged |= closure
+            elif closure is not None:
+                refused |= closure
     return program.with_merged(merged)
 
 
@@ -241,7 +241,7 @@ class Program:
                         if inner in factors and factors.get(outer) == factors[inner] * made.extents[t + 1]:
                             yield e.name, last[t]
 
-    def together(self, seed: Boundary, merged: frozenset[Boundary]) -> frozenset[Boundary] | None:
+    def closure(self, seed: Boundary, merged: frozenset[Boundary]) -> frozenset[Boundary] | None:
         """The boundaries that go with one; None where one of them has to stay."""
         found, waiting = set[Boundary](), [seed]
         while waiting:

@@ -232,11 +232,11 @@ class Threads:
     @contextmanager
     def slots(
         self, dims: tuple[int, ...], chunk: dict[int, ir.Value], sizes: dict[int, int | ir.Value] | None, *,
-        lanes: bool, owner: ir.Value | None = None, apart: int = 1, part: Part | None = None,
+        lanes: bool, owner: ir.Value | None = None, lane_stride: int = 1, part: Part | None = None,
         where: Callable[[Position], ir.Value] | None = None, masked: bool = False,
     ) -> Iterator[Position]:  # fmt: skip
         """Loops over this thread's steps and lanes along `dims`, guarded to `sizes` where they are given; only over every
-        lane that is `apart` from the next.
+        lane that is `lane_stride` from the next.
 
         Where vectors are used every vector is inside or outside as a whole, so that one guard a step is enough; but for
         unaligned rows, of which a nest takes the vectors that `part` says (and `where`), and each lane at the edges has its guard;
@@ -268,9 +268,9 @@ class Threads:
                 elif sizes is not None:
                     stack.enter_context(self._guard(position, d, sizes[d]))
             if lanes and layout.lane_dim in dims:
-                count, name = layout.vectors[layout.lane_dim] // apart, self.name(layout.lane_dim, "lane")
+                count, name = layout.vectors[layout.lane_dim] // lane_stride, self.name(layout.lane_dim, "lane")
                 number = stack.enter_context(loop(count, unroll=kind == EDGE, name=name))
-                position.lane = sum_of([(number, apart)])
+                position.lane = sum_of([(number, lane_stride)])
                 if kind == EDGE:
                     element, d = position.coordinate(layout.lane_dim), layout.lane_dim
                     inside = arith.andi(_least(element, 0), below(element, sizes[d]))

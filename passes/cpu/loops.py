@@ -100,7 +100,7 @@ class _Nest:
         plain = not self.trigonometric and len(self.carried) == len(self.operands) - self.count
         self.lanes = Lanes.of(op) if plain and self.inner else None
         self.lane_count = 0
-        self.together = NONE
+        self.invariance = NONE
 
     def _may_be_far(self, op: ir.Operation) -> bool:
         """Whether it is a trigonometric function whose argument may be beyond the fast path."""
@@ -156,9 +156,9 @@ class _Nest:
     def _store(self, value: ir.Value, n: int) -> None:
         memref.StoreOp(value, self.operands[n], [self.variables[d] for d in self.maps[n]])
 
-    def _loop(self, d: int, states: list[ir.Value], together: int = 1, start: ir.Value | None = None) -> scf.ForOp:
+    def _loop(self, d: int, states: list[ir.Value], step: int = 1, start: ir.Value | None = None) -> scf.ForOp:
         first = mlir.index(0) if start is None else start
-        loop = scf.ForOp(first, self.extent(d), mlir.index(together), states)
+        loop = scf.ForOp(first, self.extent(d), mlir.index(step), states)
         flags = bool(self.small_arguments and self.far)
         names = [None] * (len(states) - flags) + ["largest"] * flags
         locations.named(loop, self.names.get(d) or ("element" if flags else None), *names)
@@ -234,19 +234,19 @@ class _Nest:
     def _last_loop(self, depth: int, states: list[ir.Value]) -> list[ir.Value]:
         """The innermost loop of an operation without reductions; its only state is the flag of `_fast_path_first`."""
         d = self.outer[depth]
-        self.together = self._lane_invariance(d)
-        loop = self._loop(d, states, self.together.size)
+        self.invariance = self._lane_invariance(d)
+        loop = self._loop(d, states, self.invariance.size)
         index = self.variables[d]
         with ir.InsertionPoint(loop.body):
             states = list(loop.inner_iter_args)
             shared: dict[Any, Any] = {}
-            for number in range(self.together.size):
+            for number in range(self.invariance.size):
                 self.variables[d] = sum_of([(index, 1)], number)
                 self._load_ready()
                 states = self._body(states, number, shared)
                 self._leave(d)
             scf.YieldOp(states)
-        self.together = NONE
+        self.invariance = NONE
         return list(loop.results)
 
     def _lane_invariance(self, d: int) -> LaneInvariance:
@@ -348,7 +348,7 @@ class _Nest:
         for inner in others:
             combines = inner.operation.name in ("arith.addf", "arith.mulf") and any(v in outs for v in inner.operands)
             combines = combines and self._is_only_reduced(inner.operation.results[0])
-            copy = self.together.clone(inner.operation, number, mapping, {} if shared is None else shared)
+            copy = self.invariance.clone(inner.operation, number, mapping, {} if shared is None else shared)
             if copy is None:
                 continue
             if combines:

@@ -72,8 +72,8 @@ class Side:
 class Contraction:
     """The operation and its numbers; all dimensions are the operation's own."""
 
-    def __init__(self, op: ir.Operation, tiles: dict[int, int], options: Panels, apart: bool = False):
-        """`apart`: a division of the left factor by a number of its row is made after the sum."""
+    def __init__(self, op: ir.Operation, tiles: dict[int, int], options: Panels, divide_sums: bool = False):
+        """`divide_sums`: a division of the left factor by a number of its row is made after the sum."""
         self.op, self.body = op, mlir.body_of(op)
         own = {k: d for d, k in enumerate(mlir.get_integers(op, "tilec.dims"))}
         self.names = {own[k]: name for k, name in locations.index_names(op).items() if k in own}
@@ -86,7 +86,7 @@ class Contraction:
         factors = self._factors(rows, columns)
         self.columns_outer = options.columns_outer
         self.divisor: ir.Value | None = None
-        if apart and (divided := self._divided(factors[0], {*inner, *columns})):
+        if divide_sums and (divided := self._divided(factors[0], {*inner, *columns})):
             numerator, self.divisor = divided
             factors = numerator, factors[1]
         parts = options.parts if self.matrix else (1, 1)

@@ -67,8 +67,8 @@ def _copy(op: ir.Operation) -> list[int] | None:
     if len(body) > 1 or len(op.operands) != 2 or body[0].operands[0] != mlir.body_of(op).arguments[0]:
         return None
     source, target = (mlir.map_dims(m) for m in mlir.maps_of(op))
-    apart = sorted(source) == sorted(target) and source[-1] != target[-1]
-    return [source.index(d) for d in target] if apart else None
+    divide_sums = sorted(source) == sorted(target) and source[-1] != target[-1]
+    return [source.index(d) for d in target] if divide_sums else None
 
 
 def _transpose(source: ir.Value, target: ir.Value, permutation: list[int]) -> ir.Operation:

@@ -18,8 +18,8 @@ from tilec.passes.cuda.memory_spaces import size_of
 from tilec.passes.emit import Body
 from tilec.passes.rebuild import Anew, Operand, operands_in, operands_out, rebuild
 
-APART = 16  # f32 between rows of sums, so that rows whose length is a power of two do not share lines of L1
-PAIRS_APART = 32  # bf16, likewise
+ROW_PADDING = 16  # f32 between rows of sums, so that rows whose length is a power of two do not share lines of L1
+PAIR_ROW_PADDING = 32  # bf16, likewise
 
 
 def allocation(value: ir.Value) -> ir.Value | None:
@@ -122,10 +122,10 @@ def stored_left(c: Contraction, ops: list[ir.Operation]) -> ir.Value | None:
     steps = -(-room[inner] // c.depths[0])
     rows, columns = round_up(room[row], c.left.width), (steps - 1) * c.depths[0] + c.depth
     with ir.InsertionPoint(maker), maker.location:
-        type_ = ir.MemRefType.get([1, rows, (columns + PAIRS_APART) // 2, 2], c.multiplicand)
+        type_ = ir.MemRefType.get([1, rows, (columns + PAIR_ROW_PADDING) // 2, 2], c.multiplicand)
         panels = memref.AllocOp(type_, [], [], alignment=64)
         panels.attributes["tilec.name"] = mlir.string("weights")
-        lines = ir.MemRefType.get([1, rows, columns + PAIRS_APART], c.multiplicand)
+        lines = ir.MemRefType.get([1, rows, columns + PAIR_ROW_PADDING], c.multiplicand)
         flat = memref.CollapseShapeOp(lines, panels.result, [[0], [1], [2, 3]]).result
         sizes = [size_of(maker.operands[out], d) for d in (row, inner)]
         new = _written(maker, out, _rows(flat, sizes), [its[row], its[inner]])
@@ -187,7 +187,7 @@ def pad_output(c: Contraction) -> None:
         return
     whole = list(shape)
     whole[row] = round_up(shape[row], c.left.width)
-    whole[column] = round_up(shape[column], c.right.width) + APART
+    whole[column] = round_up(shape[column], c.right.width) + ROW_PADDING
     made = mlir.definition(old)
     with ir.InsertionPoint(made), made.location:
         new = memref.AllocOp(ir.MemRefType.get(whole, c.element), [], [], alignment=64)

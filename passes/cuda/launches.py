@@ -48,16 +48,16 @@ def share_launches(module: ir.Operation) -> None:
     groups = {name: [calls[kernel] for kernel in kernels] for name, kernels in launches.items()}
     _gather(program, list(groups.values()), functions)
     made: dict[tuple[str, ...], list[_Launch]] = {}
-    for name, together in groups.items():
-        callees = [functions[_callee(call)] for call in together]
+    for name, members in groups.items():
+        callees = [functions[_callee(call)] for call in members]
         isomorphic = made.setdefault(tuple(map(_name, callees)), [])
-        checks = [message for call, f in zip(together, callees) for message in _messages(call, f)]
+        checks = [message for call, f in zip(members, callees) for message in _messages(call, f)]
         launch = next((known for known in isomorphic if renaming(known.checks, checks) is not None), None)
         if launch is None:
             launch = _Launch(name, checks)
             isomorphic.append(launch)
-            _function(name, together, callees)
-        _call(name, launch, checks, together)
+            _function(name, members, callees)
+        _call(name, launch, checks, members)
     used = {_callee(op) for op in _operations(program) if op.name == "func.call"}
     for name in {_name(f) for isomorphic in made for f in map(functions.__getitem__, isomorphic)} - used:
         functions[name].erase()

@@ -67,14 +67,14 @@ class _Made:
         extents = mlir.extents_of(op)
         kept = [d for d in range(len(extents)) if d != diagonal.second]
         shape = [diagonal.count if d == diagonal.first else extents[d] for d in kept]
-        direct, apart = [], []
+        direct, gathered = [], []
         for read in operands_in(op):
             if read.value in before and _is_same_way(self.found[read.value], read.dims, diagonal):
                 dims = [d for n, d in enumerate(read.dims) if n != self.found[read.value].second]
                 dims = [diagonal.first if d == diagonal.second else d for d in dims]
                 direct.append(Operand(before[read.value], dims, read.instead))
             elif read.value in before:
-                apart.append(read)
+                gathered.append(read)
             elif not {diagonal.first, diagonal.second} & {*read.dims}:  # others tell extents alone
                 direct.append(read)
 
@@ -87,7 +87,7 @@ class _Made:
             }
             index = here.index = lambda d: at[d] if d in at else here.own(d)
             here.known |= {o.instead: _widened(here.known[o.instead], o.instead.type) for o in direct}
-            for o in apart:
+            for o in gathered:
                 position = _at_diagonal(self.found[o.value], [index(d) for d in o.dims])
                 here.known[o.instead] = _widened(tensor.extract(before[o.value], position), o.instead.type)
             return here.values()

@@ -70,9 +70,9 @@ def _merge_loop_groups(ops: list[ir.Operation]) -> None:
     nests: dict[int, list[ir.Operation]] = {}
     for op, number in zip(ops, loop_nests([_grouped(op) for op in ops], mlir.get_string(module, "tilec.backend"))):
         nests.setdefault(number, []).append(op)
-    for together in nests.values():
-        if len(together) > 1:
-            _merged(together)
+    for nest in nests.values():
+        if len(nest) > 1:
+            _merged(nest)
 
 
 def _grouped(op: ir.Operation) -> GroupedOp:

@@ -129,7 +129,7 @@ class _Piece:
         rank = mlir.maps_of(op)[0].n_dims
         self.dims = [d for d in range(rank) if d != cut or self.length > 1]
         self.extents = [self.length if d == cut else e for d, e in enumerate(mlir.extents_of(op))]
-        self.apart: list[Operand] = []  # that the body reads at subscripts
+        self.gathered: list[Operand] = []  # that the body reads at subscripts
 
     def make(self) -> list[ir.Value]:
         operands = [o for read in operands_in(self.op) if (o := self._operand(read)) is not None]
@@ -149,7 +149,7 @@ class _Piece:
         if value in self.all.parts:
             return read.of(self.all.parts[value][1][self.number])
         if mlir.uses(read.instead):
-            self.apart.append(read.of(value))
+            self.gathered.append(read.of(value))
         return None
 
     def _output(self, written: Operand) -> ir.Value:
@@ -170,7 +170,7 @@ class _Piece:
             return affine.apply(ir.AffineMap.get(1, 0, [ir.AffineDimExpr.get(0) + self.begin]), [here.own(d)])
 
         here.index = index
-        here.known |= {o.instead: tensor.extract(o.value, [index(d) for d in o.dims]) for o in self.apart}
+        here.known |= {o.instead: tensor.extract(o.value, [index(d) for d in o.dims]) for o in self.gathered}
         found = here.values()
         if self._reduces or "reduction" not in mlir.iterators_of(self.op):
             return found

@@ -167,8 +167,8 @@ def _floor_intrinsic(adjust: Callable, doc: str) -> Callable:
         def generate(context, builder, signature, arguments):
             a, b = (Value(builder, v) for v in arguments)
             quotient, remainder = _divided(a, b, type_.signed)
-            apart = ((remainder ^ b) < 0) & (remainder != 0) if type_.signed else None
-            return adjust(quotient, remainder, b, apart).llvm
+            signs_differ = ((remainder ^ b) < 0) & (remainder != 0) if type_.signed else None
+            return adjust(quotient, remainder, b, signs_differ).llvm
 
         return type_(type_, type_), generate
 
@@ -176,12 +176,12 @@ def _floor_intrinsic(adjust: Callable, doc: str) -> Callable:
     return divide
 
 
-def _floor_quotient(quotient: Value, remainder: Value, b: Value, apart: Value | None) -> Value:
-    return quotient if apart is None else _choose(apart, quotient - 1, quotient)
+def _floor_quotient(quotient: Value, remainder: Value, b: Value, signs_differ: Value | None) -> Value:
+    return quotient if signs_differ is None else _choose(signs_differ, quotient - 1, quotient)
 
 
-def _floor_remainder(quotient: Value, remainder: Value, b: Value, apart: Value | None) -> Value:
-    return remainder if apart is None else _choose(apart, remainder + b, remainder)
+def _floor_remainder(quotient: Value, remainder: Value, b: Value, signs_differ: Value | None) -> Value:
+    return remainder if signs_differ is None else _choose(signs_differ, remainder + b, remainder)
 
 
 floor_divide = _floor_intrinsic(

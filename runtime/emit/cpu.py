@@ -161,18 +161,18 @@ class _CpuPrinter(Printer):
             case "vector.load" if _is_state(op.results[0]):
                 memory, offset = self.address(op.operands[0], list(op.operands)[1:])
                 zeros = f"{self.use('zero_sums')}({_shape(op.results[0])})"
-                text = f"{self.use('load_sums')}({memory.base}, {offset}, {_apart(memory, op.results[0])}, {zeros})"
+                text = f"{self.use('load_sums')}({memory.base}, {offset}, {_row_stride(memory, op.results[0])}, {zeros})"
                 self.bind(op.results[0], text, self.variable(op, 0, "sums"))
             case "vector.load":
                 memory, offset = self.address(op.operands[0], list(op.operands)[1:])
-                where = f"{memory.base}, {offset}, {_apart(memory, op.results[0])}"
+                where = f"{memory.base}, {offset}, {_row_stride(memory, op.results[0])}"
                 text = f"{self.use('load_tile')}({where}, {_shape(op.results[0])})"
                 self.bind(
                     op.results[0], text, self.variable(op, 0, "square") if _is_square(op) else self.loaded(memory.base)
                 )
             case "vector.store":
                 memory, offset = self.address(op.operands[1], list(op.operands)[2:])
-                where = f"{memory.base}, {offset}, {_apart(memory, op.operands[0])}"
+                where = f"{memory.base}, {offset}, {_row_stride(memory, op.operands[0])}"
                 self.line(f"{self.use('store_tile')}({where}, {texts[0]})")
             case "vector.broadcast":
                 self.bind(op.results[0], self.splat(texts[0], op.results[0]), self.variable(op, 0, "all"))
@@ -281,7 +281,7 @@ def _shape(tile: ir.Value) -> str:
     return ", ".join(map(str, shape if len(shape) > 1 else [1, *shape]))
 
 
-def _apart(memory: Memory, tile: ir.Value) -> str | int:
+def _row_stride(memory: Memory, tile: ir.Value) -> str | int:
     """Elements from one row of a tile to the next in memory."""
     return memory.strides[-2] if ir.VectorType(tile.type).rank > 1 else 0
 

@@ -62,8 +62,8 @@ def print_kernels(
         result = [made[n] for n in range(len(kernels))]
         defined = {definition for p in result for definition in p.definitions.items()}
         if len(defined) > len({name for name, _ in defined}):
-            together: dict[str, str] = {}
-            result = [printed(function, together) for function in kernels]
+            shared: dict[str, str] = {}
+            result = [printed(function, shared) for function in kernels]
         new = {name for p in result for name in (*p.used, *p.definitions)} - imported
         if not any(new & p.names for p in result):
             return result

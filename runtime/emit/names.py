@@ -42,13 +42,13 @@ class Names:
         self.kinds: dict[str, str] = {}  # of variables that both branches of an `if` may have
         self.released: dict[str, str] = {}  # those that one of them has had
 
-    def apart(self, name: str) -> str:
+    def import_name(self, name: str) -> str:
         """What an import is called: its own name, if no kernel of the module has that."""
         return f"device_{name}" if name in self.kernels else name
 
     def definition(self, name: str, value: str) -> str:
         """What a definition of the module is called: with a number where another one, which differs, has the name."""
-        name = self.apart(name)
+        name = self.import_name(name)
         names = (f"{name}_{n}" if n > 1 else name for n in count(1))
         return next(n for n in names if self.defined.setdefault(n, value) == value)
 

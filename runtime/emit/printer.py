@@ -60,7 +60,7 @@ class Printer(Variables):
 
     def use(self, name: str) -> str:
         """A name that the module must import."""
-        own = self.names.apart(name)
+        own = self.names.import_name(name)
         self.used.add(name if own == name else f"{name} as {own}")
         return own
 

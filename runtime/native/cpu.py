@@ -264,7 +264,7 @@ def _call(module: ir.Module, fits: ir.Function) -> ir.Function:
                     demand(f.is_("==", f.call("PySequence_Size", out), outputs))
                     with f.times(outputs) as n:
                         put(n, f.call("PySequence_GetItem", out, n))
-            _demand_apart(f, memory, specs, inputs, outputs, demand)
+            _demand_disjoint(f, memory, specs, inputs, outputs, demand)
     done = f.call(f.field(call, Call.execute), program, memory, f.load(queue))
     f.demand(f.is_("!=", done, 0), failed)
     demand(f.is_("!=", done, tensors.REFUSED))
@@ -278,7 +278,7 @@ def _call(module: ir.Module, fits: ir.Function) -> ir.Function:
     return f.function
 
 
-def _demand_apart(f: Writer, memory: Any, specs: Any, inputs: Any, outputs: Any, demand: Any) -> None:
+def _demand_disjoint(f: Writer, memory: Any, specs: Any, inputs: Any, outputs: Any, demand: Any) -> None:
     """No result shares an address with an input or with a result before it."""
     with f.times(outputs) as n:
         number = f.add(inputs, n)

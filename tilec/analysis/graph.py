@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from tilec.analysis import products
 from tilec.analysis.isomorphic import Found, StructuralCache
-from tilec.analysis.operation_costs import FREE, SPECIAL, cost_of, instructions_of, issued, together
+from tilec.analysis.operation_costs import FREE, SPECIAL, cost_of, instructions_of, issued, shared_operations
 from tilec.analysis.products import factors_of
 from tilec.core import mlir
 from tilec.core.mlir import ir
@@ -340,7 +340,7 @@ def _pattern(op: ir.Operation, approximate: Mapping[ir.Operation, str], outside:
     inputs, dims = mlir.inputs_of(op), [tuple(mlir.map_dims(m)) for m in mlir.maps_of(op)]
     arguments, body = list(mlir.body_of(op).arguments), [o.operation for o in mlir.body_of(op).operations]
     used = {v for inner in mlir.traverse(op) for v in inner.operands}
-    shared, offset = together(op), {v: n for n, v in enumerate(outside)}
+    shared, offset = shared_operations(op), {v: n for n, v in enumerate(outside)}
     numbers = {
         "extents": tuple(mlir.extents_of(op)),
         "reduced": frozenset(d for d, kind in enumerate(mlir.iterators_of(op)) if kind == "reduction"),

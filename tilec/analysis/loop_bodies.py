@@ -94,8 +94,8 @@ def _count(op: ir.Operation) -> float:
 def _choices(node: Node, block: ir.Block, inputs: int) -> int:
     """Bytes of the states of a reduction, where some are chosen by comparisons with others."""
     states, results = list(block.arguments)[inputs:], list(list(block.operations)[-1].operands)
-    together = any(s != t and mlir.depends(block, r, t) for s, r in zip(states, results) for t in states)
-    return sum(element_bytes(s.type) for s in states) if node.reduced and together else 0
+    dependent = any(s != t and mlir.depends(block, r, t) for s, r in zip(states, results) for t in states)
+    return sum(element_bytes(s.type) for s in states) if node.reduced and dependent else 0
 
 
 def nest_time_us(

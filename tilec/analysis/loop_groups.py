@@ -24,14 +24,14 @@ def loop_nests(operations: Sequence[GroupedOp], backend: str) -> list[int]:
     for count, op in enumerate(operations):
         key = op.loop_group, frozenset(op.dims)
         number, first = latest.get(key, (count, op))
-        if first is not op and _apart(first, op, backend):
+        if first is not op and _needs_own_nest(first, op, backend):
             number, first = count, op
         latest[key] = number, replace(first, reduced=first.reduced | op.reduced)
         numbers.append(number)
     return numbers
 
 
-def _apart(first: GroupedOp, second: GroupedOp, backend: str) -> bool:
+def _needs_own_nest(first: GroupedOp, second: GroupedOp, backend: str) -> bool:
     """Whether two operations of one loop group need a loop nest each: scans, and on a GPU reductions of different dimensions.
 
     There a thread adds up the elements that it reads, and the threads of all reduced dimensions combine their sums in

@@ -78,7 +78,7 @@ def instructions_of(op: ir.Operation, approximate: Mapping[ir.Operation, str]) -
     return _GPU_COST.get(op.name, 0 if op.name in FREE else 1) - saved
 
 
-def together(op: ir.Operation) -> dict[ir.Operation, int]:
+def shared_operations(op: ir.Operation) -> dict[ir.Operation, int]:
     """Over how many elements side by side an operation of the body is shared, where it is: see
     `tilec/analysis/lane_invariance.py`."""
     last, block = len(mlir.iterators_of(op)) - 1, mlir.body_of(op)

@@ -25,14 +25,14 @@ def is_weight(term: ir.Operation, reader: ir.Operation, result: int) -> bool:
     this number, and these are many."""
     if term.name != "math.exp" or str(term.results[0].type) != "f32":
         return False
-    apart = mlir.definition(term.operands[0])
-    if apart is None or apart.name != "arith.subf" or apart.block != term.block:
+    difference = mlir.definition(term.operands[0])
+    if difference is None or difference.name != "arith.subf" or difference.block != term.block:
         return False
     maps, extents = [mlir.map_dims(m) for m in mlir.maps_of(reader)], mlir.extents_of(reader)
     kept = maps[len(mlir.inputs_of(reader)) + result]
     if mlir.DYNAMIC in extents or prod(e for d, e in enumerate(extents) if d not in kept) < LEAST:
         return False
-    maximum_dims = dims_of_maximum(apart.operands[0], apart.operands[1], or_zero=True)
+    maximum_dims = dims_of_maximum(difference.operands[0], difference.operands[1], or_zero=True)
     return maximum_dims is not None and sorted(maximum_dims) == sorted(kept)
 
 
@@ -64,10 +64,10 @@ def is_sum(value: ir.Value) -> bool:
         made_dims = mlir.map_dims(mlir.maps_of(before)[len(mlir.inputs_of(before)) + result])
         dims, term = dict(zip(made_dims, maps[arguments.index(term)])), _yielded(before)[result]
     weight = mlir.definition(term) if term is not None else None
-    apart = mlir.definition(weight.operands[0]) if weight is not None and weight.name == "math.exp" else None
-    if apart is None or apart.name != "arith.subf":
+    difference = mlir.definition(weight.operands[0]) if weight is not None and weight.name == "math.exp" else None
+    if difference is None or difference.name != "arith.subf":
         return False
-    maximum_dims = dims_of_maximum(apart.operands[0], apart.operands[1], or_zero=True)
+    maximum_dims = dims_of_maximum(difference.operands[0], difference.operands[1], or_zero=True)
     return maximum_dims is not None and sorted(dims.get(d, -1) for d in maximum_dims) == sorted(maps[inputs + number])
 
 

@@ -160,23 +160,23 @@ def _unite_independent(nodes: list[Node], graph: Graph, united: Callable[[Dim], 
             if producer in own:
                 needs[node] |= needs[producer] | 1 << kinds[own[producer]]
         needed[own[node]] |= needs[node]
-    together: dict[Dim, set[Dim]] = {}  # the dimensions of operations that have this one, which stay apart from it
+    operands_of_one: dict[Dim, set[Dim]] = {}  # the dimensions of operations that have this one, which stay apart from it
     for dims in kinds:
         for dim in dims:
-            together.setdefault(dim, set()).update(dims)
+            operands_of_one.setdefault(dim, set()).update(dims)
     above: dict[Dim, Dim] = {}
     first: dict[tuple[int, ...], list[tuple[Dim, ...]]] = {}
     for dims, number in kinds.items():
         extents = tuple(node.extents[d] for node, d in dims)
         others = first.setdefault(extents, [])
         for other in others:
-            apart = not (needed[dims] >> kinds[other] & 1 or needed[other] >> number & 1)
-            if apart and set(other).isdisjoint(dims) and not any(b in together[a] for a, b in zip(dims, other)):
+            separate = not (needed[dims] >> kinds[other] & 1 or needed[other] >> number & 1)
+            if separate and set(other).isdisjoint(dims) and not any(b in operands_of_one[a] for a, b in zip(dims, other)):
                 for a, b in zip(dims, other):
                     above[a] = b
-                    together[b] |= together[a]
-                    for c in [*together[a]]:
-                        together[c].add(b)
+                    operands_of_one[b] |= operands_of_one[a]
+                    for c in [*operands_of_one[a]]:
+                        operands_of_one[c].add(b)
                 break
         else:
             others.append(dims)

@@ -9,7 +9,7 @@ from tilec.core.target import Target
 from tilec.cost.model import Prediction, Work, predict
 
 
-def together(works: Sequence[Work], target: Target) -> Prediction:
+def launch_time(works: Sequence[Work], target: Target) -> Prediction:
     """Of kernels as one launch: it takes as long as all bytes and operations do on the blocks of all, and as the slowest kernel
     does. Each block has the threads of the largest, the registers of the largest thread and the shared memory of all."""
     registers, shared = max(w.registers for w in works), sum(w.shared_per_block for w in works)

@@ -21,7 +21,7 @@ from tilec.process.atomic_files import replace_file
 ROUNDS = 3
 BUSY = 0.1
 """The share of the processors that others may have of the time."""
-APART = 1.6
+DISAGREEMENT = 1.6
 """The second best of three measurements may be so many times worse than the best: caches and memory are shared with other machines
 of a host. What other programs do to a launch is ten times that."""
 LONG = 50e-6
@@ -57,7 +57,7 @@ def disturbed(others: float | None, spreads: Spreads, units: int) -> str | None:
     if others is not None and others > BUSY * units:
         return f"other programs take the time of {others:.1f} of {units} processors"
     for name, (best, second) in spreads.items():
-        if max(best, second) > APART * min(best, second):
+        if max(best, second) > DISAGREEMENT * min(best, second):
             return f"{name} was {best:.3g} once, and {second:.3g} at the second best"
     return None
 

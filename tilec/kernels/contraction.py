@@ -58,7 +58,7 @@ class Contraction(StoredContraction, name="contraction"):
         return self.unit
 
     @property
-    def untold(self) -> tuple[str, ...]:
+    def not_shown(self) -> tuple[str, ...]:
         return ("unit",)
 
     @property
@@ -256,7 +256,7 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         if self.block[1] % (16 * self.products):
             return Refusal("block", f"{self.block[1]} columns are no {self.products} multiples of 16, of one product each")
         whole = {"cluster": (1, 1), "alternate_tiles": False, "kept_steps": 0}
-        if self.together and (name := next((n for n, value in whole.items() if getattr(self, n) != value), "")):
+        if self.has_several_products and (name := next((n for n, value in whole.items() if getattr(self, n) != value), "")):
             return Refusal(name, f"`{name}` must be {whole[name]} where a kernel has several products of one left factor")
         if self.promoted % self.block[2]:
             return Refusal("block", f"{self.block[2]} elements a step do not divide the {self.promoted} that are summed at a time")
@@ -264,7 +264,7 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
             return Refusal("cluster", "`cluster` must be two numbers, of at most 8 blocks, and no more than `persistent_blocks`")
         if not 1 <= self.result_boxes <= 8:
             return Refusal("result_boxes", f"`result_boxes` must be from 1 to 8, not {self.result_boxes}")
-        if self.filled and (prod(self.cluster) > 1 or self.kept_steps or self.parts > 1 or self.together):
+        if self.filled and (prod(self.cluster) > 1 or self.kept_steps or self.parts > 1 or self.has_several_products):
             why = "blocks share factors, and keep them, only where TMA copies both"
             return Refusal("cluster" if prod(self.cluster) > 1 else "kept_steps" if self.kept_steps else "left_copy", why)
         if self.alternate_tiles and self.promoted:
@@ -318,7 +318,7 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         return min(self.persistent_blocks, most) // size * size
 
     @property
-    def together(self) -> bool:
+    def has_several_products(self) -> bool:
         """Whether the kernel has several products of one left factor."""
         return self.products > 1 or len(self.siblings) > 1
 

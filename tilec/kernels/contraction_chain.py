@@ -103,7 +103,7 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
         return self.weight_terms > 0
 
     @property
-    def untold(self) -> tuple[str, ...]:
+    def not_shown(self) -> tuple[str, ...]:
         return () if self.has_product else ("weight_terms",)
 
     @property

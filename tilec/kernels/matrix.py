@@ -28,7 +28,7 @@ BY = {
     "tma": "loaded by TMA", "async": "loaded by cp.async", "async8": "loaded by cp.async in pieces of 8 bytes",
     "async4": "loaded by cp.async in pieces of 4 bytes", "registers": "loaded through registers",
 }  # fmt: skip
-_SHOWN_TOGETHER = (
+_SHOWN_AS_ONE = (
     "multiplicand", "rows", "columns", "between", "inner", "left_k_major", "right_k_major", "left_copy", "right_copy"
 )  # fmt: skip
 
@@ -71,7 +71,7 @@ class MatrixKernel(Family, backend="cuda"):
             along = " | ".join(listed(dims[-1:], names) for dims in own)
             contiguous = "k-major" if k_major else f"contiguous along {along}"
             yield f"{side} factor", f"{self.multiplicand}, {contiguous}, {BY[copy]}"
-        yield from self.options_in_use(names, without=(*_SHOWN_TOGETHER, *self.untold))
+        yield from self.options_in_use(names, without=(*_SHOWN_AS_ONE, *self.not_shown))
 
     @property
     def sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -84,7 +84,7 @@ class MatrixKernel(Family, backend="cuda"):
         return (self.sides[1],)
 
     @property
-    def untold(self) -> tuple[str, ...]:
+    def not_shown(self) -> tuple[str, ...]:
         """Further options that `explain` leaves out."""
         return ()
 

@@ -239,7 +239,7 @@ def _time_us(g: Group, graph: Graph, target: Target) -> float:
     by_layout = any(n.vector_product is not None for n in g.nodes) or traverses_several(g)
     if not nodes and any(map(has_windows, g.nodes)):
         known = ordered(g, graph, target)
-        return known.after_us if graph.may_pack else known.apart_us
+        return known.after_us if graph.may_pack else known.uncoalesced_us
     if not nodes and by_layout:
         try:
             kernel, _ = choose(unchosen(g, graph, g.nodes[0].name, target), g, graph, target)

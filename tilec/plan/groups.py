@@ -54,13 +54,13 @@ def join(
 ) -> None:  # fmt: skip
     """Makes operations these kernels, instead of the `others` that they are now, if that takes less time (`times`: theirs, and that
     of the others; `better`: whether it does), and says so. `what`, `more`: what they are."""
-    (together, separate), apart = times, count(others, "kernel")
-    alternatives = ((what, together), (apart, separate))
-    if not (together <= separate if better is None else better):
-        reason = f"{what} would take {duration(together)}, {apart} take {duration(separate)}"
+    (fused_us, separate_us), several = times, count(others, "kernel")
+    alternatives = ((what, fused_us), (several, separate_us))
+    if not (fused_us <= separate_us if better is None else better):
+        reason = f"{what} would take {duration(fused_us)}, {several} take {duration(separate_us)}"
         remarks.append(Remark("refused", subject, reason, line, alternatives, weighed))
         return
-    reason = f"{duration(together)} as {what}{more}, {duration(separate)} as {apart}"
+    reason = f"{duration(fused_us)} as {what}{more}, {duration(separate_us)} as {several}"
     remarks.append(Remark("fused", subject, reason, line, alternatives, weighed))
     for g in kernels:
         member.update(dict.fromkeys(g.nodes, g))

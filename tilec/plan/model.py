@@ -10,7 +10,7 @@ from tilec.analysis.copied_results import Copy
 from tilec.core.mlir import ir
 from tilec.core.quantities import count
 from tilec.core.target import Target
-from tilec.cost.launches import together
+from tilec.cost.launches import launch_time
 from tilec.cost.model import Prediction
 from tilec.kernels import KernelPlan
 from tilec.plan.cuda.launches import Order, refuse_launches
@@ -72,7 +72,7 @@ class Plan:
             if (name := shared.get(kernel.name)) is None:
                 found[kernel.name] = kernel.prediction
             elif name not in found:
-                found[name] = together([work[k] for k in self.launches[name]], self.target)
+                found[name] = launch_time([work[k] for k in self.launches[name]], self.target)
         return found
 
     @property

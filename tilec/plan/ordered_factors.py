@@ -35,18 +35,18 @@ class Ordered:
     included."""
 
     packs: tuple[Pack, ...]
-    apart_us: float
+    uncoalesced_us: float
     stored_us: float
 
     @property
     def pays(self) -> bool:
         """Whether storing them makes the kernel faster by more than it takes."""
-        return bool(self.packs) and self.apart_us >= GAIN * self.stored_us
+        return bool(self.packs) and self.uncoalesced_us >= GAIN * self.stored_us
 
     @property
     def after_us(self) -> float:
         """Of the kernel in the faster way."""
-        return self.stored_us if self.pays else self.apart_us
+        return self.stored_us if self.pays else self.uncoalesced_us
 
 
 def offered(g: Group, graph: Graph, target: Target) -> tuple[Applied, ...]:
@@ -55,7 +55,7 @@ def offered(g: Group, graph: Graph, target: Target) -> tuple[Applied, ...]:
     if node is None:
         return ()
     packs = [replace(p, operation=node.name) for p in found.packs]
-    stored, before, after = " and ".join(p.stored for p in packs), duration(found.apart_us), duration(found.stored_us)
+    stored, before, after = " and ".join(p.stored for p in packs), duration(found.uncoalesced_us), duration(found.stored_us)
     reason = f"{before} where threads read apart, {after} with {stored} stored in their order first"
     return tuple(Applied("pack", p, reason, node.line) for p in packs)
 
@@ -95,11 +95,11 @@ def _ordered(g: Group, graph: Graph, target: Target) -> Ordered:
         return Ordered((), before, before)
     layout = layout_of(kernel)
     own: dict[int | None, int] = {kernel_dim: d for d, kernel_dim in enumerate(g.space.dims[node])}
-    apart, lane = line_bytes(replace(view, kernel=kernel, ordered=frozenset()), layout), own.get(layout.lane)
+    touched, lane = line_bytes(replace(view, kernel=kernel, ordered=frozenset()), layout), own.get(layout.lane)
     packs, after = [], predict(kernel.work, target).time_us
     for side, (value, kind) in small.items():
         dims = dims_of(value, node)
-        if lane is not None and lane in dims and not apart.keys().isdisjoint(sources[side]):
+        if lane is not None and lane in dims and not touched.keys().isdisjoint(sources[side]):
             packs.append(Pack(node.name, SIDES[side], (*sorted(dims - {lane}), lane), kind))
             width = ir.ShapedType(sources[side][0].type).element_type.width // 8
             after += time_to_store(node, packs[-1], width, target, overlaps=True)

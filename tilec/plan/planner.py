@@ -64,7 +64,7 @@ def _fitting_plan(state: State, source: ir.Operation) -> Plan:
         try:
             plan = _plan(state, wanted, source)
             return replace(plan, remarks=(*remarks, *plan.remarks)) if remarks else plan
-        except _Apart as error:
+        except _Unfusable as error:
             if state.fixed is not None or wanted == error.kernels:
                 names = ", ".join(f"`{name}`" for name in error.names)
                 raise CallError(f"{names} cannot be one kernel: {error}") from None
@@ -72,7 +72,7 @@ def _fitting_plan(state: State, source: ir.Operation) -> Plan:
             remarks.append(Remark("refused", f"{', '.join(error.names)} as one kernel", str(error)))
 
 
-class _Apart(Exception):
+class _Unfusable(Exception):
     """The intermediates of a group do not fit on chip. `kernels` are all groups, where this one is a kernel for each operation."""
 
     def __init__(self, why: TooLarge, g: Group, groups: list[Group], graph: Graph):
@@ -104,7 +104,7 @@ def _plan(state: State, fixed: Fixed | None, source: ir.Operation) -> Plan:
             found = graph.memoise("kernel", g.nodes, partial(choose, start, g, graph, target))
             kernel, why = renamed(start, *found.result, found)
         except TooLarge as error:
-            raise _Apart(error, g, groups, graph) from None
+            raise _Unfusable(error, g, groups, graph) from None
         kernel = _overlapped(kernel, target) if kernels else kernel
         kernels.append(replace(kernel, prediction=predict(kernel.work, target)))
         remarks += why

@@ -37,11 +37,11 @@ def join_siblings(graph: Graph, member: dict[Node, Group], target: Target, remar
                     remarks.append(Remark("refused", subject, outcome, node.line))
                     continue
                 joined = Group(nodes, outcome)
-                together = _weighed_us(joined, 0, graph, target)
-                separate = _weighed_us(theirs, _operations(mine), graph, target) - _overlapped(target)
-                separate += _weighed_us(mine, _operations(theirs), graph, target)
+                fused_us = _weighed_us(joined, 0, graph, target)
+                separate_us = _weighed_us(theirs, _operations(mine), graph, target) - _overlapped(target)
+                separate_us += _weighed_us(mine, _operations(theirs), graph, target)
                 more = f" of {count(sum(n.contraction is not None for n in nodes), 'product')} of one factor"
-                join([joined], member, remarks, subject, node.line, (together, separate), 2, more=more, weighed=WEIGHED)
+                join([joined], member, remarks, subject, node.line, (fused_us, separate_us), 2, more=more, weighed=WEIGHED)
             readers[value].append(node)
 
 

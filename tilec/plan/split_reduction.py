@@ -93,7 +93,7 @@ def _split(long: list[Node], g: Group, graph: Graph, target: Target) -> tuple[li
 def _split_all(long: list[Node], g: Group, graph: Graph, target: Target) -> tuple[list[Split], str]:
     """Splits of all long reductions of a kernel, such as the sums of a batch norm, whose data one of too few blocks reads again for
     each: if passes by many blocks take less time, although what was one kernel becomes several."""
-    splits, apart = [], 0.0
+    splits, separate_us = [], 0.0
     for n in g.nodes:
         space = space_of([n], graph)
         assert not isinstance(space, str), space  # which an operation alone has
@@ -105,11 +105,11 @@ def _split_all(long: list[Node], g: Group, graph: Graph, target: Target) -> tupl
             splits.append(found)
             combined = Work(dram_read=work.dram_write * found.parts, blocks=work.blocks)
             work = replace(work, blocks=found.parts * work.blocks, dram_write=work.dram_write * found.parts)
-            apart += predict(combined, target).time_us
-        apart += predict(work, target).time_us
-    together = predict(work_of(g.nodes, graph, g.space, target), target).time_us
-    times = f"{duration(apart)} in parts, with a kernel for each operation, {duration(together)} as one kernel"
-    return (splits, times) if apart < SAVING * together else ([], times)
+            separate_us += predict(combined, target).time_us
+        separate_us += predict(work, target).time_us
+    fused_us = predict(work_of(g.nodes, graph, g.space, target), target).time_us
+    times = f"{duration(separate_us)} in parts, with a kernel for each operation, {duration(fused_us)} as one kernel"
+    return (splits, times) if separate_us < SAVING * fused_us else ([], times)
 
 
 def _parts(node: Node, g: Group, target: Target) -> Split | str | None:

@@ -104,8 +104,8 @@ def fastest(
         ranked = sorted(right[1:], key=lambda m: m.time_us)
         final = [right[0], *ranked[:FINAL]]
         faster = [m.candidate for m in ranked if m.time_us < right[0].time_us]
-        if together := combined(right[0].candidate.plan, faster, specialised):
-            made = Measured(together, compiled(together, specialised, target), "every kernel's best")
+        if merged := combined(right[0].candidate.plan, faster, specialised):
+            made = Measured(merged, compiled(merged, specialised, target), "every kernel's best")
             final += [made] if is_right(made) else []
         measure(final, LONG)
     best = min(final, key=lambda m: m.time_us)

@@ -124,11 +124,11 @@ def _image(name: str, row: Function, x: Enclosure) -> Enclosure:
             least = np.where((x.low <= 0) & (x.high >= 0), 0.0, np.minimum(low, high))
             return settled(least, np.maximum(low, high), x)
         case "sin" | "cos":  # no value is farther from the ends' than the ends are apart
-            apart = np.where(x.low == x.high, 0.0, x.high - x.low)
+            width = np.where(x.low == x.high, 0.0, x.high - x.low)
             least, most = np.minimum(low, high), np.maximum(low, high)
-            error = np.spacing(np.maximum(np.minimum(apart, 2.0), 1e-300))  # the sums' own errors, at most
-            slack = np.where(apart > 0, error, 0.0)
-            below, above = most - apart - 2 * slack, least + apart + 2 * slack
+            error = np.spacing(np.maximum(np.minimum(width, 2.0), 1e-300))  # the sums' own errors, at most
+            slack = np.where(width > 0, error, 0.0)
+            below, above = most - width - 2 * slack, least + width + 2 * slack
             return settled(np.clip(below, -1.0, least), np.clip(above, most, 1.0), x)
         case "tan":  # grows from pole to pole
             pole = (x.high - x.low >= np.pi) | (low > high)

@@ -65,7 +65,7 @@ def mark(graph: fx.Graph, results: int, targets: Targets) -> None:
         repeated = {*region, *_factors((product, *readers)), *_constants(region)}
         for softmax in [n for n in region if row_of(n).softmax]:
             _simplify_sums(graph, softmax)
-            repeated |= set(_apart(graph, softmax))
+            repeated |= set(_exponentials_of(graph, softmax))
             repeated.discard(softmax)
             graph.erase_node(softmax)
         for node in repeated:
@@ -189,7 +189,7 @@ def _constants(region: Iterable[fx.Node]) -> list[fx.Node]:
 # ---- softmax ---------------------------------------------------------------------------------------------------------
 
 
-def _apart(graph: fx.Graph, softmax: fx.Node) -> list[fx.Node]:
+def _exponentials_of(graph: fx.Graph, softmax: fx.Node) -> list[fx.Node]:
     """Has exponentials in the place of a softmax; returns what is computed again."""
     x, dim = softmax.args[0], softmax.args[1]
     narrow, made = softmax.meta["val"].dtype, Builder(graph, softmax)

@@ -115,8 +115,8 @@ class MmaTile:
         self.transposed = problem.right.narrow and not problem.left.narrow
         self.fragments = (2 * self.high, self.wide // 2) if self.transposed else (self.high, self.wide)
         self.sums = registers([*self.fragments, 2, 2], "%sums", problem.accumulator)
-        self.together = LINES if self.by_lines else 1
-        words = 4 * self.high * self.together, 2 * self.wide * self.together
+        self.lines = LINES if self.by_lines else 1
+        words = 4 * self.high * self.lines, 2 * self.wide * self.lines
         self.parts = [
             (self._part(problem.left, words[0], which), self._part(problem.right, words[1], which)) for which in PARTS
         ]
@@ -134,7 +134,7 @@ class MmaTile:
             memref.StoreOp(value, self.sums, at)
 
     def multiply(self, slot: ir.Value, left: Stage, *rights: Stage) -> None:
-        depth, share = 2 * self.half * self.together, self.problem.depth // self.shares
+        depth, share = 2 * self.half * self.lines, self.problem.depth // self.shares
 
         def fetch(parts: Any, number: ir.Value) -> None:
             k = sum_of([(self.share, share), (number, depth)])
@@ -145,8 +145,8 @@ class MmaTile:
 
         def multiply(parts: Any) -> None:
             high, wide = self.fragments
-            with loop(self.together, name="line") as q, loop(high, name="row") as i, loop(wide, name="column") as j:
-                self._multiply(parts, sum_of([(i, self.together), (q, 1)]), sum_of([(j, self.together), (q, 1)]), i, j)
+            with loop(self.lines, name="line") as q, loop(high, name="row") as i, loop(wide, name="column") as j:
+                self._multiply(parts, sum_of([(i, self.lines), (q, 1)]), sum_of([(j, self.lines), (q, 1)]), i, j)
 
         overlapped(share // depth, self.parts, fetch, multiply)
 

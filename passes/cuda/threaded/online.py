@@ -191,10 +191,10 @@ class OnlineMapper:
                     sides = [arith.mulf(side, factor) for side, factor in zip(sides, moved)]
             made[n] = ir.Operation.create(c.total.combine, results=[a[0].type], operands=sides).results[0]
             if c.about is not None:
-                apart = arith.subf(_mean(right, c.about, self.count), _mean(left, c.about, self.count))
+                distance = arith.subf(_mean(right, c.about, self.count), _mean(left, c.about, self.count))
                 made[self.count] = arith.addf(left[self.count], right[self.count])
                 share = arith.mulf(arith.mulf(left[self.count], right[self.count]), _inverse(made[self.count]))
-                made[n] = arith.addf(made[n], arith.mulf(arith.mulf(apart, apart), share))
+                made[n] = arith.addf(made[n], arith.mulf(arith.mulf(distance, distance), share))
         return [made[n] for n in group]
 
     def _factor(self, rescale: Rescale, old: Values, new: Values) -> ir.Value:

@@ -40,7 +40,7 @@ class GenericMapper(OperationContext):
         self.loops = [d for d in self.dims if self.layout.chunks(d) != 1 and d not in self.reduced]
         self.reduced_loops = [d for d in self.reduced if self.layout.chunks(d) != 1]
         self.gathered: dict[ir.Operation, Gathered] = {}  # loads of the body that were made for all lanes of a step
-        self.together = self._lane_invariance()
+        self.invariance = self._lane_invariance()
         self.ascending = {a.state: a for a in ascending(self) if self.threads.misalignment is None}
 
     def _lane_invariance(self) -> LaneInvariance:
@@ -306,14 +306,14 @@ class GenericMapper(OperationContext):
 
     def compute_all(self, far: ir.Value | None = None) -> None:
         """One chunk: an element after the other, or several that share their common values."""
-        size = self.together.size
+        size = self.invariance.size
         free = self._is_free()
         if free:
             self.kernel.filled |= {root(v) for v in self.operands[self.count :]}
         masked = self._is_masked()
         for part in self.threads.parts(self.dims, *((TOUCHED,) if free else (WHOLE, EDGE))):
             with self.threads.slots(
-                self.dims, self.chunk, self.sizes, lanes=True, apart=size, part=part, masked=masked
+                self.dims, self.chunk, self.sizes, lanes=True, lane_stride=size, part=part, masked=masked
             ) as position:
                 shared: dict[ir.Value, ir.Value] = {}
                 for number in range(size):
@@ -351,7 +351,7 @@ class GenericMapper(OperationContext):
         shared: dict[ir.Value, ir.Value] | None = None,
     ) -> None:
         """One element; in a loop over groups, the element of this number, which finds the first element's values in `shared`."""
-        together = NONE if shared is None else self.together
+        invariance = NONE if shared is None else self.invariance
         mapping: dict[ir.Value, ir.Value] = {}
         for n, argument in enumerate(self.block.arguments):
             if self.live[n]:
@@ -365,7 +365,7 @@ class GenericMapper(OperationContext):
             elif any(step(self, a, inner.operation, position, mapping) for a in self.ascending.values()):
                 pass
             elif inner.operation.name not in ("linalg.index", "linalg.yield"):
-                copy = together.clone(inner.operation, number, mapping, {} if shared is None else shared)
+                copy = invariance.clone(inner.operation, number, mapping, {} if shared is None else shared)
                 if copy is not None and far is not None and is_trigonometric(copy):
                     mark_approximate(copy, far)
         put = self.put if position.inside is None else self._put_inside

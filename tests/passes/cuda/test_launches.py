@@ -19,7 +19,7 @@ from tilec.core.diagnostics import InternalError, Source
 from tilec.core.dtypes import DTYPES
 from tilec.core.mlir import ir
 from tilec.core.targets import load
-from tilec.cost.launches import together
+from tilec.cost.launches import launch_time
 from tilec.passes.cuda import launches as passes
 from tilec.plan.report.explain import explain
 from tilec.plan.schedule.read import parse_schedule
@@ -317,7 +317,7 @@ def test_a_launch_takes_as_long_as_its_slowest_kernel():
     alone = [k.prediction.time_us for k in plan.kernels]
     assert max(alone) <= plan.predictions[name].time_us < sum(alone)
     assert plan.time_us == plan.predictions[name].time_us
-    assert together(works, plan.target).occupancy.blocks <= min(k.prediction.occupancy.blocks for k in plan.kernels)
+    assert launch_time(works, plan.target).occupancy.blocks <= min(k.prediction.occupancy.blocks for k in plan.kernels)
 
 
 @pytest.mark.parametrize(

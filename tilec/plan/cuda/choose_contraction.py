@@ -66,7 +66,7 @@ def choose_contraction(
     built = _staged(built, tile, found.problem.out_bytes, target)
     tile = replace(tile, stages=built.stages, shared=built.stages * built.stage_bytes)
     if others:  # each result has columns of its own, and each contraction a loop of its own
-        kernel = replace(kernel, grid=tuple(dict.fromkeys((*kernel.grid, *built.columns))), loop_groups=_apart(g.nodes))
+        kernel = replace(kernel, grid=tuple(dict.fromkeys((*kernel.grid, *built.columns))), loop_groups=_nest_numbers(g.nodes))
     tiles = tuple(sizes.get(d, 1) for d in kernel.grid)
     weigh = partial(_work, found.problem, target)
     kernel = replace(kernel, tile=tiles, options=built, sram=_shared_bytes, weigh=weigh).weighed(target)
@@ -147,7 +147,7 @@ def _cuts_scales(node: Node, roles: Roles, g: Group, sizes: Sizes) -> bool:
     return whole > 1 and sizes[last] % whole != 0 and whole % sizes[last] != 0
 
 
-def _apart(nodes: list[Node]) -> dict[str, int]:
+def _nest_numbers(nodes: list[Node]) -> dict[str, int]:
     """Numbers of loop nests: contractions are not joined to one loop, even of the same dimensions."""
     contractions = [n for n in nodes if n.contraction is not None]
     return {n.name: contractions.index(n) if n in contractions else len(contractions) for n in nodes}

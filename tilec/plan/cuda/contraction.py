@@ -44,14 +44,14 @@ PROMOTED = 128  # elements of k: a line of 8-bit numbers
 STAGES = 4  # of a ring that hides the latency of its loads
 
 
-class Together(NamedTuple):
+class SeveralProducts(NamedTuple):
     """Options of a kernel of several products of one left factor: how many meet in a result, and the columns of each result."""
 
     products: int = 1
     siblings: tuple[int, ...] = ()
 
 
-NOT_TOGETHER = Together()
+ONE_PRODUCT = SeveralProducts()
 
 
 class Fit(NamedTuple):
@@ -141,7 +141,7 @@ def fed_problem(
 
 def ranked_tiles(
     kind: str, roles: Roles, operands: dict[str, Operand], problem: block_tile.Contraction, g: Group, graph: Graph, target: Target,
-    together: Together = NOT_TOGETHER,
+    together: SeveralProducts = ONE_PRODUCT,
 ) -> Tiles:  # fmt: skip
     """The tiles for factors that are fed so; `together`: of several products of one left factor. They are ranked once for all
     contractions of which these facts are the same, such as one before and after another is packed."""
@@ -153,7 +153,7 @@ def ranked_tiles(
 
 def _ranked_tiles(
     kind: str, roles: Roles, left: Operand, right: Operand, problem: block_tile.Contraction, own: tuple[tuple[int, int], ...],
-    together: Together, target: Target,
+    together: SeveralProducts, target: Target,
 ) -> Tiles:  # fmt: skip
     operands, extents = {"left": left, "right": right}, dict(own)
     build = partial(
@@ -181,8 +181,8 @@ def _ranked_tiles(
         return known[shape]
 
     instructions = _instructions(kind, operands, target)
-    if together != NOT_TOGETHER:
-        instructions = [i for i in instructions or () if i in _able_together(together, kind, operands)] or None
+    if together != ONE_PRODUCT:
+        instructions = [i for i in instructions or () if i in _units_for_products(together, kind, operands)] or None
     times, both = target.fit(WarpgroupTimes), "wgmma" in (instructions or ())
 
     def slower(tile: BlockTile) -> float:
@@ -202,7 +202,7 @@ def _ranked_tiles(
 
 def _built(
     tile: BlockTile, *, kind: str, roles: Roles, operands: dict[str, Operand], target: Target, extents: Sizes, promoted: int,
-    together: Together,
+    together: SeveralProducts,
 ) -> StoredContraction:  # fmt: skip
     """The kernel of this tile, with the stages that the model has given it."""
     left, right = operands["left"], operands["right"]
@@ -340,7 +340,7 @@ def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> li
     return found or None
 
 
-def _able_together(together: Together, kind: str, operands: dict[str, Operand]) -> list[str]:
+def _units_for_products(together: SeveralProducts, kind: str, operands: dict[str, Operand]) -> list[str]:
     """Of several products of one left factor: warps multiply those whose results meet, warpgroups those that TMA copies."""
     able = ["wgmma"] if {f.copy for f in operands.values()} == {"tma"} else []
     return able + (["mma.sync"] if not together.siblings and BYTES[kind] == 2 else [])

@@ -51,8 +51,8 @@ class LaidOut:
         layout = tile_layout(kernel)
         work = _partly_idle(work_laid_out(kernel, view, layout), view, layout, kernel)
         if isinstance(options, (Transpose, VectorContraction)) and layout.lane != self.lane:  # each element is in a line of its own
-            apart = sum(a.bytes // a.element for a in view.accesses) / max(layout.vectors)
-            work = replace(work, shared_bytes=work.shared_bytes + LINE * apart)
+            uncoalesced = sum(a.bytes // a.element for a in view.accesses) / max(layout.vectors)
+            work = replace(work, shared_bytes=work.shared_bytes + LINE * uncoalesced)
         if isinstance(options, Scan) and self.lane is not None:
             rows = prod(min(t, kernel.extents[d]) for d, t in zip(kernel.grid, kernel.tile))
             tile = ScanTile(layout.threads[self.lane], max(1, rows), layout.steps[self.lane], options.blocks_per_tile)
@@ -200,9 +200,9 @@ def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     """The work of the kernel with this layout."""
     sm = view.target.sm
     assert sm is not None
-    together = [n.name for n in online_reductions(view)] if isinstance(kernel.options, Threaded) and kernel.options.online else []
+    covered = [n.name for n in online_reductions(view)] if isinstance(kernel.options, Threaded) and kernel.options.online else []
     reread = sum(
-        a.bytes * (len({together[0] if n in together else n for n in a.readers}) - 1)
+        a.bytes * (len({covered[0] if n in covered else n for n in a.readers}) - 1)
         for a in view.accesses
         if not a.written and not layout.whole(a.dims)
     )
@@ -244,8 +244,8 @@ def _waiting_us(view: View, layout: Layout, work: cost.Work) -> float:
 
 def _lines(access: Access, layout: Layout) -> float:
     """Lines of memory that a block reaches one after another."""
-    together = prod(layout.threads[d] for d in access.dims) * layout.slots(access.dims) * access.element
-    return prod(layout.chunks(d) for d in access.dims) * min(1.0, together / LINE)
+    covered = prod(layout.threads[d] for d in access.dims) * layout.slots(access.dims) * access.element
+    return prod(layout.chunks(d) for d in access.dims) * min(1.0, covered / LINE)
 
 
 def _value_bytes(value: ir.Value) -> int:

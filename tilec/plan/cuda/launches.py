@@ -21,7 +21,7 @@ from tilec.core import mlir
 from tilec.core.hardware import WARP
 from tilec.core.quantities import amount, duration
 from tilec.core.target import Target
-from tilec.cost.launches import together
+from tilec.cost.launches import launch_time
 from tilec.cost.model import Prediction, Work
 from tilec.kernels import KernelPlan, Threaded
 from tilec.plan.groups import Group, Remark
@@ -69,7 +69,7 @@ class Order:
     def copy(self) -> Order:
         return Order(list(self.before))
 
-    def apart(self, first: int, second: int) -> bool:
+    def independent(self, first: int, second: int) -> bool:
         """Whether neither kernel is computed from the other."""
         return not (self.before[first] >> second | self.before[second] >> first) & 1
 
@@ -146,7 +146,7 @@ def refuse_launches(
             return name, why
         for n, second in enumerate(names):
             for first in names[:n]:
-                if not order.apart(number[first], number[second]):
+                if not order.independent(number[first], number[second]):
                     return name, f"`{first}` and `{second}` cannot run at once: one has to come before the other"
         order.join([number[k] for k in names])
     return None
@@ -164,7 +164,7 @@ def choose_launches(
         if kernel.prediction.time_us > small or refuse([kernel], predict) is not None:
             continue
         alone = _Launch({n: kernel}, kernel.prediction.time_us)
-        near = [launch for launch in launches[-LOOKED:] if all(order.apart(n, k) for k in launch.kernels)]
+        near = [launch for launch in launches[-LOOKED:] if all(order.independent(n, k) for k in launch.kernels)]
         found = [(launch, made) for launch in near if (made := _joined(launch, alone, predict)) is not None]
         found.sort(key=lambda pair: pair[1].time_us - pair[0].time_us)
         joined = False
@@ -189,8 +189,8 @@ def choose_launches(
     named: dict[str, tuple[str, ...]] = {}
     for several in launches:
         if len(several.kernels) > 1:
-            together = tuple(k.name for k in several.kernels.values())
-            named[_name(together[0], names)] = together
+            launch_names = tuple(k.name for k in several.kernels.values())
+            named[_name(launch_names[0], names)] = launch_names
     return named, remarks
 
 
@@ -232,4 +232,4 @@ def _name(first: str, taken: set[str]) -> str:
 
 def _predictions(target: Target) -> Predict:
     """Each is made once: the layers of a model ask for the same."""
-    return cache(lambda works: together(works, target))
+    return cache(lambda works: launch_time(works, target))

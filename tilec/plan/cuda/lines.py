@@ -15,7 +15,7 @@ from tilec.core.hardware import LINE, WARP
 from tilec.core.mlir import ir
 from tilec.plan.cuda.view import Numbers, View
 
-APART = 2  # times as many lines as side by side: fewer cost little
+UNCOALESCED = 2  # times as many lines as side by side: fewer cost little
 
 
 def line_bytes(view: View, layout: Layout) -> dict[ir.Value, float]:
@@ -29,7 +29,7 @@ def line_bytes(view: View, layout: Layout) -> dict[ir.Value, float]:
         width = _width(layout, strides, element)
         touched = _touched(layout, strides, width * element)
         different = min(WARP, prod(layout.threads[d] for d in layout.order if d in strides))
-        if touched > APART * ceil(different * width * element / LINE):
+        if touched > UNCOALESCED * ceil(different * width * element / LINE):
             moved = LINE * touched * _requests(view, layout, node, strides) / width
             found[value] = found.get(value, 0.0) + moved
     return found
@@ -37,8 +37,8 @@ def line_bytes(view: View, layout: Layout) -> dict[ir.Value, float]:
 
 def _requests(view: View, layout: Layout, node: Node, strides: Numbers) -> float:
     """Of all warps: an element is in a thread's registers for all steps along dimensions that it does not depend on."""
-    apart = set(view.group.space.dims[node]) - strides.keys()
-    held = prod(min(layout.steps[d] * layout.vectors[d], max(1, view.extents[d])) for d in apart)
+    others = set(view.group.space.dims[node]) - strides.keys()
+    held = prod(min(layout.steps[d] * layout.vectors[d], max(1, view.extents[d])) for d in others)
     return node.iterations / (WARP * held)
 
 

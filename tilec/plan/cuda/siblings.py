@@ -15,7 +15,7 @@ from tilec.analysis.siblings import parts_of
 from tilec.core.target import Target
 from tilec.cost.block_tile import Contraction
 from tilec.kernels.matrix import BYTES
-from tilec.plan.cuda.contraction import Tiles, Together, fed_problem, ranked_tiles
+from tilec.plan.cuda.contraction import SeveralProducts, Tiles, fed_problem, ranked_tiles
 from tilec.plan.cuda.operands import FactorAccess, Operand, Roles, arrange, factor_access
 from tilec.plan.groups import Group
 
@@ -55,8 +55,8 @@ def sibling_tiles(g: Group, graph: Graph, target: Target) -> Tiles | str:
     fed = [s.operands["right"] for s in found]
     right = replace(fed[0], longest=min(f.longest for f in fed), unaligned=any(f.unaligned for f in fed))
     roles = replace(first.roles, columns=tuple(d for dims in columns for d in dims))
-    together = Together(products, tuple(map(len, columns)) if len(columns) > 1 else ())
-    tiles = ranked_tiles(first.kind, roles, first.operands | {"right": right}, whole, g, graph, target, together)
+    several = SeveralProducts(products, tuple(map(len, columns)) if len(columns) > 1 else ())
+    tiles = ranked_tiles(first.kind, roles, first.operands | {"right": right}, whole, g, graph, target, several)
     return tiles if tiles.choices else f"{_names(found)} read one factor, and no tile of warpgroups fits them together"
 
 

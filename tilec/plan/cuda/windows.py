@@ -109,10 +109,10 @@ def _shared(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iter
     first, words = min(counts), max(1.0, vector * windows.element / WORD)
     along = [w.along for d in counts for w in short[d]]
     others = [p for p in view.reduced if p not in along and 1 < view.extents[p] <= UNROLLED]
-    for apart, lines in product((others, []) if others else ([],), (False, True)[: len(counts)]):
+    for other_dims, lines in product((others, []) if others else ([],), (False, True)[: len(counts)]):
         if lines and not (short[first] and short[first][0].stride == 1 and 0 < short[first][0].dilation <= counts[first]):
             continue
-        inner = prod(view.extents[p] for p in apart)
+        inner = prod(view.extents[p] for p in other_dims)
         sums, written = vector * prod(counts.values()), inner * prod(lengths.values())
         rounds = prod(view.extents[p] for p in view.reduced) // max(1, written)  # of the loops that are not written out
         accesses = rounds * (inner * prod(covered.values()) + written * windows.factors)
@@ -121,7 +121,7 @@ def _shared(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iter
             held = held // covered[first] * (counts[first] + short[first][0].dilation)
         factors = written / (lengths[first] if lines else 1) * windows.factors
         if sums * written <= WRITTEN_OUT and sums + (held + factors) * words <= most:
-            unrolled_dims = (*apart, *(w.along for d in counts for w in short[d] if not (lines and d == first)))
+            unrolled_dims = (*other_dims, *(w.along for d in counts for w in short[d] if not (lines and d == first)))
             if lines and not _innermost(view, short[first][0].along, unrolled_dims):
                 continue
             yield Neighbours(counts, vector, unrolled_dims, rounds, _instructions(accesses, windows, vector) / sums)
@@ -245,5 +245,5 @@ def _factor(view: View, lane: int, windows: _Windows, vector: int) -> float:
     """Instructions by which a thread loads the factors of a place of its windows: vectors, where they lie so."""
     along = {w.along for found in windows.by_dim.values() for w in found}
     read = [a for a in view.accesses if not a.written and along & set(a.dims) and a.value not in view.ordered]
-    apart = any(lane in a.dims and a.dims[-1] != lane for a in read)
-    return vector * _instructions(1, windows, 1) if apart else _instructions(1, windows, vector)
+    other_dims = any(lane in a.dims and a.dims[-1] != lane for a in read)
+    return vector * _instructions(1, windows, 1) if other_dims else _instructions(1, windows, vector)

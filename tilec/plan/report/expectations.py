@@ -31,8 +31,8 @@ _OPERATORS = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
     "%": operator.mod, "**": math.pow,
 }  # fmt: skip
-_APART = ("obeyed", "refused", "not inlined")  # decisions that make kernels and traffic more,
-_TOGETHER = ("obeyed", "fused", "inlined")  # and those that make them fewer
+_MORE_KERNELS = ("obeyed", "refused", "not inlined")  # decisions that make kernels and traffic more,
+_FEWER_KERNELS = ("obeyed", "fused", "inlined")  # and those that make them fewer
 
 
 def traffic(plan: Plan) -> float:
@@ -70,12 +70,12 @@ def _failure(expect: ast.Expect, specialised: Specialised, plan: Plan) -> Diagno
     facts.value(expect.condition)
     where = Provenance(specialised)
     told, hint = facts.told(), None
-    verbs: tuple[str, ...] = _APART
+    verbs: tuple[str, ...] = _MORE_KERNELS
     wanted = facts.wanted(expect.condition)
     if wanted["traffic"] < 0 and traffic(plan) <= 1.01 * minimal_traffic(specialised):
         verbs, hint = (), "no plan moves less than `minimal`: every input is read once, and every result written once"
     elif wanted["kernels"] > 0 or wanted["traffic"] > 0:
-        verbs = _TOGETHER
+        verbs = _FEWER_KERNELS
     notes = [Note(str(r), where.span(r.line)) for r in _culprits(verbs, facts, plan)]
     message = f"the plan does not meet this expectation{f': {told}' if told else ''}"
     return Diagnostic(message, expect.span, tuple(notes[:4]), hint)
@@ -174,12 +174,12 @@ class _Plan:
         results = {t.name for t in self.specialised.outputs}
         met = True
         for name in names[:-1] if len(names) > 1 else names:
-            if why := self.apart(name, home, name in results):
+            if why := self.in_other_kernel(name, home, name in results):
                 self.asked[f"`{name}`"] = why
                 met = False
         return met
 
-    def apart(self, name: str, home: Any, returned: bool) -> str | None:
+    def in_other_kernel(self, name: str, home: Any, returned: bool) -> str | None:
         """Why a tensor is not fused into the kernel `home`, or None."""
         if any(t.name == name for t in self.specialised.inputs):
             return "an input"

@@ -91,8 +91,8 @@ def _kernel(
     for option, text in kernel.family.described(where.dimensions(kernel)):
         if option != "residency" or len(_nests(kernel)) > 1:  # of a single pass, nothing is read again
             yield _row(option, text)
-    if apart := ", ".join(kernel.family.not_modelled(bool(kernel.loops))):
-        yield _row("not modelled", f"{apart}: the predicted time does not depend on what a schedule says of it")
+    if not_modelled := ", ".join(kernel.family.not_modelled(bool(kernel.loops))):
+        yield _row("not modelled", f"{not_modelled}: the predicted time does not depend on what a schedule says of it")
     yield _row("traffic", f"{amount(work.dram_read)}B read, {amount(work.dram_write)}B written")
     yield _row("operations", _operations(kernel))
     yield _row("intensity", _intensity(kernel, plan.target))
@@ -241,12 +241,12 @@ def _intensity(kernel: KernelPlan, target: Target) -> str:
         return "no memory traffic"
     if not kernel.work.flops.get(found.unit):
         return "no operations"
-    intensity, ridge = _apart(found.intensity, found.ridge)
+    intensity, ridge = _distinguishable(found.intensity, found.ridge)
     home = "" if found.level == "dram" else f" in the {_resource(found.level)}, where the data stay,"
     return f"{intensity} operations ({_unit(found.unit)}) a byte, the ridge{home} is at {ridge}: {_side(kernel, found)}"
 
 
-def _apart(a: float, b: float) -> tuple[str, str]:
+def _distinguishable(a: float, b: float) -> tuple[str, str]:
     """Two numbers with as many digits as tell which is larger."""
     digits = next((n for n in range(2, 7) if f"{a:.{n}f}" != f"{b:.{n}f}"), 7)
     return f"{a:.{digits}f}", f"{b:.{digits}f}"

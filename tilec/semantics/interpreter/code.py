@@ -33,10 +33,10 @@ class Waiting:
 
 
 class Shared:
-    """A step that the ranks of a cluster may take together, whose values `together` gets."""
+    """A step that the ranks of a cluster may take together, whose values `for_ranks` gets."""
 
-    def __init__(self, alone: Step, together: Callable[[list[Values]], None]):
-        self.alone, self.together = alone, together
+    def __init__(self, alone: Step, for_ranks: Callable[[list[Values]], None]):
+        self.alone, self.for_ranks = alone, for_ranks
 
     def __call__(self, values: Values, mask: Mask) -> None:
         self.alone(values, mask)
@@ -134,7 +134,7 @@ class Code:
         self.targets: dict[int, int] = {}  # where slices go that are inserted into a forall's shared result
         self.uses: set[str] = {function.name}
         self.shared, self.cell, self.barriers = 0, 8, 0  # bytes of workgroup memory, its smallest element, mbarriers
-        self.apart = any(
+        self.divergent = any(
             _waits(op) for op in mlir.traverse(function)
         )  # whether groups of threads go on at their own pace
         self.body = Block(self, mlir.entry(function))

@@ -61,7 +61,7 @@ def _for(code: Code, op: ir.Operation) -> Step | Waiting:
     results, block = code.results(op), code.block(op.regions[0].blocks[0])
     variable, *states = block.arguments
 
-    def together(values: Values, mask: Mask) -> Iterator[None]:
+    def uniform(values: Values, mask: Mask) -> Iterator[None]:
         """All lanes take the same turns."""
         held = [values[s] for s in initial]
         for number in range(int(values[low]), int(values[high]), int(values[step_])):
@@ -73,7 +73,7 @@ def _for(code: Code, op: ir.Operation) -> Step | Waiting:
         for slot, value in zip(results, held):
             values[slot] = value
 
-    def apart(values: Values, mask: Mask) -> Iterator[None]:
+    def divergent(values: Values, mask: Mask) -> Iterator[None]:
         """Lanes leave the loop one after another."""
         lanes = values[0].lanes
         number, held = np.broadcast_to(values[low], lanes), [values[s] for s in initial]
@@ -91,7 +91,7 @@ def _for(code: Code, op: ir.Operation) -> Step | Waiting:
         if np.any(np.asarray(values[step_]) <= 0):
             raise Fault("invalid", op, f"a loop's step is {values[step_]}")
         bounds = any(differs(values[s]) for s in (low, high, step_))
-        return apart(values, mask) if bounds else together(values, mask)
+        return divergent(values, mask) if bounds else uniform(values, mask)
 
     return _step_of(resume, block.waits)
 
@@ -139,7 +139,7 @@ def _if(code: Code, op: ir.Operation) -> Step | Waiting:
                 ways = [(blocks[0], then), (blocks[1], other)]
         taken_ways = [(b, m) for b, m in ways if b is not None]
         if len(taken_ways) == 2 and waits:
-            yield from together([_go(b, values, m) for b, m in taken_ways])
+            yield from interleaved([_go(b, values, m) for b, m in taken_ways])
         else:
             for block, lanes in taken_ways:
                 yield from _go(block, values, lanes)
@@ -150,7 +150,7 @@ def _if(code: Code, op: ir.Operation) -> Step | Waiting:
     return _step_of(resume, waits)
 
 
-def together(tasks: list[Iterator[None]]) -> Iterator[None]:
+def interleaved(tasks: list[Iterator[None]]) -> Iterator[None]:
     """Runs tasks in turn, each until it waits."""
     while tasks:
         for task in list(tasks):

@@ -38,8 +38,8 @@ def launch(code: Code, arguments: list[View]) -> None:
         arguments[n].buffer.guard = guards[-1]
     if blocks % kernel.cluster:
         raise Fault("invalid", code.function, f"{blocks} blocks cannot be divided into clusters of {kernel.cluster}")
-    for start in range(0, blocks, kernel.together):
-        Flight(kernel, range(start, min(blocks, start + kernel.together)), guards).run(arguments)
+    for start in range(0, blocks, kernel.blocks_at_once):
+        Flight(kernel, range(start, min(blocks, start + kernel.blocks_at_once)), guards).run(arguments)
     for n in kernel.stored:
         arguments[n].buffer.guard = None
 
@@ -62,7 +62,7 @@ class Kernel:
         counted = self.barriers * self.cluster  # an agent for each mbarrier of each block of the cluster
         self.agents = threads + self.copies + counted + self.groups
         limit = min(LANES // threads, KNOWN // (threads * self.agents))
-        self.together = self.cluster if self.waits or self.barriers else max(1, limit)
+        self.blocks_at_once = self.cluster if self.waits or self.barriers else max(1, limit)
 
     def counting(self, barrier: int, rank: int = 0) -> int:
         """The place in its block of the agent of copies that count on an mbarrier of the cluster's block `rank`."""
@@ -118,7 +118,7 @@ class Flight:
             return
         tasks = []
         for context in self.contexts:
-            for mask in context.paces(code.apart):
+            for mask in context.paces(code.divergent):
                 tasks.append((context, mask, code.body.resume(code.frame(context, arguments), mask)))
         while tasks:
             before = self.progress
@@ -173,9 +173,9 @@ class Threads(Context):
         self.completed = np.zeros(self.lanes, np.int32)  # of products, the last that each thread knows to be over
         self.made: dict[int, Any] = {}  # workgroup memory and barriers, which all threads make and have in common
 
-    def paces(self, apart: bool) -> list[Mask]:
+    def paces(self, divergent: bool) -> list[Mask]:
         """The threads that go on together, of one block."""
-        size = next(n for n in (128, 32, self.threads) if self.threads % n == 0) if apart else self.threads
+        size = next(n for n in (128, 32, self.threads) if self.threads % n == 0) if divergent else self.threads
         groups = [self.thread_of // size == n for n in range(self.threads // size)]
         return [None if g.all() else g for g in groups]
 

@@ -193,12 +193,12 @@ class Guard:
             mine = int(np.broadcast_to(who.ids, cells.shape)[n])
             other = int(ids[n])
             columns = self.clocks.columns
-            apart = (
+            divergent = (
                 "in another block" if other // columns != mine // columns else "without synchronisation between the two"
             )
             by = context.agent_name(other), context.agent_name(mine)
             what = (
-                f"{self._name_of(int(cells[n]), context)} is {words[0]} by {by[0]} and {words[1]} by {by[1]}, {apart}"
+                f"{self._name_of(int(cells[n]), context)} is {words[0]} by {by[0]} and {words[1]} by {by[1]}, {divergent}"
             )
             raise Fault("race", op, what)
 

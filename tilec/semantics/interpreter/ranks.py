@@ -47,7 +47,7 @@ def run(block: Block, frames: list[Values]) -> None:
     """The steps of a block, each by every rank before the next."""
     for step in block.steps:
         if isinstance(step, Shared):
-            step.together(frames)
+            step.for_ranks(frames)
             continue
         assert not isinstance(step, Waiting), "ranks are taken together before their threads are dealt out"
         for frame in frames:

@@ -101,7 +101,7 @@ def _barrier(code: Code, op: ir.Operation) -> Step | Waiting:
         meeting = context.common(number, lambda: Meeting(context.clocks.columns))
         yield from meeting.wait(op, context, lanes, context.threads, "a barrier of the block")
 
-    return Waiting(resume) if code.apart else step
+    return Waiting(resume) if code.divergent else step
 
 
 def named_barrier(code: Code, op: ir.Operation, waits: bool) -> Step | Waiting:

@@ -23,28 +23,28 @@ MOST_READS = 4
 """How many times as many values as there are writes elements may look at."""
 
 
-def solved(call: Call, x: Tensor, given: Mapping[int, Tensor], together: Sequence[int], before: Callable[[Sequence[Index]], str],
+def solved(call: Call, x: Tensor, given: Mapping[int, Tensor], index_shape: Sequence[int], before: Callable[[Sequence[Index]], str],
            value: Value) -> Tensor | None:  # fmt: skip
     """The tensor after `value(i, t)` was added at the positions `given` for each dimension; None where these are no sums of
     indices, or do not tell which writes an element gets."""
-    positions = [given[d].index_at(*given[d].aligned(_names(together), together)) for d in given]
-    found = _equations(positions, together)
+    positions = [given[d].index_at(*given[d].aligned(_names(index_shape), index_shape)) for d in given]
+    found = _equations(positions, index_shape)
     if found is None or any(at.range[0] < 0 or at.range[1] >= x.shape[d] for d, at in zip(given, positions) if at is not None):
         return None
     chosen = {e.unknown: (d, e) for d, e in zip(given, found) if e.unknown is not None}
     fixed = {d: e.at for d, e in zip(given, found) if e.unknown is None}
-    summed = [t for t, n in enumerate(together) if t not in chosen and n > 1]
-    looked = prod(x.shape[d] for d, _ in chosen.values()) * prod(together[t] for t in summed)
-    if looked > MOST_READS * prod(together):
+    summed = [t for t, n in enumerate(index_shape) if t not in chosen and n > 1]
+    looked = prod(x.shape[d] for d, _ in chosen.values()) * prod(index_shape[t] for t in summed)
+    if looked > MOST_READS * prod(index_shape):
         return None
 
     def expression(i: list[Index]) -> str:
         def body(k: Sequence[Index]) -> str:
-            t, tests = [ix.number(0) for _ in together], []
+            t, tests = [ix.number(0) for _ in index_shape], []
             for d, index in zip(summed, k):
                 t[d] = index
             for unknown, (d, equation) in chosen.items():
-                (rest, by), extent = equation.solution(i[d], t), together[unknown]
+                (rest, by), extent = equation.solution(i[d], t), index_shape[unknown]
                 write = rest // by
                 tests += [f"{(rest % by).sum_text()} == 0"] if by > 1 else []
                 tests += [f"{rest.sum_text()} >= 0"] if rest.range[0] < 0 else []
@@ -53,15 +53,15 @@ def solved(call: Call, x: Tensor, given: Mapping[int, Tensor], together: Sequenc
             text = value(i, t)
             return f"({text} if {' and '.join(tests)} else 0)" if tests else text
 
-        added = f"{before(i)} + {reduction('sum', [together[d] for d in summed], body) if summed else body([])}"
+        added = f"{before(i)} + {reduction('sum', [index_shape[d] for d in summed], body) if summed else body([])}"
         here = [f"{i[d].sum_text()} == {at}" for d, at in fixed.items() if x.shape[d] > 1]
         return f"{added} if {' and '.join(here)} else {before(i)}" if here else added
 
     return call.emit(call.shape, call.dtype, expression)
 
 
-def _names(together: Sequence[int]) -> list[Index]:
-    return [ix.name(f"t{d}", n) if n > 1 else ix.number(0) for d, n in enumerate(together)]
+def _names(index_shape: Sequence[int]) -> list[Index]:
+    return [ix.name(f"t{d}", n) if n > 1 else ix.number(0) for d, n in enumerate(index_shape)]
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class _Equation:
         return (rest, by) if by > 0 else (-rest, -by)
 
 
-def _equations(positions: Sequence[Index | None], together: Sequence[int]) -> list[_Equation] | None:
+def _equations(positions: Sequence[Index | None], index_shape: Sequence[int]) -> list[_Equation] | None:
     """Each position, with the index of a write that it decides: one that no other position has."""
-    steps = [_steps(at, together) for at in positions if at is not None]
+    steps = [_steps(at, index_shape) for at in positions if at is not None]
     if len(steps) < len(positions):
         return None
     found: list[_Equation] = []
@@ -99,10 +99,10 @@ def _equations(positions: Sequence[Index | None], together: Sequence[int]) -> li
     return found
 
 
-def _steps(at: Index, together: Sequence[int]) -> dict[int, int] | None:
+def _steps(at: Index, index_shape: Sequence[int]) -> dict[int, int] | None:
     """By how much a position grows with each index of a write; None where it is no sum of these."""
     steps, rest = dict[int, int](), at.term
-    for d, name in enumerate(_names(together)):
+    for d, name in enumerate(_names(index_shape)):
         by = factor(rest, name.term) if name.constant is None else term(0)
         if by is None or by.constant is None:
             return None

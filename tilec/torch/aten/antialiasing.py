@@ -69,8 +69,8 @@ class _Near:
 
         def weight(at: list[Index]) -> str:
             i, j = at[0], self.at(*at)
-            apart = j * (2 * self.b) - i * (2 * self.a) + (self.b - self.a)
-            text = self.filter.weight(f"({dtype}(abs({apart.sum_text()})) / {float(2 * max(self.a, self.b))})")
+            distance = j * (2 * self.b) - i * (2 * self.a) + (self.b - self.a)
+            text = self.filter.weight(f"({dtype}(abs({distance.sum_text()})) / {float(2 * max(self.a, self.b))})")
             low, high = j.range
             tests = [f"{j.sum_text()} >= 0"] * (low < 0) + [f"{j.sum_text()} < {self.extent}"] * (high >= self.extent)
             return f"{text} if {' and '.join(tests)} else 0" if tests else text

@@ -146,9 +146,10 @@ def take(call: Call) -> Tensor:
 
 
 class Advanced:
-    """NumPy's advanced indexing: positions are broadcast `together`, and stand at the dimension `first` of the result, where they
-    began if they are neighbours, and else before all others. By dimension of the tensor, `given` has the positions or None, and
-    `nodes` what makes them; `chosen` are the dimensions that have some. Raises Inexpressible with the reason `masks` for masks."""
+    """NumPy's advanced indexing: positions are broadcast to `index_shape`, and stand at the dimension `first` of the result,
+    where they began if they are neighbours, and else before all others. By dimension of the tensor, `given` has the
+    positions or None, and `nodes` what makes them; `chosen` are the dimensions that have some. Raises Inexpressible with the reason
+    `masks` for masks."""
 
     def __init__(self, call: Call, masks: str):
         rank, given = len(call["self"].shape), call["indices"]
@@ -157,7 +158,7 @@ class Advanced:
         self.chosen = [d for d, t in enumerate(self.given) if t is not None]
         if any(self.given[d].dtype in ("bool", "u8") for d in self.chosen):
             raise Inexpressible(f"{call.name}: {masks}")
-        self.together = np.broadcast_shapes(*(self.given[d].shape for d in self.chosen))
+        self.index_shape = np.broadcast_shapes(*(self.given[d].shape for d in self.chosen))
         are_neighbours = self.chosen == list(range(self.chosen[0], self.chosen[-1] + 1))
         self.first = self.chosen[0] if are_neighbours else 0
 
@@ -165,21 +166,21 @@ class Advanced:
 @expresses("index _unsafe_index")
 def index(call: Call) -> Tensor:
     x, by = call["self"], Advanced(call, "a result whose shape depends on data")
-    given, nodes, chosen, together, first = by.given, by.nodes, by.chosen, by.together, by.first
+    given, nodes, chosen, index_shape, first = by.given, by.nodes, by.chosen, by.index_shape, by.first
     chosen_at = dict[int, Positions]()
     for d in chosen:
         chosen_at[d] = Positions(call, x, d)
         x = chosen_at[d].of
 
     def expression(i: list[Index]) -> str:
-        at, rest = i[first : first + len(together)], iter(i[:first] + i[first + len(together) :])
-        of = lambda d, t: chosen_at[d](t, t.aligned(at, together), nodes[d])  # noqa: E731
+        at, rest = i[first : first + len(index_shape)], iter(i[:first] + i[first + len(index_shape) :])
+        of = lambda d, t: chosen_at[d](t, t.aligned(at, index_shape), nodes[d])  # noqa: E731
         return x.at(*(next(rest) if t is None else of(d, t) for d, t in enumerate(given)))
 
     if _is_summed(call.node):
         return Tensor("", call.shape, x.dtype, x.nominal, formula=lambda i: expression([*i]))
     made = call.emit(call.shape, call.dtype, expression)
-    if chosen == [0] and len(x.shape) == 2 and len(together) == 1 and made.positions is None:
+    if chosen == [0] and len(x.shape) == 2 and len(index_shape) == 1 and made.positions is None:
         call.graph.rows[made.name] = x, lambda t: chosen_at[0](given[0], [t], nodes[0])
     return made
 

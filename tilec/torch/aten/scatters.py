@@ -212,13 +212,13 @@ def index_put(call: Call) -> Tensor:
     if call.node.meta.get(CHANGES):
         return _changed(call)
     x, source, by = call["self"], call["values"], Advanced(call, "as many writes as the data say")
-    given, nodes, chosen, together, first = by.given, by.nodes, by.chosen, by.together, by.first
+    given, nodes, chosen, index_shape, first = by.given, by.nodes, by.chosen, by.index_shape, by.first
     if bool(call["accumulate"]) and call.dtype == "bool":
         raise Inexpressible(f"{call.name}: sums of bools")
     rest = [d for d in range(len(x.shape)) if d not in chosen]
     lead = [d for d in rest if d < first]
-    shape = [*(x.shape[d] for d in lead), *together, *(x.shape[d] for d in rest if d not in lead)]
-    writes, targets = prod(together), prod(x.shape[d] for d in chosen)
+    shape = [*(x.shape[d] for d in lead), *index_shape, *(x.shape[d] for d in rest if d not in lead)]
+    writes, targets = prod(index_shape), prod(x.shape[d] for d in chosen)
     dtype = call.dtype
 
     def value(i: Sequence[Index], t: Sequence[Index]) -> str:
@@ -227,7 +227,7 @@ def index_put(call: Call) -> Tensor:
 
     before = lambda i: operand(x, dtype, lambda s: s.at(*i))  # noqa: E731
     if call["accumulate"]:
-        made = affine_writes.solved(call, x, {d: given[d] for d in chosen}, together, before, value)
+        made = affine_writes.solved(call, x, {d: given[d] for d in chosen}, index_shape, before, value)
         if made is not None:
             return made
     ranks = call.graph.ranks.get(given[chosen[0]].name) if len(chosen) == 1 else None
@@ -246,22 +246,22 @@ def index_put(call: Call) -> Tensor:
     positions = {d: positions_of(call, given[d], nodes[d], x.shape[d], True) for d in chosen}
 
     def hit(i: Sequence[Index], t: Sequence[Index]) -> str:
-        own = {d: given[d].aligned(t, together) for d in chosen}
+        own = {d: given[d].aligned(t, index_shape) for d in chosen}
         return " and ".join(f"{positions[d](own[d])} == {i[d]}" for d in chosen)
 
-    flat = lambda t: ix.flat(t, ix.row_major(together))  # noqa: E731
+    flat = lambda t: ix.flat(t, ix.row_major(index_shape))  # noqa: E731
     if call["accumulate"]:
-        text = lambda i: reduction("sum", together, lambda t: f"{value(i, t)} if {hit(i, t)} else 0")  # noqa: E731
+        text = lambda i: reduction("sum", index_shape, lambda t: f"{value(i, t)} if {hit(i, t)} else 0")  # noqa: E731
         return call.emit(call.shape, dtype, lambda i: f"{before(i)} + {text(i)}")
     own = lambda i: dict(zip(chosen, i))  # noqa: E731
-    newest = lambda i: reduction("max", together, lambda t: f"i32({flat(t)}) if {hit(i, t)} else -1")  # noqa: E731
+    newest = lambda i: reduction("max", index_shape, lambda t: f"i32({flat(t)}) if {hit(i, t)} else -1")  # noqa: E731
     last = call.graph.emit(
         [x.shape[d] for d in chosen], "i32", lambda i: newest([own(i).get(d) for d in range(len(x.shape))])
     )
 
     def expression(i: list[Index]) -> str:
         found = last.at(*(i[d] for d in chosen))
-        t = ix.unflat(ix.opaque(f"clamp({found}, 0, {writes - 1})", (0, writes - 1)), together)
+        t = ix.unflat(ix.opaque(f"clamp({found}, 0, {writes - 1})", (0, writes - 1)), index_shape)
         return f"{value(i, t)} if {found} >= 0 else {before(i)}"
 
     return call.emit(call.shape, dtype, expression)

@@ -43,7 +43,7 @@ class Window:
         return all(d == 1 for d in self.dilation) and any(k % s for k, s in zip(self.extent, self.stride))
 
     @property
-    def apart(self) -> bool:
+    def sums_by_remainder(self) -> bool:
         """Whether a sum for each remainder of positions by the strides has factors that no position decides, where a single sum has
         none: elements of windows are not apart, and positions do not begin with a whole window."""
         straight = all(d == 1 for d in self.dilation) and any(s > 1 for s in self.stride)
@@ -119,10 +119,10 @@ def transposed(
                 weight = f"pad({weight}, 0)"
             text = f"pad({x.at(i[0], channel, *at)}, 0) * {weight}"
         else:
-            apart = [b - t * d for b, t, d in zip(begins, r, window.dilation)]
-            element = f"pad({x.at(i[0], channel, *(a // s for a, s in zip(apart, window.stride)))}, 0)"
+            sums_by_remainder = [b - t * d for b, t, d in zip(begins, r, window.dilation)]
+            element = f"pad({x.at(i[0], channel, *(a // s for a, s in zip(sums_by_remainder, window.stride)))}, 0)"
             text = f"{element} * {w.at(channel, i[1] % to_each, *r)}"
-            tests = [f"{a % s} == 0" for a, s in zip(apart, window.stride) if s > 1]
+            tests = [f"{a % s} == 0" for a, s in zip(sums_by_remainder, window.stride) if s > 1]
             text = f"{text} if {' and '.join(tests)} else 0" if tests else text
         return summed(over, text, window.rounded)
 
@@ -202,7 +202,7 @@ def convolution(call: Call) -> Tensor:
     x, w, bias = call["input"], call["weight"], call["bias"]
     window = Window.of(call, w.shape[2:])
     make = transposed if call["transposed"] else forward
-    if call["transposed"] and window.apart and w.shape[0] > call["groups"] and call.device.type == "cpu":
+    if call["transposed"] and window.sums_by_remainder and w.shape[0] > call["groups"] and call.device.type == "cpu":
         return by_remainders(call.graph, x, w, call.shape, call.dtype, window, call["groups"], bias)
     shape, dtype, text = make(call.graph, x, w, call.shape, call.dtype, window, call["groups"])
     return call.emit(shape, dtype, text if bias is None else _plus(text, bias))
