@@ -11,6 +11,8 @@ python -m benchmarks large [--json FILE] [--only TEXT ...] [--target cpu|cuda ..
 python -m benchmarks calls [--json FILE] [--only TEXT ...] [--target cpu|cuda ...] [--no-compile]
 python -m benchmarks models [--task inference|decoding|training] [--only TEXT ...] [--missing] [--layers N] [--target cpu|cuda]
                             [--workers N] [--limit SECONDS] [--no-compile] [--autotune] [--cold] [--json FILE]
+python -m benchmarks kernelbench FOLDER [--vary SEED] [--level N] [--dtype f32|bf16] [--only TEXT ...] [--share K/N]
+                                 [--predict TARGET] [--workers N] [--limit SECONDS] [--no-compile] [--json FILE]
 python -m benchmarks threads [--json FILE] [--only TEXT ...]
 python -m benchmarks merge --json FILE
 python -m benchmarks docs
@@ -42,8 +44,8 @@ from rich.console import Console
 from benchmarks import audit_report, memory_report, report, runner
 
 SUITES = (
-    "cpu", "gpu", "memory", "audit", "edits", "convolutions", "nests", "compile", "large", "models", "calls", "threads", "numerics",
-    "sensitivity", "kernels", "lines", "merge", "docs",
+    "cpu", "gpu", "memory", "audit", "edits", "convolutions", "nests", "compile", "large", "models", "kernelbench", "calls",
+    "threads", "numerics", "sensitivity", "kernels", "lines", "merge", "docs",
 )  # fmt: skip
 
 
@@ -80,12 +82,13 @@ def rows_of(options: argparse.Namespace) -> list[runner.Row]:
 
 def missing(options: argparse.Namespace) -> str:
     """What the suite needs and this machine lacks, if anything: a file of failed rows would pass for the newest figures."""
-    peers = options.suite in ("gpu", "memory", "models", "calls")
+    peers = options.suite in ("gpu", "memory", "models", "calls", "kernelbench")
     if peers and find_spec("torch") is None:
         return "needs PyTorch, which is not installed"
     targets = options.target or (["cuda"] if options.suite == "audit" else ["cpu"] if options.suite == "edits" else [])
     peers = peers and not (options.suite == "models" and targets == ["cpu"])
     peers = peers and not (options.suite == "calls" and "cuda" not in targets)
+    peers = peers and not (options.suite == "kernelbench" and options.predict)
     if not options.only_prepare and (peers or (options.suite in ("audit", "edits", "numerics") and "cuda" in targets)):
         from tilec.runtime.cuda.driver import device_info
 
@@ -114,6 +117,7 @@ def numerics(options: argparse.Namespace) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", usage=__doc__)
     parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("folder", nargs="?", help="a checkout of KernelBench (kernelbench)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these; whole words (models)")
     parser.add_argument("--missing", action="store_true", help="rows that the newest results of the suite have no figures of")
@@ -140,6 +144,11 @@ def main() -> int:
     parser.add_argument("--layers", type=int, help="layers of each model, or all if it has fewer (models)")
     parser.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune, too, which is slow (models)")
     parser.add_argument("--cold", action="store_true", help="seconds until a first step, in new processes (models)")
+    parser.add_argument("--level", type=int, choices=(1, 2, 3), help="problems of this level (kernelbench)")
+    parser.add_argument("--vary", type=int, metavar="SEED", help="other numbers than the problems' own (kernelbench)")
+    parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="of the problems' floats (kernelbench)")
+    parser.add_argument("--share", metavar="K/N", help="the K-th of N random parts of the problems (kernelbench)")
+    parser.add_argument("--predict", metavar="TARGET", help="plan for a target, without a GPU (kernelbench)")
     parser.add_argument("--worker", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--ahead", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -157,6 +166,12 @@ def main() -> int:
         from benchmarks.models import run as run_models
 
         return run_models(options)
+    if options.suite == "kernelbench":
+        from benchmarks.kernelbench import run as run_problems
+
+        if options.folder is None:
+            parser.error("kernelbench needs a FOLDER: a checkout of KernelBench")
+        return run_problems(options)
     if options.suite == "calls":
         from benchmarks.calls import run as run_calls
 

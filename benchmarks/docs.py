@@ -183,6 +183,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "audit": result_tables.audits,
     "matrix audit": result_tables.matrix_audit,
     "edits": result_tables.edits,
+    "kernelbench": result_tables.kernelbench,
     "models": result_tables.models,
     "models cold": result_tables.models_cold,
     "calls": result_tables.calls,

@@ -57,7 +57,7 @@ ON_GPUS = ("gpu", "memory", "models", "cuda-audit", "cuda-edits", "matrix-audit"
 def short_name(suite: str, facts: dict | None = None) -> str:
     """For file names: the GPU of this machine, or of another's facts, or the architecture and the number of cores."""
     facts = facts or machine()
-    if suite in ON_GPUS or (suite == "calls" and facts["gpu"]):
+    if suite in ON_GPUS or suite.startswith("kernelbench") or (suite == "calls" and facts["gpu"]):
         name = facts["gpu"].split(",")[0].lower().removeprefix("nvidia ")
         return re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "gpu"
     return f"{facts['system'].split()[-1]}-{facts['cores']}cores"

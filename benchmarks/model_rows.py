@@ -83,7 +83,7 @@ class Task:
 
     def _reference(self, load: Load, setting: Setting) -> dict[str, torch.Tensor]:
         """What the same weights give in a wider type."""
-        with _f32():
+        with full_f32():
             wider = torch.float64 if setting.device == "cpu" else torch.float32
             exact = copy.deepcopy(self.module).to(wider)
             if self.step is not None:
@@ -138,7 +138,7 @@ def _rms(x: torch.Tensor) -> float:
 
 
 @contextmanager
-def _f32() -> Iterator[None]:
+def full_f32() -> Iterator[None]:
     """Products of f32 in f32."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -164,7 +164,7 @@ def measure(load: Load, task: str, setting: Setting) -> dict[str, Any]:
     if setting.device == "cuda":
         torch.cuda.init()
     calls: dict[str, Callable] = {}
-    with _device(fcntl.LOCK_SH), _within(COMPILE_S):
+    with device_lock(fcntl.LOCK_SH), _within(COMPILE_S):
         state = Task(load, task, setting)
         facts: dict[str, Any] = {
             "group": task, "kind": load.kind, "sizes": load.sizes(setting.small, setting.layers),
@@ -174,7 +174,7 @@ def measure(load: Load, task: str, setting: Setting) -> dict[str, Any]:
         for way in setting.ways(task):
             with _telling(facts, way):
                 calls[way] = _compiled(state, way, facts)
-    with _device(fcntl.LOCK_EX):
+    with device_lock(fcntl.LOCK_EX):
         yardstick: dict[str, float] = {}
         for way in list(calls):
             with _telling(facts, way):
@@ -200,7 +200,11 @@ def measure(load: Load, task: str, setting: Setting) -> dict[str, Any]:
             if "graphs" not in w and (p := _peak(step, state)) is not None
         }
         if setting.device == "cuda":
-            facts["kernels"] = {w: _kernels(steps[w], state) for w in ("tilec", "torch.compile") if w in steps}
+            facts["kernels"] = {}
+            for way in ("tilec", "torch.compile"):
+                if way in steps:
+                    state.before()
+                    facts["kernels"][way] = kernels_of(steps[way])
     if "tilec" not in calls:
         facts["error"] = facts["errors"].get("tilec", "not run")
     return facts
@@ -271,7 +275,7 @@ def wait(device: str) -> None:
 
 
 @contextmanager
-def _device(lock: int) -> Iterator[None]:
+def device_lock(lock: int) -> Iterator[None]:
     """With the device, beside others (LOCK_SH) or alone (LOCK_EX)."""
     folder = os.environ.get("BENCHMARKS_FOLDER")
     with open(Path(folder) / "device.lock", "w") if folder else nullcontext() as file:
@@ -331,12 +335,11 @@ def ranked(kernels: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
     return {"count": len(kernels), "us": round(sum(map(sum, times.values())), 1), "longest": longest}
 
 
-def _kernels(step: Callable, state: Task) -> dict[str, Any] | None:
+def kernels_of(step: Callable) -> dict[str, Any]:
     """What one call launches: how many, the device's microseconds, and those that take longest."""
     from torch.profiler import ProfilerActivity, profile
 
     try:
-        state.before()
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             step()
             torch.cuda.synchronize()

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import audit_report, matrix_forms, memory_report, models_report, report
+from benchmarks import audit_report, kernelbench_report, matrix_forms, memory_report, models_report, report
 from benchmarks.report import table
 
 ROOT = Path(__file__).parents[1]
@@ -60,6 +60,19 @@ def calls() -> str:
     where = f"{machine['cpu']}, {machine['cores']} cores" + (f"; {machine['gpu']}" if machine["gpu"] else "")
     about = f"{where}; torch {facts['versions']['torch']}; {path.name[:10]}, commit {facts['versions']['commit']}, from "
     return f"{about}[`{path.name}`](../{path.relative_to(ROOT)}):\n\n{table(headings, lines, range(1, len(headings)))}"
+
+
+def kernelbench() -> str:
+    """KernelBench's problems of the newest results: as they stand and with other numbers, in f32 and in bf16."""
+    parts = []
+    for suite, title in kernelbench_report.SUITES.items():
+        if (found := newest(suite)) is not None:
+            path, facts = found
+            with_ = ", ".join(f"{k} {v}" for k, v in facts["versions"].items() if k in ("torch", "triton"))
+            about = f"{facts['machine']['gpu']}; {with_}; {path.name[:10]}, commit {facts['versions']['commit']}, from "
+            about += f"[`{path.name}`](../{path.relative_to(ROOT)}).{earlier(facts['rows'])}"
+            parts.append(f"**{title}**: {about}\n\n{kernelbench_report.page(facts['rows'])}")
+    return "\n\n".join(parts) or "No results yet: `python -m benchmarks kernelbench FOLDER` writes them."
 
 
 def models() -> str:
