@@ -462,6 +462,19 @@ def test_one_liners_of_the_page():
     assert next(v for v in (8, 4, 2, 1) if is_adjacent(h * 60 + c, c, v, v)) == 4
 
 
+def test_periods_of_huge_divisors():
+    """Divisors are not tried one by one; a large prime is one of them."""
+    i = index("i", 130)
+    for x, found in [
+        (i % (2**63 - 2), 1),
+        (i // 8 % (2**62), 8),
+        ((i // 12) * 5 + i // (12 * (2**61 - 1)), 12),
+        (i // 8 + i // 12, 4),
+        (i // (2**61 - 1), 0),  # 0 throughout
+    ]:
+        assert period(i, x).constant == found
+
+
 def test_a_failing_proof_takes_few_steps(world):
     """Facts that go in a circle, and choices of choices, come to an end."""
     N = size("N")

@@ -7,13 +7,15 @@ Each answer holds for all values that indices and sizes may have: None, or False
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from math import gcd, prod
 
 from tilec.index.answers import remembered
 from tilec.index.facts import NONE, Facts
 from tilec.index.terms import Cond, Leaf, Term, at_least, index, remainders, split, term, traverse
+
+TRIAL = 1 << 12  # prime factors from here on are not searched: those of vectors and tiles are smaller
 
 
 @remembered
@@ -103,10 +105,28 @@ def period(d: Term, *xs: Term) -> Term:
         else:
             found = term(gcd(found.constant or 1, unit.constant or 1))
     most = term(1) if found is None else found
+    if all(is_shared(x, d, most) for x in xs):
+        return most
     if most.constant is None:  # a size
-        return most if all(is_shared(x, d, most) for x in xs) else term(1)
-    tried = (n for n in range(most.constant, 0, -1) if most.constant % n == 0)
-    return term(next((v for v in tried if all(is_shared(x, d, v) for x in xs)), 1))
+        return term(1)
+    size = 1  # what depends on i // a alone and on i // b alone depends on i // lcm(a, b) alone: each prime for itself
+    for p in _primes(most.constant):
+        if all(is_shared(x, d, size * p) for x in xs):
+            size *= p
+    return term(size)
+
+
+def _primes(n: int) -> Iterator[int]:
+    """Its prime factors, each as often as it divides. What has none below `TRIAL` counts as one.   12   ->   2, 2, 3"""
+    p = 2
+    while p * p <= n and p < TRIAL:
+        if n % p == 0:
+            yield p
+            n //= p
+        else:
+            p += 1
+    if n > 1:
+        yield n
 
 
 @remembered
