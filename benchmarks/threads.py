@@ -72,12 +72,12 @@ class _Process:
         command = [sys.executable, "-m", "benchmarks", "threads", "--worker", way]
         self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         assert self.child.stdin is not None
         self.child.stdin.write(f"{text}\n")
         self.child.stdin.flush()
 
-    def hear(self) -> str:
+    def read(self) -> str:
         assert self.child.stdout is not None
         return self.child.stdout.readline().strip()
 
@@ -97,8 +97,8 @@ def _turn(busy: list[_Process], shape: str) -> tuple[float, float]:
     """Calls a second, and the share of the processors' time that others had."""
     before, own = _busy(), sum(p.used() for p in busy)
     for process in busy:
-        process.say(f"{shape} {SECONDS}")
-    calls = sum(int(p.hear()) for p in busy)
+        process.write(f"{shape} {SECONDS}")
+    calls = sum(int(p.read()) for p in busy)
     others = _busy() - before - (sum(p.used() for p in busy) - own)
     return calls / SECONDS, others / (SECONDS * os.sysconf("SC_CLK_TCK") * available_threads())
 
@@ -108,7 +108,7 @@ def suite(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     names = {(s, c): f"{s} softmax, {c} process{'es' * (c > 1)}" for s in SHAPES for c in PROCESSES}
     names = {key: n for key, n in names.items() if not options.only or any(o in n for o in options.only)}
     processes = {way: [_Process(way) for _ in range(max(c for _, c in names))] for way in WAYS}
-    right = all([p.hear() == "ready" for some in processes.values() for p in some])
+    right = all([p.read() == "ready" for some in processes.values() for p in some])
     rounds: dict[str, dict[str, list[tuple[float, float]]]] = {n: {way: [] for way in WAYS} for n in names.values()}
     for _ in range(ROUNDS):
         for (shape, count), name in names.items():

@@ -71,7 +71,7 @@ def allocate(
     return tuple(Temporary(size, int(offsets[n]), n in lasting, within[n]) for n, size in enumerate(sizes))
 
 
-def lodged(emitted: Emitted, outputs: Mapping[int, int]) -> Emitted:
+def results_as_scratch(emitted: Emitted, outputs: Mapping[int, int]) -> Emitted:
     """The program with temporaries in memory of its results, too, as long as these are not written. `outputs`: numbers of those
     that are no input's memory, and how many bytes each has."""
     uses = uses_of(emitted.steps)

@@ -130,7 +130,7 @@ class KernelMapper(KernelContext):
         """For an operation at the end, on rows that are in registers or in SRAM: to load, compute and store one step after
         another takes fewer registers than all at once."""
         d, dims = self.layout.lane, mlir.get_integers(op, "tilec.dims")
-        elementwise = "reduction" not in mlir.iterators_of(op) and "tilec.rests" not in op.attributes
+        elementwise = "reduction" not in mlir.iterators_of(op) and "tilec.drain_copy" not in op.attributes
         if not (self.persistent_blocks or self.reduces) or d is None or not elementwise or d not in dims:
             return None
         if not self.persistent_blocks and (d in self.grid or not self.layout.whole(dims)):

@@ -51,7 +51,7 @@ def _stage(function: ir.Operation, tiles: dict[int, int], options: Threaded) -> 
     if stages := options.rows_in_flight:
         stage_rows(function, layout, list(tiles), stages, _tile_like, _copy)
     elif options.residency == "smem":
-        hold_rows(function, layout, options.register_chunks or 0, _tile_like, _copy)
+        hold_rows(function, layout, options.hybrid_chunks or 0, _tile_like, _copy)
     generics = [op for op in mlir.traverse(function) if mlir.is_generic(op)]
     for op in generics:
         for n in range(len(mlir.inputs_of(op)), len(op.operands)):

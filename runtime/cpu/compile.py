@@ -101,7 +101,7 @@ def prepare() -> None:
     answer({"module": WARM_UP, "kernel": "kernel"})
 
 
-def answer(wanted: dict[str, str], say: object = None) -> dict[str, Any]:
+def answer(wanted: dict[str, str], on_part: object = None) -> dict[str, Any]:
     """For `compile_server`: the machine code of one kernel, or the error."""
     try:
         function = _executed(wanted["module"])[wanted["kernel"]]

@@ -132,7 +132,7 @@ def prepare() -> None:
     _compile_here(source, "kernel", "sm_90a", 128, None, 1)
 
 
-def answer(wanted: dict[str, Any], say: object = None) -> dict[str, str]:
+def answer(wanted: dict[str, Any], on_part: object = None) -> dict[str, str]:
     """The reply of `compile_server`: PTX, or the error. The caller then compiles itself, for its own traceback."""
     try:
         return {"ptx": _compile_here(**wanted)}

@@ -19,7 +19,7 @@ from tilec.runtime.cpu.objects import load_native
 from tilec.runtime.program import Cubin, Emitted, KernelSource
 
 
-class Begun:
+class CompilationsInFlight:
     """Kernels that are compiled while others of their program are still printed."""
 
     def __init__(self, chip: str):
@@ -27,14 +27,14 @@ class Begun:
         self.cubins: dict[tuple, Future[Cubin]] = {}
         self.process = os.getpid()
 
-    def __enter__(self) -> Begun:
+    def __enter__(self) -> CompilationsInFlight:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """No more kernels come. If an exception leaves the block, those that have not begun are dropped."""
         self.pool.end() if kind is None else self.pool.abandon()
 
-    def begin(self, module: str, kernel: KernelSource, registers: int | None) -> None:
+    def submit(self, module: str, kernel: KernelSource, registers: int | None) -> None:
         """`module`: the text of a module with this kernel alone."""
         same = _same(module, kernel, registers)
         if same not in self.cubins:
@@ -46,10 +46,10 @@ class Begun:
 
 
 def program_cubins(
-    emitted: Emitted, chip: str, registers: Mapping[str, int], begun: Begun | None = None
+    emitted: Emitted, chip: str, registers: Mapping[str, int], in_flight: CompilationsInFlight | None = None
 ) -> dict[str, Cubin]:  # fmt: skip
-    """Every kernel's cubin by kernel name. `registers`: the most that a thread may have, where the plan sets it. `begun`: kernels
-    of the program that are compiled already.
+    """Every kernel's cubin by kernel name. `registers`: the most that a thread may have, where the plan sets it. `in_flight`:
+    kernels of the program that are compiled already.
 
     All are one entry of the cache, which is found by the module's text: finding isomorphic kernels means compiling that
     text to bytecode, which takes longer than to read them all.
@@ -58,7 +58,7 @@ def program_cubins(
     key = cache.make_key("cubins", emitted.module, repr(asked), chip, cache.runtime_digest(), *versions())
     if (found := cache.load(key)) is not None and (cubins := _from_cache(*found)) is not None:
         return cubins
-    cubins = _compiled(emitted, chip, registers, begun)
+    cubins = _compiled(emitted, chip, registers, in_flight)
     different = list({id(c): c for c in cubins.values()}.values())
     properties = {
         "kernels": {name: different.index(c) for name, c in cubins.items()},
@@ -81,12 +81,12 @@ def _from_cache(properties: dict[str, Any], files: dict[str, bytes]) -> dict[str
 
 
 def _compiled(
-    emitted: Emitted, chip: str, registers: Mapping[str, int], begun: Begun | None
+    emitted: Emitted, chip: str, registers: Mapping[str, int], in_flight: CompilationsInFlight | None
 ) -> dict[str, Cubin]:  # fmt: skip
     """Kernels that differ in names only share one. One kernel is assembled while the next becomes PTX; the longest texts begin, so
     that the end waits for no long one."""
     made: dict[tuple, Future[Cubin]] = {}
-    already = begun.here() if begun is not None else {}
+    already = in_flight.here() if in_flight is not None else {}
     first: dict[tuple, KernelSource] = {}
     same: dict[str, tuple] = {}
     with uncollected(), workers(available_cores(), "tilec-assemble") as pool:

@@ -61,7 +61,7 @@ class _CpuPrinter(Printer):
             if op.operation.name == "scf.forall":
                 grid = self.forall(op.operation)
             else:
-                self.say(op.operation)
+                self.mark_line(op.operation)
                 self.operation(op.operation)
         if "contract_pairs" in self.used:
             self.lines.insert(0, f"    {self.use('configure_tiles')}()")

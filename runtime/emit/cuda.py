@@ -43,8 +43,8 @@ from tilec.runtime.program import Emitted, KernelSource
 CUDA_FUNCTION = {row.cpu: row.cuda for row in FUNCTIONS.values() if row.cpu and row.cuda}
 
 
-def emit_cuda(module: ir.Module, hear: Callable[[str, KernelSource], None] | None = None) -> Emitted:
-    """`hear` is given each kernel, with the text of a module of its own, while others are still printed."""
+def emit_cuda(module: ir.Module, on_kernel: Callable[[str, KernelSource], None] | None = None) -> Emitted:
+    """`on_kernel` is given each kernel, with the text of a module of its own, while others are still printed."""
     name, steps, temporaries = read_steps(module)
     overlapped = overlaps(module, steps)
     steps_last = {f for f, planned in planned_kernels(module.operation) if planned.options.steps_last}
@@ -55,11 +55,11 @@ def emit_cuda(module: ir.Module, hear: Callable[[str, KernelSource], None] | Non
         printer.steps_last = function in steps_last or mlir.get_string(function, "sym_name") in launches
         return printer.kernel(function, overlapped)
 
-    def heard(printed: Printed) -> None:
-        if hear is not None:
-            hear(_text([printed]), printed.source)
+    def print_alone(printed: Printed) -> None:
+        if on_kernel is not None:
+            on_kernel(_text([printed]), printed.source)
 
-    made = print_kernels(module, _CudaPrinter, print_kernel, heard)
+    made = print_kernels(module, _CudaPrinter, print_kernel, print_alone)
     return Emitted(name, _text(made), tuple(p.source for p in made), steps, temporaries)
 
 
@@ -104,7 +104,7 @@ class _CudaPrinter(MemoryPrinter):
         for view in block.operations:
             op = view.operation
             self.declare(op)
-            self.say(op)
+            self.mark_line(op)
             self.operation(op)
         parameters = [*parameters, *self.maps]
         if self.sites:

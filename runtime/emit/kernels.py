@@ -30,15 +30,16 @@ class Printed:
 
 
 LARGE = 8000  # operations of a module that forks print, which takes a second
-Hear = Callable[[Printed], None]
+OnKernel = Callable[[Printed], None]
 
 
 def print_kernels(
     module: ir.Module, printer: Callable[[Names, Comments], P], kernel: Callable[[P, ir.Operation], KernelSource],
-    hear: Hear = lambda printed: None,
+    on_kernel: OnKernel = lambda printed: None,
 ) -> list[Printed]:  # fmt: skip
-    """Every kernel. `hear` is told of each as soon as it is printed, of the largest first. Kernels are printed again if a variable
-    has the name of an import, or if they define different things by one name: then what was heard serves nothing."""
+    """Every kernel. `on_kernel` is called with each as soon as it is printed, of the largest first. Kernels are printed again if a
+    variable has the name of an import, or if they define different things by one name: then what it was called with serves
+    nothing."""
     program, statements = frozenset(program_names(module.operation)), locations.statements(module.operation)
     kernels = [f for f in mlir.functions(module) if "tilec.kernel" in f.attributes]
     others = _further_launches(module)
@@ -58,7 +59,7 @@ def print_kernels(
         several = forks.each(lambda k: printed(kernels[order[k]], {}), len(order), sum(sizes) >= LARGE)
         for n, found in zip(order, several):
             made[n] = found
-            hear(found)
+            on_kernel(found)
         result = [made[n] for n in range(len(kernels))]
         defined = {definition for p in result for definition in p.definitions.items()}
         if len(defined) > len({name for name, _ in defined}):

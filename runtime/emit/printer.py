@@ -64,7 +64,7 @@ class Printer(Variables):
         self.used.add(name if own == name else f"{name} as {own}")
         return own
 
-    def say(self, op: ir.Operation) -> None:
+    def mark_line(self, op: ir.Operation) -> None:
         """The statements that the next lines serve, where they are others than before."""
         for comment in self.comments.before(op):
             self.line(comment)
@@ -79,7 +79,7 @@ class Printer(Variables):
 
     def block(self, block: ir.Block) -> None:
         for op in block.operations:
-            self.say(op.operation)
+            self.mark_line(op.operation)
             self.operation(op.operation)
 
     def operation(self, op: ir.Operation) -> None:

@@ -70,7 +70,7 @@ def test_long_rows_are_shared_and_streamed():
         assert (tile.cluster, tile.residency) == (cluster, "registers") and tile.stages
         tile = cost_rows.choose(H200, replace(rows, common=0))[0].tile
         assert tile.residency == "sram" and not tile.stages
-        assert tile.cluster > 1 if length > 65536 else tile.register_chunks  # a part in registers: two whole rows an SM
+        assert tile.cluster > 1 if length > 65536 else tile.hybrid_chunks  # a part in registers: two whole rows an SM
         few = cost_rows.choose(H200, replace(rows, rows=1, common=0))[0].tile
         assert few.residency == "registers" and not few.stages and few.cluster > 1
 

@@ -74,10 +74,10 @@ def test_kernels_are_begun_that_the_program_has(asked):
     }"""
     bf16 = DTYPES["bf16"]
     made = recipe(text, inputs=tuple((bf16, shape) for shape in [(4, 64, 64)] * 3 + [(64, 128)])).compiled()
-    assert made.begun is not None and len(made.begun.cubins) == len(made.emitted.kernels) > 1
+    assert made.in_flight is not None and len(made.in_flight.cubins) == len(made.emitted.kernels) > 1
     modules = generated.alone(made.emitted.module)
     wanted = {cubins._same(modules[k.name], k, made.registers.get(k.name)) for k in made.emitted.kernels}
-    assert wanted == set(made.begun.cubins)
+    assert wanted == set(made.in_flight.cubins)
 
 
 def test_targets_and_schedules_go_along(asked, tmp_path):

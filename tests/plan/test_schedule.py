@@ -107,6 +107,7 @@ def test_registers_are_counted(obeyed):
     "pattern, new, message, hint",
     [
         (r"^registers = ", "registres = ", "has no option `registres`", "did you mean `registers`?"),
+        (r"^registers = ", "register_chunks = ", "has no option `register_chunks`", "it was renamed to `hybrid_chunks`"),
         (r"^registers = \d+", "registers = 1.5", "`registers` must be a whole number", None),
         (r"^registers = \d+", "registers = 8", "`registers` must be from 16 to", None),
     ],

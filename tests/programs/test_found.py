@@ -11,7 +11,7 @@ from fuzz.programs import Case
 from fuzz.schedules import planned
 from tools.found import PROGRAMS
 from tools.lowering import lowered
-from tools.rows import planned as dealt_out
+from tools.rows import planned as mapped
 from tools.rows import run as run_rows
 
 import tilec
@@ -154,10 +154,10 @@ ROWS = {  # program, sizes, and how rows are dealt out (`planned` of the rows' t
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_that_went_wrong(name):
     text, sizes, plan = ROWS[name]
-    program, result = lowered(text, "f", sizes, dealt_out(*plan))
+    program, result = lowered(text, "f", sizes, mapped(*plan))
     inputs, texts = inputs_of(program, "ordinary", 0), result.texts
     assert "nvvm.cp.async.commit.group" in texts["map"]
-    printed, _ = run_rows(text, "f", inputs, dealt_out(*plan))
+    printed, _ = run_rows(text, "f", inputs, mapped(*plan))
     for found in (interpret(texts["map"], inputs), dict(zip((t.name for t in program.outputs), printed))):
         for result in compare(program, inputs, found, "cuda").values():
             assert result.within, result
@@ -166,7 +166,7 @@ def test_rows_that_went_wrong(name):
 def test_blocks_that_share_a_scan():
     """A schedule could ask for it, and every block began its part anew."""
     program, plans = "op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = cumsum[j](x[i, j]) }", []
-    lowered(program, "f", {"M": 2, "N": 2048}, lambda plan: plans.append(dealt_out(64, 2, 2, 0, 0)(plan)) or plan)
+    lowered(program, "f", {"M": 2, "N": 2048}, lambda plan: plans.append(mapped(64, 2, 2, 0, 0)(plan)) or plan)
     (kernel,) = plans[0].kernels
     assert refuse(kernel, kernel, load("h200")).why == "`cluster` cannot be 2: a scan goes along the rows"
 

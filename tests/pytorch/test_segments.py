@@ -147,8 +147,8 @@ def test_values_that_lie_otherwise(made, monkeypatch):
 
 def test_inference_is_one_call(made, monkeypatch):
     """Its temporaries lie in its results where these have room; each call gives what the first one gave."""
-    lodging, found = executable.Executable.lodging, []
-    monkeypatch.setattr(executable.Executable, "lodging", lambda *args: found.append(lodging(*args)) or found[-1])
+    original, found = executable.Executable.with_scratch_results, []
+    monkeypatch.setattr(executable.Executable, "with_scratch_results", lambda *args: found.append(original(*args)) or found[-1])
     model, x = layers().requires_grad_(False), torch.randn(32, 16)
 
     def several(x):
@@ -168,8 +168,8 @@ def test_inference_is_one_call(made, monkeypatch):
 
 def test_equal_partitions_have_one_program(monkeypatch):
     """It is loaded once, with temporaries in results as without."""
-    lodging, found = executable.Executable.lodging, []
-    monkeypatch.setattr(executable.Executable, "lodging", lambda *args: found.append(lodging(*args)) or found[-1])
+    original, found = executable.Executable.with_scratch_results, []
+    monkeypatch.setattr(executable.Executable, "with_scratch_results", lambda *args: found.append(original(*args)) or found[-1])
 
     model, x = layers(), torch.randn(32, 16)
     with torch.no_grad():

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from benchmarks.files import modules  # noqa: E402
 from tilec.process.untraced import CALLED, TRACED  # noqa: E402
-from tilec.torch import standby  # noqa: E402
+from tilec.torch import warm_up  # noqa: E402
 
 LIMIT = 300.0  # seconds of a child, which takes some ten
 BEGIN = """
@@ -227,7 +227,7 @@ for name in {EXPECTED}:
 
 
 def test_what_is_called_under_a_lock_of_dynamos_is_not_traced():
-    assert standby._begin._torchdynamo_disable and standby._end._torchdynamo_disable
+    assert warm_up._begin._torchdynamo_disable and warm_up._end._torchdynamo_disable
 
 
 SETTINGS = """

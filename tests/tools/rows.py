@@ -30,7 +30,7 @@ PLANS = [  # threads, vector, cluster, stages, packed
 def planned(threads, vector, cluster, stages, packed, **other):
     """The schedule that deals every kernel's rows out so."""
 
-    def deal(kernel):
+    def map_kernel(kernel):
         lane = max(d for d in kernel.extents if d not in kernel.grid)
         rank = len(kernel.extents)
         steps = -(-kernel.extents[lane] // (threads * vector * cluster))
@@ -41,7 +41,7 @@ def planned(threads, vector, cluster, stages, packed, **other):
         kernel = built(kernel, Rows, cluster=cluster, packed=bool(packed), **ahead, **(layout | other))
         return replace(kernel, tile=(1,) * len(kernel.grid))
 
-    return lambda plan: replace(plan, kernels=tuple(deal(k) for k in plan.kernels))
+    return lambda plan: replace(plan, kernels=tuple(map_kernel(k) for k in plan.kernels))
 
 
 def run(source, op, inputs, schedule):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import warnings
 
-from tilec.cli.common import say
+from tilec.cli.common import show
 from tilec.cli.doctor import size_text
 from tilec.core.diagnostics import CallError
 from tilec.runtime import cache as store
@@ -22,7 +22,7 @@ def cache(args: argparse.Namespace) -> int:
         raise CallError(str(caught[0].message) if caught else f"there is no cache: {store.VARIABLE} is empty")
     match args.action:
         case "dir":
-            say(str(folder))
+            show(str(folder))
         case "size":
             files, size = store.usage()
             print(f"{files} files, {size_text(size)}")

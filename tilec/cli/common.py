@@ -252,7 +252,7 @@ def paint_matches(text: str, rules: list[tuple[str, str]]) -> str:
     return pattern.sub(lambda m: paint(m[0], rules[int((m.lastgroup or "")[1:])][1]), text)
 
 
-def say(text: str, rules: list[tuple[str, str]] | None = None) -> None:
+def show(text: str, rules: list[tuple[str, str]] | None = None) -> None:
     """To the standard output, with its line end; `rules` colour a terminal. What would steer it is escaped."""
     text = printable(text)
     sys.stdout.write((paint_matches(text, rules) if rules and coloured(sys.stdout) else text).rstrip("\n") + "\n")

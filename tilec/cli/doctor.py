@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
-from tilec.cli.common import note, say, working
+from tilec.cli.common import note, show, working
 
 _LABEL = 18
 _GPU = ("cuda-core", "cuda-bindings")
@@ -31,7 +31,7 @@ def doctor(args: argparse.Namespace) -> int:
     lines = [*(f"problem: {p}" for p in problems), *_no_compiler()]
     lines += [*([""] if lines else []), *_python(), "", *_cpu(), "", *_gpu(), "", *_cache()]
     lines += ["", "parts that the CPU needs are missing: see above" if problems else "nothing is missing for the CPU"]
-    say("\n".join(lines), [(r"^\w[^:\n]*$", "bold"), (r"\bmissing: .*$|^problem:", "yellow")])
+    show("\n".join(lines), [(r"^\w[^:\n]*$", "bold"), (r"\bmissing: .*$|^problem:", "yellow")])
     return 1 if problems else 0
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilec.cli import common
-from tilec.cli.common import STAGES, coloured, prepare, say, stage_name, write, write_file
+from tilec.cli.common import STAGES, coloured, prepare, show, stage_name, write, write_file
 from tilec.core.diagnostics import CallError, InternalError
 from tilec.process.printable import is_terminal
 from tilec.process.reading import MOST_IR_BYTES
@@ -85,13 +85,13 @@ def _show_changes(lowered: Lowered, kernels: str) -> None:
         took = f"{1e3 * lowered.seconds[name]:.1f} ms, " if name in lowered.seconds else ""
         change = f"{took}{len(fresh)} new lines, {gone} gone" if before else f"{len(lines)} lines"
         heading = f"── {name}: {summaries.get(name, 'the program as written')}  ({change})"
-        say(heading, [(r"  \(.*\)$", "dim"), (r"^──.*?(?=  \()", "bold")])
+        show(heading, [(r"  \(.*\)$", "dim"), (r"^──.*?(?=  \()", "bold")])
         for number, line in enumerate(lines):
-            say(line, [(r"^.+$", "green")] if before and number in fresh else None)
-        say("")
+            show(line, [(r"^.+$", "green")] if before and number in fresh else None)
+        show("")
         before = lines
-    say("── emit: the kernels", [(r"^.*$", "bold")])
-    say(kernels)
+    show("── emit: the kernels", [(r"^.*$", "bold")])
+    show(kernels)
 
 
 def changed_lines(before: list[str], after: list[str]) -> tuple[set[int], int]:

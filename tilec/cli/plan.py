@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilec.cli import common
-from tilec.cli.common import Loaded, note, prepare, say, write
+from tilec.cli.common import Loaded, note, prepare, show, write
 from tilec.core.diagnostics import CallError
 from tilec.core.quantities import duration
 from tilec.process.reading import read_bytes
@@ -108,5 +108,5 @@ def explain(args: argparse.Namespace) -> int:
     assert lowered.plan is not None, "the stage that was asked for"
     counted = _counted(lowered.plan, executable) if executable else None
     registers = executable.registers if executable else {}
-    say(report(lowered.plan, loaded.specialised, measured, counted, registers), rules)
+    show(report(lowered.plan, loaded.specialised, measured, counted, registers), rules)
     return 0

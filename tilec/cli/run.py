@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from tilec.cli import common
-from tilec.cli.common import Loaded, note, say, working, write_file
+from tilec.cli.common import Loaded, note, show, working, write_file
 from tilec.core.diagnostics import CallError, CheckError
 from tilec.core.quantities import duration
 from tilec.semantics.inputs import Arrays, fit_types, npz, random_inputs, read_inputs, shape_of
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         results, seconds, plan = _execute(loaded, inputs, args.time)
     how = f"interpreted after {stage}, for" if stage else "on"
-    say(f"{specialised.name} {how} {loaded.target}", [(r"^\S+", "bold")])
+    show(f"{specialised.name} {how} {loaded.target}", [(r"^\S+", "bold")])
     for tensor in specialised.inputs:
         origin = "given" if tensor.name in given else f"random, seed {args.seed}"
         _row(tensor.name, f"{tensor.dtype}{_shape(shape_of(tensor))}  {origin}")
@@ -210,7 +210,7 @@ def _save(args: argparse.Namespace, results: Arrays) -> None:
 
 def _row(label: str, text: str) -> None:
     rules = [(r"within the bound", "green"), (r"OUT OF BOUNDS", "strong red")]
-    say(f"  {label:<10} {text}", rules)
+    show(f"  {label:<10} {text}", rules)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -13,7 +13,7 @@ from tilec.cli.common import (
     note,
     parse_checked,
     read_text,
-    say,
+    show,
     show_error,
     write,
     write_file,
@@ -102,7 +102,7 @@ def _ranges(program: Program, args: argparse.Namespace) -> None:
         for described in found:
             name, _, rest = str(described).partition(": ")
             lines.append(f"  {name:<{width}}  {rest}")
-        say("\n".join(lines), [(r"^op .*$", "bold"), (r"\b\w+ in ", "cyan")])
+        show("\n".join(lines), [(r"^op .*$", "bold"), (r"\b\w+ in ", "cyan")])
 
 
 def fmt(args: argparse.Namespace) -> int:
@@ -138,12 +138,12 @@ def _format(path: Path, check_only: bool) -> int:
 def _show_difference(name: str, before: str, after: str) -> None:
     """A unified diff. Where only the ends of lines differ, which it would not show, one line says so."""
     if before.replace("\r\n", "\n") == after:
-        say(f"{name}: its lines end with CR LF, formatted ones with LF")
+        show(f"{name}: its lines end with CR LF, formatted ones with LF")
         return
     old, new = (text.replace("\r\n", "\n").splitlines(keepends=True) for text in (before, after))
     for line in difflib.unified_diff(old, new, name, f"{name}, formatted"):
         style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
         shown = line.rstrip("\n")
-        say(shown, [(r"^.+$", style)] if style else None)
+        show(shown, [(r"^.+$", style)] if style else None)
         if not line.endswith("\n"):
-            say("\\ No newline at end of file")
+            show("\\ No newline at end of file")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tilec.cli.common import say
+from tilec.cli.common import show
 from tilec.core.diagnostics import CallError
 from tilec.torch.reports import read
 
@@ -17,5 +17,5 @@ def torch(args: argparse.Namespace) -> int:
         raise CallError(str(error)) from None
     except (ValueError, KeyError, TypeError) as error:
         raise CallError(f"{args.folder} has a damaged report: {error}") from None
-    say(str(found))
+    show(str(found))
     return 0

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tilec.cli import common
-from tilec.cli.common import note, say
+from tilec.cli.common import note, show
 from tilec.cli.plan import put, schedule_text
 from tilec.core.diagnostics import CallError
 from tilec.core.quantities import count, duration
@@ -54,10 +54,10 @@ def _show(right: list[Measured], final: list[Measured], best: Measured) -> None:
     shown = dict.fromkeys(map(id, final))
     for m in sorted((m for m in [*final, *right] if shown.pop(id(m), 0) is None), key=lambda m: m.time_us):
         mark = "*" if m is best else " "
-        say(f"{mark} {m.time_us:10.1f} us  {m.candidate.predicted_us:10.1f} predicted  {m.what}", [(r"^\*.*", "green")])
+        show(f"{mark} {m.time_us:10.1f} us  {m.candidate.predicted_us:10.1f} predicted  {m.what}", [(r"^\*.*", "green")])
     gain = right[0].time_us / best.time_us
     told = f"{gain:.2f} times as fast as the compiler's" if best is not right[0] else "the compiler's choice stays"
-    say(f"{count(len(right), 'plan')} measured: {told}")
+    show(f"{count(len(right), 'plan')} measured: {told}")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tilec.cli import common
-from tilec.cli.common import note, say, working, write_file
+from tilec.cli.common import note, show, working, write_file
 from tilec.cli.ir import demand_attributes, header, parse_text, read_header
 from tilec.core import mlir
 from tilec.core.diagnostics import CallError, InternalError, TileError
@@ -46,7 +46,7 @@ def verify(args: argparse.Namespace) -> int:
     def make(sizes: dict[str, int]) -> Specialised:
         return specialise(program, args.op, None, sizes)
 
-    say(f"{op.name} for {verifier.target}", [(r"^\S+", "bold")])
+    show(f"{op.name} for {verifier.target}", [(r"^\S+", "bold")])
     sys.stdout.flush()
     if verifier.schedule is not None or verifier.edited is not None:
         several = [_all_sizes(args, list(size_names(op)), given)]
@@ -172,7 +172,7 @@ def _steps(verifier: Verifier, specialised: Specialised) -> int:
 
 
 def _row(label: str, text: str) -> None:
-    say(f"  {label:<24} {text}", [(r"right:", "green")])
+    show(f"  {label:<24} {text}", [(r"right:", "green")])
     sys.stdout.flush()
 
 

@@ -66,7 +66,7 @@ class RowTile:
     `cluster` blocks that share a row. `residency`: where a row is between passes ("registers", "sram", "l1", "l2",
     "memory"). `stages`: rows that may be on their way into SRAM while one is worked on, by `persistent_blocks` blocks (or
     clusters) that go on to further rows; 0: a block for every row. `packed`: kept as stored, in 16 bits.
-    `register_chunks`: of rows in SRAM, how many times `vectors` of a thread are in registers instead. `rows_each`: rows that a
+    `hybrid_chunks`: of rows in SRAM, how many times `vectors` of a thread are in registers instead. `rows_each`: rows that a
     thread has one after another. CPU: `rows_per_block` is a task.
     """
 
@@ -82,7 +82,7 @@ class RowTile:
     packed: bool = False
     shared: int = 0
     unaligned: bool = False
-    register_chunks: int = 0
+    hybrid_chunks: int = 0
     rows_each: int = 1
 
     @property

@@ -53,7 +53,7 @@ class CudaExecutable(Executable):
         with self._compiling:
             if self._cubins is None:
                 compiled = self.compiled
-                self._cubins = program_cubins(self.emitted, self.target.chip, compiled.registers, compiled.begun)
+                self._cubins = program_cubins(self.emitted, self.target.chip, compiled.registers, compiled.in_flight)
             return self._cubins
 
     @property

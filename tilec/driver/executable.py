@@ -64,17 +64,17 @@ class Executable:
         """The same executable with its first `count` steps only, to measure one kernel after another."""
         return self._part(replace(self.emitted, steps=self.emitted.steps[:count]))
 
-    def lodging(self, outputs: Collection[int]) -> Executable:
+    def with_scratch_results(self, outputs: Collection[int]) -> Executable:
         """This, with temporaries in memory of results, too (`runtime/temporaries.py`): of those of these numbers, which are dense
         and no input's memory."""
-        from tilec.runtime.temporaries import lodged
+        from tilec.runtime.temporaries import results_as_scratch
 
         def part() -> Executable:
             sizes = {n: dtype.bytes * prod(shape) for n, (_, dtype, shape) in enumerate(self.outputs) if n in outputs}
-            found = lodged(self.emitted, sizes)
+            found = results_as_scratch(self.emitted, sizes)
             return self if found == self.emitted else self._part(found)
 
-        return self._once(("lodging", *outputs), part)
+        return self._once(("scratch results", *outputs), part)
 
     def cut(self, freed: Collection[int]) -> tuple[Cut, list[Executable]]:
         """The program's segments (`runtime/segments.py`), each as an executable. `freed`: inputs that are freed when the caller

@@ -121,16 +121,16 @@ def _elsewhere(source: Source, key: str) -> Program | None:
 
 
 def ask_compiler(
-    source: Source, wanted: Mapping[str, Any], hear: Callable[[Any], None] = lambda part: None
+    source: Source, wanted: Mapping[str, Any], on_part: Callable[[Any], None] = lambda part: None
 ) -> dict[str, Any] | None:  # fmt: skip
-    """The reply of the process that compiles programs, and `hear` its parts; None where no such process was started, and for files.
-    A program that imports files gets an error: that process may be in another folder, and may have read older ones."""
+    """The reply of the process that compiles programs, and `on_part` its parts; None where no such process was started, and for
+    files. A program that imports files gets an error: that process may be in another folder, and may have read older ones."""
     from tilec.process import compile_server, workers
 
     if not source.name.startswith("<") or source.folders or not compile_server.running(PROGRAMS):
         workers.check()
         return None
-    return compile_server.ask(PROGRAMS, {"name": source.name, "text": source.text, **wanted}, hear)
+    return compile_server.ask(PROGRAMS, {"name": source.name, "text": source.text, **wanted}, on_part)
 
 
 def parsed(source: Source, key: str = "") -> Program:

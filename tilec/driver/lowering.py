@@ -25,7 +25,7 @@ from tilec.process import progress
 from tilec.process.recursion import deep_recursion
 from tilec.runtime.program import Emitted, KernelSource
 
-Hear = Callable[[Mapping[str, int], str, KernelSource], None]
+OnKernel = Callable[[Mapping[str, int], str, KernelSource], None]
 """Is given the plan's register limits by kernel, the text of a module with one kernel, and this kernel."""
 
 
@@ -42,14 +42,14 @@ class Lowered:
 def lower(
     module: ir.Module, target: Target, *, schedule: Callable[[Plan], Plan] | None = None, begin: str = "simplify",
     end: str = "map", locations: bool = True, tree: Path | None = None, emit: bool = True, texts: bool = True,
-    clock: Callable[[], float] = time.perf_counter, hear: Hear | None = None,
+    clock: Callable[[], float] = time.perf_counter, on_kernel: OnKernel | None = None,
 ) -> Lowered:  # fmt: skip
     """Runs the stages `begin` to `end` on a module, in the current MLIR context.
 
     `schedule` may change the plan before it is written into the IR; `tree` is a folder for MLIR's own per-pass files.
     `begin="emit"` runs no stage and prints the kernels of a module that `map` made. Without `texts` those of the stages, which
-    take a fifth of the time, are not kept; an InternalError then has none. `clock` measures the stages. `hear` is given each of a
-    GPU's kernels as soon as it is printed.
+    take a fifth of the time, are not kept; an InternalError then has none. `clock` measures the stages. `on_kernel` is given each
+    of a GPU's kernels as soon as it is printed.
     Raises CallError where a plan that was edited in the module cannot be carried out.
     """
     lowered = Lowered({}, None)
@@ -87,7 +87,7 @@ def lower(
         raise InternalError(f"stage '{state.name}' failed: {error}", state.name, state.text) from error
     if emit and end == "map":
         with deep_recursion():
-            lowered.emitted = _emit(module, lowered, clock, hear)
+            lowered.emitted = _emit(module, lowered, clock, on_kernel)
     return lowered
 
 
@@ -140,7 +140,7 @@ def _add_stage(
     manager.add(after_pass, f"tilec-after-{stage.name}")
 
 
-def _emit(module: ir.Module, lowered: Lowered, clock: Callable[[], float], hear: Hear | None) -> Emitted:
+def _emit(module: ir.Module, lowered: Lowered, clock: Callable[[], float], on_kernel: OnKernel | None) -> Emitted:
     start = clock()
     progress.at("in stage 'emit'")
     backend = ir.StringAttr(module.operation.attributes["tilec.backend"]).value
@@ -148,7 +148,8 @@ def _emit(module: ir.Module, lowered: Lowered, clock: Callable[[], float], hear:
         if backend == "cuda":
             from tilec.runtime.emit.cuda import emit_cuda
 
-            return emit_cuda(module, None if hear is None or lowered.plan is None else partial(hear, lowered.plan.registers))
+            plan = lowered.plan
+            return emit_cuda(module, None if on_kernel is None or plan is None else partial(on_kernel, plan.registers))
         from tilec.runtime.emit.cpu import emit_cpu
 
         return emit_cpu(module)

@@ -43,7 +43,7 @@ def may_fork() -> bool:
     return available_cores() >= PROCESSORS
 
 
-def answer(wanted: dict[str, Any], say: Callable[[Any], None] = lambda part: None) -> dict[str, Any]:
+def answer(wanted: dict[str, Any], on_part: Callable[[Any], None] = lambda part: None) -> dict[str, Any]:
     """The reply of `compile_server`: what a program declares, or what compiling one of its ops makes; or the error. The caller
     then compiles itself, for its own traceback. Of a program for a GPU, kernels are said before, each as soon as it is printed."""
     try:
@@ -57,7 +57,7 @@ def answer(wanted: dict[str, Any], say: Callable[[Any], None] = lambda part: Non
             program, wanted["op"], inputs and tuple((DTYPES[name], tuple(shape)) for name, shape in inputs), wanted["sizes"],
             _target(wanted["target"]), Path(schedule) if schedule else None, [(k, n) for k, n in wanted["over"]],
         )  # fmt: skip
-        return {"program": written(recipe.compiled_here(lambda *kernel: say(part(*kernel))))}
+        return {"program": written(recipe.compiled_here(lambda *kernel: on_part(part(*kernel))))}
     except Exception as error:
         return {"error": str(error)}
 

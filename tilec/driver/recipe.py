@@ -25,11 +25,11 @@ from tilec.runtime import cache
 from tilec.runtime.program import Emitted, KernelSource
 
 if TYPE_CHECKING:
-    from tilec.driver.lowering import Hear, Lowered
+    from tilec.driver.lowering import Lowered, OnKernel
     from tilec.dsl import ast
     from tilec.dsl.specialise import Specialised
     from tilec.plan.schedule.read import Schedule
-    from tilec.runtime.cuda.cubins import Begun
+    from tilec.runtime.cuda.cubins import CompilationsInFlight
 
 Signature = tuple[tuple[DType, tuple[int, ...]], ...]
 Named = tuple[str, DType, tuple[int, ...]]
@@ -38,14 +38,14 @@ Named = tuple[str, DType, tuple[int, ...]]
 @dataclass(frozen=True)
 class Compiled:
     """The data of an op's run, before machine code. `predicted_us`: the cost model's times by kernel. `registers`: the
-    plan's register limits by kernel. `begun`: kernels that are compiled already."""
+    plan's register limits by kernel. `in_flight`: kernels that are compiled already."""
 
     inputs: tuple[Named, ...]
     outputs: tuple[Named, ...]
     emitted: Emitted
     predicted_us: dict[str, float]
     registers: dict[str, int]
-    begun: Begun | None = field(default=None, compare=False)
+    in_flight: CompilationsInFlight | None = field(default=None, compare=False)
 
 
 class Recipe:
@@ -91,20 +91,20 @@ class Recipe:
         if self.target.kind != "cuda":
             reply = ask_compiler(self.program.source, wanted)
             return _read(reply["program"]) if reply is not None and "program" in reply else None
-        from tilec.runtime.cuda.cubins import Begun
+        from tilec.runtime.cuda.cubins import CompilationsInFlight
 
-        with Begun(self.target.chip) as begun:
-            reply = ask_compiler(self.program.source, wanted, partial(_begin, begun))
-        return replace(_read(reply["program"]), begun=begun) if reply is not None and "program" in reply else None
+        with CompilationsInFlight(self.target.chip) as in_flight:
+            reply = ask_compiler(self.program.source, wanted, partial(_submit, in_flight))
+        return replace(_read(reply["program"]), in_flight=in_flight) if reply is not None and "program" in reply else None
 
-    def compiled_here(self, hear: Hear | None = None) -> Compiled:
-        """By this process, whatever is in the cache. `hear`: see `lower`. Raises TileError if the program or the target does not
-        allow it."""
+    def compiled_here(self, on_kernel: OnKernel | None = None) -> Compiled:
+        """By this process, whatever is in the cache. `on_kernel`: see `lower`. Raises TileError if the program or the target does
+        not allow it."""
         with uncollected():
-            return self._compile(hear)
+            return self._compile(on_kernel)
 
-    def _compile(self, hear: Hear | None = None) -> Compiled:
-        specialised, lowered = self._without_texts(hear)
+    def _compile(self, on_kernel: OnKernel | None = None) -> Compiled:
+        specialised, lowered = self._without_texts(on_kernel)
         assert lowered.plan is not None and lowered.emitted is not None, "all stages ran"
         predicted = {name: p.time_us for name, p in lowered.plan.predictions.items()}
         inputs, outputs = (_named(tensors) for tensors in (specialised.inputs, specialised.outputs))
@@ -124,17 +124,17 @@ class Recipe:
         """The op with numbers for sizes, and its IR after every stage."""
         return self._lowered(texts=True)
 
-    def _without_texts(self, hear: Hear | None) -> tuple[Specialised, Lowered]:
+    def _without_texts(self, on_kernel: OnKernel | None) -> tuple[Specialised, Lowered]:
         """As `lowered`, if that is known; else without the IR after every stage, which takes a fifth of the time. A defect of
         tilec's is found again with it, for the report."""
         if "lowered" in vars(self):
             return self.lowered
         try:
-            return self._lowered(texts=False, hear=hear)
+            return self._lowered(texts=False, on_kernel=on_kernel)
         except InternalError:
             return self.lowered
 
-    def _lowered(self, texts: bool, hear: Hear | None = None) -> tuple[Specialised, Lowered]:
+    def _lowered(self, texts: bool, on_kernel: OnKernel | None = None) -> tuple[Specialised, Lowered]:
         from tilec.core import mlir
         from tilec.driver.lowering import lower
         from tilec.dsl.build import build
@@ -144,7 +144,7 @@ class Recipe:
         with mlir.context(), mlir.ir.Location.unknown():
             progress.at("in stage 'build'")
             module = build(specialised, self.over)
-            lowered = lower(module, self.target, schedule=_schedule(self.schedule), texts=texts, hear=hear)
+            lowered = lower(module, self.target, schedule=_schedule(self.schedule), texts=texts, on_kernel=on_kernel)
         assert lowered.plan is not None
         check_expectations(specialised, lowered.plan)
         return specialised, lowered
@@ -234,12 +234,12 @@ def written(made: Compiled) -> dict[str, Any]:
 
 
 def part(registers: Mapping[str, int], module: str, kernel: KernelSource) -> dict[str, Any]:
-    """A kernel, as JSON can say it, that is to be compiled while others are still printed. A `Hear` of `lower`."""
+    """A kernel, as JSON can say it, that is to be compiled while others are still printed. An `OnKernel` of `lower`."""
     return {"module": module, "kernel": asdict(kernel), "registers": registers.get(kernel.name)}
 
 
-def _begin(begun: Begun, said: dict[str, Any]) -> None:
-    begun.begin(said["module"], KernelSource.from_json(said["kernel"]), said["registers"])
+def _submit(in_flight: CompilationsInFlight, kernel: dict[str, Any]) -> None:
+    in_flight.submit(kernel["module"], KernelSource.from_json(kernel["kernel"]), kernel["registers"])
 
 
 def _read(fields: dict[str, Any]) -> Compiled:

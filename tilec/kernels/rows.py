@@ -35,7 +35,7 @@ class Rows(Threaded, name="rows"):
         default=False,
         shown="{}: two elements a register",
     )
-    register_chunks: int | None = option(
+    hybrid_chunks: int | None = option(
         "where `residency` is `smem`: how many chunks at a row's end are in registers instead (a chunk: `steps` accesses of "
         "all threads)",
         default=None, off=0, shown="{} chunks of each row are in registers",
@@ -84,9 +84,9 @@ class Rows(Threaded, name="rows"):
             return Refusal(
                 "residency", "`residency` must be `registers` or `reload`, or `smem` if `prefetched_rows` is 0"
             )
-        if (self.register_chunks or 0) < 0 or (self.register_chunks and (not smem or self.unaligned or self.online)):
-            why = "`register_chunks` must be 0 unless `residency` is `smem`, and `unaligned` and `online` are false"
-            return Refusal("register_chunks", why)
+        if (self.hybrid_chunks or 0) < 0 or (self.hybrid_chunks and (not smem or self.unaligned or self.online)):
+            why = "`hybrid_chunks` must be 0 unless `residency` is `smem`, and `unaligned` and `online` are false"
+            return Refusal("hybrid_chunks", why)
         return None
 
     def _refuse_sharing(self, kernel: KernelPlan, target: Target) -> Refusal | None:
@@ -118,10 +118,10 @@ class Rows(Threaded, name="rows"):
     def _refuse_parts(self, extent: int, lane: int) -> Refusal | None:
         threads, vector, steps = self.block_threads, self.vectors[lane], self.steps[lane]
         width, part = threads * vector * steps, part_of(extent, self.cluster, vector)
-        chunks = self.register_chunks or 0
+        chunks = self.hybrid_chunks or 0
         if chunks and not (chunks < part // width and part * self.cluster == extent and part % width == 0):
-            why = f"a block's part of {part} elements must be whole chunks of {width}, and more of them than `register_chunks`"
-            return Refusal("register_chunks", why)
+            why = f"a block's part of {part} elements must be whole chunks of {width}, and more of them than `hybrid_chunks`"
+            return Refusal("hybrid_chunks", why)
         if prod(self.thread_counts) < WARP:
             why = f"a row in shared memory, or shared by blocks, needs a warp or more, not {prod(self.thread_counts)} threads"
             return Refusal("thread_counts", why)

@@ -28,7 +28,7 @@ from typing import Any
 from tilec.process import forks, workers
 from tilec.process.messages import receive, send
 
-Hear = Callable[[Any], None]
+OnPart = Callable[[Any], None]
 
 IDLE = 600.0  # seconds
 _POSSIBLE = sys.platform.startswith("linux") and not getattr(sys, "frozen", False)
@@ -65,14 +65,14 @@ class _Server:
             self.busy.add(connection)
             return connection
 
-    def answer(self, text: bytes, hear: Hear) -> dict[str, Any] | None:
-        """The reply to a request, of which parts may be heard before; None where the process is gone."""
+    def answer(self, text: bytes, on_part: OnPart) -> dict[str, Any] | None:
+        """The reply to a request, of which parts may be passed on before; None where the process is gone."""
         connection = reply = None
         try:
             connection = self.take()
             send(connection, text)
             while (message := receive(connection)) and "part" in (said := json.loads(message)):
-                hear(said["part"])
+                on_part(said["part"])
             reply = said if message else None
         except OSError:
             pass
@@ -147,13 +147,13 @@ def end_unused(kind: str) -> bool:
         return server is not None
 
 
-def ask(kind: str, request: dict[str, Any], hear: Hear = lambda part: None) -> dict[str, Any] | None:
-    """What `answer` of the module `kind` says to a request, from another process; None where that cannot be had. `hear` is called
-    with each part of the reply that comes before it; where a process ends, another begins anew. Raises Abandoned in a worker that
-    nobody waits for any more."""
+def ask(kind: str, request: dict[str, Any], on_part: OnPart = lambda part: None) -> dict[str, Any] | None:
+    """What `answer` of the module `kind` says to a request, from another process; None where that cannot be had. `on_part` is
+    called with each part of the reply that comes before it; where a process ends, another begins anew. Raises Abandoned in a worker
+    that nobody waits for any more."""
     text = json.dumps(request).encode()
     for _ in range(2):  # it may have ended just now, for want of work
-        if (server := start(kind)) is None or (reply := server.answer(text, hear)) is not None or server.given_up:
+        if (server := start(kind)) is None or (reply := server.answer(text, on_part)) is not None or server.given_up:
             break
         with _lock:
             if _running.get(kind) is server:
@@ -264,11 +264,11 @@ def _answer(module: ModuleType, connection: socket.socket) -> None:
 def _answered(module: ModuleType, request: Any, connection: socket.socket) -> bool:
     """Whether this process has answered, or a fork for it. In such a fork this does not return."""
 
-    def say(part: Any) -> None:
+    def send_part(part: Any) -> None:
         send(connection, json.dumps({"part": part}).encode())
 
     try:
-        send(connection, json.dumps(module.answer(request, say)).encode())
+        send(connection, json.dumps(module.answer(request, send_part)).encode())
         answered = True
     except forks.GoneOn as other:
         answered = other.answered()

@@ -40,7 +40,7 @@ from tilec.torch import (
     random_numbers,
     recompute,
     reports,
-    standby,
+    warm_up,
 )
 from tilec.torch.aliases import maker
 from tilec.torch.aot import functions
@@ -91,7 +91,7 @@ class Backend:
 
 backend = Backend()
 leave_out()
-standby.expect()  # whoever loads this module is about to compile
+warm_up.expect()  # whoever loads this module is about to compile
 artifacts.register()
 
 
@@ -114,7 +114,7 @@ def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -
     names = [_source(n) for n in gm.graph.find_nodes(op="placeholder")]
     kind = _kind(inputs, options)
     _refuse_other_devices(gm, inputs, options)
-    standby.expect()
+    warm_up.expect()
     load_compilers(kind)  # while PyTorch traces
     try:
         return functions(gm, inputs, **compilers(options, names))

@@ -48,7 +48,7 @@ def bind(
             return found
     shared = {k: n for k, n in into.items() if n not in numbers or built.emitted.may_share(numbers.index(n), k)}
     new = [shared.get(k, make) for k, make in enumerate(fresh)]
-    built = built.lodging([k for k in range(len(new)) if k not in into])
+    built = built.with_scratch_results([k for k in range(len(new)) if k not in into])
     fast = fast_call.prepare(built, device, written.given, numbers, inputs, outputs, new, otherwise)
     if fast is not None and len(shared) < len(into):
         fast = copying(fast, {k: n for k, n in into.items() if k not in shared})

@@ -44,7 +44,7 @@ class KernelContext:
         self.looks_back = looks_back
         self.rank: ir.Value | None = None  # of this block among those that share its rows
         self.row: ir.Value | None = None  # that blocks share, each of which looks back at those before it
-        self.register_chunks: dict[
+        self.hybrid_chunks: dict[
             ir.Value, dict[int, ir.Value]
         ] = {}  # of a buffer, by chunk: tiles of chunks that are in registers
         self.buffers: list[ir.Value] = []  # in workgroup memory, that asynchronous copies fill

@@ -135,7 +135,7 @@ class GenericMapper(OperationContext):
             self.kernel.online or bool(self.layout.dense) or (self.kernel.reduces and d == self.layout.lane)
         )
         in_registers = {
-            n for v in self.operands for n in self.kernel.register_chunks.get(root(v), ()) if d == self.layout.lane
+            n for v in self.operands for n in self.kernel.hybrid_chunks.get(root(v), ()) if d == self.layout.lane
         }
         inside = min(in_registers, default=0)
         ranges = (
@@ -207,7 +207,7 @@ class GenericMapper(OperationContext):
 
     def _register_chunk(self, value: ir.Value) -> ir.Value | None:
         """The registers that hold this chunk of a row, the rest of which is in SRAM."""
-        tiles = self.kernel.register_chunks.get(root(value))
+        tiles = self.kernel.hybrid_chunks.get(root(value))
         return None if tiles is None else tiles.get(mlir.constant_value(self.chunk[self.layout.lane]))
 
     def fetched(self, n: int, chunk: dict[int, ir.Value]) -> ir.Value:

@@ -2,7 +2,7 @@
 
     forall (b) in (rows) {                        start: x[number] -> buffer
       copy x[b] -> buffer     {tilec.stages}      for b = number to rows step blocks {
-      copy buffer -> x1       {tilec.rests}  ->     wait;  x1 = buffer
+      copy buffer -> x1       {tilec.drain_copy}  ->     wait;  x1 = buffer
       generic max ins(x1) ...                       start: x[b + blocks] -> buffer
     }                                               generic max ins(x1) ... }
 
@@ -37,7 +37,7 @@ from tilec.passes.cuda.threaded.unaligned import ends_before, flat, flat_index, 
 from tilec.passes.loops import INNER, TOUCHED, delinearise, loop, sum_of, when
 
 NARROWEST, WIDEST = 32, 128  # bits that an asynchronous copy takes at once
-STAGES, RESTS, REGISTER_CHUNKS = "tilec.stages", "tilec.rests", "tilec.register_chunks"
+STAGES, DRAIN_COPY, HYBRID_CHUNKS = "tilec.stages", "tilec.drain_copy", "tilec.hybrid_chunks"
 """Attributes of the copies that go through SRAM."""
 MakeTile = Callable[[ir.Value, list[int], Layout], ir.Value]
 MakeCopy = Callable[[ir.Value, ir.Value, list[int], ir.Operation | None], ir.OpView]
@@ -74,7 +74,7 @@ def stage_rows(
         if own:
             with ir.InsertionPoint(first), first.location:
                 tile = make_tile(value, dims, layout)
-                make_copy(buffer, tile, dims, None).operation.attributes[RESTS] = ir.UnitAttr.get()
+                make_copy(buffer, tile, dims, None).operation.attributes[DRAIN_COPY] = ir.UnitAttr.get()
         for op in generics:
             for n, (operand, read_dims) in enumerate(zip(mlir.inputs_of(op), operand_dims(op))):
                 if operand == value and read_dims == dims:
@@ -82,10 +82,10 @@ def stage_rows(
 
 
 def hold_rows(
-    function: ir.Operation, layout: Layout, register_chunks: int, make_tile: MakeTile, make_copy: MakeCopy
+    function: ir.Operation, layout: Layout, hybrid_chunks: int, make_tile: MakeTile, make_copy: MakeCopy
 ) -> None:
     """Keeps the inputs along the rows that several operations read in SRAM: each is copied once, before its first reader. The
-    last `register_chunks` chunks of them go to registers instead."""
+    last `hybrid_chunks` chunks of them go to registers instead."""
     generics = [op for op in mlir.traverse(function) if mlir.is_generic(op)]
     for value, dims in row_inputs(generics, layout):
         readers = [op for op in generics if (value, dims) in zip(mlir.inputs_of(op), operand_dims(op))]
@@ -94,7 +94,7 @@ def hold_rows(
         with ir.InsertionPoint(readers[0]), readers[0].location:
             buffer = make_tile(value, dims, layout)
             copy = make_copy(value, buffer, dims, None).operation
-            copy.attributes[STAGES], copy.attributes[REGISTER_CHUNKS] = mlir.integer(0), mlir.integer(register_chunks)
+            copy.attributes[STAGES], copy.attributes[HYBRID_CHUNKS] = mlir.integer(0), mlir.integer(hybrid_chunks)
         for op in readers:
             for n, (operand, read_dims) in enumerate(zip(mlir.inputs_of(op), operand_dims(op))):
                 if operand == value and read_dims == dims:
@@ -197,7 +197,7 @@ class Pipeline:
         tile, (*aligned, phase, stage) = loop.induction_variable, loop.inner_iter_args
         self.kernel.phase = phase
         mapping = self._mapping(tile, stage)
-        rests = [op for op in self.ops if RESTS in op.attributes]
+        drain_copies = [op for op in self.ops if DRAIN_COPY in op.attributes]
         prefetched = [self._alloc(copy) for copy in self.copies if self._is_prefetched(copy)]
         for op in self.ops:
             if op.results and op.results[0] in mapping:
@@ -214,7 +214,7 @@ class Pipeline:
             made = mlir.clone_op(op, mapping)
             if op.name == "memref.subview" and self.ring.stages > 1 and op.operands[0] in prefetched:
                 _moved(made.results[0])
-            if rests and op == rests[-1]:
+            if drain_copies and op == drain_copies[-1]:
                 gpu.BarrierOp()  # workgroup memory of the last tile's reductions is free, too
                 self._start_prefetches(self._tile_ahead(tile, self.ring.stages), stage)
         began = [self.kernel.threads.misalignment] if aligned and self.kernel.threads.misalignment is not None else []
@@ -300,12 +300,12 @@ def copy_rows(kernel: KernelContext, copy: ir.Operation, fetch: Callable[[dict[i
         kernel.vector_buffers.add(buffer)
     dims, layout = tuple(mlir.get_integers(copy, "tilec.dims")), kernel.layout
     chunks = layout.chunks(dims[-1])
-    inside = chunks - mlir.get_integer(copy, REGISTER_CHUNKS)
+    inside = chunks - mlir.get_integer(copy, HYBRID_CHUNKS)
     with loop(inside, name=kernel.threads.name(dims[-1], "chunk")) as chunk:
         _copy_async(kernel, copy.operands[0], copy.operands[1], dims, {dims[-1]: chunk})
     nvvm.CpAsyncCommitGroupOp()
     if inside < chunks:
-        kernel.register_chunks[buffer] = {n: fetch({dims[-1]: mlir.index(n)}) for n in range(inside, chunks)}
+        kernel.hybrid_chunks[buffer] = {n: fetch({dims[-1]: mlir.index(n)}) for n in range(inside, chunks)}
         whole = ir.MemRefType(buffer.type)
         shape = [*whole.shape[:-1], inside * layout.chunk(dims[-1])]
         buffer.set_type(ir.MemRefType.get(shape, whole.element_type, None, whole.memory_space))

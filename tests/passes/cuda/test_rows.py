@@ -58,7 +58,7 @@ def test_rows_partly_in_registers(cluster, beside, name, dtype, rng):
     source, length = EXAMPLES[name].path.read_text().replace("f32[", f"{dtype}["), 32 * 8 * 2 * 4 * cluster
     x, gain, bias = (rng.normal(1, 2, s).astype(DTYPES[dtype].numpy) for s in ((2, length), (length,), (length,)))
     inputs = {"x": x} | ({"gain": gain, "bias": bias} if name == "layernorm" else {})
-    more = {"residency": "smem", "online": False, "steps": (1, 2), "register_chunks": beside}
+    more = {"residency": "smem", "online": False, "steps": (1, 2), "hybrid_chunks": beside}
     outs, emitted = run(source, None, inputs, planned(32, 8, cluster, 0, int(dtype == "bf16"), **more))
     reads = [line.split("(")[0].strip() for line in emitted.module.splitlines() if re.search(r"\bx \+", line)]
     assert any("cp_async" in r for r in reads) and any("_nc" in r for r in reads)
@@ -102,11 +102,11 @@ def test_a_row_that_sram_does_not_hold_is_partly_in_registers():
     """One block has all of it, where a cluster's would wait for each other; of shorter rows two more blocks fit an SM."""
     x, gain = ((1024, 65536), np.float32), ((65536,), np.float32)
     options = plan_of(EXAMPLES["rmsnorm"].path.read_text().replace("bf16[", "f32["), x=x, gain=gain)
-    assert options.residency == "smem" and options.register_chunks == 1 and options.cluster == 1
+    assert options.residency == "smem" and options.hybrid_chunks == 1 and options.cluster == 1
     options = plan_of(
         EXAMPLES["softmax"].path.read_text().replace("f32[", "bf16["), x=((2048, 65536), ml_dtypes.bfloat16)
     )
-    assert options.register_chunks == 1 and options.cluster == 1 and options.packed
+    assert options.hybrid_chunks == 1 and options.cluster == 1 and options.packed
 
 
 @pytest.mark.crossed
@@ -229,14 +229,14 @@ def refused(kernel_options, tile=(1,)):
             "or `smem` if `prefetched_rows` is 0",
         ),
         ({"residency": "smem"}, (2,), "the tile must be [1]"),
-        ({"residency": "smem", "register_chunks": 1, "steps": (1, 1)}, (1,), None),
+        ({"residency": "smem", "hybrid_chunks": 1, "steps": (1, 1)}, (1,), None),
         (
-            {"residency": "smem", "register_chunks": 2, "steps": (1, 1)},
+            {"residency": "smem", "hybrid_chunks": 2, "steps": (1, 1)},
             (1,),
             "must be whole chunks of 512",
         ),
-        ({"residency": "smem", "register_chunks": 1, "online": True}, (1,), "`register_chunks` must be 0 unless"),
-        ({"cluster": 1, "register_chunks": 1}, (1,), "`register_chunks` must be 0 unless `residency`"),
+        ({"residency": "smem", "hybrid_chunks": 1, "online": True}, (1,), "`hybrid_chunks` must be 0 unless"),
+        ({"cluster": 1, "hybrid_chunks": 1}, (1,), "`hybrid_chunks` must be 0 unless `residency`"),
     ],
 )
 def test_what_a_schedule_cannot_ask_for(options, tile, why):

@@ -23,17 +23,17 @@ FUSED = "op f(x: f32[M, N], w: f32[N]) -> (y: f32[M, N]) { s[i, j] = cummax[j](x
 ROW = "op f(x: f32[N]) -> (y: f32[N]) { y[i] = cumsum[i](x[i]) * x[i] }"
 
 
-def dealt(threads: int, vector: int, steps: int, parts: int | None = None):
+def mapped(threads: int, vector: int, steps: int, parts: int | None = None):
     """The schedule that deals rows out so; `parts` by default as many blocks as it takes."""
 
-    def deal(kernel):
+    def map_kernel(kernel):
         lane = max(d for d in kernel.extents if d not in kernel.grid)
         put = lambda value: tuple(value if d == lane else 1 for d in sorted(kernel.extents))  # noqa: E731
         blocks = ceil(kernel.extents[lane] / (threads * vector * steps)) if parts is None else parts
         layout = {"thread_counts": put(threads), "vectors": put(vector), "steps": put(steps), "thread_order": (lane,)}
         return replace(built(kernel, Scan, **layout, blocks_per_row=blocks), tile=(1,) * len(kernel.grid))
 
-    return lambda plan: replace(plan, kernels=tuple(deal(k) for k in plan.kernels))
+    return lambda plan: replace(plan, kernels=tuple(map_kernel(k) for k in plan.kernels))
 
 
 def interpreted(source, arrays, schedule):
@@ -58,7 +58,7 @@ def test_blocks_share_rows(dtype, plan):
     for length in (997, 2 * plan[0] * plan[1] * plan[2], 2052):
         vector = plan[1] if length % plan[1] == 0 else 1
         arrays = [drawn(dtype, 3, length)]
-        found = interpreted(source, arrays, dealt(plan[0], vector, plan[2]))
+        found = interpreted(source, arrays, mapped(plan[0], vector, plan[2]))
         assert_within(source, arrays, found)
 
 
@@ -66,21 +66,21 @@ def test_blocks_share_rows(dtype, plan):
 def test_a_last_step_need_not_make_a_power_of_two(plan):
     """Parts of equal length take 3 or 5 of the steps that a block could hold."""
     arrays = [drawn("i32", 2, plan[-1])]
-    found = interpreted(SUM.format("i32"), arrays, dealt(*plan[:3]))
+    found = interpreted(SUM.format("i32"), arrays, mapped(*plan[:3]))
     np.testing.assert_array_equal(found, np.cumsum(arrays[0], axis=1, dtype=np.int32))
 
 
 def test_groups_of_groups():
     """More parts than two levels of groups hold."""
     arrays = [drawn("i32", 1, 32 * 1100)]
-    found = interpreted(SUM.format("i32"), arrays, dealt(32, 1, 1))
+    found = interpreted(SUM.format("i32"), arrays, mapped(32, 1, 1))
     np.testing.assert_array_equal(found, np.cumsum(arrays[0], axis=1, dtype=np.int32))
 
 
 @pytest.mark.parametrize("plan", [(128, 1, 4), (1024, 1, 1), (64, 4, 4)], ids=str)
 def test_warps_share_rows(plan):
     arrays = [drawn("f32", 2, 5000)]
-    found = interpreted(SUM.format("f32"), arrays, dealt(*plan, parts=1))
+    found = interpreted(SUM.format("f32"), arrays, mapped(*plan, parts=1))
     assert_within(SUM.format("f32"), arrays, found)
 
 
@@ -92,10 +92,10 @@ def test_what_is_made_of_a_scan_is_part_of_it(plan, rng):
         "op f(x: f32[M, N]) -> (y: f32[M, N]) { s[i, j] = cumsum[j](x[i, j])  y[i, j] = tanh(s[i, j]) * 2 + 1 }",
     ):
         x = rng.normal(0, 1, (3, 1032)).astype(ml_dtypes.bfloat16 if "bf16" in source else np.float32)
-        _, result = lowered(source, None, {"x": x}, dealt(*plan))
+        _, result = lowered(source, None, {"x": x}, mapped(*plan))
         (kernel,) = result.emitted.kernels
         assert kernel.shared < 1024
-        assert_within(source, [x], interpreted(source, [x], dealt(*plan)))
+        assert_within(source, [x], interpreted(source, [x], mapped(*plan)))
 
 
 @pytest.mark.parametrize("source", [FUSED, ROW])
@@ -104,7 +104,7 @@ def test_a_kernel_around_it(source):
     assert len(tilec.compile(source, target="sm_90a", sizes=sizes).plan.kernels) == 1
     shapes = [(2, 3000), (3000,)] if source == FUSED else [(3000,)]
     arrays = [drawn("f32", *s) for s in shapes]
-    found = interpreted(source, arrays, dealt(64, 4, 4))
+    found = interpreted(source, arrays, mapped(64, 4, 4))
     assert_within(source, arrays, found)
 
 

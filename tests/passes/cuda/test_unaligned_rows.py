@@ -52,7 +52,7 @@ KINDS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 def shifted(threads, beside, cluster, stages, packed, steps=None, residency="registers", vector=8):
     """The schedule that deals every kernel's rows out so."""
 
-    def deal(kernel):
+    def map_kernel(kernel):
         (row, lane) = sorted(kernel.extents)
         part = padded_extent(-(-kernel.extents[lane] // (cluster * vector)) * vector, vector)
         count = steps or -(-part // (threads * vector))
@@ -63,7 +63,7 @@ def shifted(threads, beside, cluster, stages, packed, steps=None, residency="reg
         }  # fmt: skip
         return replace(built(kernel, Rows, **options), tile=(beside,))
 
-    return lambda plan: replace(plan, kernels=tuple(deal(k) for k in plan.kernels))
+    return lambda plan: replace(plan, kernels=tuple(map_kernel(k) for k in plan.kernels))
 
 
 def inputs_of(name, kind, rows, length, rng):

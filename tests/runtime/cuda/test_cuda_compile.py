@@ -19,7 +19,7 @@ from tilec.runtime import cache
 from tilec.runtime.cpu.objects import load_native
 from tilec.runtime.cuda import compile as cuda_compile
 from tilec.runtime.cuda.compile import CompileError, ResourceError, compile_kernel
-from tilec.runtime.cuda.cubins import Begun, program_cubins
+from tilec.runtime.cuda.cubins import CompilationsInFlight, program_cubins
 from tilec.runtime.program import Emitted, KernelSource
 
 
@@ -151,15 +151,15 @@ def test_kernels_that_are_begun_are_not_compiled_again(monkeypatch, tmp_path):
     one, two, three = (emitted(name) for name in ("one", "two", "three"))
     wide = replace(two.kernels[0], threads=256)
     last = replace(three.kernels[0], threads=64)
-    with Begun("sm_90a") as begun:
-        begun.begin(one.module, one.kernels[0], None)
-        begun.begin(two.module, wide, 64)
-        begun.begin(two.module, wide, 64)
-        begun.begin(two.module, replace(wide, name="two"), 72)  # the program asks for another limit
+    with CompilationsInFlight("sm_90a") as in_flight:
+        in_flight.submit(one.module, one.kernels[0], None)
+        in_flight.submit(two.module, wide, 64)
+        in_flight.submit(two.module, wide, 64)
+        in_flight.submit(two.module, replace(wide, name="two"), 72)  # the program asks for another limit
     program = replace(emitted("one", "two", "three"), kernels=(one.kernels[0], wide, last))
-    cubins = program_cubins(program, "sm_90a", {"two": 64}, begun)
+    cubins = program_cubins(program, "sm_90a", {"two": 64}, in_flight)
     assert sorted(compiled) == ["one", "three", "two", "two"]
-    found = [future.result() for future in begun.cubins.values()]
+    found = [future.result() for future in in_flight.cubins.values()]
     assert cubins["one"] is found[0] and cubins["two"] is found[1] and cubins["three"].entry == "three"
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "other"))
     assert program_cubins(program, "sm_90a", {"two": 64}) == {n: replace(c, seconds=ANY) for n, c in cubins.items()}
@@ -168,24 +168,24 @@ def test_kernels_that_are_begun_are_not_compiled_again(monkeypatch, tmp_path):
 def test_begun_kernels_that_were_given_up_are_compiled(monkeypatch, tmp_path):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     program = emitted("one")
-    with pytest.raises(KeyboardInterrupt), Begun("sm_90a") as begun:
-        begun.pool.count = 0  # nothing begins
-        begun.begin(program.module, program.kernels[0], None)
+    with pytest.raises(KeyboardInterrupt), CompilationsInFlight("sm_90a") as in_flight:
+        in_flight.pool.count = 0  # nothing begins
+        in_flight.submit(program.module, program.kernels[0], None)
         raise KeyboardInterrupt
-    (future,) = begun.cubins.values()
+    (future,) = in_flight.cubins.values()
     assert future.cancelled()
-    assert program_cubins(program, "sm_90a", {}, begun)["one"].entry == "one"
+    assert program_cubins(program, "sm_90a", {}, in_flight)["one"].entry == "one"
 
 
 def test_a_fork_waits_for_no_kernel_that_its_process_has_begun(monkeypatch, tmp_path):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     program = emitted("one")
-    with Begun("sm_90a") as begun:
-        begun.pool.count = 0  # as where the threads did not come along
-        begun.begin(program.module, program.kernels[0], None)
-        begun.process -= 1
-    assert program_cubins(program, "sm_90a", {}, begun)["one"].entry == "one"
-    assert not any(future.done() for future in begun.cubins.values())
+    with CompilationsInFlight("sm_90a") as in_flight:
+        in_flight.pool.count = 0  # as where the threads did not come along
+        in_flight.submit(program.module, program.kernels[0], None)
+        in_flight.process -= 1
+    assert program_cubins(program, "sm_90a", {}, in_flight)["one"].entry == "one"
+    assert not any(future.done() for future in in_flight.cubins.values())
 
 
 def test_the_compilers_own_process_makes_what_this_one_would():

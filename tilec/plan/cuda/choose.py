@@ -153,7 +153,7 @@ def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
     return _with(
         kernel, cluster=tile.cluster, prefetched_rows=tile.stages, persistent_blocks=tile.persistent_blocks, packed=tile.packed,
         residency=residency, registers=registers, unaligned=tile.unaligned if row.unaligned else None,
-        register_chunks=tile.register_chunks if row.register_chunks else None,
+        hybrid_chunks=tile.hybrid_chunks if row.hybrid_chunks else None,
     )  # fmt: skip
 
 
@@ -183,10 +183,10 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
     vector = vector_of(view, lane)
     if alone(view, lane):
         chosen = choose_rows(view, lane, vector)
-        return *_dealt(view, lane, chosen.tile), f"rows of {view.extents[lane]}: {describe(chosen.tile)}", chosen
+        return *_thread_mapping(view, lane, chosen.tile), f"rows of {view.extents[lane]}: {describe(chosen.tile)}", chosen
     found = []  # several dimensions are walked: what the kernel does then depends on the layout
     for tile in row_tiles(view, lane, vector):
-        sizes, layout = _dealt(view, lane, tile)
+        sizes, layout = _thread_mapping(view, lane, tile)
         kernel = replace(view.kernel, tile=tuple(sizes.get(d, 1) for d in view.kernel.grid))
         work = work_laid_out(kernel, view, layout)
         found.append((cost.predict(work, view.target).time_us, tile, sizes, layout))
@@ -198,7 +198,7 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
     return sizes, layout, f"rows of {view.extents[lane]}: {describe(tile)}", RowPlan(tile, others)
 
 
-def _dealt(view: View, lane: int, tile: RowTile) -> tuple[dict[int, int], Layout]:
+def _thread_mapping(view: View, lane: int, tile: RowTile) -> tuple[dict[int, int], Layout]:
     """The block's tile along grid dimensions, and the layout, for a row tile."""
     across = view.kernel.grid[-1] if view.kernel.grid else None
     counts = {lane: tile.threads}

@@ -16,7 +16,7 @@ from tilec.cost import model as cost
 from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
 from tilec.plan.cuda.online import online_reductions
 from tilec.plan.cuda.view import HELD, THREADS, UNROLLED, View, lay_out, power, unrolled, vector_of
-from tilec.plan.cuda.windows import Neighbours, deal_neighbours, neighbours
+from tilec.plan.cuda.windows import Neighbours, map_neighbours, neighbours
 
 Tiled = tuple[dict[int, int], Layout, str]  # a block's tile, its layout, and what the plan tells of it
 
@@ -93,7 +93,7 @@ def _columns(view: View, lane: int, vector: int, near: Neighbours | None, lanes:
     others = sorted((d for d in tile if d != lane), reverse=True)
     computed = [v for n in view.group.nodes for v in n.extracts]
     if near is not None:
-        deal_neighbours(view, near, others, counts, tile, steps)
+        map_neighbours(view, near, others, counts, tile, steps)
     if near is not None and vector == 1:
         pass
     elif vector == 1 and not view.reduced and len(computed) > len(set(computed)):

@@ -138,9 +138,9 @@ def _row_tile(p: RowProblem, lane: int, kernel: KernelPlan, options: Rows, layou
     """A kernel's rows as the cost model deals them out."""
     threads, vector, vectors = layout.threads[lane], layout.vectors[lane], layout.steps[lane]
     rows = max(1, prod(kernel.tile))
-    dealt = min(rows, prod(n for d, n in enumerate(layout.threads) if d != lane))
+    row_threads = min(rows, prod(n for d, n in enumerate(layout.threads) if d != lane))
     part = part_of(kernel.extents[lane], options.cluster, vector)
-    chunks, stages = options.register_chunks or 0, options.prefetched_rows
+    chunks, stages = options.hybrid_chunks or 0, options.prefetched_rows
     whole, elements = layout.whole(range(len(layout.extents))), vectors * vector
     residency, shared = "registers" if whole else "memory", 0
     if options.residency == "smem":
@@ -156,7 +156,7 @@ def _row_tile(p: RowProblem, lane: int, kernel: KernelPlan, options: Rows, layou
         registers = loop_registers(target, p, threads, elements)
     tile = RowTile(
         threads, vector, rows, vectors, options.cluster, residency, registers, stages, options.persistent_blocks, options.packed,
-        shared, bool(options.unaligned), chunks, rows_each=-(-rows // dealt),
+        shared, bool(options.unaligned), chunks, rows_each=-(-rows // row_threads),
     )  # fmt: skip
     if not stages:
         return tile

@@ -29,7 +29,7 @@ SHOWN = 4  # alternatives, of those that differ in kind
 class RowPlan:
     """The choice for one kernel, and the alternatives.
 
-    `problem`: the rows, where a block reduces along them only. `unaligned`: the rows could be unaligned. `register_chunks`: rows in
+    `problem`: the rows, where a block reduces along them only. `unaligned`: the rows could be unaligned. `hybrid_chunks`: rows in
     shared memory could have a part in registers.
     """
 
@@ -37,7 +37,7 @@ class RowPlan:
     alternatives: tuple[tuple[str, float], ...]
     problem: cost_rows.Rows | None = None
     unaligned: bool = False
-    register_chunks: bool = False
+    hybrid_chunks: bool = False
 
 
 def choose_rows(view: View, lane: int, vector: int) -> RowPlan:
@@ -50,7 +50,7 @@ def choose_rows(view: View, lane: int, vector: int) -> RowPlan:
         _alternatives(choices),
         problem,
         unaligned=bool(wide),
-        register_chunks=any(c.tile.register_chunks for c in choices),
+        hybrid_chunks=any(c.tile.hybrid_chunks for c in choices),
     )
 
 
@@ -169,8 +169,8 @@ def describe(tile: cost_rows.RowTile) -> str:
         tile.residency, "every pass reloads rows"
     )
     where += (
-        f" and, {tile.register_chunks * tile.vectors} accesses of each thread, in registers"
-        if tile.register_chunks
+        f" and, {tile.hybrid_chunks * tile.vectors} accesses of each thread, in registers"
+        if tile.hybrid_chunks
         else ""
     )
     where += ", packed" if tile.packed else ""

@@ -75,8 +75,8 @@ class OnChip:
             return [_size(layout, p) * (stages if set(p.dims) & set(kernel.grid) else 1)]
         if o.residency != "smem" or p.nests < 2:
             return []
-        if o.register_chunks:
-            chunks = layout.chunks(layout.lane) - o.register_chunks
+        if o.hybrid_chunks:
+            chunks = layout.chunks(layout.lane) - o.hybrid_chunks
             return [chunks * layout.chunk(layout.lane) * p.element]
         return [_size(layout, p)]
 

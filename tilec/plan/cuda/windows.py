@@ -89,7 +89,7 @@ def neighbours(view: View, lane: int, widest: int) -> list[Neighbours]:
             sums = vector * prod(counts.values())
             if 1 < prod(counts.values()) <= most:
                 more = {d: n for d, n in counts.items() if n > 1}
-                if points * _deal(view, windows, more) >= 2 * view.target.units * THREADS * sums:
+                if points * _sharing_threads(view, windows, more) >= 2 * view.target.units * THREADS * sums:
                     found += [*_shared(view, windows, more, vector), *_long(view, windows, more, vector)]
     found.sort(key=lambda n: (n.rounds > 1, round(n.instructions, 6), sorted(n.counts, reverse=True)))
     by_vector: dict[tuple[int, bool], list[Neighbours]] = {}
@@ -153,7 +153,7 @@ def _innermost(view: View, along: int, unrolled: Sequence[int]) -> bool:
     return True
 
 
-def _deal(view: View, windows: _Windows, counts: Numbers) -> int:
+def _sharing_threads(view: View, windows: _Windows, counts: Numbers) -> int:
     """Threads that may share a reduction along another dimension than windows."""
     along = {w.along for d in counts for w in windows.by_dim[d]}
     return min(WARP, max((e for p in view.reduced if p not in along and (e := view.extents[p]) > UNROLLED), default=1))
@@ -167,7 +167,7 @@ def _covered(neighbours: int, length: int, windows: Sequence[Window]) -> int:
     return neighbours * length if windows else neighbours + 1  # of a stencil the compiler finds the accesses that are the same
 
 
-def deal_neighbours(
+def map_neighbours(
     view: View, near: Neighbours, others: Sequence[int], counts: dict[int, int], tile: dict[int, int], steps: dict[int, int]
 ) -> None:
     """Gives each thread its neighbours. Threads lie along neighbours first, so that blocks share few elements of their windows, and

@@ -34,6 +34,8 @@ from tilec.plan.search import ALL, StepRefused, written
 _PLAN_KEYS = {"program": str, "target": str, "inline": list, "rewrites": dict, "launches": dict, "kernels": dict}
 _REWRITES = {rewrite.name: rewrite for rewrite in REWRITES}
 _KERNEL_KEYS = {"operations": list, "tile": list, "loops": dict, **dict.fromkeys(FAMILIES, dict)}
+RENAMED = {"register_chunks": "hybrid_chunks"}
+"""Words of schedule files that had another name before."""
 VERSION = 2
 """Of the form of schedule files."""
 _PLAN_HEADER = r"^[ \t]*(\[\[[ \t]*plan[ \t]*\]\])"
@@ -402,6 +404,8 @@ def _groups(plan: Plan) -> tuple[tuple[str, ...], ...]:
 
 
 def _suggest(name: str, known: Iterable[str]) -> str | None:
+    if name in RENAMED:
+        return f"it was renamed to `{RENAMED[name]}`"
     known = list(known)
     close = difflib.get_close_matches(name, known, 1)
     if close:

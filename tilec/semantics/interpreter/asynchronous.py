@@ -104,7 +104,7 @@ class Barrier:
         self.left = self.bytes = self.phase = self.copies = 0
         self.made: tuple[int, int, int] = (0, 0, 0)  # the row and the thread of who made it, and at which tick,
         self.shown: int | None = None  # and at which tick a fence showed it to the cluster
-        self.heard, self.handed = np.zeros(columns, np.int32), np.zeros(columns, np.int32)
+        self.known, self.handed = np.zeros(columns, np.int32), np.zeros(columns, np.int32)
 
     def make(self, context: Threads, lane: int, expected: int) -> None:
         self.expected = self.left = expected
@@ -117,20 +117,20 @@ class Barrier:
         if self.expected is None:
             raise Fault("unwritten", op, f"mbarrier {self.number} is used before it is initialised", names)
         (row, maker, tick), mine, thread = self.made, int(context.row_of[lane]), int(context.thread_of[lane])
-        heard = context.clocks.known[mine, thread, context.clocks.own[row, maker]]
-        if (row, maker) != (mine, thread) and heard < tick:
+        known = context.clocks.known[mine, thread, context.clocks.own[row, maker]]
+        if (row, maker) != (mine, thread) and known < tick:
             what = f"mbarrier {self.number} is initialised by thread {maker}, and no synchronisation orders this use after it"
             raise Fault("race", op, what, names)
-        if row != mine and (self.shown is None or heard < self.shown):
+        if row != mine and (self.shown is None or known < self.shown):
             block = context.flight.first + row
             what = (
                 f"mbarrier {self.number} of block {block} is used without a fence that makes it visible to the cluster"
             )
             raise Fault("race", op, what, names)
 
-    def change(self, op: ir.Operation, context: Threads, arrivals: int, size: int, heard: np.ndarray) -> None:
+    def change(self, op: ir.Operation, context: Threads, arrivals: int, size: int, known: np.ndarray) -> None:
         self.left, self.bytes = self.left - arrivals, self.bytes + size
-        self.handed = np.maximum(self.handed, heard)
+        self.handed = np.maximum(self.handed, known)
         context.flight.progress += 1
         if self.left < 0:
             raise Fault(
@@ -139,7 +139,7 @@ class Barrier:
         if self.left == 0 and self.bytes == 0:
             assert self.expected is not None
             self.phase, self.left = self.phase + 1, self.expected
-            self.heard, self.handed = np.maximum(self.heard, self.handed), np.zeros_like(self.handed)
+            self.known, self.handed = np.maximum(self.known, self.handed), np.zeros_like(self.handed)
 
     def is_over(self, parity: int) -> bool:
         """Whether the phase of this parity is over; the phase before the first counts as one of parity 1."""
@@ -152,7 +152,7 @@ class Barrier:
             context.waits(lanes, op, f"at mbarrier {self.number}, {missing}", lanes)
             yield
         context.goes_on(lanes)
-        context.clocks.acquire(int(context.row_of[lanes[0]]), context.thread_of[lanes], self.heard)
+        context.clocks.acquire(int(context.row_of[lanes[0]]), context.thread_of[lanes], self.known)
 
 
 @operation("nvgpu.mbarrier.create")

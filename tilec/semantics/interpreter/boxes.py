@@ -86,9 +86,9 @@ def _load(code: Code, op: ir.Operation) -> Step:
             for other in _masked(at[-1], row, context) if blocks else [row]:
                 barrier = barrier_of(op, values, group, n, lane, other)
                 mine.copies += 1
-                heard = context.clocks.release(row, thread)
+                known = context.clocks.release(row, thread)
                 agent = context.kernel.counting(barrier.number, other % context.kernel.cluster)
-                who = Agent(context.clocks, int(context.block_of[lane]), agent, mine.copies, heard)
+                who = Agent(context.clocks, int(context.block_of[lane]), agent, mine.copies, known)
                 if other != row:
                     context.reach(op, np.array([[other]]), np.array([lane]))
                     context.flight.remote[int(who.ids)] = op
@@ -97,8 +97,8 @@ def _load(code: Code, op: ir.Operation) -> Step:
                 guard.writes(guard.cells_of(buffer, offsets[None], np.array([[other]])), who, op, context)
                 buffer.data[other, offsets], cells[other, offsets] = made.reshape(-1), buffer.full
                 context.flight.layouts[other, buffer.pieces(offsets)] = swizzle
-                heard[who.ids % context.clocks.columns] = mine.copies
-                barrier.change(op, context, 0, -made.nbytes, heard)
+                known[who.ids % context.clocks.columns] = mine.copies
+                barrier.change(op, context, 0, -made.nbytes, known)
 
     return step
 

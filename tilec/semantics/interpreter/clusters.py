@@ -36,7 +36,7 @@ class Meeting:
             self.flight.ended.shape, -1
         )  # the round that a thread has arrived in, and not waited for
         self.round = 0
-        self.heard, self.handed = np.zeros(clocks.columns, np.int32), np.zeros(clocks.columns, np.int32)
+        self.known, self.handed = np.zeros(clocks.columns, np.int32), np.zeros(clocks.columns, np.int32)
 
     def arrive(self, op: ir.Operation, context: Threads, lanes: np.ndarray) -> None:
         row, threads = int(context.row_of[lanes[0]]), context.thread_of[lanes]
@@ -52,7 +52,7 @@ class Meeting:
     def _end_round(self) -> None:
         if (self.arrived | self.flight.ended).all():
             self.round, self.arrived[:] = self.round + 1, False
-            self.heard, self.handed = self.handed, np.zeros_like(self.handed)
+            self.known, self.handed = self.handed, np.zeros_like(self.handed)
 
     def wait(self, op: ir.Operation, context: Threads, lanes: np.ndarray) -> Iterator[None]:
         row, threads = int(context.row_of[lanes[0]]), context.thread_of[lanes]
@@ -69,7 +69,7 @@ class Meeting:
             yield
         self.awaited[row, threads] = -1
         context.goes_on(lanes)
-        context.clocks.acquire(row, threads, self.heard)
+        context.clocks.acquire(row, threads, self.known)
 
 
 def _meeting(context: Threads) -> Meeting:
@@ -201,18 +201,18 @@ def _start(code: Code, op: ir.Operation) -> Step:
             mine = _word(op, values[mbarriers], int(words[lane]), context, lane)
             barrier = _same_word(op, mine, values[mbarriers], context.flight.contexts[row].made.get(mbarriers), context)
             barrier.check(op, context, lane)
-            heard = context.clocks.release(self_row, thread)
+            known = context.clocks.release(self_row, thread)
             mine.copies += 1
             agent = context.kernel.counting(barrier.number, row)
-            who = Agent(context.clocks, int(context.block_of[lane]), agent, mine.copies, heard)
+            who = Agent(context.clocks, int(context.block_of[lane]), agent, mine.copies, known)
             context.flight.remote[int(who.ids)] = op
             only = np.zeros(context.lanes, np.bool_)
             only[lane] = True
             write(view, offsets, given, op, context, only, ordered=False)
             guard = view.buffer.guard
             guard.writes(guard.cells_of(view.buffer, *_spot(view, offsets[lane])), who, op, context)
-            heard[who.ids % context.clocks.columns] = mine.copies
-            barrier.change(op, context, 0, -given.dtype.itemsize, heard)
+            known[who.ids % context.clocks.columns] = mine.copies
+            barrier.change(op, context, 0, -given.dtype.itemsize, known)
 
     return step
 
@@ -247,8 +247,8 @@ def _wait_for_mbarrier(code: Code, op: ir.Operation) -> Waiting:
             lane = int(lanes[context.thread_of[lanes] == 0][0])
             barrier = _word(op, group, int(words[lane]), context, lane)
             barrier.check(op, context, lane)
-            heard = context.clocks.release(int(context.row_of[lane]), context.thread_of[[lane]])
-            barrier.change(op, context, 1, size * int(counts[lane]), heard)
+            known = context.clocks.release(int(context.row_of[lane]), context.thread_of[[lane]])
+            barrier.change(op, context, 1, size * int(counts[lane]), known)
         for n in np.unique(words[lanes]):
             waiting = lanes[words[lanes] == n]
             barrier = _word(op, group, int(n), context, int(waiting[0]))

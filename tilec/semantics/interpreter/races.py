@@ -28,7 +28,7 @@ Told = tuple[int, np.ndarray]
 
 
 class Clocks:
-    """`known[block, thread, column]`: the last tick that a thread has heard of, with a column for each agent of the
+    """`known[block, thread, column]`: the last tick that a thread knows of, with a column for each agent of the
     thread's cluster: those of its first block, then those of the next. An agent's number is its block's times `agents`
     and its place in the block, so that its remainder by `columns` is its column."""
 
@@ -80,8 +80,8 @@ class Clocks:
         """What a word brings that this thread of a cluster assigns."""
         return None if self.fenced is None else (cluster, self.fenced[row, thread].copy())
 
-    def acquire(self, row: int, threads: np.ndarray, heard: np.ndarray) -> None:
-        self.known[row, threads] = np.maximum(self.known[row, threads], heard)
+    def acquire(self, row: int, threads: np.ndarray, known: np.ndarray) -> None:
+        self.known[row, threads] = np.maximum(self.known[row, threads], known)
 
 
 class Guard:
@@ -214,12 +214,12 @@ class Guard:
 
     def ends(self, row: int, op: ir.Operation, context: Context) -> None:
         """Nobody else may use a block's memory whose last thread does not know that it is done."""
-        count, heard = self.cells // len(self.clocks.known), self.clocks.known[row].max(axis=0)
+        count, known = self.cells // len(self.clocks.known), self.clocks.known[row].max(axis=0)
         cells = np.arange(row * count, (row + 1) * count)
         words = ("written", "read", "read")
         for others, at, word in zip((self.writer, *self.readers), (self.written_at, *self.read_at), words):
             ids = others[cells]
-            unordered = (ids >= 0) & (at[cells] > heard[ids % self.clocks.columns])
+            unordered = (ids >= 0) & (at[cells] > known[ids % self.clocks.columns])
             if unordered.any():
                 n = first(unordered)
                 cell, by = self._name_of(int(cells[n]), context), context.agent_name(int(ids[n]))
@@ -252,24 +252,24 @@ class _Threads:
         self.ticks = clocks.known[self.rows, self.threads, clocks.own[self.rows, self.threads]]
 
     def knows(self, ids: np.ndarray) -> np.ndarray:
-        """Up to which tick each accessor has heard of each agent."""
+        """Up to which tick each accessor knows of each agent."""
         columns = self.clocks.columns
-        heard = self.clocks.known[self.rows, self.threads, ids % columns]
-        found = np.where(ids // columns == self.ids // columns, heard, -1)
+        known = self.clocks.known[self.rows, self.threads, ids % columns]
+        found = np.where(ids // columns == self.ids // columns, known, -1)
         for cluster, known in self.clocks.foreign.items():
             found = np.where(ids // columns == cluster, known[self.rows, self.threads, ids % columns], found)
         return found
 
 
 class Agent:
-    """Accesses by one agent of one block, which has heard what `heard` says."""
+    """Accesses by one agent of one block, which knows of the ticks `known`."""
 
-    def __init__(self, clocks: Clocks, block: int, agent: int, tick: int, heard: np.ndarray):
-        self.columns, self.heard = clocks.columns, heard
+    def __init__(self, clocks: Clocks, block: int, agent: int, tick: int, known: np.ndarray):
+        self.columns, self.known = clocks.columns, known
         self.ids, self.ticks = np.int64(block * clocks.agents + agent), np.int32(tick)
 
     def knows(self, ids: np.ndarray) -> np.ndarray:
-        return np.where(ids // self.columns == self.ids // self.columns, self.heard[ids % self.columns], -1)
+        return np.where(ids // self.columns == self.ids // self.columns, self.known[ids % self.columns], -1)
 
 
 class Copies(_Threads):

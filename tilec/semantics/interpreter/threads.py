@@ -62,7 +62,7 @@ class Meeting:
 
     def __init__(self, columns: int):
         self.rounds, self.count = 0, 0
-        self.heard, self.handed = np.zeros(columns, np.int32), np.zeros(columns, np.int32)
+        self.known, self.handed = np.zeros(columns, np.int32), np.zeros(columns, np.int32)
 
     def arrive(self, context: Threads, lanes: np.ndarray, expected: int) -> None:
         row = int(context.row_of[lanes[0]])
@@ -70,7 +70,7 @@ class Meeting:
         self.count += len(lanes)
         context.flight.progress += 1
         if self.count >= expected:
-            self.heard, self.handed = self.handed, np.zeros_like(self.handed)
+            self.known, self.handed = self.handed, np.zeros_like(self.handed)
             self.rounds, self.count = self.rounds + 1, self.count - expected
 
     def wait(self, op: ir.Operation, context: Threads, lanes: np.ndarray, expected: int, name: str) -> Iterator[None]:
@@ -82,7 +82,7 @@ class Meeting:
             context.waits(lanes, op, f"at {name}, {expected - self.count} of {expected} are missing", lanes)
             yield
         context.goes_on(lanes)
-        context.clocks.acquire(int(context.row_of[lanes[0]]), context.thread_of[lanes], self.heard)
+        context.clocks.acquire(int(context.row_of[lanes[0]]), context.thread_of[lanes], self.known)
 
 
 @operation("gpu.barrier", "nvvm.barrier0")

@@ -63,9 +63,9 @@ class _Product:
         sums, row, products = values[self.sums], context.row_of[lanes[0]], context.flight.products
         total, part = sums.buffer, slice(int(sums.offset), int(sums.offset) + self.n // 2)
         tick = products[row, group] = products[row, group] + 1
-        heard = context.clocks.known[row, context.thread_of[lanes]].min(axis=0)
+        known = context.clocks.known[row, context.thread_of[lanes]].min(axis=0)
         agent = int(context.kernel.multiplying(group))
-        who = Agent(context.clocks, int(context.block_of[lanes[0]]), agent, int(tick), heard)
+        who = Agent(context.clocks, int(context.block_of[lanes[0]]), agent, int(tick), known)
         if self.in_registers:
             a = self._from_registers(values, lanes, tick)
         else:

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from tilec.process import compile_server  # noqa: E402
 from tilec.process.collection import FEW  # noqa: E402
-from tilec.torch import backend, standby  # noqa: E402
+from tilec.torch import backend, warm_up  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
@@ -18,10 +18,10 @@ pytestmark = pytest.mark.usefixtures("fresh_torch")
 @pytest.fixture
 def events(monkeypatch):
     found = []
-    monkeypatch.setattr(standby, "load_compilers", lambda kind: found.append(f"{kind} start"))
-    monkeypatch.setattr(standby, "end_unused_compilers", lambda kind: found.append(f"{kind} end"))
+    monkeypatch.setattr(warm_up, "load_compilers", lambda kind: found.append(f"{kind} start"))
+    monkeypatch.setattr(warm_up, "end_unused_compilers", lambda kind: found.append(f"{kind} end"))
     monkeypatch.setattr(backend, "load_compilers", lambda kind: found.append("graph"))
-    standby.expect()
+    warm_up.expect()
     return found
 
 
@@ -69,7 +69,7 @@ def test_garbage_collections_leave_out_what_is_there_before(monkeypatch):
 
     noted(backend, "compile_graph")
     noted(backend, "compile_aten")
-    standby.expect()
+    warm_up.expect()
     x = torch.randn(3, requires_grad=True)
     torch.compile(lambda x: (x * 2).sin(), backend="tilec")(x).sum().backward()
     assert found == [("compile_graph", "", True), ("compile_aten", "forward", True), ("compile_aten", "backward", True)]
@@ -79,6 +79,6 @@ def test_garbage_collections_leave_out_what_is_there_before(monkeypatch):
 @pytest.mark.skipif(not compile_server._POSSIBLE, reason="processes of their own are for Linux")
 def test_none_is_left_where_none_was_asked(monkeypatch):
     monkeypatch.setattr(compile_server, "_running", {})
-    standby.expect()
+    warm_up.expect()
     traced("eager")
     assert compile_server._running == {}
