@@ -109,8 +109,8 @@ def numerics(options: argparse.Namespace) -> int:
         path = options.json and options.json.with_stem(f"{options.json.stem}-{row['target']}")
         report.save(f"{row['target']}-numerics", mine, path, machine)
         wrong += not right(row)
-        said = row.get("error") or f"{row['ulp']:g} of {row['bound']:g} ulp, at {row['at']!r}, of {row['samples']}"
-        print(f"{row['target']:5}{row['name']:9}{row['type']:5}{'' if right(row) else 'WRONG '}{said}", flush=True)
+        message = row.get("error") or f"{row['ulp']:g} of {row['bound']:g} ulp, at {row['at']!r}, of {row['samples']}"
+        print(f"{row['target']:5}{row['name']:9}{row['type']:5}{'' if right(row) else 'WRONG '}{message}", flush=True)
     return int(wrong > 0)
 
 
@@ -257,8 +257,8 @@ def timed(options: argparse.Namespace, rows: list[runner.Row]) -> int:
         for found in runner.run([*command, "--worker"], rows, end):
             facts.append(known.get(found["name"], {}) | found)
             path = report.save(suite, facts, options.json, machine) if kept else None
-            told = report.time_text(ours(found)) or found.get("error", "")
-            console.print(f"{found['name']:44} {told}", highlight=False, markup=False)
+            reported = report.time_text(ours(found)) or found.get("error", "")
+            console.print(f"{found['name']:44} {reported}", highlight=False, markup=False)
         if beside:
             beside.join()
     match options.suite:

@@ -68,7 +68,7 @@ def prepare(load: Load, target: str, most: int, choose: Callable = spread) -> di
     from tilec.driver.tune import candidates
     from tilec.dsl.specialise import specialise
 
-    folder, told, refused = _folder(load), [], []
+    folder, reported, refused = _folder(load), [], []
     listed = folder / "candidates.json"
     if listed.exists():
         return {}
@@ -91,10 +91,10 @@ def prepare(load: Load, target: str, most: int, choose: Callable = spread) -> di
             continue
         terms = [{k: round(t, 3) for k, t in kernel.prediction.terms.items()} for kernel in candidate.plan.kernels]
         options = {k.name: {"tile": k.tile} | dict(k.options.editable()) for k in candidate.plan.kernels}
-        told.append(
+        reported.append(
             {"number": n, "what": what, "predicted_us": candidate.predicted_us, "terms_us": terms, "options": options}
         )
-    facts = {"plans": told, "refused": refused}
+    facts = {"plans": reported, "refused": refused}
     made = folder / "made.json"
     made.write_text(json.dumps(facts))
     made.rename(listed)  # whoever waits for it finds all of it
@@ -118,11 +118,11 @@ def run(load: Load, target: str) -> dict:
     folder = _folder(load)
     if (listed := _prepared(folder)) is None:
         return {"skipped": "not compiled in time"}
-    told = {c["number"]: c for c in listed["plans"]}
+    reported = {c["number"]: c for c in listed["plans"]}
     tensors, work = tensors_of(load, target), load.work
     wide = torch_peers.expected(work.expected or work.torch, tensors)
     calls, wrong = {}, []
-    for n, candidate in told.items():
+    for n, candidate in reported.items():
         op = tilec.compile(work.program, op=work.op, schedule=folder / f"{n}.sched.toml", deferred_checks=True)
         made = op(*tensors)
         results = list(made) if isinstance(made, tuple) else [made]
@@ -142,9 +142,9 @@ def run(load: Load, target: str) -> dict:
     own_us, best_us = final[0].median, final[best].median
     return {
         "program": load.program, "kind": load.kind, "shape": list(load.shape), "dtype": load.dtype,
-        "own_us": own_us, "best_us": best_us, "best": told[best]["what"], "share": best_us / own_us,
-        "predicted_us": told[0]["predicted_us"], "terms_us": told[0]["terms_us"],
-        "candidates": [[told[n]["what"], round(told[n]["predicted_us"], 2), round(us[n], 2)] for n in ranked],
-        "options": [told[n]["options"] for n in ranked],
+        "own_us": own_us, "best_us": best_us, "best": reported[best]["what"], "share": best_us / own_us,
+        "predicted_us": reported[0]["predicted_us"], "terms_us": reported[0]["terms_us"],
+        "candidates": [[reported[n]["what"], round(reported[n]["predicted_us"], 2), round(us[n], 2)] for n in ranked],
+        "options": [reported[n]["options"] for n in ranked],
         "refused": listed["refused"], "wrong": wrong, "right": not wrong,
     }  # fmt: skip

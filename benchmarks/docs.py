@@ -140,14 +140,14 @@ def kernel_families() -> str:
     """The kernel families with their options in schedule files. An option of several families stands at the first of them."""
     from tilec.kernels import FAMILIES
 
-    parts, told = [], set()
+    parts, reported = [], set()
     for name, family in FAMILIES.items():
         rows = []
         for field in fields(family):
             home = next(c for c in family.__mro__ if field.name in inspect.get_annotations(c))
-            if not field.metadata["fixed"] and home not in told:
+            if not field.metadata["fixed"] and home not in reported:
                 rows.append([f"`{field.name}`", field.metadata["meaning"]])
-        told |= set(family.__mro__)
+        reported |= set(family.__mro__)
         summary = f"`{name}` ({family.backend}): {' '.join((family.__doc__ or '').split())}"
         parts.append(f"{summary}\n\n{table(['option', 'meaning'], rows)}" if rows else summary)
     return "\n\n".join(parts)
@@ -165,8 +165,8 @@ def fitted() -> str:
             [f"`{f.name}`", f"{getattr(values, f.name):g}", f.metadata["meaning"]] for f in fields(group) if f.metadata
         ]
         title = f"`[fitted.{name}]` ({group.kind}): {' '.join((group.__doc__ or '').split())}"
-        told = f"Fitted to: {' '.join(values.fitted_to.split())}."
-        parts.append(f"{title}\n\n{table(['number', 'value', 'meaning'], rows, (1,))}\n\n{told}")
+        reported = f"Fitted to: {' '.join(values.fitted_to.split())}."
+        parts.append(f"{title}\n\n{table(['number', 'value', 'meaning'], rows, (1,))}\n\n{reported}")
     return "\n\n".join(parts)
 
 

@@ -53,8 +53,8 @@ class Edited:
     @property
     def name(self) -> str:
         sizes = " ".join(map(str, self.sizes.values()))
-        said = self.program if self.program in _FILES else re.search(r"op (\w+)", self.program)[1]  # type: ignore[index]
-        return f"{self.family}: {self.op or said} {sizes}"
+        message = self.program if self.program in _FILES else re.search(r"op (\w+)", self.program)[1]  # type: ignore[index]
+        return f"{self.family}: {self.op or message} {sizes}"
 
     def machine(self, target: str) -> Target:
         """The target; with little shared memory for plain products, since others take their place elsewhere."""
@@ -157,7 +157,7 @@ def drawn(made: Edited, program: Specialised, machine: Target, most: int) -> lis
                 plan = parse_schedule(Source("edit", edit))(own)
             except CallError:
                 continue
-            what = ", ".join(said for a, b in zip(own.kernels, plan.kernels) for said in differences(a, b))
+            what = ", ".join(message for a, b in zip(own.kernels, plan.kernels) for message in differences(a, b))
             if what and {k.options.name for k in plan.kernels if k.options} == families:
                 found.setdefault(what, (what, edit, plan))
             if len(found) > most:
@@ -199,9 +199,9 @@ def prepare(made: Edited, target: str, most: int) -> dict:
     if listed.exists():
         return {}
     program, machine = specialised(made), made.machine(target)
-    told, refused, codes = [], [], set()
+    reported, refused, codes = [], [], set()
     for what, schedule, plan in drawn(made, program, machine, 3 * most):
-        if len(told) > most:
+        if len(reported) > most:
             break
         try:
             executable = _executable(program, machine, schedule)
@@ -213,9 +213,9 @@ def prepare(made: Edited, target: str, most: int) -> dict:
         except Exception as error:
             refused.append(f"{what}: {type(error).__name__}: {str(error).splitlines()[0][:160]}")
             continue
-        told.append({"what": what, "schedule": schedule})
+        reported.append({"what": what, "schedule": schedule})
     listed.parent.mkdir(parents=True, exist_ok=True)
-    listed.write_text(json.dumps({"edits": told, "refused": refused}))
+    listed.write_text(json.dumps({"edits": reported, "refused": refused}))
     return {}
 
 

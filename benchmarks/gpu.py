@@ -115,8 +115,8 @@ def example(e, compiled: bool) -> dict:
         part = dict([(first[0], first[1] // 256), *others])
         facts["error_share"] = _share_of_bound(e, part)
         facts["right"] = facts["error_share"] <= 1
-        facts["notes"]["tilec"] = f"PyTorch draws other numbers: held to the error bounds at {_said(part)}"
-    facts |= {"group": "example", "sizes": _said(e.bench_sizes), "small_error_share": share}
+        facts["notes"]["tilec"] = f"PyTorch draws other numbers: held to the error bounds at {_message(part)}"
+    facts |= {"group": "example", "sizes": _message(e.bench_sizes), "small_error_share": share}
     return facts | {"right": facts["right"] and share <= 1}
 
 
@@ -130,7 +130,7 @@ def _share_of_bound(e, sizes: dict[str, int]) -> float:
     return w.share_of_bound(e.path, e.op, list(inputs.values()), found, "cuda")
 
 
-def _said(sizes: dict[str, int]) -> str:
+def _message(sizes: dict[str, int]) -> str:
     return " ".join(f"{k}={v}" for k, v in sizes.items())
 
 

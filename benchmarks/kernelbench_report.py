@@ -26,14 +26,14 @@ def ratio(row: dict) -> float | None:
 
 def line(row: dict) -> str:
     if "roofline_us" in row and "predicted_us" in row:
-        said = f"{report.time_text(row['predicted_us'])} predicted, {report.time_text(row['roofline_us'])} at least"
+        message = f"{report.time_text(row['predicted_us'])} predicted, {report.time_text(row['roofline_us'])} at least"
     elif (found := ratio(row)) is not None:
-        said = ", ".join(f"{w} {report.time_text(t)}" for w, t in row["times_us"].items()) + f", {found:.2f}"
+        message = ", ".join(f"{w} {report.time_text(t)}" for w, t in row["times_us"].items()) + f", {found:.2f}"
         if not row.get("right"):
-            said += f", WRONG by {row['error_share'].get('tilec', 0):.3g} ({row['worst'].get('tilec', '')})"
+            message += f", WRONG by {row['error_share'].get('tilec', 0):.3g} ({row['worst'].get('tilec', '')})"
     else:
-        said = ""
-    return f"{row['name']:60} {said} {row.get('error', '')}".rstrip()
+        message = ""
+    return f"{row['name']:60} {message} {row.get('error', '')}".rstrip()
 
 
 def predicted(rows: Rows) -> Iterable[str]:
@@ -78,12 +78,12 @@ def missed(rows: Rows) -> list[list[str]]:
         if (reached or 0) >= BELOW[0] and row.get("right"):
             continue
         times = row.get("times_us", {})
-        told = row.get("error", "")
+        reported = row.get("error", "")
         if row.get("right") is False and "tilec" in row.get("error_share", {}):
-            told = f"an error of {row['error_share']['tilec']:.3g} of what is allowed ({row['worst']['tilec']})"
+            reported = f"an error of {row['error_share']['tilec']:.3g} of what is allowed ({row['worst']['tilec']})"
         cells = [report.time_text(times.get(w)) for w in ("eager", "torch.compile", "tilec")]
         numbers = ", ".join(f"{k} {v}" for k, v in row.get("numbers", {}).items())
-        found.append((reached or 0, [row["name"], *cells, f"{reached:.2f}" if reached else "", told or numbers]))
+        found.append((reached or 0, [row["name"], *cells, f"{reached:.2f}" if reached else "", reported or numbers]))
     return [cells for _, cells in sorted(found, key=lambda f: f[0])]
 
 

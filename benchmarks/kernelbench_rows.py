@@ -60,8 +60,8 @@ def traced(target: str | None) -> Iterator[list[tuple[Any, Any, Any]]]:
     compilers, bound = backend.compilers, call.Partition._bound
 
     def of_copies(options: Any, names: Any = ()) -> dict[str, Any]:
-        told = compilers(options, names)
-        inner = told["inference_compiler"]
+        reported = compilers(options, names)
+        inner = reported["inference_compiler"]
 
         def inference(graph: torch.fx.GraphModule, given: Any) -> Any:
             own = copy.deepcopy(graph)
@@ -72,7 +72,7 @@ def traced(target: str | None) -> Iterator[list[tuple[Any, Any, Any]]]:
             run._boxed_call = True  # type: ignore[attr-defined]
             return run
 
-        return told | {"inference_compiler": inference}
+        return reported | {"inference_compiler": inference}
 
     def noted(partition: Any, written: Any, graph: Any, key: Any) -> Any:
         inputs = call._inputs(graph, written)

@@ -122,8 +122,8 @@ def missed(rows: list[dict]) -> list[list[str]]:
 def _worst(values: dict[str, float], form: Form) -> str:
     """The three rows that are furthest from what is wanted, and the number of others."""
     least = sorted(values, key=lambda n: values[n])
-    told = "; ".join(f"{n} {_exact(values[n], form)}" for n in least[:3])
-    return f"{told}; {len(least) - 3} more" if len(least) > 3 else told
+    reported = "; ".join(f"{n} {_exact(values[n], form)}" for n in least[:3])
+    return f"{reported}; {len(least) - 3} more" if len(least) > 3 else reported
 
 
 def _exact(value: float, form: Form) -> str:

@@ -196,9 +196,9 @@ def show(rows: list[dict], console: Console) -> None:
     print_table(console, "memory, by CUDA events, the L2 cache cold", *grid(rows))
     headings, *lines = summary(rows)
     print_table(console, "by kind", headings, lines)
-    for name, told in asides(rows):
-        said = "; ".join(f"{k} {time_text(t)}" for k, t in told)
-        console.print(f"{name}: {said}", highlight=False, markup=False)
+    for name, reported in asides(rows):
+        message = "; ".join(f"{k} {time_text(t)}" for k, t in reported)
+        console.print(f"{name}: {message}", highlight=False, markup=False)
     for row in rows:
         for who, text in ({"": row["error"]} if row.get("error") else row.get("notes", {})).items():
             console.print(f"{row['name']}: {who} {text}", highlight=False, markup=False)

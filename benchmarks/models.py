@@ -52,7 +52,7 @@ def suite_of(options: argparse.Namespace) -> str:
     return "cpu-models" if options.target[:1] == ["cpu"] else "models"
 
 
-def is_said(words: str, name: str) -> bool:
+def is_reported(words: str, name: str) -> bool:
     """Whether a row's name has these words, one after another: `resnet50` has no `t5`."""
     wanted, found = (re.findall(r"[^\s,]+", text) for text in (words, name))
     return any(found[n : n + len(wanted)] == wanted for n in range(len(found)))
@@ -60,7 +60,7 @@ def is_said(words: str, name: str) -> bool:
 
 def run(options: argparse.Namespace) -> int:
     chosen = lambda name: (  # noqa: E731
-        (not options.only or any(is_said(o, name) for o in options.only))
+        (not options.only or any(is_reported(o, name) for o in options.only))
         and (options.task is None or name.endswith(f", {options.task}"))
     )
     if options.cold:

@@ -93,11 +93,11 @@ def line(row: dict) -> str:
     if row.get("error"):
         return f"{row['name']:26} {row['error'][:200]}"
     t = {k: v for k, v in row.get("times_us", {}).items()}
-    told = " ".join(f"{k.replace('torch.compile', 'tc')}={report.time_text(v).replace(' ', '')}" for k, v in t.items())
+    reported = " ".join(f"{k.replace('torch.compile', 'tc')}={report.time_text(v).replace(' ', '')}" for k, v in t.items())
     wrong = "" if row.get("right") else "WRONG "
     failed = "".join(f"; {w}: {e[:120]}" for w, e in row.get("errors", {}).items())
     return (
-        f"{row['name']:26} {wrong}{cells(row)[6] or '-':>5} {told} error {cells(row)[-2]}, row "
+        f"{row['name']:26} {wrong}{cells(row)[6] or '-':>5} {reported} error {cells(row)[-2]}, row "
         f"{row.get('row_s', 0)} s{failed}"
     )
 
@@ -118,9 +118,9 @@ WANTED = 2.0
 
 def cold_cells(row: dict) -> list[str]:
     seconds = row["compile_s"]
-    told = [f"{seconds[w]:.1f} s" if w in seconds else "failed" for w in ("tilec", "torch.compile")]
+    reported = [f"{seconds[w]:.1f} s" if w in seconds else "failed" for w in ("tilec", "torch.compile")]
     share = over(row, "compile_s")
-    return [row["name"], *told, "" if share is None else f"{share:.2f}"]
+    return [row["name"], *reported, "" if share is None else f"{share:.2f}"]
 
 
 def cold_line(row: dict) -> str:
@@ -133,8 +133,8 @@ def cold_means(rows: Rows) -> list[list[str]]:
     for task in (*dict.fromkeys(r["group"] for r in rows), None):
         share = _mean(over(r, "compile_s") for r in rows if task in (None, r["group"]))
         if share is not None:
-            told = "reached" if share >= WANTED else "missed"
-            found.append([task or "all", f"{share:.2f}", *([f"{WANTED:.2f}", told] if task is None else ["", ""])])
+            reported = "reached" if share >= WANTED else "missed"
+            found.append([task or "all", f"{share:.2f}", *([f"{WANTED:.2f}", reported] if task is None else ["", ""])])
     return found
 
 
@@ -155,8 +155,8 @@ def headline(facts: dict) -> str:
     rows = facts["rows"]
     lines = [[what, f"{v:.2f}"] for what, v, _, _ in targets(rows) if BEST in what]
     tasks = [r["group"] for r in rows if gain(r) is not None]
-    told = ", ".join(f"{tasks.count(task)} of {task}" for task in ("inference", "decoding", "training"))
-    about = f"Whole models in PyTorch ({told}; [all rows](docs/pytorch.md#speed)), geometric means:"
+    reported = ", ".join(f"{tasks.count(task)} of {task}" for task in ("inference", "decoding", "training"))
+    about = f"Whole models in PyTorch ({reported}; [all rows](docs/pytorch.md#speed)), geometric means:"
     return f"{about}\n\n{report.table(['', 'ratio'], lines, (1,))}"
 
 

@@ -199,8 +199,8 @@ def memory_kinds() -> str:
         return ""
     headings, *lines = memory_report.summary(found[1])
     asides = [
-        f"{name[0].upper()}{name[1:]}: {', '.join(f'{k} {report.time_text(t)}' for k, t in told)}."
-        for name, told in memory_report.asides(found[1])
+        f"{name[0].upper()}{name[1:]}: {', '.join(f'{k} {report.time_text(t)}' for k, t in reported)}."
+        for name, reported in memory_report.asides(found[1])
     ]
     return "\n\n".join([table(headings, lines, range(1, len(headings))), *asides])
 
@@ -210,16 +210,16 @@ def memory_missed() -> str:
         return ""
     reached, lines = memory_report.targets(found[1]), memory_report.missed_groups(found[1])
     count = sum(not met for *_, met in reached)
-    said = f"{count} of {len(reached)} targets are missed. The targets: a speed of "
-    said += " and ".join(f"{share} of a copy's for {kind}" for kind, share in _wanted()) + "; no faster peer; "
-    said += f"a geometric mean of {memory_report.GEOMEAN} over torch.compile; gelu as fast as relu, cos(cos) as cos, within 2%; "
-    said += "a third of torch.compile's host time for a call, and no more than Triton's. "
+    message = f"{count} of {len(reached)} targets are missed. The targets: a speed of "
+    message += " and ".join(f"{share} of a copy's for {kind}" for kind, share in _wanted()) + "; no faster peer; "
+    message += f"a geometric mean of {memory_report.GEOMEAN} over torch.compile; gelu as fast as relu, cos(cos) as cos, within 2%; "
+    message += "a third of torch.compile's host time for a call, and no more than Triton's. "
     if means := memory_report.large(found[1]):
-        said += f"Without the small programs the mean is {means[0]:.2f}; "
-        said += f"if all programs ran at a copy's speed, it would be {means[1]:.2f}. "
-    said += "A row has the programs that miss targets for one reason, the values that they reach, and the number of shapes."
+        message += f"Without the small programs the mean is {means[0]:.2f}; "
+        message += f"if all programs ran at a copy's speed, it would be {means[1]:.2f}. "
+    message += "A row has the programs that miss targets for one reason, the values that they reach, and the number of shapes."
     headings = ["programs", "of copy", "best peer's time over ours", "ratio", "reason"]
-    return said + "\n\n" + table(headings, lines, (1, 2, 3))
+    return message + "\n\n" + table(headings, lines, (1, 2, 3))
 
 
 def _wanted() -> list[tuple[str, float]]:

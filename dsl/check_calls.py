@@ -123,10 +123,10 @@ class Calls:
                 continue
             self.report.error(f"{problem.message} in the call of `{callee.name}`", call.span, problem.notes)
         if not binding.conflicts and all(n in self.tensors for n in call.arguments):
-            self._sizes_told(call, callee, binding)
+            self._sizes_determined(call, callee, binding)
         return binding
 
-    def _sizes_told(self, call: ast.OpCall, callee: ast.Op, binding: Binding) -> None:
+    def _sizes_determined(self, call: ast.OpCall, callee: ast.Op, binding: Binding) -> None:
         """The arguments must tell all of the callee's sizes; while sizes are open, those that no parameter has."""
         missing = [*binding.missing, *(n for n in size_names(callee) if n not in binding.sizes)]
         if not self.decided:

@@ -99,12 +99,12 @@ class Calls:
         elif scope.function is None and name in self.tensors:
             self.report.error(f"`{name}` is a tensor, not a function", expr.span, hint=f"write `{name}[…]`")
         else:
-            cast, told = OTHER_NAMES.get(name), call_hint(expr)
+            cast, advice = OTHER_NAMES.get(name), call_hint(expr)
             if cast is not None:
-                told = f"a cast is `{cast}(…)`"
-            elif told is None:
-                told = suggestion(name, [*scope.module.defs, *FUNCTIONS, *scope.module.ops])
-            self.report.error(f"unknown function `{name}`", expr.span, hint=told)
+                advice = f"a cast is `{cast}(…)`"
+            elif advice is None:
+                advice = suggestion(name, [*scope.module.defs, *FUNCTIONS, *scope.module.ops])
+            self.report.error(f"unknown function `{name}`", expr.span, hint=advice)
 
     def _inline(
         self, function: ast.Def, home: Module, ranges: tuple[ast.Range, ...], arguments: tuple[ast.Expr, ...],

@@ -108,8 +108,8 @@ def _legal_text(source: Source, problems: list[Diagnostic]) -> str | None:
             end = (text.find("\n", at) + 1 or len(text) + 1) - 1
             problems.append(Diagnostic("the quotes are never closed", Span(source, at, end), hint='add `"`'))
         else:
-            message, told = _illegal(text[at])
-            problems.append(Diagnostic(message, Span(source, at, end), hint=told))
+            message, advice = _illegal(text[at])
+            problems.append(Diagnostic(message, Span(source, at, end), hint=advice))
         pieces.append('""'.ljust(end - at) if end - at > 1 else " ")
         at = end
         if len(problems) >= MAX_DIAGNOSTICS:

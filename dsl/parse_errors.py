@@ -152,8 +152,8 @@ def _plain(words: Words, at: int, expected: set[str], parser: InteractiveParser)
         hint = "an expression always has a value: `a if condition else b`"
         diagnostic = Diagnostic("`if` without `else`", words.span(position), hint=hint)
     else:
-        message, told = _name_it(words, at, expected) or _operator(words, at, expected)
-        diagnostic = Diagnostic(message, words.span(at), hint=told or words.comment(at))
+        message, advice = _name_it(words, at, expected) or _operator(words, at, expected)
+        diagnostic = Diagnostic(message, words.span(at), hint=advice or words.comment(at))
     return diagnostic, _give_up(words, at, parser)
 
 

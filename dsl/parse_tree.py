@@ -34,7 +34,7 @@ _BINDING = {
     for kind in kinds.split()
 }  # fmt: skip
 """How closely operators bind, by the kinds of their tokens."""
-_TOLD = {*_BINDING, "NAME", "NUMBER", "STRING", "TRUE", "FALSE", "NOT", "WRONG_NOT", "TILDE", "POWER"}
+_PASSED = {*_BINDING, "NAME", "NUMBER", "STRING", "TRUE", "FALSE", "NOT", "WRONG_NOT", "TILDE", "POWER"}
 """The kinds of the tokens that methods get: others only tell rules apart."""
 
 
@@ -72,7 +72,7 @@ class TreeBuilder:
                 begin: int | None
                 if isinstance(child, Token):
                     begin, last = ends_of(child)
-                    if child.type in _TOLD:
+                    if child.type in _PASSED:
                         children.append(child)
                 else:
                     value, begin, last = built.pop(id(child))

@@ -36,9 +36,9 @@ def _bare_inputs(equation: ast.Equation, scalars: set[str]) -> Iterator[str]:
 
 
 def _unsummed(equation: ast.Equation, names: list[str]) -> Diagnostic:
-    told, one = " and ".join(f"`{name}`" for name in names), len(names) == 1
+    subject, one = " and ".join(f"`{name}`" for name in names), len(names) == 1
     taken = "is neither on the left side nor in a reduction, and so is taken for an input"
-    message = f"{told} {taken if one else taken.replace('is ', 'are ').replace('an input', 'inputs')}"
+    message = f"{subject} {taken if one else taken.replace('is ', 'are ').replace('an input', 'inputs')}"
     left = f"{equation.name}[{', '.join(equation.indices)}]" if equation.indices else equation.name
     hint = f"to sum over {'it' if one else 'them'}: `{left} = sum[{', '.join(names)}]({text_of(equation.value)})`"
     return Diagnostic(message, equation.span, hint=hint, severity="warning")

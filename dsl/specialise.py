@@ -130,8 +130,8 @@ def _with_multiples(
     first, *others = error.diagnostics
     for name in sizes:
         if (found := multiple(name, sizes, _accepts(program, op, loader), units_of(program))) is not None:
-            told = f"`{name}` is {sizes[name]} here, and multiples of {found[0]}, such as {found[1]}, are accepted"
-            return TileError([replace(first, hint=f"{told}; else {first.hint}" if first.hint else told), *others])
+            suitable = f"`{name}` is {sizes[name]} here, and multiples of {found[0]}, such as {found[1]}, are accepted"
+            return TileError([replace(first, hint=f"{suitable}; else {first.hint}" if first.hint else suitable), *others])
     return error
 
 

@@ -30,15 +30,15 @@ def suitable(
     if accepts(found := {**wanted, **fixed}):
         return found
     free = [n for n in wanted if n not in fixed]
-    told = _told(equal, set(free))
-    values = {n: _near(wanted[n], units, [wanted[m] for m in free if m != n]) for n in free if n not in told}
+    determined = _determined(equal, set(free))
+    values = {n: _near(wanted[n], units, [wanted[m] for m in free if m != n]) for n in free if n not in determined}
     combined = islice(_combinations(values, wanted, units), _MOST_LOOKED_AT)
-    whole = (_completed({**sizes, **fixed}, told, equal) for sizes in combined)
+    whole = (_completed({**sizes, **fixed}, determined, equal) for sizes in combined)
     first = list(islice(_distinct(sizes for sizes in whole if sizes is not None), _MOST_TRIED))
     proper = [s for s in first if all(s[n] > 1 or wanted[n] <= 1 for n in s)]
     for sizes in (*proper, *(s for s in first if s not in proper)):
         if accepts(sizes):
-            found = _nearer(sizes, wanted, accepts, [n for n in free if n not in told])
+            found = _nearer(sizes, wanted, accepts, [n for n in free if n not in determined])
             return {name: found[name] for name in wanted}
     return None
 
@@ -91,26 +91,26 @@ def _distinct(found: Iterator[Sizes]) -> Iterator[Sizes]:
 # ---- sizes that must agree -------------------------------------------------------------------------------------------
 
 
-def _told(equal: list[tuple[Poly, Poly]], free: set[str]) -> dict[str, Poly]:
+def _determined(equal: list[tuple[Poly, Poly]], free: set[str]) -> dict[str, Poly]:
     """The sizes that others tell: one side of an equality is just their name."""
-    told: dict[str, Poly] = {}
+    determined: dict[str, Poly] = {}
     for a, b in (*equal, *((b, a) for a, b in equal)):
         name = str(a)
-        if name in free and name not in told and Poly.of(name) == a and not _reaches(b, name, told):
-            told[name] = b
-    return told
+        if name in free and name not in determined and Poly.of(name) == a and not _reaches(b, name, determined):
+            determined[name] = b
+    return determined
 
 
-def _reaches(p: Poly, name: str, told: Mapping[str, Poly]) -> bool:
+def _reaches(p: Poly, name: str, determined: Mapping[str, Poly]) -> bool:
     """Whether a size depends on `name`, be it by way of others that are told."""
     names = names_in(p)
-    return name in names or any(_reaches(told[n], name, told) for n in names & told.keys())
+    return name in names or any(_reaches(determined[n], name, determined) for n in names & determined.keys())
 
 
-def _completed(sizes: Sizes, told: Mapping[str, Poly], equal: list[tuple[Poly, Poly]]) -> Sizes | None:
+def _completed(sizes: Sizes, determined: Mapping[str, Poly], equal: list[tuple[Poly, Poly]]) -> Sizes | None:
     """With the sizes that are told; None where sizes that must agree do not."""
-    for _ in told:
-        for name, p in told.items():
+    for _ in determined:
+        for name, p in determined.items():
             if (value := _value(p, sizes)) is not None:
                 sizes = {**sizes, name: value}
     if any((a := _value(p, sizes)) is None or a != _value(q, sizes) for p, q in equal) or min(sizes.values(), default=0) < 0:

@@ -107,8 +107,8 @@ def number(value: float, dtype: DType) -> np.ndarray:
             return np.asarray(value, dtype.numpy)
     except OverflowError:
         pass
-    said = repr(value) if not isinstance(value, int) or value.bit_length() <= 128 else "a larger number"
-    raise CallError(f"{said} is not a value of {dtype}, which holds {_values(dtype)}", hint=_other(value, dtype))
+    shown = repr(value) if not isinstance(value, int) or value.bit_length() <= 128 else "a larger number"
+    raise CallError(f"{shown} is not a value of {dtype}, which holds {_values(dtype)}", hint=_other(value, dtype))
 
 
 def _values(dtype: DType) -> str:

@@ -75,7 +75,7 @@ class Fault:
         data = source.encode()
         return (data[: self.begin] + self.text.encode() + data[self.end :]).decode()
 
-    def said(self, source: str) -> str:
+    def message(self, source: str) -> str:
         before = re.sub(r"\s+", " ", source.encode()[self.begin : self.end].decode())
         return f"line {self.line}: `{before}` becomes `{self.text}`"
 
@@ -183,7 +183,7 @@ def main() -> int:
                 if not found and given.all:
                     found = caught(tree, ["tests"])
                 survived += not found
-                print(f"{name}, {fault.said(source)}: {'caught by ' + found if found else 'NOT CAUGHT'}", flush=True)
+                print(f"{name}, {fault.message(source)}: {'caught by ' + found if found else 'NOT CAUGHT'}", flush=True)
             (tree / name).write_text(source, encoding="utf-8")
     print("every fault is caught" if not survived else f"faults that no test caught: {survived}")
     return survived

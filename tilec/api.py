@@ -110,7 +110,7 @@ class Op:
                     return results
             return self._call(arrays, out, stream)
         except CheckError as error:
-            raise self.told(error, arrays) from None
+            raise self.reported(error, arrays) from None
 
     def _call(self, arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
         """A call by the general path. It leaves a fast path for the next call."""
@@ -141,7 +141,7 @@ class Op:
         names = [name for name, _, _ in executable.outputs]
         return self._wrapped(executable)([buffers.to_jax(m, first, name) for m, name in zip(made, names)])
 
-    def told(self, error: CheckError, arrays: Sequence[Any]) -> CallError:
+    def reported(self, error: CheckError, arrays: Sequence[Any]) -> CallError:
         """The error of a failed run-time check, with the index that was outside, found in this call's arrays."""
         from tilec.semantics.out_of_range import explained, on_host
 
@@ -227,7 +227,7 @@ class Op:
         return self._built_for(self._recipe(inputs, self._sizes, target))
 
     def _built_for(self, recipe: Recipe) -> Executable:
-        with progress.told(f"compiling {self.name}"):
+        with progress.reported(f"compiling {self.name}"):
             executable = build_executable(recipe)
         executable.deferred_checks = self._deferred_checks
         return executable

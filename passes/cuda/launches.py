@@ -200,7 +200,7 @@ def _part(
     mapping: dict[ir.Value, ir.Value],
 ) -> None:  # fmt: skip
     """The work of a kernel, by its threads of the blocks from `start` on. What its checks say is what this launch's do."""
-    threads, said = mlir.get_integer(kernel, "tilec.threads"), _renamed(call)
+    threads, renamed = mlir.get_integer(kernel, "tilec.threads"), _renamed(call)
     fewer = threads < mlir.get_integer(function, "tilec.threads")
     own = _own_block(number, start, mlir.get_integer(kernel, "tilec.blocks"))
     with when(below(thread, threads)) if thread is not None and fewer else nullcontext() as guard:
@@ -215,7 +215,7 @@ def _part(
                         mapping |= {op.results[0]: own} if inner == copy else {}
                     case "cf.assert":
                         message = ir.StringAttr(inner.attributes["msg"]).value
-                        inner.attributes["msg"] = mlir.string(said.get(message, message))
+                        inner.attributes["msg"] = mlir.string(renamed.get(message, message))
                     case "gpu.barrier" if fewer:
                         with ir.InsertionPoint(inner), inner.location:
                             i32 = ir.IntegerType.get_signless(32)
@@ -251,17 +251,17 @@ def _call(name: str, launch: _Launch, checks: list[str], calls: Sequence[ir.Oper
         call = func.CallOp([], launch.name, [v for old in calls for v in old.operands])
     if launch.name != name:
         call.attributes["tilec.launch"] = mlir.string(name)
-        if said := {old: new for old, new in (renaming(launch.checks, checks) or {}).items() if old != new}:
-            call.attributes["tilec.checks"] = ir.DictAttr.get({old: mlir.string(new) for old, new in said.items()})
+        if renamed := {old: new for old, new in (renaming(launch.checks, checks) or {}).items() if old != new}:
+            call.attributes["tilec.checks"] = ir.DictAttr.get({old: mlir.string(new) for old, new in renamed.items()})
     for old in calls:
         old.erase()
 
 
 def _messages(call: ir.Operation, function: ir.Operation) -> list[str]:
     """What the checks of a kernel's launch say, in their order."""
-    said = _renamed(call)
+    renamed = _renamed(call)
     found = [ir.StringAttr(op.attributes["msg"]).value for op in mlir.traverse(function) if op.name == "cf.assert"]
-    return [said.get(message, message) for message in found]
+    return [renamed.get(message, message) for message in found]
 
 
 def _renamed(call: ir.Operation) -> dict[str, str]:

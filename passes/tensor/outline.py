@@ -64,8 +64,8 @@ class Outliner:
             call = self._call(kernel.name, inputs, results)
         if kernel.name != name:
             call.attributes["tilec.launch"] = mlir.string(name)
-            if said := {old: new for old, new in (renaming(kernel.checks, checks) or {}).items() if old != new}:
-                call.attributes["tilec.checks"] = ir.DictAttr.get({old: mlir.string(new) for old, new in said.items()})
+            if renamed := {old: new for old, new in (renaming(kernel.checks, checks) or {}).items() if old != new}:
+                call.attributes["tilec.checks"] = ir.DictAttr.get({old: mlir.string(new) for old, new in renamed.items()})
         for old, new in zip(results, call.results):
             self.names[new] = self._name(old)
             old.replace_all_uses_with(new)

@@ -63,8 +63,8 @@ def settle() -> None:
         return
     torch = sys.modules.get("torch")
     theirs = _torchs(torch) if hasattr(torch, "get_num_threads") else 0
-    told = None if theirs else _number("OMP_NUM_THREADS")
-    MOST.value, THEIRS.value = min(available_threads(), told or sys.maxsize), theirs
+    requested = None if theirs else _number("OMP_NUM_THREADS")
+    MOST.value, THEIRS.value = min(available_threads(), requested or sys.maxsize), theirs
 
 
 def _of_tilec() -> int | None:

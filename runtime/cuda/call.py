@@ -30,8 +30,8 @@ def runner(program: DeviceProgram, kind: type, arrays: int) -> Runner | None:
     alive, words, runs = KeepAlive(), arrays + program.temporaries, program.steps
 
     def fail(code: int) -> NoReturn:
-        said, function = code % (1 << CALL), code % (1 << STEP) >> CALL
-        raise driver.failure(_CALLS.get(function) or _queued(runs[code >> STEP], words), said)
+        status, function = code % (1 << CALL), code % (1 << STEP) >> CALL
+        raise driver.failure(_CALLS.get(function) or _queued(runs[code >> STEP], words), status)
 
     steps = [_step(alive, run, words) for run in runs]
     table = alive.table(

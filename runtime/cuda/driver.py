@@ -83,8 +83,8 @@ def _error(driver: ctypes.CDLL, name: str, code: int) -> CudaError:
     text = ctypes.c_char_p()
     driver.cuGetErrorName(code, ctypes.byref(text))
     kind, hint = _KNOWN.get(code, (CudaError, ""))
-    said = text.value.decode() if text.value else "unknown error"
-    return kind(f"{name}: {said} ({code})" + (f"; {hint}" if hint else ""), code)
+    text_of_error = text.value.decode() if text.value else "unknown error"
+    return kind(f"{name}: {text_of_error} ({code})" + (f"; {hint}" if hint else ""), code)
 
 
 def failure(name: str, code: int) -> CudaError:

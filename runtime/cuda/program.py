@@ -254,8 +254,8 @@ def _capture(stream: int) -> int:
     driver.call("cuStreamIsCapturing", ctypes.c_void_p(stream), ctypes.byref(status))
     if not status.value:
         return 0
-    told = ctypes.byref(status), ctypes.byref(number), None, None, None
-    driver.call("cuStreamGetCaptureInfo_v2", ctypes.c_void_p(stream), *told)
+    pointers = ctypes.byref(status), ctypes.byref(number), None, None, None
+    driver.call("cuStreamGetCaptureInfo_v2", ctypes.c_void_p(stream), *pointers)
     return number.value + 1
 
 

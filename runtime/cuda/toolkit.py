@@ -30,10 +30,10 @@ class NoCompiler(CallError):
 def refuse_if_missing(error: Exception) -> None:
     """Raises `NoCompiler` where compiling failed with `error` for want of a part."""
     if parts := missing():
-        raise NoCompiler(told(parts)) from error
+        raise NoCompiler(reported(parts)) from error
 
 
-def told(parts: tuple[str, ...]) -> str:
+def reported(parts: tuple[str, ...]) -> str:
     """The missing part, and the command that installs it, in one line."""
     return f"the compiler for GPUs is not installed (missing: {', '.join(parts)}); install it by: {install_command()}"
 

@@ -49,7 +49,7 @@ def print_kernels(
     def printed(function: ir.Operation, defined: dict[str, str]) -> Printed:
         names = Names(program, locations.indices(function), imported, called, defined)
         own = printer(names, Comments(statements, function.location))
-        source = replace(_told(kernel(own, function), others), inplace=_pairs(function))
+        source = replace(_with_messages(kernel(own, function), others), inplace=_pairs(function))
         return Printed(source, own.used, own.definitions, names.given | names.loops)
 
     sizes = [sum(1 for _ in mlir.traverse(function)) for function in kernels]
@@ -88,7 +88,7 @@ def _further_launches(module: ir.Module) -> dict[str, list[str]]:
     return found
 
 
-def _told(kernel: KernelSource, others: dict[str, list[str]]) -> KernelSource:
+def _with_messages(kernel: KernelSource, others: dict[str, list[str]]) -> KernelSource:
     """The kernel, with a comment of its further launches."""
     if kernel.name not in others:
         return kernel

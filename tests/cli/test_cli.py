@@ -234,6 +234,6 @@ def test_doctor_calibrates(tilec, monkeypatch):
     from tilec.driver import calibrate
 
     called = []
-    monkeypatch.setattr(calibrate, "calibrate", lambda tell: (called.append(1), tell("measuring again: busy")))
+    monkeypatch.setattr(calibrate, "calibrate", lambda report: (called.append(1), report("measuring again: busy")))
     status, _, err = tilec("doctor", "--calibrate")
     assert status == 0 and called == [1] and "note: measuring again: busy" in err

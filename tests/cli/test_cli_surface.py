@@ -135,10 +135,10 @@ def test_warnings_are_notes():
     from tilec.cli.streams import warnings_as
     from tilec.runtime import cache
 
-    told: list[str] = []
-    with warnings_as(told.append):
+    reported: list[str] = []
+    with warnings_as(reported.append):
         assert cache._checked.__wrapped__("/dev/null") is None
-    assert told == [
+    assert reported == [
         "working without a cache: /dev/null is not a directory; set TILEC_CACHE_DIR to use another directory"
     ]
 

@@ -163,10 +163,10 @@ def test_what_a_walk_overrules_is_not_told():
     text = (EXAMPLES / "attention.tile").read_text().split("\n\nop causal")[0]
     specialised, plan = planned(text, {"B": 2, "H": 4, "S": 512, "T": 512, "D": 64}, "h200")
     assert len(plan.kernels) == 1
-    told = explain(plan, specialised)
-    assert "p with o.sum" not in told and "fused        s.sum with o:" in told
-    assert "are estimates without tiles" in told
-    assert "`using bf16` rounds the weights" in told and not re.search(r"stream +\d", told)
+    reported = explain(plan, specialised)
+    assert "p with o.sum" not in reported and "fused        s.sum with o:" in reported
+    assert "are estimates without tiles" in reported
+    assert "`using bf16` rounds the weights" in reported and not re.search(r"stream +\d", reported)
 
 
 def test_times_have_one_unit_each():
@@ -189,12 +189,12 @@ def test_check_warns_of_what_every_size_refuses(tilec, folder):
 
 def test_fmt_shows_line_ends(tilec, folder):
     path = folder / "p.tile"
-    for text, told in (
+    for text, reported in (
         (b"y[i] = 2 * x[i]\r\n", "end with CR LF"), (b"y[i] = 2 * x[i]", "\\ No newline"), (b"y[i]=2 * x[i]\r\n", "-y[i]=2"),
     ):  # fmt: skip
         path.write_bytes(text)
         status, out, _ = tilec("fmt", "--check", "p.tile")
-        assert status == 1 and told in out
+        assert status == 1 and reported in out
 
 
 def test_nothing_verified_is_a_failure(tilec, folder):

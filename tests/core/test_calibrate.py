@@ -55,19 +55,19 @@ def rounds(monkeypatch):
 
 def test_a_busy_machine_is_measured_again(rounds, tmp_path):
     rounds += [(129.8, 9.0), (6.0, 0.0), (7.0, 0.0)]
-    told: list[str] = []
-    found = calibrate.calibrate(tmp_path / "cpu.toml", told.append)
+    reported: list[str] = []
+    found = calibrate.calibrate(tmp_path / "cpu.toml", reported.append)
     assert found.launch.overhead_us == 6.0 and "overhead_us = 6.0" in (tmp_path / "cpu.toml").read_text()
-    assert told == [f"measuring again: other programs take the time of 9.0 of {estimate().units} processors"]
+    assert reported == [f"measuring again: other programs take the time of 9.0 of {estimate().units} processors"]
 
 
 def test_a_machine_that_stays_busy_is_refused(rounds, tmp_path):
     (tmp_path / "cpu.toml").write_text("kept")
     rounds += [(129.8, 9.0)] * 4
-    told: list[str] = []
+    reported: list[str] = []
     with pytest.raises(CallError, match=r"too busy to be measured: other programs take .*; nothing was written"):
-        calibrate.calibrate(tmp_path / "cpu.toml", told.append)
-    assert (tmp_path / "cpu.toml").read_text() == "kept" and len(told) == 2
+        calibrate.calibrate(tmp_path / "cpu.toml", reported.append)
+    assert (tmp_path / "cpu.toml").read_text() == "kept" and len(reported) == 2
 
 
 def test_the_load_of_others_is_of_this_process_s_processors():

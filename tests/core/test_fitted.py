@@ -144,8 +144,8 @@ def test_a_file_may_have_groups_of_its_own(write):
     t, h200 = targets.load(write(change)), targets.load("h200")
     assert t.fit(Barriers).cluster_ns == 9000 and t.fit(RowTimes) == h200.fit(RowTimes)
     assert t.fitted.sources == dict.fromkeys(set(t.fitted.groups) - {"barriers"}, "NVIDIA H200 SXM, 141 GB")
-    told = "the cost model's numbers were fitted on NVIDIA H200 SXM, 141 GB, but for those of barriers"
-    assert str(t.fitted) == told
+    reported = "the cost model's numbers were fitted on NVIDIA H200 SXM, 141 GB, but for those of barriers"
+    assert str(t.fitted) == reported
     tile = RowTile(512, 8, 1, 4, 4, "registers", 64)
     assert row_cost(t, ROWS, tile).time_us > row_cost(h200, ROWS, tile).time_us
     assert t.digest() != h200.digest() and target.from_dict(t.to_dict()) == t
@@ -194,17 +194,17 @@ def test_a_host_inherits_and_its_file_says_so(tmp_path):
 
 
 def test_a_gpu_without_a_file_inherits(monkeypatch):
-    told = {
+    reported = {
         "units": 66, "major": 12, "minor": 0, "l2_bytes": 60 << 20, "shared_bytes": 102400, "blocks": 24, "registers": 65536,
         "shared_per_block": 101376, "threads": 1536, "threads_per_block": 1024, "memory_khz": 0, "bus_bits": 0,
     }  # fmt: skip
-    monkeypatch.setattr(targets, "_query_driver", lambda: ("GeForce RTX 5555", told))
+    monkeypatch.setattr(targets, "_query_driver", lambda: ("GeForce RTX 5555", reported))
     t = targets.load("cuda")
     assert t.fitted.inherits == "rtx4090" and set(t.fitted.sources.values()) == {"NVIDIA H200 SXM, 141 GB"}
 
 
-@pytest.mark.parametrize(("name", "told"), [("a100", 1), ("h200", 0)])
-def test_explain_says_whose_numbers_it_uses(name, told):
+@pytest.mark.parametrize(("name", "reported"), [("a100", 1), ("h200", 0)])
+def test_explain_says_whose_numbers_it_uses(name, reported):
     op = tilec.compile("op f(x: f32[64]) -> (y: f32[64]) { y[i] = 2 * x[i] }", target=name)
     text = op.explain()
-    assert text.count("the cost model's numbers were fitted on NVIDIA H200 SXM") == told
+    assert text.count("the cost model's numbers were fitted on NVIDIA H200 SXM") == reported

@@ -42,7 +42,7 @@ def fitted(target, group, **numbers):
     return replace(target, fitted=replace(target.fitted, groups=known))
 
 
-def told(text, sizes, target, measured):
+def reported(text, sizes, target, measured):
     """The verdict of `explain` on the last kernel, of which `measured` is the time by its name."""
     specialised, plan = planned(text, sizes, target)
     kernel = plan.kernels[-1]
@@ -75,7 +75,7 @@ def test_a_tanh_that_was_priced_as_one_operation(monkeypatch):
     """Its chain took five times the predicted time, for which the matrix units were blamed."""
     right = time_of(CAPPED, SIZES, H200, more("special", 6))
     monkeypatch.setitem(plan_chain._SPECIAL, "math.tanh", 1)
-    verdict, _ = told(CAPPED, SIZES, H200, right)
+    verdict, _ = reported(CAPPED, SIZES, H200, right)
     assert verdict.startswith(ARITHMETIC)
 
 
@@ -99,35 +99,35 @@ def test_the_compiled_kernel_tells_arithmetic_from_waits():
     (PRODUCT, CUBE, "tensor", 1.4, "matrix units"),
 ])  # fmt: skip
 def test_operations_that_were_priced_too_low(text, sizes, unit, factor, name):
-    verdict, _ = told(text, sizes, H200, time_of(text, sizes, H200, more(unit, factor)))
+    verdict, _ = reported(text, sizes, H200, time_of(text, sizes, H200, more(unit, factor)))
     assert verdict.startswith(name)
 
 
 def test_factors_that_are_converted():
     sizes = {"M": 64, "N": 4096, "K": 4096}
-    verdict, _ = told(CONVERTED, sizes, H200, time_of(CONVERTED, sizes, H200, more("int", 6)))
+    verdict, _ = reported(CONVERTED, sizes, H200, time_of(CONVERTED, sizes, H200, more("int", 6)))
     assert verdict.startswith("integer arithmetic")
 
 
 def test_waits_between_tiles():
     slow = fitted(H200, WarpgroupTimes, tile_us=6.0)
     sizes = {"M": 8192, "N": 8192, "K": 256}
-    verdict, kernel = told(PRODUCT, sizes, H200, 1e3)
+    verdict, kernel = reported(PRODUCT, sizes, H200, 1e3)
     waits = kernel.work.idle_us["waits"] * 6.0 / H200.fit(WarpgroupTimes).tile_us
     late = predict(replace(kernel.work, idle_us={"waits": waits}), slow).time_us
-    verdict, _ = told(PRODUCT, sizes, H200, late)
+    verdict, _ = reported(PRODUCT, sizes, H200, late)
     assert verdict.startswith("waits for loads and between steps: ")
 
 
 def test_memory_that_was_slower():
     slow = replace(H200, dram=replace(H200.dram, achievable=H200.dram.achievable / 2))
     sizes = {"M": 16384, "N": 16384}
-    verdict, _ = told(ROWS, sizes, H200, time_of(ROWS, sizes, slow))
+    verdict, _ = reported(ROWS, sizes, H200, time_of(ROWS, sizes, slow))
     assert verdict.startswith("DRAM") and "4.00 TB/s assumed, 2.1" in verdict
 
 
 def test_a_launch_that_took_longer():
-    verdict, _ = told(ROWS, {"M": 8, "N": 8}, H200, 30.0)
+    verdict, _ = reported(ROWS, {"M": 8, "N": 8}, H200, 30.0)
     assert verdict.startswith("launch: 4.0 us assumed")
 
 

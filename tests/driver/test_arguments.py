@@ -319,7 +319,7 @@ def test_what_failed_is_fetched_from_a_gpu():
         on_host(there._replace(owner=None))()
     op = tilec.compile("op f(t: f32[V], k: i32[N]) -> (y: f32[N]) { y[i] = t[k[i]] }")
     deferred = CheckError("found later", deferred=True)
-    assert op.told(deferred, (X, k)) is deferred
+    assert op.reported(deferred, (X, k)) is deferred
 
 
 def test_options_that_do_not_exist():

@@ -53,9 +53,9 @@ def test_forks_make_what_one_process_makes(text, monkeypatch):
     chosen = []
     monkeypatch.setattr(forks, "choose", noted)
 
-    def answer(request, say):
+    def answer(request, report):
         chosen.clear()
-        return program_compiler.answer(request, say) | {"chosen": [*chosen], "process": os.getpid()}
+        return program_compiler.answer(request, report) | {"chosen": [*chosen], "process": os.getpid()}
 
     made = []
     for may_fork in (False, True):

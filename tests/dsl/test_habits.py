@@ -24,7 +24,7 @@ def program(block: str) -> str:
     return "\n".join(line[2:] for line in block.splitlines() if line.startswith("| "))
 
 
-def told(text: str) -> str:
+def reported(text: str) -> str:
     with pytest.raises(TileError) as raised:
         read(Source("<test>", text))
     lines = []
@@ -37,13 +37,13 @@ def told(text: str) -> str:
 @pytest.mark.parametrize("block", BLOCKS, ids=[program(b).replace("\n", " ")[-60:] for b in BLOCKS])
 def test_messages(block):
     if not os.environ.get("TILEC_UPDATE_GOLDEN"):
-        assert block == "\n".join([*(f"| {line}" for line in program(block).splitlines()), told(program(block))])
+        assert block == "\n".join([*(f"| {line}" for line in program(block).splitlines()), reported(program(block))])
 
 
 def test_golden_file():
     if os.environ.get("TILEC_UPDATE_GOLDEN"):
         assert not os.environ.get("CI"), "golden files are not written in CI"
-        whole = ("\n".join([*(f"| {line}" for line in program(b).splitlines()), told(program(b))]) for b in BLOCKS)
+        whole = ("\n".join([*(f"| {line}" for line in program(b).splitlines()), reported(program(b))]) for b in BLOCKS)
         GOLDEN.write_text("\n\n".join(whole) + "\n")
 
 

@@ -31,7 +31,7 @@ def twice(levels: int, calls: int = 2) -> str:
     return "".join(lines)
 
 
-def told(text: str, name: str = "<program>") -> list[str]:
+def reported(text: str, name: str = "<program>") -> list[str]:
     with pytest.raises(TileError) as raised:
         read(Source(name, text))
     return [d.message for d in raised.value.diagnostics]
@@ -43,13 +43,13 @@ def test_ops_that_call_ops_have_a_limit(levels, calls, first):
     if first is None:
         assert read(Source("<program>", text))
     else:
-        (message,) = [m for m in told(text) if "deep" not in m][:1]
+        (message,) = [m for m in reported(text) if "deep" not in m][:1]
         assert message.startswith(f"`{first}` unfolds to ") and "10000" in message
 
 
 def test_calls_of_ops_are_100_deep():
     text = OP + "".join(f"op g{k}(x: f32[N]) -> (y: f32[N]) {{ y = g{k - 1}(x) }}\n" for k in range(1, 400))
-    assert told(text)[0] == "`g100` calls ops 101 deep, with the ops that it calls; the limit is 100"
+    assert reported(text)[0] == "`g100` calls ops 101 deep, with the ops that it calls; the limit is 100"
     assert specialise(read(Source("<program>", text[: text.index("op g100")])), "g99", None, {"N": 3}).equations
 
 
@@ -68,7 +68,7 @@ def test_an_op_is_worked_out_once_for_each_type_and_size(monkeypatch):
 
 def test_mistakes_in_an_op_that_is_called_twice_are_told_once():
     text = "op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i + 1] if i + K < N else 0 }\n"
-    assert told(text + "op g(x: f32[N]) -> (y: f32[N]) { a = f(x)  y = f(a) }")[0] == "unknown name `K`"
+    assert reported(text + "op g(x: f32[N]) -> (y: f32[N]) { a = f(x)  y = f(a) }")[0] == "unknown name `K`"
 
 
 def test_functions_of_all_equations_have_a_limit_together(monkeypatch):
@@ -79,7 +79,7 @@ def test_functions_of_all_equations_have_a_limit_together(monkeypatch):
     functions = "def g0(x) { return x + x }\n"
     functions += "".join(f"def g{k}(x) {{ return g{k - 1}(x) + g{k - 1}(x) }}\n" for k in range(1, 8))
     body = "".join(f"a{k}[i] = g7(x[i])\n" for k in range(40))
-    assert told(functions + f"op f(x: f32[N]) -> (y: f32[N]) {{ {body} y[i] = a1[i] }}") == [
+    assert reported(functions + f"op f(x: f32[N]) -> (y: f32[N]) {{ {body} y[i] = a1[i] }}") == [
         "the functions that are called unfold to more than 5000 operations"
     ]
 
@@ -134,12 +134,12 @@ def folders(tmp_path):
     ],
 )
 def test_imports_lie_below_the_importing_file(folders, path, reason):
-    (message,) = told(f'import "{path}"\ny[i] = x[i]', str(folders / "main" / "m.tile"))
+    (message,) = reported(f'import "{path}"\ny[i] = x[i]', str(folders / "main" / "m.tile"))
     assert message.startswith(f"cannot import `{path}`: ") and reason in message
 
 
 def test_imports_of_imports_do_not_leave_their_folder(folders):
-    messages = told('import "up.tile"\ny[i] = x[i]', str(folders / "main" / "m.tile"))
+    messages = reported('import "up.tile"\ny[i] = x[i]', str(folders / "main" / "m.tile"))
     assert len(messages) == 1 and "`../secret.tile`: it is not below" in messages[0]
 
 

@@ -78,7 +78,7 @@ def test_given_sizes_stay():
 
 
 @pytest.mark.parametrize(
-    "text, sizes, told",
+    "text, sizes, reported",
     [
         (
             "(x: f32[C], m: f32[4]) -> (y: f32[C]) { y[c] = x[c] - m[c // (C // 4)] }",
@@ -90,8 +90,8 @@ def test_given_sizes_stay():
         (PROGRAMS["none"][0], {"N": 6}, None),
     ],
 )  # fmt: skip
-def test_a_message_names_the_size_that_must_be_a_multiple(text, sizes, told):
+def test_a_message_names_the_size_that_must_be_a_multiple(text, sizes, reported):
     with pytest.raises(TileError) as raised:
         specialise(read(Source("<test>", f"op f{text}")), None, None, sizes)
     hint = raised.value.diagnostics[0].hint
-    assert "accepted" not in hint if told is None else hint.startswith(f"{told}, are accepted; else ")
+    assert "accepted" not in hint if reported is None else hint.startswith(f"{reported}, are accepted; else ")

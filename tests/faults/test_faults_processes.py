@@ -106,8 +106,8 @@ def test_processes_that_compile_the_same_thing(processes, tmp_path):
         subprocess.Popen([sys.executable, "-c", ONE], env=environment, stderr=subprocess.PIPE) for _ in range(processes)
     ]
     for process in started:
-        _, told = process.communicate()
-        assert process.returncode == 0, told.decode()[-2000:]
+        _, reported = process.communicate()
+        assert process.returncode == 0, reported.decode()[-2000:]
     assert not list(tmp_path.rglob("*.tmp"))
 
 

@@ -41,7 +41,7 @@ class Index:
     def count(self) -> int:
         return max(0, self.dim.value - self.low)
 
-    def told_by(self, text: str) -> bool:
+    def reported_by(self, text: str) -> bool:
         """Whether an expression tells the range: a use may have been drawn and thrown away, and where a reduction has an
         index of this name it is another one.
         """

@@ -38,7 +38,7 @@ class _Program:
 
 
 def together(
-    named: list[tuple[str, Choices]], seed: int, say: Callable[..., None], branches: Branches | None = None
+    named: list[tuple[str, Choices]], seed: int, report: Callable[..., None], branches: Branches | None = None
 ) -> Iterator[dict[str, Any]]:
     """Facts of each case. A failure to compile all of them is one of each, by itself. Programs whose names are a multiple of
     SAMPLE tell how many branches they were the first to take.
@@ -46,7 +46,7 @@ def together(
     programs = []
     with mlir.context(), ir.Location.unknown():
         for name, choices in named:
-            say(at=name)
+            report(at=name)
             made, start = _Program(name, choices), time.process_time()
             try:
                 made.drawn = attempt.draw("cpu", choices, made.counts)
@@ -63,7 +63,7 @@ def together(
     if not programs:
         return
     batch = int(programs[0].name.partition("~")[0]) // len(named) if len(named) > 1 else 0
-    say(at="all", names=[p.name for p in programs])
+    report(at="all", names=[p.name for p in programs])
     start = time.process_time()
     try:
         compiled = compile_together([p.emitted for p in programs], LEVELS[batch % len(LEVELS)])
@@ -72,11 +72,11 @@ def together(
             yield failure(attempt, programs[0].name, programs[0].choices, programs[0].counts, error, start)
         else:
             for p in programs:
-                yield from together([(p.name, Choices(given=p.choices.taken))], seed, say)
+                yield from together([(p.name, Choices(given=p.choices.taken))], seed, report)
         return
     share = (time.process_time() - start) / len(programs)
     for number, (p, loops) in enumerate(zip(programs, compiled)):
-        say(at=p.name)
+        report(at=p.name)
         start = time.process_time() - share
         try:
             case, outputs = p.drawn.case, outputs_of(p.special)

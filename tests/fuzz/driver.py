@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         args.out.absolute(),
         minutes,
         args.cases,
-        tell=tell,
+        report=report,
         begin=args.first,
     )
     try:
@@ -66,6 +66,6 @@ def ways_of(target: str) -> list[str]:
     return [*(w for w in WAYS if w != "gpu" or device_info().devices), *TEXTS]
 
 
-def tell(found: Found, reduced: bool) -> None:
+def report(found: Found, reduced: bool) -> None:
     how = "  reduced:" if reduced else f"{found.way}: {found.kind}\n "
     print(f"{how} {found.command or found.folder}", flush=True)

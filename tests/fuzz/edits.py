@@ -77,8 +77,8 @@ def with_drawn_values(draw: Choices, plan: Plan, schedule: str) -> str:
     """The schedule of a plan with one to three values of one kernel changed: of its options, its tile, its loops."""
     table = tomllib.loads(schedule)
     kernel = draw.pick(*plan.kernels)
-    said = table["plan"][0]["kernels"][kernel.name]
-    options = said.setdefault(kernel.options.name, {})
+    message = table["plan"][0]["kernels"][kernel.name]
+    options = message.setdefault(kernel.options.name, {})
     now = dict(kernel.options.options())
     known = {f.name: f for f in fields(FAMILIES[kernel.options.name])}
     keys = [*known, "tile", *(f"loops.{n}" for n in kernel.loops)]
@@ -86,10 +86,10 @@ def with_drawn_values(draw: Choices, plan: Plan, schedule: str) -> str:
     for _ in range(draw.pick(1, 1, 1, 2, 3)):
         key = draw.pick(*keys) if draw.chance(70) else draw.pick(*loose)
         if key == "tile":
-            said["tile"] = drawn_value(draw, kernel.tile)
+            message["tile"] = drawn_value(draw, kernel.tile)
         elif key.startswith("loops."):
             operation = key.removeprefix("loops.")
-            said["loops"][operation] = drawn_value(draw, kernel.loops[operation])
+            message["loops"][operation] = drawn_value(draw, kernel.loops[operation])
         else:
             options[key] = drawn_value(draw, now.get(key))
     return tomlkit.dumps(table)
@@ -165,8 +165,8 @@ def from_dump(name: str, schedule: str) -> str | None:
     with mlir.context(), ir.Location.unknown():
         module = mlir.parse(made.dump)
         kernels = {k.name: {e.name: e.attr for e in k.attr} for k in module.operation.attributes["tilec.kernels"]}
-        for kernel, said in table["kernels"].items():
-            for key, value in said.items():
+        for kernel, message in table["kernels"].items():
+            for key, value in message.items():
                 if key == "tile":
                     kernels[kernel][key] = records.attribute_of(value)
                 elif key in FAMILIES:
@@ -174,7 +174,7 @@ def from_dump(name: str, schedule: str) -> str | None:
                     edited = {k: records.attribute_of(v) for k, v in value.items()}
                     kernels[kernel][key] = ir.DictAttr.get(options | edited)
             for op in [o for o in mlir.traverse(module.operation) if mlir.is_generic(o)]:
-                if (order := said.get("loops", {}).get(mlir.get_string(op, "tilec.name"))) is not None:
+                if (order := message.get("loops", {}).get(mlir.get_string(op, "tilec.name"))) is not None:
                     op.attributes["tilec.loops"] = records.attribute_of(order)
         edited = {k: ir.DictAttr.get(entries) for k, entries in kernels.items()}
         module.operation.attributes["tilec.kernels"] = ir.DictAttr.get(edited)

@@ -226,7 +226,7 @@ class Expressions(Whole):
         if self.opaque is not None:
             return ", ".join(i.name for i in indices)
         return ", ".join(
-            i.name if i.told_by(body) and not i.low and (self.plain or not self.chance(20))
+            i.name if i.reported_by(body) and not i.low and (self.plain or not self.chance(20))
             else f"{i.name} in {i.low}:{i.dim.text}" for i in indices
         )  # fmt: skip
 

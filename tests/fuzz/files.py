@@ -78,8 +78,8 @@ def check_schedule_text(text: str) -> str:
 
 def check_ir_text(text: str) -> str:
     """What `tilec opt` makes of it: an exit status that blames the input, or kernels. Returns why it is refused, if it is."""
-    told = io.StringIO()
-    with tempfile.TemporaryDirectory() as folder, redirect_stderr(told), redirect_stdout(io.StringIO()):
+    reported = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, redirect_stderr(reported), redirect_stdout(io.StringIO()):
         path, here = Path(folder) / "a.mlir", os.getcwd()
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
         os.chdir(folder)  # a defect's IR would be written there
@@ -87,8 +87,8 @@ def check_ir_text(text: str) -> str:
             status = main(["opt", str(path)])
         finally:
             os.chdir(here)
-    assert status in (0, 1), f"status {status}: {told.getvalue()[-2000:]}"
-    return told.getvalue() if status else ""
+    assert status in (0, 1), f"status {status}: {reported.getvalue()[-2000:]}"
+    return reported.getvalue() if status else ""
 
 
 SORTS = {

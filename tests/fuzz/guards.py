@@ -195,20 +195,20 @@ def in_a_child(act: Callable[[], Any]) -> Any:
         os.close(reading)
         faulthandler.disable()  # a signal is expected
         try:
-            told = pickle.dumps((True, act()))
+            reported = pickle.dumps((True, act()))
         except BaseException as error:
             kind = Overrun if isinstance(error, Overrun) else AssertionError
-            told = pickle.dumps((False, kind(f"{error}\n{traceback.format_exc()}")))
+            reported = pickle.dumps((False, kind(f"{error}\n{traceback.format_exc()}")))
         with os.fdopen(writing, "wb") as pipe:
-            pipe.write(told)
+            pipe.write(reported)
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        told = pipe.read()
+        reported = pipe.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status < 0:
         raise Overrun(f"{signal.Signals(-status).name}: memory was touched that nothing may touch")
-    fine, result = pickle.loads(told)
+    fine, result = pickle.loads(reported)
     if not fine:
         raise result
     return result

@@ -36,7 +36,7 @@ class Hunt:
     minutes: float | None = None
     cases: int | None = None
     attempt: str = "fuzz.attempt"
-    tell: Callable[[Found, bool], None] = lambda found, reduced: None
+    report: Callable[[Found, bool], None] = lambda found, reduced: None
     begin: int = 0
     counts: dict[str, Counts] = field(default_factory=dict)
     found: dict[tuple[str, str], Found] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Hunt:
         busy = [p for p in self.processes if not p.idle]
         if self.reducer is None and self.reduced and time.monotonic() < self.end:
             found = self.reduced.popleft()
-            self.reducer = Reducer(found, self.seed, self.tell, lambda: Process(self.attempt, self.cache))
+            self.reducer = Reducer(found, self.seed, self.report, lambda: Process(self.attempt, self.cache))
         if self.reducer is not None:
             busy.append(self.reducer.process)
         if not busy:
@@ -104,13 +104,13 @@ class Hunt:
                 selector.register(process, selectors.EVENT_READ)
             ready = [key.fileobj for key, _ in selector.select(0.5)]
         for process in busy:
-            said, ended = process.read() if process in ready else ([], False)
+            message, ended = process.read() if process in ready else ([], False)
             late = process.late
             if self.reducer is not None and process is self.reducer.process:
-                if self.reducer.step(said, ended or late, late):
+                if self.reducer.step(message, ended or late, late):
                     self.reducer = None
                 continue
-            for facts in said:
+            for facts in message:
                 self._heard(process, facts)
             if ended or late:
                 self._died(process, late)
@@ -131,13 +131,13 @@ class Hunt:
         """The case that it was at failed, the others are asked for again. Where it was at several, each is by itself."""
         self.processes.remove(process)
         at, way, pending = process.at, process.way, process.pending
-        told = process.end()
-        kind = ended_kind(told, late)
+        reported = process.end()
+        kind = ended_kind(reported, late)
         if "~" in at and at not in pending:
             pending = [*pending, at]
         if not pending:
             if not late and way == "":
-                raise RuntimeError(f"a worker ended as it began: {told}")
+                raise RuntimeError(f"a worker ended as it began: {reported}")
             return
         if at not in pending:
             if len(pending) > 1:
@@ -145,7 +145,7 @@ class Hunt:
                 return
             at = pending[0]
         self.counts[way].add({"tried": 1, "failed": 1})
-        self._failed(way, kind, at, told, None)
+        self._failed(way, kind, at, reported, None)
         if rest := [name for name in pending if name != at]:
             self.again.append((way, rest))
 

@@ -221,19 +221,19 @@ class Hunt:
 
     def run(self) -> None:
         context = multiprocessing.get_context("fork")  # this process has no GPU's context
-        said, begin = context.Queue(), time.monotonic()
+        message, begin = context.Queue(), time.monotonic()
         end = begin + 60 * self.options.minutes if self.options.minutes is not None else float("inf")
         with context.Manager() as manager:
             known = manager.list()
             workers = [
-                context.Process(target=work, args=(self.options, j, end, known, said), daemon=True)
+                context.Process(target=work, args=(self.options, j, end, known, message), daemon=True)
                 for j in range(self.options.jobs)
             ]
             for worker in workers:
                 worker.start()
             while time.monotonic() < end + LATE:
                 try:
-                    self._heard(*said.get(timeout=0.2))
+                    self._heard(*message.get(timeout=0.2))
                 except queue.Empty:
                     if not any(worker.is_alive() for worker in workers):
                         break
@@ -265,11 +265,11 @@ class Hunt:
     def summary(self) -> str:
         c, rate = self.counts, self.counts.statements / max(self.seconds, 0.1)
         lines = [f"{f.kind}: {f.times} times, first in kernel {f.name}" for f in self.found.values()]
-        told = f"{c.tried:,} kernels, {c.statements:,} expressions ({rate:,.0f} a second), {c.failed:,} wrong"
-        return "\n".join([*lines, f"{told}, {len(self.found)} kinds of failure in {self.seconds:,.0f} s"])
+        reported = f"{c.tried:,} kernels, {c.statements:,} expressions ({rate:,.0f} a second), {c.failed:,} wrong"
+        return "\n".join([*lines, f"{reported}, {len(self.found)} kinds of failure in {self.seconds:,.0f} s"])
 
 
-def work(options: argparse.Namespace, job: int, end: float, known, said) -> None:
+def work(options: argparse.Namespace, job: int, end: float, known, message) -> None:
     """One process: draws, assembles, runs, compares, and reduces one failure of a kernel that has an unknown one."""
     if options.ptxas:
         assemble.ptxas_path = lambda: options.ptxas
@@ -277,10 +277,10 @@ def work(options: argparse.Namespace, job: int, end: float, known, said) -> None
     kernel = options.first + job
     while time.monotonic() < end and (options.kernels is None or kernel < options.first + options.kernels):
         try:
-            said.put(attempt(options, kernel, run, end, known))
+            message.put(attempt(options, kernel, run, end, known))
         except Exception as error:
             files = {"report.txt": traceback.format_exc()}
-            said.put((kernel, 0, 1, f"{type(error).__name__}: {str(error)[:200]}", files))
+            message.put((kernel, 0, 1, f"{type(error).__name__}: {str(error)[:200]}", files))
             if not options.assemble_only and not isinstance(error, AssertionError):
                 raise  # the GPU may be of no more use to this process
         kernel += options.jobs
@@ -341,14 +341,14 @@ def main(arguments: list[str] | None = None) -> int:
     hunt.run()
     print(hunt.summary)
     if options.result:
-        told = facts(SimpleNamespace(
+        reported = facts(SimpleNamespace(
             seed=options.seed, begin=options.first, jobs=options.jobs, seconds=hunt.seconds,
             counts={"instructions": hunt.counts}, found=hunt.found,
         ))  # fmt: skip
         asked = [options.ptxas or assemble.ptxas_path() or "ptxas", "--version"]
         version = re.search(r"V[\d.]+", subprocess.run(asked, capture_output=True, text=True, check=False).stdout)
-        told |= {"ptxas": version[0] if version else "", "raw": options.raw, "assemble_only": options.assemble_only}
-        options.result.write_text(json.dumps(told, indent=1))
+        reported |= {"ptxas": version[0] if version else "", "raw": options.raw, "assemble_only": options.assemble_only}
+        options.result.write_text(json.dumps(reported, indent=1))
     return 1 if hunt.found else 0 if hunt.counts.tried else 2
 
 

@@ -25,7 +25,7 @@ class Process:
     """Starts a worker. `pending` are the cases that it was asked for and has not told of."""
 
     def __init__(self, attempt: str, cache: Path):
-        self.told = tempfile.TemporaryFile()  # noqa: SIM115
+        self.reported = tempfile.TemporaryFile()  # noqa: SIM115
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent / "examples"), os.environ.get("PYTHONPATH", "")]),
             "TILEC_CACHE_DIR": str(cache), "TILEC_THREADS": str(THREADS),
@@ -33,7 +33,7 @@ class Process:
         }  # fmt: skip
         self.child = subprocess.Popen(
             [sys.executable, "-m", "fuzz.worker", attempt], env=environment, cwd=cache, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=self.told,
+            stdout=subprocess.PIPE, stderr=self.reported,
         )  # fmt: skip
         assert self.child.stdout is not None
         os.set_blocking(self.child.stdout.fileno(), False)
@@ -67,8 +67,8 @@ class Process:
         except BlockingIOError:
             return [], False
         *lines, self.rest = (self.rest + data).split(b"\n")
-        said = [json.loads(line) for line in lines]
-        for facts in said:
+        message = [json.loads(line) for line in lines]
+        for facts in message:
             self.since = time.monotonic()
             self.at = facts.get("at", self.at)
             for name in facts.get("names", ()):  # of mutations, nobody asked for them
@@ -77,7 +77,7 @@ class Process:
             self.idle = self.idle or "ready" in facts
             if facts.get("case") in self.pending:
                 self.pending.remove(facts["case"])
-        return said, not data
+        return message, not data
 
     def end(self) -> str:
         """Ends it, and says how it ended: by which signal, and its last words."""
@@ -92,7 +92,7 @@ class Process:
         except subprocess.TimeoutExpired:
             self.child.kill()
             status = self.child.wait()
-        self.told.seek(0)
-        words = self.told.read().decode(errors="replace")[-4000:]
-        self.told.close()
+        self.reported.seek(0)
+        words = self.reported.read().decode(errors="replace")[-4000:]
+        self.reported.close()
         return f"{signal.Signals(-status).name if status < 0 else f'status {status}'}\n{words}"

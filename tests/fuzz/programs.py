@@ -117,13 +117,13 @@ class _Program:
         """An input that nothing reads tells the sizes that no other parameter or result does: for a called op, those that
         are no parameter's dimension `alone`.
         """
-        told = " ".join(
+        reported = " ".join(
             d.text for t in (*self.inputs, *results) for d in t.dims if d.text in self.scope.sizes or not alone
         )
-        said = " ".join([*self.lines, *(d.text for t, _ in self.made for d in t.dims)])
+        message = " ".join([*self.lines, *(d.text for t, _ in self.made for d in t.dims)])
         if alone:
-            said += " ".join(d.text for t in self.inputs for d in t.dims)
-        missing = [n for n in self.scope.sizes if re.search(rf"\b{n}\b", said) and not re.search(rf"\b{n}\b", told)]
+            message += " ".join(d.text for t in self.inputs for d in t.dims)
+        missing = [n for n in self.scope.sizes if re.search(rf"\b{n}\b", message) and not re.search(rf"\b{n}\b", reported)]
         if missing:
             element, dtype = self.scope.fresh_element(BOOL)
             self.inputs.append(
@@ -160,7 +160,7 @@ class _Program:
         dims = tuple(i.dim for i in indices.values())
         left = f"{name}[{', '.join(indices)}]" if indices else name
         seen = without_unread(stored.text, scope.defs)
-        stated = [i for i in indices.values() if not i.told_by(seen) or (not scope.plain and scope.chance(10))]
+        stated = [i for i in indices.values() if not i.reported_by(seen) or (not scope.plain and scope.chance(10))]
         where = f" where {', '.join(f'{i.name} in 0:{i.dim.text}' for i in stated)}" if stated else ""
         self.lines.append(f"    {left}@{name}@ = {stored.text}{where}")
         element = replace(stored, text="", dtype=compute_type(dtype))

@@ -29,30 +29,30 @@ class Found:
     command: str = ""
 
 
-def ended_kind(told: str, late: bool) -> str:
+def ended_kind(reported: str, late: bool) -> str:
     """The kind of failure of a process that died, or was too long at a case."""
-    return f"longer than {LONGEST:.0f} seconds" if late else f"the process ended: {told.partition(chr(10))[0]}"
+    return f"longer than {LONGEST:.0f} seconds" if late else f"the process ended: {reported.partition(chr(10))[0]}"
 
 
 class Reducer:
     """One failure: written as it is, then simpler ones as long as there is time."""
 
-    def __init__(self, found: Found, seed: int, tell: Callable[[Found, bool], None], start: Callable[[], Process]):
-        self.found, self.seed, self.tell, self.start = found, seed, tell, start
+    def __init__(self, found: Found, seed: int, report: Callable[[Found, bool], None], start: Callable[[], Process]):
+        self.found, self.seed, self.report, self.start = found, seed, report, start
         self.end = time.monotonic() + REDUCING
         self.process = start()
         self.script = self._script()
         self.asked: dict[str, Any] | None = next(self.script)
         self.answer: dict[str, Any] | None = None
 
-    def step(self, said: list[dict[str, Any]], ended: bool, late: bool) -> bool:
+    def step(self, message: list[dict[str, Any]], ended: bool, late: bool) -> bool:
         """Goes on with what its process said. True when nothing is left to do."""
-        for facts in said:
+        for facts in message:
             if "case" in facts or "wrote" in facts:
                 self.answer = facts
         if ended:
             self.answer = {"kind": ended_kind(self.process.end(), late)}
-        if ended or any(facts.get("last") for facts in said):
+        if ended or any(facts.get("last") for facts in message):
             if not ended:
                 self.process.end()
             self.process = self.start()
@@ -73,7 +73,7 @@ class Reducer:
         named = {"cases": [found.name]} if found.choices is None else {"choices": found.choices}
         answer = yield {"write": str(found.folder), **named}
         found.command, found.choices = answer.get("wrote", ""), answer.get("choices")
-        self.tell(found, False)
+        self.report(found, False)
         if found.choices is None:
             return
         rows, best = reductions(found.choices), None
@@ -91,4 +91,4 @@ class Reducer:
         if best is not None:
             answer = yield {"write": str(found.folder), "choices": best}
             found.command, found.choices = answer.get("wrote", found.command), best
-            self.tell(found, True)
+            self.report(found, True)

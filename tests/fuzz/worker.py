@@ -56,7 +56,7 @@ class Worker:
         self.branches = Branches()
         self.spoiled = False  # whether nothing runs in this process any more
 
-    def say(self, **facts: Any) -> None:
+    def report(self, **facts: Any) -> None:
         self.out.write(json.dumps(facts) + "\n")
         self.out.flush()
 
@@ -72,12 +72,12 @@ class Worker:
             self.batch(named, asked.get("seed", 0))
         else:
             for name, choices in named:
-                self.say(at=name)
-                self.say(**self.one(way, name, choices))
+                self.report(at=name)
+                self.report(**self.one(way, name, choices))
                 if self.spoiled:
                     break
         full = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MOST_MEMORY
-        self.say(ready=True, last=full or self.spoiled)
+        self.report(ready=True, last=full or self.spoiled)
 
     def batch(self, named: list[tuple[str, Choices]], seed: int) -> None:
         """Programs for the CPU, and then like ones of those that took branches of the passes for the first time."""
@@ -85,10 +85,10 @@ class Worker:
 
         while named:
             following = []
-            for facts in together(named, seed, self.say, self.branches):
+            for facts in together(named, seed, self.report, self.branches):
                 name, counts = facts["case"], facts["counts"]
                 counts["mutated"] = int("~" in name)
-                self.say(**facts)
+                self.report(**facts)
                 if counts["branches"] and name != "given" and name.count("~") < DEEPEST:
                     following += [f"{name}~{n}" for n in range(MUTATIONS)]
             named = [(name, seeded("cpu", seed, name)) for name in following]
@@ -97,9 +97,9 @@ class Worker:
         with suppress(Exception):  # what is wrong may be the drawing
             command = self.attempt.write(self.attempt.draw(way, choices, self.attempt.Counts()), folder)
             (folder / "choices.json").write_text(json.dumps(choices.taken))
-            self.say(wrote=command, choices=choices.taken)
+            self.report(wrote=command, choices=choices.taken)
             return
-        self.say(wrote="", choices=choices.taken)
+        self.report(wrote="", choices=choices.taken)
 
     def one(self, way: str, name: str, choices: Choices) -> dict[str, Any]:
         counts, drawn, start = self.attempt.Counts(), None, time.process_time()
@@ -121,9 +121,9 @@ def failure(
     attempt: ModuleType, name: str, choices: Choices, counts: Any, error: Exception, start: float
 ) -> dict[str, Any]:
     counts.failed += 1
-    told = "".join(traceback.format_exception(error))
+    reported = "".join(traceback.format_exception(error))
     return success(name, choices, counts, start) | {
-        "kind": attempt.kind_of(error), "error": told[-20_000:], "choices": choices.taken,
+        "kind": attempt.kind_of(error), "error": reported[-20_000:], "choices": choices.taken,
     }  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever prints does not disturb
     worker = Worker(importlib.import_module(sys.argv[1] if len(sys.argv) > 1 else "fuzz.attempt"), out)
-    worker.say(ready=True)
+    worker.report(ready=True)
     for asked in lines():
         worker.answer(asked)
 

@@ -123,10 +123,10 @@ def test_a_zero_has_its_sign_where_it_is_determined():
 def test_an_index_is_another_one_inside_a_reduction_over_its_name():
     """What tells the range of `j` there says nothing about `j` outside."""
     j = Index("j", Dim("M", 3), bare=True)
-    assert not j.told_by("mean[j in 0:M, k1](exp((x1[i, j]) + 1)) in f64")
-    assert not j.told_by("max[k1](sum[k2, j](x1[j]) + any[j](x2[j])) - 1")
-    assert j.told_by("mean[j in 0:M](exp(x1[i, j])) * x2[j]") and j.told_by("cumsum[j](x1[j])")
-    assert j.told_by("sum[k1 in 0:j_1](x1[j, k1])")
+    assert not j.reported_by("mean[j in 0:M, k1](exp((x1[i, j]) + 1)) in f64")
+    assert not j.reported_by("max[k1](sum[k2, j](x1[j]) + any[j](x2[j])) - 1")
+    assert j.reported_by("mean[j in 0:M](exp(x1[i, j])) * x2[j]") and j.reported_by("cumsum[j](x1[j])")
+    assert j.reported_by("sum[k1 in 0:j_1](x1[j, k1])")
 
 
 def test_drawn_programs_are_well_typed():
@@ -200,16 +200,16 @@ def test_reducing_finds_the_least_that_fails():
 def test_failures_and_crashes_are_told_while_the_hunt_goes_on(monkeypatch, tmp_path):
     """A sum and an exponential stand for defects; whatever else a case has is to go."""
     monkeypatch.setattr("fuzz.reducer.REDUCING", 8.0)
-    told = []
+    reported = []
 
-    def tell(found, reduced):
+    def report(found, reduced):
         assert (found.folder / "program.tile").is_file()
-        told.append((found.kind.partition(":")[0], reduced, (found.folder / "program.tile").read_text()))
+        reported.append((found.kind.partition(":")[0], reduced, (found.folder / "program.tile").read_text()))
 
-    hunt = Hunt(["stages"], 0, 2, tmp_path, cases=40, attempt="fuzz.planted", tell=tell)
+    hunt = Hunt(["stages"], 0, 2, tmp_path, cases=40, attempt="fuzz.planted", report=report)
     hunt.run()
     assert hunt.counts["stages"].tried == 40
-    kinds = {kind: [text for k, _, text in told if k == kind] for kind, _, _ in told}
+    kinds = {kind: [text for k, _, text in reported if k == kind] for kind, _, _ in reported}
     assert {"AssertionError in run", "the process ended"} <= set(kinds), kinds
     assert all("sum[" in text for text in kinds["AssertionError in run"])
     assert all("exp(" in text for text in kinds["the process ended"])

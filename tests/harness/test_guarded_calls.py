@@ -200,7 +200,7 @@ def into_its_argument(x, y) -> None:
     x[4] = 7
 
 
-@pytest.mark.parametrize("first, second, said", [
+@pytest.mark.parametrize("first, second, message", [
     (double, double, None),
     (one_too_many, double, "1 bytes were written behind temporary 0, 0 bytes on"),
     (one_too_early, double, "1 bytes were written before the temporaries"),
@@ -208,7 +208,7 @@ def into_its_argument(x, y) -> None:
     (double, one_too_early, "1 bytes were written before result y, 1 bytes before"),
     (into_its_argument, double, "argument x was written"),
 ])  # fmt: skip
-def test_a_driver_that_runs_python(monkeypatch, first, second, said):
+def test_a_driver_that_runs_python(monkeypatch, first, second, message):
     """Kernels that write a temporary, and a result from it, on a stream of the caller's."""
     driver = driver_with(monkeypatch, first, second)
     kernels = tuple(KernelSource(name, "", 1, 2, threads=32) for name in ("first", "second"))
@@ -220,35 +220,35 @@ def test_a_driver_that_runs_python(monkeypatch, first, second, said):
     )  # fmt: skip
     x = np.arange(5, dtype=np.float32)
     given = [SimpleNamespace(pointer=x.ctypes.data, nbytes=20)]
-    if said is None:
+    if message is None:
         assert np.array_equal(run_guarded(executable, given, 0, 7)["y"].view(np.float32), 4 * x)
     else:
-        with pytest.raises(Overrun, match=said):
+        with pytest.raises(Overrun, match=message):
             run_guarded(executable, given, 0, 7)
     assert len(driver.freed) == len(driver.held) == 3
     assert {q.stream if hasattr(q, "stream") else q[1] for q in driver.queued} == {7}
 
 
-@pytest.mark.parametrize("guard, kernel, said", [
+@pytest.mark.parametrize("guard, kernel, message", [
     (double, double, None),
     (one_too_many, double, "1 bytes were written behind result y"),
     (into_its_argument, double, "argument x was written"),
     (double, lambda x, y: None, "y is another one among canaries"),
 ])  # fmt: skip
-def test_runs_on_a_gpu_are_guarded(monkeypatch, guard, kernel, said):
+def test_runs_on_a_gpu_are_guarded(monkeypatch, guard, kernel, message):
     """The program is loaded before its guarded form, and launched after it. In a hunt there is that form alone."""
     built = tilec.compile(DOUBLE, target="h200").build(N=5)._last
     built._cubins = {k.name: Cubin(b"image", "", k.name, "sm_90a", 32, 0, 0, 0) for k in built.emitted.kernels}
     driver = driver_with(monkeypatch, kernel, guard)
     x, y = (np.arange(n, n + 5, dtype=np.float32) for n in (0, 8))
     given, made = ([view(a)._replace(device=0)] for a in (x, y))
-    if said is None:
+    if message is None:
         built.run(given, made, 7)
         assert np.array_equal(y, 2 * x) and len(driver.launches) == 2
         built.run(given, made, 7)
         assert len(driver.launches) == 3, "the first run is guarded"
     else:
-        with pytest.raises(AssertionError, match=said):
+        with pytest.raises(AssertionError, match=message):
             built.run(given, made, 7)
     assert len(driver.freed) == len(driver.held) > 0
     driver = driver_with(monkeypatch, guard)
@@ -257,7 +257,7 @@ def test_runs_on_a_gpu_are_guarded(monkeypatch, guard, kernel, said):
         device.run(built)
         assert np.array_equal(device.results()["y"], 2 * x)
     else:
-        with pytest.raises(Overrun, match=said.replace("argument x", "argument 0").replace("result y", "array 1")):
+        with pytest.raises(Overrun, match=message.replace("argument x", "argument 0").replace("result y", "array 1")):
             device.run(built)
     device.close()
     assert len(driver.freed) == len(driver.held) == 2

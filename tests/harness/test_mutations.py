@@ -22,8 +22,8 @@ def f(x: "a + 1", y=None):
 
 
 def test_what_may_be_planted():
-    said = [fault.said(SOURCE) for fault in mutations.faults(SOURCE)]
-    assert said == [
+    message = [fault.message(SOURCE) for fault in mutations.faults(SOURCE)]
+    assert message == [
         "line 7: `y` becomes `not (y)`",
         "line 8: `not y` becomes `(y)`",
         "line 8: `x * 2` becomes `(x) + (2)`",

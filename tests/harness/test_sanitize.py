@@ -121,8 +121,8 @@ def test_verdicts(planted, case, status, says, tool, tmp_path, capsys):
         folder.mkdir()
         (folder / "case.json").write_text('{"clusters": [[1, 9]]}')
     assert driver.sanitize(program, options, prepared, 0) == status
-    said = capsys.readouterr()
-    assert says in said.out + said.err
+    message = capsys.readouterr()
+    assert says in message.out + message.err
 
 
 def test_a_tool_that_hangs_is_ended_with_what_it_runs(tmp_path):

@@ -60,11 +60,11 @@ class Report:
         return f"{self.suite}: {len(self.outcomes)} cases, {counts}, {self.seconds:.0f} s"
 
 
-def run_all(suite: str, cases: Iterable[tuple[str, Callable[[], Program]]], say=lambda outcome: None) -> Report:
+def run_all(suite: str, cases: Iterable[tuple[str, Callable[[], Program]]], note=lambda outcome: None) -> Report:
     report, start = Report(suite), time.perf_counter()
     for name, make in cases:
         report.outcomes.append(outcome := attempt(name, make))
-        say(outcome)
+        note(outcome)
     report.seconds = time.perf_counter() - start
     return report
 
@@ -73,10 +73,10 @@ def outcomes(suite: str, only: str, every: int, jobs: int, part: int) -> list[Ou
     """Of every case that is chosen, or of a part of them."""
     module = importlib.import_module(f"tests.outside.{SUITES[suite]}")
     chosen = [c for c in module.cases() if only in c[0]][::every]
-    return run_all(suite, chosen[part::jobs], say).outcomes
+    return run_all(suite, chosen[part::jobs], report).outcomes
 
 
-def say(outcome) -> None:
+def report(outcome) -> None:
     if outcome.verdict == "failed":
         print(f"FAILED {outcome.case}\n  {outcome.reason}", flush=True)
 

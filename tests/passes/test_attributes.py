@@ -77,7 +77,7 @@ def fault(
 
 
 @pytest.mark.parametrize(
-    "attributes, said",
+    "attributes, message",
     [
         ("tilec.nonsense", "`tilec.nonsense` on linalg.generic is not declared"),
         ("tilec.blocks = 1 : i64", "`tilec.blocks` on linalg.generic belongs on kernel"),
@@ -97,8 +97,8 @@ def fault(
         ("tilec.statements = {}", "belongs on module"),
     ],
 )  # fmt: skip
-def test_what_is_wrong(attributes, said):
-    assert said in fault(attributes)
+def test_what_is_wrong(attributes, message):
+    assert message in fault(attributes)
 
 
 def test_what_is_right():
@@ -187,7 +187,7 @@ def test_a_pass_that_leaves_an_attribute_is_named(monkeypatch, of):
 
 
 @pytest.mark.parametrize(
-    "stage, pattern, edited, said",
+    "stage, pattern, edited, message",
     [
         ("02-plan", r"tilec\.loop_group = 0", "tilec.loop_grup = 0", "`tilec.loop_grup` on linalg.generic"),
         ("02-plan", r"tilec\.dims = array<i64: 0, 1>", "tilec.dims = array<i64: 0>", "one for each dimension"),
@@ -196,14 +196,14 @@ def test_a_pass_that_leaves_an_attribute_is_named(monkeypatch, of):
         ("04-tile", r"tilec\.name = \"m\"", 'tilec.name = "m", tilec.inline', "outlives stage 'fuse'"),
     ],
 )
-def test_opt_refuses_wrong_edits(tilec, folder, stage, pattern, edited, said):
+def test_opt_refuses_wrong_edits(tilec, folder, stage, pattern, edited, message):
     tilec("dump", *SOFTMAX, "-o", "ir")
     path = folder / "ir" / f"{stage}.mlir"
     text, count = re.subn(pattern, edited, path.read_text(), count=1)
     assert count == 1
     path.write_text(text)
     status, out, err = tilec("opt", path)
-    assert (status, out) == (1, "") and said in err and "defect" not in err and "docs/architecture.md" in err
+    assert (status, out) == (1, "") and message in err and "defect" not in err and "docs/architecture.md" in err
 
 
 def test_verify_refuses_wrong_edits(tilec, folder):
@@ -231,7 +231,7 @@ def test_records_are_written_and_read_by_fields():
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, message",
     [
         ("{dim = 0 : i64, blocks = 2 : i64}", "a dictionary with `part`"),
         ('{dim = "x"}', "a dictionary in which `dim` is a whole number, not \"x\""),
@@ -239,8 +239,8 @@ def test_records_are_written_and_read_by_fields():
         ("3 : i64", "a dictionary, not 3 : i64"),
     ],
 )
-def test_dictionaries_that_are_no_records(text, said):
-    with mlir.context(), pytest.raises(Malformed, match=re.escape(said)):
+def test_dictionaries_that_are_no_records(text, message):
+    with mlir.context(), pytest.raises(Malformed, match=re.escape(message)):
         records.from_attribute(Spread, ir.Attribute.parse(text))
 
 

@@ -146,11 +146,11 @@ def test_kernels_of_other_plans_are_others():
 @TARGETS
 def test_names_and_lines_of_all_launches_are_told(target):
     special, result = lowered(layers(4), "f", target=target, locations=True)
-    told, found = explain(result.plan, special), result.emitted
+    reported, found = explain(result.plan, special), result.emitted
     last = found.launched["f_h4"]
     for kernel in result.plan.kernels:
         assert found.launched[kernel.name] in found.kernels
-        assert f"kernel {kernel.name}:" in told or kernel.name in told
+        assert f"kernel {kernel.name}:" in reported or kernel.name in reported
         if kernel.name != last.name and found.launched[kernel.name] == last:
             assert f"{kernel.name} (f.tile:{kernel.lines[-1][1]})" in last.text
     assert "# also f_h" in last.text and 'tilec.launch = "f_h4"' in result.texts["map"]

@@ -169,12 +169,12 @@ def test_options_in_use_are_told_with_the_names_of_indices(name, target):
     specialised, plan = planned((EXAMPLES / f"{name}.tile").read_text(), SIZES[name], target)
     text = explain(plan, specialised)
     assert not re.search(r"\(\d*,?\)|\bwalk|\bd\d+ (=|\d)|: False|  (no|none|0|\[\])$", text.replace("operations        none", ""))
-    for kernel, told in zip(plan.kernels, text.split("\nkernel ")[1:]):
-        labels = re.findall(r"^  (\w+) ", told.partition("\n\n")[0], re.MULTILINE)
+    for kernel, reported in zip(plan.kernels, text.split("\nkernel ")[1:]):
+        labels = re.findall(r"^  (\w+) ", reported.partition("\n\n")[0], re.MULTILINE)
         for field, value in kernel.options.fields():
             if field.name not in ("residency", "thread_order", "thread_counts") and not field.metadata["fixed"]:
                 on = any(n > 1 for n in value) if field.metadata["by_dim"] else value != field.metadata["off"]
-                assert (field.name in labels) == on or field.name in ("lanes",), (field.name, value, told)
+                assert (field.name in labels) == on or field.name in ("lanes",), (field.name, value, reported)
 
 
 def test_dimensions_of_parts_and_of_packed_factors_have_names():

@@ -60,5 +60,5 @@ def test_factors_of_a_chain_are_loaded_on_a_gpu_and_computed_on_a_cpu(target, st
     plan = planned(ATTENTION, None, {"H": 16, "S": 2048, "T": 2048, "D": 64}, target)
     assert sum("s" in k.nodes and "o" in k.nodes for k in plan.kernels) == 1
     assert any(k.nodes == ("c",) for k in plan.kernels) is stored
-    said = "multiplies tiles that are loaded, and not computed"
-    assert any(said in r.reason for r in plan.remarks if r.subject == "c") is stored
+    message = "multiplies tiles that are loaded, and not computed"
+    assert any(message in r.reason for r in plan.remarks if r.subject == "c") is stored

@@ -43,7 +43,7 @@ def test_rewrites_and_kernels_are_decided_together():
 
 
 @pytest.mark.parametrize(
-    "rewrites, said",
+    "rewrites, message",
     [
         ({"splt": ["y"]}, ["there is no rewrite `splt`", "did you mean `split`?"]),
         ({"split": 3}, ["`split` must be a list of operations, or `true` for all that it applies to"]),
@@ -61,10 +61,10 @@ def test_rewrites_and_kernels_are_decided_together():
         ({"split": [{"operation": "y", "parts": 4}]}, ["say `dim` and `parts` to have them in any case"]),
     ],
 )
-def test_rewrites_that_cannot_be(rewrites, said):
+def test_rewrites_that_cannot_be(rewrites, message):
     with pytest.raises(CallError) as raised:
         decided(rewrites=rewrites)
-    assert all(part in str(raised.value) for part in said) and "given.sched.toml:" in str(raised.value)
+    assert all(part in str(raised.value) for part in message) and "given.sched.toml:" in str(raised.value)
 
 
 def test_explain_lists_the_steps():

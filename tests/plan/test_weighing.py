@@ -66,13 +66,13 @@ def moving(name: str, program, machine, wanted: set[str] | None) -> dict[str, bo
     def ask(plan):
         table = tomllib.loads(write_schedule(plan, program))
         for kernel in plan.kernels:
-            said = table["plan"][0]["kernels"][kernel.name]
+            message = table["plan"][0]["kernels"][kernel.name]
             options = dict(kernel.options.editable())
             for key in (*options, "tile", *(f"loops.{n}" for n in kernel.loops)):
                 field, word = key.partition(".")[0], key.removeprefix("loops.")
                 if wanted is not None and field not in wanted:
                     continue
-                place = said if key == "tile" else said.get("loops" if field == "loops" else kernel.options.name, {})
+                place = message if key == "tile" else message.get("loops" if field == "loops" else kernel.options.name, {})
                 before = place.get(word)
                 now = options.get(key, kernel.tile if key == "tile" else kernel.loops.get(word))
                 for number in range(DRAWS):

@@ -16,8 +16,8 @@ from tilec.process import compile_server, forks
 pytestmark = pytest.mark.skipif(not compile_server._POSSIBLE, reason="processes of their own are for Linux")
 
 
-def least(said):
-    return said.index(min(said))
+def least(message):
+    return message.index(min(message))
 
 
 def weighed(tree):
@@ -26,8 +26,8 @@ def weighed(tree):
         if tree is None:
             raise ValueError("none")
         return tree
-    number, found, said = forks.choose([lambda each=each: weighed(each) for each in tree], lambda n: n, least)
-    assert found == min(said) == said[number]
+    number, found, message = forks.choose([lambda each=each: weighed(each) for each in tree], lambda n: n, least)
+    assert found == min(message) == message[number]
     return found
 
 
@@ -42,7 +42,7 @@ def test_the_chosen_alternative_answers_whoever_found_it(seed):
     def tree(depth):
         return draw.random() if depth == 0 or draw.random() < 0.3 else [tree(depth - 1) for _ in range(draw.randint(1, 3))]
 
-    def answer(request, say):
+    def answer(request, report):
         for each in request["before"]:
             weighed(each)
         return {"least": weighed(request["tree"]), "process": os.getpid()}
@@ -55,9 +55,9 @@ def test_the_chosen_alternative_answers_whoever_found_it(seed):
 
 
 def test_all_alternatives_are_found_at_a_time():
-    def answer(request, say):
-        number, _, said = forks.choose([lambda: sleep_until(request["together"])] * 3, lambda pid: pid, lambda said: 2)
-        return {"number": number, "said": said, "process": os.getpid()}
+    def answer(request, report):
+        number, _, message = forks.choose([lambda: sleep_until(request["together"])] * 3, lambda pid: pid, lambda message: 2)
+        return {"number": number, "said": message, "process": os.getpid()}
 
     with Answering(answer) as process:
         _, reply = process.ask({"together": time.time() + 0.3})
@@ -72,7 +72,7 @@ def sleep_until(end):
 
 
 def test_a_fork_that_fails_fails_in_its_process():
-    def answer(request, say):
+    def answer(request, report):
         try:
             return {"found": weighed(request["tree"])}
         except ValueError as error:
@@ -88,7 +88,7 @@ def test_a_fork_that_fails_fails_in_its_process():
 def test_a_fork_that_is_killed_is_made_up_for(chosen):
     """Before it is chosen its process does its work, and after that the whole request."""
 
-    def answer(request, say):
+    def answer(request, report):
         own = os.getpid()
 
         def second():
@@ -107,9 +107,9 @@ def test_a_fork_that_is_killed_is_made_up_for(chosen):
 
 
 def test_items_come_in_order_as_soon_as_they_are_there():
-    def answer(request, say):
+    def answer(request, report):
         for found in forks.each(lambda n: (n, os.getpid()), request["count"]):
-            say(found)
+            report(found)
         return {"process": os.getpid()}
 
     with Answering(answer) as process:
@@ -121,7 +121,7 @@ def test_items_come_in_order_as_soon_as_they_are_there():
 
 
 def test_an_item_that_fails_fails_in_its_process():
-    def answer(request, say):
+    def answer(request, report):
         try:
             return {"found": list(forks.each(lambda n: 1 // (2 - n), 4))}
         except ZeroDivisionError:
@@ -132,7 +132,7 @@ def test_an_item_that_fails_fails_in_its_process():
 
 
 def test_items_of_one_that_went_on():
-    def answer(request, say):
+    def answer(request, report):
         weighed([2, [3, 1]])
         found = list(forks.each(lambda n: n * n, 6))
         weighed([2, 3])
@@ -150,7 +150,7 @@ def test_without_leave_all_is_done_here():
 
 
 def test_no_process_is_left():
-    def answer(request, say):
+    def answer(request, report):
         return {"least": weighed(request["tree"])}
 
     with Answering(answer) as process:

@@ -25,9 +25,9 @@ def soon(monkeypatch):
     monkeypatch.delenv(progress.VARIABLE, raising=False)
 
 
-def told(monkeypatch, stream) -> str:
+def reported(monkeypatch, stream) -> str:
     monkeypatch.setattr(sys, "stderr", stream)
-    with progress.told("compiling f"):
+    with progress.reported("compiling f"):
         progress.at("in stage 'plan'")
         deadline = time.monotonic() + 5
         while not stream.getvalue() and time.monotonic() < deadline and stream.isatty():
@@ -36,12 +36,12 @@ def told(monkeypatch, stream) -> str:
 
 
 def test_on_a_terminal(soon, monkeypatch):
-    first, *_ = told(monkeypatch, Terminal()).splitlines()
+    first, *_ = reported(monkeypatch, Terminal()).splitlines()
     assert first == "tilec is still compiling f, in stage 'plan', 0 s so far; Ctrl-C stops it"
 
 
 def test_not_in_a_pipe(soon, monkeypatch):
-    assert told(monkeypatch, io.StringIO()) == ""
+    assert reported(monkeypatch, io.StringIO()) == ""
 
 
 class Writer:
@@ -75,7 +75,7 @@ def test_a_terminal_that_is_closed_meanwhile(soon, monkeypatch, error):
 
     monkeypatch.setattr(sys, "stderr", Lost())
     monkeypatch.setattr(threading, "excepthook", failed.append)
-    with progress.told("compiling f"):
+    with progress.reported("compiling f"):
         progress.at("in stage 'plan'")
         assert tried.wait(5)
         time.sleep(0.005)
@@ -86,7 +86,7 @@ def test_not_where_it_is_turned_off(soon, monkeypatch):
     monkeypatch.setenv(progress.VARIABLE, "0")
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
-    with progress.told("compiling f"):
+    with progress.reported("compiling f"):
         progress.at("in stage 'plan'")
         time.sleep(0.01)
     assert stream.getvalue() == ""
@@ -96,7 +96,7 @@ def test_once(soon, monkeypatch):
     """Where the command line shows it, a compilation within does not."""
     stream, seen = Terminal(), []
     monkeypatch.setattr(sys, "stderr", stream)
-    with progress.shown(seen.append), progress.told("compiling f"):
+    with progress.shown(seen.append), progress.reported("compiling f"):
         progress.at("in stage 'plan'")
         time.sleep(0.01)
     assert stream.getvalue() == ""

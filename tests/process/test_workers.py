@@ -17,9 +17,9 @@ def ended(code: str, **more: str) -> tuple[str, float]:
     child = subprocess.Popen([sys.executable, "-W", "error", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "ready\n", child.communicate()
     begin = time.monotonic()
-    told, errors = child.communicate(timeout=60)
+    reported, errors = child.communicate(timeout=60)
     assert errors == "" and child.returncode == 0
-    return told, time.monotonic() - begin
+    return reported, time.monotonic() - begin
 
 
 def test_results_come_in_order_and_errors_come_out():
@@ -129,6 +129,6 @@ def test_the_interpreter_ends_without_what_has_not_begun():
         begun.wait(60)
         print("ready", flush=True)
     """
-    told, seconds = ended(code)
-    assert told.splitlines() == ["first"]
+    reported, seconds = ended(code)
+    assert reported.splitlines() == ["first"]
     assert seconds < 5

@@ -13,7 +13,7 @@ from tools import ROOT
 @pytest.mark.slow
 def test_the_demo_says_what_it_found_in_the_cache(tmp_path):
     command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--target", "cpu", "--sizes", "B=1,S=16,E=32,H=2,D=16,F=48"]
-    for folder, told in (("a", "compiled"), ("a", "loaded from the cache"), ("", "compiled")):
+    for folder, reported in (("a", "compiled"), ("a", "loaded from the cache"), ("", "compiled")):
         env = os.environ | {"TILEC_CACHE_DIR": folder and str(tmp_path / folder)}
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-        assert f" s: {told}" in done.stdout and "right: " in done.stdout
+        assert f" s: {reported}" in done.stdout and "right: " in done.stdout

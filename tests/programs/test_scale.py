@@ -172,8 +172,8 @@ def test_what_takes_long_says_what_it_is_at(tilec, folder, monkeypatch):
     status, _, quiet = tilec("emit", "--as", "mlir", "a.tile", "-D", "N=4")
     assert status == 0 and "still" not in quiet
     monkeypatch.setattr(progress, "FIRST", 0.2)
-    status, _, told = tilec("emit", "--as", "mlir", "a.tile", "-D", "N=4")
-    assert status == 0 and re.search(r"still: compiling f, in stage 'plan', \d+ s so far; Ctrl-C stops it", told)
+    status, _, reported = tilec("emit", "--as", "mlir", "a.tile", "-D", "N=4")
+    assert status == 0 and re.search(r"still: compiling f, in stage 'plan', \d+ s so far; Ctrl-C stops it", reported)
 
 
 def test_a_program_finds_it_in_the_log(caplog):

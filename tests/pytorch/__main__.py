@@ -84,13 +84,13 @@ def _samples(options: argparse.Namespace) -> int:
     start = time.perf_counter()
     with options.log.open("a") if options.log else nullcontext() as log:
 
-        def say(outcome: Outcome) -> None:
+        def report(outcome: Outcome) -> None:
             if outcome.verdict in (WRONG, CRASHED):
-                print(f"{outcome.verdict.upper()} {outcome.case}\n  {outcome.said}", flush=True)
+                print(f"{outcome.verdict.upper()} {outcome.case}\n  {outcome.message}", flush=True)
             if log is not None:
                 print(json.dumps(asdict(outcome)), file=log, flush=True)
 
-        found = runs.run_all(options.what, chosen, choice, options.jobs, say, options.dynamo, options.log)
+        found = runs.run_all(options.what, chosen, choice, options.jobs, report, options.dynamo, options.log)
     counts = Counter(o.verdict for o in found)
     print(f"{len(found)} samples in {time.perf_counter() - start:.0f} s: {', '.join(f'{counts[v]} {v}' for v in VERDICTS)}")
     for reason, count in reasons(found).most_common(40):

@@ -57,7 +57,7 @@ class Outcome:
 
     case: str
     verdict: str
-    said: str = ""
+    message: str = ""
     backward: bool = False
     random: bool = False
     refused: bool = False
@@ -128,9 +128,9 @@ def _agreement(case: Case, dynamo: bool) -> Outcome:
         noise = _noise(case, reference, backward)
         wrong = _apart(reference, eager, compiled, noise)
     if not wrong and made.random and (wrong := _drawn(eager, ran(DRAWING), ran(DRAWING))):
-        made.said, made.verdict = "; ".join(wrong), WRONG
+        made.message, made.verdict = "; ".join(wrong), WRONG
     elif wrong:
-        made.said, made.verdict = "; ".join(wrong), CRASHED if isinstance(compiled, str) else WRONG
+        made.message, made.verdict = "; ".join(wrong), CRASHED if isinstance(compiled, str) else WRONG
         traced = ran(AOT)
         if isinstance(traced, str) or isinstance(compiled, str):
             agree = isinstance(traced, str) and isinstance(compiled, str)
@@ -232,7 +232,7 @@ class _Flat(torch.nn.Module):
 def counted() -> tuple[str, dict[str, int]]:
     """The verdict of a case that is right, and the reasons of what PyTorch runs."""
     found = report()
-    reasons = Counter(_said(e.operation, e.reason) for g in found.graphs for e in g.eager)
+    reasons = Counter(_message(e.operation, e.reason) for g in found.graphs for e in g.eager)
     for part in (p for g in found.graphs for p in g.parts if p.reason is not None):
         reasons[f"a program that is not compiled: {part.reason.splitlines()[0][:120]}"] += part.operations
     if not found.operations:
@@ -240,7 +240,7 @@ def counted() -> tuple[str, dict[str, int]]:
     return WHOLE if found.taken == found.operations else PART if found.taken else EAGER, dict(reasons)
 
 
-def _said(operation: str, reason: str) -> str:
+def _message(operation: str, reason: str) -> str:
     name = operation.rpartition("::")[2]
     return reason if reason.startswith(name) or "tensors without elements" in reason else f"{name}: {reason}"
 

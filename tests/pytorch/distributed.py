@@ -271,34 +271,34 @@ def work(text: str) -> int:
 
     from tilec.torch.backend import register
 
-    told = json.loads(text)
-    setup, names = Setup(**told["setup"]), told["names"]
+    reported = json.loads(text)
+    setup, names = Setup(**reported["setup"]), reported["names"]
     register()  # where the package is not installed with its entry points
     more = {}
     if setup.device == "cuda":
         torch.cuda.set_device(setup.rank)
         more = {"device_id": torch.device("cuda", setup.rank)}
     kind = "nccl" if setup.device == "cuda" else "gloo"
-    dist.init_process_group(kind, init_method=told["meet"], rank=setup.rank, world_size=setup.ranks, **more)
+    dist.init_process_group(kind, init_method=reported["meet"], rank=setup.rank, world_size=setup.ranks, **more)
     for name in names:
-        say(begun=name)
+        send(begun=name)
         dist.barrier()
         failed = ""
         try:
             failed = _different(setup, CASES[name])
         except Exception:
             failed = traceback.format_exc()[-3000:]
-        say(done=name, failed=failed)
+        send(done=name, failed=failed)
         if failed:  # the others may wait for this one
             break
-    for name in told["timed"]:
-        say(begun=f"time of {name}")
-        say(timed=name, ms={way: _time(setup, CASES[name], way) for way in ("eager", "inductor", "tilec")})
+    for name in reported["timed"]:
+        send(begun=f"time of {name}")
+        send(timed=name, ms={way: _time(setup, CASES[name], way) for way in ("eager", "inductor", "tilec")})
     sys.stdout.flush()
     os._exit(0)  # NCCL may wait for a process that has failed
 
 
-def say(**what: Any) -> None:
+def send(**what: Any) -> None:
     print(json.dumps(what), flush=True)
 
 
@@ -392,8 +392,8 @@ def run(
         share = max(1, (os.cpu_count() or 1) // ranks)  # as torchrun does: more threads than cores wait for each other
         env = {"OMP_NUM_THREADS": str(share)} | os.environ | {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
         for rank in range(ranks):
-            told = {"setup": asdict(Setup(device, rank, ranks, 256, 8)), "names": names, "timed": timed, "meet": meet}
-            command = [sys.executable, "-m", "tests.pytorch", "distributed", "--worker", json.dumps(told)]
+            reported = {"setup": asdict(Setup(device, rank, ranks, 256, 8)), "names": names, "timed": timed, "meet": meet}
+            command = [sys.executable, "-m", "tests.pytorch", "distributed", "--worker", json.dumps(reported)]
             files.append(((Path(folder) / f"out{rank}").open("w+"), (Path(folder) / f"err{rank}").open("w+")))
             children.append(subprocess.Popen(command, stdout=files[-1][0], stderr=files[-1][1], env=env))
         end, late = time.monotonic() + limit, False
@@ -405,24 +405,24 @@ def run(
         for child in children:
             child.kill()
             child.wait()
-        said, errors = [], []
+        lines_of, errors = [], []
         for out, err in files:
             for file in (out, err):
                 file.seek(0)
-            said.append([json.loads(line) for line in out.read().splitlines() if line.startswith("{")])
+            lines_of.append([json.loads(line) for line in out.read().splitlines() if line.startswith("{")])
             errors.append(err.read()[-1500:])
             out.close(), err.close()
     for name in names:
-        ends = [next((line["failed"] for line in lines if line.get("done") == name), None) for lines in said]
-        told_failed = [f"process {k}: {e}" for k, e in enumerate(ends) if e]
-        if None in ends and not told_failed:
+        ends = [next((line["failed"] for line in lines if line.get("done") == name), None) for lines in lines_of]
+        reported_failed = [f"process {k}: {e}" for k, e in enumerate(ends) if e]
+        if None in ends and not reported_failed:
             why = f"not done after {limit:.0f} s" if late else f"processes ended by {[c.returncode for c in children]}"
             yield {"case": name, "failed": f"{why}\n{errors[ends.index(None)]}"}
             return
-        yield {"case": name, "failed": "\n".join(told_failed)}
-        if told_failed:
+        yield {"case": name, "failed": "\n".join(reported_failed)}
+        if reported_failed:
             return
-    yield from (line for line in said[0] if "timed" in line)
+    yield from (line for line in lines_of[0] if "timed" in line)
 
 
 def main(options: argparse.Namespace) -> int:

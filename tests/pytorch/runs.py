@@ -30,7 +30,7 @@ def names(kind: str) -> list[str]:
 
 
 def run_all(
-    kind: str, chosen: list[str], choice: Choice, jobs: int, say: Callable[[Outcome], None], dynamo: bool = False,
+    kind: str, chosen: list[str], choice: Choice, jobs: int, report: Callable[[Outcome], None], dynamo: bool = False,
     log: Path | None = None,
 ) -> list[Outcome]:  # fmt: skip
     """The outcomes of all samples that `choice` takes of what is `chosen`; those that the log has are not run again."""
@@ -50,7 +50,7 @@ def run_all(
             for outcome in worker.outcomes(name):
                 with lock:
                     found.append(outcome)
-                    say(outcome)
+                    report(outcome)
         worker.end()
 
     threads = [threading.Thread(target=work) for _ in range(jobs)]
@@ -84,15 +84,15 @@ class _Worker:
             process.stdin.write(json.dumps([name, skipped]) + "\n")
             process.stdin.flush()
             for line in process.stdout:
-                said = json.loads(line)
-                if said is None:
+                message = json.loads(line)
+                if message is None:
                     self.done += 1
                     return
-                if isinstance(said, str):
-                    begun = said
+                if isinstance(message, str):
+                    begun = message
                 else:
                     skipped += 1
-                    yield Outcome(**said)
+                    yield Outcome(**message)
             status = process.wait()
             self.process = None
             yield Outcome(begun or name, CRASHED, f"the process ends with status {status}")

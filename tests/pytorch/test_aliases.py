@@ -61,7 +61,7 @@ FORMS = {
 def test_results_require_gradients_as_in_eager_mode(form):
     """Each result is weighted by a part of the next one, so that a gradient through what is detached would be seen."""
 
-    def told(function):
+    def reported(function):
         x = torch.linspace(0.1, 0.8, 8, requires_grad=True)
         made = function(x)
         weights = [t.detach().float().flatten()[0] for t in (*made[1:], made[0])]
@@ -69,8 +69,8 @@ def test_results_require_gradients_as_in_eager_mode(form):
         shared = [[t.untyped_storage().data_ptr() == u.untyped_storage().data_ptr() for t in made] for u in made]
         return [(t.requires_grad, t.grad_fn is None, t.is_leaf) for t in made], shared, x.grad
 
-    properties, shared, gradient = told(FORMS[form])
-    found = told(compiled(FORMS[form]))
+    properties, shared, gradient = reported(FORMS[form])
+    found = reported(compiled(FORMS[form]))
     assert found[:2] == (properties, shared)
     torch.testing.assert_close(found[2], gradient)
 

@@ -40,8 +40,8 @@ def test_a_process_with_an_empty_cache_compiles_nothing(tmp_path, monkeypatch):
     with CacheArtifactManager.with_fresh_cache():
         monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path / "one"))
         expected = step()
-        saved, told = torch.compiler.save_cache_artifacts()
-    assert len(told.tilec_artifacts) >= 6  # of two programs: the text, the launches, the machine code
+        saved, reported = torch.compiler.save_cache_artifacts()
+    assert len(reported.tilec_artifacts) >= 6  # of two programs: the text, the launches, the machine code
 
     def never(*args, **options):
         raise AssertionError("this is in the cache")
@@ -72,8 +72,8 @@ print("compiled" if any(server.used for server in compile_server._running.values
 
 @pytest.mark.slow
 def test_two_processes(tmp_path):
-    for way, said in (("save", "compiled"), ("load", "nothing was compiled")):
+    for way, message in (("save", "compiled"), ("load", "nothing was compiled")):
         environment = os.environ | {"TILEC_CACHE_DIR": str(tmp_path / way)}
         command = [sys.executable, "-c", MAKES, way, str(tmp_path / "artifacts")]
         run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert run.stdout.strip() == said, run.stderr
+        assert run.stdout.strip() == message, run.stderr

@@ -14,7 +14,7 @@ from tools.lowering import lowered  # noqa: E402
 
 from tests.outside import opinfo  # noqa: E402
 from tests.outside.common import attempt  # noqa: E402
-from tests.pytorch.translated import right, said, text  # noqa: E402
+from tests.pytorch.translated import message, right, text  # noqa: E402
 from tilec.core.targets import load  # noqa: E402
 from tilec.torch import aten  # noqa: E402
 from tilec.torch import indices as ix  # noqa: E402
@@ -97,7 +97,7 @@ def test_refusal_and_translation_are_one():
 def test_views_are_accesses():
     """A split into heads and a transpose store nothing; what merges dimensions is read by its parts."""
     x, w = torch.randn(2, 6, 8), torch.randn(8, 12)
-    lines = said(lambda x, w: (x @ w).view(2, 6, 3, 4).transpose(1, 2).softmax(-1), x, w)
+    lines = message(lambda x, w: (x @ w).view(2, 6, 3, 4).transpose(1, 2).softmax(-1), x, w)
     assert len(lines) == 2 and "//" not in "".join(lines) and "%" not in "".join(lines)
     assert "sum[k0 in 0:8](x_1[i0, i1, k0] * w_1[k0, i2])" in lines[0].replace("arg0_1", "x_1").replace("arg1_1", "w_1")
     right(lambda x, w: (x @ w).view(2, 6, 3, 4).transpose(1, 2).softmax(-1), x, w)
@@ -106,7 +106,7 @@ def test_views_are_accesses():
 def test_attention_is_two_products_and_a_softmax():
     q, k, v = (torch.randn(2, 3, 8, 16, dtype=torch.bfloat16) for _ in range(3))
     attend = torch.nn.functional.scaled_dot_product_attention
-    lines = said(lambda q, k, v: attend(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 8, 48), q, k, v)
+    lines = message(lambda q, k, v: attend(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 8, 48), q, k, v)
     products = [line for line in lines if "sum[" in line]
     assert len(products) == 2 and "0.25 * sum[k0 in 0:16]" in products[0] and "using bf16" in products[1]
     assert sum("safe_softmax[i3]" in line for line in lines) == 1
@@ -122,7 +122,7 @@ def test_rotary_positions_are_one_statement():
         return torch.cat([t * cos + half * sin, rest], -1)
 
     arguments = torch.randn(2, 6, 16), torch.randn(6, 8), torch.randn(6, 8)
-    assert len(said(rotated, *arguments)) == 1
+    assert len(message(rotated, *arguments)) == 1
     right(rotated, *arguments)
     right(lambda x, cos, sin: rotated(x.permute(1, 0, 2)[:, :, None].permute(2, 1, 0, 3), cos, sin), *arguments)
 
@@ -134,13 +134,13 @@ def test_a_join_reads_what_takes_long_from_memory():
         lambda x, y: torch.cat([torch.exp(y) + x, x]),
         lambda x, y: torch.cat([(z := torch.exp(x)) * z, x]),
     ):
-        assert len(said(call, x, y)) == 2
+        assert len(message(call, x, y)) == 2
         right(call, x, y)
 
 
 def test_a_widened_tensor_is_not_stored():
     x = torch.randn(6, 8).bfloat16()
-    lines = said(lambda x: (h := x.float())[:, 4:] + h[:, :4] + torch.cat([-h[:, :2], h[:, 2:4]], -1), x)
+    lines = message(lambda x: (h := x.float())[:, 4:] + h[:, :4] + torch.cat([-h[:, :2], h[:, 2:4]], -1), x)
     assert len(lines) == 3 and not any(re.search(r"= f32\([^()]*\)( where|$)", line) for line in lines)
 
 
@@ -225,11 +225,11 @@ def test_types_are_promoted_as_in_pytorch(call):
 def test_expressions_of_16_bits_are_rounded_once():
     """What one smooth operation reads of another is not rounded; what leaves the program or is cast is."""
     x = torch.randn(8, dtype=torch.bfloat16)
-    first, second = said(lambda x: torch.exp(x * 0.3), x)
+    first, second = message(lambda x: torch.exp(x * 0.3), x)
     assert ": f32 =" in first and ": bf16 =" in second
-    one, *_ = said(lambda x: (x * 0.3, torch.exp(x * 0.3)), x)
+    one, *_ = message(lambda x: (x * 0.3, torch.exp(x * 0.3)), x)
     assert ": bf16 =" in one or ": f32 =" in one
-    cast = said(lambda x: torch.exp(x.float().bfloat16() + 1), x.float())
+    cast = message(lambda x: torch.exp(x.float().bfloat16() + 1), x.float())
     assert any("bf16(" in line for line in cast)
 
 
@@ -269,7 +269,7 @@ def test_a_strided_gradient_multiplies_no_zeros(extent, want):
     def gradient(g, x, w):
         return torch.ops.aten.convolution_backward(g, x, w, None, *sizes, [True, False, False])[0]
 
-    lines = said(gradient, torch.randn(2, 6, 4, 3), torch.randn(2, 4, 8, 6), torch.randn(6, 4, extent, extent))
+    lines = message(gradient, torch.randn(2, 6, 4, 3), torch.randn(2, 4, 8, 6), torch.randn(6, 4, extent, extent))
     sums = [line for line in lines if "sum[" in line]
     assert [2 ** len(re.findall(r"r\d in 0:2", line)) for line in sums] == want
     assert not any("%" in line for line in sums)
@@ -286,9 +286,9 @@ def test_a_gradient_has_the_dimensions_of_its_input(stride):
         return torch.ops.aten.convolution_backward(g, x, w, None, *sizes, [True, True, False])[0].exp()
 
     right(backward, torch.randn_like(y), x, w, rtol=1e-4, atol=1e-4)
-    *_, last = said(backward, torch.randn_like(y), x, w)
+    *_, last = message(backward, torch.randn_like(y), x, w)
     assert "[i0, i1, i2, i3]" in last.partition(" = ")[0]
-    assert stride > 1 or any("i2 + r0 - 1, i3 + r1 - 1" in line for line in said(backward, y, x, w))
+    assert stride > 1 or any("i2 + r0 - 1, i3 + r1 - 1" in line for line in message(backward, y, x, w))
 
 
 @pytest.mark.parametrize("drawn", ["lowest", "NaN", "both"])
@@ -394,7 +394,7 @@ def test_outside_of_a_part_is_not_the_rest(call):
 def test_large_numbers_that_are_scaled_are_multiplied_scaled():
     """A product reads what its factors are multiples of, which must not overflow where they do not."""
     right(lambda x, y: (x * 1e-25) @ (y / 1e25), torch.randn(3, 4) * 1e25, torch.randn(4, 3) * 1e25)
-    lines = said(lambda x, y: (x * 0.25) @ (y / 2), torch.randn(3, 4), torch.randn(4, 3))
+    lines = message(lambda x, y: (x * 0.25) @ (y / 2), torch.randn(3, 4), torch.randn(4, 3))
     assert len(lines) == 1 and "= 0.125 * sum" in lines[0]
 
 

@@ -250,8 +250,8 @@ def test_two_processes_compile_one_model_at_once(tmp_path):
         child.stdin.write("\n")
         child.stdin.flush()
     for child in children:
-        out, said = child.communicate(timeout=300)
-        assert child.returncode == 0 and "right" in out, said
+        out, message = child.communicate(timeout=300)
+        assert child.returncode == 0 and "right" in out, message
 
 
 class Transformed(torch.utils.data.Dataset):

@@ -112,8 +112,8 @@ def test_data_decides_a_size():
 
 def test_the_recompile_limit_is_told():
     function = compiled(lambda x, k: x * k, dynamic=False)
-    told = pytest.warns(UserWarning, match="compiled one function 2 times, its recompile_limit")
-    with torch._dynamo.config.patch(recompile_limit=2), told:
+    reported = pytest.warns(UserWarning, match="compiled one function 2 times, its recompile_limit")
+    with torch._dynamo.config.patch(recompile_limit=2), reported:
         for n in range(3, 7):
             assert function(torch.ones(n), 2).sum() == 2 * n
 

@@ -56,9 +56,9 @@ def test_composite_operations_are_decomposed(mode):
 
 def test_decompositions_of_our_own_say_why_they_are_not_pytorchs():
     """Each that PyTorch has one for, too, is one whose reason is shown here."""
-    told = {op for op, row in OWN.items() if op in decomposition_table}
-    assert all((row.reason == NONE) == (op not in told) for op, row in OWN.items())
-    assert told == {*DIGITS, *RIGHT, ops.embedding_dense_backward.default}
+    reported = {op for op, row in OWN.items() if op in decomposition_table}
+    assert all((row.reason == NONE) == (op not in reported) for op, row in OWN.items())
+    assert reported == {*DIGITS, *RIGHT, ops.embedding_dense_backward.default}
 
 
 @cache

@@ -49,13 +49,13 @@ def test_what_fails_to_compile_is_run_by_pytorch(monkeypatch):
         raise ValueError("not today")
 
     monkeypatch.setattr(call, "program", fail)
-    with pytest.warns(FallbackWarning) as told:
+    with pytest.warns(FallbackWarning) as reported:
         assert_agrees(lambda x: torch.exp(x + 1) + 1, torch.randn(4))
         assert_agrees(lambda x: torch.exp(x + 2) + 2, torch.randn(4))  # the same operations, for the same reason
     assert "run by PyTorch: ValueError: not today" in str(tilec.torch.report()) and tilec.torch.report().share == 0
-    (said,) = [str(w.message) for w in told]
-    assert said.startswith("tilec: PyTorch runs 2 x add, exp, first in test_fallbacks.py:")
-    assert ", since tilec failed: ValueError: not today. options={'strict': True}" in said
+    (message,) = [str(w.message) for w in reported]
+    assert message.startswith("tilec: PyTorch runs 2 x add, exp, first in test_fallbacks.py:")
+    assert ", since tilec failed: ValueError: not today. options={'strict': True}" in message
     with pytest.raises(Exception, match="not today"):
         compiled(lambda x: x + 3, options={"strict": True})(torch.randn(4))
 
@@ -64,15 +64,15 @@ def test_what_was_told_is_not_put_into_words_again(monkeypatch):
     graph = torch.fx.symbolic_trace(lambda x: torch.exp(x) + 1).graph
     nodes, asked = [n for n in graph.nodes if n.op == "call_function"], []
     monkeypatch.setattr(origins, "source_line", lambda node: asked.append(node) or "")
-    with pytest.warns(FallbackWarning, match="an array at odds") as told:
-        failures.tell(nodes, CallError("an array at odds"))
+    with pytest.warns(FallbackWarning, match="an array at odds") as reported:
+        failures.report(nodes, CallError("an array at odds"))
         counted = len(asked)
         for _ in range(3):
-            failures.tell(nodes, CallError("an array at odds"))
-        assert 0 < counted == len(asked) and len(told) == 1
+            failures.report(nodes, CallError("an array at odds"))
+        assert 0 < counted == len(asked) and len(reported) == 1
         failures.forget()
-        failures.tell(nodes, CallError("an array at odds"))
-        assert len(asked) > counted and len(told) == 2
+        failures.report(nodes, CallError("an array at odds"))
+        assert len(asked) > counted and len(reported) == 2
 
 
 @pytest.mark.parametrize("given", ["0", "two", "1.5"])

@@ -41,10 +41,10 @@ def test_operations(name):
         function(*inputs)
     with pytest.raises(eager.type) as found:
         compiled(function)(*inputs)
-    said, place, operation = str(found.value).splitlines()
-    assert said.startswith("index ") and what in said and place == f"  the index is at {where}"
+    message, place, operation = str(found.value).splitlines()
+    assert message.startswith("index ") and what in message and place == f"  the index is at {where}"
     assert operation.startswith(f"  in {name}, {Path(__file__).name}:") and "lambda" in operation
-    assert f"(PyTorch: {eager.value})" in said or name in ("nll_loss", "take", "put")
+    assert f"(PyTorch: {eager.value})" in message or name in ("nll_loss", "take", "put")
     assert tilec.torch.report().share == 1
 
 
@@ -74,8 +74,8 @@ def test_of_two_operations_of_a_partition_the_right_one(dynamic):
         inputs[bad][2] = 12
         with pytest.raises(IndexError) as found:
             model(*inputs)
-        said, place, operation = str(found.value).splitlines()
-        assert f"index 12 is outside of dimension 0 of `layers.{bad}.words.weight`, whose size is 10" in said
+        message, place, operation = str(found.value).splitlines()
+        assert f"index 12 is outside of dimension 0 of `layers.{bad}.words.weight`, whose size is 10" in message
         assert place == f"  the index is at [2] of `{'ij'[bad]}`"
         assert f"in embedding of the module layers.{bad}.words, " in operation
         assert operation.endswith(": return self.words(i).sum()")
@@ -118,8 +118,8 @@ def test_a_gpu_tells_a_later_call(monkeypatch):
     outside.remember(module, sites, written)
     for number, site in enumerate(sites):
         error = outside.deferred(CheckError(site, deferred=True, program=module))
-        said, place, why = str(error).splitlines()
-        assert said == f"an index is outside of `layers.{number}.words.weight`, whose shape is [10, 4]"
+        message, place, why = str(error).splitlines()
+        assert message == f"an index is outside of `layers.{number}.words.weight`, whose shape is [10, 4]"
         assert f"in embedding of the module layers.{number}.words, " in place and "in an earlier call" in why
     for layer in range(6):
         outside._remembered[module][outside.line_of(sites[0])].append(f"layer {layer}")

@@ -141,11 +141,11 @@ def test_vmap_of_an_op_of_another_file_is_a_call_for_each(tmp_path):
     (tmp_path / "other.tile").write_text("op g(x: f32[N]) -> (y: f32[N]) { y[i] = 2 * x[i] }")
     (tmp_path / "f.tile").write_text('import "other.tile"\nop f(x: f32[N]) -> (y: f32[N]) { t = g(x); y[i] = t[i] + 1 }')
     op, x = tilec.torch.op(tmp_path / "f.tile"), torch.randn(3, 4)
-    with pytest.warns(FallbackWarning) as told:
+    with pytest.warns(FallbackWarning) as reported:
         torch.testing.assert_close(torch.vmap(op)(x), 2 * x + 1)
         torch.testing.assert_close(torch.vmap(op)(-x), 1 - 2 * x)
-    (said,) = (str(w.message) for w in told)
-    assert said == f"tilec: vmap calls {op.name} once for each index, since `f` calls `g`, of another file"
+    (message,) = (str(w.message) for w in reported)
+    assert message == f"tilec: vmap calls {op.name} once for each index, since `f` calls `g`, of another file"
 
 
 @pytest.mark.parametrize("broken", ["forward", "backward"])
@@ -164,12 +164,12 @@ def test_vmap_tells_that_a_program_with_one_more_dimension_is_refused(broken, mo
         name=f"refused_{broken}::f",
     )
     x = torch.randn(3, 4, requires_grad=True)
-    with pytest.warns(FallbackWarning) as told:
+    with pytest.warns(FallbackWarning) as reported:
         result = torch.vmap(op)(x)
         result.sum().backward()
-    (said,) = {str(w.message) for w in told if "vmap" in str(w.message)}
+    (message,) = {str(w.message) for w in reported if "vmap" in str(w.message)}
     name = "d" if broken == "backward" else "f"
-    assert f"once for each index, since tilec failed: `{name}` with one more dimension is refused: " in said
+    assert f"once for each index, since tilec failed: `{name}` with one more dimension is refused: " in message
     torch.testing.assert_close(result, x * x)
     torch.testing.assert_close(x.grad, 2 * x)
 

@@ -21,7 +21,7 @@ F = torch.nn.functional
 
 
 @pytest.mark.parametrize(
-    "given, said",
+    "given, message",
     [
         ({"options": {"shedule": "x"}}, "no option 'shedule'; it has target, schedule, strict, background, fallback_random, mode"),
         ({"mode": "fastest"}, "no mode 'fastest'; it has default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs"),
@@ -30,8 +30,8 @@ F = torch.nn.functional
         ({"options": {"schedule": "/no/such/folder"}}, "'schedule' must be a folder"),
     ],
 )
-def test_wrong_options_are_told(given, said):
-    with pytest.raises(Exception, match=said):
+def test_wrong_options_are_told(given, message):
+    with pytest.raises(Exception, match=message):
         compiled(lambda x: x + 1, **given)(torch.randn(3))
 
 
@@ -40,7 +40,7 @@ def test_wrong_options_are_told(given, said):
 def test_a_target_that_no_tensor_is_on_is_refused_at_once(target, more, monkeypatch):
     """Whatever is in the graph: parameters, inputs, constants, symbols."""
     monkeypatch.setattr(backend, "functions", None)  # nothing is traced, and nothing compiled
-    said = f"the option 'target' is '{target}', a GPU, and the model's tensors are on the CPU"
+    message = f"the option 'target' is '{target}', a GPU, and the model's tensors are on the CPU"
     options = {"target": target, **more}
     x = torch.randn(6, 8)
     forms = [
@@ -48,7 +48,7 @@ def test_a_target_that_no_tensor_is_on_is_refused_at_once(target, more, monkeypa
         (lambda n: torch.ones(n) * 2, {}, 5), (lambda xs: xs[0] + xs[1], {}, [x, x]),
     ]  # fmt: skip
     for function, how, given in forms:
-        with pytest.raises(Exception, match=said):
+        with pytest.raises(Exception, match=message):
             compiled(function, options=options, **how)(given)
 
 

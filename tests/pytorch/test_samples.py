@@ -74,7 +74,7 @@ Y = torch.arange(12.0).view(4, 3).t()
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         (lambda r: [r[0] * 1.001, *r[1:]], "error"),
         (lambda r: [r[0].t().contiguous().t(), *r[1:]], "strides"),
@@ -83,25 +83,25 @@ Y = torch.arange(12.0).view(4, 3).t()
         (lambda r: [r[0], r[1].clone()], None),
     ],
 )
-def test_what_is_wrong_is_noticed(monkeypatch, change, said):
+def test_what_is_wrong_is_noticed(monkeypatch, change, message):
     def spoilt(gm, inputs):
         run = agreements.AOT(gm, inputs)
         return lambda *values: change(list(run(*values)))
 
     monkeypatch.setattr(agreements, "TILEC", spoilt)
     found = agreement(Case("spoilt 0", lambda x: (x.exp(), x.argmax(1)), [X]))
-    assert (found.verdict == WRONG and said in found.said) if said else found.verdict != WRONG, found
+    assert (found.verdict == WRONG and message in found.message) if message else found.verdict != WRONG, found
 
 
-@pytest.mark.parametrize("change, said", [(lambda x, r: [r[0].clone()], "memory"), (lambda x, r: (x.add_(1), r)[1], "input 0")])
-def test_aliases_and_changed_inputs_are_noticed(monkeypatch, change, said):
+@pytest.mark.parametrize("change, message", [(lambda x, r: [r[0].clone()], "memory"), (lambda x, r: (x.add_(1), r)[1], "input 0")])
+def test_aliases_and_changed_inputs_are_noticed(monkeypatch, change, message):
     def spoilt(gm, inputs):
         run = agreements.AOT(gm, inputs)
         return lambda x: change(x, list(run(x)))
 
     monkeypatch.setattr(agreements, "TILEC", spoilt)
     found = agreement(Case("spoilt 0", lambda x: x[1:], [X]))
-    assert found.verdict == WRONG and said in found.said, found
+    assert found.verdict == WRONG and message in found.message, found
 
 
 def test_numbers_are_random_where_the_generator_is_asked():

@@ -97,13 +97,13 @@ def test_activations_are_freed_on_the_way(made):
     held = {n for n, k in enumerate(backward.calls[0].takes)}
     run = backward.run
 
-    def told(values):  # what nobody else has
+    def reported(values):  # what nobody else has
         held.clear()
         held.update(n for n, k in enumerate(backward.calls[0].takes) if values[k].data_ptr() in weights)
         return run(values)
 
     backward.calls = [watched(one, n == 0) for n, one in enumerate(backward.calls)]
-    backward.run = told
+    backward.run = reported
     model(torch.randn(32, 16)).sum().backward()
     assert gone[-1] > gone[0] > 0 and len(gone) == len(backward.calls) > 2
 

@@ -11,7 +11,7 @@ def text(call, *tensors) -> str:
     return graph.program(results)
 
 
-def said(call, *tensors) -> list[str]:
+def message(call, *tensors) -> list[str]:
     """The statements."""
     return [line.strip() for line in text(call, *tensors).splitlines()[1:-1]]
 

@@ -90,13 +90,13 @@ def test_every_load_is_a_row_of_every_task():
 
 def test_rows_are_chosen_by_whole_words():
     from benchmarks.model_rows import Setting
-    from benchmarks.models import is_said, suite
+    from benchmarks.models import is_reported, suite
 
     names = [r.name for r in suite(Setting())]
-    chosen = lambda words: {n.partition(",")[0] for n in names if is_said(words, n)}  # noqa: E731
+    chosen = lambda words: {n.partition(",")[0] for n in names if is_reported(words, n)}  # noqa: E731
     assert chosen("t5") == {"t5"} and chosen("resnet50 NHWC") == {"resnet50 NHWC"}
     assert chosen("resnet50") == {"resnet50 NHWC", "resnet50 NCHW"} and not chosen("NHWC resnet50")
-    assert {n for n in names if is_said("t5, training", n)} == {"t5, training"}
+    assert {n for n in names if is_reported("t5, training", n)} == {"t5, training"}
 
 
 def test_no_model_has_more_layers_than_there_are():
@@ -150,5 +150,5 @@ def test_a_way_that_fails_is_told_and_the_others_timed(monkeypatch):
 def test_a_kernel_that_waits_for_the_one_before_counts_from_its_end():
     from benchmarks.model_rows import ranked
 
-    told = ranked([("a", 0.0, 10.0), ("b", 1.0, 12.0), ("a", 20.0, 21.0)])
-    assert told == {"count": 3, "us": 13.0, "longest": [["a", 2, 11.0], ["b", 1, 2.0]]}
+    reported = ranked([("a", 0.0, 10.0), ("b", 1.0, 12.0), ("a", 20.0, 21.0)])
+    assert reported == {"count": 3, "us": 13.0, "longest": [["a", 2, 11.0], ["b", 1, 2.0]]}

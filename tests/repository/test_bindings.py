@@ -53,8 +53,8 @@ def shape(arguments: ast.arguments) -> list[tuple[str, str, bool]]:
 def installed_shapes(function: Any) -> list[list[tuple[str, str, bool]]] | None:
     """Of each overload; None where the bindings do not tell."""
     function = getattr(function, "__func__", function)
-    if told := getattr(function, "__nb_signature__", None):
-        texts = [re.sub(r"\\\d+|= \.\.\.", lambda m: "= ..." if "=" in m[0] else "None", t[0]) for t in told]
+    if reported := getattr(function, "__nb_signature__", None):
+        texts = [re.sub(r"\\\d+|= \.\.\.", lambda m: "= ..." if "=" in m[0] else "None", t[0]) for t in reported]
         return [shape(ast.parse(f"{t}: ...").body[0].args) for t in texts]
     if not inspect.isfunction(function):
         return None

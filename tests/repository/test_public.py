@@ -60,7 +60,7 @@ def test_all_that_is_public_is_listed():
     assert tilec.compile.__module__ == "tilec.api" and tilec.Plan is type(tilec.compile("y = 1", target="cpu").plan)
 
 
-def told(text: str, error: str) -> tuple[list[str], list[int]]:
+def reported(text: str, error: str) -> tuple[list[str], list[int]]:
     """What a checker reveals, and the lines that it calls wrong."""
     lines = [line for line in text.splitlines() if "script.py:" in line]
     wrong = {int(x.split("script.py:")[1].split(":")[0]) for x in lines if error in x}
@@ -78,7 +78,7 @@ def test_type_checkers_see_it(tmp_path, checker, error):
     else:
         command += ["--pythonpath", sys.executable]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    revealed, wrong = told(done.stdout + done.stderr, error)
+    revealed, wrong = reported(done.stdout + done.stderr, error)
     assert wrong == WRONG, done.stdout + done.stderr
     assert len(revealed) == SCRIPT.count("reveal_type")
     assert not any("object" in line or "Unknown" in line for line in revealed), revealed

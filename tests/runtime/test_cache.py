@@ -176,10 +176,10 @@ def test_installed_versions_are_those_of_the_metadata():
 
 
 def test_what_is_found_or_made_is_told(folder, monkeypatch):
-    told = []
-    monkeypatch.setattr(cache, "watchers", [lambda *entry: told.append(entry)])
+    reported = []
+    monkeypatch.setattr(cache, "watchers", [lambda *entry: reported.append(entry)])
     assert cache.load("k1") is None and cache.save("k1", {"a": 1}, {"x": b"1"}) and cache.load("k1") is not None
-    assert told == [("k1", {"a": 1}, {"x": b"1"})] * 2
+    assert reported == [("k1", {"a": 1}, {"x": b"1"})] * 2
 
 
 def test_equal_sources_have_one_digest(folder, tmp_path, monkeypatch):

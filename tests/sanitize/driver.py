@@ -132,7 +132,7 @@ def sanitize(program: str, options: argparse.Namespace, prepared: list[Path], br
         if unusable:
             return refuse(f"compute-sanitizer cannot work here: {outcome.problem}. Nothing was checked")
         for tool, parted in runs.items():
-            faults += sum(_tell(tool, part, *future.result()) for part, future in parted)
+            faults += sum(_report(tool, part, *future.result()) for part, future in parted)
     print(f"{len(prepared)} programs under {', '.join(options.tool)}: {faults or 'no'} faults", flush=True)
     return int(faults > 0)
 
@@ -158,7 +158,7 @@ def _run(program: str, tool: str, arguments: tuple[str, ...], limit: float) -> t
     return read(output, status), output, time.monotonic() - begin
 
 
-def _tell(tool: str, part: list[Path], outcome: Outcome, output: str, seconds: float) -> int:
+def _report(tool: str, part: list[Path], outcome: Outcome, output: str, seconds: float) -> int:
     """Prints what a run found; returns how much that was."""
     missing = [p.name for p in part if p.name not in outcome.ended]
     kinds: dict[tuple[str, str], list[str]] = {}

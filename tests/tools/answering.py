@@ -34,6 +34,6 @@ class Answering:
         """The parts, and the reply."""
         send(self.connection, json.dumps(request).encode())
         parts = []
-        while "part" in (said := json.loads(receive(self.connection))):
-            parts.append(said["part"])
-        return parts, said
+        while "part" in (message := json.loads(receive(self.connection))):
+            parts.append(message["part"])
+        return parts, message

@@ -56,12 +56,12 @@ def fork_without_interrupts() -> int:
 def fork(action: Callable[[], None]) -> int:
     """A child that does it and exits with 0, 1 for an exception, or 130 for Ctrl-C. Returns when it has called `begin`."""
     global _begun
-    told, _begun = os.pipe()
+    reported, _begun = os.pipe()
     child = fork_without_interrupts()
     if child:
         os.close(_begun)
-        os.read(told, 1)
-        os.close(told)
+        os.read(reported, 1)
+        os.close(reported)
         return child
     code = 130
     try:  # twice: Ctrl-C may come when the inner one has been left

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from tilec.cli.common import STAGES, add_output, add_path, add_program, add_seed, days, note, show_error, sizes
 from tilec.cli.defects import report_defect
 from tilec.cli.streams import open_streams, warnings_as
-from tilec.core.diagnostics import InternalError, TileError, told
+from tilec.core.diagnostics import InternalError, TileError, printable_message
 from tilec.process import progress
 
 OK, MISTAKE, DEFECT, INTERRUPTED, PIPE_CLOSED = 0, 1, 70, 130, 141
@@ -103,7 +103,7 @@ class _Parser(argparse.ArgumentParser):
     """Its messages show what was typed with nothing that steers a terminal."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        super()._print_message(told(message), file)
+        super()._print_message(printable_message(message), file)
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from tilec.core.diagnostics import CallError, Diagnostic, InternalError, Source, Span, TileError, told
+from tilec.core.diagnostics import CallError, Diagnostic, InternalError, Source, Span, TileError, printable_message
 from tilec.process import progress
 from tilec.process.atomic_files import replace_file
 from tilec.process.printable import is_terminal, printable
@@ -215,20 +215,20 @@ def lower(
         except Exception as error:
             raise InternalError(f"stage 'build' failed: {error}", "build") from error
         lowered = run_stages(module, loaded.target, schedule=loaded.schedule, end=end, locations=locations, emit=emit)
-    tell_schedule(loaded, lowered.plan)
+    report_schedule(loaded, lowered.plan)
     if expect and lowered.plan is not None:
         check_expectations(loaded.specialised, lowered.plan)
     return lowered
 
 
-def tell_schedule(loaded: Loaded, plan: Plan | None) -> None:
+def report_schedule(loaded: Loaded, plan: Plan | None) -> None:
     """Reports that a schedule was obeyed, and its changes, since nobody may have asked for it."""
     if loaded.schedule is None or plan is None:
         return
-    told = [r for r in plan.remarks if r.verb in ("obeyed", "ignored")]
-    if not any(r.verb == "ignored" for r in told):
+    printable_message = [r for r in plan.remarks if r.verb in ("obeyed", "ignored")]
+    if not any(r.verb == "ignored" for r in printable_message):
         note(f"obeying {loaded.schedule.source.name} (--no-schedule ignores it)")
-    for remark in told:
+    for remark in printable_message:
         note(str(remark) if remark.verb == "obeyed" else remark.reason)
 
 
@@ -269,7 +269,7 @@ def note(text: str, kind: str = "note") -> None:
     """Prints to the standard error, after flushing the output: one file may take both."""
     with suppress(OSError):  # the reader has gone, which whoever writes next is told
         sys.stdout.flush()
-    text = told(f"{kind}: {text}" if kind else text)
+    text = printable_message(f"{kind}: {text}" if kind else text)
     print(paint_matches(text, _MESSAGE) if coloured(sys.stderr) else text, file=sys.stderr, flush=True)
 
 
@@ -282,7 +282,7 @@ def error_text(d: Diagnostic) -> str:
     """A diagnostic as text, with its position if it has one."""
     if d.span is not Span.none():
         return str(d)
-    return f"{d.severity}: {told(d.message)}" + (f"\nhint: {told(d.hint)}" if d.hint else "")
+    return f"{d.severity}: {printable_message(d.message)}" + (f"\nhint: {printable_message(d.hint)}" if d.hint else "")
 
 
 @contextmanager

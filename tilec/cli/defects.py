@@ -17,8 +17,8 @@ ERROR_FILE = "tilec-error.mlir"
 def report_defect(error: Exception, args: argparse.Namespace, argv: list[str]) -> None:
     """Reports the failing stage, and saves the input that reproduces the failure."""
     stage, ir = (error.stage, error.ir) if isinstance(error, InternalError) else (None, None)
-    told = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
-    note(f"{told}\nThis is a defect of tilec, not of the program.", "internal error")
+    reported = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
+    note(f"{reported}\nThis is a defect of tilec, not of the program.", "internal error")
     if stage:
         note(f"in stage '{stage}'", "where")
     elif location := _location(error):

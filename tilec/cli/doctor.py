@@ -37,10 +37,10 @@ def doctor(args: argparse.Namespace) -> int:
 
 def _no_compiler() -> Iterator[str]:
     """What GPU targets lack, in one line; nothing where they lack nothing."""
-    from tilec.runtime.cuda.toolkit import missing, told
+    from tilec.runtime.cuda.toolkit import missing, reported
 
     if parts := missing():
-        yield f"problem: {told(parts)}"
+        yield f"problem: {reported(parts)}"
 
 
 def _calibrate() -> None:
@@ -48,7 +48,7 @@ def _calibrate() -> None:
     from tilec.driver.calibrate import calibrate
 
     with working("measuring this CPU for five seconds; other programs should be idle"):
-        calibrate(tell=note)
+        calibrate(report=note)
     note(f"wrote {calibrated_path()}", kind="")
 
 
@@ -170,8 +170,8 @@ def _cache() -> Iterator[str]:
         warnings.simplefilter("always")
         folder = cache.directory()
     if folder is None:
-        told = str(caught[0].message) if caught else f"off: {cache.VARIABLE} is empty, or the directory was refused"
-        yield _row("directory", told)
+        reported = str(caught[0].message) if caught else f"off: {cache.VARIABLE} is empty, or the directory was refused"
+        yield _row("directory", reported)
         return
     files, size = cache.usage()
     yield _row("directory", f"{folder} ({'writable' if os.access(folder, os.W_OK) else 'read-only'})")

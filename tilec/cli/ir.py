@@ -187,8 +187,8 @@ def parse_text(text: str, name: str) -> ir.Module:
     try:
         return mlir.parse(text)
     except mlir.ir.MLIRError as error:
-        said = _first_messages(error).replace('"-":', f"{name}:")  # which is what MLIR calls a text
-        raise CallError(f"'{name}' is not valid MLIR: {said}") from None
+        messages = _first_messages(error).replace('"-":', f"{name}:")  # which is what MLIR calls a text
+        raise CallError(f"'{name}' is not valid MLIR: {messages}") from None
 
 
 def _first_messages(error: Exception) -> str:

@@ -46,10 +46,10 @@ def schedule_text(
     return path, text
 
 
-def put(path: Path, text: str, plan: Plan, told: str) -> None:
+def put(path: Path, text: str, plan: Plan, reported: str) -> None:
     write(path, text)
     if str(path) != "-":
-        note(f"wrote {path}: {plan.counted}, {told}", kind="")
+        note(f"wrote {path}: {plan.counted}, {reported}", kind="")
 
 
 def _existing(path: Path) -> str:

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         _row(tensor.name, f"{tensor.dtype}{_shape(shape_of(tensor))}  result")
     within = _check(loaded, inputs, results) if args.check else True
     if seconds is not None and plan is not None:
-        _tell_time(loaded, plan, seconds)
+        _report_time(loaded, plan, seconds)
     if args.save is not None:
         _save(args, results)
     return 0 if within else 1
@@ -167,7 +167,7 @@ def _measure(device: Host, executable: Executable, budget: float = 1.0) -> list[
         return device.time(executable, repeats)
 
 
-def _tell_time(loaded: Loaded, plan: Plan, seconds: list[float]) -> None:
+def _report_time(loaded: Loaded, plan: Plan, seconds: list[float]) -> None:
     from tilec.core.quantities import amount
     from tilec.plan.report.expectations import minimal_traffic
     from tilec.plan.report.explain import share_of_roofline

@@ -70,8 +70,8 @@ def refused_everywhere(program: Program) -> list[Diagnostic]:
                 specialise(program, op.name, None, sizes)
                 break
             except TileError as error:
-                told = ", ".join(f"{n}={v}" for n, v in sizes.items())
-                first = first or replace(error.diagnostics[0], message=f"{error.diagnostics[0].message} (at {told})")
+                reported = ", ".join(f"{n}={v}" for n, v in sizes.items())
+                first = first or replace(error.diagnostics[0], message=f"{error.diagnostics[0].message} (at {reported})")
         else:
             if accepted_sizes(program, op, dict(zip(names, _TRIED[0].values())), {}) is not None:
                 continue

@@ -55,11 +55,11 @@ def warnings_as(show: Callable[[str], None]) -> Iterator[None]:
     with warnings.catch_warnings():
         plain = warnings.showwarning
 
-        def told(message: Warning | str, category: type[Warning], *location: Any, **named: Any) -> None:
+        def reported(message: Warning | str, category: type[Warning], *location: Any, **named: Any) -> None:
             if issubclass(category, CacheWarning):
                 show(str(message))
             else:
                 plain(message, category, *location, **named)
 
-        warnings.showwarning = told
+        warnings.showwarning = reported
         yield

@@ -56,8 +56,8 @@ def _show(right: list[Measured], final: list[Measured], best: Measured) -> None:
         mark = "*" if m is best else " "
         show(f"{mark} {m.time_us:10.1f} us  {m.candidate.predicted_us:10.1f} predicted  {m.what}", [(r"^\*.*", "green")])
     gain = right[0].time_us / best.time_us
-    told = f"{gain:.2f} times as fast as the compiler's" if best is not right[0] else "the compiler's choice stays"
-    show(f"{count(len(right), 'plan')} measured: {told}")
+    reported = f"{gain:.2f} times as fast as the compiler's" if best is not right[0] else "the compiler's choice stays"
+    show(f"{count(len(right), 'plan')} measured: {reported}")
 
 
 @contextmanager

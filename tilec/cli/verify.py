@@ -25,7 +25,7 @@ from tilec.semantics.verify import Failure, Verifier
 from tilec.semantics.verify_inputs import KINDS, WORK, distinct, first_sizes, inputs_of, sizes_around_tiles, steps
 
 RIGHT, EDITED, NOTHING, DEFECT = 0, 1, 1, 70
-RIGHT_TOLD, REFUSED, LEFT_OUT = "right", "refused", "left out"  # outcomes of one set of sizes
+RIGHT_OUTCOME, REFUSED, LEFT_OUT = "right", "refused", "left out"  # outcomes of one set of sizes
 
 
 Make: TypeAlias = "Callable[[dict[str, int]], Specialised]"  # the program with these sizes
@@ -53,11 +53,11 @@ def verify(args: argparse.Namespace) -> int:
         _dumped_at(args, make(several[0]), verifier)
     else:
         several = _sizes(verifier, make, list(size_names(op)), given, partial(accepted_sizes, program, op))
-    done: dict[str, list[dict[str, int]]] = {RIGHT_TOLD: [], REFUSED: [], LEFT_OUT: []}
+    done: dict[str, list[dict[str, int]]] = {RIGHT_OUTCOME: [], REFUSED: [], LEFT_OUT: []}
     for number, sizes in enumerate(several, 1):
         found = _check(verifier, make, sizes, args, f"{number} of {len(several)}")
         if not isinstance(found, str):
-            return _tell(args, verifier, make, given, *found)
+            return _report(args, verifier, make, given, *found)
         done[found].append(sizes)
     for stage, why in verifier.unsupported.items():
         note(f"not checked: {stage}: {why}")
@@ -73,9 +73,9 @@ def _conclude(done: dict[str, list[dict[str, int]]], verifier: Verifier, given: 
     if len(verifier.unsupported) == len(NAMES):
         note("nothing was verified: no stage could be interpreted", "error")
         return NOTHING
-    if proper(RIGHT_TOLD):
+    if proper(RIGHT_OUTCOME):
         return RIGHT
-    few = "only sizes of 0 and 1 were verified" if done[RIGHT_TOLD] else "nothing was verified"
+    few = "only sizes of 0 and 1 were verified" if done[RIGHT_OUTCOME] else "nothing was verified"
     if done[REFUSED]:
         hint = "give other sizes with -D; `tilec run` at a refused size shows the whole message"
         note(f"{few}: the compiler refuses the program at the other sizes\nhint: {hint}", "error")
@@ -159,7 +159,7 @@ def _check(
     if found is not None:
         return found
     _row(label, f"right: {', '.join(KINDS)}")
-    return RIGHT_TOLD
+    return RIGHT_OUTCOME
 
 
 def _steps(verifier: Verifier, specialised: Specialised) -> int:
@@ -183,7 +183,7 @@ def _first_line(error: TileError) -> str:
 # ---- failures --------------------------------------------------------------------------------------------
 
 
-def _tell(
+def _report(
     args: argparse.Namespace, verifier: Verifier, make: Make, given: dict[str, int], kind: str, failure: Failure
 ) -> int:
     from tilec.semantics.shrink import Shrinker

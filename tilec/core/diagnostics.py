@@ -91,15 +91,15 @@ class Diagnostic:
 
     def __str__(self) -> str:
         location = "" if self.span is _NOWHERE else f"{self.span}: "
-        parts = [f"{location}{self.severity}: {told(self.message)}", *_excerpt(self.span)]
+        parts = [f"{location}{self.severity}: {printable_message(self.message)}", *_excerpt(self.span)]
         for note in self.notes:
-            parts += [f"{note.span}: note: {told(note.message)}", *_excerpt(note.span)]
+            parts += [f"{note.span}: note: {printable_message(note.message)}", *_excerpt(note.span)]
         if self.hint:
-            parts.append(f"hint: {told(self.hint)}")
+            parts.append(f"hint: {printable_message(self.hint)}")
         return "\n".join(parts)
 
 
-def told(message: str) -> str:
+def printable_message(message: str) -> str:
     """A message as a terminal shows it: nothing in it steers the terminal, and names are of a readable length."""
     return printable(shortened(message))
 
@@ -138,7 +138,8 @@ class CallError(TileError, ValueError):
 
     def __str__(self) -> str:
         (d,) = self.diagnostics
-        return str(d) if d.span is not Span.none() else told(d.message) + (f"\nhint: {told(d.hint)}" if d.hint else "")
+        hint = f"\nhint: {printable_message(d.hint)}" if d.hint else ""
+        return str(d) if d.span is not Span.none() else printable_message(d.message) + hint
 
 
 class CheckError(CallError):

@@ -116,7 +116,7 @@ def _device() -> Target | None:
 def _adjusted(base: Target, name: str, a: dict[str, int]) -> Target:
     """`base` with the driver's figures; its peaks in proportion to the SMs."""
     share = a["units"] / base.units
-    told = 2e-6 * a["memory_khz"] * a["bus_bits"] / 8  # two transfers a clock; some drivers say 0
+    measured_gbs = 2e-6 * a["memory_khz"] * a["bus_bits"] / 8  # two transfers a clock; some drivers say 0
     chip = f"sm_{a['major']}{a['minor']}"
     base = base if base.chip.rstrip("a") == chip else _retargeted(base, chip, base.name)
     assert base.sm is not None
@@ -127,7 +127,7 @@ def _adjusted(base: Target, name: str, a: dict[str, int]) -> Target:
         description=name,
         units=a["units"],
         sm=replace(base.sm, **sm, groups=tuple(max(1, round(share * g)) for g in base.sm.groups)),
-        dram=replace(base.dram, bandwidth_gbs=told or base.dram.bandwidth_gbs * min(1.0, share)),
+        dram=replace(base.dram, bandwidth_gbs=measured_gbs or base.dram.bandwidth_gbs * min(1.0, share)),
         l2=replace(base.l2, bytes=a["l2_bytes"], bandwidth_gbs=base.l2.bandwidth_gbs * min(1.0, share)),
         fma={t: r * share for t, r in base.fma.items()},
         tensor={t: {i: r * share for i, r in rates.items()} for t, rates in base.tensor.items()},

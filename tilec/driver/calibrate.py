@@ -31,11 +31,11 @@ now and then. The best of the three does not."""
 Spreads = dict[str, tuple[float, float]]  # by figure, its best and its second best
 
 
-def calibrate(path: Path | None = None, tell: Callable[[str], object] = lambda text: None) -> Target:
+def calibrate(path: Path | None = None, report: Callable[[str], object] = lambda text: None) -> Target:
     """Measures this machine for five seconds, and writes the target file to `path`, by default for `load("cpu")`. L1 stays
     estimated: data that fit L1 are copied faster than Python can call.
 
-    Where other programs disturb it, it measures again, which `tell` is told. Raises CallError after three rounds, and writes
+    Where other programs disturb it, it measures again, which is reported. Raises CallError after three rounds, and writes
     nothing.
     """
     base = estimate()
@@ -48,7 +48,7 @@ def calibrate(path: Path | None = None, tell: Callable[[str], object] = lambda t
             _write(target, path or calibrated_path())
             return target
         if left:
-            tell(f"measuring again: {reason}")
+            report(f"measuring again: {reason}")
     raise CallError(f"this machine is too busy to be measured: {reason}; nothing was written", hint="end other programs first")
 
 

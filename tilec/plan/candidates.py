@@ -41,9 +41,9 @@ def candidates(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> li
     if len(found) < 2:
         found = [*(_layouts(own, g, graph, target) if target.kind == "cuda" else _tiles(own, g))]
     known = [k for f in found if (k := _predicted(f, target)) and (k.family.name != own.family.name or _fixed(k) == _fixed(own))]
-    unlike = {_said(k): k for k in sorted(known, key=lambda k: -k.prediction.time_us)}
-    unlike.pop(_said(own), None)
-    return [own, *sorted(unlike.values(), key=lambda k: (round(k.prediction.time_us, 1), crc32(_said(k).encode())))]
+    unlike = {_described(k): k for k in sorted(known, key=lambda k: -k.prediction.time_us)}
+    unlike.pop(_described(own), None)
+    return [own, *sorted(unlike.values(), key=lambda k: (round(k.prediction.time_us, 1), crc32(_described(k).encode())))]
 
 
 def _fixed(kernel: KernelPlan) -> list[object]:
@@ -51,7 +51,7 @@ def _fixed(kernel: KernelPlan) -> list[object]:
     return [value for f, value in kernel.family.fields() if f.metadata["fixed"]]
 
 
-def _said(kernel: KernelPlan) -> str:
+def _described(kernel: KernelPlan) -> str:
     """The text of the choices that a schedule file holds."""
     return repr((kernel.tile, sorted(kernel.loops.items()), kernel.options))
 
@@ -71,9 +71,9 @@ def _picks(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> Iterat
             found, _ = choose(kernel, g, graph, target, n)
         except NoFurtherChoice:
             return
-        if n and _said(found) == first:
+        if n and _described(found) == first:
             return  # `pick` made no difference
-        first = first or _said(found)
+        first = first or _described(found)
         yield found
 
 

@@ -57,8 +57,8 @@ def _replanned(module: ir.Operation, target: Target) -> ir.Operation:
             if f"tilec.{key}" in op.attributes:
                 del op.attributes[f"tilec.{key}"]
     plan = make_plan(function, target, demands=NONE)  # the steps of rewrites have been applied
-    said = {"program": plan.signature, "target": target.name} | _schedule(module)
-    text = tomlkit.dumps({"version": VERSION, "plan": [said]})
+    table = {"program": plan.signature, "target": target.name} | _schedule(module)
+    text = tomlkit.dumps({"version": VERSION, "plan": [table]})
     try:
         obeyed = parse_schedule(Source("the plan in this IR", text))(plan)
     except CallError as error:
@@ -90,8 +90,8 @@ def _schedule(module: ir.Operation) -> dict[str, Any]:
     for kernel, names in operations.items():
         if kernel not in entries:
             raise CallError(f"`tilec.kernels` has no kernel `{kernel}`, which operations are in")
-        said = {a.name: _value(a.attr) for a in entries[kernel] if a.name in ("tile", *FAMILIES)}
-        kernels[kernel] = {"operations": names, **said, "loops": loops.get(kernel, {})}
+        entry = {a.name: _value(a.attr) for a in entries[kernel] if a.name in ("tile", *FAMILIES)}
+        kernels[kernel] = {"operations": names, **entry, "loops": loops.get(kernel, {})}
     found: dict[str, Any] = {"inline": inline, "kernels": kernels}
     if mlir.get_string(module, "tilec.backend") == "cuda":
         launches = ir.DictAttr(module.attributes["tilec.launches"]) if "tilec.launches" in module.attributes else ()

@@ -50,15 +50,15 @@ def refuse_inlined(graph: Graph, fixed: Fixed) -> tuple[str, ...]:
 
 def _complete(nodes: dict[str, Node], fixed: Fixed) -> None:
     """Every operation once."""
-    said = [name for kernel in fixed.kernels for name in kernel] + list(fixed.inlined)
-    for name in said:
+    named = [name for kernel in fixed.kernels for name in kernel] + list(fixed.inlined)
+    for name in named:
         if name not in nodes:
             close = difflib.get_close_matches(name, nodes, 1)
             hint = f"did you mean `{close[0]}`?" if close else "the program's are " + ", ".join(nodes)
             raise CallError(f"there is no operation `{name}`", hint=hint)
-        if said.count(name) > 1:
+        if named.count(name) > 1:
             raise CallError(f"the operation `{name}` is listed twice")
-    if missing := [name for name in nodes if name not in said]:
+    if missing := [name for name in nodes if name not in named]:
         hint = "name it under a kernel's `operations`, or in `inline`"
         raise CallError(f"the operation `{missing[0]}` is in no kernel", hint=hint)
     if empty := next((k for k in fixed.kernels if not k), None):

@@ -68,7 +68,7 @@ def _faster(
         return compared.weigh(plan), plan.time_us
 
     number, plan, times = forks.choose(
-        [without, taken], about, lambda said: int(said[1][0] < said[0][0]), at_once
+        [without, taken], about, lambda summaries: int(summaries[1][0] < summaries[0][0]), at_once
     )
     reason = f"{duration(times[1][1])} {compared.done}, {duration(times[0][1])} {compared.undone}"
     if not number:
@@ -129,8 +129,8 @@ def written(applied: Applied) -> str:
         return f'"{step.operation}"'
     kind: Any = type(step)
     known = records.fields_of(kind)
-    said = [f"{key} = {_toml(value)}" for key, value in records.items(step) if value != known[key].default]
-    return f"{{{', '.join(said)}}}"
+    fields = [f"{key} = {_toml(value)}" for key, value in records.items(step) if value != known[key].default]
+    return f"{{{', '.join(fields)}}}"
 
 
 def _toml(value: Any) -> str:

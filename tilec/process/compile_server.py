@@ -71,9 +71,9 @@ class _Server:
         try:
             connection = self.take()
             send(connection, text)
-            while (message := receive(connection)) and "part" in (said := json.loads(message)):
-                on_part(said["part"])
-            reply = said if message else None
+            while (message := receive(connection)) and "part" in (received := json.loads(message)):
+                on_part(received["part"])
+            reply = received if message else None
         except OSError:
             pass
         finally:

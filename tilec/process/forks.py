@@ -80,9 +80,9 @@ def choose(
     first are found in forks. Raises what finding the first one raises, or another; and GoneOn."""
     if not (_allowed and at_once) or len(alternatives) < 2:
         found = [find() for find in alternatives]
-        said = [about(result) for result in found]
-        number = best(said)
-        return number, found[number], said
+        facts = [about(result) for result in found]
+        number = best(facts)
+        return number, found[number], facts
     forks: list[socket.socket] = []
     for number, find in enumerate(alternatives[1:], 1):
         mine, theirs = socket.socketpair()
@@ -100,16 +100,16 @@ def choose(
             fork.close()
         raise
     made |= {n: alternatives[n]() for n, message in enumerate(messages, 1) if not message}  # what has failed there, fails here
-    said = [about(made[n]) if n in made else pickle.loads(messages[n - 1]) for n in range(len(alternatives))]
-    number = best(said)
+    facts = [about(made[n]) if n in made else pickle.loads(messages[n - 1]) for n in range(len(alternatives))]
+    number = best(facts)
     for n, fork in enumerate(forks, 1):
         if n != number or n in made:
             fork.close()
     if number in made:
-        return number, made[number], said
+        return number, made[number], facts
     chosen = forks[number - 1]
     with suppress(OSError):  # it has ended: `answered` will say so
-        send(chosen, pickle.dumps(said))
+        send(chosen, pickle.dumps(facts))
     raise GoneOn(chosen)
 
 

@@ -71,7 +71,7 @@ def shown(show: Callable[[str], object]) -> Iterator[None]:
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
+def reported(what: str) -> Iterator[None]:
     """Prints progress on the standard error if the work within the block takes long, it is a terminal, and nobody shows it yet."""
     error = sys.stderr
     if _shown or not is_terminal(error):

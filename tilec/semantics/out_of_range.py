@@ -42,8 +42,8 @@ def explained(error: CheckError, specialised: Specialised, inputs: Mapping[str, 
                 try:
                     _evaluate(specialised, equation, node, inputs)
                 except OutOfRangeError as found:
-                    told = found.diagnostics[0].message
-                    return CheckError(f"{problem.message}: {told}", hint=HINT)
+                    detail = found.diagnostics[0].message
+                    return CheckError(f"{problem.message}: {detail}", hint=HINT)
                 except Exception:  # no memory, an array that is gone: the failure itself must still be reported
                     break
     return CheckError(problem.message, hint=HINT)

@@ -84,9 +84,9 @@ class Verifier:
             return found
 
     def check(
-        self, specialised: Specialised, several: Mapping[str, Arrays], tell: Callable[[str], None] = lambda text: None
+        self, specialised: Specialised, several: Mapping[str, Arrays], report: Callable[[str], None] = lambda text: None
     ) -> tuple[str, Failure] | None:
-        """The first stage that is wrong on one of several inputs, by their names; None where all are right. `tell` hears
+        """The first stage that is wrong on one of several inputs, by their names; None where all are right. `report` is given
         how far it is.
         """
         try:
@@ -99,7 +99,7 @@ class Verifier:
         for number, (stage, text) in enumerate(texts.items(), 1):
             run = _prepared(text)
             for kind, inputs in several.items():
-                tell(f"stage {stage} ({number} of {len(texts)}), {kind} inputs")
+                report(f"stage {stage} ({number} of {len(texts)}), {kind} inputs")
                 bounds = expected[kind]
                 if bounds is not None and (wrong := self.wrong(specialised, run, inputs, bounds, stage)):
                     return kind, Failure(stage, wrong, specialised, inputs, before)

@@ -74,7 +74,7 @@ class Backend:
         for name in unknown:
             raise CallError(f"torch.compile(backend='tilec') takes no {name}=")
         chosen = read(mode, options)
-        _tell_recompile_limit()
+        _report_recompile_limit()
         return compile_graph(gm, inputs, chosen)
 
     @staticmethod
@@ -154,10 +154,10 @@ def compilers(options: Options, names: Sequence[str] = ()) -> dict[str, Any]:
             _name(graph.graph, names)
             if kind == "inference":
                 precision.mark(graph.graph)
-            with frozen(), progress.told(f"compiling a graph of {kind}"):  # Dynamo's trace of a backward graph is over
-                run, told = compile_aten(graph, given, kind, options)
+            with frozen(), progress.reported(f"compiling a graph of {kind}"):  # Dynamo's trace of a backward graph is over
+                run, reported = compile_aten(graph, given, kind, options)
             if graphs is not None:
-                run, told.not_replayed = graphs.wrap(run, graph, given, kind)
+                run, reported.not_replayed = graphs.wrap(run, graph, given, kind)
             return run
 
         return compiled
@@ -169,7 +169,7 @@ def compilers(options: Options, names: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _halves(
-    options: Options, names: Sequence[str], joint: fx.GraphModule, inputs: Sequence[Any], **told: Any
+    options: Options, names: Sequence[str], joint: fx.GraphModule, inputs: Sequence[Any], **reported: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:  # fmt: skip
     """The forward and the backward graph of a training step. PyTorch asks for the backward graph's function when the first gradient
     is asked for; its programs are compiled beside those of the forward graph, where there are processors for both. They are written
@@ -178,9 +178,9 @@ def _halves(
         random_numbers.replace(joint.graph, training=True)
     complex_numbers.as_pairs(joint.graph)
     precision.mark(joint.graph)
-    forward, backward = recompute.partition(joint, inputs, partial(_target, options), **told)
-    save_old_values(forward, told["num_fwd_outputs"])
-    channels_last.save(forward, backward, told["num_fwd_outputs"])
+    forward, backward = recompute.partition(joint, inputs, partial(_target, options), **reported)
+    save_old_values(forward, reported["num_fwd_outputs"])
+    channels_last.save(forward, backward, reported["num_fwd_outputs"])
     if available_cores() >= SPARE and not options.background and not options.strict:
         _name(graph := copy.deepcopy(backward.graph), names)
         if (compile_them := _ahead(graph, partial(_attribute, backward), options)) is not None:
@@ -264,20 +264,20 @@ def compile_aten(
             if copied := [n for n in graph.nodes if n.meta.get(CHANGES) and (final or n not in written)]:
                 known = _without(graph, copied, placeholders, mode, attribute)
                 continue
-            told = reports.GraphReport(f"{number:03}-{kind}", kind)
+            reported = reports.GraphReport(f"{number:03}-{kind}", kind)
             for node, reason in decision.reasons.items():
                 if not (is_light(node) or is_write(node) or random_numbers.SEEDS in node.meta):  # those compute nothing
-                    told.eager.append(reports.Eager(operation(node), reason, module_path(node), source_line(node)))
-            if options.strict and told.eager:
-                raise CallError(f"PyTorch would run an operation, and the option 'strict' is set\n{told}")
+                    reported.eager.append(reports.Eager(operation(node), reason, module_path(node), source_line(node)))
+            if options.strict and reported.eager:
+                raise CallError(f"PyTorch would run an operation, and the option 'strict' is set\n{reported}")
             if len(pieces) > 1 and not options.background:
                 Partition.ahead([piece.graph for piece in pieces], into, options, mode)()
             try:
                 calls = []
                 for k, piece in enumerate(pieces):
                     about = reports.PartReport(f"part{k}", len(piece.part.nodes))
-                    told.parts.append(about)
-                    note = dump.noting(about, folder, piece.graph, told)
+                    reported.parts.append(about)
+                    note = dump.noting(about, folder, piece.graph, reported)
                     progress.at(f"partition {k + 1} of {len(pieces)}")
                     freed = _freed(piece, placeholders, kind) if kind != "inference" and not options.replays else None
                     call = Partition(piece.graph, options, mode, note, final, into[k], freed).fixed
@@ -294,12 +294,12 @@ def compile_aten(
                 refused.update(dict.fromkeys(nodes, error.reason))
                 final = len(refused) == before or len(refused) >= MOST_REFUSED
         whole = join(graph, decision, pieces, calls, attribute)
-    told.seconds = time.perf_counter() - begin
-    reports.add(told)
-    dump.whole(folder, told, whole.text)
+    reported.seconds = time.perf_counter() - begin
+    reports.add(reported)
+    dump.whole(folder, reported, whole.text)
     run = whole.run
     run._boxed_call = True  # type: ignore[attr-defined]
-    return run, told
+    return run, reported
 
 
 def _freed(piece: Piece, placeholders: Sequence[fx.Node], kind: str) -> list[int]:
@@ -345,10 +345,10 @@ def _attribute(gm: fx.GraphModule, name: str) -> Any:
     return value
 
 
-_told: set[Any] = set()
+_reported: set[Any] = set()
 
 
-def _tell_recompile_limit() -> None:
+def _report_recompile_limit() -> None:
     """Says in one line that PyTorch will run a function eagerly from now on, for sizes or values that it was not compiled for."""
     from torch._dynamo import config
     from torch._guards import CompileContext
@@ -356,9 +356,9 @@ def _tell_recompile_limit() -> None:
     compile_id = CompileContext.current_compile_id()
     frame, count = getattr(compile_id, "frame_id", None), getattr(compile_id, "frame_compile_id", None)
     limit = getattr(config, "recompile_limit", None)
-    if frame is None or count is None or limit is None or count + 1 < limit or frame in _told:
+    if frame is None or count is None or limit is None or count + 1 < limit or frame in _reported:
         return
-    _told.add(frame)
+    _reported.add(frame)
     warnings.warn(
         f"tilec: PyTorch has compiled one function {count + 1} times, its recompile_limit: it runs the function eagerly for "
         f"further sizes and values. Mark what changes by torch._dynamo.mark_dynamic, or raise torch._dynamo.config.recompile_limit",

@@ -14,7 +14,7 @@ from tilec.core.diagnostics import CallError, CheckError
 from tilec.driver import fast_call
 from tilec.driver.executable import Executable
 from tilec.torch import segments
-from tilec.torch.failures import tell
+from tilec.torch.failures import report
 from tilec.torch.layout import Layout, row_major
 from tilec.torch.write import Argument, Result, Written
 
@@ -115,7 +115,7 @@ def general(
         except CheckError:  # a CallError, too: of the values, and PyTorch would compute with the same ones
             raise
         except CallError as error:  # an array that kernels cannot read
-            tell(operations, error)
+            report(operations, error)
             return eager(*values)
         if single:
             return made if restrided[0] is None else restrided[0](made)

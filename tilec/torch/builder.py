@@ -8,16 +8,16 @@ from torch import fx
 
 from tilec.torch.aliases import tensors
 
-TOLD = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "seq_nr", "ac_graph_id")
+ORIGIN_KEYS = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "seq_nr", "ac_graph_id")
 """What nodes tell of where in the model they come from."""
 
 
 class Builder:
-    """`build(target, *args)` appends an operation before a node. `made` has all of them, `told` what they tell of the model."""
+    """`build(target, *args)` appends an operation before a node. `made` has all of them, `origin` what they tell of the model."""
 
     def __init__(self, graph: fx.Graph, before: fx.Node):
         self.graph, self.before, self.made = graph, before, list[fx.Node]()
-        self.told = {k: v for k, v in before.meta.items() if k in TOLD}
+        self.origin = {k: v for k, v in before.meta.items() if k in ORIGIN_KEYS}
         value: Any = tensors(before)[0]
         self.mode: Any = value.fake_mode
 
@@ -25,7 +25,7 @@ class Builder:
         with self.graph.inserting_before(self.before):
             node = self.graph.call_function(target, args, options)
         values, named = fx.map_arg((args, options), lambda n: n.meta["val"])
-        node.meta = dict(self.told)
+        node.meta = dict(self.origin)
         with self.mode:
             node.meta["val"] = target(*values, **named)
         self.made.append(node)

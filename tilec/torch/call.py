@@ -25,7 +25,7 @@ from tilec.torch.aten.scatters import CHANGES
 from tilec.torch.background import in_background, wait
 from tilec.torch.bound import bind, copying, eager_call, empty_strided, general
 from tilec.torch.concrete import concrete, is_symbolic, traced
-from tilec.torch.failures import tell, warn
+from tilec.torch.failures import report, warn
 from tilec.torch.options import Options
 from tilec.torch.outside import checking, remember
 from tilec.torch.schedules import schedule_of
@@ -169,13 +169,13 @@ class Partition:
             found = error if isinstance(error, Unwritten) else blamed(error, written) if written is not None else None
             if found is not None and found.nodes and not self.last:
                 if found.failed and not self.options.strict:
-                    tell(found.nodes, found.reason)
+                    report(found.nodes, found.reason)
                 raise found from error
             if self.options.strict:
                 raise
             self.note(None, f"{type(error).__name__}: {error}")
             if not isinstance(error, Unwritten) or error.failed:
-                tell(_operations(graph), error)
+                report(_operations(graph), error)
             return self.eager
         self.note(written, None)
         return made

@@ -24,7 +24,7 @@ from torch import fx
 from tilec.torch.aliases import is_view, maker, memory, reached, tensors
 from tilec.torch.aten import orders, refusal
 from tilec.torch.aten.table import op_name
-from tilec.torch.builder import TOLD
+from tilec.torch.builder import ORIGIN_KEYS
 from tilec.torch.concrete import is_symbolic
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -96,7 +96,7 @@ def _rank(node: fx.Node) -> int:
 
 def _clone(graph: fx.Graph, node: fx.Node, order: torch.memory_format) -> fx.Node:
     made = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": order})
-    made.meta = {k: v for k, v in node.meta.items() if k in TOLD}
+    made.meta = {k: v for k, v in node.meta.items() if k in ORIGIN_KEYS}
     value: Any = node.meta["val"]
     with value.fake_mode:
         made.meta["val"] = value.clone(memory_format=order)

@@ -63,15 +63,15 @@ class Replayed:
             return run
         device = self.device
 
-        def told(args: list[Any]) -> list[Any]:
+        def reported(args: list[Any]) -> list[Any]:
             from torch._inductor.cudagraph_trees import get_manager
 
             if (manager := get_manager(device, create_if_none_exists=False)) is not None:
                 manager.set_to_running_backward()
             return run(args)
 
-        told._boxed_call = True  # type: ignore[attr-defined]
-        return told
+        reported._boxed_call = True  # type: ignore[attr-defined]
+        return reported
 
 
 def _in_order(run: Run, device: int) -> Run:

@@ -29,7 +29,7 @@ def folder(name: str) -> Path | None:
 
 
 def noting(
-    about: PartReport, directory: Path | None, graph: fx.Graph, told: GraphReport
+    about: PartReport, directory: Path | None, graph: fx.Graph, reported: GraphReport
 ) -> Callable[[Written | None, str | None], None]:
     """What a partition tells when it is compiled: into the report, and as a file."""
 
@@ -43,16 +43,16 @@ def noting(
             return
         name = about.name if about.sizes == 1 else f"{about.name}-sizes{about.sizes}"
         _write(directory / f"{name}.tile", _head(graph, written) + written.commented)
-        if told.seconds:  # the graph's own file is written already
-            _write(directory / FILE, json.dumps(told.to_json(), indent=1))
+        if reported.seconds:  # the graph's own file is written already
+            _write(directory / FILE, json.dumps(reported.to_json(), indent=1))
 
     return note
 
 
-def whole(directory: Path | None, told: GraphReport, text: str) -> None:
+def whole(directory: Path | None, reported: GraphReport, text: str) -> None:
     if directory is not None:
         _write(directory / "run.py", text)
-        _write(directory / FILE, json.dumps(told.to_json(), indent=1))
+        _write(directory / FILE, json.dumps(reported.to_json(), indent=1))
 
 
 def _head(graph: fx.Graph, written: Written) -> str:

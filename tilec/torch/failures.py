@@ -19,15 +19,15 @@ class FallbackWarning(UserWarning):
     `tilec.torch.report()` lists such partitions."""
 
 
-_told: set[str] = set()
+_reported: set[str] = set()
 
 
 def forget() -> None:
     """Has everything told again."""
-    _told.clear()
+    _reported.clear()
 
 
-def tell(nodes: Sequence[fx.Node], error: BaseException | str) -> None:
+def report(nodes: Sequence[fx.Node], error: BaseException | str) -> None:
     """Warns that PyTorch computes these operations, and why: once for each reason and kind of operations."""
     from tilec.torch.origins import called, module_path, source_line
 
@@ -37,7 +37,7 @@ def tell(nodes: Sequence[fx.Node], error: BaseException | str) -> None:
     if (others := len(nodes) - sum(count for _, count in kinds.most_common(SHOWN))) > 0:
         what += f" and {others} others"
     about = f"{what}: {why}"
-    if about in _told:
+    if about in _reported:
         return
     where = next((" in ".join(p for p in (module_path(n), source_line(n)) if p) for n in nodes if source_line(n)), "")
     warn(
@@ -59,6 +59,6 @@ def short(why: str) -> str:
 
 def warn(message: str, about: str = "") -> None:
     """Warns once of what is `about` the same."""
-    if (key := about or message) not in _told:
-        _told.add(key)
+    if (key := about or message) not in _reported:
+        _reported.add(key)
         warnings.warn(message, FallbackWarning, stacklevel=3)

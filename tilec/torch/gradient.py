@@ -75,13 +75,13 @@ def match(op: Signature, backward: Signature) -> Gradient:
                 is_, but = (f"[{', '.join(map(str, s))}]" for s in (mine, wanted))
                 message = f"`{name}` of the gradient `{backward.name}` is {is_}, and `{op.inputs[number]}` is {but}"
                 raise CallError(message, result.span)
-    missing = [n for n in backward.keywords if n not in (*op.keywords, *op.fixed, *_told(op))]
+    missing = [n for n in backward.keywords if n not in (*op.keywords, *op.fixed, *_reported(op))]
     if missing:
         raise CallError(f"nothing tells the size `{missing[0]}` of the gradient `{backward.name}` of `{op.name}`")
     return Gradient(tuple(sources), tuple(targets), backward.keywords)
 
 
-def _told(op: Signature) -> set[str]:
+def _reported(op: Signature) -> set[str]:
     return {n for shape in op.shapes for p in shape for n in map(str, p.variables)}
 
 

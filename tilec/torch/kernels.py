@@ -143,7 +143,7 @@ def _function(operator: Operator, run: Kernel) -> type[torch.autograd.Function]:
         for k, dtype in enumerate(dtypes)
         if (dtype is not None and not dtype.is_float) or (gradient is not None and k not in gradient.read)
     ]
-    told = [n for n in gradient.sizes if n not in signature.keywords] if gradient is not None else []
+    determined = [n for n in gradient.sizes if n not in signature.keywords] if gradient is not None else []
 
     def forward(ctx: Any, keys: Any, sizes: Mapping[str, Any], *arguments: torch.Tensor) -> Any:
         made = run(*arguments, **sizes) if keys is None else _below(operator, keys, arguments, sizes)
@@ -153,7 +153,7 @@ def _function(operator: Operator, run: Kernel) -> type[torch.autograd.Function]:
         if gradient is not None:
             values = {"input": arguments, "result": results}
             ctx.save_for_backward(*(values[s.kind][s.number] for s in gradient.sources if s.kind in values))
-            all_sizes = signature.solve([tuple(a.shape) for a in arguments], sizes) if told else sizes
+            all_sizes = signature.solve([tuple(a.shape) for a in arguments], sizes) if determined else sizes
             ctx.sizes = {n: all_sizes[n] for n in gradient.sizes} if gradient.sizes else {}
             ctx.devices = {k: arguments[k].device for k in scalars} if scalars else {}
         return made

@@ -7,7 +7,7 @@ from torch import fx
 LONGEST = 100  # characters of a line of code
 
 
-def said(node: fx.Node) -> str:
+def origin_text(node: fx.Node) -> str:
     """The operation, and the module and the line of the model that it comes from."""
     parts = [str(node.target) if node.op == "call_function" else node.name]
     return ", ".join(part for part in (*parts, module_path(node), source_line(node)) if part)

@@ -77,22 +77,22 @@ def remember(module: str, sites: Sequence[str], written: Written) -> None:
     for site in sites:
         line = line_of(site)
         for node in named(site, written)[:1] if line is not None else ():
-            told = own.setdefault(line or 0, [])
+            reported = own.setdefault(line or 0, [])
             text = f"an index is outside of {_checked(node)}\n  in {_location(node)}"
-            if text not in told:
-                told.append(text)
+            if text not in reported:
+                reported.append(text)
 
 
 def deferred(error: CheckError) -> IndexError:
     """The error of an earlier call, whose values are gone. Where several partitions have one program, each of them is told."""
     message = error.diagnostics[0].message
     line = line_of(message) or 0
-    told = [*dict.fromkeys(text for kept in (_remembered, _former) for text in kept.get(error.program, {}).get(line, ()))]
-    if not told:
+    reported = [*dict.fromkeys(text for kept in (_remembered, _former) for text in kept.get(error.program, {}).get(line, ()))]
+    if not reported:
         return IndexError(str(error))
-    more = [f"  or {len(told) - SHOWN} others"] if len(told) > SHOWN else []
+    more = [f"  or {len(reported) - SHOWN} others"] if len(reported) > SHOWN else []
     why = "  in an earlier call: calls wait for no GPU. The same call on the CPU tells the index"
-    return IndexError("\n".join(["\n  or ".join(told[:SHOWN]), *more, why]))
+    return IndexError("\n".join(["\n  or ".join(reported[:SHOWN]), *more, why]))
 
 
 # ---- the index -------------------------------------------------------------------------------------------------------

@@ -66,8 +66,8 @@ class Signature:
         self._named = {n: Poly.of(n) for n in known} | {n: Poly.of(v) for n, v in self.fixed.items()}
         self.types = tuple(t.dtype for t in self.op.inputs)
         self.shapes = tuple(self._declared(t, ranks.get(t.name, 0)) for t in self.op.inputs)
-        self._steps, told = self._solved()
-        self.keywords = tuple(n for n in known if n not in told and n not in self.fixed)
+        self._steps, determined = self._solved()
+        self.keywords = tuple(n for n in known if n not in determined and n not in self.fixed)
         if self.keywords:
             self._steps, _ = self._solved()
 
@@ -139,8 +139,8 @@ class Signature:
     def _mismatch(self, step: _Bind | _Demand, wanted: Any, extent: Any) -> str:
         text = self.shapes[step.argument][step.dim]
         wanted, extent = _shown(wanted), _shown(extent)
-        told = f"`{text}` is {wanted}" if wanted is not None and text.constant is None else f"it must be `{text}`"
-        return f"{self.name}: dimension {step.dim} of `{self.inputs[step.argument]}` is {extent}, and {told}"
+        determined = f"`{text}` is {wanted}" if wanted is not None and text.constant is None else f"it must be `{text}`"
+        return f"{self.name}: dimension {step.dim} of `{self.inputs[step.argument]}` is {extent}, and {determined}"
 
     @staticmethod
     def _demand(condition: Any, message: Callable[[], str]) -> None:
@@ -155,8 +155,8 @@ class Signature:
         types = self.fitting(arguments)
         shapes = [tuple(a.shape) for a in arguments]
         if all(type(n) is int for n in (*given.values(), *(n for s in shapes for n in s))):
-            told = tuple(sorted({**self.fixed, **given}.items()))
-            return _specialised(self, tuple(zip(types, map(tuple, shapes))), told)
+            determined = tuple(sorted({**self.fixed, **given}.items()))
+            return _specialised(self, tuple(zip(types, map(tuple, shapes))), determined)
         sizes = self.solve(shapes, given)
         body = self._body(types)
         for extent, high, of, index in body.equal:

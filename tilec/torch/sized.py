@@ -73,7 +73,7 @@ class SizedCalls:
             try:
                 return call(*tensors)
             except CheckError as error:
-                raise self.op.told(error, tensors) from None
+                raise self.op.reported(error, tensors) from None
 
         return checked
 

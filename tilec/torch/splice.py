@@ -104,8 +104,8 @@ class Splice:
                         at, word = self.words.after(at)
                     at += 1
                 edits.insert(at, f": {dtype}")
-            told = {r.index for r in statement.ranges}
-            rest = ", ".join(f"{i} in 0:{n}" for i, n in zip(statement.indices, shape) if i not in told)
+            reported = {r.index for r in statement.ranges}
+            rest = ", ".join(f"{i} in 0:{n}" for i, n in zip(statement.indices, shape) if i not in reported)
             if rest:
                 edits.insert(statement.span.end, f", {rest}" if statement.ranges else f" where {rest}")
         return one_line(edits.part(start, statement.span.end))

@@ -14,7 +14,7 @@ from tilec.torch.aten import dtype_of, translate
 from tilec.torch.constants import patterns
 from tilec.torch.indices import number
 from tilec.torch.layout import Layout, layout, row_major
-from tilec.torch.origins import said
+from tilec.torch.origins import origin_text
 from tilec.torch.program import Graph, Inexpressible, Tensor, reason
 
 TEXT = "<program>"
@@ -116,7 +116,7 @@ def write(graph: fx.Graph) -> Written:
     results = [_result(node.meta["val"], found, made.shape) for node, found, made in zip(outputs, layouts, program.results)]
     lines = enumerate(text.splitlines())
     nodes = {k: origin[name] for k, line in lines if (name := _defined(line)) in origin}
-    comments = {line: said(node) for line, node in nodes.items()}
+    comments = {line: origin_text(node) for line, node in nodes.items()}
     return Written(text, tuple(arguments), tuple(results), comments, nodes, count + 1)
 
 

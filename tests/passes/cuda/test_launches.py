@@ -239,7 +239,7 @@ def test_a_schedule_says_it_again_and_forbids_it():
 
 
 @pytest.mark.parametrize(
-    "launches, said",
+    "launches, message",
     [
         ("f_l = ['f_s']", "has two at least"),
         ("f_l = ['f_s', 'f_z']", "there is no kernel `f_z`"),
@@ -251,10 +251,10 @@ def test_a_schedule_says_it_again_and_forbids_it():
         ("f_l = 'f_s'", "must be a list of names"),
     ],
 )
-def test_launches_that_a_schedule_cannot_have(launches, said):
+def test_launches_that_a_schedule_cannot_have(launches, message):
     plan = planned(SEVERAL, None, given())
     text = f'[[plan]]\nprogram = "{plan.signature}"\ntarget = "h200"\n[plan.launches]\n{launches}\n'
-    with pytest.raises(tilec.CallError, match=said):
+    with pytest.raises(tilec.CallError, match=message):
         lowered(SEVERAL, None, given(), schedule_of(text))
 
 

@@ -130,7 +130,7 @@ def test_several_products_share_steps(text, sizes):
     sizes |= {"M": 200, "K": 200}
     specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, target=machine("stream-k"))
     (kernel,) = result.plan.kernels
-    assert kernel.options.stream_k and kernel.options.together
+    assert kernel.options.stream_k and kernel.options.has_several_products
     inputs = dict(zip((i.name for i in specialised.inputs), c.arrays(specialised)))
     found = interpret_stage(specialised, result.texts, "map", inputs)
     assert_within(text, inputs, list(found.values()), kind="cuda")

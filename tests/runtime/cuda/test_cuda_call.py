@@ -190,11 +190,11 @@ def several(
             TensorMap(int(rng.integers(0, len(numbers))), "f32", 4, shape, tuple(max(1, e // 2) for e in shape))
             for shape in (shapes[k] for k in rng.integers(0, 3, rng.integers(0, 3)))
         ]
-        said = tuple(f"kernel {n} found {k}" for k in range(int(rng.integers(0, 3))))
-        kernels.append(kernel(f"k{n}", len(numbers), maps, said, grid=int(rng.integers(0, 4))))
+        message = tuple(f"kernel {n} found {k}" for k in range(int(rng.integers(0, 3))))
+        kernels.append(kernel(f"k{n}", len(numbers), maps, message, grid=int(rng.integers(0, 4))))
         steps.append((f"k{n}", numbers, 0))
         if kernels[-1].grid:
-            sites.append(len(said))
+            sites.append(len(message))
         if rng.integers(0, 2):
             steps.append((None, [int(k) for k in rng.integers(0, words, rng.integers(1, 3))], 64))
     return loaded(driver, kernels, steps, temporaries, deferred, (inputs, outputs)), inputs, outputs, sites
@@ -233,12 +233,12 @@ def test_both_ways_queue_the_same(driver, seed):
             driver.queued.clear()
             driver.capturing, driver.failing = int(state == 0), dict(failing)
             driver.codes = {refused: list(codes)} if state == 1 else {}
-            said = outcome(lambda: ways[way](given, out, stream))  # noqa: B023
+            message = outcome(lambda: ways[way](given, out, stream))  # noqa: B023
             driver.finish()
             driver.codes = {}
             now = list(driver.queued)
             last = outcome(program.check) if program.deferred_checks else None
-            found.append((said, now, last))
+            found.append((message, now, last))
         assert found[0] == found[1]
 
 

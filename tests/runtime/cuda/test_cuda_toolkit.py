@@ -65,7 +65,7 @@ def test_every_way_to_a_cubin_says_so(monkeypatch):
     def fail(*arguments):
         raise RuntimeError("libnvrtc.so.13 not found")
 
-    monkeypatch.setattr(compile_server, "ask", lambda kind, request: None)
+    monkeypatch.setattr(compile_server, "ask", lambda *request: None)
     monkeypatch.setattr(cuda_compile, "_operator_values", fail)
     monkeypatch.setattr(toolkit, "toolkit_library", lambda name: None if name == "nvrtc" else name)
     source = "op lacking(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] * 77 + 5 }"
@@ -77,18 +77,18 @@ def test_every_way_to_a_cubin_says_so(monkeypatch):
         _ = built.cubins
 
 
-@pytest.mark.parametrize("origin, said", [
+@pytest.mark.parametrize("origin, message", [
     (None, "'tilec[cuda]'"),
     ({"url": "https://example.org/tilec.whl"}, "'tilec[cuda]'"),
     ({"url": "file:///a%20b/tilec", "dir_info": {}}, "'/a b/tilec[cuda]'"),
     ({"url": "file:///src/it's", "dir_info": {"editable": True}}, """-e '/src/it'"'"'s[cuda]'"""),
     ({"url": "file://{here}", "dir_info": {"editable": True}}, "-e '.[cuda]'"),
 ])  # fmt: skip
-def test_the_command_installs_from_where_tilec_came(folder, monkeypatch, origin, said):
+def test_the_command_installs_from_where_tilec_came(folder, monkeypatch, origin, message):
     text = origin and json.dumps(origin).replace("{here}", str(folder))
     monkeypatch.setattr(toolkit, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text))
     command = toolkit.install_command()
-    assert command.endswith(f" install {said}")
+    assert command.endswith(f" install {message}")
     assert command.startswith(("pip ", f"{sys.executable} -m pip "))
 
 

@@ -61,15 +61,15 @@ def describe_expectations(specialised: Specialised, plan: Plan) -> Iterator[str]
     for expect in specialised.expects:
         facts = _Plan(specialised, plan)
         verdict = "holds" if facts.value(expect.condition) else "FAILS"
-        told = facts.told()
-        yield f"{_text(expect.condition)}: {verdict}" + (f" ({told})" if told else "")
+        reported = facts.reported()
+        yield f"{_text(expect.condition)}: {verdict}" + (f" ({reported})" if reported else "")
 
 
 def _failure(expect: ast.Expect, specialised: Specialised, plan: Plan) -> Diagnostic:
     facts = _Plan(specialised, plan)
     facts.value(expect.condition)
     where = Provenance(specialised)
-    told, hint = facts.told(), None
+    reported, hint = facts.reported(), None
     verbs: tuple[str, ...] = _MORE_KERNELS
     wanted = facts.wanted(expect.condition)
     if wanted["traffic"] < 0 and traffic(plan) <= 1.01 * minimal_traffic(specialised):
@@ -77,7 +77,7 @@ def _failure(expect: ast.Expect, specialised: Specialised, plan: Plan) -> Diagno
     elif wanted["kernels"] > 0 or wanted["traffic"] > 0:
         verbs = _FEWER_KERNELS
     notes = [Note(str(r), where.span(r.line)) for r in _culprits(verbs, facts, plan)]
-    message = f"the plan does not meet this expectation{f': {told}' if told else ''}"
+    message = f"the plan does not meet this expectation{f': {reported}' if reported else ''}"
     return Diagnostic(message, expect.span, tuple(notes[:4]), hint)
 
 
@@ -98,7 +98,7 @@ class _Plan:
         self.asked: dict[str, str] = {}
         self.stored: set[str] = set()
 
-    def told(self) -> str:
+    def reported(self) -> str:
         return ", ".join(
             f"{name} {'is ' if not text.startswith('`') else ''}{text}" for name, text in self.asked.items()
         )

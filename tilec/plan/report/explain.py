@@ -65,8 +65,8 @@ def _summary(plan: Plan, specialised: Specialised, measured: Mapping[str, float]
         yield _row("sizes", ", ".join(f"{name} = {value}" for name, value in specialised.sizes.items()))
     kernels = plan.counted if plan.copies else plan.counted.replace(" kernels", "", 1).removesuffix(" kernel")
     yield _row("kernels", kernels + (f"; inlined: {', '.join(plan.inlined)}" if plan.inlined else ""))
-    told = measured.get(specialised.name)
-    yield _row("time", f"{duration(plan.time_us)} predicted" + (f", {duration(told)} measured" if told else ""))
+    reported = measured.get(specialised.name)
+    yield _row("time", f"{duration(plan.time_us)} predicted" + (f", {duration(reported)} measured" if reported else ""))
     moved, least = traffic(plan), minimal_traffic(specialised)
     share = f", {moved / least:.2f} times the minimum (inputs read once, outputs written once)" if least else ""
     yield _row("traffic", f"{amount(moved)}B{share}")
@@ -81,8 +81,8 @@ def _kernel(
     kernel: KernelPlan, plan: Plan, where: Provenance, measured: float | None, counted: Mapping[str, float], registers: int | None
 ) -> Iterator[str]:
     p, work = kernel.prediction, kernel.work
-    told = _compared(p.time_us, measured)
-    yield f"kernel {kernel.name}: {duration(p.time_us)}{told}, bound by {_bound(p)}"
+    reported = _compared(p.time_us, measured)
+    yield f"kernel {kernel.name}: {duration(p.time_us)}{reported}, bound by {_bound(p)}"
     yield _row("computes", ", ".join(kernel.nodes))
     yield _row("writes", ", ".join(kernel.outputs))
     yield _row("grid", _grid(kernel, where))
@@ -151,8 +151,8 @@ def _verdict(kernel: KernelPlan, target: Target, measured: float, counted: Mappi
     found = causes(kernel.work, target, measured, counted)
     if not found:
         return f"no amount alone explains it; {_resource(p.limiter)} takes longest"
-    told = [_cause(c, kernel, target) for c in found if c.doubt <= LIKELY * found[0].doubt]
-    return ", or ".join(told[:2])
+    reported = [_cause(c, kernel, target) for c in found if c.doubt <= LIKELY * found[0].doubt]
+    return ", or ".join(reported[:2])
 
 
 LIKELY = 1.25  # of the doubt of the likeliest cause: another one is told, too

@@ -165,8 +165,8 @@ class Schedule:
         if not targets:
             return ""
         unknown = [t for t in targets if t not in names()]
-        told = f" (it has one for {', '.join(targets)}"
-        return f"{told}; tilec knows no target {', '.join(map(repr, unknown))})" if unknown else f"{told})"
+        reported = f" (it has one for {', '.join(targets)}"
+        return f"{reported}; tilec knows no target {', '.join(map(repr, unknown))})" if unknown else f"{reported})"
 
     def _obey(self, own: Plan, section: dict[str, Any], number: int) -> Plan:
         plan = self._replan(own, section, number)
@@ -257,18 +257,18 @@ class Schedule:
 
     def _difference(self, own: KernelPlan, obeyed: KernelPlan) -> Iterable[Remark]:
         """A remark with the differences between the file's kernel and the compiler's."""
-        told = [f"tile {list(obeyed.tile)} instead of {list(own.tile)}"] if obeyed.tile != own.tile else []
+        reported = [f"tile {list(obeyed.tile)} instead of {list(own.tile)}"] if obeyed.tile != own.tile else []
         if (mine := obeyed.options.name) != own.options.name:
-            told.append(f"family `{mine}` instead of `{own.options.name}`")
-        for what, said in (("loops", lambda k: k.loops), ("options", lambda k: dict(k.options.options()))):
-            mine, chosen = said(obeyed), said(own)
+            reported.append(f"family `{mine}` instead of `{own.options.name}`")
+        for what, facet in (("loops", lambda k: k.loops), ("options", lambda k: dict(k.options.options()))):
+            mine, chosen = facet(obeyed), facet(own)
             for key in (k for k in (*mine, *chosen) if mine.get(k) != chosen.get(k)):
                 subject = f"loops of {key}" if what == "loops" else f"`{key}`"
-                told.append(f"{subject} {_instead(mine, chosen, key)}")
-        if told:
-            told = list(dict.fromkeys(told))
+                reported.append(f"{subject} {_instead(mine, chosen, key)}")
+        if reported:
+            reported = list(dict.fromkeys(reported))
             times = obeyed.prediction.time_us, own.prediction.time_us
-            reason = f"{self.source.name} gives {'; '.join(told)}: "
+            reason = f"{self.source.name} gives {'; '.join(reported)}: "
             reason += f"{duration(times[0])}, the compiler's choice {duration(times[1])}"
             alternatives = (("the schedule's", times[0]), ("the compiler's", times[1]))
             line = obeyed.lines[-1] if obeyed.lines else None

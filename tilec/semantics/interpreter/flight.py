@@ -141,13 +141,13 @@ class Flight:
 
     def _stuck(self) -> None:
         """Everyone waits, and nothing has happened since all were asked last."""
-        told = []
+        waiting = []
         for _, what, context, lanes in self.waiting.values():
             block, thread = context.names(lanes)[0]
             of = f" of block {block}" if self.count > 1 else ""
-            told.append(f"{what}, {len(lanes)} threads from {thread}{of}")
+            waiting.append(f"{what}, {len(lanes)} threads from {thread}{of}")
         op, _, context, lanes = next(iter(self.waiting.values()))
-        raise Fault("stuck", op, "all threads wait forever: " + "; ".join(told), context.names(lanes))
+        raise Fault("stuck", op, "all threads wait forever: " + "; ".join(waiting), context.names(lanes))
 
     def common(self, key: Any, make: Callable[[], Any]) -> Any:
         """A value that the first block makes for all blocks."""

@@ -33,7 +33,7 @@ class Buffer:
         self.start = 0  # bytes before it in workgroup memory
         self.across: int | None = None  # elements of each block's part, where places go over the blocks of a cluster
         self.owner: np.ndarray | None = None  # the block that wrote an element last
-        self.told: dict[int, Any] = {}  # by element, what blocks know that see what was assigned there last
+        self.published: dict[int, Any] = {}  # by element, what blocks know that see what was assigned there last
 
     @staticmethod
     def empty(count: int, dtype: np.dtype, name: str = "") -> Buffer:

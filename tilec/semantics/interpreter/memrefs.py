@@ -118,12 +118,12 @@ def _atomic(code: Code, op: ir.Operation) -> Step:
         finally:
             buffer.guard = guard
         if values[0].lanes is not None:
-            _tell(buffer, offset, values[0], mask, kind == arith.AtomicRMWKind.assign)
+            _publish(buffer, offset, values[0], mask, kind == arith.AtomicRMWKind.assign)
 
     return step
 
 
-def _tell(buffer: Buffer, offset: Any, context: Any, mask: Mask, assigned: bool) -> None:
+def _publish(buffer: Buffer, offset: Any, context: Any, mask: Mask, assigned: bool) -> None:
     """What words bring from a block that assigns them to one that reads them."""
     lanes = np.arange(context.lanes) if mask is None else np.flatnonzero(mask)
     offsets = np.broadcast_to(offset, context.lanes)[lanes]
@@ -131,9 +131,9 @@ def _tell(buffer: Buffer, offset: Any, context: Any, mask: Mask, assigned: bool)
     for n, at in zip(*np.unique(offsets, return_index=True)):
         if assigned:
             cluster = int(context.block_of[lanes[at]]) // context.kernel.cluster
-            buffer.told[int(n)] = clocks.tell(rows[at], threads[at], cluster)
-        elif (told := buffer.told.get(int(n))) is not None:
-            clocks.seen.append((rows[offsets == n], threads[offsets == n], told))
+            buffer.published[int(n)] = clocks.publish(rows[at], threads[at], cluster)
+        elif (published := buffer.published.get(int(n))) is not None:
+            clocks.seen.append((rows[offsets == n], threads[offsets == n], published))
 
 
 @operation("memref.copy")

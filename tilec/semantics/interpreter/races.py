@@ -23,7 +23,7 @@ from tilec.semantics.interpreter.code import Context, Mask, differs
 from tilec.semantics.interpreter.faults import Fault, first
 from tilec.semantics.interpreter.memory import Buffer
 
-Told = tuple[int, np.ndarray]
+Published = tuple[int, np.ndarray]
 """The number of a cluster, and the ticks of its agents."""
 
 
@@ -39,7 +39,7 @@ class Clocks:
         self._tick(np.arange(blocks)[:, None], np.arange(threads))
         self.foreign: dict[int, np.ndarray] = {}  # `known` of the agents of other clusters, by the cluster's number
         self.fenced: np.ndarray | None = None  # `known` at a thread's last fence
-        self.seen: list[tuple[np.ndarray, np.ndarray, Told]] = []  # by threads of rows, that have passed no fence since
+        self.seen: list[tuple[np.ndarray, np.ndarray, Published]] = []  # by threads of rows, that have passed no fence since
 
     def _tick(self, rows: Any, threads: Any) -> None:
         self.known[rows, threads, self.own[rows, threads]] += 1
@@ -69,14 +69,14 @@ class Clocks:
         self._tick(rows, threads)
         fences, seen = np.zeros(self.known.shape[:2], np.bool_), self.seen
         fences[rows, threads], self.seen = True, []
-        for at, of, told in seen:
-            cluster, ticks = told
+        for at, of, published in seen:
+            cluster, ticks = published
             now = fences[at, of]
             known = self.foreign.setdefault(cluster, np.full_like(self.known, -1))
             known[at[now], of[now]] = np.maximum(known[at[now], of[now]], ticks)
-            self.seen += [(at[~now], of[~now], told)] if not now.all() else []
+            self.seen += [(at[~now], of[~now], published)] if not now.all() else []
 
-    def tell(self, row: int, thread: int, cluster: int) -> Told | None:
+    def publish(self, row: int, thread: int, cluster: int) -> Published | None:
         """What a word brings that this thread of a cluster assigns."""
         return None if self.fenced is None else (cluster, self.fenced[row, thread].copy())
 

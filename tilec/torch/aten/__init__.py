@@ -45,7 +45,7 @@ from tilec.torch.aten.table import (
     statement_name,
     translator,
 )
-from tilec.torch.failures import tell
+from tilec.torch.failures import report
 from tilec.torch.program import Graph, Inexpressible, Tensor, reason
 
 if TYPE_CHECKING:
@@ -75,6 +75,6 @@ def refusal(node: Node) -> str | None:
     except Inexpressible as error:
         return reason(error)
     except Exception as error:
-        tell([node], error)
+        report([node], error)
         return reason(error)
     return None
