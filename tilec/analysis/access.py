@@ -22,8 +22,10 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from math import copysign
 
-from tilec.analysis.index_terms import BlockTerms
+from tilec.analysis.expression import Expr
+from tilec.analysis.index_terms import BlockTerms, ExprTerms
 from tilec.analysis.products import narrow, stored
+from tilec.analysis.subscripts import subscripts
 from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.index.facts import NONE, Facts
@@ -84,7 +86,8 @@ def _is_outside(leaf: Leaf) -> bool:
 @dataclass(frozen=True)
 class Access:
     """An element of `tensor`, or 0 where one of the comparisons `bounds` fails. `operand`: the number of the operand that it is,
-    None for an access in the body. `exact`: the bounds hold just where the subscripts are inside the tensor."""
+    None for an access in the body. `exact`: the bounds hold just where the subscripts are inside the tensor. `expression`: what
+    reads it, where that is no operation's body."""
 
     tensor: ir.Value
     subscripts: tuple[Subscript, ...]
@@ -93,6 +96,7 @@ class Access:
     exact: bool = True
     guarded: frozenset[int] = frozenset()
     """The dimensions of the tensor that bounds are for."""
+    expression: Expr | None = None
 
     @property
     def shape(self) -> list[int]:
@@ -138,6 +142,13 @@ def access_of(op: ir.Operation, factor: ir.Value) -> Access | None:
     exact = all(within.decide(g) for g in guards) and all(guarded.decide(c) for c in needed)
     about = frozenset(p for p, both in enumerate(inside) if {*both} & {*guards})
     return Access(tensor, subscripts, None, tuple(comparisons), exact, about)
+
+
+def access_of_element(x: Expr) -> Access:
+    """The element of memory that an expression is."""
+    terms = ExprTerms()
+    dims = tuple(terms.dim(d) for d in range(max(x.dims, default=-1) + 1))
+    return Access(x.key, tuple(Subscript(terms.of(s), dims) for s in subscripts(x)), expression=x)
 
 
 def _inside(index: Term, extent: int) -> tuple[Cond, ...]:

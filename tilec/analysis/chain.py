@@ -10,8 +10,8 @@ Weights may be made of the results of several contractions over the same rows an
 A block has some rows i, and loops over the tiles of j. This module decides whether operations have this form, and which
 tiles of j a mask leaves: conditions that are affine in indices get bounds over a tile (`Mask`).
 
-Factors are elements of stored tensors at affine places: `k[b, h // 4, j, d]`, `x[b, j, 1, h, d]`, `x[b, j, h * 64 + d]`. In each
-dimension of its tensor a block reads one place, or a tile along one kernel dimension (`Factor`).
+Factors are elements of stored tensors at affine places: `k[b, h // 4, j, d]`, `x[b, j, 1, h, d]`, `x[b, j, h * 64 + d]`, of
+which a block reads boxes (`tilec/analysis/factor_access.py`).
 """
 
 from __future__ import annotations
@@ -24,42 +24,14 @@ from tilec.analysis.carried import Carried, Online
 from tilec.analysis.chain_masks import Mask, Match, folded, masks_of, matches_of, where, with_single_conditions
 from tilec.analysis.expression import Expr, Reader, Total, Unreadable, constant
 from tilec.analysis.extremes import without_idle_roundings
+from tilec.analysis.factor_access import FactorAccess, factor_of_element
 from tilec.analysis.linear_factor import linear_factor
 from tilec.analysis.online_reduction import derive
 from tilec.analysis.products import stored_term
-from tilec.analysis.subscripts import granule, page, period, step, subscripts
+from tilec.analysis.subscripts import granule
 from tilec.analysis.weights import largest, narrow_type, without_rounding
 from tilec.core import mlir
 from tilec.core.mlir import ir
-
-
-@dataclass(frozen=True)
-class Factor:
-    """A stored factor. `along` has for each dimension of its tensor the kernel dimension of which a block reads a tile there, in
-    steps of 1; None where a block reads one place. `page`: elements along `paged` lie in pages of so many, each at a place of its
-    own, as in `k[table[b, j // 16], j % 16, d]`; 0: they do not."""
-
-    element: Expr
-    along: tuple[int | None, ...]
-    page: int = 0
-    paged: int = -1
-
-    @property
-    def type(self) -> str:
-        return self.element.type
-
-    @property
-    def contiguous(self) -> int | None:
-        """The kernel dimension along which neighbours are adjacent in memory."""
-        return self.along[-1] if self.along else None
-
-    def is_part(self, d: int, extent: int) -> bool:
-        """Whether the tensor goes on beyond the last element of a kernel dimension."""
-        p = self.along.index(d)
-        length = ir.ShapedType(self.element.key.type).shape[p]
-        if self.page and d == self.paged:
-            return self.page > 1 and (length != self.page or extent % self.page > 0)
-        return bool(self.element.args) and length != extent
 
 
 @dataclass(frozen=True)
@@ -67,8 +39,8 @@ class First:
     """A contraction whose result stays on chip: `left` has its rows, `right` its columns; it sums over dimension `inner`."""
 
     total: Total
-    left: Factor
-    right: Factor
+    left: FactorAccess
+    right: FactorAccess
     inner: int
 
 
@@ -90,7 +62,7 @@ class Chain:
     product: Carried | None
     weights: Expr | None
     weight_type: str
-    values: Factor | None
+    values: FactorAccess | None
     rows: tuple[int, ...]
     columns: int | None
     batch: tuple[int, ...]
@@ -107,11 +79,11 @@ class Chain:
         return self.firsts[0].total
 
     @property
-    def left(self) -> Factor:
+    def left(self) -> FactorAccess:
         return self.firsts[0].left
 
     @property
-    def right(self) -> Factor:
+    def right(self) -> FactorAccess:
         return self.firsts[0].right
 
     @property
@@ -124,7 +96,7 @@ class Chain:
         return [c for c in self.online.carried if c is not self.product]
 
     @property
-    def factors(self) -> tuple[Factor, ...]:
+    def factors(self) -> tuple[FactorAccess, ...]:
         """Those that are stored."""
         stored = [x for first in self.firsts for x in (first.left, first.right)]
         return (*stored, *(() if self.values is None else (self.values,)))
@@ -213,15 +185,15 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
             raise Unreadable(f"a result has indices that {last.name} does not have")
     column = next(iter(columns), None)
     tiled = {*rows, between, *(d for t in made for d in t.reduced), *columns}
-    firsts = []
+    shared_dims, firsts = tiled - {*granules}, []
     for total, left, right in zip(made, lefts, rights):
         (inner,) = total.reduced
-        right_factor = _factor(right, {between, inner}, tiled - {*granules}, between)
-        firsts.append(First(total, _factor(left, {*rows, inner}, tiled, single=single), right_factor, inner))
+        rows_factor = factor_of_element(left).tile({*rows, inner}, tiled, single=single)
+        firsts.append(First(total, rows_factor, factor_of_element(right).tile({between, inner}, shared_dims, paged=between), inner))
     orders = [tuple(single) or tuple(d for d in first.left.along if d in rows) for first in firsts]
     if len({*orders}) > 1:
         raise Unreadable(f"the rows of {' and '.join(t.name for t in made)} lie in different orders")
-    values_factor = None if values is None else _factor(values, {between, *columns}, tiled - {*granules}, between)
+    values_factor = None if values is None else factor_of_element(values).tile({between, *columns}, shared_dims, paged=between)
     weight_type = "f32" if weights is None else narrow_type(weights)
     if weights is not None and values is not None:
         weights = without_rounding(weights, values.type)
@@ -257,53 +229,6 @@ def _product(product: Carried) -> tuple[Expr, Expr]:
     if values.dims & weights.dims - {d for d in values.dims if d in own} - set(product.total.reduced):
         raise Unreadable(f"the factors of {name} share an index that its result does not have")
     return weights, values
-
-
-def _factor(x: Expr, own: Set[int], tiled: Set[int], paged: int | None = None, single: Set[int] = frozenset()) -> Factor:
-    """`paged`: the dimension along which its elements may lie in pages. `single`: a dimension of which a block has one element, at
-    whatever place: what lies beside it along another dimension of the tensor then takes the place of the box's other rows."""
-    positions = subscripts(x)
-    size = 0 if paged is None else _page(positions, paged)
-    if size and paged in positions[-1].dims:
-        raise Unreadable("a factor is contiguous along an index whose elements lie at places that data tell")
-    along: list[int | None] = []
-    for p in positions:
-        if not size or paged not in p.dims or p.dims & (tiled - {paged}):
-            along.append(_along(p, tiled if p.dims & tiled == single and all(step(p, d) == 1 for d in single) else tiled - single))
-        else:  # within a page; of pages of one element, the first subscript that tells one
-            mine = paged not in along and (size == 1 or page(p, paged) > 0)
-            along.append(paged if mine else None)
-    for d in single - {*along}:
-        free = [n for n, other in enumerate(along[:-1]) if other is None]
-        own -= {d}
-        if free:
-            along[free[-1]], own = d, own | {d}
-    factor = Factor(x, tuple(along), size, paged) if size and paged is not None else Factor(x, tuple(along))
-    if sorted(d for d in factor.along if d is not None) != sorted(own):
-        raise Unreadable("a factor is read twice along an index, or not along every index of its tiles")
-    return factor
-
-
-def _page(positions: Iterable[Expr], d: int) -> int:
-    """How many neighbours along a dimension lie side by side, and each next so many at a place of their own; 0 where all do."""
-    moving = [p for p in positions if d in p.dims]
-    sizes = {page(p, d) for p in moving} - {0}
-    if not moving or any(step(p, d) == 1 for p in moving):
-        return 0
-    (size, *more) = sizes or {1}
-    uniform = not more and all(period(p, d) % size == 0 for p in moving if not page(p, d))
-    return size if uniform else 1
-
-
-def _along(subscript: Expr, tiled: Set[int]) -> int | None:
-    """The dimension of tiles that a subscript runs along."""
-    own = subscript.dims & tiled
-    if not own:
-        return None
-    (d, *others) = own
-    if others or step(subscript, d) != 1:
-        raise Unreadable("a factor is read at places that are no box of its tensor")
-    return d
 
 
 # ---- the score ---------------------------------------------------------------------------------------------

@@ -16,18 +16,16 @@ from tilec.analysis.neighbours import SIZE, Neighbours
 from tilec.analysis.operation_costs import instructions_of
 from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space
-from tilec.analysis.subscripts import base_multiple, step, subscripts
+from tilec.analysis.subscripts import step, subscripts
 from tilec.analysis.traffic import element_bytes, outputs_of
 from tilec.analysis.weights import without_rounding
 from tilec.core.fitted import ChainTimes
-from tilec.core.hardware import LINE, WARP, WIDE
+from tilec.core.hardware import LINE, WARP
 from tilec.core.mlir import ir
-from tilec.core.quantities import count
 from tilec.core.target import Target
 from tilec.cost.chain import CHAIN_ROWS, ChainProblem, choose_chain_tile, reduction_depth
 
 HELD = 1 << 14  # bytes of an operand that L1 holds beside the tiles in shared memory
-LINES = 8  # of 128 bytes, by which swizzled tiles are exchanged
 WIDEST = 256  # columns of the product, and reduced elements of the scores: what registers and shared memory hold
 WEIGHT_TERMS = {
     ("bf16", None): 3, ("bf16", "tf32"): 2, ("bf16", "bf16"): 1, ("f16", None): 2, ("f16", "tf32"): 1, ("f16", "bf16"): 1
@@ -85,7 +83,7 @@ def _refuse(nodes: list[Node], space: Space, graph: Graph, target: Target) -> st
 
 def _refuse_storage(chain: Chain, space: Space) -> str | None:
     """Tiles lie in lines along the contiguous dimension, which is one of the two of a factor's tiles."""
-    kinds = {x.type for x in chain.factors}
+    kinds = {x.stored for x in chain.factors}
     if kinds not in ({"bf16"}, {"f16"}):
         return f"the factors are {' and '.join(sorted(kinds))}, where all must be bf16 or all f16"
     across = any(first.left.contiguous != first.inner for first in chain.firsts)
@@ -95,33 +93,20 @@ def _refuse_storage(chain: Chain, space: Space) -> str | None:
     between = space.extents[chain.between]
     for first in chain.firsts:
         inner = space.extents[first.inner]
-        if inner % 16 and any(x.is_part(first.inner, inner) for x in (first.left, first.right)):
+        if inner % 16 and not all(x.ends(first.inner, inner) for x in (first.left, first.right)):
             return f"{inner} of a dimension's elements are no multiple of 16, and what follows them is not 0"
-    if chain.values is not None and chain.values.is_part(chain.between, between):
+    if chain.values is not None and not chain.values.ends(chain.between, between):
         return "the values are a part of a dimension, and what follows them is not 0"
     return None
 
 
-def refuse_tma(chain: Chain, extents: dict[int, int]) -> str | None:
-    """Why TMA cannot load the factors' tiles, without which there is no `wgmma`: boxes have 5 dimensions, begin at words of 16
-    bytes, and bring what follows the last step of a sum."""
+def refuse_warpgroups(chain: Chain, extents: dict[int, int]) -> str | None:
+    """Why TMA cannot load the factors' tiles, without which there is no `wgmma`."""
     if any(not {*chain.rows} <= {*first.left.along} for first in chain.firsts):
         return "a factor of one row has no dimension for the other rows of a box"
-    for x in chain.factors:
-        shape = ir.ShapedType(x.element.key.type).shape
-        if len(shape) > 5:
-            return f"a factor has {len(shape)} dimensions, and TMA takes 5"
-        if x.page % LINES:
-            return f"{count(x.page, 'element')} of a factor lie side by side, and TMA copies a multiple of {LINES}"
-        if shape[-1] * 2 % WIDE:
-            return f"rows of {shape[-1]} elements do not all begin at a multiple of {WIDE} bytes, as TMA demands"
-        if base_multiple(subscripts(x.element)[-1]) * 2 % WIDE:
-            return f"tiles of a factor do not all begin at a multiple of {WIDE} bytes in its rows, as TMA demands"
     inner = extents[chain.inner]
-    steps = reduction_depth("wgmma", inner) if chain.values is None else 1
-    if inner % steps and any(x.is_part(chain.inner, inner) for x in (chain.left, chain.right)):
-        return f"steps of {steps} elements go on beyond {inner} of a dimension, and what follows them is not 0"
-    return None
+    steps = {} if chain.values is not None else {chain.inner: (reduction_depth("wgmma", inner), inner)}
+    return next((why for x in chain.factors if (why := x.refuse_box(steps)) is not None), None)
 
 
 def refuse_warps(chain: Chain) -> str | None:
@@ -139,9 +124,9 @@ def _lies_between(chain: Chain) -> bool:
 
 def chain_units(chain: Chain, extents: dict[int, int], target: Target) -> tuple[str, ...]:
     """The matrix instructions that the chain can take on a target."""
-    tma = target.has("tma") and refuse_tma(chain, extents) is None
+    tma = target.has("tma") and refuse_warpgroups(chain, extents) is None
     able = {"wgmma": tma, "mma.sync": refuse_warps(chain) is None}
-    return tuple(u for u in CHAIN_ROWS if u in target.instructions(chain.left.type) and able[u])
+    return tuple(u for u in CHAIN_ROWS if u in target.instructions(chain.left.stored) and able[u])
 
 
 def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
@@ -151,9 +136,9 @@ def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, ta
         if space.extents[d] > WIDEST:
             return f"a block has room for {WIDEST} {what} contraction, not {space.extents[d]}"
     if not chain_units(chain, space.extents, target):
-        return refuse_tma(chain, space.extents) or refuse_warps(chain) or f"{target.name} lacks wgmma and TMA"
+        return refuse_warpgroups(chain, space.extents) or refuse_warps(chain) or f"{target.name} lacks wgmma and TMA"
     if chain.values is not None and weight_terms_of(chain) is None:
-        return f"its {chain.weight_type} weights may be larger than an f16, and take bf16 factors, and not {chain.values.type}"
+        return f"its {chain.weight_type} weights may be larger than an f16, and take bf16 factors, and not {chain.values.stored}"
     if not choose_chain_tile(target, chain_problem(nodes, space, graph, target)):
         return "no tile fits registers and shared memory"
     return None
@@ -163,7 +148,7 @@ def weight_terms_of(chain: Chain) -> int | None:
     """The number of products that one weight takes; 0 without a second contraction."""
     if chain.values is None or chain.product is None:
         return 0
-    kind, own = chain.values.type, chain.weight_type
+    kind, own = chain.values.stored, chain.weight_type
     if own == kind:
         return 1
     if kind == "f16" and chain.weight_bound > LARGEST_WEIGHT:
@@ -207,7 +192,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     fma = sum(_instructions(p, graph) / (SIZE if p in together else 1) for p in parts) - special
     fma += fit.exchange_operations * len(exchanged)
     fma += sum(chain.columns not in c.total.dims for c in chain.online.carried)
-    factors = {x.element for x in chain.factors}
+    factors = {x.expression for x in chain.factors}
     stored = {x.key for x in factors}
     read = lambda x: prod(-(-extents[d] // (chain.granules.get(d, 1) or 1)) for d in x.dims)  # noqa: E731
     loaded = [p for p in parts - factors if p.op == "element" and chain.between in p.dims]
@@ -219,7 +204,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     return ChainProblem(
         prod(extents[d] for d in chain.rows), extents[chain.between], extents[chain.inner],
         0 if chain.columns is None else extents[chain.columns],
-        prod(extents[d] for d in chain.batch), chain.left.type, 3 if terms is None else terms,
+        prod(extents[d] for d in chain.batch), chain.left.stored, 3 if terms is None else terms,
         _share(chain, extents), fma + fit.load_operations * len(loaded), special, out,
         k_major=(chain.left.contiguous == chain.inner, chain.right.contiguous == chain.inner),
         units=chain_units(chain, extents, target),
@@ -272,7 +257,7 @@ def _computed(chain: Chain, carried: Carried) -> Expr:
     """A term as the kernel computes it: what multiplying a weight rounds it to, it is not rounded to before."""
     if carried is not chain.product or chain.values is None:
         return carried.term
-    kind = chain.values.type
+    kind = chain.values.stored
     return replace(carried.term, args=tuple(without_rounding(x, kind) for x in carried.term.args))
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from math import prod
 
-from tilec.analysis.chain import Factor
-from tilec.analysis.subscripts import base_multiple, subscripts
+from tilec.analysis.factor_access import FactorAccess
+from tilec.analysis.subscripts import subscripts
 from tilec.core import locations, mlir
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, memref, scf
@@ -29,10 +29,10 @@ class CopiedTiles:
     dimension. `limits`: the last subscript of those that end within a tile."""
 
     def __init__(
-        self, block: ChainBlock, thread: Thread, factor: Factor, box: dict[int, int], slots: int, limits: dict[int, ir.Value]
+        self, block: ChainBlock, thread: Thread, factor: FactorAccess, box: dict[int, int], slots: int, limits: dict[int, ir.Value]
     ):
         assert factor.contiguous is not None
-        self.factor, self.view, self.across = factor, factor.element.key, factor.contiguous
+        self.factor, self.view, self.across = factor, factor.expression.key, factor.contiguous
         self.block, self.thread, self.threads, self.limits = block, thread, block.options.block_threads, limits
         self.sizes = {d: n for d, n in box.items() if d != self.across}
         self.lines, self.columns = prod(self.sizes.values()), box[self.across]
@@ -44,7 +44,7 @@ class CopiedTiles:
         strides, _ = ir.MemRefType(root(self.view).type).get_strides_and_offset()
         inner = self.across in [first.inner for first in block.chain.firsts]
         whole = block.sizes[self.across] if inner else ir.ShapedType(self.view.type).shape[-1]
-        apart = (self.columns, whole, base_multiple(subscripts(factor.element)[-1]), *strides[:-1])
+        apart = (self.columns, whole, factor.offset(self.across), *strides[:-1])
         self.vector = next(v for v in (WIDE // self.bytes, 4, 2, 1) if all(s % v == 0 for s in apart))
 
     def column(self, line: ir.Value, column: ir.Value) -> ir.Value:
@@ -71,7 +71,7 @@ class CopiedTiles:
             if self.factor.page:  # memory tells the place, also of what does not exist
                 position |= {d: arith.minsi(position[d], last) for d, last in self.limits.items()}
             at = At(position, mlir.index(0))
-            source = [self.block.subscripts.build(p, at) for p in subscripts(self.factor.element)]
+            source = [self.block.subscripts.build(p, at) for p in subscripts(self.factor.expression)]
             self._copy([slot, line, self.column(line, column)], source, all_of(conditions))
 
     @property

@@ -18,7 +18,8 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from tilec.analysis.chain import Factor, First
+from tilec.analysis.chain import First
+from tilec.analysis.factor_access import FactorAccess
 from tilec.analysis.subscripts import subscripts
 from tilec.core import locations, mlir, opcodes
 from tilec.core.hardware import LINE, ROWS, WARP
@@ -43,11 +44,11 @@ class FactorTiles(RingTiles):
     in step, so one stage and one phase serve for both. Where elements lie in pages, a slab has a box for each of its pages, and a
     lane of the first warp copies each."""
 
-    def __init__(self, factor: Factor, sizes: dict[int, int], values: Values, stages: int, roles: Roles, length: int):
+    def __init__(self, factor: FactorAccess, sizes: dict[int, int], values: Values, stages: int, roles: Roles, length: int):
         """`length`: elements along `between`."""
         assert factor.contiguous is not None
         self.roles, self.length = roles, length
-        self.factor, self.values, self.lines_along, view = factor, values, factor.contiguous, factor.element.key
+        self.factor, self.values, self.lines_along, view = factor, values, factor.contiguous, factor.expression.key
         self.line = LINE * 8 // ir.MemRefType(view.type).element_type.width
         self.columns = -(-sizes[self.lines_along] // self.line)  # slabs
         self.slab = prod(n for d, n in sizes.items() if d != factor.contiguous)
@@ -57,16 +58,16 @@ class FactorTiles(RingTiles):
         box = [self.line if d == factor.contiguous else 1 if d is None else own.get(d, 1) for d in factor.along]
         super().__init__(view, box, self.columns * self.pages, self.columns * self.slab, stages)
 
-    def load(self, ring: Ring, stage: ir.Value, first: dict[int, ir.Value], factor: Factor | None = None) -> None:
+    def load(self, ring: Ring, stage: ir.Value, first: dict[int, ir.Value], factor: FactorAccess | None = None) -> None:
         """Starts the copies of the tile that begins at these subscripts of the block's part; `factor` is that of another block."""
         with self.roles.one():
             ring.expect(stage)
         self.copy(ring, stage, first, factor)
 
-    def copy(self, ring: Ring, stage: ir.Value, first: dict[int, ir.Value], factor: Factor | None = None) -> None:
+    def copy(self, ring: Ring, stage: ir.Value, first: dict[int, ir.Value], factor: FactorAccess | None = None) -> None:
         """Starts the copies of a tile of which the ring knows."""
         factor = factor or self.factor
-        offsets = offsets_of(factor.element.key) if not factor.element.args else []
+        offsets = offsets_of(factor.expression.key) if not factor.expression.args else []
         lane = self.roles.thread.number
         with when(below(lane, self.pages)) if self.pages > 1 else self.roles.one():
             if factor.page:
@@ -79,10 +80,10 @@ class FactorTiles(RingTiles):
                 corner = self._in_page(at, factor) if factor.page else self._corner(at, factor)
                 ring.copy(self, stage, target, [sum_of([(a, 1), (b, 1)]) for a, b in zip(corner, offsets)] if offsets else corner)
 
-    def _corner(self, at: dict[int, ir.Value], factor: Factor) -> list[ir.Value]:
-        return [self.values.build(p, At(at, mlir.index(0))) for p in subscripts(factor.element)]
+    def _corner(self, at: dict[int, ir.Value], factor: FactorAccess) -> list[ir.Value]:
+        return [self.values.build(p, At(at, mlir.index(0))) for p in subscripts(factor.expression)]
 
-    def _in_page(self, at: dict[int, ir.Value], factor: Factor) -> list[ir.Value]:
+    def _in_page(self, at: dict[int, ir.Value], factor: FactorAccess) -> list[ir.Value]:
         """The same where memory tells the page; of a page that does not exist, a place outside the tensor."""
         d, shape = factor.paged, ir.ShapedType(self.view.type).shape
         last = mlir.index(self.length - 1)
@@ -188,7 +189,7 @@ class Warpgroups(Engine):
             state[:] = [*now, *self.q.next(row, row_phase)]
 
     def _copy(
-        self, ring: Ring, tiles: list[FactorTiles], stage: ir.Value, first: dict[int, ir.Value], factors: list[Factor]
+        self, ring: Ring, tiles: list[FactorTiles], stage: ir.Value, first: dict[int, ir.Value], factors: list[FactorAccess]
     ) -> None:
         """Starts the copies of all tiles of a stage, of one block's factors."""
         with self.roles.one():

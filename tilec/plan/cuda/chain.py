@@ -18,7 +18,7 @@ from tilec.cost.chain import ChainProblem, ChainTile, chain_bytes, chain_registe
 from tilec.cost.chain_order import longest_share
 from tilec.cost.model import Work, pick
 from tilec.kernels import ContractionChain, Family, KernelPlan
-from tilec.plan.chain import chain_of, chain_problem, growing, refuse_tma, refuse_warps, weight_terms_of
+from tilec.plan.chain import chain_of, chain_problem, growing, refuse_warpgroups, refuse_warps, weight_terms_of
 from tilec.plan.groups import Group, Remark
 
 
@@ -37,7 +37,7 @@ def choose_chain(
     own: dict[str, Any] = products if chain.product else {"kept_left": tile.kept_left}
     granules, later = problem.granules if chain.granules else (0,), growing(chain, kernel.extents)
     built = ContractionChain(
-        unit=tile.unit, multiplicand=chain.left.type, between=chain.between, rows=chain.rows, granules=granules,
+        unit=tile.unit, multiplicand=chain.left.stored, between=chain.between, rows=chain.rows, granules=granules,
         pages=problem.pages,
         weight_terms=weight_terms, block=(tile.bm, tile.bn), warps=tile.warps, stages=tile.stages, ping_pong=tile.ping_pong,
         longest_first=bool(later), growing=later,
@@ -45,7 +45,7 @@ def choose_chain(
         blocks_per_row=tile.parts, inner=tuple(first.inner for first in chain.firsts), left_k_major=left, right_k_major=right,
         overlap_combination=bool(target.launch.overlap_us) or None, **own,
     )  # fmt: skip
-    reasons = {"wgmma": refuse_tma(chain, kernel.extents), "mma.sync": refuse_warps(chain)}
+    reasons = {"wgmma": refuse_warpgroups(chain, kernel.extents), "mma.sync": refuse_warps(chain)}
     if chain.matches or problem.pages:
         reasons["persistent_blocks"] = "each lists the steps that data leave it" if chain.matches else "tables tell where pages are"
     ruled_out = {unit: why for unit, why in reasons.items() if why is not None}
@@ -57,7 +57,7 @@ def choose_chain(
     kernel = replace(kernel, tile=sizes, options=built).weighed(target)
     line = kernel.lines[-1] if kernel.lines else None
     others = tuple((_describe(c.tile), c.prediction.time_us) for c in choices[:4])
-    why = f"{_describe(tile)}, {chain.left.type}, {count(tile.stages, 'stage')}, {tile.threads} threads"
+    why = f"{_describe(tile)}, {chain.left.stored}, {count(tile.stages, 'stage')}, {tile.threads} threads"
     remarks = [Remark("tiled", kernel.name, why, line, others)]
     states = ", ".join(c.total.name for c in chain.online.carried)
     how = ", rescaled when the running maximum grows" if chain.online.rescales else ""
@@ -67,7 +67,7 @@ def choose_chain(
         reason = f"the weights are rounded to {chain.weight_type} before a row's factor is applied to them, not after"
         remarks.append(Remark("rounded", chain.product.total.name, reason, line))
     if weight_terms > 1:
-        reason = f"a weight is a sum of {weight_terms} {chain.values.type} numbers, which takes {weight_terms} products; "
+        reason = f"a weight is a sum of {weight_terms} {chain.values.stored} numbers, which takes {weight_terms} products; "
         reason += "`using bf16` rounds the weights, and takes 1"
         remarks.append(Remark("exact", chain.product.total.name, reason, line))
     if chain.matches:

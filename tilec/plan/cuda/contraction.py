@@ -21,6 +21,7 @@ from math import ceil, gcd, inf, prod
 from typing import NamedTuple
 
 from tilec.analysis import parts
+from tilec.analysis.factor_access import FactorAccess
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.multiplicands import multiplicands_of, scales_of
 from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of
@@ -36,7 +37,7 @@ from tilec.cost.ranking import Ranked, Ranking
 from tilec.cost.stream_k import shared_tiles
 from tilec.kernels.contraction import Contraction, WarpgroupContraction
 from tilec.kernels.matrix import ASYNC, BYTES, StoredContraction, whole_pieces
-from tilec.plan.cuda.operands import FactorAccess, Operand, Roles, arrange, factor_access, warpgroup_copies
+from tilec.plan.cuda.operands import Operand, Roles, arrange, factor_access, warpgroup_copies
 from tilec.plan.groups import Group
 
 Sizes = dict[int, int]  # by kernel dimension

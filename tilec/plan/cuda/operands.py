@@ -18,19 +18,18 @@ from typing import Any
 from tilec.analysis import parts
 from tilec.analysis.access import Access, access_of
 from tilec.analysis.directions import extract_directions
+from tilec.analysis.factor_access import FactorAccess
 from tilec.analysis.graph import Graph, Node, dims_of
 from tilec.analysis.isomorphic import of_operation
 from tilec.analysis.multiplicands import converted, scaled_factor, scales_of
 from tilec.analysis.traffic import outputs_of
 from tilec.core import mlir
-from tilec.core.hardware import BOX, LINE, RANK, ROWS, WIDE
+from tilec.core.hardware import BOX, LINE, WIDE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.kernels.matrix import ASYNC, BYTES, ELEMENTS
 from tilec.passes.tensor.pack import aligned
 from tilec.plan.groups import Group
-
-BLOCK = 2 * ROWS  # rows of a block that a box must be able to have, all of which may lie along one dimension
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ def _roles(node: Node, g: Group, graph: Graph) -> list[Roles]:
         m, n, left, right = n, m, right, left
     k = [dims[d] for d in c.k if node.extents[d] > 1] or [dims[c.k[-1]]]
     found = (factor_access(node, f, g) for f in (left, right))
-    ends = [d for factor in found if factor is not None and (d := factor.along) in k and not scales_of(node)]
+    ends = [d for factor in found if factor is not None and (d := factor.contiguous) in k and not scales_of(node)]
     orders = [tuple(k), *((*(d for d in k if d != end), end) for end in ends)]
     factors = {"left": left, "right": right}
     return [Roles(m, n, inner, factors) for inner in dict.fromkeys(orders)]
@@ -161,7 +160,7 @@ def _operand(
     if found is None or not found.access.exact or (made is not None and made.inlined):
         computed = _computed(factor, node, kind)
         return computed if roles.order(side) else replace(computed, major=1)
-    along, size = found.along, BYTES[kind]
+    along, size = found.contiguous, BYTES[kind]
     major = int(along in roles.inner or not roles.order(side))  # a single row is stored along k, wherever its elements lie
     gathers = not found.access.is_affine
     if size == 1 and not major:  # of which matrix units take lines of k only
@@ -183,99 +182,31 @@ def _operand(
     k = roles.inner
     in_order = not scales_of(node) or len(k) == 1 or found.extents[k[-1]] % (LINE // size) == 0  # steps number k
     others: dict[str, Any] = {"gathers": gathers, "pieces": pieces, "boxed_pieces": boxed, "unaligned": unaligned}
-    able = target.has("tma") and lines and in_order
-    others["alignable"] = able and found.in_aligned_rows().is_box(varying, steps, line, WIDE // size)
-    if able and found.is_box(varying, steps, line, WIDE // size):
+    able = target.has("tma") and lines and in_order and (not major or line in steps)
+    order = (*varying, *steps) if major else (*steps, *varying)
+    others["alignable"] = able and in_aligned_rows(found).is_box(order, steps)
+    if able and found.is_box(order, steps):
         longest = BOX // max((at.get(d, 1) for at in found.factors for d in varying), default=1)
         return Operand("tma", major, longest=longest, **others)
     return Operand(pieces or "registers", major, one_by_one=not pieces and size < 4, **others)
 
 
-@dataclass(frozen=True)
-class FactorAccess:
-    """A factor that is an element of a tensor, by kernel dimensions: the tensor's extents, and the factors and the constants of its
-    subscripts, and what their opaque parts depend on; without an operand's dimensions of one element. `trails`: such dimensions
-    follow the others."""
-
-    access: Access
-    shape: tuple[int, ...]
-    factors: tuple[dict[int, int], ...]
-    constants: tuple[int, ...]
-    opaque: tuple[frozenset[int], ...]
-    trails: bool
-    extents: dict[int, int]
-    zeros: int = 0
-    """How many each row of the tensor has behind the elements that the program knows of."""
-
-    def in_aligned_rows(self) -> FactorAccess:
-        """The same of the tensor that `passes/tensor/pack.py` makes of it."""
-        *outer, last = self.shape or (1,)
-        whole = aligned(last, self.access.element.width // 8)
-        return replace(self, shape=(*outer, whole), zeros=whole - last)
-
-    @property
-    def along(self) -> int | None:
-        """The dimension along which it is contiguous, the longest of those that are."""
-        moved = {d for at in self.factors[:-1] for d in at}.union(*self.opaque[:-1]) if self.factors else set()
-        ones = [d for d, factor in self.factors[-1].items() if factor == 1 and d not in moved] if self.factors else []
-        return max(ones, key=self.extents.__getitem__, default=None)
-
-    def is_box(self, own: tuple[int, ...], inner: dict[int, int], line: int, wide: int) -> bool:
-        """Whether TMA copies tiles along the dimensions `own`, and `inner` of k, whose lines run along `line`: each moves a
-        subscript of its own, and the box lies in their order. `inner`: elements of a tile; `wide`: the unit of strides, and of the
-        places in a line of the tensor where a box may begin."""
-        order = [*own, *inner] if line in inner else [*inner, *own]
-        found = [[p for p, at in enumerate(self.factors) if d in at] for d in order]
-        if self.shape[-1] % wide or len(self.shape) > RANK or any(len(at) != 1 for at in found):
-            return False
-        if any(dims & {*order} for dims in self.opaque):
-            return False  # lines lie anywhere
-        ends = self.access.subscripts[-1] if self.access.subscripts else None
-        offsets = [f for d, f in self.factors[-1].items() if d != line] + [self.constants[-1]]
-        if any(f % wide for f in offsets) or (ends is not None and not ends.is_static):
-            return False
-        positions = [p for (p,) in found]
-        steps = {d: self.factors[p][d] for p, d in zip(positions, order)}
-        if positions != sorted(set(positions)) or positions[-1] != len(self.shape) - 1 or order[-1] != line:
-            return False
-        if steps[line] != 1 or not all(1 <= s <= BOX // BLOCK for s in steps.values()):
-            return False
-        where = dict(zip(order, positions))
-        return all(self.extents[d] % size == 0 or self._ends(where[d], d) for d, size in inner.items())
-
-    def _ends(self, p: int, d: int) -> bool:
-        """Whether a dimension of k ends where the tensor does: beyond, all factors are 0, and nothing that is no number is met."""
-        known = self.shape[p] - (self.zeros if p == len(self.shape) - 1 else 0)
-        return self.factors[p] == {d: 1} and not self.constants[p] and known <= self.extents[d] <= self.shape[p]
-
-    def is_pieces(self, line: int, inner: tuple[int, ...] | None, wide: int) -> bool:
-        """Whether aligned pieces of `wide` elements along lines are of one kind: all inside, or all outside. Where `inner` is
-        given, a piece may go on from one line of k to the next."""
-        whole = len(self.shape) == len(self.access.shape)
-        dims = [d for at in self.factors for d in at] if whole and self.access.operand is not None else []
-        if inner and line == inner[-1] and self.along in inner and _is_flat(dims, inner):
-            return prod(self.extents[d] for d in inner) % wide == 0
-        if self.trails or self.along != line or len(self.shape) - 1 in self.access.guarded:
-            return False
-        if not self.access.subscripts[-1].is_affine or any(line in dims for dims in self.opaque):
-            return False
-        others = [factor for d, factor in self.factors[-1].items() if d != line]
-        return not any(n % wide for n in (self.extents[line], self.shape[-1], self.constants[-1], *others))
-
-
 def factor_access(node: Node, factor: ir.Value, g: Group) -> FactorAccess | None:
     if (access := _access(node, factor)) is None:
         return None
-    own = g.space.dims[node]
-    factors = [{own[d]: f for d, f in s.factors.items() if node.extents[d] > 1} for s in access.subscripts]
+    own = tuple(g.space.dims[node])
     wide = [p for p, extent in enumerate(access.shape) if extent > 1 or access.operand is None]
     return FactorAccess(
-        access, tuple(access.shape[p] for p in wide), tuple(factors[p] for p in wide),
-        tuple(access.subscripts[p].constant for p in wide),
-        tuple(frozenset(own[d] for d in access.subscripts[p].opaque if node.extents[d] > 1) for p in wide),
-        bool(wide) and wide[-1] < len(access.shape) - 1,
-        {own[d]: e for d, e in enumerate(node.extents)}, zeros=_zeros(access.tensor),
+        access, tuple(access.shape[p] for p in wide), tuple(access.subscripts[p] for p in wide), own,
+        dict(zip(own, node.extents)), trails=bool(wide) and wide[-1] < len(access.shape) - 1, zeros=_zeros(access.tensor),
     )  # fmt: skip
+
+
+def in_aligned_rows(found: FactorAccess) -> FactorAccess:
+    """The same of the tensor that `passes/tensor/pack.py` makes of it."""
+    *outer, last = found.shape or (1,)
+    whole = aligned(last, found.bytes)
+    return replace(found, shape=(*outer, whole), zeros=whole - last)
 
 
 @of_operation
@@ -287,12 +218,6 @@ def _zeros(value: ir.Value) -> int:
     """Behind each row of a tensor that the plan has a kernel store for a contraction."""
     owner = mlir.definition(value)
     return (mlir.get_integer(owner, "tilec.stored") or 0) if owner is not None else 0
-
-
-def _is_flat(dims: list[int], inner: tuple[int, ...]) -> bool:
-    """Whether all reduced dimensions are adjacent in a tensor, in order: k is one dimension of its memory."""
-    first = dims.index(inner[0]) if inner[0] in dims else len(dims)
-    return tuple(dims[first : first + len(inner)]) == inner
 
 
 def _computed(factor: ir.Value, node: Node, kind: str) -> Operand:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+from tilec.analysis.factor_access import FactorAccess
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.multiplicands import multiplicands_of, scales_of
 from tilec.analysis.siblings import parts_of
@@ -16,7 +17,7 @@ from tilec.core.target import Target
 from tilec.cost.block_tile import Contraction
 from tilec.kernels.matrix import BYTES
 from tilec.plan.cuda.contraction import SeveralProducts, Tiles, fed_problem, ranked_tiles
-from tilec.plan.cuda.operands import FactorAccess, Operand, Roles, arrange, factor_access
+from tilec.plan.cuda.operands import Operand, Roles, arrange, factor_access
 from tilec.plan.groups import Group
 
 
