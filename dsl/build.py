@@ -30,13 +30,13 @@ from tilec.dsl.flat import flattened
 from tilec.dsl.specialise import Specialised
 
 
-def build(op: Specialised, over: Sequence[tuple[int, int]] = ()) -> ir.Module:
-    """The module of one specialised op: a function of its inputs that returns its outputs. Needs a current MLIR context. `over`:
+def build(op: Specialised, donated: Sequence[tuple[int, int]] = ()) -> ir.Module:
+    """The module of one specialised op: a function of its inputs that returns its outputs. Needs a current MLIR context. `donated`:
     numbers of outputs, and of the inputs in whose memory calls have them.
 
     Tensors may have fewer dimensions in it, see `flat`, and inputs more, see `batches`.
     """
-    written, op = op, with_batches(flattened(op), {op.inputs[i].name for _, i in over})
+    written, op = op, with_batches(flattened(op), {op.inputs[i].name for _, i in donated})
     with ir.Location.unknown():
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
@@ -45,8 +45,8 @@ def build(op: Specialised, over: Sequence[tuple[int, int]] = ()) -> ir.Module:
             function = func.FuncOp(op.name, (inputs, outputs))
             function.attributes["arg_attrs"] = _described(written.inputs, op.inputs)
             function.attributes["res_attrs"] = _described(written.outputs, op.outputs)
-            if over:
-                function.attributes["tilec.over"] = mlir.integers(n for pair in over for n in pair)
+            if donated:
+                function.attributes["tilec.donated"] = mlir.integers(n for pair in donated for n in pair)
             with ir.InsertionPoint(function.add_entry_block()):
                 builder = Builder({t.name: v for t, v in zip(op.inputs, function.arguments)}, op.sizes)
                 for equation in op.equations:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tilec.core.diagnostics import Diagnostic
 from tilec.core.dtypes import DTYPES, OTHER_NAMES
-from tilec.dsl.parse_words import CLOSERS, NEAR, OPENERS, GiveUp, Insert, Recovery, Replace, Words, token_near
+from tilec.dsl.parse_words import CLOSERS, NEARBY_WORDS, OPENERS, GiveUp, Insert, Recovery, Replace, Words, token_near
 
 _ENDS = {"NAME", "NUMBER", "TRUE", "FALSE", "RPAR", "RSQB"}  # of an operand
 _STARTS = {"NAME", "NUMBER", "TRUE", "FALSE", "LPAR"}
@@ -59,7 +59,7 @@ def _statement_without_equals(words: Words, at: int, expected: set[str]) -> Foun
     if known is None and words.first_of_line(first):
         return None
     start = first - 1
-    while start > max(0, first - NEAR) and not words.starts_statement(start):
+    while start > max(0, first - NEARBY_WORDS) and not words.starts_statement(start):
         start -= 1
     found = known or _no_operator(words, first)
     resume = at
@@ -149,7 +149,7 @@ def _sizes_in_parentheses(words: Words, at: int, expected: set[str]) -> Found:
         return None
     closer = _FOREIGN_BRACKETS[token.value]
     depth = 0
-    for k in range(at, min(at + NEAR, len(words.tokens) - 1)):
+    for k in range(at, min(at + NEARBY_WORDS, len(words.tokens) - 1)):
         if words.tokens[k].type == "RSQB" and words.partner(k) < at:  # `f32(N]`
             break
         depth += {token.value: 1, closer: -1}.get(words.tokens[k].value, 0)
@@ -187,7 +187,7 @@ def _range(words: Words, at: int, expected: set[str]) -> Found:
     if "COLON" not in expected or "EQUAL" in expected or tokens[at].type == "COLON":
         return None
     k = at - 1
-    while k > max(0, at - NEAR) and tokens[k].type not in ("IN", "EQUAL", "COMMA", "WHERE", *CLOSERS):
+    while k > max(0, at - NEARBY_WORDS) and tokens[k].type not in ("IN", "EQUAL", "COMMA", "WHERE", *CLOSERS):
         k = words.partner(k) - 1 if tokens[k].type in OPENERS else k - 1
     if k <= 0 or tokens[k].type != "IN" or k + 1 >= at:
         return None
@@ -206,7 +206,7 @@ def _end_of_item(words: Words, at: int) -> int:
     """The last word before the next closing bracket, or the end of the line."""
     k = at
     while words.tokens[k + 1].type not in (*OPENERS, "$END", "LBRACE") and words.tokens[k + 1].line == words.tokens[at].line:
-        if (k := k + 1) - at >= NEAR:
+        if (k := k + 1) - at >= NEARBY_WORDS:
             break
     return k
 
@@ -218,14 +218,14 @@ def _function(words: Words, at: int, expected: set[str]) -> Found:
     """`def f(x) { x }`, `def f(x) = x`, `def f(x): return x`."""
     tokens = words.tokens
     begin = at
-    while begin > max(0, at - NEAR) and tokens[begin].type not in ("DEF", "OP"):
+    while begin > max(0, at - NEARBY_WORDS) and tokens[begin].type not in ("DEF", "OP"):
         begin -= 1
     if tokens[begin].type != "DEF":
         return None
     head = next((k for k in range(begin, min(at + 1, len(tokens))) if tokens[k].type in ("LBRACE", "EQUAL", "COLON")), at)
     if (expected == {"LBRACE"} and tokens[at].type in ("EQUAL", "COLON")) or tokens[at].value == "->":
         end = at
-        while end < at + NEAR and tokens[end + 1].line == tokens[at].line and tokens[end + 1].type != "$END":
+        while end < at + NEARBY_WORDS and tokens[end + 1].line == tokens[at].line and tokens[end + 1].type != "$END":
             end += 1
         begins = at + 1 + (tokens[at + 1].value == ">")
         body = words.text(begins, end) if end >= begins else "…"
@@ -258,7 +258,7 @@ def _results(words: Words, at: int, expected: set[str]) -> Found:
     if before.value == "->" and token.type == "NAME":
         end = at
         while words.tokens[end + 1].type not in ("LBRACE", "$END") and words.tokens[end + 1].line == token.line:
-            if (end := end + 1) - at >= NEAR:
+            if (end := end + 1) - at >= NEARBY_WORDS:
                 break
         text = words.text(at, end)
         return Diagnostic(_NAMED, words.span(at, end), hint=f"write `-> ({text if ':' in text else 'y: ' + text})`"), None
@@ -279,7 +279,7 @@ def _results(words: Words, at: int, expected: set[str]) -> Found:
 def _in_header(words: Words, at: int) -> bool:
     """Whether a word stands among the parameters of an op."""
     k = at - 1
-    while k > max(0, at - NEAR) and words.tokens[k].type not in ("OP", "LBRACE", "EQUAL", "DEF"):
+    while k > max(0, at - NEARBY_WORDS) and words.tokens[k].type not in ("OP", "LBRACE", "EQUAL", "DEF"):
         k -= 1
     return words.tokens[k].type == "OP"
 

@@ -54,7 +54,7 @@ Recovery = Insert | Replace | GiveUp
 Lost = tuple[str, int | None]  # a name that is not defined, and where the statement begins that would; None: an op's
 
 
-NEAR = 400  # words to either side that are looked at for what one means
+NEARBY_WORDS = 400  # words to either side that are looked at for what one means
 
 
 class Words:
@@ -124,7 +124,7 @@ class Words:
         kind = self.tokens[at].type
         step, opens, closes = (1, CLOSERS, OPENERS) if kind in CLOSERS else (-1, OPENERS, CLOSERS)
         depth, k = 0, at
-        while 0 <= k < len(self.tokens) and abs(k - at) < NEAR:
+        while 0 <= k < len(self.tokens) and abs(k - at) < NEARBY_WORDS:
             depth += (self.tokens[k].type in opens) - (self.tokens[k].type in closes)
             if depth == 0:
                 return k

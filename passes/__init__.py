@@ -15,17 +15,17 @@ from tilec.passes.stage import stage
 from tilec.passes.tensor.approximate import approximate
 from tilec.passes.tensor.bounds import fold_bounds
 from tilec.passes.tensor.bufferize import bufferize
-from tilec.passes.tensor.changes import store_changes
+from tilec.passes.tensor.collapsed import read_collapsed
 from tilec.passes.tensor.elements import forward_elements
 from tilec.passes.tensor.forward import forward
 from tilec.passes.tensor.fuse import fuse
 from tilec.passes.tensor.inplace import note_inplace
 from tilec.passes.tensor.integer_compare import compare_whole
-from tilec.passes.tensor.joined import read_joined
 from tilec.passes.tensor.narrow import narrow, narrow_for
 from tilec.passes.tensor.regroup import regroup
 from tilec.passes.tensor.share import share_equal
 from tilec.passes.tensor.simplify import settle, simplify
+from tilec.passes.tensor.slice_updates import store_slice_updates
 from tilec.passes.tensor.tile import tile
 
 Step = str | Callable[[ir.Operation], object]
@@ -42,7 +42,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "simplify", "canonical forms, common subexpressions, algebra",
         ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize", narrow,
-         "canonicalize", regroup, read_joined, settle, "cse", share_equal, store_changes),
+         "canonicalize", regroup, read_collapsed, settle, "cse", share_equal, store_slice_updates),
     ),
     Stage("plan", "decides kernels, tiles, memory, and changes of the program as a whole", ()),
     Stage(

@@ -48,9 +48,9 @@ class Op:
 
     def __init__(
         self, program: Program, name: str | None, sizes: Mapping[str, int], target: str | None, schedule: Path | None,
-        deferred_checks: bool = False, over: tuple[tuple[int, int], ...] = (),
+        deferred_checks: bool = False, donated: tuple[tuple[int, int], ...] = (),
     ):  # fmt: skip
-        self._over = over
+        self._donated = donated
         self._program, self._sizes, self._deferred_checks = program, dict(sizes), deferred_checks
         self._target, self._schedule = target, schedule
         self._built: dict[tuple, Executable] = {}
@@ -71,7 +71,7 @@ class Op:
             self._target,
             self._schedule,
             self._deferred_checks,
-            self._over,
+            self._donated,
             source.folders,
         )
 
@@ -169,7 +169,7 @@ class Op:
 
     def _prepared(self, arrays: Sequence[Any], out: Any) -> tuple[Executable, list[Buffer], list[Buffer], Any]:
         """The executable of a call, its inputs and outputs as buffers, and the value that the call returns."""
-        if self._over:
+        if self._donated:
             raise CallError("results of this op lie in the memory of its inputs: it is called by who sees to that")
         views = arguments.views(self._declared.inputs, arrays)
         device = arguments.one_device(views)
@@ -233,7 +233,7 @@ class Op:
         return executable
 
     def _recipe(self, inputs: Signature | None, sizes: Mapping[str, int], target: Target) -> Recipe:
-        return Recipe(self._program, self.name, inputs, sizes, target, self._schedule, self._over)
+        return Recipe(self._program, self.name, inputs, sizes, target, self._schedule, self._donated)
 
     def _resolve(self, device: str | int) -> Target:
         if self._target is not None:
@@ -250,9 +250,9 @@ class Op:
             self._latest = self._built[key, "cpu" if target.kind == "cpu" else 0] = built
         return self
 
-    def over(self, pairs: Sequence[tuple[int, int]]) -> Op:
+    def donated(self, pairs: Sequence[tuple[int, int]]) -> Op:
         """The op whose calls have results in the memory of inputs, by their numbers. Of such a result only what changes is stored
-        (`passes/tensor/changes.py`). It is not for calls by arrays: `build_for` makes what a compiled graph launches."""
+        (`passes/tensor/slice_updates.py`). It is not for calls by arrays: `build_for` makes what a compiled graph launches."""
         return Op(
             self._program, self._declared.name, self._sizes, self._target, self._schedule, self._deferred_checks, tuple(pairs)
         )  # fmt: skip
@@ -329,10 +329,10 @@ class Op:
 
 def _restored(
     name: str, text: str, op: str, sizes: Mapping[str, int], target: str | None, schedule: Path | None,
-    deferred_checks: bool, over: tuple[tuple[int, int], ...] = (), folders: tuple[str, ...] = (),
+    deferred_checks: bool, donated: tuple[tuple[int, int], ...] = (), folders: tuple[str, ...] = (),
 ) -> Op:  # fmt: skip
     """The op that was pickled."""
-    return Op(read_program(Source(name, text, folders)), op, sizes, target, schedule, deferred_checks, over)
+    return Op(read_program(Source(name, text, folders)), op, sizes, target, schedule, deferred_checks, donated)
 
 
 @cache

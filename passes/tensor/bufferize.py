@@ -14,7 +14,7 @@ from math import prod
 from tilec.core import mlir
 from tilec.core.mlir import bufferization, func, ir, memref
 from tilec.kernels.attributes import carry_over
-from tilec.passes.tensor.changes import POSITION
+from tilec.passes.tensor.slice_updates import POSITION
 
 
 def bufferize(module: ir.Operation) -> None:

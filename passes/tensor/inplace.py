@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tilec.core import mlir
 from tilec.core.mlir import ir
-from tilec.passes.tensor.changes import POSITION
+from tilec.passes.tensor.slice_updates import POSITION
 
 _MAKES_NOTHING = ("arith.constant", "tensor.empty")
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from functools import reduce
 
-from tilec.analysis import parts
+from tilec.analysis import bf16_split
 from tilec.analysis.access import access_of
 from tilec.analysis.products import arguments_of, factors_of, narrow, product_of, scaled, stored
 from tilec.core import locations, mlir
@@ -43,7 +43,7 @@ def pack(
         if not dims:
             return _align(op, side, kind)
         made = _store(op, side, dims, kind, extents or tuple(mlir.extents_of(op)[d] for d in dims))
-        if kind == parts.KIND:
+        if kind == bf16_split.KIND:
             _read_parts(op, side, made.results[0], dims)
             return made, op
         return made, _read(op, factor(op, side, kind), made.results[0], dims, extents)
@@ -113,9 +113,9 @@ def _store(op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, whole:
     ends = {d: lengths[d] for d, extent in zip(dims, whole) if lengths.get(d, extent) < extent}
     beyond = [o for o in operands if not ends.keys().isdisjoint(o.dims)]  # read where they exist
     operands = [o for o in operands if o not in beyond]
-    shape, in_parts = list(whole), kind == parts.KIND
+    shape, in_parts = list(whole), kind == bf16_split.KIND
     if in_parts:  # one after another for each line
-        shape.insert(-1, parts.COUNT)
+        shape.insert(-1, bf16_split.COUNT)
         dims = (*dims[:-1], NEW, dims[-1])
 
     def body(here: Anew) -> list[ir.Value]:
@@ -125,7 +125,7 @@ def _store(op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, whole:
         here.known |= {o.instead: tensor.extract(o.value, [at[d] for d in o.dims]) for o in beyond}
         here.index = at.__getitem__ if ends else here.own
         result = here.value(value)
-        result = parts.part_of(result, here.own(NEW)) if in_parts else _rounded(result, element, kind)
+        result = bf16_split.part_of(result, here.own(NEW)) if in_parts else _rounded(result, element, kind)
         return [arith.select(reduce(arith.andi, exists), result, mlir.constant(0, element)) if exists else result]
 
     out = added(tensor.empty(shape, element), dims)
@@ -171,8 +171,8 @@ def _read_parts(op: ir.Operation, side: int, packed: ir.Value, dims: tuple[int, 
     assert product is not None, "a sum of products, as the plan found"
     with ir.InsertionPoint(product), op.location:
         *outer, last = (linalg.IndexOp(d).result for d in dims)
-        found = [tensor.extract(packed, [*outer, mlir.index(n), last]) for n in range(parts.COUNT)]
-        product.operands[side] = parts.joined(product.operands[side], found)
+        found = [tensor.extract(packed, [*outer, mlir.index(n), last]) for n in range(bf16_split.COUNT)]
+        product.operands[side] = bf16_split.joined(product.operands[side], found)
 
 
 def _widened(element: ir.Value, factor: ir.Value) -> ir.Value:

@@ -31,7 +31,7 @@ from tilec.runtime.program import Emitted, KernelSource
 
 STORAGE = {"i1": "u8", "bf16": "u16", "f16": "u16", "f8E4M3FN": "u8", "f8E5M2": "u8", "index": "i64"}
 ALIGN = 64
-MANY = 4  # uses of a subview from which on its start is worth a variable
+USES_THRESHOLD = 4  # uses of a subview from which on its start is worth a variable
 
 
 def emit_cpu(module: ir.Module) -> Emitted:
@@ -146,7 +146,7 @@ class _CpuPrinter(Printer):
         """Where a view starts gets a variable if much is read there: Numba's time goes with the operators it sees."""
         super().subview(op)
         view = self.memory[op.results[0]]
-        if isinstance(view.offset, str) and not view.offset.isidentifier() and len(mlir.uses(op.results[0])) >= MANY:
+        if isinstance(view.offset, str) and not view.offset.isidentifier() and len(mlir.uses(op.results[0])) >= USES_THRESHOLD:
             name = self.variable(op, 0, "at")
             self.line(f"{name} = {view.offset}")
             self.memory[op.results[0]] = replace(view, offset=name)

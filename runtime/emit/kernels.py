@@ -29,7 +29,7 @@ class Printed:
     names: set[str]
 
 
-LARGE = 8000  # operations of a module that forks print, which takes a second
+OPERATIONS_THRESHOLD = 8000  # operations of a module that forks print, which takes a second
 OnKernel = Callable[[Printed], None]
 
 
@@ -56,7 +56,7 @@ def print_kernels(
     order = sorted(range(len(kernels)), key=sizes.__getitem__, reverse=True)
     while True:
         made: dict[int, Printed] = {}
-        several = forks.each(lambda k: printed(kernels[order[k]], {}), len(order), sum(sizes) >= LARGE)
+        several = forks.each(lambda k: printed(kernels[order[k]], {}), len(order), sum(sizes) >= OPERATIONS_THRESHOLD)
         for n, found in zip(order, several):
             made[n] = found
             on_kernel(found)

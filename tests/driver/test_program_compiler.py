@@ -52,7 +52,7 @@ def recipe(text=TEXT, target="h200", **more):
 
 
 @pytest.mark.some(2)
-@pytest.mark.parametrize("more", [{}, {"target": "cpu"}, {"over": [(0, 1)]}, {"inputs": None, "sizes": {"M": 4, "N": 8}}])
+@pytest.mark.parametrize("more", [{}, {"target": "cpu"}, {"donated": [(0, 1)]}, {"inputs": None, "sizes": {"M": 4, "N": 8}}])
 def test_it_makes_what_this_process_makes(asked, more):
     made = recipe(**more).compiled()
     assert ["op" in request for request, _ in asked] == [False, True] and all("error" not in reply for _, reply in asked)

@@ -34,15 +34,15 @@ LOSS = """op f(x: bf16[2048, 768], w: bf16[4096, 768], t: i64[2048]) -> (loss: f
 
 def asked(text):
     return {
-        "name": "<program>", "text": text, "op": "f", "inputs": None, "sizes": {}, "schedule": None, "over": [],
+        "name": "<program>", "text": text, "op": "f", "inputs": None, "sizes": {}, "schedule": None, "donated": [],
         "target": json.dumps(targets.load("h200").to_dict()),
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("text", [SPLIT, PRODUCTS, LOSS], ids=["split", "products", "loss"])
 def test_forks_make_what_one_process_makes(text, monkeypatch):
-    monkeypatch.setattr(search, "LARGE", 0)
-    monkeypatch.setattr(kernels, "LARGE", 0)
+    monkeypatch.setattr(search, "OPERATIONS_THRESHOLD", 0)
+    monkeypatch.setattr(kernels, "OPERATIONS_THRESHOLD", 0)
     choose, own = forks.choose, os.getpid()
 
     def noted(*given):  # by whichever process goes on

@@ -19,7 +19,7 @@ from tilec.dsl.specialise import specialise
 from tilec.semantics.comparison import compare_array
 from tilec.semantics.error_bounds import enclose
 from tilec.semantics.intervals import Enclosure
-from tilec.torch.program import Inexpressible
+from tilec.torch.program import Unsupported
 
 SUITES = {"einsum": "einsums", "onnx": "onnx_nodes", "torch": "opinfo"}
 
@@ -84,7 +84,7 @@ def report(outcome) -> None:
 def attempt(name: str, make: Callable[[], Program]) -> Outcome:
     try:
         program = make()
-    except Inexpressible as why:
+    except Unsupported as why:
         return Outcome(name, "refused", str(why))
     try:
         problem = check(program)

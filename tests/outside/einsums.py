@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.outside.common import Program
 from tilec.core.dtypes import from_numpy
-from tilec.torch.program import Inexpressible
+from tilec.torch.program import Unsupported
 
 Recorded = tuple[str, tuple[np.ndarray, ...]]
 
@@ -131,13 +131,13 @@ def plan(subscripts: str, shapes: list[tuple[int, ...]]) -> tuple[list[list[str]
 
 def translate(subscripts: str, operands: tuple[np.ndarray, ...]) -> Program:
     if any(a.dtype.kind in "cO" for a in operands):
-        raise Inexpressible("complex numbers or objects")
+        raise Unsupported("complex numbers or objects")
     if any(from_numpy(a.dtype) is None for a in operands):
-        raise Inexpressible(f"no type like {next(a.dtype for a in operands if from_numpy(a.dtype) is None)}")
+        raise Unsupported(f"no type like {next(a.dtype for a in operands if from_numpy(a.dtype) is None)}")
     operands = tuple(np.ascontiguousarray(a) if a.ndim else a for a in operands)
     named, extents, outer = plan(subscripts, [a.shape for a in operands])
     if len(set(outer)) < len(outer):
-        raise Inexpressible("an index twice in the result")
+        raise Unsupported("an index twice in the result")
     result = np.einsum(subscripts, *operands, optimize=True)
     wide = np.einsum(subscripts, *(a.astype(np.float64) for a in operands), optimize=True)
     accumulator = from_numpy(np.asarray(result).dtype)

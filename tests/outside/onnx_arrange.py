@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from tests.outside.onnx_table import Node, expressed
-from tilec.torch.program import Graph, Inexpressible, Tensor, literal
+from tilec.torch.program import Graph, Tensor, Unsupported, literal
 
 
 @expressed("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -39,7 +39,7 @@ def concat(g: Graph, n: Node) -> Tensor:
     parts = [t for t in n.all() if 0 not in t.shape] or n.all()[:1]
     axis = n.attribute("axis") % len(parts[0].shape)
     if len(parts) > 12:
-        raise Inexpressible("joins of many tensors")
+        raise Unsupported("joins of many tensors")
 
     def expression(i: list[str]) -> str:
         text, begin = "", 0

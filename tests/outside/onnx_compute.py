@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.outside.onnx_table import EXPRESSED, RANDOM, Node, expressed
-from tilec.torch.program import Graph, Inexpressible, Tensor
+from tilec.torch.program import Graph, Tensor, Unsupported
 
 INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 
@@ -161,7 +161,7 @@ def cast(g: Graph, n: Node) -> Tensor:
 def dropout(g: Graph, n: Node):
     training = n.parameter(2, np.bool_(False))
     if bool(training) and float(n.parameter(1, 0.5)) != 0:
-        raise Inexpressible(f"Dropout: {RANDOM}")
+        raise Unsupported(f"Dropout: {RANDOM}")
     x = n.x()
     return g.map("{0}", x), g.map("{0} == {0} or true", x, dtype="bool")
 
@@ -169,7 +169,7 @@ def dropout(g: Graph, n: Node):
 @expressed("BitCast")
 def bits(g: Graph, n: Node) -> Tensor:
     if n.x().dtype not in (*INTEGERS, "bool") or n.dtype() not in INTEGERS:
-        raise Inexpressible("BitCast: the bits of a float are no number of the language")
+        raise Unsupported("BitCast: the bits of a float are no number of the language")
     return g.map(f"{n.dtype()}({{0}})", n.x(), dtype=n.dtype())
 
 

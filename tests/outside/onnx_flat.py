@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tests.outside.onnx_table import EXPRESSED, WHY_NOT, Computed
-from tilec.torch.program import Inexpressible
+from tilec.torch.program import Unsupported
 
 Scope = dict[str, str]  # the name here of what a block of nodes calls otherwise
 MOST_ROUNDS = 64
@@ -99,9 +99,9 @@ class Flat:
         graph.node.append(node)
         names = {name for name in node.input if name}
         if node.op_type in WHY_NOT:
-            raise Inexpressible(f"{node.op_type}: {WHY_NOT[node.op_type]}")
+            raise Unsupported(f"{node.op_type}: {WHY_NOT[node.op_type]}")
         if missing := [name for name in names if name not in self.values]:
-            raise Inexpressible(f"ONNX's evaluator does not tell {missing[0]}")
+            raise Unsupported(f"ONNX's evaluator does not tell {missing[0]}")
         for name in names:
             graph.input.add().name = name
         for name in node.output:
@@ -112,7 +112,7 @@ class Flat:
                 warnings.simplefilter("ignore")
                 found = ReferenceEvaluator(graph, opsets=self.opsets).run(None, {n: self.values[n] for n in names})
         except Exception as error:
-            raise Inexpressible(f"ONNX's evaluator has no {node.op_type}") from error
+            raise Unsupported(f"ONNX's evaluator has no {node.op_type}") from error
         self.values |= {o.name: v for o, v in zip(graph.output, found) if v is not None}
 
     def _definition(self, node: Any) -> tuple[list[Any], dict[str, int]] | None:
@@ -185,7 +185,7 @@ class Flat:
         go, done, rows = bool(self.known[going].reshape(())) if going else True, 0, []
         while go and done < most:
             if done == MOST_ROUNDS:
-                raise Inexpressible(f"Loop: more than {MOST_ROUNDS} rounds, each of which would be equations of its own")
+                raise Unsupported(f"Loop: more than {MOST_ROUNDS} rounds, each of which would be equations of its own")
             again, *results = self._body(body, scope, [self._constant(np.int64(done)), self._constant(True), *carried])
             if again not in self.known:
                 raise Computed(again, "Loop: as many rounds as the data say")
@@ -198,7 +198,7 @@ class Flat:
 
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         if self.opsets.get("", 9) < 9:
-            raise Inexpressible("Scan: of operator set 8, over batches of several lengths")
+            raise Unsupported("Scan: of operator set 8, over batches of several lengths")
         read = attributes["num_scan_inputs"]
         carried, scanned = inputs[:-read], inputs[-read:]
         made = len(node.output) - len(carried)
@@ -206,7 +206,7 @@ class Flat:
         out_axes, out_back = (attributes.get(f"scan_output_{k}", [0] * made) for k in ("axes", "directions"))
         rounds, rows = self.values[scanned[0]].shape[axes[0]], []
         if rounds > MOST_ROUNDS:
-            raise Inexpressible(f"Scan: more than {MOST_ROUNDS} rounds, each of which would be equations of its own")
+            raise Unsupported(f"Scan: more than {MOST_ROUNDS} rounds, each of which would be equations of its own")
         for n in range(rounds):
             at = [self._constant(np.int64(rounds - 1 - n if b else n)) for b in back]
             parts = [self._made("Gather", [x, i], axis=a) for x, i, a in zip(scanned, at, axes)]

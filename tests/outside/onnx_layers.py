@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.outside.onnx_compute import number
 from tests.outside.onnx_table import Node, expressed
-from tilec.torch.program import Graph, Inexpressible, Tensor, indices, ranges
+from tilec.torch.program import Graph, Tensor, Unsupported, indices, ranges
 
 # ---- contractions ----------------------------------------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ def group_normalization(g: Graph, n: Node) -> Tensor:
     x, groups = n.x(0), n.attribute("num_groups")
     scale, bias = n.x(1), n.x(2)
     if scale.shape[0] != x.shape[1]:
-        raise Inexpressible("scales by group, of an old operator set")
+        raise Unsupported("scales by group, of an old operator set")
     parts = g.reshape(x, (x.shape[0], groups, prod(x.shape[1:]) // groups))
     y, _, _ = _normal(g, parts, [2], n.attribute("epsilon", 1e-5))
     y = g.reshape(y, x.shape)

@@ -27,7 +27,7 @@ from tests.outside.common import Program
 from tests.outside.onnx_flat import Flat
 from tests.outside.onnx_table import EXPRESSED, NO_TENSORS, WHY_NOT, Computed, Node
 from tilec.core.dtypes import DTYPES
-from tilec.torch.program import Graph, Inexpressible, Tensor, dtype_name
+from tilec.torch.program import Graph, Tensor, Unsupported, dtype_name
 
 UNKNOWN = "an operator that the table does not have yet"
 
@@ -46,10 +46,10 @@ def translate(case) -> Program:
     graph = case.model.graph
     for node in graph.node:
         if node.op_type in WHY_NOT:
-            raise Inexpressible(f"{node.op_type}: {WHY_NOT[node.op_type]}")
+            raise Unsupported(f"{node.op_type}: {WHY_NOT[node.op_type]}")
     inputs, outputs = ([_array(v) for v in values] for values in case.data_sets[0])
     if any(not isinstance(v, np.ndarray | np.generic) for v in [*inputs, *outputs]):
-        raise Inexpressible(NO_TENSORS)
+        raise Unsupported(NO_TENSORS)
     given = {i.name: np.asarray(v) for i, v in zip(graph.input, inputs)}
     expected = {o.name: np.asarray(v) for o, v in zip(graph.output, outputs)}
     for array in (*given.values(), *expected.values()):
@@ -86,7 +86,7 @@ def _program(case, flat: Flat, given: dict[str, np.ndarray], expected: dict[str,
         if all(_is_folded(proto, flat.known.get(name)) for name in proto.output if name):
             continue
         if proto.op_type not in EXPRESSED:
-            raise Inexpressible(f"{proto.op_type}: {WHY_NOT.get(proto.op_type, UNKNOWN)}")
+            raise Unsupported(f"{proto.op_type}: {WHY_NOT.get(proto.op_type, UNKNOWN)}")
         node = Node(proto, made, tensors, flat.known, flat.values)
         results = EXPRESSED[proto.op_type](made, node)
         results = results if isinstance(results, tuple | list) else [results]
@@ -97,12 +97,12 @@ def _program(case, flat: Flat, given: dict[str, np.ndarray], expected: dict[str,
     for name, value in expected.items():
         tensor = tensors.get(flat.scope.get(name, name))
         if tensor is None:
-            raise Inexpressible("the result is known without the data")
+            raise Unsupported("the result is known without the data")
         if tensor.name in made.inputs or tensor in results or tensor.dtype != dtype_name(value.dtype):
             tensor = made.map(f"{dtype_name(value.dtype)}({{0}})", tensor, dtype=dtype_name(value.dtype))
         results.append(tensor)
     if not made.lines:
-        raise Inexpressible("the result is known without the data")
+        raise Unsupported("the result is known without the data")
     rtol = max([case.rtol, *(_unit(v.dtype) for v in (*expected.values(), *given.values()))])
     assert [r.shape for r in results] == [v.shape for v in expected.values()]
     text = made.program(results)  # which may declare the results in other shapes

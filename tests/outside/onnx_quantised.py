@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.outside.onnx_layers import convolved, matmul
 from tests.outside.onnx_table import Node, expressed
-from tilec.torch.program import Graph, Inexpressible, Tensor
+from tilec.torch.program import Graph, Tensor, Unsupported
 
 LIMITS = {"u8": (0, 255), "i8": (-128, 127), "u16": (0, 65535), "i16": (-32768, 32767)}
 LARGEST = {"f8e4m3": 448, "f8e5m2": 57344}
@@ -70,7 +70,7 @@ def quantised_matmul(g: Graph, n: Node) -> Tensor:
     a, b = _centred(g, n.x(0), n.x(2), len(n.x(0).shape) - 2), _centred(g, n.x(3), n.x(5), len(n.x(3).shape) - 1)
     sums = matmul(g, a, b, "i32")
     if any(t.shape not in ((), (1,)) for t in (n.x(1), n.x(4), n.x(6), n.x(7))):
-        raise Inexpressible("QLinearMatMul: scales by row have no case")
+        raise Unsupported("QLinearMatMul: scales by row have no case")
     return _rounded(g, n, sums, [n.x(1), n.x(4), n.x(6)], n.x(7), 0)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.outside.onnx_compute import number
 from tests.outside.onnx_table import Node, expressed
-from tilec.torch.program import Graph, Inexpressible, Tensor
+from tilec.torch.program import Graph, Tensor, Unsupported
 
 
 @expressed("Resize")
@@ -37,7 +37,7 @@ def resize(g: Graph, n: Node) -> Tensor:
 def upsample(g: Graph, n: Node) -> Tensor:
     x = n.x()
     if n.attribute("mode", "nearest") != "nearest":
-        raise Inexpressible("Upsample: of an old operator set, which nothing defines but for the nearest element")
+        raise Unsupported("Upsample: of an old operator set, which nothing defines but for the nearest element")
     return g.view(x, n.shape(), lambda i: [f"{s} * {have} // {want}" for s, have, want in zip(i, x.shape, n.shape())])
 
 

@@ -10,7 +10,7 @@ from tests.outside.onnx_compute import number
 from tests.outside.onnx_table import Node, expressed
 from tilec.torch.aten.pools import folded
 from tilec.torch.aten.windows import Window
-from tilec.torch.program import Graph, Inexpressible, Tensor
+from tilec.torch.program import Graph, Tensor, Unsupported
 
 
 def transform(g: Graph, x: Tensor, axis: int, length: int, shape: tuple[int, ...], inverse: bool) -> Tensor:
@@ -92,7 +92,7 @@ def grams(g: Graph, n: Node) -> Tensor:
     """How often each of the given sequences is among the elements, which may be some apart."""
     x, pool = n.x(), n.attribute("pool_int64s")
     if pool is None:
-        raise Inexpressible("strings")
+        raise Unsupported("strings")
     starts, mode = n.attribute("ngram_counts"), n.attribute("mode")
     low, high, skips = (n.attribute(k) for k in ("min_gram_length", "max_gram_length", "max_skip_count"))
     where, sums, gram = n.attribute("ngram_indexes"), dict[int, list[str]](), 0

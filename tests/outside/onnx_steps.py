@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.outside.onnx_table import Node, expressed
 from tests.outside.traced import by_torch
-from tilec.torch.program import Graph, Inexpressible, Tensor
+from tilec.torch.program import Graph, Tensor, Unsupported
 
 MOST_STEPS = 64
 
@@ -25,9 +25,9 @@ def recurrent(g: Graph, n: Node) -> list[Tensor]:
     batch_first = bool(n.attribute("layout", 0))
     steps = operands[0][1].shape[1 if batch_first else 0]
     if steps > MOST_STEPS:
-        raise Inexpressible(f"{kind}: more than {MOST_STEPS} steps, each of which would be equations of its own")
+        raise Unsupported(f"{kind}: more than {MOST_STEPS} steps, each of which would be equations of its own")
     if n.attribute("activations") not in (None, [b"Tanh"]) or n.attribute("clip") or n.attribute("input_forget"):
-        raise Inexpressible(f"{kind}: other activations than the usual ones have no case")
+        raise Unsupported(f"{kind}: other activations than the usual ones have no case")
 
     def direction(parts: dict[str, Any], which: int, back: bool) -> tuple[Any, ...]:
         at = {k: v[which] for k, v in parts.items() if k not in ("x", "lengths")}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilec.torch.program import Graph, Inexpressible, Tensor, dtype_name
+from tilec.torch.program import Graph, Tensor, Unsupported, dtype_name
 
 EXPRESSED: dict[str, Callable[[Graph, Node], Any]] = {}
 
@@ -42,7 +42,7 @@ WHY_NOT: dict[str, str] = {
 }  # fmt: skip
 
 
-class Computed(Inexpressible):
+class Computed(Unsupported):
     """A value is asked for that depends on inputs of the model: where these give shapes, they are made parameters."""
 
     def __init__(self, name: str, reason: str):
@@ -84,7 +84,7 @@ class Node:
         name = self.proto.input[place]
         if name not in self.tensors:
             if name not in self.known:
-                raise Inexpressible("a value that nothing defines")
+                raise Unsupported("a value that nothing defines")
             self.tensors[name] = self.graph.input(self.known[name])
         return self.tensors[name]
 
@@ -113,7 +113,7 @@ class Node:
     def _value(self, place: int) -> np.ndarray:
         name = self.proto.output[place]
         if name not in self.values:
-            raise Inexpressible("a result of unknown shape")
+            raise Unsupported("a result of unknown shape")
         return self.values[name]
 
     def axes(self, place: int, rank: int) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.outside.onnx_table import Node, expressed
 from tests.outside.traced import by_torch
-from tilec.torch.program import Graph, Inexpressible, Tensor
+from tilec.torch.program import Graph, Tensor, Unsupported
 
 
 def through(g: Graph, call: Callable[..., Any], *operands: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ def deformable_convolution(g: Graph, n: Node) -> Tensor:
     w = n.x(1)
     kernel, groups, shared = w.shape[2:], n.attribute("group", 1), n.attribute("offset_group", 1)
     if len(kernel) != 2:
-        raise Inexpressible("DeformConv: ONNX defines no more than two dimensions")
+        raise Unsupported("DeformConv: ONNX defines no more than two dimensions")
     strides, dilations = (n.attribute(k) or [1, 1] for k in ("strides", "dilations"))
     pads, out = n.attribute("pads") or [0] * 4, n.shape()[2:]
 
@@ -170,7 +170,7 @@ def roi_align(g: Graph, n: Node) -> Tensor:
     out = n.shape()[2:]
     count = n.attribute("sampling_ratio", 0)
     if count <= 0:
-        raise Inexpressible("RoiAlign: as many samples as the data say")
+        raise Unsupported("RoiAlign: as many samples as the data say")
     scale = n.attribute("spatial_scale", 1.0)
     half = n.attribute("coordinate_transformation_mode", "half_pixel") == "half_pixel"
 
@@ -213,7 +213,7 @@ LARGEST_MATRIX = 4  # whose determinant is written out: 24 products
 def determinant(g: Graph, n: Node) -> Tensor:
     size = n.x().shape[-1]
     if size > LARGEST_MATRIX:
-        raise Inexpressible("Det: elimination, of which each step reads the step before, is no equation of an element")
+        raise Unsupported("Det: elimination, of which each step reads the step before, is no equation of an element")
 
     def minor(x: Any, row: int, columns: tuple[int, ...]) -> Any:
         if not columns:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.outside.common import Program
 from tests.outside.traced import array, equations, trace
-from tilec.torch.program import Graph, Inexpressible, Tensor
+from tilec.torch.program import Graph, Tensor, Unsupported
 
 MOST = {"float32": 4, "float64": 1}
 """Of an op's samples at a type whose tensors have elements, so many are run, evenly spaced."""
@@ -63,9 +63,9 @@ def program(info: Any, sample: Any, dtype: str) -> Program:
     from torch.utils._pytree import tree_flatten, tree_unflatten
 
     if info.name.removeprefix("new_").startswith("empty"):
-        raise Inexpressible("elements that have no promised value")
+        raise Unsupported("elements that have no promised value")
     if info.name.startswith("jiterator"):
-        raise Inexpressible("functions as C++ text, which PyTorch compiles on GPUs alone")
+        raise Unsupported("functions as C++ text, which PyTorch compiles on GPUs alone")
     leaves, tree = tree_flatten((sample.input, sample.args, sample.kwargs))
     tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
 
@@ -82,7 +82,7 @@ def program(info: Any, sample: Any, dtype: str) -> Program:
     expected = [array(e) if isinstance(e, torch.Tensor) else np.asarray(e) for e in expected]
     kept = [(t, e) for t, e in zip(outputs, expected, strict=True) if isinstance(t, Tensor)]
     if not kept:
-        raise Inexpressible("the result is known without the data")
+        raise Unsupported("the result is known without the data")
     text = graph.program([t for t, _ in kept])
     return Program(text, inputs, [e.reshape(r.shape) for r, (_, e) in zip(graph.results, kept)], *TOLERANCES[dtype])
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilec.core.dtypes import OTHER_NAMES
-from tilec.torch.program import Graph, Inexpressible, Tensor
+from tilec.torch.program import Graph, Tensor, Unsupported
 
 
 def trace(call: Callable, tensors: Sequence[Any]) -> Any:
@@ -23,9 +23,9 @@ def trace(call: Callable, tensors: Sequence[Any]) -> Any:
 
     for t in tensors:
         if t.dtype.is_complex:
-            raise Inexpressible("complex numbers")
+            raise Unsupported("complex numbers")
         if t.layout != torch.strided:
-            raise Inexpressible("sparse tensors")
+            raise Unsupported("sparse tensors")
     logging.disable(logging.ERROR)  # of sizes that depend on data, which are refused
     try:
         with sdpa_kernel(SDPBackend.MATH):
@@ -37,7 +37,7 @@ def trace(call: Callable, tensors: Sequence[Any]) -> Any:
                 if not any(str(n.target).partition(".")[2].partition(".")[0].endswith("_") for n in module.graph.nodes):
                     break
     except Exception as error:
-        raise Inexpressible(f"not traced: {reason(error)}") from error
+        raise Unsupported(f"not traced: {reason(error)}") from error
     finally:
         logging.disable(logging.NOTSET)
     module.graph.eliminate_dead_code()
@@ -67,7 +67,7 @@ def equations(graph: Graph, module: Any, arguments: Iterator[Callable[[str, Any]
             if not node.users:
                 continue
             if 0 in tensor.shape:
-                raise Inexpressible("tensors without elements")
+                raise Unsupported("tensors without elements")
             values[node] = made(node.name, getattr(module, node.target) if node.op == "get_attr" else tensor)
         elif node.op == "output":
             results = [values[n] if type(n).__name__ == "Node" else n for n in tree_flatten(node.args[0])[0]]

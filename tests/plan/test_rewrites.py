@@ -29,7 +29,7 @@ def test_a_schedule_forces_and_forbids_rewrites():
         assert decided(rewrites={"split": same}).rewrites == own.rewrites
     (other,) = decided(rewrites={"split": [{"operation": "y", "dim": 0, "parts": 16}]}).steps("split")
     assert other == replace(step, parts=16)
-    assert decided(rewrites={"pieces": True, "pack": []}).rewrites == own.rewrites  # none applies
+    assert decided(rewrites={"concatenation": True, "pack": []}).rewrites == own.rewrites  # none applies
 
 
 def test_rewrites_and_kernels_are_decided_together():
@@ -46,6 +46,7 @@ def test_rewrites_and_kernels_are_decided_together():
     "rewrites, message",
     [
         ({"splt": ["y"]}, ["there is no rewrite `splt`", "did you mean `split`?"]),
+        ({"diagonals": ["y"]}, ["there is no rewrite `diagonals`", "it was renamed to `toeplitz`"]),
         ({"split": 3}, ["`split` must be a list of operations, or `true` for all that it applies to"]),
         ({"split": False}, ["`split` must be a list of operations"]),
         ({"split": [3]}, ["a step of `split` is the name of an operation, or a table with `operation`"]),

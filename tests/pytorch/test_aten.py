@@ -18,7 +18,7 @@ from tests.pytorch.translated import message, right, text  # noqa: E402
 from tilec.core.targets import load  # noqa: E402
 from tilec.torch import aten  # noqa: E402
 from tilec.torch import indices as ix  # noqa: E402
-from tilec.torch.program import Graph, Inexpressible, literal  # noqa: E402
+from tilec.torch.program import Graph, Unsupported, literal  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
@@ -87,7 +87,7 @@ def test_refusal_and_translation_are_one():
         try:
             aten.translate(graph, node, read)
             raised = None
-        except Inexpressible as why:
+        except Unsupported as why:
             raised = str(why)
         assert aten.refusal(node) == raised
     refused = {str(n.target) for n in module.graph.nodes if n.op == "call_function" and aten.refusal(n)}

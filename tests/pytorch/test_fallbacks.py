@@ -16,7 +16,7 @@ from tilec import CallError  # noqa: E402
 from tilec.torch import failures, origins  # noqa: E402
 from tilec.torch.aten import pools  # noqa: E402
 from tilec.torch.failures import FallbackWarning  # noqa: E402
-from tilec.torch.program import Inexpressible  # noqa: E402
+from tilec.torch.program import Unsupported  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
@@ -167,6 +167,6 @@ def test_strict_makes_that_an_error():
 
 def test_averages_with_a_divisor_of_0_are_left_to_pytorch():
     """Which refuses them, some versions not before they run."""
-    with pytest.raises(Inexpressible, match="a divisor of 0"):
+    with pytest.raises(Unsupported, match="a divisor of 0"):
         pools._share({"divisor_override": 0}, None, [], [])
     assert pools._share({"divisor_override": 3}, None, [], []) == "3.0"

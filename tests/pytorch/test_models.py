@@ -43,7 +43,7 @@ def test_wrong_results_are_noticed(change, word):
 @pytest.mark.parametrize("name", ["deberta-v2", "t5"])
 def test_places_and_biases_by_distance_are_right(name, tmp_path, monkeypatch):
     """Stored as one element for each distance, whether that pays or not. DeBERTa has the relative attention of its version 3."""
-    plans = plans_by("diagonals", tmp_path, monkeypatch)
+    plans = plans_by("toeplitz", tmp_path, monkeypatch)
     model = MODELS[name]
     if name == "deberta-v2":
         more = dict(relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8, norm_rel_ebd="layer_norm",
@@ -51,5 +51,5 @@ def test_places_and_biases_by_distance_are_right(name, tmp_path, monkeypatch):
         model = replace(model, make=transformer(name, **more))
     verdict = judge(model, lambda module: torch.compile(module, backend="tilec"))
     assert verdict.right, verdict
-    steps = {step.operation for plan in plans for step in plan.steps("diagonals")}
+    steps = {step.operation for plan in plans for step in plan.steps("toeplitz")}
     assert len(steps) == (3 if name == "t5" else 2), plans  # a mask of t5 is one, too

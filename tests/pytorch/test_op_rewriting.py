@@ -19,7 +19,7 @@ from tilec.dsl.check_sizes import size_names
 from tilec.dsl.mistakes import read
 from tilec.dsl.specialise import specialise
 from tilec.semantics.reference import evaluate
-from tilec.torch.program import Graph, Inexpressible, Tensor
+from tilec.torch.program import Graph, Tensor, Unsupported
 from tilec.torch.rewrite import Words, batched
 from tilec.torch.splice import Splice
 
@@ -66,7 +66,7 @@ def judge_statements_elsewhere(case: Case) -> None:
     meant = [(tuple(n.value for n in t.shape), t.dtype.name) for t in special.outputs]
     try:
         made: list[Tensor] = Splice(graph, words, "").op(op, arguments, special.sizes, meant)
-    except Inexpressible:
+    except Unsupported:
         return
     text = graph.program(made)
     found, wanted = results(text, "f", given, {}), results(case.text, op.name, given, sizes)

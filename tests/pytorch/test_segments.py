@@ -191,7 +191,7 @@ def test_the_report_tells_what_is_spared(made):
 def test_the_peak_of_a_step_on_a_gpu(monkeypatch):
     """It falls by what the report says, but for what PyTorch holds beside: the same kernels give the same gradients."""
     found = []
-    monkeypatch.setattr(executable.Executable, "_once", lambda self, key, make: make())  # both have programs of equal text
+    monkeypatch.setattr(executable.Executable, "_memoised", lambda self, key, make: make())  # both have programs of equal text
     for most in (1, cuts.MOST):
         torch._dynamo.reset()
         monkeypatch.setattr(cuts, "MOST", most)

@@ -35,8 +35,8 @@ class Sinks(torch.nn.Module):
 
 @pytest.mark.parametrize("first", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_attention_with_sinks_is_right_in_pieces(first, tmp_path, monkeypatch):
-    plans = plans_by("pieces", tmp_path, monkeypatch)
+    plans = plans_by("concatenation", tmp_path, monkeypatch)
     model = Model("sinks", "here", "", lambda: Sinks(first), lambda _: {"x": torch.randn(2, 24, 32)})
     verdict = judge(model, lambda module: torch.compile(module, backend="tilec"))
     assert verdict.right, verdict
-    assert any(plan.steps("pieces") for plan in plans)
+    assert any(plan.steps("concatenation") for plan in plans)

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tilec.process import compile_server  # noqa: E402
-from tilec.process.collection import FEW  # noqa: E402
+from tilec.process.collection import OBJECTS_THRESHOLD as LEAST  # noqa: E402
 from tilec.torch import backend, warm_up  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
@@ -62,7 +62,7 @@ def test_garbage_collections_leave_out_what_is_there_before(monkeypatch):
         function = getattr(module, name)
 
         def call(*given):
-            found.append((name, next((g for g in given if g in ("forward", "backward")), ""), gc.get_freeze_count() >= FEW))
+            found.append((name, next((g for g in given if g in ("forward", "backward")), ""), gc.get_freeze_count() >= LEAST))
             return function(*given)
 
         monkeypatch.setattr(module, name, call)
@@ -73,7 +73,7 @@ def test_garbage_collections_leave_out_what_is_there_before(monkeypatch):
     x = torch.randn(3, requires_grad=True)
     torch.compile(lambda x: (x * 2).sin(), backend="tilec")(x).sum().backward()
     assert found == [("compile_graph", "", True), ("compile_aten", "forward", True), ("compile_aten", "backward", True)]
-    assert gc.get_freeze_count() < FEW
+    assert gc.get_freeze_count() < LEAST
 
 
 @pytest.mark.skipif(not compile_server._POSSIBLE, reason="processes of their own are for Linux")

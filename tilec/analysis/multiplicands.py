@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from tilec.analysis import parts
+from tilec.analysis import bf16_split
 from tilec.analysis.graph import Node
 from tilec.analysis.isomorphic import of_operation, of_structure
 from tilec.analysis.products import Scaled, scaled, stored
@@ -40,7 +40,7 @@ def multiplicands_of(node: Node, target: Target) -> tuple[str, ...]:
     """
     assert node.contraction is not None
     kinds = tuple(kind for kind in _without_loss(node) if _is_built(kind, target, scales_of(node)))
-    return kinds if kinds and kinds != (parts.KIND,) else (*kinds, str(node.contraction.left.type))
+    return kinds if kinds and kinds != (bf16_split.KIND,) else (*kinds, str(node.contraction.left.type))
 
 
 def multiplicand_of(node: Node, target: Target) -> str:
@@ -66,7 +66,7 @@ def scaled_factor(node: Node, factor: ir.Value) -> Scaled:
 def _is_built(kind: str, target: Target, scales: int) -> bool:
     """Whether the passes print products of a type for a target. Sums that are scaled take as many lines of k as share a scale."""
     instructions = target.instructions(unit_type(kind))
-    if kind == parts.KIND:
+    if kind == bf16_split.KIND:
         return "wgmma" in instructions and target.has("tma") and not scales
     if scales:
         return "wgmma" in instructions and scales % (LINE // element_bytes(kind)) == 0
@@ -87,7 +87,7 @@ def _without_loss(node: Node) -> tuple[str, ...]:
     if allowed not in (None, "f22"):
         return (allowed,)
     held = {held_by(node, f) for f in factors}
-    return tuple(kind for kind, types in _HOLDS.items() if held <= types) or (parts.KIND,) * (held == {"f32"})
+    return tuple(kind for kind, types in _HOLDS.items() if held <= types) or (bf16_split.KIND,) * (held == {"f32"})
 
 
 def held_by(node: Node, factor: ir.Value) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from tilec.analysis import parts
+from tilec.analysis import bf16_split
 from tilec.analysis.graph import Graph, Node, element_bytes
 from tilec.analysis.loop_bodies import loop_order, nest_time_us
 from tilec.analysis.multiplicands import multiplicand_of
@@ -152,7 +152,7 @@ def _unit(node: Node, target: Target) -> str:
     wide = isinstance(element, ir.F64Type)
     if node.contraction is not None and target.kind == "cuda":
         kind = multiplicand_of(node, target)
-        if kind not in ("f64", parts.KIND) and target.instructions(unit_type(kind)):
+        if kind not in ("f64", bf16_split.KIND) and target.instructions(unit_type(kind)):
             return f"tensor.{unit_type(kind)}"
         if node.contraction.integer:
             return "int"

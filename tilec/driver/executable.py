@@ -74,7 +74,7 @@ class Executable:
             found = results_as_scratch(self.emitted, sizes)
             return self if found == self.emitted else self._part(found)
 
-        return self._once(("scratch results", *outputs), part)
+        return self._memoised(("scratch results", *outputs), part)
 
     def cut(self, freed: Collection[int]) -> tuple[Cut, list[Executable]]:
         """The program's segments (`runtime/segments.py`), each as an executable. `freed`: inputs that are freed when the caller
@@ -94,9 +94,9 @@ class Executable:
             found = cut(self.emitted, sizes[:inputs], sizes[inputs:], freed)
             return found, [part(s) for s in found.segments]
 
-        return self._once(("cut", *freed), parts)
+        return self._memoised(("cut", *freed), parts)
 
-    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+    def _memoised(self, key: Hashable, make: Callable[[], T]) -> T:
         """What was made for the key before, or is now: partitions of equal text have one executable, and load its kernels once."""
         if (found := self._parts.get(key)) is None:
             found = self._parts.setdefault(key, make())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Call = Callable[[tuple[Any, ...], Any, Any], Any]  # of the arguments, `out` and the stream; NO if they do not fit
 NO = object()
-FEW = 16  # calls on a GPU: a process that makes no more has no use for LLVM, which takes 50 ms to load
+CALLS_THRESHOLD = 16  # calls on a GPU: a process that makes no more has no use for LLVM, which takes 50 ms to load
 
 
 def make(
@@ -37,7 +37,7 @@ def make(
     outputs = [(dtype, shape) for _, dtype, shape in executable.outputs]
     if views[0].device == "cpu":
         return _on_cpu(executable, kind, inputs, outputs, wrap)
-    if torch is None or kind is not torch.Tensor or executable.runs < FEW:
+    if torch is None or kind is not torch.Tensor or executable.runs < CALLS_THRESHOLD:
         return None
     from tilec.runtime.buffers import new_tensor
 

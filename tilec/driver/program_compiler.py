@@ -55,7 +55,7 @@ def answer(wanted: dict[str, Any], on_part: Callable[[Any], None] = lambda part:
         inputs, schedule = wanted["inputs"], wanted["schedule"]
         recipe = Recipe(
             program, wanted["op"], inputs and tuple((DTYPES[name], tuple(shape)) for name, shape in inputs), wanted["sizes"],
-            _target(wanted["target"]), Path(schedule) if schedule else None, [(k, n) for k, n in wanted["over"]],
+            _target(wanted["target"]), Path(schedule) if schedule else None, [(k, n) for k, n in wanted["donated"]],
         )  # fmt: skip
         return {"program": written(recipe.compiled_here(lambda *kernel: on_part(part(*kernel))))}
     except Exception as error:

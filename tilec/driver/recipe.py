@@ -53,10 +53,10 @@ class Recipe:
 
     def __init__(
         self, program: Program, op: str, inputs: Signature | None, sizes: Mapping[str, int], target: Target,
-        schedule: Path | None = None, over: Sequence[tuple[int, int]] = (),
+        schedule: Path | None = None, donated: Sequence[tuple[int, int]] = (),
     ):  # fmt: skip
-        """`over`: numbers of results, and of the inputs in whose memory calls have them."""
-        self.over = tuple(over)
+        """`donated`: numbers of results, and of the inputs in whose memory calls have them."""
+        self.donated = tuple(donated)
         self.program, self.op, self.inputs, self.sizes = program, op, inputs, dict(sizes)
         self.target, self.schedule = target, schedule
 
@@ -64,7 +64,7 @@ class Recipe:
     def key(self) -> str:
         shapes = [[d.name, *shape] for d, shape in self.inputs] if self.inputs is not None else None
         schedule = read_bytes(self.schedule) if self.schedule else b""
-        written = json.dumps([self.op, shapes, self.sizes, *self.over], sort_keys=True)
+        written = json.dumps([self.op, shapes, self.sizes, *self.donated], sort_keys=True)
         return cache.make_key("op", self.program.digest, written, repr(self.target), schedule)
 
     def compiled(self) -> Compiled:
@@ -86,7 +86,7 @@ class Recipe:
         wanted = {
             "op": self.op, "inputs": self.inputs and [[d.name, shape] for d, shape in self.inputs], "sizes": self.sizes,
             "target": json.dumps(self.target.to_dict()), "schedule": self.schedule and str(self.schedule.resolve()),
-            "over": self.over,
+            "donated": self.donated,
         }  # fmt: skip
         if self.target.kind != "cuda":
             reply = ask_compiler(self.program.source, wanted)
@@ -143,7 +143,7 @@ class Recipe:
         specialised = self.specialised
         with mlir.context(), mlir.ir.Location.unknown():
             progress.at("in stage 'build'")
-            module = build(specialised, self.over)
+            module = build(specialised, self.donated)
             lowered = lower(module, self.target, schedule=_schedule(self.schedule), texts=texts, on_kernel=on_kernel)
         assert lowered.plan is not None
         check_expectations(specialised, lowered.plan)

@@ -222,7 +222,7 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("statements", ("module",), _word_by_key("file:line:column"), "build", "emit",
               "the source's text of every statement, which printed kernels have as comments"),
     Attribute("indices", (_GENERIC,), _words(each_dim=True), "build", "fuse", "the source's names of its dimensions"),
-    Attribute("over", ("program",), _numbers(), "build", "simplify",
+    Attribute("donated", ("program",), _numbers(), "build", "simplify",
               "pairs of a result and an input, in whose memory a call has the result: what changes there is all that is stored"),
     Attribute("position", (_GENERIC,), _numbers(2), "simplify", "bufferize",
               "its result is a slab of the tensor that it is inserted into, which a kernel stores there: the dimension that "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from tilec.analysis import parts
+from tilec.analysis import bf16_split
 from tilec.core.hardware import LINE, WARPGROUP, WIDE
 from tilec.core.quantities import count
 from tilec.core.target import Target
@@ -184,7 +184,7 @@ class StoredContraction(MatrixKernel, backend="cuda"):
     @property
     def parts(self) -> int:
         """Numbers in shared memory for each number of a factor."""
-        return parts.COUNT if self.multiplicand == parts.KIND else 1
+        return bf16_split.COUNT if self.multiplicand == bf16_split.KIND else 1
 
     @property
     def stored(self) -> tuple[str, str]:

@@ -46,10 +46,10 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
             if _waits(node, other, candidates, graph, member):
                 later.append((node, other))
             else:
-                _join_if_faster(node, other, graph, member, target, remarks)
+                _fuse_if_faster(node, other, graph, member, target, remarks)
     join_chains(graph, member, target, remarks)
     for node, other in later:
-        _join_if_faster(node, other, graph, member, target, remarks)
+        _fuse_if_faster(node, other, graph, member, target, remarks)
     join_siblings(graph, member, target, remarks)
     return ordered(graph, member), _standing(remarks, member)
 
@@ -75,7 +75,7 @@ def _behind(node: Node, first: int, graph: Graph) -> set[Node]:
     return found
 
 
-def _join_if_faster(
+def _fuse_if_faster(
     node: Node, other: Node, graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]
 ) -> None:
     """Makes the kernels of two operations one, if that is legal and takes less time."""
@@ -83,7 +83,7 @@ def _join_if_faster(
     if mine is theirs or ("tilec.stored" in other.op.attributes and has_windows(node)):
         return  # each block would store what its windows read
     if (size := size_of(mine.nodes) + size_of(theirs.nodes)) > MOST:
-        theirs.full = size_of(theirs.nodes) > MOST // 2
+        theirs.at_size_cap = size_of(theirs.nodes) > MOST // 2
         reason = f"one kernel of {size} operations would take long to compile"
         remarks.append(Remark("refused", f"{other.name} with {node.name}", reason, node.line))
         return
@@ -129,7 +129,7 @@ class _Neighbours:
         near = [p for p in reversed(self.graph.producers(node)) if p in self.member]
         siblings: list[Node] = []
         for value in {r.value: None for r in node.reads if r.value not in self.graph.producer}:
-            kernels = {id(self.member[n]): n for n in reversed(self.readers.get(value, [])) if not self.member[n].full}
+            kernels = {id(self.member[n]): n for n in reversed(self.readers.get(value, [])) if not self.member[n].at_size_cap}
             latest = self.graph.in_order(kernels.values())[-SIBLINGS:]
             siblings += latest
             self.readers[value] = [*latest, node]

@@ -36,7 +36,7 @@ class Group:
 
     nodes: list[Node]
     space: Space
-    full: bool = False  # no reader of its inputs is to join it any more
+    at_size_cap: bool = False  # no reader of its inputs is to join it any more
     _time_us: float | None = None
 
     def time_us(self, graph: Graph, target: Target) -> float:

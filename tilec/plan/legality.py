@@ -9,7 +9,7 @@ from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space, space_of
 from tilec.analysis.traffic import allows_look_back, intermediate_bytes, onchip_bytes
 from tilec.core.target import Target
-from tilec.passes.tensor.changes import POSITION
+from tilec.passes.tensor.slice_updates import POSITION
 from tilec.plan.chain import is_contraction_chain, refuse_contraction_chain
 from tilec.plan.cpu.chain import refuse_panel_chain
 from tilec.plan.groups import Group

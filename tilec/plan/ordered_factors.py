@@ -26,7 +26,7 @@ from tilec.plan.steps import Applied, Pack
 from tilec.plan.unchosen import unchosen
 
 GAIN = 1.05  # what storing must promise
-FEW = 16  # reads of each element, at least, of a factor that is stored in another order
+READS_THRESHOLD = 16  # reads of each element, at least, of a factor that is stored in another order
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _ordered(g: Group, graph: Graph, target: Target) -> Ordered:
         return Ordered((), before, before)
     small = {}  # sides whose factors are small, with the tensors that these are made of
     for side, value in enumerate(factors_of(node.op) or ()):
-        if prod(node.extents[d] for d in dims_of(value, node)) * FEW < node.iterations:
+        if prod(node.extents[d] for d in dims_of(value, node)) * READS_THRESHOLD < node.iterations:
             small[side] = value, str(stored(value).type)
     sources = {side: read_by(node, side, kind) for side, (_, kind) in small.items()}
     view = View(start, g, graph, target, accesses(start, g, graph), ordered=frozenset(v for s in sources.values() for v in s))

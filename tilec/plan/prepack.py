@@ -12,7 +12,7 @@ from functools import partial
 from math import inf, prod
 from typing import TYPE_CHECKING
 
-from tilec.analysis import parts
+from tilec.analysis import bf16_split
 from tilec.analysis.access import access_of
 from tilec.analysis.graph import Graph, Node, dims_of
 from tilec.analysis.multiplicands import multiplicand_of, scales_of
@@ -118,14 +118,14 @@ def _offer(node: Node, g: Group, graph: Graph, target: Target) -> Offer | None:
     best = next((t for t in tiles if t.tile.cluster == (1, 1)), None)
     if best is None:
         return None
-    width = BYTES[kind] * (parts.COUNT if kind == parts.KIND else 1)
+    width = BYTES[kind] * (bf16_split.COUNT if kind == bf16_split.KIND else 1)
     times = [best.prediction.time_us + sum(time_to_store(node, p, width, target) for p in packs) for packs in ways]
     after, packs = min(zip(times, ways), key=lambda way: (any(_unfolds(node, p) for p in way[1]), way[0]))
     choices = (now if now.choices else tiles_of(node, g, graph, target)).choices
     before = choices[0].prediction.time_us if choices else inf
     as_they_are = f"{duration(before)} unpacked" if before < inf else "no tile fits the factors unpacked"
     stored, refused = " and ".join(p.stored for p in packs), ""
-    if (target.fit(WarpgroupTimes).parts if kind == parts.KIND else GAIN) * after > before:
+    if (target.fit(WarpgroupTimes).parts if kind == bf16_split.KIND else GAIN) * after > before:
         refused = f"{as_they_are}, {duration(after)} with {stored} packed first"
     elif large := next((p.stored for p in packs if _unfolds(node, p)), ""):
         refused = f"{large} would have more than {UNFOLDED} times as many elements as its sources"
@@ -144,14 +144,14 @@ def _ways(node: Node, kind: str, now: Tiles, g: Group, graph: Graph) -> list[lis
     inner = tuple(own[d] for d in now.roles.inner)  # in the order in which most factors are copied
     k = (*(d for d in c.k if d not in inner), *inner)
     found, whole = [], _boxes(node, k, LINE // size)
-    if not whole and kind != parts.KIND and all(factors[s].alignable for s in wanted):
+    if not whole and kind != bf16_split.KIND and all(factors[s].alignable for s in wanted):
         found.append([Pack(node.name, SIDES[s], (), kind) for s in wanted])
     majors = [size != 2 or bool(f.major) for f in factors]
     packs = [Pack(node.name, SIDES[s], _dims(node, s, majors[s], k), kind) for s in wanted]
     if any(sum(node.extents[d] > 1 for d in p.dims) > RANK for p in packs) or (scales_of(node) and not whole):
         return found  # steps number k of sums that are scaled
     if any(node.extents[p.dims[-1]] % (WIDE // size) for p in packs):
-        if kind == parts.KIND or node.extracts:
+        if kind == bf16_split.KIND or node.extracts:
             return found
         packs = _padded(node, kind, majors, packs, k)
     return found if any(_lies_so(node, p, graph) for p in packs) else [*found, packs]
@@ -162,7 +162,7 @@ def _lies_so(node: Node, p: Pack, graph: Graph) -> bool:
     found = access_of(node.op, factor(node.op, p.number, p.kind))
     if found is None or found.operand is None or str(found.element) != ELEMENTS.get(p.kind, p.kind):
         return False
-    if p.kind in ("tf32", parts.KIND) or ((made := graph.producer.get(found.tensor)) is not None and made.inlined):
+    if p.kind in ("tf32", bf16_split.KIND) or ((made := graph.producer.get(found.tensor)) is not None and made.inlined):
         return False
     now = mlir.map_dims(mlir.maps_of(node.op)[found.operand])
     return not p.extents and [d for d in now if node.extents[d] > 1] == [d for d in p.dims if node.extents[d] > 1]

@@ -1,11 +1,11 @@
 """The rewrites that a plan may take, in the order in which the search asks for them.
 
-    pieces      a tensor that joins others is computed piece by piece             passes/tensor/pieces.py
-    diagonals   a tensor is stored as one element for each diagonal               passes/tensor/diagonals.py
-    recompute   elements of a product that are read by number are computed anew   passes/tensor/gathered.py
-    copies      a product is computed for each contraction that reads it          passes/tensor/copies.py
-    split       a reduction is computed in parts, which are combined              passes/tensor/split.py
-    pack        a factor is stored as the kernel of its product reads it          passes/tensor/pack.py
+    concatenation  a tensor that concatenates others is computed piece by piece      passes/tensor/split_concatenation.py
+    toeplitz       a tensor is stored as one element for each diagonal               passes/tensor/toeplitz.py
+    recompute      elements of a product that are read by number are computed anew   passes/tensor/gathered.py
+    copies         a product is computed for each contraction that reads it          passes/tensor/copies.py
+    split          a reduction is computed in parts, which are combined              passes/tensor/split.py
+    pack           a factor is stored as the kernel of its product reads it          passes/tensor/pack.py
 
 The first four replace what else is in memory: the result of a contraction may then stay on chip. Splits and packs are steps of
 kernels.
@@ -16,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tilec.analysis.diagonals import diagonals_of
 from tilec.analysis.graph import Graph
+from tilec.analysis.toeplitz import toeplitz_tensors
 from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.passes.tensor.copies import copies_for, copy_for_readers
-from tilec.passes.tensor.diagonals import store_by_diagonal
 from tilec.passes.tensor.gathered import compute_anew, gathered_reads, name_of_read
-from tilec.passes.tensor.pieces import compute_in_pieces, joins_of
 from tilec.passes.tensor.split import refuse_split
+from tilec.passes.tensor.split_concatenation import concatenations_of, split_concatenations
+from tilec.passes.tensor.toeplitz import compress_toeplitz
 from tilec.plan import prepack, split_reduction
 from tilec.plan.chain import WIDEST
 from tilec.plan.groups import Group
@@ -47,48 +47,48 @@ def _recomputed(subject: str, done: str, undone: str) -> Compared:
     return Compared("recomputed", subject, (f"to compute {subject}",), done, undone)
 
 
-# ---- pieces ----------------------------------------------------------------------------------------------------------
+# ---- concatenation ---------------------------------------------------------------------------------------------------
 
 
-def _pieces(state: State) -> tuple[Applied, ...]:
-    return _at("pieces", joins_of(state.function, WIDEST))
+def _concatenations(state: State) -> tuple[Applied, ...]:
+    return _at("concatenation", concatenations_of(state.function, WIDEST))
 
 
-def _find_pieces(state: State, without: Callable[[], Plan]) -> Found:
-    steps = _pieces(state)
+def _find_concatenations(state: State, without: Callable[[], Plan]) -> Found:
+    steps = _concatenations(state)
     return Found(steps, compared=_recomputed(_operations(steps), "in pieces", "as a whole"))
 
 
-def _apply_pieces(function: ir.Operation, steps: Sequence[Step]) -> None:
-    compute_in_pieces(function, WIDEST, [s.operation for s in steps])
+def _apply_concatenations(function: ir.Operation, steps: Sequence[Step]) -> None:
+    split_concatenations(function, WIDEST, [s.operation for s in steps])
 
 
-# ---- diagonals -------------------------------------------------------------------------------------------------------
+# ---- toeplitz --------------------------------------------------------------------------------------------------------
 
 
-def _diagonals(state: State) -> tuple[Applied, ...]:
-    return _at_names(state, diagonals_of(state.function))
+def _toeplitz(state: State) -> tuple[Applied, ...]:
+    return _at_names(state, toeplitz_tensors(state.function))
 
 
-def _find_diagonals(state: State, without: Callable[[], Plan]) -> Found:
+def _find_toeplitz(state: State, without: Callable[[], Plan]) -> Found:
     """Of tensors in memory. What is computed inside its readers is left there."""
-    tensors = diagonals_of(state.function)
+    tensors = toeplitz_tensors(state.function)
     inlined = set(without().inlined) if tensors else set[str]()
     steps = _at_names(state, [name for name, computed in tensors.items() if not inlined.issuperset(computed)])
     subject = _operations(steps)
     refused = (f"to store {subject} by diagonals",)
     return Found(
-        steps, compared=Compared("diagonals", subject, refused, "with one element for each diagonal", "with all elements")
+        steps, compared=Compared("toeplitz", subject, refused, "with one element for each diagonal", "with all elements")
     )
 
 
 def _at_names(state: State, names: Iterable[str]) -> tuple[Applied, ...]:
     ops = {_name(op): op for op in mlir.traverse(state.function) if mlir.is_generic(op)}
-    return _at("diagonals", [ops[name] for name in names])
+    return _at("toeplitz", [ops[name] for name in names])
 
 
-def _apply_diagonals(function: ir.Operation, steps: Sequence[Step]) -> None:
-    store_by_diagonal(function, [s.operation for s in steps])
+def _apply_toeplitz(function: ir.Operation, steps: Sequence[Step]) -> None:
+    compress_toeplitz(function, [s.operation for s in steps])
 
 
 # ---- elements of products, and products, computed anew ---------------------------------------------------------------
@@ -193,8 +193,8 @@ def _describe_pack(step: Step, index: Callable[[int], str]) -> str:
 
 
 REWRITES = (
-    Rewrite("pieces", _find_pieces, _pieces, _apply_pieces, lambda step, index: "piece by piece"),
-    Rewrite("diagonals", _find_diagonals, _diagonals, _apply_diagonals, lambda step, index: "one element for each diagonal"),
+    Rewrite("concatenation", _find_concatenations, _concatenations, _apply_concatenations, lambda step, index: "piece by piece"),
+    Rewrite("toeplitz", _find_toeplitz, _toeplitz, _apply_toeplitz, lambda step, index: "one element for each diagonal"),
     Rewrite("recompute", _find_reads, _reads, _apply_reads, lambda step, index: "elements read by number are computed anew"),
     Rewrite("copies", _find_copies, _copies, _apply_copies, lambda step, index: "its own copy of the products that it reads"),
     Rewrite("split", _find_splits, _splits, split_reduction.apply_splits, _describe_split, Split, True, _exact_split),

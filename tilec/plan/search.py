@@ -23,7 +23,7 @@ from tilec.plan.state import State
 from tilec.plan.steps import Applied, Step
 from tilec.process import forks
 
-LARGE = 200  # operations: to plan them takes half a second
+OPERATIONS_THRESHOLD = 200  # operations: to plan them takes half a second
 
 Demands = Mapping[str, Sequence[Mapping[str, Any]]]
 """For each rewrite that a schedule decides: the fields of the steps that it names, some of which may be left out."""
@@ -84,7 +84,7 @@ def _with_remarks(plan: Plan, remarks: Sequence[Remark]) -> Plan:
 
 def is_large(function: ir.Operation) -> bool:
     """Whether plans of it take so long that they are made beside each other."""
-    return len(mlir.entry(function).operations) >= LARGE
+    return len(mlir.entry(function).operations) >= OPERATIONS_THRESHOLD
 
 
 class StepRefused(CallError):

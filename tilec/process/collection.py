@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-FEW = 10_000  # objects: Python 3.12 itself leaves out some hundreds
+OBJECTS_THRESHOLD = 10_000  # objects: Python 3.12 itself leaves out some hundreds
 _frozen = False  # by this module
 
 
@@ -28,7 +28,7 @@ def frozen() -> Iterator[None]:
     of thousands, which each full collection looks through. Nothing is done where a caller has left out his own, which could not be
     told apart afterwards."""
     global _frozen
-    if _frozen or gc.get_freeze_count() >= FEW:
+    if _frozen or gc.get_freeze_count() >= OBJECTS_THRESHOLD:
         yield
         return
     gc.freeze()

@@ -31,7 +31,6 @@ from tilec.torch import (
     aten,
     channels_last,
     complex_numbers,
-    deferred,
     dump,
     failures,
     flex_attention,
@@ -40,6 +39,7 @@ from tilec.torch import (
     random_numbers,
     recompute,
     reports,
+    sinking,
     warm_up,
 )
 from tilec.torch.aliases import maker
@@ -205,7 +205,7 @@ def _cut(
 ) -> tuple[Any, Any, Any]:
     """The decision which operations are tilec's, the partitions, and of each the results that lie in memory of its inputs."""
     decision = decide(graph, known, refusal, refused)
-    deferred.move(graph, decision, known)
+    sinking.sink(graph, decision, known)
     pieces = cut(graph, decision, known)
     return decision, pieces, results_in_inputs(graph, decision, pieces)
 

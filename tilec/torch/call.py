@@ -83,9 +83,9 @@ class Partition:
         fails, fails there again."""
 
         def compiled(asked: tuple[Written, Any, Any, str | int]) -> None:
-            written, over, inputs, device = asked
+            written, donated, inputs, device = asked
             with suppress(Exception):
-                built = _program(written, options, over).build_for(inputs, device)
+                built = _program(written, options, donated).build_for(inputs, device)
                 if isinstance(built, CudaExecutable) and device != "cpu":
                     with compiling():
                         _ = built.cubins
@@ -95,8 +95,8 @@ class Partition:
             with suppress(Exception):
                 known = _traced(graph, mode)
                 written = write(known)
-                over = _over(known, written, own, options)
-                asked[written.text, over] = written, over, _inputs(known, written), _device(known)
+                donated = _donated(known, written, own, options)
+                asked[written.text, donated] = written, donated, _inputs(known, written), _device(known)
 
         def compile_all() -> None:
             with suppress(CancelledError), workers(AT_ONCE, "tilec-ahead", spare=True) as pool:
@@ -181,21 +181,21 @@ class Partition:
         return made
 
     def _bound(self, written: Written, graph: fx.Graph, key: tuple[Any, ...] | None) -> Call:
-        device, over = _device(graph), _over(graph, written, self.into, self.options)
-        op = _program(written, self.options, over)
+        device, donated = _device(graph), _donated(graph, written, self.into, self.options)
+        op = _program(written, self.options, donated)
         if not written.arguments and device != "cpu":
             raise Unwritten(_outputs(graph), "a program on a GPU that reads nothing")
         inputs = _inputs(graph, written)
-        if self.options.measures and not over:
+        if self.options.measures and not donated:
             op = _measured(op, written, self.options, inputs, device)
         built = op.build_for(inputs, device)
         slow = self.eager
-        if not over:
+        if not donated:
             types = [buffers.to_torch(dtype.name) for _, dtype, _ in built.compiled.inputs]
             slow = copying(general(op, written, types, self._any_size, self.eager, graph), self.into)
         freed = self.freed if key is None and not self.options.background else None
         fast = bind(built, device, written, slow if key is None else partial(self._missed, key, slow), self.into, freed)
-        copied = [k for k, n in over if fast is None or built.emitted.reads(n)]
+        copied = [k for k, n in donated if fast is None or built.emitted.reads(n)]
         if copied:  # PyTorch writes in place what a kernel would copy
             raise Unwritten([_outputs(graph)[k] for k in copied], "writes to computed positions")
         if sites := built.emitted.sites:
@@ -214,8 +214,8 @@ def _key(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple((v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in values)
 
 
-def _program(written: Written, options: Options, over: tuple[tuple[int, int], ...] = ()) -> Op:
-    return program(written.text, options.target, schedule_of(written.text, options.schedule), over)
+def _program(written: Written, options: Options, donated: tuple[tuple[int, int], ...] = ()) -> Op:
+    return program(written.text, options.target, schedule_of(written.text, options.schedule), donated)
 
 
 def _measured(op: Op, written: Written, options: Options, inputs: Signature, device: str | int) -> Op:
@@ -234,7 +234,7 @@ def _measured(op: Op, written: Written, options: Options, inputs: Signature, dev
     return op if path is None else program(written.text, options.target, str(path))
 
 
-def _over(
+def _donated(
     graph: fx.Graph, written: Written, into: Mapping[int, int], options: Options
 ) -> tuple[tuple[int, int], ...]:  # fmt: skip
     """Results of which one position is written, and the program's arguments in whose memory they are. A schedule of the program is

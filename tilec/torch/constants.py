@@ -71,7 +71,7 @@ class Pattern:
         return self.first + sum(r for r in reach if r < 0), self.first + sum(r for r in reach if r > 0)
 
     def tensor(self) -> Tensor:
-        """As an expression of indices. Raises Inexpressible for a type that programs do not have."""
+        """As an expression of indices. Raises Unsupported for a type that programs do not have."""
         dtype = dtype_of(self.dtype)
         if not any(self.steps):
             made = constant(self.shape, dtype, self.first)

@@ -25,19 +25,19 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 WORDS = frozenset(_KEYWORDS.split())
 
 
-class Inexpressible(Exception):
+class Unsupported(Exception):
     """Why the language cannot say an operation: the reason is what cases are counted by, and what a split of a graph tells."""
 
 
 def reason(error: Exception) -> str:
     """Why an operation could not be translated; PyTorch runs it, whatever the error is."""
-    return str(error) if isinstance(error, Inexpressible) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, Unsupported) else f"{type(error).__name__}: {error}"
 
 
 def dtype_name(dtype: np.dtype) -> str:
     found = from_numpy(dtype) if np.dtype(dtype).kind not in "OSUc" else None
     if found is None:
-        raise Inexpressible(f"type {dtype}")
+        raise Unsupported(f"type {dtype}")
     return found.name
 
 
@@ -101,7 +101,7 @@ class Tensor:
     def reshaped(self, shape: Sequence[int]) -> Tensor:
         """A view of the same elements in row-major order."""
         if 0 in shape:
-            raise Inexpressible("tensors without elements")
+            raise Unsupported("tensors without elements")
         mine = self.shape
         return self.seen(shape, lambda i: ix.unflat(ix.flat(i, ix.row_major(shape)), mine))
 

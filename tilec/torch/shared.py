@@ -28,15 +28,15 @@ def _known(*key: object) -> _Once:
     return _Once()
 
 
-def program(text: str, target: str | None, schedule: str | None, over: tuple[tuple[int, int], ...] = ()) -> Op:
+def program(text: str, target: str | None, schedule: str | None, donated: tuple[tuple[int, int], ...] = ()) -> Op:
     """The op of a text: equal partitions have one. On a GPU, an index outside of its tensor is raised by a later call, as PyTorch's
-    own checks are there. `over`: results that lie in the memory of arguments, of which what changes is stored."""
+    own checks are there. `donated`: results that lie in the memory of arguments, of which what changes is stored."""
 
     def make() -> Op:
         made = compile_program(text, target=target, schedule=schedule, deferred_checks=True)
-        return made.over(over) if over else made
+        return made.donated(donated) if donated else made
 
-    return _known(text, target, schedule, over).get(make)
+    return _known(text, target, schedule, donated).get(make)
 
 
 def compiled() -> int:

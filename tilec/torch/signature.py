@@ -22,7 +22,7 @@ from tilec.dsl.ranges import Atom, Poly, size_poly
 from tilec.dsl.specialise import Specialised, choose_op, specialise
 from tilec.torch.aten.table import dtype_of
 from tilec.torch.concrete import UNDECIDED, hint
-from tilec.torch.program import Inexpressible
+from tilec.torch.program import Unsupported
 
 Shape = tuple[Any, ...]  # of numbers and symbols
 Types = tuple[DType, ...]
@@ -107,7 +107,7 @@ class Signature:
         for name, dtype, shape, argument in zip(self.inputs, self.types, self.shapes, arguments):
             try:
                 given = DTYPES[dtype_of(argument.dtype)]
-            except Inexpressible as error:
+            except Unsupported as error:
                 raise CallError(f"`{name}` of `{self.name}`: {error}, which the language does not have") from None
             if dtype is not None and given != dtype:
                 raise CallError(f"`{name}` of `{self.name}` is {dtype}, and the argument is {given}")

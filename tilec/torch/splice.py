@@ -13,7 +13,7 @@ from typing import Any
 
 from tilec.dsl import ast
 from tilec.torch.aten.table import Call
-from tilec.torch.program import Graph, Inexpressible, Tensor
+from tilec.torch.program import Graph, Tensor, Unsupported
 from tilec.torch.rewrite import Edits, Words, called
 from tilec.torch.signature import Signature
 
@@ -24,7 +24,7 @@ def splicer(signature: Signature) -> Callable[[Call], Any]:
     def translate(call: Call) -> Any:
         program = signature.program
         if program.tree.imports:
-            raise Inexpressible("an operator whose program imports a file")
+            raise Unsupported("an operator whose program imports a file")
         given: list[Tensor] = [
             call[argument.name] for argument in call.node.target._schema.arguments[: len(signature.inputs)]
         ]
@@ -60,13 +60,13 @@ class Splice:
     ) -> list[Tensor]:  # fmt: skip
         """Appends the op's statements; `sizes` has a number for each of its sizes, `results` shapes and types."""
         if 0 in sizes.values():
-            raise Inexpressible("a size of 0")  # which may be a divisor
+            raise Unsupported("a size of 0")  # which may be a divisor
         names = {p.name: t.name for p, t in zip(op.inputs, arguments)}
         for statement in op.body:
             if isinstance(statement, ast.Expect):
                 continue
             if called(statement, self.words.ops) is not None:
-                raise Inexpressible("an operator whose op calls another one")
+                raise Unsupported("an operator whose op calls another one")
             assert isinstance(statement, ast.Equation)
             like_index = re.fullmatch(r"[a-z]\d+", statement.name)  # as translators call theirs
             names[statement.name] = self.graph.fresh(f"{statement.name}_of_op" if like_index else statement.name)
@@ -121,7 +121,7 @@ class Splice:
                     pass
                 elif name in names:
                     if names[name] in own:
-                        raise Inexpressible("a scalar that has the name of an index")
+                        raise Unsupported("a scalar that has the name of an index")
                     edits.replace(span.start, span.end, names[name])
                 elif name in sizes:
                     edits.replace(span.start, span.end, str(sizes[name]) if affine else f"i64({sizes[name]})")

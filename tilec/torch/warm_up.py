@@ -1,4 +1,4 @@
-"""What begins when Dynamo begins to trace, before anybody knows what.
+"""Warm-up: the compilers start when Dynamo begins to trace, before anybody knows what they will compile.
 
 The processes that compile start: they load for a second. Where no graph reaches this back end, or all of a graph's programs are
 in the cache, they end with the trace. Until then garbage collections leave out what is there already: PyTorch's tracing makes many

@@ -15,7 +15,7 @@ from tilec.torch.constants import patterns
 from tilec.torch.indices import number
 from tilec.torch.layout import Layout, layout, row_major
 from tilec.torch.origins import origin_text
-from tilec.torch.program import Graph, Inexpressible, Tensor, reason
+from tilec.torch.program import Graph, Tensor, Unsupported, reason
 
 TEXT = "<program>"
 """What the compiler calls a program that is given as text."""
@@ -109,7 +109,7 @@ def write(graph: fx.Graph) -> Written:
             try:
                 values[node] = translate(program, node, values)
             except Exception as error:  # of any kind: PyTorch can run it
-                raise Unwritten([node], reason(error), not isinstance(error, Inexpressible)) from error
+                raise Unwritten([node], reason(error), not isinstance(error, Unsupported)) from error
         origin.update((_defined(line), node) for line in program.lines[first:])
     layouts = [_result_layout(node.meta["val"]) for node in outputs]
     text = program.program([_in_order(values[node], found) for node, found in zip(outputs, layouts)])

@@ -109,7 +109,7 @@ class PartialSums:
 
     def _recompute(self) -> None:
         """Where a sum is not finite, a thread adds its products anew, of whole numbers: one of them may be marked as one that has
-        no parts (`tilec/analysis/parts.py`), or may be infinite."""
+        no parts (`tilec/analysis/bf16_split.py`), or may be infinite."""
         problem, f32, zero = self.problem, ir.F32Type.get(), mlir.index(0)
         check, rows = registers([1], "%check"), registers([2], "%of_rows")
         nothing = mlir.constant(0.0, f32)

@@ -15,7 +15,7 @@ from functools import cached_property, reduce
 from math import prod
 
 from tilec.analysis.access import Access, access_of
-from tilec.analysis.parts import parted
+from tilec.analysis.bf16_split import parted
 from tilec.analysis.products import Scaled, arguments_of, dims_of, factors_of, narrow, scaled, stored
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError

@@ -21,7 +21,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from math import prod
 
-from tilec.analysis.parts import PRODUCTS
+from tilec.analysis.bf16_split import PRODUCTS
 from tilec.core import locations, mlir, opcodes
 from tilec.core.hardware import LINE, ROWS, WARPGROUP
 from tilec.core.mlir import arith, gpu, ir, memref

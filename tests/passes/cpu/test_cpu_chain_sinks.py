@@ -26,7 +26,7 @@ def _always(monkeypatch):
 def test_forms(name, kind, tmp_path):
     text = forms(kind)[name]
     special, planned = lowered(Source("t.tile", text), None, SIZES, target="cpu", end="plan", emit=False)
-    schedule = schedule_file(tmp_path, planned.plan, pieces=True)
+    schedule = schedule_file(tmp_path, planned.plan, concatenation=True)
     for far in (None, -200.0, -np.inf):
         sinks = lambda z, far=far: (z * 4 if far is None else np.full_like(z, far)).astype(z.dtype)  # noqa: E731
         inputs = [sinks(a) if t.name == "z" else a for t, a in zip(special.inputs, arrays(special))]

@@ -18,7 +18,7 @@ from tilec.core.diagnostics import Source
 from tilec.kernels import ContractionChain
 from tilec.semantics.interpreter import interpret
 
-check = partial(chains.check, pieces=True)
+check = partial(chains.check, concatenation=True)
 
 
 def inputs_of(text, far=None, rows=SIZES["S"]):
@@ -84,9 +84,9 @@ GRADIENTS = """op f(
 
 def test_gradients(monkeypatch):
     """Of rows, columns and the sink: the scores of each are computed anew from the factors, and none is in memory."""
-    special, result = lowered(GRADIENTS, SIZES | {"D": 16}, None, monkeypatch, pieces=["c"], copies=True)
+    special, result = lowered(GRADIENTS, SIZES | {"D": 16}, None, monkeypatch, concatenation=["c"], copies=True)
     chains = [k for k in result.plan.kernels if isinstance(k.options, ContractionChain)]
-    assert operations(result.plan, "pieces") == ["c"] and len(chains) == 2
+    assert operations(result.plan, "concatenation") == ["c"] and len(chains) == 2
     assert result.emitted.workspace < 2 * SIZES["S"] * SIZES["T"]
     inputs = arrays(special)
     inputs[-2] = np.log(np.abs(inputs[-2]) + 60).astype(np.float32)

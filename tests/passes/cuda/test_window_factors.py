@@ -40,7 +40,7 @@ def depthwise(factor: str, kind: str = "bf16", window: int = 3, norm: bool = Fal
 def test_a_factor_is_stored_in_the_order_of_threads(factor, kind, rng, monkeypatch):
     for module in (columns, windows):
         monkeypatch.setattr(module, "THREADS", 16)
-    monkeypatch.setattr(choose, "NEAR", 0)
+    monkeypatch.setattr(choose, "WINDOWS_THRESHOLD", 0)
     monkeypatch.setattr(lines, "UNCOALESCED", 0)
     text, shapes = depthwise(factor, kind), {"x": (8, 4, 8, 16), "f": (16, 1, 3, 3)}
     inputs = {name: rng.standard_normal(shape).astype(DTYPES[kind].numpy) for name, shape in shapes.items()}

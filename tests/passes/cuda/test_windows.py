@@ -37,7 +37,7 @@ WINDOWS = {  # the sum's term; R; the dimensions along which windows share eleme
 def small_blocks(monkeypatch):
     monkeypatch.setattr(columns, "THREADS", 16)
     monkeypatch.setattr(windows, "THREADS", 16)
-    monkeypatch.setattr(choose, "NEAR", 0)  # the fewest instructions: times of small programs tell nothing
+    monkeypatch.setattr(choose, "WINDOWS_THRESHOLD", 0)  # the fewest instructions: times of small programs tell nothing
 
 
 def program(kind: str, term: str, window: int) -> str:

@@ -107,7 +107,7 @@ def test_threads_beside_the_last_channels(channels, lanes):
 def test_a_guard_stands_around_all_neighbours(kind, channels, threads, stride, rng, monkeypatch):
     for module in (columns, windows):
         monkeypatch.setattr(module, "THREADS", 16)
-    monkeypatch.setattr(choose, "NEAR", 0)
+    monkeypatch.setattr(choose, "WINDOWS_THRESHOLD", 0)
     monkeypatch.setattr(columns, "_lanes", lambda *_: [threads])
     text = f"""op f(x: {kind}[N, {stride} * H, {stride} * W, C], f: {kind}[3, 3, C]) -> (y: {kind}[N, H, W, C]) {{
         y[n, h, w, c] = sum[r, s](pad(x[n, {stride} * h + r - 1, {stride} * w + s - 1, c], 0) * f[r, s, c])

@@ -329,7 +329,7 @@ def test_it_comes_after_a_few_calls(driver, monkeypatch):
     while not made or made[-1] is None:
         executable.runs += 1
         made.append(fast_call.make(executable, [x], views, [y], tuple))
-    assert len(made) == fast_call.FEW and made[-1]((x,), y, 5) is y
+    assert len(made) == fast_call.CALLS_THRESHOLD and made[-1]((x,), y, 5) is y
 
 
 def test_pytorch_may_have_no_functions_for_machine_code(driver, monkeypatch):

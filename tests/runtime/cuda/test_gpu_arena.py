@@ -44,7 +44,7 @@ def test_programs_hold_what_the_largest_takes(torch):
     before, free = held(), torch.cuda.mem_get_info()[0]
     with torch.cuda.stream(stream):
         ops = [(two_passes(n), square(torch, size)) for n, size in enumerate(sizes, 1)]
-        for _ in range(3 * fast_call.FEW):
+        for _ in range(3 * fast_call.CALLS_THRESHOLD):
             found = [(op(x), x, n) for n, (op, x) in enumerate(ops, 1)]
     stream.synchronize()
     assert all(torch.equal(y, expected(torch, x, n)) for y, x, n in found)

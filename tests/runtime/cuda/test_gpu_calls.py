@@ -23,7 +23,7 @@ def torch():
 
 
 def by_machine_code(op, *tensors) -> fast_call.Call:
-    for _ in range(2 * fast_call.FEW):
+    for _ in range(2 * fast_call.CALLS_THRESHOLD):
         op(*tensors)
     (entry,) = op._fast
     assert type(entry[0]).__name__ == "builtin_function_or_method"
@@ -103,7 +103,7 @@ def test_a_thread_that_has_no_context_yet(torch, rng):
     expected, found = op(*given), []
     y = torch.empty_like(expected)
     torch.cuda.synchronize()
-    for more in (2 * fast_call.FEW, 0):  # in Python, then by machine code
+    for more in (2 * fast_call.CALLS_THRESHOLD, 0):  # in Python, then by machine code
         thread = Thread(target=lambda: found.append(op(*given, out=y)))
         thread.start()
         thread.join()
@@ -164,7 +164,7 @@ def test_graphs_replay_on_new_data(torch, rng, name):
         assert torch.equal(graph.replay(), expected) and graph.result is graph.replay()
 
 
-@pytest.mark.parametrize("calls", [1, 2 * fast_call.FEW], ids=["Python", "machine code"])
+@pytest.mark.parametrize("calls", [1, 2 * fast_call.CALLS_THRESHOLD], ids=["Python", "machine code"])
 @pytest.mark.parametrize("name", ["mlp", "attention"])
 def test_pytorch_captures_calls(torch, rng, name, calls):
     """What the stream does after the capture does not disturb the graph's memory."""

@@ -30,7 +30,7 @@ SQUARE = 16  # the longest side of a tile that is turned in registers
 SHARE, REUSED, NARROW = 8, 64, 8
 """Of a block's elements of work, the part that a table has at most; reads of each of its elements, and the extent of the innermost
 loop, from which its copy is worth it."""
-SMALL = 1 / 16  # an operand of less than this share of the largest one has no say in how memory is walked
+SMALL_OPERAND_THRESHOLD = 1 / 16  # an operand of less than this share of the largest one has no say in how memory is walked
 
 
 def choose(
@@ -168,7 +168,7 @@ def _large(g: Group) -> list[tuple[Node, Read]]:
     """The accesses that determine the speed of memory. A row's sum is no such access beside the row."""
     found = [(node, read) for node in g.nodes for read in (*node.reads, *node.results) if read.dims]
     sizes = [prod(ir.ShapedType(read.value.type).shape) for _, read in found]
-    return [access for access, size in zip(found, sizes) if size >= SMALL * max(sizes)]
+    return [access for access, size in zip(found, sizes) if size >= SMALL_OPERAND_THRESHOLD * max(sizes)]
 
 
 def _directions(g: Group) -> list[int]:

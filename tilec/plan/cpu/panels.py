@@ -33,7 +33,7 @@ from tilec.kernels import KernelPlan, Panels
 from tilec.kernels.cpu import matrix_instructions
 from tilec.plan.groups import Group, Remark
 
-FEW = (16, 32)  # inner elements that are packed at a time, of products with few rows
+PACKED_INNER = (16, 32)  # inner elements that are packed at a time, of products with few rows
 GAIN_US = 2  # the least gain of panels: kernels that pack take longer to compile
 BF16_PARTS = {"bf16": 1, "f8E4M3FN": 1, "f8E5M2": 1, "i8": 1, "f16": 2, "f32": 3}
 """Of how many bf16 a number of a type is the sum."""
@@ -269,7 +269,7 @@ def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator
         for mr in {highest, *(ceil(share / ceil(share / highest)) for share in shares)}:
             depths = {prod(depths_of(inner, 2 * target.l1.bytes // (5 * mr * size)))}
             if prod(rows) <= highest:  # packed once, used once: a few rows of memory at a time, which stay in L1
-                depths |= {prod(depths_of(inner, n)) for n in FEW}
+                depths |= {prod(depths_of(inner, n)) for n in PACKED_INNER}
             for depth, a, b in product(depths, _boxes(rows, mr), _boxes(columns, v * lanes)):
                 if depth * prod(b) * size <= target.l2.bytes // 2:
                     yield Blocking("fma", mr, v * lanes, a, b, depth)

@@ -46,8 +46,8 @@ from tilec.plan.groups import Group, Remark
 TRANSPOSE_SIDE = (
     128  # elements of a side of a tile that is transposed in vectors: 256 bytes of memory in both directions
 )
-NEAR = 0.97  # of the time of a layout of windows that another must take, to be chosen although it has more instructions
-SMALLER = 0.9  # the same of columns, where blocks are smaller
+WINDOWS_THRESHOLD = 0.97  # of the time of a layout of windows that another with more instructions must take to be chosen
+COLUMNS_THRESHOLD = 0.9  # the same of columns, where blocks are smaller
 FAST_PATH_MOST = 16  # elements of a thread for which sin and cos are written out twice: more of the full forms fill the registers
 
 
@@ -169,7 +169,7 @@ def _columns(view: View, lane: int) -> Tiled:
         return cost.predict(work_laid_out(kernel, view, layout), view.target).time_us
 
     times = [time_us(tiled) for tiled in found]
-    near = NEAR if found[0][1].dense else SMALLER
+    near = WINDOWS_THRESHOLD if found[0][1].dense else COLUMNS_THRESHOLD
     return found[next(n for n, us in enumerate(times) if near * us <= min(times))]
 
 

@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 from math import ceil, gcd, inf, prod
 from typing import NamedTuple
 
-from tilec.analysis import parts
+from tilec.analysis import bf16_split
 from tilec.analysis.factor_access import FactorAccess
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.multiplicands import multiplicands_of, scales_of
@@ -242,7 +242,7 @@ def _shared_tiles(built: WarpgroupContraction, extents: Sizes, rounds: int) -> i
 
 def promoted_of(kind: str, node: Node) -> int:
     """Elements of k after which sums leave the matrix units: those that share scales, and no more than the units have bits for."""
-    if kind == parts.KIND:
+    if kind == bf16_split.KIND:
         return LINE // BYTES[kind]
     scales = scales_of(node) if kind != str(node.contraction.left.type) else 0
     short = kind.startswith("f8") and mlir.get_string(node.op, "tilec.multiplicand") != "f22"
@@ -269,8 +269,8 @@ def _problem(node: Node, roles: Roles, kind: str, g: Group, graph: Graph) -> blo
         prod(ir.ShapedType(v.type).shape) * element_bytes(ir.ShapedType(v.type).element_type) for v in others
     ) / max(1, points)
     result = {2: "bf16", 8: "f64"}.get(out, "f32")
-    stored, tf32 = ("f32", True) if kind == "tf32" else ("bf16" if kind == parts.KIND else kind, False)
-    split = (parts.COUNT, len(parts.PRODUCTS)) if kind == parts.KIND else (1, 1)
+    stored, tf32 = ("f32", True) if kind == "tf32" else ("bf16" if kind == bf16_split.KIND else kind, False)
+    split = (bf16_split.COUNT, len(bf16_split.PRODUCTS)) if kind == bf16_split.KIND else (1, 1)
     left, right = (factor_access(node, roles.factors[side], g) for side in ("left", "right"))
     batch = {*g.space.dims[node]} - {*roles.rows, *roles.columns, *roles.inner}
     recurring = right is not None and not batch.isdisjoint(d for dims in right.opaque for d in dims)
@@ -335,7 +335,7 @@ def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> li
     if kind in ("i32", "f32", "f64"):
         return []
     by_tma = {f.copy for f in operands.values()} == {"tma"}
-    able = by_tma or (kind not in ("tf32", parts.KIND) and (BYTES[kind] == 2 or all(f.major for f in operands.values())))
+    able = by_tma or (kind not in ("tf32", bf16_split.KIND) and (BYTES[kind] == 2 or all(f.major for f in operands.values())))
     found = ["wgmma"] if able and target.has("tma") and "wgmma" in target.instructions(block_tile.unit_type(kind)) else []
     found += ["mma.sync"] if kind in ("i8", "bf16", "f16", "tf32") else []
     return found or None

@@ -29,7 +29,7 @@ from tilec.plan.groups import Group, Remark
 LOOKED = 16  # launches that a kernel might join
 MOST = 8  # kernels of a launch
 TRIED = 4  # launches that a kernel might join, the best first, until one needs no more memory
-SMALL = 5  # launches that a kernel takes at most: by sharing one, a longer kernel gains less than predictions of it may be off
+LAUNCHES_THRESHOLD = 5  # launches that a kernel takes at most: a longer one gains less by sharing than its prediction may be off
 WIDEST = 512  # threads of a block, of which some kernels have fewer: each may have 128 registers
 WEIGHED = "with their tiles"
 
@@ -159,7 +159,7 @@ def choose_launches(
     launches: list[_Launch] = []
     remarks: list[Remark] = []
     predict, positions = _predictions(target), np.arange(len(kernels))
-    most, small = lifetimes.peak(positions), SMALL * (target.launch.overlap_us or target.launch.ramp_us)
+    most, small = lifetimes.peak(positions), LAUNCHES_THRESHOLD * (target.launch.overlap_us or target.launch.ramp_us)
     for n, kernel in enumerate(kernels):
         if kernel.prediction.time_us > small or refuse([kernel], predict) is not None:
             continue

@@ -15,7 +15,7 @@ from math import prod
 from operator import itemgetter
 from typing import Any
 
-from tilec.analysis import parts
+from tilec.analysis import bf16_split
 from tilec.analysis.access import Access, access_of
 from tilec.analysis.directions import extract_directions
 from tilec.analysis.factor_access import FactorAccess
@@ -149,8 +149,8 @@ def _result_dims(node: Node, g: Group, graph: Graph) -> list[int]:
 def _operand(
     node: Node, factor: ir.Value, side: str, roles: Roles, kind: str, g: Group, graph: Graph, target: Target
 ) -> Operand:
-    if kind == parts.KIND:
-        if made_of := parts.parted(factor):
+    if kind == bf16_split.KIND:
+        if made_of := bf16_split.parted(factor):
             return _operand(node, made_of.parts[0], side, roles, "bf16", g, graph, target)
         return Operand("registers", _operand(node, factor, side, roles, "f32", g, graph, target).major)
     if kind != str(factor.type):  # its scales are applied to sums

@@ -139,15 +139,15 @@ def _compared(predicted: float, measured: float | None) -> str:
     return f" predicted, {duration(measured)} measured ({share})" if measured else " predicted"
 
 
-NEAR = 0.2  # a prediction may differ by this share of the measured time
+CLOSE_THRESHOLD = 0.2  # a prediction may differ by this share of the measured time
 
 
 def _verdict(kernel: KernelPlan, target: Target, measured: float, counted: Mapping[str, float]) -> str:
     """The amount of the cost model that explains a wrong prediction the best (`tilec.cost.blame`), and the next one if it does so
     nearly as well: the rate or the time that was assumed, and that which was reached."""
     p = kernel.prediction
-    if abs(p.time_us / measured - 1) <= NEAR:
-        return f"within {NEAR:.0%} of the measured time"
+    if abs(p.time_us / measured - 1) <= CLOSE_THRESHOLD:
+        return f"within {CLOSE_THRESHOLD:.0%} of the measured time"
     found = causes(kernel.work, target, measured, counted)
     if not found:
         return f"no amount alone explains it; {_resource(p.limiter)} takes longest"

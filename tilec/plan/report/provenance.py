@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tilec.analysis import parts
+from tilec.analysis import bf16_split
 from tilec.core.diagnostics import Source, Span
 from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
@@ -50,7 +50,7 @@ class Provenance:
                 return tuple(f"d{k}" for k in range(len(extents)))
             own = self._own(pack.operation, 1 + max(pack.dims))
             names = [own[d] for d in pack.dims]
-            return tuple([*names[:-1], "part", names[-1]] if pack.kind == parts.KIND else names)
+            return tuple([*names[:-1], "part", names[-1]] if pack.kind == bf16_split.KIND else names)
         return self._own(operation, len(extents))
 
     def index(self, operation: str, dim: int) -> str:

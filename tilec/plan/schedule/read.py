@@ -34,7 +34,7 @@ from tilec.plan.search import ALL, StepRefused, written
 _PLAN_KEYS = {"program": str, "target": str, "inline": list, "rewrites": dict, "launches": dict, "kernels": dict}
 _REWRITES = {rewrite.name: rewrite for rewrite in REWRITES}
 _KERNEL_KEYS = {"operations": list, "tile": list, "loops": dict, **dict.fromkeys(FAMILIES, dict)}
-RENAMED = {"register_chunks": "hybrid_chunks"}
+RENAMED = {"register_chunks": "hybrid_chunks", "pieces": "concatenation", "diagonals": "toeplitz"}
 """Words of schedule files that had another name before."""
 VERSION = 2
 """Of the form of schedule files."""

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from tilec.torch.aten import (  # noqa: F401
     adaptive,
     antialiasing,
+    concatenations,
     contractions,
     costs,
     creation,
     gathers,
     grids,
     groups,
-    joins,
     norms,
     overwrites,
     pointwise,
@@ -30,7 +30,7 @@ from tilec.torch.aten import (  # noqa: F401
     resampling,
     scatters,
     sorting,
-    unsaid,
+    unsupported,
     views,
     windows,
 )
@@ -46,17 +46,17 @@ from tilec.torch.aten.table import (
     translator,
 )
 from tilec.torch.failures import report
-from tilec.torch.program import Graph, Inexpressible, Tensor, reason
+from tilec.torch.program import Graph, Tensor, Unsupported, reason
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
-__all__ = ["Inexpressible", "Tensor", "decompositions", "dtype_of", "op_name", "refusal", "translate"]
+__all__ = ["Tensor", "Unsupported", "decompositions", "dtype_of", "op_name", "refusal", "translate"]
 
 
 def translate(graph: Graph, node: Node, values: Mapping[Node, Value]) -> Value:
     """Appends the node's statements to the graph. `values` has what the nodes are that it reads. Returns a tensor, or a tuple of
-    them for a node of several results (None for one that is not read). Raises Inexpressible with the reason, and then the graph
+    them for a node of several results (None for one that is not read). Raises Unsupported with the reason, and then the graph
     may have statements of it that nothing reads."""
     graph.hint, graph.orders = statement_name(node), memory_orders(node, values)
     call = Call(graph, node, values)
@@ -72,7 +72,7 @@ def refusal(node: Node) -> str | None:
         graph, values = scratch(node)
         with costs.cutting():
             translate(graph, node, values)
-    except Inexpressible as error:
+    except Unsupported as error:
         return reason(error)
     except Exception as error:
         report([node], error)

@@ -12,7 +12,7 @@ from tilec.torch.aten.pools import lowest, padded, rank_of
 from tilec.torch.aten.table import Call, Value, expresses
 from tilec.torch.aten.windows import counted, summed
 from tilec.torch.indices import Index
-from tilec.torch.program import Inexpressible, Tensor, indices, literal
+from tilec.torch.program import Tensor, Unsupported, indices, literal
 
 
 def _adaptive(i: Index, extent: int, count: int) -> tuple[Index, Index, int]:
@@ -79,7 +79,7 @@ def adaptive_max_pool(call: Call) -> Value:
     if not call.reads(1):
         return largest, None
     if not costs.reads_pay(call.device, 2 * prod(x.shape)):
-        raise Inexpressible(f"{call.name}: so many positions that PyTorch's one pass for values and positions is sooner")
+        raise Unsupported(f"{call.name}: so many positions that PyTorch's one pass for values and positions is sooner")
     extents = [_widest(n, m) for n, m in zip(spatial, shape[lead:])]
     count = prod(extents)
     taps = ix.unflat(ix.name("k", count), extents)

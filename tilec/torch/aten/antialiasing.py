@@ -17,7 +17,7 @@ from tilec.torch.aten.resampling import cubic_weights, inside, scales
 from tilec.torch.aten.table import Call, expresses
 from tilec.torch.aten.windows import counted, summed
 from tilec.torch.indices import Index
-from tilec.torch.program import Graph, Inexpressible, Tensor
+from tilec.torch.program import Graph, Tensor, Unsupported
 
 CUBIC = -0.5
 """The slope at distance 1 of the cubic convolution with antialiasing."""
@@ -112,7 +112,7 @@ def _summed(call: Call, x: Tensor, axis: int, near: _Near, weights: Tensor, dtyp
 
 def _resampled(call: Call, x: Tensor, near: list[_Near], backward: bool) -> Tensor:
     if not DTYPES[x.dtype].is_float:
-        raise Inexpressible(f"{call.name} of integers")
+        raise Unsupported(f"{call.name} of integers")
     wide = "f64" if x.dtype == "f64" else "f32"
     axes = [d for d, each in enumerate(near) if each.a != each.b or each.count != each.extent]
     axes.sort(key=lambda d: Fraction(near[d].count, near[d].extent), reverse=backward)  # what makes it smaller comes first

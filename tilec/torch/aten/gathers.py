@@ -12,7 +12,7 @@ from tilec.torch import indices as ix
 from tilec.torch.aliases import arguments, only_readers, source
 from tilec.torch.aten.table import Call, expresses, op_name, operand, shows
 from tilec.torch.indices import Index
-from tilec.torch.program import Graph, Inexpressible, Tensor
+from tilec.torch.program import Graph, Tensor, Unsupported
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -148,7 +148,7 @@ def take(call: Call) -> Tensor:
 class Advanced:
     """NumPy's advanced indexing: positions are broadcast to `index_shape`, and stand at the dimension `first` of the result,
     where they began if they are neighbours, and else before all others. By dimension of the tensor, `given` has the
-    positions or None, and `nodes` what makes them; `chosen` are the dimensions that have some. Raises Inexpressible with the reason
+    positions or None, and `nodes` what makes them; `chosen` are the dimensions that have some. Raises Unsupported with the reason
     `masks` for masks."""
 
     def __init__(self, call: Call, masks: str):
@@ -157,7 +157,7 @@ class Advanced:
         self.given, self.nodes = [*given, *none], [*call.node.args[1], *none]
         self.chosen = [d for d, t in enumerate(self.given) if t is not None]
         if any(self.given[d].dtype in ("bool", "u8") for d in self.chosen):
-            raise Inexpressible(f"{call.name}: {masks}")
+            raise Unsupported(f"{call.name}: {masks}")
         self.index_shape = np.broadcast_shapes(*(self.given[d].shape for d in self.chosen))
         are_neighbours = self.chosen == list(range(self.chosen[0], self.chosen[-1] + 1))
         self.first = self.chosen[0] if are_neighbours else 0
@@ -191,7 +191,7 @@ def masked_index(call: Call) -> Tensor:
     shape = call.shape
     given = [*given, *[None] * (len(x.shape) - len(given))]
     if any(t is None for t in given):
-        raise Inexpressible("a masked gather of rows")
+        raise Unsupported("a masked gather of rows")
 
     def expression(i: list[Index]) -> str:
         positions = [element(t, t.aligned(i, shape), n) for t, n in zip(given, x.shape)]

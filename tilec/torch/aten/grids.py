@@ -12,7 +12,7 @@ from tilec.torch.aten import costs
 from tilec.torch.aten.resampling import CUBIC, cubic_weights
 from tilec.torch.aten.table import Call, expresses
 from tilec.torch.indices import Index
-from tilec.torch.program import Inexpressible, Tensor
+from tilec.torch.program import Tensor, Unsupported
 
 LINEAR, NEAREST = 0, 1  # of PyTorch's numbers for interpolations; cubic is the third
 ZEROS, BORDER = 0, 1  # and for what is outside; reflection is the third
@@ -43,7 +43,7 @@ def grid_sampler(call: Call) -> Tensor:
     spatial, wide = x.shape[2:], "f64" if grid.dtype == "f64" else "f32"
     rank = len(spatial)
     if not costs.reads_pay(call.device, prod(call.shape) * (1 if kind == NEAREST else 2 if kind == LINEAR else 4) ** rank):
-        raise Inexpressible(f"{call.name}: as many samples as PyTorch's kernel reads in vectors")
+        raise Unsupported(f"{call.name}: as many samples as PyTorch's kernel reads in vectors")
     x = call.graph.solid(x, range(2, 2 + rank))
 
     def position(d: int) -> Callable[[list[Index]], str]:

@@ -19,7 +19,7 @@ from tilec.torch import indices as ix
 from tilec.torch.aten import costs
 from tilec.torch.aten.table import Call, Value, expresses
 from tilec.torch.indices import Index
-from tilec.torch.program import Inexpressible, Tensor, reduction
+from tilec.torch.program import Tensor, Unsupported, reduction
 
 BLOCK = 128  # rows of a tile that keeps matrix units busy
 LEAST = 16
@@ -127,9 +127,9 @@ def _matrices_pay(call: Call, groups: Groups, depth: int, width: int, products: 
 
 def _checked(x: Tensor, w: Tensor, offs: Tensor | None) -> None:
     if offs is None or len(x.shape) != 2 or len(w.shape) != 3:
-        raise Inexpressible("a product by groups of columns")
+        raise Unsupported("a product by groups of columns")
     if not DTYPES[x.dtype].is_float:
-        raise Inexpressible("a product by groups of integers")
+        raise Unsupported("a product by groups of integers")
 
 
 @expresses("_grouped_mm transformers::grouped_mm_fallback")
@@ -137,16 +137,16 @@ def grouped_product(call: Call) -> Tensor:
     names = ("self", "mat2") if "mat2" in call else ("input", "weight")
     x, w, offs = call[names[0]], call[names[1]], call["offs"]
     if call.get("bias") is not None:
-        raise Inexpressible("a product by groups with a bias")
+        raise Unsupported("a product by groups with a bias")
     if offs is not None and len(x.shape) == len(w.shape) == 2:
         found = Groups(call, offs, x.shape[1])
         if not _matrices_pay(call, found, x.shape[0], w.shape[1]):
-            raise Inexpressible(SUMS)
+            raise Unsupported(SUMS)
         return found.weights(x.permuted((1, 0)), w, call.shape, call.dtype)
     _checked(x, w, offs)
     found = Groups(call, offs, x.shape[0])
     if not _rows_pay(call, found, x.shape[1], w.shape[2]):
-        raise Inexpressible(UNEVEN)
+        raise Unsupported(UNEVEN)
     return found.product(x, w, call.shape, call.dtype)
 
 
@@ -157,8 +157,8 @@ def grouped_gradient(call: Call) -> Value:
     _checked(x, w, offs)
     found = Groups(call, offs, x.shape[0])
     if not _rows_pay(call, found, w.shape[2], w.shape[1], 2):
-        raise Inexpressible(UNEVEN)
+        raise Unsupported(UNEVEN)
     if not _matrices_pay(call, found, w.shape[1], w.shape[2], 2):
-        raise Inexpressible(SUMS)
+        raise Unsupported(SUMS)
     (rows, dtype), (matrices, _) = call.results()
     return found.product(grad, w.permuted((0, 2, 1)), rows, dtype), found.weights(x, grad, matrices, dtype)

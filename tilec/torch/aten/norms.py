@@ -9,7 +9,7 @@ from math import prod
 from tilec.torch import indices as ix
 from tilec.torch.aten.table import Call, Value, expresses
 from tilec.torch.indices import Index
-from tilec.torch.program import Inexpressible, Tensor, literal, reducing
+from tilec.torch.program import Tensor, Unsupported, literal, reducing
 
 
 def wide_of(x: Tensor) -> str:
@@ -91,7 +91,7 @@ def batch_norm(call: Call) -> Value:
     old_mean, old_variance = (call.get(n) for n in ("running_mean", "running_var"))
     if not call["training"]:
         if old_mean is None or old_variance is None:
-            raise Inexpressible("a batch norm without statistics")
+            raise Unsupported("a batch norm without statistics")
         return (_by_given(call, old_mean, old_variance), None, None, old_mean, old_variance)[: len(call.meta)]
     axes = [0, *range(2, len(x.shape))]
     mean, spread, inverse = statistics(call, x, axes, call["eps"])
@@ -100,7 +100,7 @@ def batch_norm(call: Call) -> Value:
     results: list[Value] = [made, _result(call, mean, 1), _result(call, inverse, 2)]
     if call.name == "_native_batch_norm_legit_functional":
         if old_mean is None or old_variance is None:
-            raise Inexpressible("a batch norm without statistics")
+            raise Unsupported("a batch norm without statistics")
         momentum, count = float(call["momentum"]), prod(x.shape[d] for d in axes)
         old, enter = literal(1 - momentum), literal(momentum)
         unbiased = literal(count / (count - 1)) if count > 1 else "inf"

@@ -9,7 +9,7 @@ from tilec.torch import indices as ix
 from tilec.torch.aten.scatters import affordable, along, positions_of
 from tilec.torch.aten.table import ONE, Call, expresses, operand
 from tilec.torch.indices import Index
-from tilec.torch.program import Inexpressible, Tensor, constant
+from tilec.torch.program import Tensor, Unsupported, constant
 
 
 @expresses("put")
@@ -22,7 +22,7 @@ def put(call: Call) -> Tensor:
     position = positions_of(call, index, None, extent, True)
     kind = "sum" if call["accumulate"] else None
     if kind and call.dtype == "bool":
-        raise Inexpressible("put: sums of bools")
+        raise Unsupported("put: sums of bools")
     return along(call, flat, 0, (writes,), position, source, kind, True, True).reshaped(call.shape)
 
 
@@ -38,7 +38,7 @@ def max_unpool(call: Call) -> Tensor:
     """Zeros, but for elements that are written to positions of their planes."""
     x, index, size = call["self"], call["indices"], call["output_size"]
     if call.device.type == "cpu" and _is_channels_last(call.node.args[0].meta["val"]):
-        raise Inexpressible(f"{call.name}: channels come last in the kernel's result, and not in the trace")
+        raise Unsupported(f"{call.name}: channels come last in the kernel's result, and not in the trace")
     planes = prod(x.shape[: len(x.shape) - len(size)])
     writes, extent = prod(x.shape) // planes, prod(size)
     affordable(call, planes * writes * extent, prod(x.shape))
@@ -76,16 +76,16 @@ def as_strided_scatter(call: Call) -> Tensor:
     size, strides = list(call["size"]), list(call["stride"])
     given = node.meta["val"]
     if tuple(given.stride()) != tuple(ix.row_major(x.shape)):
-        raise Inexpressible("as_strided_scatter of a tensor in another order of memory")
+        raise Unsupported("as_strided_scatter of a tensor in another order of memory")
     begin = call["storage_offset"] - given.storage_offset() if call["storage_offset"] is not None else 0
     order = sorted((d for d, n in enumerate(size) if n > 1), key=lambda d: -strides[d])
     reach = 0
     for d in reversed(order):
         if strides[d] <= reach:
-            raise Inexpressible("as_strided_scatter to places that overlap")
+            raise Unsupported("as_strided_scatter to places that overlap")
         reach += strides[d] * (size[d] - 1)
     if begin < 0 or begin + reach >= prod(x.shape):
-        raise Inexpressible("as_strided_scatter beyond its tensor")
+        raise Unsupported("as_strided_scatter beyond its tensor")
 
     def expression(i: list[Index]) -> str:
         rest = ix.flat(i, ix.row_major(x.shape)) - begin

@@ -10,7 +10,7 @@ from typing import Any
 from tilec.core.dtypes import DTYPES
 from tilec.torch.aten.promotion import cast, computed, elementwise
 from tilec.torch.aten.table import ONE, UNROUNDED, Call, Value, expresses, operand, read_wide
-from tilec.torch.program import Inexpressible, Tensor, constant, literal
+from tilec.torch.program import Tensor, Unsupported, constant, literal
 
 TESTS = {
     "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
@@ -36,7 +36,7 @@ ON_BOOLS = {
 
 def _unary(template: str, kind: str, call: Call) -> Tensor:
     if kind == "arithmetic" and call.dtype == "bool" and template != "{0}":
-        raise Inexpressible(f"{call.name} of bools")
+        raise Unsupported(f"{call.name} of bools")
     integer = kind == "arithmetic" and not DTYPES[call.dtype].is_float and call.name in ("ceil", "floor", "trunc")
     return elementwise(call, "{0}" if integer else template, ["self"], kind)
 
@@ -46,7 +46,7 @@ def _binary(template: str, kind: str, call: Call) -> Tensor:
     if compute == "bool":
         logic = {"maximum": "{0} or {1}", "minimum": "{0} and {1}"}.get(call.name)
         if logic is None:
-            raise Inexpressible(f"{call.name} of bools")
+            raise Unsupported(f"{call.name} of bools")
         template = logic
     return elementwise(call, template, ["self", "other"], kind)
 
@@ -94,7 +94,7 @@ def add(call: Call) -> Tensor:
     compute = computed(call, ["self", "other"], "arithmetic")
     if compute == "bool":
         if call.name != "add" or call["alpha"] not in (1, True):
-            raise Inexpressible(f"{call.name} of bools")
+            raise Unsupported(f"{call.name} of bools")
         return elementwise(call, "{0} or {1}", ["self", "other"])
     sign, alpha = ("+" if call.name == "add" else "-"), call["alpha"]
     factor = "" if alpha == 1 else f"{literal(alpha, compute)} * "
@@ -129,7 +129,7 @@ def div(call: Call) -> Tensor:
         )
     compute = computed(call, ["self", "other"], "arithmetic")
     if compute == "bool":
-        raise Inexpressible(f"{call.name} of bools")
+        raise Unsupported(f"{call.name} of bools")
     if mode == "floor":
         return elementwise(call, "{0} // {1}", ["self", "other"])
     if DTYPES[compute].is_float:
@@ -143,7 +143,7 @@ def power(call: Call) -> Tensor:
     base, exponent = call["self"], call["exponent"]
     compute = computed(call, ["self", "exponent"], "power")
     if compute == "bool":
-        raise Inexpressible("pow of bools")
+        raise Unsupported("pow of bools")
     if not isinstance(exponent, Tensor) and isinstance(base, Tensor):
         whole = float(exponent).is_integer()
         short = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 1.0: "{0}", 0.0: "{0} * 0 + 1"}.get(float(exponent))
@@ -197,7 +197,7 @@ def bits(call: Call) -> Tensor:
     name = DUNDER.get(call.name, call.name)
     if compute == "bool":
         if name not in ON_BOOLS:
-            raise Inexpressible(f"{name} of bools")
+            raise Unsupported(f"{name} of bools")
         return elementwise(call, ON_BOOLS[name], names)
     return elementwise(call, BITS[name], names)
 
@@ -206,7 +206,7 @@ def bits(call: Call) -> Tensor:
 def where(call: Call) -> Tensor:
     condition, shape = call["condition"], call.shape
     if "self" not in call or call["self"] is None:
-        raise Inexpressible("where: a result whose shape depends on data")
+        raise Unsupported("where: a result whose shape depends on data")
     compute = computed(call, ["self", "other"], "arithmetic")
     x, y = call["self"], call["other"]
 
@@ -224,7 +224,7 @@ def clamp(call: Call) -> Tensor:
     low, high = ("min_val", "max_val") if call.name == "hardtanh" else ("min", "max")
     names = ["self", *(n for n in (low, high) if call[n] is not None)]
     if call.dtype == "bool":
-        raise Inexpressible("clamp of bools")
+        raise Unsupported("clamp of bools")
     template = "{0}"
     for position, name in enumerate(names[1:], 1):
         template = f"{'max' if name == low else 'min'}({template}, {{{position}}})"

@@ -8,7 +8,7 @@ from math import factorial, pi
 
 from tilec.torch.aten.promotion import elementwise
 from tilec.torch.aten.table import Call, expresses
-from tilec.torch.program import Inexpressible, Tensor
+from tilec.torch.program import Tensor, Unsupported
 
 BERNOULLI = (Fraction(1, 6), Fraction(-1, 30), Fraction(1, 42), Fraction(-1, 30), Fraction(5, 66), Fraction(-691, 2730),
              Fraction(7, 6), Fraction(-3617, 510))  # fmt: skip
@@ -20,7 +20,7 @@ TERMS, HIGHEST = 10, 6
 def polygamma(call: Call) -> Tensor:
     order = int(call["n"])
     if order > HIGHEST:
-        raise Inexpressible(f"polygamma: an order of more than {HIGHEST}, for which the series has other terms")
+        raise Unsupported(f"polygamma: an order of more than {HIGHEST}, for which the series has other terms")
     if not order:
         return elementwise(call, "digamma({0})", ["self"], "float")
     name = f"polygamma_{order}"

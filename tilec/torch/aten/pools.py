@@ -12,7 +12,7 @@ from tilec.torch.aten import costs
 from tilec.torch.aten.table import Call, Value, expresses
 from tilec.torch.aten.windows import Window, counted, summed
 from tilec.torch.indices import Index
-from tilec.torch.program import Inexpressible, Tensor, indices, literal
+from tilec.torch.program import Tensor, Unsupported, indices, literal
 
 
 def lowest(dtype: str) -> str:
@@ -100,7 +100,7 @@ def _share(call: Call, window: Window, i: Sequence[Index], spatial: Sequence[int
     """What a window's sum is divided by: a number of elements, which is smaller where the window leaves the input."""
     if (divisor := call.get("divisor_override")) is not None:
         if not divisor:
-            raise Inexpressible("averages with a divisor of 0")  # an error in PyTorch
+            raise Unsupported("averages with a divisor of 0")  # an error in PyTorch
         return literal(float(divisor))
     parts, known = [], 1
     for w, s, p, k, n in zip(i, window.stride, window.padding, window.extent, spatial):
@@ -155,7 +155,7 @@ def col2im(call: Call) -> Tensor:
     lead = call.shape[:-2]
     window = Window.of(call, kernel)
     if not costs.reads_pay(call.device, prod(call.shape) * prod(ceil(k / s) for k, s in zip(kernel, window.stride))):
-        raise Inexpressible("col2im: as many columns as PyTorch's kernel adds up in vectors")
+        raise Unsupported("col2im: as many columns as PyTorch's kernel adds up in vectors")
     counts = [(n + 2 * p - (k - 1) * d - 1) // s + 1 for n, p, k, d, s in
               zip(image, window.padding, kernel, window.dilation, window.stride)]  # fmt: skip
     whole = x.reshaped((*lead, *kernel, *counts))

@@ -11,7 +11,7 @@ from tilec.core.functions import FUNCTIONS
 from tilec.torch.aliases import arguments
 from tilec.torch.aten.table import Call, dtype_of, operand
 from tilec.torch.indices import Index
-from tilec.torch.program import Graph, Inexpressible, Tensor, converted
+from tilec.torch.program import Graph, Tensor, Unsupported, converted
 
 KINDS = {
     "arithmetic": "DEFAULT", "float": "INT_TO_FLOAT", "bool": "ALWAYS_BOOL", "same": "NO_OPMATH", "power": "BOOL_TO_LONG",
@@ -53,7 +53,7 @@ def require(template: str, name: str, known: Sequence[str] = ()) -> None:
     """Refuses text that calls a function which the language has not."""
     for called in _CALLED.findall(template):
         if called not in _known() and called not in known:
-            raise Inexpressible(f"{name}: no function {called}")
+            raise Unsupported(f"{name}: no function {called}")
 
 
 @cache

@@ -9,7 +9,7 @@ from tilec.core.dtypes import DTYPES
 from tilec.torch.aten import costs
 from tilec.torch.aten.table import ONE, Call, Value, expresses, operand
 from tilec.torch.indices import Index
-from tilec.torch.program import Inexpressible, Tensor, literal, reducing, reduction
+from tilec.torch.program import Tensor, Unsupported, literal, reducing, reduction
 
 SIMPLE = {  # the reduction, and of bools
     "sum": ("sum", "sum"), "mean": ("mean", "mean"), "prod": ("prod", "prod"), "amax": ("max", "any"), "amin": ("min", "all"),
@@ -34,7 +34,7 @@ def reduced(call: Call, kind: str, x: Tensor, axes: Any, body: str, dtype: str, 
 def reduce(call: Call) -> Value:
     x = call["self"]
     if isinstance(call.get("other"), Tensor):
-        raise Inexpressible(f"{call.name} of two tensors: not decomposed")
+        raise Unsupported(f"{call.name} of two tensors: not decomposed")
     kind, of_bools = SIMPLE[call.name]
     axes = call.axes(call.get("dim"), len(x.shape))
     if isinstance(call.meta, tuple | list):
@@ -69,7 +69,7 @@ def _positions(kind: str, x: Tensor, axes: list[int], keepdim: bool, body: str, 
 def position(call: Call) -> Tensor:
     x, dim = call["self"], call["dim"]
     if x.dtype == "bool":
-        raise Inexpressible(f"{call.name} of bools")
+        raise Unsupported(f"{call.name} of bools")
     if dim is None and x.shape:
         whole, keepdim = x.reshaped((prod(x.shape),)), bool(call["keepdim"])
         shape, _, expression = reducing(call.name, whole, [0], False)
@@ -154,7 +154,7 @@ def softmax_axis(call: Call) -> tuple[Tensor, int | None]:
     """What is normalised and along which dimension; None where that has one element."""
     x = call["self"]
     if not DTYPES[x.dtype].is_float:
-        raise Inexpressible(f"{call.name} of integers")
+        raise Unsupported(f"{call.name} of integers")
     axis = call["dim"] % len(x.shape) if x.shape else None
     return x, axis if axis is not None and x.shape[axis] > 1 else None
 
@@ -180,7 +180,7 @@ def extremes(call: Call) -> Value:
     if not shape or shape[call["dim"] % len(shape)] == 1:
         return x, call.graph.emit(shape, index, "0")
     if not costs.reads_pay(call.device, 2 * prod(shape)):
-        raise Inexpressible(f"{call.name}: rows so long that PyTorch's scan of values and positions is sooner")
+        raise Unsupported(f"{call.name}: rows so long that PyTorch's scan of values and positions is sooner")
     axis, wide = call["dim"] % len(shape), "i32" if x.dtype == "bool" else x.dtype
     element = lambda i: operand(x, wide, lambda t: t.at(*i))  # noqa: E731
     best = call.graph.emit(shape, wide, lambda i: f"{call.name}[{i[axis]}]({element(i)})", whole=[axis])
@@ -207,7 +207,7 @@ def logcumsumexp(call: Call) -> Tensor:
     axis = call["dim"] % len(shape)
     count = shape[axis]
     if not costs.scatter_pays(call.device, EXPONENTIAL * prod(shape) * count, 8 * prod(shape)):
-        raise Inexpressible("logcumsumexp: rows so long that PyTorch's scan is sooner")
+        raise Unsupported("logcumsumexp: rows so long that PyTorch's scan is sooner")
 
     def expression(i: list[Index]) -> str:
         at = lambda k: x.at(*(k if d == axis else p for d, p in enumerate(i)))  # noqa: E731

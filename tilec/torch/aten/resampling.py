@@ -11,7 +11,7 @@ import numpy as np
 from tilec.torch import indices as ix
 from tilec.torch.aten.table import SUMS, Call, expresses
 from tilec.torch.indices import Index
-from tilec.torch.program import Inexpressible, Tensor
+from tilec.torch.program import Tensor, Unsupported
 
 
 def scales(call: Call, spatial: tuple[int, ...]) -> list[float | None]:
@@ -35,7 +35,7 @@ def nearest(call: Call) -> Tensor:
         doubled = int(2 * half)
         mine = np.minimum((2 * np.arange(m) + doubled) * n // (2 * m), n - 1)
         if (theirs != mine).any():
-            raise Inexpressible("nearest elements by a scale that is no ratio of the sizes")
+            raise Unsupported("nearest elements by a scale that is no ratio of the sizes")
         chosen.append(lambda p, n=n, m=m, doubled=doubled: (p * (2 * n) + doubled * n) // (2 * m))
     return x.seen(call.shape, lambda i: [*i[:2], *(at(p) for at, p in zip(chosen, i[2:]))])
 

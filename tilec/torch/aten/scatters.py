@@ -20,7 +20,7 @@ from tilec.torch.aten.gathers import Advanced, bound, element, table
 from tilec.torch.aten.pools import highest, lowest
 from tilec.torch.aten.table import Call, expresses, op_name, operand
 from tilec.torch.indices import Index
-from tilec.torch.program import Inexpressible, Tensor, literal, reduction
+from tilec.torch.program import Tensor, Unsupported, literal, reduction
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -49,10 +49,10 @@ def positions_of(call: Call, given: Tensor, node: Node | None, extent: int, wrap
 
 
 def affordable(call: Call, pairs: int, written: int) -> None:
-    """Raises Inexpressible where so many pairs take longer than PyTorch's writes."""
+    """Raises Unsupported where so many pairs take longer than PyTorch's writes."""
     size = DTYPES[call.dtype].bits // 8
     if not costs.scatter_pays(call.device, pairs, size * (2 * prod(call.shape) + written) + 8 * written):
-        raise Inexpressible(f"{call.name}: {TOO_MANY}")
+        raise Unsupported(f"{call.name}: {TOO_MANY}")
 
 
 def combined(kind: str, dtype: str, before: str, text: str, count: str, own: bool) -> str:
@@ -165,7 +165,7 @@ def index_add(call: Call) -> Tensor:
     if prod(source.shape) == prod(written) == 1:
         source = source.reshaped(written)
     if list(source.shape) != written:
-        raise Inexpressible(f"{call.name}: rows of another shape")
+        raise Unsupported(f"{call.name}: rows of another shape")
     looked = prod(written) * x.shape[axis] if kind else count * x.shape[axis]
     affordable(call, looked, prod(written))
     found = positions_of(call, index, call.node.args[2], x.shape[axis], False)
@@ -214,7 +214,7 @@ def index_put(call: Call) -> Tensor:
     x, source, by = call["self"], call["values"], Advanced(call, "as many writes as the data say")
     given, nodes, chosen, index_shape, first = by.given, by.nodes, by.chosen, by.index_shape, by.first
     if bool(call["accumulate"]) and call.dtype == "bool":
-        raise Inexpressible(f"{call.name}: sums of bools")
+        raise Unsupported(f"{call.name}: sums of bools")
     rest = [d for d in range(len(x.shape)) if d not in chosen]
     lead = [d for d in rest if d < first]
     shape = [*(x.shape[d] for d in lead), *index_shape, *(x.shape[d] for d in rest if d not in lead)]
@@ -235,7 +235,7 @@ def index_put(call: Call) -> Tensor:
     if order is not None and targets == writes:
         device, length = call.device, int(order.meta["val"].numel())
         if not costs.sort_pays(device, 1, length, str(given[chosen[0]].dtype)):
-            raise Inexpressible(f"{call.name}: {TOO_MANY}")
+            raise Unsupported(f"{call.name}: {TOO_MANY}")
     else:
         ranks = None
         looked = writes * prod(x.shape) if call["accumulate"] else writes * targets
@@ -282,9 +282,9 @@ def histogram(call: Call) -> Tensor:
     """How many elements lie in each of equal parts of a range; one at its end counts in the last part."""
     x, bins, low, high = call["self"], int(call["bins"]), call["min"], call["max"]
     if low == high:
-        raise Inexpressible("histc: a range that depends on data")
+        raise Unsupported("histc: a range that depends on data")
     if not (-inf < low < high < inf):
-        raise Inexpressible("histc: a range of no numbers")
+        raise Unsupported("histc: a range of no numbers")
     count = prod(x.shape)
     affordable(call, count * bins, count)
     flat, compute = x.reshaped((count,)), "f64" if x.dtype == "f64" else "f32"
@@ -308,7 +308,7 @@ def histogram(call: Call) -> Tensor:
 def embedding_dense_backward(call: Call) -> Tensor:
     """A row is the sum of the gradients of all that was read of it."""
     if call["scale_grad_by_freq"]:
-        raise Inexpressible(f"{call.name}: rows are divided by how often they were read")
+        raise Unsupported(f"{call.name}: rows are divided by how often they were read")
     (rows, width), padding = call.shape, int(call["padding_idx"])
     reads = prod(call["indices"].shape)
     affordable(call, reads * rows * width, reads * width)

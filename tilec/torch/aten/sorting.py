@@ -16,7 +16,7 @@ from tilec.torch.aten import costs
 from tilec.torch.aten.pools import highest, lowest
 from tilec.torch.aten.table import Call, Value, expresses, refused
 from tilec.torch.indices import Index
-from tilec.torch.program import Inexpressible, Tensor, literal, reduction
+from tilec.torch.program import Tensor, Unsupported, literal, reduction
 
 MOST_CHOSEN = 8
 """Elements that are found one after the other."""
@@ -193,7 +193,7 @@ def topk(call: Call) -> Value:
     if few and count * (count + 4) < 4 * rows.length:
         return _shaped(rows.chosen(count, largest), shape)
     if not rows.is_sortable():
-        raise Inexpressible(f"topk: {TOO_LONG}")
+        raise Unsupported(f"topk: {TOO_LONG}")
     positions = rows.of_ranks(rows.ranks(largest), lambda i, r: str(r), count)
     return _shaped(rows.taken(positions, dtype), shape)
 
@@ -203,7 +203,7 @@ def sort(call: Call) -> Value:
     rows = Rows.of(call, call["self"])
     (shape, dtype), _ = call.results()
     if not rows.is_sortable():
-        raise Inexpressible(f"sort: {TOO_LONG}")
+        raise Unsupported(f"sort: {TOO_LONG}")
     ranks = rows.ranks(bool(call["descending"]))
     made = _shaped(rows.taken(rows.of_ranks(ranks, lambda i, r: str(r), rows.length), dtype), shape)
     call.graph.ranks[made[1].name] = ranks
@@ -242,7 +242,7 @@ def _of_rank(call: Call, wanted: Callable[[Rows], Callable[[list[Index]], str]])
         rows = Rows(call, x.reshaped((prod(x.shape),)), 0)
         shape, dtype = call.shape, call.dtype
     if not rows.is_sortable():
-        raise Inexpressible(f"{call.name}: {TOO_LONG}")
+        raise Unsupported(f"{call.name}: {TOO_LONG}")
     rank = wanted(rows)
     values, positions = _shaped(rows.taken(rows.of_ranks(rows.ranks(False), lambda i, _: rank(i), 1), dtype), shape)
     return (values, positions) if pair else values
@@ -255,7 +255,7 @@ def searchsorted(call: Call) -> Tensor:
     right = bool(call["right"]) or call.get("side") == "right"
     n, single = numbers.shape[-1], len(numbers.shape) == 1
     if not costs.scatter_pays(call.device, n * prod(call.shape), 8 * (n + 2 * prod(call.shape))):
-        raise Inexpressible(f"{call.name}: as many numbers as a search halves sooner")
+        raise Unsupported(f"{call.name}: as many numbers as a search halves sooner")
     order, compute = ">" if right else ">=", numbers.dtype
 
     def expression(i: list[Index]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tilec.core.dtypes import DTYPES, OTHER_NAMES
 from tilec.torch.aliases import arguments, only_readers, readers, schema_of
 from tilec.torch.indices import Index
-from tilec.torch.program import Graph, Inexpressible, Tensor, literal
+from tilec.torch.program import Graph, Tensor, Unsupported, literal
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -34,7 +34,7 @@ class Row:
     has them in another order."""
     casts: bool = False
     """The result has the elements in another type."""
-    joins: bool = False
+    concatenates: bool = False
     """It puts tensors together, or replaces a part of one, and reads each element that it needs once."""
     linear: bool = False
     """Arithmetic that a join may contain."""
@@ -86,7 +86,7 @@ def dtype_of(dtype: Any) -> str:
     text = str(dtype)
     name = _TYPES.get(text) or OTHER_NAMES.get(text.removeprefix("torch."))
     if name is None or name not in DTYPES:
-        raise Inexpressible(f"type {text.removeprefix('torch.')}")
+        raise Unsupported(f"type {text.removeprefix('torch.')}")
     return name
 
 
@@ -109,7 +109,7 @@ def row_of(node: Node) -> Row:
 def translator(node: Node) -> Translator:
     row = row_of(node)
     if row.translate is None:
-        raise Inexpressible(f"{op_name(node)}: {row.refused}")
+        raise Unsupported(f"{op_name(node)}: {row.refused}")
     return row.translate
 
 
@@ -178,7 +178,7 @@ class Call:
         node, most = self.node, MOST_JOINED
         for user in only_readers(node):
             row = row_of(user)
-            if row.joins:
+            if row.concatenates:
                 return True
             if not row.shows:
                 if not row.linear or list(user.args).count(node) > 1 or not most:
@@ -202,7 +202,7 @@ class Call:
             return list(range(rank))
         chosen = [int(d) % rank for d in (dims if isinstance(dims, list | tuple) else [dims])] if rank else []
         if len({*chosen}) < len(chosen):
-            raise Inexpressible("a dimension that is named twice")
+            raise Unsupported("a dimension that is named twice")
         return sorted(chosen)
 
     def checked(self, made: Value) -> Value:
@@ -294,7 +294,7 @@ def _argument(graph: Graph, name: str, value: Any) -> Value:
         return value
     try:
         dtype = dtype_of(value.dtype)
-    except Inexpressible:
+    except Unsupported:
         return None  # the call refuses it
     if not all(isinstance(n, int) for n in value.shape):
         return None
@@ -310,13 +310,13 @@ def _check(value: Any) -> None:
     elif hasattr(value, "shape"):
         dtype_of(value.dtype)
         if str(value.layout) != "torch.strided":
-            raise Inexpressible(f"layout {str(value.layout).removeprefix('torch.')}")
+            raise Unsupported(f"layout {str(value.layout).removeprefix('torch.')}")
         if not all(isinstance(n, int) for n in value.shape):
-            raise Inexpressible("a size that is known when it runs")
+            raise Unsupported("a size that is known when it runs")
         if 0 in value.shape:
-            raise Inexpressible("tensors without elements")
+            raise Unsupported("tensors without elements")
     elif value is not None and not isinstance(value, bool | int | float):
-        raise Inexpressible(f"a value of type {type(value).__name__}")
+        raise Unsupported(f"a value of type {type(value).__name__}")
 
 
 def _replaced(argument: Any, look: Callable[[Any], Value]) -> Any:

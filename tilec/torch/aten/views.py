@@ -7,7 +7,7 @@ from typing import Any
 
 from tilec.torch import indices as ix
 from tilec.torch.aten.table import SUMS, Call, Value, expresses
-from tilec.torch.program import Inexpressible, Tensor
+from tilec.torch.program import Tensor, Unsupported
 
 
 @expresses("view _unsafe_view reshape squeeze unsqueeze", shows="order")
@@ -15,7 +15,7 @@ from tilec.torch.program import Inexpressible, Tensor
 def view(call: Call) -> Tensor:
     x = call["self"]
     if "dtype" in call and call["dtype"] is not None:
-        raise Inexpressible("bits of one type as another's")
+        raise Unsupported("bits of one type as another's")
     return x if call.shape == x.shape else x.reshaped(call.shape)
 
 
@@ -59,7 +59,7 @@ def select(call: Call) -> Tensor:
     x = call["self"]
     axis, position = call["dim"] % len(x.shape), call["index"]
     if isinstance(position, Tensor):
-        raise Inexpressible("a position that is known when it runs")
+        raise Unsupported("a position that is known when it runs")
     at = ix.number(position % x.shape[axis])
     return x.seen(call.shape, lambda i: [*i[:axis], at, *i[axis:]])
 
@@ -95,7 +95,7 @@ def getitem(call: Call) -> Value:
     values, position = call.args
     found = values[position]
     if found is None:
-        raise Inexpressible("a result that is not computed")
+        raise Unsupported("a result that is not computed")
     return found
 
 
@@ -159,12 +159,12 @@ def as_strided(call: Call) -> Tensor:
     dense = 1
     for d in reversed(order):
         if size[d] != 1 and stride[d] != dense:
-            raise Inexpressible("as_strided of a tensor with gaps")
+            raise Unsupported("as_strided of a tensor with gaps")
         dense *= size[d]
     begin = (call["storage_offset"] if call["storage_offset"] is not None else offset) - offset
     last = begin + sum((n - 1) * s for n, s in zip(call.shape, call["stride"]))
     if begin < 0 or last >= dense:
-        raise Inexpressible("as_strided beyond its tensor")
+        raise Unsupported("as_strided beyond its tensor")
     straight = x.permuted(order)
     strides = list(call["stride"])
     return straight.seen(call.shape, lambda i: ix.unflat(ix.flat(i, strides, begin), straight.shape))

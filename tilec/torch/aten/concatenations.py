@@ -6,19 +6,19 @@ from tilec.torch import indices as ix
 from tilec.torch.aten.table import ONE, SUMS, Call, expresses, operand
 from tilec.torch.aten.views import bounds
 from tilec.torch.indices import Index
-from tilec.torch.program import Inexpressible, Tensor, literal
+from tilec.torch.program import Tensor, Unsupported, literal
 
 MOST_PARTS = 64
 
 
-@expresses("cat", joins=True)
-@expresses("stack", joins=True, whole="its positions stay indices, where PyTorch's decomposition joins what is flat, and views it")
+@expresses("cat", concatenates=True)
+@expresses("stack", concatenates=True, whole="its positions stay indices, where PyTorch's decomposition joins flat tensors")
 @expresses("concat concatenate")
 def cat(call: Call) -> Tensor:
     """A choice by the position along the joined dimension."""
     parts = [t for t in call["tensors"] if 0 not in t.shape]
     if len(parts) > MOST_PARTS:
-        raise Inexpressible("joins of many tensors")
+        raise Unsupported("joins of many tensors")
     axis = call["dim"] % len(call.shape)
     if call.name == "stack":
         parts = [t.seen(_with(t.shape, axis), lambda i: [p for d, p in enumerate(i) if d != axis]) for t in parts]
@@ -71,8 +71,8 @@ def _inside(kind: str, position: Index, extent: int) -> Index | str:
     return f"reflect({position.sum_text()}, {extent})"
 
 
-@expresses("slice_scatter", joins=True)
-@expresses("select_scatter", joins=True, whole=ONE)
+@expresses("slice_scatter", concatenates=True)
+@expresses("select_scatter", concatenates=True, whole=ONE)
 def replaced_part(call: Call) -> Tensor:
     """The tensor, but for a part that is another's."""
     x, part, shape = call["self"], call["src"], call.shape

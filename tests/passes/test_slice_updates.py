@@ -46,10 +46,10 @@ WHOLE = {
 }
 
 
-def lowered(text: str, target: str, over=((0, 0),)):
+def lowered(text: str, target: str, donated=((0, 0),)):
     special = specialised(text)
     with mlir.context(), ir.Location.unknown():
-        return special, lower(build(special, over), load(target), locations=False)
+        return special, lower(build(special, donated), load(target), locations=False)
 
 
 def given(special, position: int, rng) -> dict[str, np.ndarray]:
@@ -66,12 +66,12 @@ def wanted(text: str, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
     return list(tilec.reference(text, rounded=True)(*arrays.values()))
 
 
-def on_the_cpu(text: str, arrays: dict[str, np.ndarray], over=((0, 0),)) -> list[np.ndarray]:
+def on_the_cpu(text: str, arrays: dict[str, np.ndarray], donated=((0, 0),)) -> list[np.ndarray]:
     """Results by machine code. What the call is given in place of the input is garbage: it must not be read."""
-    found = tilec.compile(text, target="cpu").over(over).build()._last
+    found = tilec.compile(text, target="cpu").donated(donated).build()._last
     results = [np.empty(shape, dtype.numpy) for _, dtype, shape in found.outputs]
     own, kept = list(arrays.values()), {}
-    for k, n in over:
+    for k, n in donated:
         results[k][...], kept[n] = own[n], np.full_like(own[n], 77)
     addresses = [kept.get(n, a).ctypes.data for n, a in enumerate(own)] + [r.ctypes.data for r in results]
     found.program.launch(addresses)
@@ -129,7 +129,7 @@ def test_other_forms_are_computed_whole(name, target):
 @pytest.mark.parametrize("name", WHOLE)
 def test_other_forms_are_right(name, rng):
     arrays = given(specialised(WHOLE[name]), 5, rng)
-    found = tilec.compile(WHOLE[name], target="cpu").over([(0, 0)]).build()._last
+    found = tilec.compile(WHOLE[name], target="cpu").donated([(0, 0)]).build()._last
     results = [np.empty(shape, dtype.numpy) for _, dtype, shape in found.outputs]
     found.program.launch([a.ctypes.data for a in (*arrays.values(), *results)])
     assert_equal(results, wanted(WHOLE[name], arrays))
@@ -168,4 +168,4 @@ def test_layers_share_a_kernel(rng):
 
 def test_ops_over_inputs_take_no_arrays():
     with pytest.raises(CallError, match="memory of its inputs"):
-        tilec.compile(CACHE).over([(0, 0)])(*[np.zeros(())] * 4)
+        tilec.compile(CACHE).donated([(0, 0)])(*[np.zeros(())] * 4)

@@ -10,7 +10,7 @@ from tools.lowering import lowered, planned, specialised
 from tools.plans import operations, rewritten, schedule_file
 
 import tilec
-from tilec.analysis.diagonals import diagonals_of
+from tilec.analysis.toeplitz import toeplitz_tensors
 from tilec.core import mlir
 from tilec.core.diagnostics import CheckError
 from tilec.core.dtypes import BF16
@@ -18,7 +18,7 @@ from tilec.core.mlir import ir
 from tilec.core.targets import load
 from tilec.driver.lowering import lower
 from tilec.dsl.build import build
-from tilec.passes.tensor.diagonals import store_by_diagonal
+from tilec.passes.tensor.toeplitz import compress_toeplitz
 from tilec.plan.schedule.write import read_schedule, write_schedule
 from tilec.semantics.interpreter import interpret
 
@@ -95,8 +95,8 @@ def by_diagonals(text: str) -> tuple[str, list[list[int]]]:
     with mlir.context(), ir.Location.unknown():
         module = mlir.parse(text)
         (function,) = mlir.functions(module)
-        names = tuple(diagonals_of(function))
-        store_by_diagonal(function, names)
+        names = tuple(toeplitz_tensors(function))
+        compress_toeplitz(function, names)
         module.operation.verify()
         ops = [o for o in mlir.traverse(function) if mlir.is_generic(o)]
         made = {mlir.get_string(o, "tilec.name"): list(ir.ShapedType(o.results[0].type).shape) for o in ops}
@@ -141,10 +141,10 @@ ATTENTION = """op f(q: bf16[B, N, 64], k: bf16[B, N, 64], v: bf16[B, N, 64], c: 
 
 def test_places_of_gathers_are_stored_by_diagonals_where_that_takes_less_time():
     plan = planned(ATTENTION, None, {"B": 256, "N": 512})
-    assert operations(plan, "diagonals") == ["a", "b"]
+    assert operations(plan, "toeplitz") == ["a", "b"]
     assert "tensor<1023xi32>" in lowered(ATTENTION, None, {"B": 256, "N": 512}, end="fuse", emit=False)[1].texts["fuse"]
     stored = planned(ATTENTION.replace("abs(i - j) + 1", "abs(i - j) + i + 1"), None, {"B": 256, "N": 512})
-    assert not stored.steps("diagonals") and stored.time_us > 1.1 * plan.time_us
+    assert not stored.steps("toeplitz") and stored.time_us > 1.1 * plan.time_us
 
 
 def test_what_is_computed_in_its_readers_is_left_there():
@@ -154,25 +154,25 @@ def test_what_is_computed_in_its_readers_is_left_there():
     }"""
     for target in ("cpu", "h200"):
         plan = planned(causal, None, {"N": 512}, target=target)
-        assert not plan.steps("diagonals") and plan.inlined == ("m",)
+        assert not plan.steps("toeplitz") and plan.inlined == ("m",)
 
 
 @pytest.mark.parametrize("further", ["", "z[g, h] = sum[n](t[39 - g, h, n])"])
 def test_what_is_read_in_another_shape_is_stored_whole(further, rng):
-    """A product reads two dimensions as one (`passes/tensor/joined.py`): all elements are there for it."""
+    """A product reads two dimensions as one (`passes/tensor/collapsed.py`): all elements are there for it."""
     text = f"""op f(x: f32[16, 960]) -> (y: f32[16, 16]{", z: f32[40, 24]" if further else ""}) {{
         t[g, h, n] = exp(f32(g - h) / 30) * f32(n) where g in 0:40, h in 0:24, n in 0:16
         y[m, n] = sum[k](x[m, k] * t[k // 24, k % 24, n])
         {further}
     }}"""
     arrays = {"x": rng.normal(0, 1, (16, 960)).astype(np.float32)}
-    _, result = lowered(text, None, arrays, rewritten(diagonals=True))
-    assert "collapse_shape" in result.texts["plan"] and operations(result.plan, "diagonals") == ["t"] * bool(further)
+    _, result = lowered(text, None, arrays, rewritten(toeplitz=True))
+    assert "collapse_shape" in result.texts["plan"] and operations(result.plan, "toeplitz") == ["t"] * bool(further)
     assert_within(text, arrays, list(interpret(result.texts["map"], arrays).values()))
 
 
 def test_a_slab_that_is_the_same_along_diagonals(rng):
-    """It is stored into a tensor as a whole (`passes/tensor/changes.py`)."""
+    """It is stored into a tensor as a whole (`passes/tensor/slice_updates.py`)."""
     text = """op f(c: f32[40, 30, 20], p: i64) -> (n: f32[40, 30, 20]) {
         n[b, i, j] = exp(f32(i - j) / 9) if b == p else c[b, i, j]
     }"""
@@ -189,7 +189,7 @@ def test_a_schedule_with_diagonals_is_obeyed(tmp_path):
     path = tmp_path / "a.sched.toml"
     path.write_text(write_schedule(first.plan, specialised))
     _, second = lowered(ATTENTION, None, given, schedule=read_schedule(path), end="plan", emit=False)
-    assert second.plan.rewrites == first.plan.rewrites and operations(first.plan, "diagonals") == ["a", "b"]
+    assert second.plan.rewrites == first.plan.rewrites and operations(first.plan, "toeplitz") == ["a", "b"]
     assert [k.nodes for k in second.plan.kernels] == [k.nodes for k in first.plan.kernels]
 
 
@@ -197,7 +197,7 @@ def test_a_schedule_with_diagonals_is_obeyed(tmp_path):
 def test_attention_that_gathers_by_diagonals(target, rng):
     arrays = {n: rng.normal(0, 1, (2, 80, 64)).astype(BF16.numpy) for n in "qkvcr"} | {"s": np.float32(3.3)}
     _, result = lowered(ATTENTION, None, arrays, target=target)
-    assert operations(result.plan, "diagonals") == ["a", "b"]
+    assert operations(result.plan, "toeplitz") == ["a", "b"]
     if target == "cpu":
         out = tilec.compile(ATTENTION, target="cpu")(*arrays.values())
     else:
@@ -214,13 +214,13 @@ def test_compiled_kernels_read_by_diagonals(target, rng, tmp_path):
         y[b, h, i, j] = x[b, h, i, j] + t[i, j, h]
     }"""
     arrays = {"x": rng.normal(0, 1, (2, 2, 40, 40)).astype(np.float32), "w": rng.normal(0, 1, (32, 2)).astype(np.float32)}
-    _, result = lowered(text, None, arrays, rewritten(diagonals=["t"]), target)
-    assert operations(result.plan, "diagonals") == ["t"]
+    _, result = lowered(text, None, arrays, rewritten(toeplitz=["t"]), target)
+    assert operations(result.plan, "toeplitz") == ["t"]
     out = np.zeros((2, 2, 40, 40), np.float32)
     if target == "cpu":
-        op = tilec.compile(text, target="cpu", schedule=schedule_file(tmp_path, result.plan, diagonals=["t"]))
+        op = tilec.compile(text, target="cpu", schedule=schedule_file(tmp_path, result.plan, toeplitz=["t"]))
         out = op(*arrays.values())
-        assert operations(op.plan, "diagonals") == ["t"]
+        assert operations(op.plan, "toeplitz") == ["t"]
     else:
         assert not any(cuda_emulator.run(result.emitted, list(arrays.values()), [out]))
     assert_within(text, arrays, out, kind="cpu" if target == "cpu" else "cuda")

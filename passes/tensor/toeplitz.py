@@ -1,10 +1,10 @@
-"""Tensors that are the same along diagonals, stored as one element for each diagonal.
+"""Toeplitz compression: a tensor that is the same along diagonals is stored as one element for each diagonal.
 
     t[i, j] = f(i - j)            ->    t.diagonals[d] = f(d - (N - 1))
     y[h, i, j] = x[h, t[i, j]]          y[h, i, j]     = x[h, t.diagonals[i - j + N - 1]]
 
 Distances of positions are such tensors, and what is computed or gathered by them: buckets of distances, places, biases.
-`tilec/analysis/diagonals.py` finds them. All operations that compute such a tensor are made anew over its diagonals. Integers of 64
+`tilec/analysis/toeplitz.py` finds them. All operations that compute such a tensor are made anew over its diagonals. Integers of 64
 bits become such of 32 where they fit, as places do.
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilec.analysis.diagonals import Diagonal, Factors, find_diagonals, followed, follows, name_of, readers_of
 from tilec.analysis.index_ranges import I32, Range, Ranges
+from tilec.analysis.toeplitz import Diagonal, Factors, find_diagonals, followed, follows, name_of, readers_of
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import affine, arith, ir, tensor
@@ -22,7 +22,7 @@ from tilec.passes.rebuild import Anew, Operand, added, operands_in, rebuild, rep
 SUFFIX = ".diagonals"
 
 
-def store_by_diagonal(function: ir.Operation, names: Sequence[str]) -> None:
+def compress_toeplitz(function: ir.Operation, names: Sequence[str]) -> None:
     """Has readers of the tensors of these names read what is stored for each diagonal, which may have diagonals in turn."""
     while names:
         found = find_diagonals(function)

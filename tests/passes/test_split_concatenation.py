@@ -9,10 +9,10 @@ from tools.lowering import lowered, planned
 from tools.machines import CPU
 from tools.plans import operations, rewritten
 
-from tilec.analysis.pieces import pieces_of
+from tilec.analysis.concatenation import concatenation_of
 from tilec.core import mlir
 from tilec.core.mlir import ir
-from tilec.passes.tensor.pieces import compute_in_pieces
+from tilec.passes.tensor.split_concatenation import split_concatenations
 from tilec.plan.schedule.read import read_schedule
 from tilec.plan.schedule.write import write_schedule
 from tilec.semantics.interpreter import interpret
@@ -73,11 +73,11 @@ def in_pieces(text: str) -> tuple[str, list[list[int]]]:
     with mlir.context(), ir.Location.unknown():
         module = mlir.parse(text)
         (function,) = mlir.functions(module)
-        found = [[b - a for a, b in p.pieces] for p in pieces_of(function, 256)]
+        found = [[b - a for a, b in p.pieces] for p in concatenation_of(function, 256)]
         copy = function.clone()  # as plan has it: no module is around
-        compute_in_pieces(copy, 256)
+        split_concatenations(copy, 256)
         copy.erase()
-        compute_in_pieces(function, 256)
+        split_concatenations(function, 256)
         module.operation.verify()
         return mlir.text(module), found
 
@@ -110,18 +110,18 @@ SINKS = """op f(q: bf16[H, S, 64], k: bf16[H, S, 64], v: bf16[H, S, 64], z: bf16
 @pytest.mark.parametrize("target", ["a100", "h200", pytest.param(CPU, id="cpu")])
 def test_attention_with_sinks_has_no_scores_in_memory(target):
     plan = planned(SINKS, None, {"H": 64, "S": 1024}, target)
-    assert operations(plan, "pieces") == ["c"] and len(plan.kernels) == 1
+    assert operations(plan, "concatenation") == ["c"] and len(plan.kernels) == 1
 
 
 def test_a_schedule_forbids_pieces_and_forces_them():
-    forbidden = lowered(SINKS, None, {"H": 64, "S": 1024}, rewritten(pieces=[]), end="plan", emit=False)[1].plan
-    assert not forbidden.steps("pieces") and len(forbidden.kernels) > 1
+    forbidden = lowered(SINKS, None, {"H": 64, "S": 1024}, rewritten(concatenation=[]), end="plan", emit=False)[1].plan
+    assert not forbidden.steps("concatenation") and len(forbidden.kernels) > 1
     small = {"H": 1, "S": 64}
     own = planned(SINKS, None, small)
-    assert not own.steps("pieces") and any(r.verb == "refused" and r.subject == "to compute c" for r in own.remarks)
+    assert not own.steps("concatenation") and any(r.verb == "refused" and r.subject == "to compute c" for r in own.remarks)
     for way in (["c"], True):
-        forced = lowered(SINKS, None, small, rewritten(pieces=way), end="plan", emit=False)[1].plan
-        assert operations(forced, "pieces") == ["c"] and forced.time_us > own.time_us
+        forced = lowered(SINKS, None, small, rewritten(concatenation=way), end="plan", emit=False)[1].plan
+        assert operations(forced, "concatenation") == ["c"] and forced.time_us > own.time_us
 
 
 def test_a_schedule_with_pieces_is_obeyed(tmp_path):
@@ -130,5 +130,5 @@ def test_a_schedule_with_pieces_is_obeyed(tmp_path):
     path = tmp_path / "a.sched.toml"
     path.write_text(write_schedule(first.plan, specialised))
     _, second = lowered(SINKS, None, given, schedule=read_schedule(path), end="plan", emit=False)
-    assert operations(second.plan, "pieces") == ["c"]
+    assert operations(second.plan, "concatenation") == ["c"]
     assert [k.nodes for k in second.plan.kernels] == [k.nodes for k in first.plan.kernels]

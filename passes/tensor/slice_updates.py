@@ -1,9 +1,9 @@
-"""changes: of a result in an input's memory that differs from it at one position of a dimension, only that is stored.
+"""Slice updates in place: a result in a donated input's memory that differs from it in one slice stores that slice alone.
 
     n[b, t, d] = v[b, d] if t == p else c[b, t, d]     ->     s[b, d] = v[b, d];  n = s inserted into c at t = p
-    tilec.over = [n, c]
+    tilec.donated = [n, c]
 
-Who calls the program promises that the result is written over the input (`tilec.over`), so that the rest of it is there: so a
+Who calls the program promises that the result is written over the input (`tilec.donated`), so that the rest of it is there: so a
 decoder writes its cache. What reads the result reads it in memory. A position outside of the dimension fails a run-time check, and
 the slab nearest to it is written. Where the result is of another form, or something else reads the input, all of it is computed.
 """
@@ -23,19 +23,19 @@ POSITION = "tilec.position"
 _EQUAL = 0  # of arith.cmpi
 
 
-def store_changes(module: ir.Operation) -> None:
+def store_slice_updates(module: ir.Operation) -> None:
     for function in mlir.functions(module):
-        pairs = mlir.get_integers(function, "tilec.over")
+        pairs = mlir.get_integers(function, "tilec.donated")
         if pairs is None:
             continue
-        del function.attributes["tilec.over"]
+        del function.attributes["tilec.donated"]
         for result, number in zip(pairs[::2], pairs[1::2]):
-            if (change := _change(function, result, mlir.entry(function).arguments[number])) is not None:
-                _store(change)
+            if (update := _slice_update(function, result, mlir.entry(function).arguments[number])) is not None:
+                _store(update)
 
 
 @dataclass(frozen=True)
-class _Change:
+class _SliceUpdate:
     """An operation that makes `old`, but for `new` where its dimension `dim` is `at`: values of its body. `needed` are the
     operations of the body that `new` and the body's checks depend on, `scalars` those that `at` does. `numbers` are tensors
     without dimensions, by the elements of them that the body has."""
@@ -50,7 +50,7 @@ class _Change:
     numbers: dict[ir.Value, ir.Value]
 
 
-def _change(function: ir.Operation, result: int, old: ir.Value) -> _Change | None:
+def _slice_update(function: ir.Operation, result: int, old: ir.Value) -> _SliceUpdate | None:
     (*_, end) = mlir.entry(function).operations
     value = end.operands[result]
     op = mlir.definition(value)
@@ -83,7 +83,7 @@ def _change(function: ir.Operation, result: int, old: ir.Value) -> _Change | Non
             and not _reads(needed, new, moving)
             and not any(o.name == "linalg.index" and _dim(o) == dim for o in needed)
         ):
-            return _Change(op, old, new, dim, at, needed, scalars, numbers)
+            return _SliceUpdate(op, old, new, dim, at, needed, scalars, numbers)
     return None
 
 
@@ -143,34 +143,34 @@ def _reads(ops: list[ir.Operation], value: ir.Value, arguments: set[ir.Value]) -
 # ---- the slab --------------------------------------------------------------------------------------------------------
 
 
-def _store(change: _Change) -> None:
-    op, dims = change.op, mlir.map_dims(mlir.maps_of(change.op)[-1])
-    axis, shape = dims.index(change.dim), list(ir.ShapedType(change.old.type).shape)
+def _store(update: _SliceUpdate) -> None:
+    op, dims = update.op, mlir.map_dims(mlir.maps_of(update.op)[-1])
+    axis, shape = dims.index(update.dim), list(ir.ShapedType(update.old.type).shape)
     with ir.InsertionPoint(op), op.location:
-        slab = _slab(change, axis, shape)
-        at = arith.maxsi(arith.minsi(_position(change), mlir.index(shape[axis] - 1)), mlir.index(0))
+        slab = _slab(update, axis, shape)
+        at = arith.maxsi(arith.minsi(_position(update), mlir.index(shape[axis] - 1)), mlir.index(0))
         offsets, sizes = [0] * len(shape), list(shape)
         offsets[axis], sizes[axis] = mlir.DYNAMIC, 1
-        whole = tensor.InsertSliceOp(slab, change.old, [at], [], [], offsets, sizes, [1] * len(shape))
+        whole = tensor.InsertSliceOp(slab, update.old, [at], [], [], offsets, sizes, [1] * len(shape))
     op.results[0].replace_all_uses_with(whole.result)
     op.erase()
 
 
-def _slab(change: _Change, axis: int, shape: list[int]) -> ir.Value:
+def _slab(update: _SliceUpdate, axis: int, shape: list[int]) -> ir.Value:
     """An operation without the dimension, which is the result's dimension `axis`, at the insertion point."""
-    op, element = change.op, ir.ShapedType(change.old.type).element_type
+    op, element = update.op, ir.ShapedType(update.old.type).element_type
 
     def body(here: Anew) -> list[ir.Value]:
-        _check(op, _position(change), shape[axis])
-        for needed in change.needed:
+        _check(op, _position(update), shape[axis])
+        for needed in update.needed:
             here.copy(needed)
-        value = here.value(change.new)
+        value = here.value(update.new)
         return [value if value.type == element else arith.truncf(element, value)]
 
-    kept = [d for d in range(len(mlir.iterators_of(op))) if d != change.dim]
+    kept = [d for d in range(len(mlir.iterators_of(op))) if d != update.dim]
     (out,) = operands_out(op)
     empty = tensor.empty([n for p, n in enumerate(shape) if p != axis], element)
-    same = [o for o in operands_in(op) if change.dim not in o.dims]
+    same = [o for o in operands_in(op) if update.dim not in o.dims]
     made = rebuild(op, kept, same, body, outputs=[added(empty, [d for d in out.dims if d in kept])])
     made.attributes[POSITION] = mlir.integers([axis, shape[axis]])
     return made.results[0]
@@ -186,9 +186,9 @@ def _check(op: ir.Operation, at: ir.Value, extent: int) -> None:
     cf.assert_(arith.andi(low, high), f"{file}:{line}: `{name}` is written outside of a dimension of {extent}")
 
 
-def _position(change: _Change) -> ir.Value:
+def _position(update: _SliceUpdate) -> ir.Value:
     """The position as an index, computed at the insertion point from arguments of the program."""
-    at = Body(mlir.body_of(change.op), known={a: _number(value) for a, value in change.numbers.items()}).value(change.at)
+    at = Body(mlir.body_of(update.op), known={a: _number(value) for a, value in update.numbers.items()}).value(update.at)
     return at if isinstance(at.type, ir.IndexType) else arith.index_cast(mlir.index_type(), at)
 
 

@@ -1,4 +1,4 @@
-"""joined: a sum of products that reads two neighbouring dimensions of a tensor as one reads the tensor in another shape.
+"""Collapsed dimensions: a sum of products that reads two neighbouring dimensions as one reads the tensor in another shape.
 
     c[m, n] = sum[k](x[m, k // 24, k % 24] * w[n, k])    ->    z[m, k] is x[m, g, h];  c[m, n] = sum[k](z[m, k] * w[n, k])
 
@@ -17,7 +17,7 @@ from tilec.core.mlir import ir, tensor
 from tilec.passes.rebuild import Operand, operands_in, rebuild, replace
 
 
-def read_joined(module: ir.Operation) -> None:
+def read_collapsed(module: ir.Operation) -> None:
     for op in [o for o in mlir.traverse(module) if mlir.is_generic(o)]:
         if mlir.get_string(op, "tilec.reduce") == "sum" and product_of(op) is not None:
             _join(op)
@@ -100,4 +100,4 @@ def _as_operand(op: ir.Operation, load: ir.Operation) -> ir.Operation:
         return replace(op, rebuild(op, operands=[*operands_in(op), Operand(load.operands[0], dims, load.results[0])]))
 
 
-__all__ = ["as_operands", "read_joined"]
+__all__ = ["as_operands", "read_collapsed"]

@@ -1,4 +1,4 @@
-"""Tensors that join others along a dimension, and what is computed of them piece by piece.
+"""Concatenations: tensors that join others along a dimension, and what is computed of them piece by piece.
 
     c[i, j] = s[i, j] if j < 64 else z[i]        j in 0:65; pieces 0:64 and 64:65
     e[i, j] = exp(c[i, j])                       is computed in the same pieces
@@ -31,7 +31,7 @@ COMBINED = {"arith.addf", "arith.mulf", "arith.maximumf", "arith.minimumf", "ari
 
 
 @dataclass(frozen=True)
-class Pieces:
+class Concatenation:
     """Operations, in order, with the dimension of each that is cut into `pieces` (begin and end of each)."""
 
     operations: tuple[tuple[ir.Operation, int], ...]
@@ -42,7 +42,7 @@ class Pieces:
         return next((n for n, (a, b) in enumerate(self.pieces) if at is not None and a <= at[0] and at[1] < b), None)
 
 
-def pieces_of(function: ir.Operation, deepest: int) -> Iterator[Pieces]:
+def concatenation_of(function: ir.Operation, deepest: int) -> Iterator[Concatenation]:
     """Sets that begin at a join of the result of a product of at most `deepest` terms."""
     ops = [o.operation for o in mlir.entry(function).operations if mlir.is_generic(o.operation)]
     position = {op: n for n, op in enumerate(ops)}
@@ -131,7 +131,7 @@ class _Growth:
         self.dims, self.further = dict[int, int](), dict[int, int]()
         self.loads: list[tuple[ir.Operation, int]] = []  # of cut tensors, with the dimension that is cut
 
-    def of(self, start: ir.Operation, d: int) -> Pieces | None:
+    def of(self, start: ir.Operation, d: int) -> Concatenation | None:
         self.dims[self.position[start]] = d
         if not (self._add_readers() and self._add_producers()):
             return None
@@ -140,7 +140,7 @@ class _Growth:
         points = {p for op, at in joins for p in _points(op, at) if 0 < p < extent}
         pieces = tuple(_pieces(sorted({0, *points, extent})))
         order = sorted((self.dims | self.further).items())
-        found = Pieces(tuple((self.ops[n], at) for n, at in order), pieces)
+        found = Concatenation(tuple((self.ops[n], at) for n, at in order), pieces)
         fits = 1 < len(pieces) <= MOST and any(b - a > 1 for a, b in pieces)
         return found if fits and all(self._lies_in_one(found, *load) for load in self.loads) else None
 
@@ -187,7 +187,7 @@ class _Growth:
                     return False
         return True
 
-    def _lies_in_one(self, found: Pieces, load: ir.Operation, p: int) -> bool:
+    def _lies_in_one(self, found: Concatenation, load: ir.Operation, p: int) -> bool:
         """Whether an element that is read at a subscript lies in one piece, in each of the pieces of its reader."""
         reader, subscript = around(load), list(load.operands)[1 + p]
         n = self.position[reader]
@@ -234,4 +234,4 @@ def _pieces(points: Sequence[int]) -> Iterator[Range]:
         yield from ((n, n + 1) for n in range(a, b)) if b - a <= SINGLE else [(a, b)]
 
 
-__all__ = ["Pieces", "around", "is_elementwise", "pieces_of", "ranges_of", "update_of"]
+__all__ = ["Concatenation", "around", "concatenation_of", "is_elementwise", "ranges_of", "update_of"]

@@ -67,7 +67,7 @@ def test_scalars_of_the_cpu_are_computed_before_a_gpu_reads_them():
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from tilec.torch import aten, deferred
+    from tilec.torch import aten, sinking
     from tilec.torch.partition import decide
 
     def function(x, scalar):
@@ -79,7 +79,7 @@ def test_scalars_of_the_cpu_are_computed_before_a_gpu_reads_them():
         given = torch.empty(64, 32, dtype=torch.bfloat16, device="cuda:0"), torch.empty(())
         graph = make_fx(function)(*given).graph
     decision = decide(graph, {n: n for n in graph.nodes}, aten.refusal)
-    deferred.move(graph, decision, {n: n for n in graph.nodes})
+    sinking.sink(graph, decision, {n: n for n in graph.nodes})
     assert {(p.device.type, p.level) for p in decision.parts} == {("cpu", 2), ("cuda", 2), ("cpu", 4), ("cuda", 4)}
     place = {unit: k for k, unit in enumerate(decision.order)}
     where = lambda n: place.get(decision.owner.get(n, n), -1)  # noqa: E731

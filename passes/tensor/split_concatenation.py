@@ -1,4 +1,4 @@
-"""pieces: what is computed of a tensor that joins others is computed of each of them.
+"""Splits concatenations: what is computed of a tensor that joins others is computed of each of them.
 
     c[i, j] = s[i, j] if j < N else z[i]        (j <= N)        c.piece0[i, j] = s[i, j];    c.piece1[i] = z[i]
     m[i]    = max[j](c[i, j])                             ->    m.piece0[i] = max[j](c.piece0[i, j])
@@ -6,30 +6,30 @@
 
 A reduction over a join combines the reductions over its pieces, and a part of a join that lies in one piece is a part of that
 piece. A piece of one element has no dimension of its own. What joins the scores of attention with a column, a sink, then reads the
-scores element by element, so that they may stay on chip. `tilec/analysis/pieces.py` finds the operations.
+scores element by element, so that they may stay on chip. `tilec/analysis/concatenation.py` finds the operations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from tilec.analysis.pieces import Pieces, around, pieces_of, ranges_of, update_of
+from tilec.analysis.concatenation import Concatenation, around, concatenation_of, ranges_of, update_of
 from tilec.core import locations, mlir
 from tilec.core.mlir import affine, arith, ir, linalg, tensor
 from tilec.passes.rebuild import Anew, Operand, operands_in, operands_out, rebuild
 from tilec.passes.tensor.bounds import fold_function
-from tilec.passes.tensor.joined import as_operands
+from tilec.passes.tensor.collapsed import as_operands
 from tilec.passes.tensor.split import fill_value
 
 
-def joins_of(function: ir.Operation, deepest: int) -> list[ir.Operation]:
+def concatenations_of(function: ir.Operation, deepest: int) -> list[ir.Operation]:
     """The tensors that `compute_in_pieces` may compute in pieces."""
-    return [_join(pieces) for pieces in pieces_of(function, deepest)]
+    return [_join(pieces) for pieces in concatenation_of(function, deepest)]
 
 
-def compute_in_pieces(function: ir.Operation, deepest: int, joins: Collection[str] | None = None) -> None:
+def split_concatenations(function: ir.Operation, deepest: int, joins: Collection[str] | None = None) -> None:
     """Rewrites what `pieces_of` finds, or of that the joins of these names, and folds what is known in a piece."""
-    wanted = [p for p in list(pieces_of(function, deepest)) if joins is None or _name(_join(p)) in joins]
+    wanted = [p for p in list(concatenation_of(function, deepest)) if joins is None or _name(_join(p)) in joins]
     made = [name for pieces in wanted for name in _Cut(pieces).carry_out()]
     fold = mlir.PassManager.parse("func.func(canonicalize,cse)")
     fold_function(function)
@@ -39,7 +39,7 @@ def compute_in_pieces(function: ir.Operation, deepest: int, joins: Collection[st
     fold.run(function)
 
 
-def _join(pieces: Pieces) -> ir.Operation:
+def _join(pieces: Concatenation) -> ir.Operation:
     """The operation that a set begins at."""
     return pieces.operations[0][0]
 
@@ -56,7 +56,7 @@ class _Cut:
     """The operations of a set, made for each piece. `parts` has the pieces of a tensor, and the dimension that is cut; `whole` what
     takes the place of a reduction's result."""
 
-    def __init__(self, found: Pieces):
+    def __init__(self, found: Concatenation):
         self.found = found
         self.parts: dict[ir.Value, tuple[int, list[ir.Value]]] = {}
         self.whole: dict[ir.Value, ir.Value] = {}
@@ -188,4 +188,4 @@ def _less(subscript: ir.Value, number: int) -> ir.Value:
     return affine.apply(ir.AffineMap.get(1, 0, [ir.AffineDimExpr.get(0) - number]), [subscript])
 
 
-__all__ = ["compute_in_pieces", "joins_of"]
+__all__ = ["concatenations_of", "split_concatenations"]

@@ -1,4 +1,4 @@
-"""Tensors that are the same along diagonals: which they are, and what they are computed from.
+"""Toeplitz tensors, the same along diagonals: which they are, and what they are computed from.
 
     t[i, j] = f(i - j);  u[i, j] = g(t[i, j])          t and u depend on i - j alone: they have N + M - 1 different elements
 
@@ -52,7 +52,7 @@ class Diagonal:
         return whole and FEWER * self.count <= prod(self.extents)
 
 
-def diagonals_of(function: ir.Operation) -> dict[str, tuple[str, ...]]:
+def toeplitz_tensors(function: ir.Operation) -> dict[str, tuple[str, ...]]:
     """The tensors that other operations read otherwise than by diagonals, by name: of each the operations that compute it, itself
     among them, of which each has its elements along diagonals."""
     found = find_diagonals(function)

@@ -1,4 +1,4 @@
-"""Operations in later partitions than levels give them, where fewer bytes then pass between partitions.
+"""Sinks operations into later partitions than levels give them, where fewer bytes then pass between partitions.
 
 Backward begins by computing again what forward has not saved: element by element, for all layers. Levels have that in the first
 partition. Where an operation that PyTorch runs follows it, all of these tensors would be stored before any is read, as in
@@ -23,10 +23,10 @@ from tilec.torch.concrete import NUMBERS
 from tilec.torch.partition import Decision, Part
 
 
-def move(graph: fx.Graph, decision: Decision, known: Mapping[fx.Node, Any]) -> None:
+def sink(graph: fx.Graph, decision: Decision, known: Mapping[fx.Node, Any]) -> None:
     """Changes `decision`. `known` is what `decide` was given."""
     if len(decision.parts) > 1 and not any(map(is_opaque, decision.reasons)):
-        _Parts(graph, decision, known).move()
+        _Parts(graph, decision, known).sink()
 
 
 class _Parts:
@@ -34,9 +34,9 @@ class _Parts:
         self.nodes, self.decision, self.known = list(graph.nodes), decision, known
         self.written = {memory(n.all_input_nodes[0]) for n in decision.reasons if writes(n)}
 
-    def move(self) -> None:
+    def sink(self) -> None:
         for node in reversed(self.nodes):
-            if node.target is not operator.getitem and (part := self._deferred_to(node)) is not None:
+            if node.target is not operator.getitem and (part := self._sunk_to(node)) is not None:
                 found = self._with_producers(node, part)
                 if self._passed(found, part) > 0:
                     for n in found:
@@ -50,7 +50,7 @@ class _Parts:
         for n in (node, *(u for u in node.users if u.target is operator.getitem)):
             self.decision.owner[n], self.decision.level[n] = part, part.level
 
-    def _deferred_to(self, node: fx.Node, least: int = 0, among: Set[fx.Node] = frozenset()) -> Part | None:
+    def _sunk_to(self, node: fx.Node, least: int = 0, among: Set[fx.Node] = frozenset()) -> Part | None:
         """The last partition behind its own, not before level `least`, that is early enough for all readers but those `among`."""
         own = self.decision.owner.get(node)
         if own is None or any(memory(n) in self.written for n in node.all_input_nodes):
@@ -72,7 +72,7 @@ class _Parts:
         while pending:
             for n in self._producers(pending.pop()):
                 here = n in self.decision.owner and self.decision.owner[n].device == part.device
-                if here and n not in found and self._deferred_to(n, part.level, found) is not None:
+                if here and n not in found and self._sunk_to(n, part.level, found) is not None:
                     found.add(n)
                     pending.append(n)
         return found
