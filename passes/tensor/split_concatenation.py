@@ -28,7 +28,7 @@ def concatenations_of(function: ir.Operation, deepest: int) -> list[ir.Operation
 
 
 def split_concatenations(function: ir.Operation, deepest: int, joins: Collection[str] | None = None) -> None:
-    """Rewrites what `pieces_of` finds, or of that the joins of these names, and folds what is known in a piece."""
+    """Rewrites what `concatenation_of` finds, or of that the concatenations of these names, and folds what is known in a piece."""
     wanted = [p for p in list(concatenation_of(function, deepest)) if joins is None or _name(_join(p)) in joins]
     made = [name for pieces in wanted for name in _Cut(pieces).carry_out()]
     fold = mlir.PassManager.parse("func.func(canonicalize,cse)")

@@ -125,7 +125,7 @@ def test_floats(name, way):
     results |= {n: (f"{name}[N]", f"{n}(x[i])") for n in inverse}
     results |= {n: ("bool[N]", f"{n}(x[i])") for n in ("isnan", "isinf", "isfinite")}
     results |= {n: ("bool[N]", f"x[i] {sign} z[i]") for n, sign in COMPARISONS.items()}
-    results |= {"donated": (f"{name}[N]", "x[i] / z[i]"), "picked": (f"{name}[N]", "x[i] if x[i] > z[i] else z[i]")}
+    results |= {"over": (f"{name}[N]", "x[i] / z[i]"), "picked": (f"{name}[N]", "x[i] if x[i] > z[i] else z[i]")}
     results |= {f"as_{t}": (f"{t}[N]", f"{t}(x[i])") for t in FLOATS}
     run(name, results, of_pairs(name, values), way)
 
