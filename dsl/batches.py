@@ -13,9 +13,9 @@ from math import gcd
 
 from tilec.dsl import ast
 from tilec.dsl.ast import replace
-from tilec.dsl.flat import Program, Scope, cost, written
-from tilec.dsl.ranges import Poly
+from tilec.dsl.flat import Program, cost, factors, written
 from tilec.dsl.specialise import Specialised
+from tilec.index.terms import Term
 
 
 def with_batches(op: Specialised, kept: Set[str] = frozenset()) -> Specialised:
@@ -25,16 +25,18 @@ def with_batches(op: Specialised, kept: Set[str] = frozenset()) -> Specialised:
     if not lengths:
         return op
 
-    def value(expr: ast.Expr, scope: Scope) -> ast.Expr:
-        expr = ast.with_children(expr, tuple(value(child, scope) for child in ast.children(expr)))
+    def value(expr: ast.Expr, equation: str) -> ast.Expr:
+        made = ast.with_children(expr, tuple(value(child, equation) for child in ast.children(expr)))
         if not isinstance(expr, ast.Access) or expr.tensor not in lengths:
-            return expr
-        first, *others = expr.subscripts
-        pair = _pair(scope, first, lengths[expr.tensor])
-        return replace(expr, subscripts=(*(written(p, expr) for p in pair), *others))
+            return made
+        first = program.terms[equation, id(expr)][0]
+        assert first is not None, "it is arithmetic in all reads of an input that has a length"
+        return replace(
+            made, subscripts=(*(written(x, expr) for x in _pair(first, lengths[expr.tensor])), *made.subscripts[1:])
+        )
 
     inputs = tuple(_reshaped(t, lengths) for t in op.inputs)
-    equations = tuple(replace(e, value=value(e.value, program.scopes[e.name])) for e in op.equations)
+    equations = tuple(replace(e, value=value(e.value, e.name)) for e in op.equations)
     return replace(op, inputs=inputs, equations=equations)
 
 
@@ -52,18 +54,15 @@ def _length(program: Program, name: str) -> int:
     if len(shape) < 2 or name in program.fixed:
         return 0
     readers = dict.fromkeys(e.name for e in program.readers.get(name, ()))
-    reads = [
-        (program.scopes[e], a.subscripts[0]) for e in readers for a in program.accesses[e] if a.tensor == name
-    ]
-    firsts = [scope.poly(subscript) or Poly() for scope, subscript in reads]
-    n = gcd(*(factor for p in firsts for monomial, factor in p.terms if monomial and abs(factor) > 1))
+    found = [program.terms[e, id(a)][0] for e in readers for a in program.accesses[e] if a.tensor == name]
+    firsts = [x for x in found if x is not None]
+    n = gcd(*(factor for x in firsts for factor in factors(x) if abs(factor) > 1))
     if n <= 1 or shape[0] % n:
         return 0
-    changes = [(cost(_pair(*read, n)), cost([p])) for read, p in zip(reads, firsts)]
+    changes = [(cost(_pair(x, n)), cost([x])) for x in firsts]
     return n if all(new <= old for new, old in changes) and any(new < old for new, old in changes) else 0
 
 
-def _pair(scope: Scope, subscript: ast.Expr, n: int) -> tuple[Poly, Poly]:
+def _pair(x: Term, n: int) -> tuple[Term, Term]:
     """The batch of `n` rows that a row is in, and its number there."""
-    p = scope.poly(subscript) or Poly()
-    return scope.divided("//", p, n), scope.divided("%", p, n)
+    return x // n, x % n

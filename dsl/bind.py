@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from tilec.core.diagnostics import Note, Span
 from tilec.dsl import ast
-from tilec.dsl.ranges import Poly, size_poly
+from tilec.dsl.index_terms import is_open, size_term
+from tilec.index.terms import Term, size, split, term
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Conflict:
 @dataclass(frozen=True)
 class _Dimension:
     size: ast.Size
-    extent: Poly
+    extent: Term
     label: str
     span: Span
 
@@ -32,25 +33,25 @@ class Binding:
     """Solves for one op's sizes. Its own names are unknowns `?M` until solved, apart from the caller's names."""
 
     def __init__(self, op: ast.Op, given: Mapping[str, int] | None = None):
-        self.sizes: dict[str, Poly] = {}
+        self.sizes: dict[str, Term] = {}
         self.origins: dict[str, tuple[str, Span]] = {}
         self.conflicts: list[Conflict] = []
         self._names = _names(op)
         self._open: list[_Dimension] = []
-        self.sizes = {name: Poly.of(f"?{name}") for name in self._names}
+        self.sizes = {name: size(f"?{name}") for name in self._names}
         for name, value in (given or {}).items():
-            self.sizes[name] = Poly.of(value)
+            self.sizes[name] = term(value)
             self.origins[name] = ("the sizes given", op.span)
 
     @property
     def missing(self) -> list[str]:
         """The sizes that nothing has bound."""
-        return [name for name in self._names if self.sizes[name] == Poly.of(f"?{name}")]
+        return [name for name in self._names if self.sizes[name] is size(f"?{name}")]
 
-    def give(self, parameter: ast.Tensor, shape: tuple[Poly, ...], called: str) -> None:
+    def give(self, parameter: ast.Tensor, shape: tuple[Term, ...], called: str) -> None:
         """An argument's shape, for a parameter of the same rank."""
-        for k, (size, extent) in enumerate(zip(parameter.shape or (), shape)):
-            self._open.append(_Dimension(size, extent, f"dimension {k} of {called}", size.span))
+        for k, (declared, extent) in enumerate(zip(parameter.shape or (), shape)):
+            self._open.append(_Dimension(declared, extent, f"dimension {k} of {called}", declared.span))
 
     def solve(self) -> None:
         """Binds one size after another, as long as some dimension has exactly one unknown left."""
@@ -63,28 +64,29 @@ class Binding:
 
     def _take(self, d: _Dimension) -> None:
         try:
-            p = size_poly(d.size, self.sizes)
+            p = size_term(d.size, self.sizes)
         except ZeroDivisionError:
             self.conflicts.append(Conflict(f"{d.label}: division by zero", d.span, (), False))
             return
-        unknown = [v for v in p.variables if isinstance(v, str) and v.startswith("?")]
-        if not p.variables or (not unknown and all(isinstance(v, str) for v in p.variables)):
-            if p != d.extent:
+        unknown = [leaf for leaf in p.leaves if leaf.is_symbol and is_open(term(leaf), "?")]
+        if all(leaf.is_symbol for leaf in p.leaves) and not unknown:
+            if p is not d.extent:
                 self._conflict(d, p)
             return
-        parts = p.split(unknown[0]) if len(unknown) == 1 else None
-        value = None if parts is None else _quotient(d.extent - parts[1], parts[0])
-        if parts is None or any("?" in str(v) for v in parts[1].variables | parts[0].variables):
+        factor, rest = p.collect(unknown[0]) if len(unknown) == 1 else (p, p)
+        if len(unknown) != 1 or is_open(factor, "?") or is_open(rest, "?"):
             self._open.append(d)
-        elif value is None or (value.constant is not None and value.constant < 0):
+            return
+        value, left = split(d.extent - rest, factor)
+        if left is not term(0) or (value.constant or 0) < 0:
             message = f"{d.label} is {d.extent}, which cannot be `{_text(d.size)}`"
             self.conflicts.append(Conflict(message, d.span, (), d.extent.constant is None))
         else:
-            name = unknown[0][1:]
+            name = unknown[0].name[1:]
             self.sizes[name] = value
             self.origins[name] = (d.label, d.span)
 
-    def _conflict(self, d: _Dimension, p: Poly) -> None:
+    def _conflict(self, d: _Dimension, p: Term) -> None:
         names = [name for name in _size_names(d.size) if name in self.origins]
         notes: list[Note] = []
         first = f"`{_text(d.size)}` is {p}"
@@ -97,20 +99,6 @@ class Binding:
         notes.append(Note(f"{d.label} is {d.extent}", d.span))
         open_ = d.extent.constant is None or p.constant is None
         self.conflicts.append(Conflict(f"{first}, but {d.label} is {d.extent}", d.span, tuple(notes), open_))
-
-
-def _quotient(p: Poly, factor: Poly) -> Poly | None:
-    """p / factor, where that is exact."""
-    if factor.constant == 1:
-        return p
-    a, b = p.constant, factor.constant
-    if b == 0:
-        return None
-    if a is not None and b is not None:
-        return Poly.of(a // b) if a % b == 0 else None
-    if b is not None and all(c % b == 0 for _, c in p.terms):
-        return Poly(tuple((m, c // b) for m, c in p.terms))
-    return None
 
 
 def _text(size: ast.Size) -> str:

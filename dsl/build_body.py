@@ -11,8 +11,9 @@ from tilec.core import mlir
 from tilec.core.dtypes import BOOL, I64
 from tilec.core.mlir import affine, arith, cf, ir, linalg, tensor
 from tilec.dsl import ast, scalars
-from tilec.dsl.index_values import index_values
+from tilec.dsl.index_terms import IndexTerms
 from tilec.dsl.notation import arithmetic
+from tilec.index.terms import Term, index, term
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class Index:
     def extent(self) -> int:
         return max(0, self.high - self.low)
 
+    @property
+    def term(self) -> Term:
+        """The index; one without a value is taken for one of a single value."""
+        return index(self.name, max(self.low + 1, self.high), self.low)
+
 
 class Body:
     """Lowers a scalar expression inside the body of one operation over `dims`. `tensors` and `sizes` are the program's, by name;
@@ -38,8 +44,7 @@ class Body:
     ):  # fmt: skip
         self.tensors, self.sizes, self.dims, self.elements = tensors, sizes, dims, elements
         self.position = {index.name: d for d, index in enumerate(dims)}
-        self.values = {name: (size, size) for name, size in sizes.items()}
-        self.values |= {index.name: (index.low, max(index.low, index.high - 1)) for index in dims}
+        self.terms = IndexTerms({name: term(size) for name, size in sizes.items()} | {i.name: i.term for i in dims})
         self.taken: list[ir.Value] = []  # the conditions under which the current branch is taken
 
     def value(self, expr: ast.Expr) -> ir.Value:
@@ -148,7 +153,7 @@ class Body:
 
     def affine(self, expr: ast.Expr) -> ir.AffineExpr | None:
         """The subscript over the loops' dimensions, or None where it depends on data, or may wrap around."""
-        return None if index_values(expr, self.values) is None else self._affine(expr)
+        return None if self.terms.affine(expr) is None else self._affine(expr)
 
     def _affine(self, expr: ast.Expr) -> ir.AffineExpr | None:
         match expr:

@@ -22,11 +22,12 @@ from tilec.dsl.check_ranges import RangeChecker
 from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
 from tilec.dsl.check_sizes import declared_shape, size_names, subscript_ranks
 from tilec.dsl.check_types import Typer
+from tilec.dsl.index_terms import range_of
 from tilec.dsl.inline import Inliner
 from tilec.dsl.later_uses import LaterUses
 from tilec.dsl.modules import Loader, load, load_file
-from tilec.dsl.ranges import Poly, size_poly
 from tilec.dsl.weak_types import UNKNOWN
+from tilec.index.terms import Term, size, term
 
 
 def check(program: ast.Program, loader: Loader = load_file) -> list[Diagnostic]:
@@ -63,11 +64,11 @@ def check_function(function: ast.Def, module: Module, report: Report) -> None:
 
 def elaborate_open(op: ast.Op, module: Module, report: Report, sizes: Mapping[str, int] | None = None) -> Elaborator:
     """The op with its sizes left open, except those given."""
-    known = {name: Poly.of(name) for name in size_names(op)} | {n: Poly.of(v) for n, v in (sizes or {}).items()}
+    known = {name: size(name) for name in size_names(op)} | {n: term(v) for n, v in (sizes or {}).items()}
     ranks = subscript_ranks(op)
     inputs: dict[str, TensorInfo] = {}
     for tensor in op.inputs:
-        shape: tuple[Poly, ...] | None = tuple(Poly.of(f"{tensor.name}.{k}") for k in range(ranks.get(tensor.name, 0)))
+        shape: tuple[Term, ...] | None = tuple(size(f"{tensor.name}.{k}") for k in range(ranks.get(tensor.name, 0)))
         if tensor.shape is not None:
             shape = declared_shape(tensor, known, report)
         elif tensor.name not in ranks:
@@ -101,7 +102,7 @@ class Elaborator(Calls):
     """
 
     def __init__(
-        self, op: ast.Op, module: Module, inputs: dict[str, TensorInfo], sizes: Mapping[str, Poly], report: Report,
+        self, op: ast.Op, module: Module, inputs: dict[str, TensorInfo], sizes: Mapping[str, Term], report: Report,
         decided: bool,
     ):  # fmt: skip
         self.op, self.module, self.sizes, self.report = op, module, sizes, report
@@ -193,7 +194,7 @@ class Elaborator(Calls):
         equation = self.typer.equation(equation, ranges, declared)
         own = tuple(replace(ranges[i], span=ranges[i].span) for i in equation.indices)
         equation = replace(equation, ranges=own)
-        shape = tuple(size_poly(ast.ends_of(r)[1], {}) for r in own)
+        shape = tuple(range_of(r)[1] for r in own)
         dtype = None if equation.dtype is UNKNOWN else equation.dtype
         info = TensorInfo(equation.name, dtype, shape, equation.span, hoisted)
         self.tensors[equation.name] = info
@@ -206,10 +207,7 @@ class Elaborator(Calls):
         """The facts about every name, in the order of their definitions."""
         found = []
         for info, ranges in self.known:
-            ends = {i: ast.ends_of(r) for i, r in ranges.items()}
-            shown = tuple(
-                (i, _open_size(size_poly(low, {})), _open_size(size_poly(high, {}))) for i, (low, high) in ends.items()
-            )
+            shown = tuple((i, *map(_open_size, range_of(r))) for i, r in ranges.items())
             shape = tuple(map(_open_size, info.shape)) if info.shape is not None else ("…",)
             found.append(Described(info.name, str(info.dtype or "any"), shape, shown))
         return found
@@ -232,7 +230,7 @@ class Elaborator(Calls):
         return declared if declared is not None else TensorInfo(name, dtype, None, span)
 
 
-def _open_size(size: Poly) -> str:
+def _open_size(size: Term) -> str:
     """A size; those that only a call tells (`x.0` of the short form) as Python has them: `x.shape[0]`."""
     return re.sub(r"\b(\w+)\.(\d+)\b", r"\1.shape[\2]", str(size))
 

@@ -12,8 +12,9 @@ from tilec.dsl.ast import replace
 from tilec.dsl.bind import Binding
 from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
 from tilec.dsl.check_sizes import declared_shape, size_names
+from tilec.dsl.index_terms import is_open, range_of
 from tilec.dsl.inline import Inliner
-from tilec.dsl.ranges import Poly, size_poly
+from tilec.index.terms import Term, size
 
 
 class Calls:
@@ -33,7 +34,7 @@ class Calls:
     if TYPE_CHECKING:
 
         def __init__(
-            self, op: ast.Op, module: Module, inputs: Mapping[str, TensorInfo], sizes: Mapping[str, Poly],
+            self, op: ast.Op, module: Module, inputs: Mapping[str, TensorInfo], sizes: Mapping[str, Term],
             report: Report, decided: bool,
         ) -> None: ...  # fmt: skip
         def run(self) -> list[ast.Equation]: ...
@@ -82,7 +83,7 @@ class Calls:
             found = declared_shape(result, binding.sizes, self.report)
             if found is None:
                 return
-            shape = tuple(p if not _open(p) else Poly.of(f"{name}.{k}") for k, p in enumerate(found))
+            shape = tuple(p if not is_open(p, "?") else size(f"{name}.{k}") for k, p in enumerate(found))
             info = TensorInfo(name, result.dtype, shape, call.span)
             self._result_agrees(info, call)
             declared = self.results.get(name)
@@ -157,7 +158,7 @@ class Calls:
         if declared is None or declared.shape is None or info.shape is None:
             return
         same = len(declared.shape) == len(info.shape) and not any(
-            not any("." in str(v) for v in a.variables) and a != b for a, b in zip(info.shape, declared.shape)
+            not is_open(a, ".") and a is not b for a, b in zip(info.shape, declared.shape)
         )
         if not same:
             got, wanted = (f"[{', '.join(map(str, shape))}]" for shape in (info.shape, declared.shape))
@@ -179,7 +180,7 @@ class Calls:
         spliced = [_renamed(e, names, prefix) for e in self._elaborated(callee, home, inputs, binding)]
         self.equations += spliced
         for equation in spliced:
-            shape = tuple(size_poly(ast.ends_of(r)[1], {}) for r in equation.ranges)
+            shape = tuple(range_of(r)[1] for r in equation.ranges)
             self.tensors[equation.name] = TensorInfo(equation.name, equation.dtype, shape, call.span)
         for name, result in zip(call.names, callee.outputs):
             if names[result.name] != name:
@@ -208,10 +209,6 @@ class Calls:
         access = ast.Access(source, tuple(ast.Name(i, span=call.span) for i in indices), span=call.span)
         del self.tensors[name]
         self._equation(ast.Equation(name, indices, access, span=call.span))
-
-
-def _open(p: Poly) -> bool:
-    return any("?" in str(v) for v in p.variables)
 
 
 def _renamed(equation: ast.Equation, names: Mapping[str, str], prefix: str) -> ast.Equation:

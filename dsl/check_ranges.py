@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from tilec.core.diagnostics import Note, Span
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, free_indices
+from tilec.dsl.index_terms import is_open, names_in, range_of, size_term, to_size
 from tilec.dsl.later_uses import LaterUses
-from tilec.dsl.ranges import Atom, Poly, names_in, nonnegative, size_poly, to_size
+from tilec.index.facts import NONE
+from tilec.index.terms import Term, term
 
 
 @dataclass(frozen=True)
 class _Use:
     """A place where an index subscripts a dimension bare."""
 
-    extent: Poly
+    extent: Term
     tensor: str
     dimension: int
     span: Span
@@ -26,9 +28,9 @@ class _Use:
 class RangeChecker:
     """Ranges of the groups of one op."""
 
-    def __init__(self, tensors: Mapping[str, TensorInfo], sizes: Mapping[str, Poly], report: Report):
+    def __init__(self, tensors: Mapping[str, TensorInfo], sizes: Mapping[str, Term], report: Report):
         self.tensors, self.sizes, self.report = tensors, sizes, report
-        self.undecided: list[tuple[Poly, Poly]] = []  # sizes that must be equal, as numbers will tell
+        self.undecided: list[tuple[Term, Term]] = []  # sizes that must be equal, as numbers will tell
 
     # ---- inference ----
 
@@ -111,14 +113,14 @@ class RangeChecker:
     def _written(self, range_: ast.Range) -> ast.Range | None:
         """A range given in the source, in sizes as far as they are known."""
         try:
-            low, high = (size_poly(end, self.sizes) for end in ast.ends_of(range_))
+            low, high = (size_term(end, self.sizes) for end in ast.ends_of(range_))
         except ZeroDivisionError:
             self.report.error("division by zero in a bound", range_.span)
             return None
         if not names_in(low) | names_in(high) <= self._known_sizes():
             return None
         if (a := low.constant) is not None and (b := high.constant) is not None:
-            high = Poly.of(max(a, b))
+            high = term(max(a, b))
         return ast.Range(range_.index, to_size(low), to_size(high), range_.span)
 
     def _known_sizes(self) -> set:
@@ -126,7 +128,7 @@ class RangeChecker:
 
     def _declared_agrees(self, range_: ast.Range, use: _Use) -> None:
         written = self._written(range_)
-        if written is not None and self._differ(high := size_poly(ast.ends_of(written)[1], {}), use.extent):
+        if written is not None and self._differ(high := range_of(written)[1], use.extent):
             message = f"`{range_.index}` runs to {high} here, but `{use.tensor}` has {use.extent}"
             self.report.error(message, range_.span, [Note(f"dimension {use.dimension} is {use.extent}", use.span)])
 
@@ -166,20 +168,20 @@ class RangeChecker:
                 return None
         return ast.Range(index, ast.SizeNumber(0), to_size(first.extent), first.span)
 
-    def _differ(self, a: Poly, b: Poly) -> bool:
+    def _differ(self, a: Term, b: Term) -> bool:
         """Whether two sizes are not the same; open sizes of the short form and quotients may yet turn out so."""
-        if a == b:
+        if a is b:
             return False
-        open_ = any(isinstance(v, Atom) or "." in v for v in (a.variables | b.variables))
-        if not open_ or nonnegative(a - b - 1) or nonnegative(b - a - 1):
+        open_ = any(is_open(x, ".") or not all(leaf.is_symbol for leaf in x.leaves) for x in (a, b))
+        if not open_ or NONE.proves(a - b - 1) or NONE.proves(b - a - 1):
             return True
         self.undecided.append((a, b))
         return False
 
     def _starts_at_zero(self, index: str, range_: ast.Range | None, written: ast.Range | None) -> None:
-        if range_ is None or written is None or size_poly(ast.ends_of(range_)[0], {}) == Poly():
+        if range_ is None or written is None or range_of(range_)[0] is term(0):
             return
-        hint = f"let `{index}` run from 0 and shift the accesses: `x[{index} + {size_poly(ast.ends_of(written)[0], {})}]`"
+        hint = f"let `{index}` run from 0 and shift the accesses: `x[{index} + {range_of(written)[0]}]`"
         self.report.error(f"index `{index}` of the left side must run from 0", written.span, hint=hint)
 
 

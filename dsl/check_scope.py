@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tilec.core.diagnostics import Diagnostic, Note, Span
 from tilec.core.dtypes import DType
 from tilec.dsl import ast
-from tilec.dsl.ranges import Poly
+from tilec.index.terms import Term
 
 MAX_DIAGNOSTICS = 100
 
@@ -60,7 +60,7 @@ class TensorInfo:
 
     name: str
     dtype: DType | None
-    shape: tuple[Poly, ...] | None
+    shape: tuple[Term, ...] | None
     span: Span
     hoisted: bool = False  # made by inlining: accessed with its own indices only
 

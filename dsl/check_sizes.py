@@ -8,8 +8,9 @@ from typing import assert_never
 from tilec.core.diagnostics import Span
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report
+from tilec.dsl.index_terms import size_term
 from tilec.dsl.notation import written_ranges
-from tilec.dsl.ranges import Poly, size_poly
+from tilec.index.terms import Term
 
 
 def size_names(op: ast.Op) -> dict[str, Span]:
@@ -45,11 +46,11 @@ def _add_names(size: ast.Size, names: dict[str, Span]) -> None:
             assert_never(size)
 
 
-def declared_shape(tensor: ast.Tensor, sizes: Mapping[str, Poly], report: Report) -> tuple[Poly, ...] | None:
-    shape: list[Poly] = []
+def declared_shape(tensor: ast.Tensor, sizes: Mapping[str, Term], report: Report) -> tuple[Term, ...] | None:
+    shape: list[Term] = []
     for size in tensor.shape or ():
         try:
-            extent = size_poly(size, sizes)
+            extent = size_term(size, sizes)
         except ZeroDivisionError:
             report.error("division by zero in a size", size.span)
             return None

@@ -15,9 +15,9 @@ from tilec.core.reductions import REDUCTIONS, highest, lowest
 from tilec.dsl import ast
 from tilec.dsl.ast import replace
 from tilec.dsl.check_scope import Report, TensorInfo, text_of
-from tilec.dsl.ranges import Poly
 from tilec.dsl.rewritten import constant_hint
 from tilec.dsl.weak_types import UNKNOWN, WEAK, WEAK_FLOAT, WEAK_INT, default, holds, meet, rounds, wide
+from tilec.index.terms import Term
 
 _BOOLEAN_REDUCTIONS = ("any", "all")
 
@@ -32,7 +32,7 @@ def accumulator_of(dtype: DType) -> DType:
 class Typer:
     """Types of the equations of one op; indices and sizes are i64."""
 
-    def __init__(self, tensors: Mapping[str, TensorInfo], sizes: Mapping[str, Poly], report: Report):
+    def __init__(self, tensors: Mapping[str, TensorInfo], sizes: Mapping[str, Term], report: Report):
         self.tensors, self.sizes, self.report = tensors, sizes, report
         self.ranges: Mapping[str, ast.Range] = {}
 

@@ -13,18 +13,18 @@ order of its elements.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache, reduce
 from itertools import pairwise
 from math import prod
 
 from tilec.core.dtypes import I64
 from tilec.dsl import ast
 from tilec.dsl.ast import replace
-from tilec.dsl.index_values import Values, index_values
-from tilec.dsl.notation import arithmetic
-from tilec.dsl.ranges import Atom, Poly
+from tilec.dsl.index_terms import IndexTerms
 from tilec.dsl.specialise import Specialised
+from tilec.index.answers import remembered
+from tilec.index.facts import NONE
+from tilec.index.terms import Leaf, Term, index, summands, term
 
 Boundary = tuple[str, int]
 """Of a tensor: between dimension n and the next."""
@@ -49,140 +49,24 @@ def flattened(op: Specialised) -> Specialised:
     return program.with_merged(merged)
 
 
-@dataclass(frozen=True)
-class Scope:
-    """The indices of an equation with their least and greatest values."""
-
-    values: Mapping[str, Values]
-    sizes: Mapping[str, int]
-
-    @cached_property
-    def all(self) -> Mapping[str, Values]:
-        """The values of sizes, too."""
-        return {**{name: (size, size) for name, size in self.sizes.items()}, **self.values}
-
-    def poly(self, expr: ast.Expr) -> Poly | None:
-        """A subscript; None where it depends on data, or may leave 64 bits."""
-        if isinstance(expr, ast.Name) and expr.name in self.values:
-            return Poly.of(expr.name)
-        return None if index_values(expr, self.all) is None else self._poly(expr)
-
-    def _poly(self, expr: ast.Expr) -> Poly | None:
-        match expr:
-            case ast.Number(value=int(value)):
-                return Poly.of(value)
-            case ast.Name(name=name):
-                return Poly.of(name if name in self.values else self.sizes[name])
-            case ast.Cast(operand=operand):
-                return self._poly(operand)
-            case ast.Unary(op="-", operand=operand):
-                p = self._poly(operand)
-                return None if p is None else -p
-            case ast.Binary():
-                same = arithmetic(expr) or expr
-                a, b = self._poly(same.left), self._poly(same.right)
-                return None if a is None or b is None else self._binary(same.op, a, b)
-        return None
-
-    def _binary(self, op: str, a: Poly, b: Poly) -> Poly | None:
-        match op:
-            case "+":
-                return a + b
-            case "-":
-                return a - b
-            case "*" if a.constant is not None or b.constant is not None:
-                return a * b
-            case "//" | "%" if b.constant is not None and b.constant > 0:
-                return self.divided(op, a, b.constant)
-        return None
-
-    def divided(self, op: str, p: Poly, n: int) -> Poly:
-        """p // n or p % n: the multiples of n in p are taken out first."""
-        whole = sum((Poly(((m, a // n),)) for m, a in p.terms if a % n == 0), Poly())
-        rest = p - whole * n
-        low, high = self.range(rest)
-        if low >= 0 and high < n:
-            return whole if op == "//" else rest
-        for unit in sorted({abs(a) for m, a in rest.terms if m and 1 < abs(a) < n and n % a == 0}, reverse=True):
-            large = Poly(tuple((m, a // unit) for m, a in rest.terms if a % unit == 0))
-            small = rest - large * unit
-            low, high = self.range(small)
-            if low >= 0 and high < unit:  # it decides nothing
-                digits = self.divided(op, large, n // unit)
-                return whole + digits if op == "//" else digits * unit + small
-        inner = rest.terms[0][0][0] if len(rest.terms) == 1 and rest.terms[0][0] and rest.terms[0][1] == 1 else None
-        if isinstance(inner, Atom):
-            by = _number(inner.right)
-            if (inner.op, op) == ("//", "//"):
-                return whole + self.divided("//", inner.left, by * n)
-            if (inner.op, op) == ("%", "//") and by % n == 0:
-                return whole + self.divided("%", self.divided("//", inner.left, n), by // n)
-            if (inner.op, op) == ("%", "%") and by % n == 0:
-                return self.divided("%", inner.left, n)
-        atom = Poly.of(Atom("//" if op == "//" else "%", rest, Poly.of(n)))
-        return whole + atom if op == "//" else atom
-
-    def range(self, p: Poly) -> Values:
-        low = high = 0
-        for monomial, factor in p.terms:
-            ends = [factor * end for end in (self._variable(monomial[0]) if monomial else (1, 1))]
-            low, high = low + min(ends), high + max(ends)
-        return low, high
-
-    def _variable(self, variable: str | Atom) -> Values:
-        if isinstance(variable, str):
-            return self.values[variable]
-        n = _number(variable.right)
-        low, high = self.range(variable.left)
-        return (low // n, high // n) if variable.op == "//" else (0, n - 1)
-
-    def replaced(self, p: Poly, new: Mapping[str, Poly]) -> Poly:
-        """With other indices, and as simple as it becomes."""
-        total = Poly()
-        for monomial, factor in p.terms:
-            if not monomial:
-                total = total + factor
-            elif isinstance(variable := monomial[0], str):
-                total = total + new.get(variable, Poly.of(variable)) * factor
-            else:
-                total = total + self.divided(variable.op, self.replaced(variable.left, new), _number(variable.right)) * factor
-        return self.joined(total)
-
-    def joined(self, p: Poly) -> Poly:
-        """Quotients and remainders of one number by another are put together again."""
-        factors = {m[0]: a for m, a in p.terms if m}
-        for rest, factor in factors.items():
-            if not isinstance(rest, Atom) or rest.op != "%":
-                continue
-            n = _number(rest.right)
-            quotient = self.divided("//", rest.left, n)
-            known = [m[0] for m, _ in quotient.terms if m]
-            if len(known) == 1 and factors.get(known[0]) == factor * n and quotient == Poly.of(known[0]):
-                return self.joined(p - Poly.of(rest) * factor - quotient * (factor * n) + rest.left * factor)
-            for other, its in factors.items():  # the last digits of the quotient
-                if not isinstance(other, Atom) or other.op != "%" or its != factor * n:
-                    continue
-                if _atoms(upper := other.left - quotient) < _atoms(other.left):
-                    digits = self.divided("%", upper * n + rest.left, n * _number(other.right))
-                    return self.joined(p - Poly.of(rest) * factor - Poly.of(other) * its + digits * factor)
-        return p
+def _divisions(x: Term) -> int:
+    """How many quotients and remainders it is written with."""
+    remainders, rest = summands(x)
+    return sum(
+        1 + _divisions(of) for of in (*(z for _, z, _ in remainders), *(y.args[0] for y in rest.leaves if y.op == "//"))
+    )
 
 
-def _number(p: Poly) -> int:
-    assert p.constant is not None
-    return p.constant
+def factors(x: Term) -> list[int]:
+    """Of indices, quotients and remainders in a sum."""
+    remainders, rest = summands(x)
+    return [*(c.number for c, _, _ in remainders), *(f for m, f in rest.parts.items() if m)]
 
 
-def _atoms(p: Poly) -> int:
-    """How many divisions it has."""
-    return sum(1 + _atoms(v.left) for v in p.variables if isinstance(v, Atom))
-
-
-def cost(subscripts: Iterable[Poly]) -> tuple[int, int]:
-    """The divisions, and the subscripts that are no index alone."""
-    found = list(subscripts)
-    plain = [len(p.terms) == 1 and p.terms[0][1] == 1 and p.terms[0][0] != () for p in found]
-    return sum(map(_atoms, found)), len(found) - sum(plain)
+def cost(subscripts: Iterable[Term]) -> tuple[int, int]:
+    """The divisions, and the subscripts that are no index, quotient or remainder alone."""
+    found = [x for x in subscripts if x.leaf is None or not x.leaf.is_symbol]
+    return sum(map(_divisions, found)), sum(factors(x) != [1] or summands(x)[1].number != 0 for x in found)
 
 
 class Program:
@@ -193,22 +77,22 @@ class Program:
         self.defined = {e.name: e for e in op.equations}
         self.readers: dict[str, list[ast.Equation]] = {}
         self.bound: dict[str, set[str]] = {}
-        self.scopes: dict[str, Scope] = {}
+        self.names: dict[str, Mapping[str, Term]] = {}  # the indices of each equation
         self.fixed: set[str] = set()  # tensors with an access that is not simple arithmetic
         self.accesses: dict[str, list[ast.Access]] = {}  # of each equation
-        self.polys: dict[tuple[str, int], list[Poly | None]] = {}  # the subscripts of each access of an equation
+        self.terms: dict[tuple[str, int], list[Term | None]] = {}  # the subscripts of each access of an equation
         self.rewrites: dict[tuple[object, ...], _Rewrite] = {}
         for e in op.equations:
             inner = list(ast.bound_in(e.value))
             self.bound[e.name] = {r.index for r in inner}
-            spans = {r.index: (r.low.value, max(r.low.value, r.high.value - 1)) for r in (*inner, *e.ranges)}  # type: ignore[union-attr]
-            self.scopes[e.name] = Scope(spans, op.sizes)
+            self.names[e.name] = {r.index: _index(r.index, r.low.value, r.high.value) for r in (*inner, *e.ranges)}  # type: ignore[union-attr]
+            terms = IndexTerms({**{n: term(size) for n, size in op.sizes.items()}, **self.names[e.name]})
             own = self.accesses[e.name] = list[ast.Access]()
             for node in ast.traverse(e.value):
                 if isinstance(node, ast.Access):
                     own.append(node)
                     self.readers.setdefault(node.tensor, []).append(e)
-                    found = self.polys[e.name, id(node)] = [self.scopes[e.name].poly(s) for s in node.subscripts]
+                    found = self.terms[e.name, id(node)] = [terms.affine(s) for s in node.subscripts]
                     if None in found:
                         self.fixed.add(node.tensor)
                 elif isinstance(node, ast.Pad):
@@ -234,9 +118,9 @@ class Program:
                 found, groups = made.subscripts(access), _groups(self.shapes[access.tensor], access.tensor, merged)
                 one = [p.constant is not None and all(self.shapes[access.tensor][d] == 1 for d in g) for p, g in zip(found, groups)]
                 for g, pair, single in zip(groups, pairwise(found), pairwise(one)):
-                    if any(map(_atoms, pair)) or any(single):
+                    if any(map(_divisions, pair)) or any(single):
                         yield access.tensor, g[-1]
-                for factors in ({m[0]: a for m, a in s.terms if m} for s in found):
+                for factors in ({m[0]: a for m, a in s.parts.items() if m} for s in found):
                     for t, (outer, inner) in enumerate(pairwise(made.indices)):
                         if inner in factors and factors.get(outer) == factors[inner] * made.extents[t + 1]:
                             yield e.name, last[t]
@@ -323,78 +207,90 @@ class _Rewrite:
 
     def __init__(self, program: Program, e: ast.Equation, merged: frozenset[Boundary]):
         self.program, self.e, self.merged = program, e, merged
-        self.known: dict[int, list[Poly]] = {}  # the new subscripts of accesses
+        self.known: dict[int, list[Term]] = {}  # the new subscripts of accesses
         shape, taken = program.shapes[e.name], (e.indices, program.bound[e.name], program.shapes, program.op.sizes)
-        self.indices: list[str] = []
+        self.indices: list[Leaf] = []
         self.extents: list[int] = []
-        self.new: dict[str, Poly] = {}
-        values = dict(program.scopes[e.name].values)
+        self.new: dict[Leaf, Term] = {}
         groups = _groups(shape, e.name, merged)
         for g in groups:
             self.extents.append(prod(shape[d] for d in g))
             name = "_".join(e.indices[d] for d in g)
             while len(g) > 1 and any(name in names for names in taken):
                 name += "_"
-            self.indices.append(name)
-            values[name] = 0, max(0, self.extents[-1] - 1)
-        self.scope = Scope(values, program.op.sizes)
-        for g, index in zip(groups, self.indices):
+            made = _index(name, 0, self.extents[-1])
+            self.indices.append(made.symbol)
             for n, d in enumerate(g if len(g) > 1 else ()):
-                inner = self.scope.divided("//", Poly.of(index), prod(shape[k] for k in g[n + 1 :]))
-                self.new[e.indices[d]] = self.scope.divided("%", inner, shape[d]) if n else inner
+                inner = made // prod(shape[k] for k in g[n + 1 :])
+                self.new[program.names[e.name][e.indices[d]].symbol] = inner % shape[d] if n else inner
+        self.replaced = {leaf.name for leaf in self.new}
 
-    def subscripts(self, access: ast.Access) -> list[Poly]:
+    def subscripts(self, access: ast.Access) -> list[Term]:
         """Of an access that is arithmetic alone."""
         if (known := self.known.get(id(access))) is not None:
             return known
-        shape, old = self.program.shapes[access.tensor], self.program.polys[self.e.name, id(access)]
+        shape, old = self.program.shapes[access.tensor], self.program.terms[self.e.name, id(access)]
         made = []
         for g in _groups(shape, access.tensor, self.merged):
-            total = Poly()
+            total = term(0)
             for d in g:
-                if (p := old[d]) is None:
+                if (x := old[d]) is None:
                     raise _Worse
-                total = total + self.scope.replaced(p, self.new) * prod(shape[k] for k in g if k > d)
-            made.append(self.scope.joined(total))
+                total = total + NONE.rebuilt(x, self.new) * prod(shape[k] for k in g if k > d)
+            made.append(total)
         self.known[id(access)] = made
         return made
 
     def equation(self) -> ast.Equation:
         ranges = tuple(
-            ast.Range(i, ast.SizeNumber(0), ast.SizeNumber(n), self.e.span) for i, n in zip(self.indices, self.extents)
+            ast.Range(i.name, ast.SizeNumber(0), ast.SizeNumber(n), self.e.span)
+            for i, n in zip(self.indices, self.extents)
         )
-        return replace(self.e, indices=tuple(self.indices), ranges=ranges, value=self.value(self.e.value))
+        return replace(self.e, indices=tuple(i.name for i in self.indices), ranges=ranges, value=self.value(self.e.value))
 
     def value(self, expr: ast.Expr) -> ast.Expr:
-        if isinstance(expr, ast.Name) and expr.name in self.new:
+        if isinstance(expr, ast.Name) and expr.name in self.replaced:
             raise _Worse
         if isinstance(expr, ast.Access) and expr.tensor not in self.program.fixed and self._changes(expr):
-            return replace(expr, subscripts=tuple(written(p, expr) for p in self.subscripts(expr)))
+            return replace(expr, subscripts=tuple(written(x, expr) for x in self.subscripts(expr)))
         return ast.with_children(expr, tuple(map(self.value, ast.children(expr))))
 
     def _changes(self, access: ast.Access) -> bool:
         inside = list(ast.traverse(access))
-        if any(isinstance(n, ast.Name) and n.name in self.new for n in inside):
+        if any(isinstance(n, ast.Name) and n.name in self.replaced for n in inside):
             return True
         divisions = sum(isinstance(n, ast.Binary) and n.op in ("//", "%") for n in inside)
         own = any((access.tensor, d) in self.merged for d in range(len(access.subscripts)))
-        return own or (divisions > 0 and sum(map(_atoms, self.subscripts(access))) < divisions)
+        return own or (divisions > 0 and sum(map(_divisions, self.subscripts(access))) < divisions)
 
 
-def written(p: Poly, at: ast.Access) -> ast.Expr:
-    """A polynomial as an expression, its largest terms first."""
-    made: ast.Expr | None = None
-    for monomial, factor in sorted(p.terms, key=lambda term: (term[0] == (), -abs(term[1]), str(term[0]))):
-        if not monomial:
-            term: ast.Expr = ast.Number(factor, I64, at.span)
-        else:
-            variable = monomial[0]
-            if isinstance(variable, str):
-                term = ast.Name(variable, I64, at.span)
-            else:
-                by = ast.Number(_number(variable.right), I64, at.span)
-                term = ast.Binary(variable.op, written(variable.left, at), by, I64, at.span)
-            if factor != 1:
-                term = ast.Binary("*", term, ast.Number(factor, I64, at.span), I64, at.span)
-        made = term if made is None else ast.Binary("+", made, term, I64, at.span)
-    return made or ast.Number(0, I64, at.span)
+@remembered
+def _index(name: str, low: int, high: int) -> Term:
+    """An index; one without a value is taken for one of a single value."""
+    return index(name, max(low + 1, high), low)
+
+
+def written(x: Term, at: ast.Access) -> ast.Expr:
+    """A term as an expression, its largest parts first."""
+
+    def binary(op: str, left: ast.Expr, right: ast.Expr) -> ast.Expr:
+        return ast.Binary(op, left, right, I64, at.span)
+
+    def number(n: int) -> ast.Expr:
+        return ast.Number(n, I64, at.span)
+
+    remainders, rest = summands(x)
+    parts = [(c.number, str(z), binary("%", written(z, at), number(k.number))) for c, z, k in remainders]
+    for m, f in rest.parts.items():
+        for leaf in m:
+            quotient = (
+                binary("//", *(written(a, at) for a in leaf.args)) if leaf.args else ast.Name(leaf.name, I64, at.span)
+            )
+            parts.append((f, str(leaf), quotient))
+    texts = [
+        value if f == 1 else binary("*", value, number(f))
+        for f, _, value in sorted(parts, key=lambda p: (-abs(p[0]), p[1]))
+    ]
+    if rest.number or not texts:
+        texts.append(number(rest.number))
+    return reduce(lambda a, b: binary("+", a, b), texts)

@@ -21,8 +21,8 @@ from tilec.dsl.ast import replace
 from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
 from tilec.dsl.inline_calls import MAX_CALLS, MAX_NODES, MAX_UNFOLDED, Calls, Scope
 from tilec.dsl.notation import CONSTANTS, logsumexp, plural, rename
-from tilec.dsl.ranges import Poly
 from tilec.dsl.rewritten import own_hint, word_hint
+from tilec.index.terms import Term
 
 _MAX_NESTED = 150
 
@@ -30,7 +30,7 @@ _MAX_NESTED = 150
 class Inliner(Calls):
     """Resolves the equations of one op, in order."""
 
-    def __init__(self, module: Module, tensors: dict[str, TensorInfo], sizes: Mapping[str, Poly], report: Report):
+    def __init__(self, module: Module, tensors: dict[str, TensorInfo], sizes: Mapping[str, Term], report: Report):
         self.module, self.tensors, self.sizes, self.report = module, tensors, sizes, report
         self.later: dict[str, Span] = {}  # names that the op defines further down
         self.instances: dict[str, int] = {}

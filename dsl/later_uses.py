@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from tilec.core.diagnostics import Span
 from tilec.dsl import ast
 from tilec.dsl.check_scope import TensorInfo
+from tilec.dsl.index_terms import names_in, size_term
 from tilec.dsl.notation import written_ranges
-from tilec.dsl.ranges import Poly, names_in, size_poly
+from tilec.index.terms import Term, term
 
 
 @dataclass(frozen=True)
 class Extent:
     """The size of a dimension, and where it stands."""
 
-    size: Poly
+    size: Term
     span: Span
 
 
@@ -28,7 +29,7 @@ class LaterUses:
 
     def __init__(
         self, body: Sequence[ast.Statement], start: int, tensors: Mapping[str, TensorInfo], results: Mapping[str, TensorInfo],
-        sizes: Mapping[str, Poly],
+        sizes: Mapping[str, Term],
     ):  # fmt: skip
         self.body, self.start, self.tensors, self.results, self.sizes = body, start, tensors, results, sizes
 
@@ -71,11 +72,11 @@ class LaterUses:
         if range_.low is None or range_.high is None:
             return None
         try:
-            low, high = size_poly(range_.low, self.sizes), size_poly(range_.high, self.sizes)
+            low, high = size_term(range_.low, self.sizes), size_term(range_.high, self.sizes)
         except ZeroDivisionError:
             return None
         known = set().union(*(names_in(size) for size in self.sizes.values()))
-        return Extent(high, range_.span) if low == Poly() and names_in(high) <= known else None
+        return Extent(high, range_.span) if low is term(0) and names_in(high) <= known else None
 
 
 def _bare(expr: ast.Expr, index: str) -> Iterator[tuple[str, int, Span]]:

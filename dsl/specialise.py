@@ -14,9 +14,9 @@ from tilec.dsl.check import Described, Elaborator, check_module, elaborate_open
 from tilec.dsl.check_scope import Report, TensorInfo, suggestion
 from tilec.dsl.check_sizes import declared_shape, size_names, subscript_ranks
 from tilec.dsl.modules import Loader, load, load_file
-from tilec.dsl.ranges import Poly
 from tilec.dsl.short_doubts import constant_for_input, doubts
 from tilec.dsl.suitable_sizes import multiple, suitable, units_of
+from tilec.index.terms import Term, term
 
 _LIMIT = 1 << 63
 
@@ -75,7 +75,7 @@ def specialise(
 
 
 def _elaborated(
-    program: ast.Program, op: ast.Op, inputs: Sequence[Argument] | None, sizes: Mapping[str, Poly], loader: Loader
+    program: ast.Program, op: ast.Op, inputs: Sequence[Argument] | None, sizes: Mapping[str, Term], loader: Loader
 ) -> Elaborator:  # fmt: skip
     """The op with these sizes, and with the types and shapes of arguments where it declares none."""
     report = Report()
@@ -85,7 +85,7 @@ def _elaborated(
         dtype, shape = tensor.dtype, declared_shape(tensor, sizes, report) if tensor.shape is not None else None
         if dtype is None or tensor.shape is None:
             assert inputs is not None, "arguments tell what a signature leaves out"
-            dtype, shape = dtype or inputs[k][0], shape if tensor.shape is not None else tuple(map(Poly.of, inputs[k][1]))
+            dtype, shape = dtype or inputs[k][0], shape if tensor.shape is not None else tuple(map(term, inputs[k][1]))
         tensors[tensor.name] = TensorInfo(tensor.name, dtype, shape, tensor.span)
     elaborator = Elaborator(op, module, tensors, sizes, report, decided=True)
     _raise(report)
@@ -121,7 +121,7 @@ def _accepts(program: ast.Program, op: ast.Op, loader: Loader) -> Callable[[Mapp
 
 
 def _with_multiples(
-    error: TileError, program: ast.Program, op: ast.Op, bound: Mapping[str, Poly], loader: Loader
+    error: TileError, program: ast.Program, op: ast.Op, bound: Mapping[str, Term], loader: Loader
 ) -> TileError:  # fmt: skip
     """The error of a program that is right at some sizes, and the size of which it accepts multiples."""
     sizes = {name: value.number for name, value in bound.items()}
@@ -135,7 +135,7 @@ def _with_multiples(
     return error
 
 
-def _addressable(inputs: Iterable[TensorInfo], equations: list[ast.Equation], sizes: Mapping[str, Poly]) -> None:
+def _addressable(inputs: Iterable[TensorInfo], equations: list[ast.Equation], sizes: Mapping[str, Term]) -> None:
     """Offsets are 64-bit integers: no size, and no tensor in bytes, reaches 2^63."""
     for name, value in sizes.items():
         if value.number >= _LIMIT:
@@ -182,7 +182,7 @@ def _list(ops: Mapping[str, ast.Op]) -> str | None:
     return "it has " + ", ".join(f"`{name}`" for name in ops) if ops else None
 
 
-def _bind(op: ast.Op, inputs: Sequence[Argument] | None, given: dict[str, int]) -> dict[str, Poly]:
+def _bind(op: ast.Op, inputs: Sequence[Argument] | None, given: dict[str, int]) -> dict[str, Term]:
     """Every size as a number."""
     known = size_names(op)
     for name, value in given.items():
@@ -199,7 +199,7 @@ def _bind(op: ast.Op, inputs: Sequence[Argument] | None, given: dict[str, int]) 
         _arguments_fit(op, inputs)
         for tensor, (_, shape) in zip(op.inputs, inputs):
             if tensor.shape is not None:
-                binding.give(tensor, tuple(map(Poly.of, shape)), f"`{tensor.name}`")
+                binding.give(tensor, tuple(map(term, shape)), f"`{tensor.name}`")
     binding.solve()
     for conflict in binding.conflicts:
         raise CallError(conflict.message, conflict.span, conflict.notes)

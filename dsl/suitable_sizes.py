@@ -12,8 +12,9 @@ from itertools import combinations_with_replacement, count, islice
 from math import lcm
 
 from tilec.dsl import ast
+from tilec.dsl.index_terms import names_in, with_sizes
 from tilec.dsl.notation import written_ranges
-from tilec.dsl.ranges import Poly, names_in
+from tilec.index.terms import Term, term
 
 Sizes = dict[str, int]
 _LARGEST = 4096  # of a unit
@@ -22,7 +23,7 @@ _MOST_LOOKED_AT, _MOST_TRIED = 20_000, 300
 
 
 def suitable(
-    wanted: Mapping[str, int], accepts: Callable[[Sizes], bool], units: list[int], equal: list[tuple[Poly, Poly]],
+    wanted: Mapping[str, int], accepts: Callable[[Sizes], bool], units: list[int], equal: list[tuple[Term, Term]],
     fixed: Mapping[str, int],
 ) -> Sizes | None:  # fmt: skip
     """Sizes near `wanted` that `accepts` returns true for; None where none was found. `units` are those of the program
@@ -91,23 +92,23 @@ def _distinct(found: Iterator[Sizes]) -> Iterator[Sizes]:
 # ---- sizes that must agree -------------------------------------------------------------------------------------------
 
 
-def _determined(equal: list[tuple[Poly, Poly]], free: set[str]) -> dict[str, Poly]:
+def _determined(equal: list[tuple[Term, Term]], free: set[str]) -> dict[str, Term]:
     """The sizes that others tell: one side of an equality is just their name."""
-    determined: dict[str, Poly] = {}
+    determined: dict[str, Term] = {}
     for a, b in (*equal, *((b, a) for a, b in equal)):
-        name = str(a)
-        if name in free and name not in determined and Poly.of(name) == a and not _reaches(b, name, determined):
+        name = a.leaf.name if a.leaf is not None else ""
+        if name in free and name not in determined and not _reaches(b, name, determined):
             determined[name] = b
     return determined
 
 
-def _reaches(p: Poly, name: str, determined: Mapping[str, Poly]) -> bool:
+def _reaches(p: Term, name: str, determined: Mapping[str, Term]) -> bool:
     """Whether a size depends on `name`, be it by way of others that are told."""
     names = names_in(p)
     return name in names or any(_reaches(determined[n], name, determined) for n in names & determined.keys())
 
 
-def _completed(sizes: Sizes, determined: Mapping[str, Poly], equal: list[tuple[Poly, Poly]]) -> Sizes | None:
+def _completed(sizes: Sizes, determined: Mapping[str, Term], equal: list[tuple[Term, Term]]) -> Sizes | None:
     """With the sizes that are told; None where sizes that must agree do not."""
     for _ in determined:
         for name, p in determined.items():
@@ -118,11 +119,8 @@ def _completed(sizes: Sizes, determined: Mapping[str, Poly], equal: list[tuple[P
     return sizes
 
 
-def _value(p: Poly, sizes: Mapping[str, int]) -> int | None:
-    try:
-        return p.substitute({n: Poly.of(v) for n, v in sizes.items()}).constant
-    except ZeroDivisionError:
-        return None
+def _value(p: Term, sizes: Mapping[str, int]) -> int | None:
+    return with_sizes(p, {name: term(n) for name, n in sizes.items()}).constant
 
 
 # ---- units -----------------------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ from conftest import as_list
 import tilec
 from tilec.core.diagnostics import CallError, TileError
 from tilec.core.source import read_source
-from tilec.dsl import ast
-from tilec.dsl.index_values import index_values
+from tilec.dsl.index_terms import IndexTerms
 from tilec.dsl.parse import parse
+from tilec.index.facts import NONE
+from tilec.index.terms import Term, index, size
 
 WIDE = 2**62
 RIGHT = {
@@ -82,13 +83,17 @@ def test_an_index_that_is_cast_to_its_own_type_is_proved():
         tilec.compile(source("y[i] = t[i64(i) + 5] where i in 0:10"))(np.zeros(10, np.float32))
 
 
-@pytest.mark.parametrize(
-    "text", ["i + 3", "-i", "i - n", "i * n", "i // 3", "-i // n", "i % 7", "i % -7", "i // (n - 12)", "i64(i)"]
-)
-def test_values_hold_what_is_computed(text):
-    names = {"i": (-5, 9), "n": (11, 13)}
+def read(text: str, **names: Term) -> Term | None:
     (equation,) = parse(read_source(f"op f(x: f32[4]) -> (y: i64[4]) {{ y[j] = {text} }}")).ops[0].body
-    low, high = index_values(equation.value, names)
+    return IndexTerms(names).of(equation.value)
+
+
+@pytest.mark.parametrize("text", [
+    "i + 3", "-i", "i - n", "i * n", "i // 3", "-i // n", "i % 7", "i % -7", "i // (n - 12)", "i % (n - 12)", "i64(i)",
+    "(i + 5) & n", "(i + 5) ^ n", "(i + 5) | 3", "abs(i)", "min(i, n, 3)", "i // 3 if i > 2 else n", "(i << 2) >> 3",
+])  # fmt: skip
+def test_the_ranges_of_terms_hold_what_is_computed(text):
+    low, high = NONE.bounds(read(text, i=index("i", 10, -5), n=index("n", 14, 11)))
     for i in range(-5, 10):
         for n in (11, 12, 13):
             try:
@@ -97,13 +102,13 @@ def test_values_hold_what_is_computed(text):
                 assert low <= 0 <= high
 
 
-def test_values_end_where_they_leave_64_bits():
-    (equation,) = (
-        parse(read_source("op f(x: f32[4]) -> (y: i64[4]) { y[j] = (j * 4611686018427387904 + 3) // 9 }")).ops[0].body
-    )
-    assert index_values(equation.value, {"j": (0, 1)}) is not None
-    assert index_values(equation.value, {"j": (0, 2)}) is None
-    assert index_values(ast.Name("z", equation.span), {"j": (0, 2)}) is None
+def test_terms_end_where_they_leave_64_bits():
+    text = "(j * 4611686018427387904 + 3) // 9"
+    assert read(text, j=index("j", 2)) is not None
+    assert read(text, j=index("j", 3)) is None
+    assert read(text, j=index("j", size("N"))) is not None, "sizes will tell"
+    assert read("z", j=index("j", 3)) is None
+    assert read("j // 4 * 4611686018427387904 * 2 - j // 4 * 4611686018427387904 * 2", j=index("j", 9)) is None, "a part does"
 
 
 def test_a_range_beyond_64_bits_is_refused():

@@ -1,14 +1,19 @@
-"""Index arithmetic against brute force: the front end's polynomials and proofs, and what the compiler makes of subscripts."""
+"""Index arithmetic against brute force: what the front end reads and proves, and what the compiler makes of subscripts."""
 
 from __future__ import annotations
 
 from itertools import product
+from math import prod
 
 import numpy as np
 from hypothesis import strategies as st
 
 from fuzz.programs import Case
-from tilec.dsl.ranges import Atom, Facts, Poly, divide, interval, nonnegative
+from tilec.core.diagnostics import Source
+from tilec.dsl.index_terms import IndexTerms
+from tilec.dsl.parse import parse
+from tilec.index.facts import NONE
+from tilec.index.terms import Leaf, Term, at_least, index, size
 
 SIZES = {"M": (1, 2, 3, 5), "N": (1, 2, 4)}
 Tree = int | str | tuple
@@ -27,31 +32,20 @@ def trees(names: list[str], depth: int = 3):
     return st.recursive(leaves, larger, max_leaves=2 * depth)
 
 
-def poly(tree: Tree) -> Poly:
-    if not isinstance(tree, tuple):
-        return Poly.of(tree)
-    op, left, right = tree
-    a, b = poly(left), poly(right)
-    return {"+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b}.get(op, lambda: divide(op, a, b))()
-
-
 def text(tree: Tree) -> str:
     return f"({text(tree[1])} {tree[0]} {text(tree[2])})" if isinstance(tree, tuple) else f"({tree})"
 
 
-def value(p: Poly, point: dict[str, int]) -> int:
-    """A polynomial at a point, by its definition alone."""
-    total = 0
-    for monomial, factor in p.terms:
-        for v in monomial:
-            factor *= _atom(v, point) if isinstance(v, Atom) else point[v]
-        total += factor
-    return total
+def value(x: Term, point: dict[str, int]) -> int:
+    """A term at a point, by its definition alone."""
+    return sum(f * prod(_leaf(leaf, point) for leaf in m) for m, f in x.parts.items())
 
 
-def _atom(atom: Atom, point: dict[str, int]) -> int:
-    left, right = value(atom.left, point), value(atom.right, point)
-    return left // right if atom.op == "//" else left % right
+def _leaf(leaf: Leaf, point: dict[str, int]) -> int:
+    if leaf.is_symbol:
+        return point[leaf.name]
+    left, right = (value(a, point) for a in leaf.args)
+    return left // right
 
 
 def points():
@@ -61,29 +55,40 @@ def points():
             yield {"M": m, "N": n, "i": i, "j": j}
 
 
-BOUNDS = {"i": (Poly(), Poly.of("M") - 1), "j": (Poly(), Poly.of("N") - 1)}
+M, N = size("M"), size("N")
+TERMS = IndexTerms({"M": M, "N": N, "i": index("i", M), "j": index("j", N)})
 
 
-def check_polynomial(tree: Tree) -> None:
+def term(tree: Tree) -> Term:
+    """What the front end reads of the text."""
+    (equation,) = parse(Source("<test>", f"op f(x: f32[M]) -> (y: i64[M]) {{ y[i] = {text(tree)} }}")).ops[0].body
+    found = TERMS.of(equation.value)
+    assert found is not None
+    return found
+
+
+def check_term(tree: Tree) -> None:
     """Its value, its ends over the ranges, and its sign are what enumeration finds."""
-    p = poly(tree)
-    low, high = interval(p, BOUNDS)
-    never_negative = not any(n in text(tree) for n in "ij") and nonnegative(p)
+    x = term(tree)
+    low, high = NONE.ends(x)
+    never_negative = NONE.proves(x)
     for point in points():
         found = eval(text(tree), dict(point))
-        assert value(p, point) == found, f"{p} at {point}"
-        assert low is None or value(low, point) <= found, f"{p} is {found} at {point}, below {low}"
-        assert high is None or value(high, point) >= found, f"{p} is {found} at {point}, above {high}"
-        assert not never_negative or found >= 0, f"{p} is {found} at {point}"
+        assert value(x, point) == found, f"{x} at {point}"
+        assert low is None or value(low, point) <= found, f"{x} is {found} at {point}, below {low}"
+        assert high is None or value(high, point) >= found, f"{x} is {found} at {point}, above {high}"
+        assert not never_negative or found >= 0, f"{x} is {found} at {point}"
 
 
 def check_proof(claim: Tree, facts: list[Tree]) -> bool:
     """What is proved of a place where the facts hold (>= 0) holds there; returns whether it was proved."""
-    known = Facts(BOUNDS).assume([poly(f) for f in facts])
-    proved = known.proves(poly(claim))
+    known = NONE
+    for f in facts:
+        known = known.assume(at_least(term(f), 0))
+    proved = known.proves(term(claim))
     for point in points():
         if all(eval(text(f), dict(point)) >= 0 for f in facts):
-            assert not known.impossible, f"{facts} hold at {point}"
+            assert not known.never, f"{facts} hold at {point}"
             assert not proved or eval(text(claim), dict(point)) >= 0, f"{text(claim)} at {point}, given {facts}"
     return proved
 

@@ -18,7 +18,7 @@ from fuzz.counts import Counts
 from fuzz.files import SORTS
 from fuzz.guards import in_a_child, run_checked
 from fuzz.hunt import Hunt
-from fuzz.indices import check_polynomial, check_proof, subscript_case, trees
+from fuzz.indices import check_proof, check_term, subscript_case, trees
 from fuzz.matrix import machine
 from fuzz.programs import Case, drawn_case
 from fuzz.reduce import reductions
@@ -143,8 +143,8 @@ def test_texts(sort):
 
 @fixed(300)
 @given(trees(["i", "j", "M", "N"]))
-def test_index_polynomials(tree):
-    check_polynomial(tree)
+def test_index_expressions_are_read_as_terms(tree):
+    check_term(tree)
 
 
 def test_proofs_about_indices():

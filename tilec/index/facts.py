@@ -165,7 +165,7 @@ class Facts:
     def _leaf_bounds(self, leaf: Leaf) -> Ends:
         low, high = (None if e is None else self.bounds(e) for e in leaf.ends)
         found = -inf if low is None else low[0], inf if high is None else high[1]
-        if leaf.is_symbol or (leaf.op == "call" and leaf.name != "//"):
+        if leaf.is_symbol or (leaf.op == "call" and leaf.name not in ("//", "%")):
             return found
         each = [self.bounds(a) for a in leaf.args]
         if leaf.op == "min":
@@ -173,6 +173,8 @@ class Facts:
         if leaf.op == "if":
             return min(a for a, _ in each), max(b for _, b in each)
         (a, b), (c, d) = each
+        if leaf.name == "%":  # by a number that may be 0
+            return min(0, c + 1), max(0, d - 1)
         if c <= 0:
             return -max(abs(a), abs(b)), max(abs(a), abs(b))
         return min(_floor(a, c), _floor(a, d)), max(_floor(b, c), _floor(b, d))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from threading import Lock
 from typing import ClassVar
@@ -64,12 +64,16 @@ class Leaf:
     def __str__(self) -> str:
         args = ", ".join(map(str, self.args))
         if self.op == "//":
-            return f"({self.args[0]}) // ({self.args[1]})"
+            return f"{_operand(self.args[0])} // {_operand(self.args[1])}"
         if self.op == "if":
             return f"if({self.when}, {args})"
         return f"{self.name or self.op}({args})" if self.args else self.name
 
     __repr__ = __str__
+
+
+def _operand(x: Term) -> str:
+    return str(x) if (x.constant or 0) > 0 or (x.leaf is not None and x.leaf.op != "//") else f"({x})"
 
 
 def _rank(part: tuple[Monomial, int]) -> tuple[int, list[Order]]:
@@ -168,14 +172,20 @@ class Term:
     __radd__, __rmul__ = __add__, __mul__
 
     def __str__(self) -> str:
-        """With remainders, where it has any."""
-        if found := next(remainders(self), None):
-            c, of, by, other = found
-            factor, rest = "" if c.constant == 1 else f"({c}) * ", "" if other is term(0) else f" + {other}"
-            return f"{factor}(({of}) % ({by})){rest}"
-        texts = [" * ".join([*([str(f)] if f != 1 or not m else []), *(f"({x})" if x.op == "//" else str(x) for x in m)])
-                 for m, f in self.parts.items()]  # fmt: skip
-        return " + ".join(sorted(texts, key=lambda t: (t.lstrip("-").isdigit(), t))) or "0"
+        """With remainders, where it has any; what is subtracted comes later, and a number last."""
+        found, rest = summands(self)
+        parts = [(c, f"{_operand(z)} % {_operand(k)}", True) for c, z, k in found]
+        for m, f in rest.parts.items():
+            names = " * ".join(f"({x})" if x.op == "//" and len(m) > 1 else str(x) for x in m)
+            parts.append((term(f), names, len(m) == 1 and m[0].op == "//"))
+        text = ""
+        for c, name, divides in sorted(parts, key=lambda p: (not p[1], (p[0].constant or 0) < 0, p[1])):
+            f = c.constant
+            factor = f"({c})" if f is None else "" if abs(f) == 1 and name else str(abs(f))
+            name = f"({name})" if divides and (factor or (f == -1 and not text)) else name
+            sign = ("-" if not text else " - ") if f is not None and f < 0 else " + " if text else ""
+            text += sign + " * ".join(part for part in (factor, name) if part)
+        return text or "0"
 
     __repr__ = __str__
 
@@ -264,14 +274,17 @@ def term(x: Term | Leaf | int) -> Term:
         return x
     if isinstance(x, Leaf):
         return sum_of({(x,): 1})
-    return _SMALL[x] if x in _SMALL else sum_of({(): int(x)} if x else {})
+    return _number(x)
 
 
-_SMALL: dict[int, Term] = {}
-_SMALL |= {n: sum_of({(): n} if n else {}) for n in range(-64, 257)}
+@lru_cache(maxsize=1 << 12)
+def _number(x: int) -> Term:
+    return sum_of({(): int(x)} if x else {})
 
 
 def _plus(a: Term, b: Term, times: int) -> Term:
+    if not b.parts:
+        return a
     parts = dict(a.parts)
     for m, f in b.parts.items():
         if total := parts.get(m, 0) + times * f:
@@ -374,6 +387,15 @@ def remainders(x: Term, partial: bool = False) -> Iterator[tuple[Term, Term, Ter
                 other = x - c * (z - k * term(leaf))
                 if len(other.parts) < len(x.parts):
                     yield c, z, k, other
+
+
+def summands(x: Term) -> tuple[list[tuple[Term, Term, Term]], Term]:
+    """The remainders of a sum, as (c, z, k) of c * (z % k), and what is left of it."""
+    found = []
+    while first := next(remainders(x), None):
+        *remainder, x = first
+        found.append((remainder[0], remainder[1], remainder[2]))
+    return found, x
 
 
 def traverse(*xs: Term) -> Iterator[Term]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import DType
 from tilec.dsl.bind import Binding
-from tilec.dsl.ranges import Poly
+from tilec.dsl.index_terms import with_sizes
+from tilec.index.terms import size, term
 from tilec.torch.signature import Signature
 
 SUFFIX = "_grad"
@@ -69,8 +70,8 @@ def match(op: Signature, backward: Signature) -> Gradient:
         if result.shape is not None:
             wanted = op.shapes[number]
             _same_rank(op, backward, name, len(result.shape), len(wanted))
-            bound = binding.sizes | {n: Poly.of(op.fixed.get(n, n)) for n in backward.keywords}
-            mine = tuple(p.substitute(bound) for p in backward.result_shapes[backward.results.index(name)])
+            bound = binding.sizes | {n: term(op.fixed[n]) if n in op.fixed else size(n) for n in backward.keywords}
+            mine = tuple(with_sizes(p, bound) for p in backward.result_shapes[backward.results.index(name)])
             if mine != wanted:
                 is_, but = (f"[{', '.join(map(str, s))}]" for s in (mine, wanted))
                 message = f"`{name}` of the gradient `{backward.name}` is {is_}, and `{op.inputs[number]}` is {but}"
@@ -82,7 +83,7 @@ def match(op: Signature, backward: Signature) -> Gradient:
 
 
 def _reported(op: Signature) -> set[str]:
-    return {n for shape in op.shapes for p in shape for n in map(str, p.variables)}
+    return {leaf.name for shape in op.shapes for p in shape for leaf in p.leaves if leaf.is_symbol}
 
 
 def _source(op: Signature, backward: Signature, name: str) -> Source:

@@ -17,9 +17,10 @@ from tilec.dsl import ast
 from tilec.dsl.check import Elaborator
 from tilec.dsl.check_scope import Report, TensorInfo
 from tilec.dsl.check_sizes import declared_shape, size_names, subscript_ranks
+from tilec.dsl.index_terms import is_open, names_in, range_of
 from tilec.dsl.modules import load
-from tilec.dsl.ranges import Atom, Poly, size_poly
 from tilec.dsl.specialise import Specialised, choose_op, specialise
+from tilec.index.terms import Leaf, Term, size, term
 from tilec.torch.aten.table import dtype_of
 from tilec.torch.concrete import UNDECIDED, hint
 from tilec.torch.program import Unsupported
@@ -35,8 +36,8 @@ class _Bind:
     size: str
     argument: int
     dim: int
-    factor: Poly
-    rest: Poly
+    factor: Term
+    rest: Term
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class _Demand:
 
     argument: int
     dim: int
-    extent: Poly
+    extent: Term
 
 
 class Signature:
@@ -63,7 +64,7 @@ class Signature:
             if name not in known:
                 raise CallError(f"the op `{self.name}` has no size `{name}`", hint="its sizes are " + ", ".join(known))
         ranks = subscript_ranks(self.op)
-        self._named = {n: Poly.of(n) for n in known} | {n: Poly.of(v) for n, v in self.fixed.items()}
+        self._named = {n: size(n) for n in known} | {n: term(v) for n, v in self.fixed.items()}
         self.types = tuple(t.dtype for t in self.op.inputs)
         self.shapes = tuple(self._declared(t, ranks.get(t.name, 0)) for t in self.op.inputs)
         self._steps, determined = self._solved()
@@ -71,9 +72,9 @@ class Signature:
         if self.keywords:
             self._steps, _ = self._solved()
 
-    def _declared(self, tensor: ast.Tensor, rank: int) -> tuple[Poly, ...]:
+    def _declared(self, tensor: ast.Tensor, rank: int) -> tuple[Term, ...]:
         if tensor.shape is None:
-            return tuple(Poly.of(f"{tensor.name}.{k}") for k in range(rank))
+            return tuple(size(f"{tensor.name}.{k}") for k in range(rank))
         return declared_shape(tensor, self._named, Report()) or ()
 
     def _solved(self) -> tuple[list[_Bind | _Demand], set[str]]:
@@ -84,18 +85,16 @@ class Signature:
         while found:
             found, waiting, open_ = False, open_, []
             for k, d, p in waiting:
-                unknown = _names(p) - known
+                unknown = [leaf for leaf in p.leaves if names_in(term(leaf)) - known]
                 if not unknown:
                     steps.append(_Demand(k, d, p))
                     continue
-                name, parts = min(unknown), None
-                if len(unknown) == 1:
-                    parts = p.split(name)
-                if parts is None or name in _names(parts[0]) | _names(parts[1]) or parts[0] == Poly():
+                factor, rest = p.collect(unknown[0])
+                if len(unknown) > 1 or not unknown[0].is_symbol or names_in(factor) - known:
                     open_.append((k, d, p))
                     continue
-                steps.append(_Bind(name, k, d, *parts))
-                known.add(name)
+                steps.append(_Bind(unknown[0].name, k, d, factor, rest))
+                known.add(unknown[0].name)
                 found = True
         return steps, known
 
@@ -131,7 +130,7 @@ class Signature:
             if step.factor.constant != 1:
                 self._demand(size % factor == 0, why)
                 size = size // factor
-            if step.rest != Poly():
+            if step.rest is not term(0):
                 self._demand(size >= 0, why)
             sizes[step.size] = size
         return sizes
@@ -180,7 +179,7 @@ class Signature:
         return _Body(found, self.results)
 
     @cached_property
-    def result_shapes(self) -> tuple[tuple[Poly, ...], ...]:
+    def result_shapes(self) -> tuple[tuple[Term, ...], ...]:
         """The results' shapes in terms of sizes. (Arguments without a declared type are taken for f32.)"""
         return tuple(shape for _, shape in self._body(tuple(t or DTYPES["f32"] for t in self.types)).results)
 
@@ -190,7 +189,7 @@ class _Body:
 
     def __init__(self, elaborator: Elaborator, results: Sequence[str]):
         tensors = elaborator.tensors
-        self.results: list[tuple[DType, tuple[Poly, ...]]] = []
+        self.results: list[tuple[DType, tuple[Term, ...]]] = []
         for name in results:
             info = elaborator.results[name]
             shape = info.shape if info.shape is not None else tensors[name].shape
@@ -200,7 +199,7 @@ class _Body:
     @staticmethod
     def _agreements(
         equations: Sequence[ast.Equation], tensors: Mapping[str, TensorInfo]
-    ) -> Iterator[tuple[Poly, Poly, str, str]]:
+    ) -> Iterator[tuple[Term, Term, str, str]]:
         for equation in equations:
             ranges = {r.index: r for r in (*equation.ranges, *ast.bound_in(equation.value))}
             for node in ast.traverse(equation.value):
@@ -208,8 +207,8 @@ class _Body:
                     continue
                 for d, (subscript, extent) in enumerate(zip(node.subscripts, shape)):
                     if isinstance(subscript, ast.Name) and (r := ranges.get(subscript.name)) is not None and r.high:
-                        high = size_poly(r.high, {})
-                        if extent != high and any("." in n for n in _names(extent) | _names(high)):
+                        high = range_of(r)[1]
+                        if extent is not high and (is_open(extent, ".") or is_open(high, ".")):
                             yield extent, high, f"dimension {d} of `{node.tensor}`", r.index
 
 
@@ -227,25 +226,20 @@ def _shown(size: Any) -> Any:
     return size if found is UNDECIDED else found
 
 
-def _names(p: Poly) -> set[str]:
-    """The sizes in a polynomial, those in quotients included."""
-    found = set[str]()
-    for v in p.variables:
-        found |= {v} if isinstance(v, str) else _names(v.left) | _names(v.right)
-    return found
-
-
-def _value(p: Poly, sizes: Mapping[str, Any]) -> Any:
+def _value(p: Term, sizes: Mapping[str, Any]) -> Any:
     total: Any = 0
-    for monomial, factor in p.terms:
+    for monomial, factor in p.parts.items():
         product: Any = factor
-        for v in monomial:
-            n = _quotient(v, sizes) if isinstance(v, Atom) else sizes[v]
-            product = n if product == 1 else product * n
+        for leaf in monomial:
+            n = _leaf_value(leaf, sizes)
+            product = n if type(product) is int and product == 1 else product * n
         total = product if type(total) is int and total == 0 else total + product
     return total
 
 
-def _quotient(atom: Atom, sizes: Mapping[str, Any]) -> Any:
-    left, right = _value(atom.left, sizes), _value(atom.right, sizes)
-    return left // right if atom.op == "//" else left % right
+def _leaf_value(leaf: Leaf, sizes: Mapping[str, Any]) -> Any:
+    """Of a size, or of a quotient of sizes."""
+    if leaf.is_symbol:
+        return sizes[leaf.name]
+    left, right = (_value(a, sizes) for a in leaf.args)
+    return left // right

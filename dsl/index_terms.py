@@ -1,0 +1,240 @@
+"""Sizes and index expressions as terms of the algebra of subscripts (`tilec/index`), and terms as sizes and expressions.
+
+Arithmetic that may leave 64 bits wraps around, and is no term: a subscript with it is treated like data, and checked at run time; a
+condition with it tells nothing of indices. Sizes without an upper end are taken to be small enough, as numbers will show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import count
+from math import inf
+
+from tilec.core.dtypes import I64
+from tilec.dsl import ast
+from tilec.dsl.notation import arithmetic
+from tilec.index.facts import NONE, choose, maximum, minimum
+from tilec.index.terms import Cond, Leaf, Term, at_least, below, call, equal, size, term
+
+_MAX_PARTS = 400  # a subscript with larger products is treated like data
+_UNKNOWN = "?"
+_COMPARED: dict[str, Callable[[Term, Term], Cond]] = {
+    "<": below, "<=": lambda a, b: at_least(b, a), ">": lambda a, b: below(b, a), ">=": at_least, "==": equal,
+    "!=": lambda a, b: ~equal(a, b),
+}  # fmt: skip
+
+
+def combined(op: str, a: Term, b: Term) -> Term:
+    """`a op b`, of `+`, `-`, `*`, `//` and `%`; by 0 it is 0."""
+    match op:
+        case "+":
+            return a + b
+        case "-":
+            return a - b
+        case "*":
+            return a * b
+        case "//":
+            return a // b if b is not term(0) else b
+        case "%":
+            return a % b if b is not term(0) else b
+    raise AssertionError(f"`{op}` is no operator of index arithmetic")
+
+
+@dataclass(frozen=True)
+class IndexTerms:
+    """Reads expressions in which `names` are indices and sizes."""
+
+    names: Mapping[str, Term]
+    _unknown: Iterator[int] = field(default_factory=count)
+
+    def within(self, names: Mapping[str, Term]) -> IndexTerms:
+        """The same where more names are known, or others."""
+        return IndexTerms({**self.names, **names}, self._unknown)
+
+    def of(self, expr: ast.Expr) -> Term | None:
+        """The value of an expression; None where it has other parts, or one may leave 64 bits."""
+        found: Term | None = None
+        match expr:
+            case ast.Name(name=name):
+                return self.names.get(name)
+            case ast.Number(value=int(value)):
+                found = term(value)
+            case ast.Cast(operand=operand, dtype=dtype) if dtype is I64:
+                return self.of(operand)
+            case ast.Unary(op="-", operand=operand):
+                inner = self.of(operand)
+                found = None if inner is None else -inner
+            case ast.Binary():
+                same = arithmetic(expr) or expr
+                a, b = self.of(same.left), self.of(same.right)
+                found = None if a is None or b is None else self._binary(same.op, a, b)
+            case ast.Call(function="abs" | "min" | "max" | "clamp" as function, arguments=arguments):
+                args = [x for x in map(self.of, arguments) if x is not None]
+                found = _called(function, args) if len(args) == len(arguments) else None
+            case ast.Conditional(condition=condition, then=then, otherwise=otherwise):
+                a, b = self.of(then), self.of(otherwise)
+                found = None if a is None or b is None else choose(self.condition(condition), a, b)
+        return found if found is not None and fits(found) else None
+
+    def affine(self, expr: ast.Expr) -> Term | None:
+        """A subscript that is a sum of multiples of indices and of their quotients; None for all else."""
+        if isinstance(expr, ast.Name):
+            return self.of(expr)
+        chosen = any(isinstance(e, (ast.Call, ast.Conditional)) for e in ast.traverse(expr))
+        found = None if chosen else self.of(expr)
+        return found if found is not None and _is_affine(found) else None
+
+    def _binary(self, op: str, a: Term, b: Term) -> Term | None:
+        if op in ("&", "|", "^"):
+            (least, x), (low, y) = NONE.bounds(a), NONE.bounds(b)
+            if min(least, low) < 0 or max(x, y) == inf:
+                return None
+            return call(
+                op, a, b, low=0, high=int(min(x, y)) if op == "&" else (1 << (int(x) | int(y)).bit_length()) - 1
+            )
+        if op == "*" and len(a.parts) * len(b.parts) > _MAX_PARTS:
+            return None
+        return combined(op, a, b) if op in ("+", "-", "*", "//", "%") else None
+
+    # ---- conditions ----
+
+    def condition(self, expr: ast.Expr) -> Cond:
+        """Where a condition holds. All that it has beside comparisons of indices and sizes is unknown (`implied`)."""
+        match expr:
+            case ast.Boolean(value=value):
+                return at_least(int(value), 1)
+            case ast.Unary(op="not" | "~", operand=operand):
+                return ~self.condition(operand)
+            case ast.Binary(op="and" | "&", left=left, right=right):
+                return self.condition(left) & self.condition(right)
+            case ast.Binary(op="or" | "|", left=left, right=right):
+                return self.condition(left) | self.condition(right)
+            case ast.Binary(op="^", left=left, right=right):
+                return ~self._same(left, right)
+            case ast.Compare(op="==" | "!=" as op, left=left, right=right) if is_condition(left) and is_condition(
+                right
+            ):
+                return self._same(left, right) if op == "==" else ~self._same(left, right)
+            case ast.Compare(op=op, left=left, right=right):
+                a, b = self.of(left), self.of(right)
+                if a is not None and b is not None:
+                    return _COMPARED[op](a, b)
+            case ast.Conditional(condition=inner, then=then, otherwise=otherwise):
+                when, yes, no = map(self.condition, (inner, then, otherwise))
+                return (when & yes) | (~when & no)
+        return equal(call(f"{_UNKNOWN}{next(self._unknown)}", low=0, high=1), 1)
+
+    def _same(self, left: ast.Expr, right: ast.Expr) -> Cond:
+        a, b = self.condition(left), self.condition(right)
+        return (a & b) | (~a & ~b)
+
+
+def implied(when: Cond) -> tuple[Cond, ...]:
+    """What a condition tells of indices and sizes: conditions that all hold where it does."""
+    if when.term is not None:
+        return () if any(leaf.op == "call" and leaf.name.startswith(_UNKNOWN) for leaf in when.term.leaves) else (when,)
+    each = [implied(part) for part in when.parts]
+    if when.op == "and":
+        return tuple(c for some in each for c in some)
+    return (Cond("or", None, tuple(Cond("and", None, some) for some in each)),) if all(each) else ()
+
+
+def is_condition(expr: ast.Expr) -> bool:
+    """Whether a bool is what it gives, as far as its form tells."""
+    match expr:
+        case ast.Boolean() | ast.Compare() | ast.Unary(op="not") | ast.Binary(op="and" | "or"):
+            return True
+        case ast.Binary(op="&" | "|" | "^", left=left, right=right):
+            return is_condition(left) and is_condition(right)
+        case ast.Unary(op="~", operand=operand):
+            return is_condition(operand)
+        case ast.Conditional(then=then, otherwise=otherwise):
+            return is_condition(then) and is_condition(otherwise)
+    return False
+
+
+def fits(x: Term) -> bool:
+    """Whether it is a number of 64 bits, as far as sizes are known."""
+    low, high = NONE.bounds(x)
+    return (low == -inf or low >= -(1 << 63)) and (high == inf or high < 1 << 63)
+
+
+def has_index(x: Term) -> bool:
+    return any(leaf.op == "index" for leaf in x.free)
+
+
+def _is_affine(x: Term) -> bool:
+    for m in x.parts:
+        moving = [leaf for leaf in m if any(s.op == "index" for s in leaf.free)]
+        for leaf in moving[:1]:
+            if len(moving) > 1 or not (leaf.is_symbol or (_rounds(leaf) and _is_affine(leaf.args[0]))):
+                return False
+    return True
+
+
+def _rounds(leaf: Leaf) -> bool:
+    """Whether it is a quotient or a remainder by a size."""
+    return (leaf.op == "//" or leaf.name in ("//", "%")) and not has_index(leaf.args[1])
+
+
+def _called(function: str, args: list[Term]) -> Term:
+    match function:
+        case "abs":
+            return maximum(args[0], -args[0])
+        case "min":
+            return minimum(*args)
+        case "max":
+            return maximum(*args)
+    return minimum(maximum(args[0], args[1]), args[2])
+
+
+# ---- sizes -----------------------------------------------------------------------------------------------------------
+
+
+def size_term(of: ast.Size, sizes: Mapping[str, Term]) -> Term:
+    """A size as a term; a name that `sizes` does not bind is a size of at least 1. Raises ZeroDivisionError."""
+    match of:
+        case ast.SizeNumber(value=value):
+            return term(value)
+        case ast.SizeName(name=name):
+            return sizes[name] if name in sizes else size(name)
+        case ast.SizeBinary(op=op, left=left, right=right):
+            a, b = size_term(left, sizes), size_term(right, sizes)
+            if op == "//" and b is term(0):
+                raise ZeroDivisionError
+            return combined(op, a, b)
+
+
+def to_size(x: Term) -> ast.Size:
+    """A term of sizes as a size: a number where it is one."""
+    found: list[ast.Size] = []
+    for m, f in reversed(x.parts.items()):
+        factors: list[ast.Size] = [ast.SizeNumber(f)] if f != 1 or not m else []
+        for leaf in m:
+            quotient = [to_size(a) for a in leaf.args]
+            factors.append(ast.SizeBinary("//", *quotient) if quotient else ast.SizeName(leaf.name))
+        found.append(reduce(lambda a, b: ast.SizeBinary("*", a, b), factors))
+    return reduce(lambda a, b: ast.SizeBinary("+", a, b), found) if found else ast.SizeNumber(0)
+
+
+def names_in(x: Term) -> set[str]:
+    """The names of sizes in a term."""
+    return {leaf.name for leaf in x.free}
+
+
+def is_open(x: Term, *marks: str) -> bool:
+    """Whether one of the marks is in a name of a size: a size that only a call tells (`x.0`), or that is yet unknown (`?N`)."""
+    return any(mark in name for name in names_in(x) for mark in marks)
+
+
+def with_sizes(x: Term, sizes: Mapping[str, Term]) -> Term:
+    """A term of sizes, where some of them are others."""
+    return NONE.rebuilt(x, {leaf: sizes[leaf.name] for leaf in x.free if leaf.name in sizes})
+
+
+def range_of(r: ast.Range) -> tuple[Term, Term]:
+    """The first number of a completed range, and the one behind its last."""
+    low, high = ast.ends_of(r)
+    return size_term(low, {}), size_term(high, {})
