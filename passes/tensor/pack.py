@@ -8,7 +8,11 @@ Where lines are no multiple of what TMA can copy, factors are stored with zeros 
 then k is as long in both factors, and the further products are 0.
 
 A factor that is an element of a tensor at computed subscripts, such as a window's, is no smaller than the tensor. Where rows of
-that tensor do not begin at multiples of 16 bytes, it is *aligned*: stored with longer rows, and read at the same subscripts.
+that tensor do not begin at multiples of 16 bytes, it is *aligned*: stored with longer rows, and read at the same subscripts. It may
+be stored with its dimensions in another order, too, such as images with their channels last:
+
+    c[n, h, k] += x[n, c, h + r] * w[k, c, r]   ->   c.left[n, h, c] = x[n, c, h]
+                                                     c[n, h, k] += c.left[n, h + r, c] * w[k, c, r]
 
 Every tile of columns needs the factor of M x K elements. If threads compute it again for each tile (a conversion, a
 prologue, another order in memory), that takes longer than the products. TMA can copy a factor that is stored once.
@@ -19,7 +23,7 @@ from __future__ import annotations
 from functools import reduce
 
 from tilec.analysis import bf16_split
-from tilec.analysis.access import access_of
+from tilec.analysis.access import Access, access_of
 from tilec.analysis.products import arguments_of, factors_of, narrow, product_of, scaled, stored
 from tilec.core import locations, mlir
 from tilec.core.hardware import WIDE
@@ -31,17 +35,17 @@ SIDES = ("left", "right")  # the factors of a product in the order in which the 
 
 
 def pack(
-    op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, extents: tuple[int, ...] = ()
+    op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, extents: tuple[int, ...] = (), order: tuple[int, ...] = ()
 ) -> tuple[ir.Operation, ir.Operation]:  # fmt: skip
     """Stores factor `side` of a sum of products as `kind`, over the operation's `dims` in that order. `extents`: along
     them, with the zeros that follow, or none; those of k must be the same for both factors. Without any dimension, the tensor that
-    the factor is an element of is aligned.
+    the factor is an element of is aligned, and with an `order`, stored as `kind` with its dimensions in this order.
 
     Returns the operation that computes it and the contraction that reads it instead.
     """
     with ir.InsertionPoint(op), op.location:
         if not dims:
-            return _align(op, side, kind)
+            return _store_tensor(op, side, kind, order)
         made = _store(op, side, dims, kind, extents or tuple(mlir.extents_of(op)[d] for d in dims))
         if kind == bf16_split.KIND:
             _read_parts(op, side, made.results[0], dims)
@@ -60,32 +64,55 @@ def factor(op: ir.Operation, side: int, kind: str) -> ir.Value:
     return scaled(op, factors[side], inner).core
 
 
-def _align(op: ir.Operation, side: int, kind: str) -> tuple[ir.Operation, ir.Operation]:
+def _store_tensor(op: ir.Operation, side: int, kind: str, order: tuple[int, ...]) -> tuple[ir.Operation, ir.Operation]:
     value = factor(op, side, kind)
     found = access_of(op, value)
     assert found is not None, "an element of a tensor, as the plan found"
-    rank, (*outer, last) = len(found.shape), found.shape
-    out = tensor.empty([*outer, aligned(last, found.element.width // 8)], found.element)
-    new, block = mlir.generic([out.type], [], [out], [mlir.projection(rank, range(rank))], ["parallel"] * rank)
-    with ir.InsertionPoint(block):
-        *at, index = (linalg.IndexOp(d).result for d in range(rank))
-        element = tensor.extract(found.tensor, [*at, arith.minsi(index, mlir.index(last - 1))])
-        inside = arith.cmpi(arith.CmpIPredicate.slt, index, mlir.index(last))
-        linalg.YieldOp([arith.select(inside, element, mlir.constant(0, found.element))])
+    new = _in_aligned_rows(found, kind, order)
     new.attributes["tilec.name"] = mlir.string(f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}")
     if found.operand is not None:
-        _with_element(op, found.operand, new.results[0])
-    else:
-        owner = mlir.definition(narrow(value))
-        (owner if owner.name == "tensor.extract" else mlir.definition(stored(owner.operands[1]))).operands[0] = new.results[0]
-    return new.operation, op
+        _with_element(op, found.operand, new.results[0], order)
+        return new, op
+    owner = mlir.definition(narrow(value))
+    read = owner if owner.name == "tensor.extract" else mlir.definition(stored(owner.operands[1]))
+    _, *at = read.operands
+    with ir.InsertionPoint(read):
+        element = tensor.extract(new.results[0], [at[p] for p in order or range(len(at))])
+        read.results[0].replace_all_uses_with(_widened(element, read.results[0]))
+    read.erase()
+    return new, op
 
 
-def zeros_behind(made: ir.Operation) -> int:
-    """How many zeros follow each row of a tensor that was aligned."""
-    (read,) = [o for o in mlir.traverse(made) if o.name == "tensor.extract"]
-    longer, rows = (ir.ShapedType(v.type).shape[-1] for v in (made.results[0], read.operands[0]))
-    return longer - rows
+def _in_aligned_rows(found: Access, kind: str, order: tuple[int, ...]) -> ir.Operation:
+    """A tensor with its dimensions in an order, as `kind`, or as it is; zeros follow its rows."""
+    element = mlir.type_of(ELEMENTS.get(kind, kind)) if order else found.element
+    rank, order = len(found.shape), order or tuple(range(len(found.shape)))
+    *outer, last = (found.shape[p] for p in order)
+    whole = aligned(last, element.width // 8)
+    out, places = tensor.empty([*outer, whole], element), [order.index(p) for p in range(rank)]
+    own, read = mlir.projection(rank, range(rank)), mlir.projection(rank, places)
+    inputs = [found.tensor] if whole == last else []
+    new, block = mlir.generic([out.type], inputs, [out], [read, own] if inputs else [own], ["parallel"] * rank)
+    with ir.InsertionPoint(block):
+        if inputs:
+            result = _rounded(block.arguments[0], element, kind)
+        else:
+            *at, index = (linalg.IndexOp(d).result for d in range(rank))
+            at.append(arith.minsi(index, mlir.index(last - 1)))
+            inside = arith.cmpi(arith.CmpIPredicate.slt, index, mlir.index(last))
+            result = _rounded(tensor.extract(found.tensor, [at[d] for d in places]), element, kind)
+            result = arith.select(inside, result, mlir.constant(0, element))
+        linalg.YieldOp([result])
+    return new.operation
+
+
+def zeros_behind(made: ir.Operation, order: tuple[int, ...]) -> int:
+    """How many zeros follow each row of a tensor that was stored in this order, or as it was."""
+    for read in mlir.traverse(made):
+        if read.name == "tensor.extract":
+            longer, rows = (ir.ShapedType(v.type).shape for v in (made.results[0], read.operands[0]))
+            return longer[-1] - rows[order[-1] if order else -1]
+    return 0
 
 
 def aligned(extent: int, size: int) -> int:
@@ -94,14 +121,14 @@ def aligned(extent: int, size: int) -> int:
     return -(-extent // each) * each
 
 
-def _with_element(op: ir.Operation, number: int, longer: ir.Value) -> None:
+def _with_element(op: ir.Operation, number: int, longer: ir.Value, order: tuple[int, ...]) -> None:
     """Has an operation read a tensor at subscripts in place of an operand, which tells the extents of dimensions alone then."""
-    body, map_ = mlir.body_of(op), mlir.maps_of(op)[number]
-    argument, extents = body.arguments[number], mlir.extents_of(op)
+    body, dims, extents = mlir.body_of(op), mlir.map_dims(mlir.maps_of(op)[number]), mlir.extents_of(op)
+    argument = body.arguments[number]
     with ir.InsertionPoint.at_block_begin(body):
-        element = tensor.extract(longer, [linalg.IndexOp(d).result for d in mlir.map_dims(map_)])
-    argument.replace_all_uses_with(element)
-    op.operands[number] = tensor.empty([extents[d] for d in mlir.map_dims(map_)], argument.type)
+        element = tensor.extract(longer, [linalg.IndexOp(dims[p]).result for p in order or range(len(dims))])
+        argument.replace_all_uses_with(_widened(element, argument))
+    op.operands[number] = tensor.empty([extents[d] for d in dims], argument.type)
 
 
 def _store(op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, whole: tuple[int, ...]) -> ir.Operation:
@@ -159,7 +186,7 @@ def _read(
 
     def body(here: Anew) -> list[ir.Value]:
         element = tensor.extract(packed, [here.own(d) for d in dims]) if within else here.known[old]
-        here.known[old] = element if element.type == old.type else _widened(element, old)
+        here.known[old] = _widened(element, old)
         return [here.value(v) for v in end.operands]
 
     return replace(op, rebuild(op, operands=[*(o for o in operands_in(op) if o.instead in kept), read], body=body))
@@ -177,6 +204,8 @@ def _read_parts(op: ir.Operation, side: int, packed: ir.Value, dims: tuple[int, 
 
 def _widened(element: ir.Value, factor: ir.Value) -> ir.Value:
     """A stored element in the type of the factor that it stands for."""
+    if element.type == factor.type:
+        return element
     if isinstance(factor.type, ir.FloatType):
         return arith.extf(factor.type, element)
     return (arith.extui if mlir.definition(factor).name == "arith.extui" else arith.extsi)(factor.type, element)

@@ -18,7 +18,7 @@ from tilec.analysis.graph import Graph, Node, dims_of
 from tilec.analysis.multiplicands import multiplicand_of, scales_of
 from tilec.core import mlir
 from tilec.core.fitted import WarpgroupTimes
-from tilec.core.hardware import LINE, RANK, WIDE
+from tilec.core.hardware import BOX, LINE, RANK, WIDE
 from tilec.core.mlir import ir
 from tilec.core.quantities import duration
 from tilec.core.target import Target
@@ -36,6 +36,7 @@ from tilec.plan.steps import Applied, Pack, Step
 
 if TYPE_CHECKING:
     from tilec.plan.cuda.contraction import Tiles
+    from tilec.plan.cuda.operands import Operand, Roles
 
 UNFOLDED = 2  # times as many elements as are read: beyond, a window would be stored once for each place it covers
 
@@ -109,18 +110,16 @@ def _offer(node: Node, g: Group, graph: Graph, target: Target) -> Offer | None:
     if "wgmma" not in target.instructions(unit_type(kind)) or _has_checks(node):
         return None
     now = tiles_by(kind, node, g, graph, target)
-    if not (ways := _ways(node, kind, now, g, graph)):
-        return None
-    depth = LINE // BYTES[kind]
-    steps = prod(-(-g.space.extents[d] // n) for d, n in now.roles.boxes(depth).items())
-    problem = replace(now.problem, staged=(0, 0), overhang=steps / -(-now.problem.k // depth))
-    tiles = contraction.choose(target, problem, ["wgmma"])
-    best = next((t for t in tiles if t.tile.cluster == (1, 1)), None)
-    if best is None:
+    if all(f.copy == "tma" for f in now.operands.values()):
         return None
     width = BYTES[kind] * (bf16_split.COUNT if kind == bf16_split.KIND else 1)
-    times = [best.prediction.time_us + sum(time_to_store(node, p, width, target) for p in packs) for packs in ways]
-    after, packs = min(zip(times, ways), key=lambda way: (any(_unfolds(node, p) for p in way[1]), way[0]))
+    ways = [*_as_factors(node, kind, now, g, graph, target), *_in_order(node, kind, now, g, graph, target)]
+    times = [us + sum(time_to_store(node, p, width, target) for p in packs) for us, packs in ways]
+    if not times:
+        return None
+    after, packs = min(
+        ((us, packs) for us, (_, packs) in zip(times, ways)), key=lambda way: (any(_unfolds(node, p) for p in way[1]), way[0])
+    )
     choices = (now if now.choices else tiles_of(node, g, graph, target)).choices
     before = choices[0].prediction.time_us if choices else inf
     as_they_are = f"{duration(before)} unpacked" if before < inf else "no tile fits the factors unpacked"
@@ -130,6 +129,76 @@ def _offer(node: Node, g: Group, graph: Graph, target: Target) -> Offer | None:
     elif large := next((p.stored for p in packs if _unfolds(node, p)), ""):
         refused = f"{large} would have more than {UNFOLDED} times as many elements as its sources"
     return Offer(tuple(packs), f"{as_they_are}, {duration(after)} with copies that TMA can load", refused)
+
+
+Way = tuple[float, list[Pack]]
+"""The microseconds of a product's kernel, without storing them, and the factors that are stored for it."""
+
+
+def _as_factors(node: Node, kind: str, now: Tiles, g: Group, graph: Graph, target: Target) -> list[Way]:
+    """The ways to store the factors that TMA does not copy, with the order of k as it is."""
+    from tilec.plan.cuda.contraction import overhang
+
+    if not (ways := _ways(node, kind, now, g, graph)):
+        return []
+    problem = replace(now.problem, staged=(0, 0), overhang=overhang(kind, now.roles, now.problem.k, g))
+    tiles = contraction.choose(target, problem, ["wgmma"])
+    best = next((t for t in tiles if t.tile.cluster == (1, 1)), None)
+    return [(best.prediction.time_us, packs) for packs in ways] if best is not None else []
+
+
+def _in_order(node: Node, kind: str, now: Tiles, g: Group, graph: Graph, target: Target) -> list[Way]:
+    """The ways to store tensors that factors are elements of, at computed subscripts, with another dimension last: one that a
+    dimension of k moves, and no dimension of the result. TMA then copies boxes along it, where windows move the others."""
+    from tilec.plan.cuda.contraction import overhang, ranked_tiles
+
+    if not node.extracts or kind == bf16_split.KIND or scales_of(node):
+        return []
+    found: list[Way] = []
+    for line in now.roles.inner:
+        roles = replace(now.roles, inner=(*(d for d in now.roles.inner if d != line), line), inner_box=())
+        stored = {s: _stored_in_order(node, s, roles, kind, g, graph, target) for s in roles.factors}
+        sides = [s for s in stored.values() if s is not None]
+        if len(sides) < 2 or not any(p.order for _, packs in sides for p in packs):
+            continue
+        operands = dict(zip(stored, (f for f, _ in sides)))
+        problem = replace(
+            now.problem, staged=(0, 0), filled=(0, 0), unaligned=tuple(f.unaligned for f, _ in sides), together=(1, 1),
+            widths=(1, 1), overhang=overhang(kind, roles, now.problem.k, g),
+        )  # fmt: skip
+        tiles = ranked_tiles(kind, roles, operands, problem, g, graph, target)
+        best = next((c for c in tiles.choices if c.tile.instruction == "wgmma"), None)
+        if best is not None:
+            found.append((best.prediction.time_us, [p for _, packs in sides for p in packs]))
+    return found
+
+
+def _stored_in_order(
+    node: Node, role: str, roles: Roles, kind: str, g: Group, graph: Graph, target: Target
+) -> tuple[Operand, list[Pack]] | None:
+    """How TMA copies a factor in lines along the last dimension of k, and what is stored for that; None where it cannot."""
+    from tilec.plan.cuda.operands import Operand, factor_access, in_order, operand_of
+
+    value, own, line, size = roles.factors[role], roles.order(role), roles.inner[-1], BYTES[kind]
+    now = operand_of(node, value, role, roles, kind, g, graph, target)
+    if now.copy == "tma" and now.major:
+        return now, []
+    side = 0 if value == node.contraction.left else 1
+    core = factor(node.op, side, kind)
+    found = factor_access(node, core, g)
+    made = graph.producer.get(found.access.tensor) if found else None
+    if found is not None and found.access.exact and not (made is not None and made.inlined) and found.shape:
+        stored, order = in_order(found, own, line, size)
+        if stored.is_box((*own, line), {line: LINE // size}) and stored.offset(line) % (WIDE // size) == 0:
+            longest = BOX // max((at.get(d, 1) for at in stored.factors for d in own), default=1)
+            feed = Operand("tma", 1, longest=longest, unaligned=stored.shape[-1] * size % LINE != 0)
+            return feed, [Pack(node.name, SIDES[side], (), kind, (), order)]
+    numbers = {kernel_dim: d for d, kernel_dim in enumerate(g.space.dims[node])}
+    p = Pack(node.name, SIDES[side], _dims(node, side, True, tuple(numbers[d] for d in roles.inner)), kind)
+    last = node.extents[p.dims[-1]]
+    if last % (WIDE // size) or sum(node.extents[d] > 1 for d in p.dims) > RANK or _unfolds(node, p):
+        return None
+    return Operand("tma", 1, unaligned=last * size % LINE != 0), [p]
 
 
 def _ways(node: Node, kind: str, now: Tiles, g: Group, graph: Graph) -> list[list[Pack]]:
@@ -212,5 +281,5 @@ def apply_packs(function: ir.Operation, packs: Sequence[Step]) -> None:
     by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}
     for p in packs:
         assert isinstance(p, Pack)
-        stored, by_name[p.operation] = pack(by_name[p.operation], p.number, p.dims, p.kind, p.extents)
-        stored.attributes["tilec.stored"] = mlir.integer(0 if p.dims else zeros_behind(stored))
+        stored, by_name[p.operation] = pack(by_name[p.operation], p.number, p.dims, p.kind, p.extents, p.order)
+        stored.attributes["tilec.stored"] = mlir.integer(0 if p.dims else zeros_behind(stored, p.order))

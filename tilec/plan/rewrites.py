@@ -188,6 +188,9 @@ def _unsplit(state: State) -> tuple[list[Group], Graph]:
 
 def _describe_pack(step: Step, index: Callable[[int], str]) -> str:
     assert isinstance(step, Pack)
+    if step.order:
+        dims = ", ".join(map(str, step.order))
+        return f"the tensor of its {step.side} factor is stored first, as {step.kind}, its dimensions in the order {dims}"
     order = f"by {', '.join(map(index, step.dims))}" if step.dims else "in aligned rows"
     return f"its {step.side} factor is stored first, as {step.kind}, {order}"
 

@@ -31,12 +31,13 @@ class Split(Step):
 class Pack(Step):
     """The factor `side` of a sum of products is stored over dimensions `dims` of its operation, as `kind`. `extents`: along them,
     with the zeros that follow; empty where none do. Without `dims`, the tensor that it is an element of is stored, in aligned
-    rows."""
+    rows: its dimensions in this `order`, as `kind`, or as they are."""
 
     side: str
     dims: tuple[int, ...]
     kind: str
     extents: tuple[int, ...] = ()
+    order: tuple[int, ...] = ()
 
     @property
     def number(self) -> int:

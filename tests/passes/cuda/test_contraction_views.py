@@ -172,7 +172,7 @@ def test_rows_that_go_on_behind_k_are_not_aligned(rows, packed, monkeypatch):
      w[m, n] = sum[b in 0:3, t in 0:21](g[m, b, t] * x[n, b, t])
     }}"""
     specialised, result = T.lowered(text, {"M": 40, "N": 48}, "h200", ("wgmma", 64, 64, 64, (4, 1)), monkeypatch, pack=True)
-    assert bool(result.plan.steps("pack")) == packed
+    assert any(not p.order for p in result.plan.steps("pack")) == packed  # else t comes before b
     inputs = T.arrays(specialised)
     assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
 

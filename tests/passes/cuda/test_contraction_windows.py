@@ -9,11 +9,13 @@ from tools import contractions as T
 from tools import lowering
 from tools.contractions import check, lowered, mma
 from tools.cuda_kernels import compiled
+from tools.plans import rewritten
 
-from tilec.core.diagnostics import Source
+from tilec.core.diagnostics import CallError, Source
 from tilec.core.targets import load
 from tilec.kernels import matrix
 from tilec.plan.cuda import choose_contraction as planned
+from tilec.plan.schedule.write import write_schedule
 from tilec.semantics.interpreted import interpret_stage
 
 CONV = """op conv(x: {t}[N, H, W, C], f: {t}[R, S, C, K]) -> (y: {o}[N, H, W, K]) {{
@@ -164,7 +166,10 @@ def np_of_weights(stride):
 
 @pytest.mark.parametrize(
     "text, stride, pixels, box",
-    [(OF_WEIGHTS, 1, {"N": 3, "H": 4, "W": 12}, (4, 4, 4)), (OF_STRIDED_WEIGHTS, 2, {"N": 20, "H": 2, "W": 6}, (16, 2, 2))],
+    [
+        (OF_WEIGHTS, 1, {"N": 3, "H": 4, "W": 12}, (4, 4, 4)),
+        (OF_STRIDED_WEIGHTS, 2, {"N": 20, "H": 2, "W": 6}, (16, 2, 2)),
+    ],
 )
 def test_boxes_of_pixels_are_summed_over(text, stride, pixels, box, monkeypatch):
     """The gradient of weights: k is a pixel, and a step along k is a box of pixels."""
@@ -218,11 +223,105 @@ def test_interpreted(name, monkeypatch):
 @pytest.mark.parametrize("text, channels, target, instruction", [
     (CONV, 256, "a100", "mma.sync"), (STRIDED, 128, "a100", "mma.sync"), (CHANNELS_FIRST, 128, "a100", "mma.sync"),
     (CONV, 256, "h200", "wgmma"), (STRIDED, 128, "h200", "wgmma"),
-    (CHANNELS_FIRST, 128, "h200", "mma.sync"),  # TMA copies no box that begins within 16 bytes of a line
+    (CHANNELS_FIRST, 128, "h200", "wgmma"),  # from images with channels last, which are stored first
 ])  # fmt: skip
 def test_large_windows_fit_registers(text, channels, target, instruction):
     sizes = {"N": 32, "C": channels, "H": 28, "W": 64, "K": 256, "R": 3, "S": 3}
     _, result = lowered(text.format(t="bf16", o="bf16"), sizes, target)
-    (plan,) = result.plan.kernels
-    assert plan.options.instruction == instruction
-    assert len(compiled(result.emitted, load(target).chip)) == 1
+    *stored, plan = result.plan.kernels
+    assert plan.options.instruction == instruction and len(stored) == len(result.plan.steps("pack"))
+    assert len(compiled(result.emitted, load(target).chip)) == 1 + len(stored)
+
+
+IMAGES_FIRST = """op conv(x: {t}[N, C, H, W], f: {t}[K, C, R, S]) -> (y: {o}[N, K, H, W]) {{
+ y[n, k, h, w] = sum[c, r, s](pad(x[n, c, h + r - 1, w + s - 1], 0) * f[k, c, r, s]){using}
+}}
+"""
+SIGNALS_FIRST = """op conv(x: {t}[N, C, L], f: {t}[K, C, R]) -> (y: {o}[N, K, L]) {{
+ y[n, k, l] = sum[c, r](pad(x[n, c, l + r - 1], 0) * f[k, c, r]){using}
+}}
+"""
+VOLUMES_FIRST = """op conv(x: {t}[N, C, D, H, W], f: {t}[K, C, Q, R, S]) -> (y: {o}[N, K, D, H, W]) {{
+ y[n, k, d, h, w] = sum[c, q, r, s](pad(x[n, c, d + q - 1, h + r - 1, w + s - 1], 0) * f[k, c, q, r, s]){using}
+}}
+"""
+STRIDED_FIRST = """op conv(x: {t}[N, C, 2 * H, 2 * W], f: {t}[K, C, R, S]) -> (y: {o}[N, K, H, W]) {{
+ y[n, k, h, w] = sum[c, r, s](pad(x[n, c, 2 * h + r - 1, 2 * w + s - 1], 0) * f[k, c, r, s]){using}
+}}
+"""
+GROUPS_FIRST = """op conv(x: {t}[N, G * C, H, W], f: {t}[G, K, C, R, S]) -> (y: {o}[N, G, K, H, W]) {{
+ y[n, g, k, h, w] = sum[c, r, s](pad(x[n, g * C + c, h + r - 1, w + s - 1], 0) * f[g, k, c, r, s]){using}
+}}
+"""
+
+
+def np_first(x, f, stride=1):
+    """Channels before any number of places, by hand."""
+    places = x.ndim - 2
+    x = np.pad(x, ((0, 0), (0, 0), *[(1, 1)] * places))
+    taken = [(e - n) // stride + 1 for e, n in zip(x.shape[2:], f.shape[2:])]
+    result = np.zeros((x.shape[0], f.shape[0], *taken), x.dtype)
+    for at in np.ndindex(*f.shape[2:]):
+        window = x[(slice(None), slice(None), *(slice(a, a + stride * n, stride) for a, n in zip(at, taken)))]
+        result += np.einsum("nc...,kc->nk...", window, f[(slice(None), slice(None), *at)])
+    return result
+
+
+def np_groups_first(x, f):
+    return np.stack([np_first(part, own) for part, own in zip(np.split(x, len(f), axis=1), f)], 1)
+
+
+FIRST = {"N": 2, "C": 64, "K": 40, "H": 6, "W": 7, "R": 3, "S": 3}
+CHANNELS_LAST_CASES = {
+    "images": (IMAGES_FIRST, FIRST, np_first, (0, 2, 3, 1)),
+    "few channels": (IMAGES_FIRST, FIRST | {"C": 20}, np_first, (0, 2, 3, 1)),
+    "several lines of channels": (IMAGES_FIRST, FIRST | {"C": 136, "H": 3}, np_first, (0, 2, 3, 1)),
+    "signals": (SIGNALS_FIRST, {"N": 2, "C": 64, "K": 40, "L": 37, "R": 3}, np_first, (0, 2, 1)),
+    "volumes": (VOLUMES_FIRST, FIRST | {"N": 1, "D": 3, "H": 3, "W": 5, "Q": 3}, np_first, (0, 2, 3, 4, 1)),
+    "strided": (STRIDED_FIRST, FIRST | {"H": 3}, lambda x, f: np_first(x, f, 2), (0, 2, 3, 1)),
+    "groups": (GROUPS_FIRST, FIRST | {"G": 2, "H": 3}, np_groups_first, (0, 2, 3, 1)),
+}
+
+
+ROUNDED = [("f16", ""), ("f32", " using tf32"), ("f32", " using bf16"), ("f8e4m3", "")]
+FORMS = [*((name, "bf16", "") for name in CHANNELS_LAST_CASES), *(("few channels", *kind) for kind in ROUNDED)]
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("name, kind, using", FORMS)
+def test_tensors_are_stored_with_channels_last(name, kind, using, monkeypatch):
+    """The channels are then lines that TMA copies, where windows move the places."""
+    text, sizes, expected, order = CHANNELS_LAST_CASES[name]
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
+    tile = ("wgmma", 64, 64, 32 if "tf32" in using else 128 if kind == "f8e4m3" else 64, (4, 1))
+    result = check(text.replace("{using}", using), (kind, "f32"), sizes, tile, expected, monkeypatch, pack=True)
+    images, *others = sorted(result.plan.steps("pack"), key=lambda p: p.order != order)
+    assert images.order == order and images.kind == (using.split()[-1] if using else kind)
+    assert len(result.plan.kernels) == 2 + len(others)
+
+
+@pytest.mark.parametrize("kind, using", [("bf16", ""), ("f32", " using tf32")])
+def test_channels_are_stored_last_where_that_pays(kind, using):
+    """And left where they are for a small convolution, which takes less time than a further kernel."""
+    text = IMAGES_FIRST.replace("{using}", using).format(t=kind, o=kind)
+    large = {"N": 128, "C": 64, "H": 128, "W": 128, "K": 128, "R": 3, "S": 3}
+    plan = lowering.planned(text, None, large)
+    assert [p.order for p in plan.steps("pack")] == [(0, 2, 3, 1)] * 2
+    assert plan.kernels[-1].options.left_copy == plan.kernels[-1].options.right_copy == "tma"
+    (reason,) = {a.reason for a in plan.rewrites}
+    assert "unpacked" in reason and "with copies that TMA can load" in reason
+    assert not lowering.planned(text, None, large | {"N": 1, "H": 8, "W": 8}).steps("pack")
+
+
+def test_a_schedule_names_the_order():
+    """As `tilec plan` writes it; another order is refused with those that there are."""
+    text = IMAGES_FIRST.replace("{using}", "").format(t="bf16", o="bf16")
+    sizes = {"N": 64, "C": 64, "H": 64, "W": 64, "K": 128, "R": 3, "S": 3}
+    planned_for = lambda **step: lowering.lowered(text, None, sizes, rewritten(pack=[step]), end="plan", emit=False)  # noqa: E731
+    special, own = lowering.lowered(text, None, sizes, end="plan", emit=False)
+    assert write_schedule(own.plan, special).count("order = [0, 2, 3, 1]") == 2
+    assert planned_for(operation="y.sum")[1].plan.rewrites == own.plan.rewrites
+    (left,) = planned_for(operation="y.sum", side="left", order=[0, 2, 3, 1])[1].plan.steps("pack")
+    assert left.stored == "y.sum.left"
+    with pytest.raises(CallError, match=r"order = \[0, 2, 3, 1\]"):
+        planned_for(operation="y.sum", order=[0, 3, 2, 1])

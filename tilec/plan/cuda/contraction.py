@@ -129,15 +129,20 @@ def fed_problem(
 ) -> block_tile.Contraction:
     """With the way of its factors into shared memory."""
     problem = _problem(node, roles, kind, g, graph)
-    sides, depth, copies = (operands["left"], operands["right"]), LINE // BYTES[kind], warpgroup_copies(operands)
-    steps = prod(ceil(g.space.extents[d] / size) for d, size in roles.boxes(depth).items())
+    sides, copies = (operands["left"], operands["right"]), warpgroup_copies(operands)
     return replace(
         problem, promoted=promoted_of(kind, node), staged=tuple(_staging(f, BYTES[kind], target) for f in sides),
         filled=tuple(_filling(copy, f, BYTES[kind], target) for copy, f in zip(copies, sides)),
-        unaligned=tuple(f.unaligned for f in sides), overhang=steps / ceil(problem.k / depth) if "tma" in copies else 1.0,
+        unaligned=tuple(f.unaligned for f in sides), overhang=overhang(kind, roles, problem.k, g) if "tma" in copies else 1.0,
         widths=tuple(BYTES[f.stored or kind] / BYTES[kind] for f in sides),
         together=tuple(1 if f.major or f.copy != "tma" else LINE // BYTES[kind] for f in sides),
     )  # fmt: skip
+
+
+def overhang(kind: str, roles: Roles, k: int, g: Group) -> float:
+    """The steps along k whose factors TMA copies as boxes, over those that k would take as one dimension."""
+    depth = LINE // BYTES[kind]
+    return prod(ceil(g.space.extents[d] / size) for d, size in roles.boxes(depth).items()) / ceil(k / depth)
 
 
 def ranked_tiles(

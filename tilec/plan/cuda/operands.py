@@ -82,7 +82,7 @@ def arrange(node: Node, kind: str, g: Group, graph: Graph, target: Target) -> tu
     ease = {"tma": 2, "registers": 0} | dict.fromkeys(ASYNC, 1)
 
     def add(roles: Roles) -> dict[str, Operand]:
-        operands = {s: _operand(node, f, s, roles, kind, g, graph, target) for s, f in roles.factors.items()}
+        operands = {s: operand_of(node, f, s, roles, kind, g, graph, target) for s, f in roles.factors.items()}
         if not all(f.major for f in operands.values()):  # threads that convert load both factors along k
             operands = {s: replace(f, copy="registers", pieces="", stored="") if f.stored else f for s, f in operands.items()}
         found.append((sum(ease[f.copy] + 0.01 * f.alignable for f in operands.values()), roles, operands))
@@ -146,13 +146,14 @@ def _result_dims(node: Node, g: Group, graph: Graph) -> list[int]:
     return [g.space.dims[maker][d] for d in result.dims]
 
 
-def _operand(
+def operand_of(
     node: Node, factor: ir.Value, side: str, roles: Roles, kind: str, g: Group, graph: Graph, target: Target
 ) -> Operand:
+    """How the factor of this side reaches shared memory as `kind`."""
     if kind == bf16_split.KIND:
         if made_of := bf16_split.parted(factor):
-            return _operand(node, made_of.parts[0], side, roles, "bf16", g, graph, target)
-        return Operand("registers", _operand(node, factor, side, roles, "f32", g, graph, target).major)
+            return operand_of(node, made_of.parts[0], side, roles, "bf16", g, graph, target)
+        return Operand("registers", operand_of(node, factor, side, roles, "f32", g, graph, target).major)
     if kind != str(factor.type):  # its scales are applied to sums
         factor = scaled_factor(node, factor).core
     found = factor_access(node, factor, g)
@@ -207,6 +208,25 @@ def in_aligned_rows(found: FactorAccess) -> FactorAccess:
     *outer, last = found.shape or (1,)
     whole = aligned(last, found.bytes)
     return replace(found, shape=(*outer, whole), zeros=whole - last)
+
+
+def in_order(found: FactorAccess, own: tuple[int, ...], line: int, size: int) -> tuple[FactorAccess, tuple[int, ...]]:
+    """The same of the tensor that has elements of `size` bytes, and a dimension that `line` moves last: those that the dimensions
+    `own` move are in their order. And the order of the tensor's dimensions."""
+    place = [max((own.index(d) for d in at if d in own), default=-1) for at in found.factors]
+    last = [p for p, at in enumerate(found.factors) if line in at][:1]
+    others = [p for p in range(len(found.shape)) if p not in last]
+    moved = iter(sorted((p for p in others if place[p] >= 0), key=place.__getitem__))
+    order = [next(moved) if place[p] >= 0 else p for p in others] + last
+    access = found.access
+    whole = [p for p, extent in enumerate(access.shape) if extent > 1 or access.operand is None]
+    ones = [p for p in range(len(access.shape)) if p not in whole]
+    *outer, row = (found.shape[p] for p in order)
+    stored = replace(
+        found, access=replace(access, guarded=frozenset(order.index(p) for p in access.guarded)), shape=(*outer, aligned(row, size)),
+        subscripts=tuple(found.subscripts[p] for p in order), trails=False, zeros=aligned(row, size) - row,
+    )  # fmt: skip
+    return stored, (*ones, *(whole[p] for p in order))
 
 
 @of_operation
