@@ -222,8 +222,9 @@ def in_order(found: FactorAccess, own: tuple[int, ...], line: int, size: int) ->
     whole = [p for p, extent in enumerate(access.shape) if extent > 1 or access.operand is None]
     ones = [p for p in range(len(access.shape)) if p not in whole]
     *outer, row = (found.shape[p] for p in order)
+    guarded = frozenset(order.index(p) for p in access.guarded)
     stored = replace(
-        found, access=replace(access, guarded=frozenset(order.index(p) for p in access.guarded)), shape=(*outer, aligned(row, size)),
+        found, access=replace(access, guarded=guarded), shape=(*outer, aligned(row, size)),
         subscripts=tuple(found.subscripts[p] for p in order), trails=False, zeros=aligned(row, size) - row,
     )  # fmt: skip
     return stored, (*ones, *(whole[p] for p in order))
