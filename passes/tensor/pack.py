@@ -89,8 +89,8 @@ def _in_aligned_rows(found: Access, kind: str, order: tuple[int, ...]) -> ir.Ope
     rank, order = len(found.shape), order or tuple(range(len(found.shape)))
     *outer, last = (found.shape[p] for p in order)
     whole = aligned(last, element.width // 8)
-    out, places = tensor.empty([*outer, whole], element), [order.index(p) for p in range(rank)]
-    own, read = mlir.projection(rank, range(rank)), mlir.projection(rank, places)
+    out, positions = tensor.empty([*outer, whole], element), [order.index(p) for p in range(rank)]
+    own, read = mlir.projection(rank, range(rank)), mlir.projection(rank, positions)
     inputs = [found.tensor] if whole == last else []
     new, block = mlir.generic([out.type], inputs, [out], [read, own] if inputs else [own], ["parallel"] * rank)
     with ir.InsertionPoint(block):
@@ -100,7 +100,7 @@ def _in_aligned_rows(found: Access, kind: str, order: tuple[int, ...]) -> ir.Ope
             *at, index = (linalg.IndexOp(d).result for d in range(rank))
             at.append(arith.minsi(index, mlir.index(last - 1)))
             inside = arith.cmpi(arith.CmpIPredicate.slt, index, mlir.index(last))
-            result = _rounded(tensor.extract(found.tensor, [at[d] for d in places]), element, kind)
+            result = _rounded(tensor.extract(found.tensor, [at[d] for d in positions]), element, kind)
             result = arith.select(inside, result, mlir.constant(0, element))
         linalg.YieldOp([result])
     return new.operation

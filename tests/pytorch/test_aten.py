@@ -235,16 +235,32 @@ def test_expressions_of_16_bits_are_rounded_once():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "more", "groups"),
-    [(4, 2, 1, 0, 1), (3, 2, 1, 1, 1), (3, 2, 1, 0, 2), (1, 2, 0, 1, 1), (5, 3, 2, 2, 1), (2, 3, 1, 0, 2), (4, 2, 2, 0, 1)],
-)
-def test_transposed_convolutions_with_strides(kernel, stride, padding, more, groups, dtype):
+    ("kernel", "stride", "padding", "more", "groups", "dilation"),
+    [
+        (4, 2, 1, 0, 1, 1), (3, 2, 1, 1, 1, 1), (3, 2, 1, 0, 2, 1), (1, 2, 0, 1, 1, 1), (5, 3, 2, 2, 1, 1), (2, 3, 1, 0, 2, 1),
+        (4, 2, 2, 0, 1, 1), (3, 2, 1, 0, 1, 2), (4, 4, 3, 1, 1, 6), (3, (2, 3), 2, 0, 2, (2, 1)), (2, 2, 1, 0, 4, 2),
+    ],
+)  # fmt: skip
+def test_transposed_convolutions_with_strides(kernel, stride, padding, more, groups, dilation, dtype):
     """A sum for each remainder of positions by the stride; where a window has no element, the bias alone."""
-    x, w, b = torch.randn(2, 4, 5, 4), torch.randn(4, 6 // groups, kernel, kernel), torch.randn(6)
-    sizes = {"stride": stride, "padding": padding, "output_padding": more, "groups": groups}
+    out = 8 if groups == 4 else 6
+    x, w, b = torch.randn(2, 4, 5, 4), torch.randn(4, out // groups, kernel, kernel), torch.randn(out)
+    sizes = {"stride": stride, "padding": padding, "output_padding": more, "groups": groups, "dilation": dilation}
     arguments, near = [t.to(dtype) for t in (x, w, b)], 1e-5 if dtype == torch.float32 else 0.02
     right(lambda x, w, b: torch.nn.functional.conv_transpose2d(x, w, b, **sizes), *arguments, rtol=near, atol=near)
     right(lambda x, w, b: torch.nn.functional.conv_transpose2d(x, w, None, **sizes), *arguments, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize(
+    ("stride", "dilation", "padding", "kernel"), [(2, 2, 1, 3), (3, 2, 2, 4), (4, 6, 3, 3), (2, 1, 1, 4), (2, 4, 0, 1)]
+)
+def test_gradients_of_strided_dilated_convolutions(stride, dilation, padding, kernel):
+    """The gradient of the input is a transposed convolution: a sum for each remainder that windows cover, zeros elsewhere."""
+    x, w = torch.randn(2, 4, 19, 17), torch.randn(6, 4, kernel, kernel)
+    how = None, [stride, stride], [padding, padding], [dilation, dilation], False, [0, 0], 1, [True, True, False]
+    cotangent = torch.randn_like(torch.nn.functional.conv2d(x, w, None, stride, padding, dilation))
+    gradients = lambda g, x, w: torch.ops.aten.convolution_backward(g, x, w, *how)[:2]  # noqa: E731
+    right(gradients, cotangent, x, w, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ PRODUCTS = {
     "addbmm": (torch.addbmm, (8, 4), (2, 8, 6), (2, 6, 4)),
     "einsum": (lambda x, y: torch.einsum("bhid,bhjd->bhij", x, y), (2, 3, 8, 6), (2, 3, 5, 6)),
     "transposed": (lambda x, w: F.conv_transpose2d(x, w, stride=2), (2, 6, 5, 5), (6, 4, 3, 3)),
+    "transposed, dilated": (lambda x, w: F.conv_transpose2d(x, w, stride=2, dilation=2), (2, 6, 5, 5), (6, 4, 3, 3)),
     "grouped": (lambda x, w: F.conv1d(x, w, groups=2), (2, 6, 9), (4, 3, 3)),
 }
 

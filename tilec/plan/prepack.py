@@ -191,8 +191,8 @@ def _stored_in_order(
         stored, order = in_order(found, own, line, size)
         if stored.is_box((*own, line), {line: LINE // size}) and stored.offset(line) % (WIDE // size) == 0:
             longest = BOX // max((at.get(d, 1) for at in stored.factors for d in own), default=1)
-            feed = Operand("tma", 1, longest=longest, unaligned=stored.shape[-1] * size % LINE != 0)
-            return feed, [Pack(node.name, SIDES[side], (), kind, (), order)]
+            loaded = Operand("tma", 1, longest=longest, unaligned=stored.shape[-1] * size % LINE != 0)
+            return loaded, [Pack(node.name, SIDES[side], (), kind, (), order)]
     numbers = {kernel_dim: d for d, kernel_dim in enumerate(g.space.dims[node])}
     p = Pack(node.name, SIDES[side], _dims(node, side, True, tuple(numbers[d] for d in roles.inner)), kind)
     last = node.extents[p.dims[-1]]

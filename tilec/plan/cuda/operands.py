@@ -213,11 +213,11 @@ def in_aligned_rows(found: FactorAccess) -> FactorAccess:
 def in_order(found: FactorAccess, own: tuple[int, ...], line: int, size: int) -> tuple[FactorAccess, tuple[int, ...]]:
     """The same of the tensor that has elements of `size` bytes, and a dimension that `line` moves last: those that the dimensions
     `own` move are in their order. And the order of the tensor's dimensions."""
-    place = [max((own.index(d) for d in at if d in own), default=-1) for at in found.factors]
+    position = [max((own.index(d) for d in at if d in own), default=-1) for at in found.factors]
     last = [p for p, at in enumerate(found.factors) if line in at][:1]
     others = [p for p in range(len(found.shape)) if p not in last]
-    moved = iter(sorted((p for p in others if place[p] >= 0), key=place.__getitem__))
-    order = [next(moved) if place[p] >= 0 else p for p in others] + last
+    moved = iter(sorted((p for p in others if position[p] >= 0), key=position.__getitem__))
+    order = [next(moved) if position[p] >= 0 else p for p in others] + last
     access = found.access
     whole = [p for p, extent in enumerate(access.shape) if extent > 1 or access.operand is None]
     ones = [p for p in range(len(access.shape)) if p not in whole]

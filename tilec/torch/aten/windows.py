@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, prod
+from math import ceil, gcd, prod
 
 from tilec.torch import indices as ix
 from tilec.torch.aten.table import ROUNDED, Call, Value, expresses
@@ -13,6 +13,18 @@ from tilec.torch.indices import Index
 from tilec.torch.program import Graph, Tensor, indices, ranges
 
 Convolved = tuple[tuple[int, ...], str, Callable[[list[Index]], str]]  # a statement's shape, type and expression
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Of the positions with one remainder by a stride: the window that the first element is of, from that of the position; the
+    first element, and how far the next is from it; by how many windows each goes back; and how many there are."""
+
+    first: int
+    tap: int
+    step: int
+    back: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -38,16 +50,29 @@ class Window:
         return [w * s + e * d - p for w, e, s, p, d in zip(i, r, self.stride, self.padding, self.dilation)]
 
     @property
-    def uneven(self) -> bool:
-        """Whether some positions of the input have more elements of windows than others, and no elements are apart."""
-        return all(d == 1 for d in self.dilation) and any(k % s for k, s in zip(self.extent, self.stride))
+    def skips(self) -> bool:
+        """Whether elements of a window and windows are both apart: a position's remainder by the stride decides which windows cover
+        it, and with which elements. A sum over all elements would be of zeros but for these."""
+        return any(d > 1 and s > 1 for d, s in zip(self.dilation, self.stride))
 
-    @property
-    def sums_by_remainder(self) -> bool:
-        """Whether a sum for each remainder of positions by the strides has factors that no position decides, where a single sum has
-        none: elements of windows are not apart, and positions do not begin with a whole window."""
-        straight = all(d == 1 for d in self.dilation) and any(s > 1 for s in self.stride)
-        return straight and (self.uneven or any(p % s for p, s in zip(self.padding, self.stride)))
+    def sums_by_remainder(self, channels: int) -> bool:
+        """Whether a sum over so many channels is made for each remainder of positions by the strides: its factors are decided by no
+        position. Those of a single sum are, where windows are no multiple of the strides, or positions do not begin with a whole
+        window."""
+        uneven = any(k % s for k, s in zip(self.extent, self.stride))
+        begins = any(p % s for p, s in zip(self.padding, self.stride))
+        return self.skips or (channels > 1 and any(s > 1 for s in self.stride) and (uneven or begins))
+
+    def taps(self, d: int, remainder: int) -> Taps | None:
+        """The elements of windows that cover the positions with this remainder by the stride, along one dimension; None where no
+        element does. Element r of window j is at j * stride + r * dilation - padding: r has one remainder by stride / gcd(stride,
+        dilation), or there is none."""
+        stride, dilation, extent = self.stride[d], self.dilation[d], self.extent[d]
+        at, step = remainder + self.padding[d], stride // gcd(stride, dilation)
+        tap = next((r for r in range(min(step, extent)) if (at - r * dilation) % stride == 0), None)
+        if tap is None:
+            return None
+        return Taps((at - tap * dilation) // stride, tap, step, dilation * step // stride, -(-(extent - tap) // step))
 
     def leaves(self, windows: Sequence[int], spatial: Sequence[int]) -> bool:
         """Whether an element of a window is outside of the input."""
@@ -100,31 +125,23 @@ def transposed(
     small."""
     x = graph.solid(x, range(2, len(x.shape)))
     from_each, to_each = w.shape[0] // groups, w.shape[1]
-    straight = all(d == 1 for d in window.dilation)
-    steps = [ceil(k / s) if straight else k for k, s in zip(window.extent, window.stride)]
+    assert not window.skips, "such a sum is made by `by_remainders`"
+    steps = [ceil(k / s) for k, s in zip(window.extent, window.stride)]
     (c, *r), over = counted(["c", *indices(len(steps), "r")], [from_each, *steps])
     if from_each == 1:
         r = [n - 1 - t for n, t in zip(steps, r)]
-    if straight and any(k % s for k, s in zip(window.extent, window.stride)):
+    if any(k % s for k, s in zip(window.extent, window.stride)):
         w = graph.solid(w, range(2, len(w.shape)))
 
     def expression(i: list[Index]) -> str:
         channel = c if groups == 1 else i[1] // to_each * from_each + c
         begins = [position + p for position, p in zip(i[2:], window.padding)]
-        if straight:
-            at = [b // s - t for b, s, t in zip(begins, window.stride, r)]
-            taps = [b % s + t * s for b, s, t in zip(begins, window.stride, r)]
-            weight = w.at(channel, i[1] % to_each, *taps)
-            if any(t.range[1] >= k for t, k in zip(taps, window.extent)):
-                weight = f"pad({weight}, 0)"
-            text = f"pad({x.at(i[0], channel, *at)}, 0) * {weight}"
-        else:
-            sums_by_remainder = [b - t * d for b, t, d in zip(begins, r, window.dilation)]
-            element = f"pad({x.at(i[0], channel, *(a // s for a, s in zip(sums_by_remainder, window.stride)))}, 0)"
-            text = f"{element} * {w.at(channel, i[1] % to_each, *r)}"
-            tests = [f"{a % s} == 0" for a, s in zip(sums_by_remainder, window.stride) if s > 1]
-            text = f"{text} if {' and '.join(tests)} else 0" if tests else text
-        return summed(over, text, window.rounded)
+        at = [b // s - t * d for b, s, t, d in zip(begins, window.stride, r, window.dilation)]
+        taps = [b % s + t * s for b, s, t in zip(begins, window.stride, r)]
+        weight = w.at(channel, i[1] % to_each, *taps)
+        if any(t.range[1] >= k for t, k in zip(taps, window.extent)):
+            weight = f"pad({weight}, 0)"
+        return summed(over, f"pad({x.at(i[0], channel, *at)}, 0) * {weight}", window.rounded)
 
     return shape, dtype, expression
 
@@ -140,10 +157,9 @@ def by_remainders(
     parts = replace(graph, orders={} if order is None else {size: order})
     sums = dict[tuple[int, ...], Tensor]()
     for remainders in product(*map(range, window.stride)):
-        at = [divmod(q + p, s) for q, p, s in zip(remainders, window.padding, window.stride)]
-        taps = [ceil((window.extent[d] - at[d][1]) / window.stride[d]) for d in spatial]
-        if min(taps) > 0:
-            _, _, text = _remainder(graph, x, w, size, dtype, at, taps, window, groups)
+        taps = [window.taps(d, remainder) for d, remainder in enumerate(remainders)]
+        if all(t is not None for t in taps):
+            _, _, text = _remainder(graph, x, w, size, dtype, [t for t in taps if t is not None], window, groups)
             sums[remainders] = parts.emit(size, dtype, text if bias is None else _plus(text, bias))
 
     def expression(i: list[Index]) -> str:
@@ -162,19 +178,20 @@ def _plus(text: Callable[[list[Index]], str], bias: Tensor) -> Callable[[list[In
 
 
 def _remainder(
-    graph: Graph, x: Tensor, w: Tensor, shape: tuple[int, ...], dtype: str, at: Sequence[tuple[int, int]], taps: Sequence[int],
-    window: Window, groups: int,
+    graph: Graph, x: Tensor, w: Tensor, shape: tuple[int, ...], dtype: str, taps: Sequence[Taps], window: Window, groups: int
 ) -> Convolved:  # fmt: skip
-    """The sum of one remainder: `at` has for each dimension the element of x that the first tap reads at 0, and that tap."""
+    """The sum of one remainder, whose taps are these."""
     from_each, to_each = w.shape[0] // groups, w.shape[1]
-    (c, *r), over = counted(["c", *indices(len(taps), "r")], [from_each, *taps])
-    pads = any(first < n - 1 or size + first > have for (first, _), n, size, have in zip(at, taps, shape[2:], x.shape[2:]))
+    (c, *r), over = counted(["c", *indices(len(taps), "r")], [from_each, *(t.count for t in taps)])
+    pads = any(
+        t.first < t.back * (t.count - 1) or size + t.first > have for t, size, have in zip(taps, shape[2:], x.shape[2:])
+    )
     x = graph.solid(x, range(2, len(x.shape))) if pads else x
 
     def expression(i: list[Index]) -> str:
         channel = c if groups == 1 else i[1] // to_each * from_each + c
-        element = x.at(i[0], channel, *(j + first - t for j, (first, _), t in zip(i[2:], at, r)))
-        weight = w.at(channel, i[1] % to_each, *(t * s + tap for t, s, (_, tap) in zip(r, window.stride, at)))
+        element = x.at(i[0], channel, *(j + t.first - n * t.back for j, t, n in zip(i[2:], taps, r)))
+        weight = w.at(channel, i[1] % to_each, *(n * t.step + t.tap for t, n in zip(taps, r)))
         return summed(over, f"{f'pad({element}, 0)' if pads else element} * {weight}", window.rounded)
 
     return shape, dtype, expression
@@ -202,7 +219,7 @@ def convolution(call: Call) -> Tensor:
     x, w, bias = call["input"], call["weight"], call["bias"]
     window = Window.of(call, w.shape[2:])
     make = transposed if call["transposed"] else forward
-    if call["transposed"] and window.sums_by_remainder and w.shape[0] > call["groups"] and call.device.type == "cpu":
+    if call["transposed"] and window.sums_by_remainder(w.shape[0] // call["groups"]):
         return by_remainders(call.graph, x, w, call.shape, call.dtype, window, call["groups"], bias)
     shape, dtype, text = make(call.graph, x, w, call.shape, call.dtype, window, call["groups"])
     return call.emit(shape, dtype, text if bias is None else _plus(text, bias))
@@ -217,7 +234,7 @@ def convolution_backward(call: Call) -> Value:
     types = [None if m is None else call.typed(m) for m in results]
     if types[0] is not None:
         make = forward if call["transposed"] else transposed
-        if not call["transposed"] and window.uneven and w.shape[0] > groups:
+        if not call["transposed"] and window.sums_by_remainder(w.shape[0] // groups):
             made[0] = by_remainders(call.graph, grad, w, *types[0], window, groups)
         else:
             made[0] = _whole(call.graph, call.graph.emit(*make(call.graph, grad, w, *types[0], window, groups)))
