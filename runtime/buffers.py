@@ -14,7 +14,8 @@ import math
 import sys
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, Literal, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -22,7 +23,29 @@ from tilec.core.conversions import to_float
 from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import BOOL, DTYPES, F32, I64, DType, from_numpy
 
+if TYPE_CHECKING:
+    import cupy
+    import torch
+
+    from tilec.runtime.cuda import dlpack
+
 Device = Literal["cpu"] | int
+Array: TypeAlias = "np.ndarray | torch.Tensor | cupy.ndarray"
+
+
+class _Described(TypedDict):
+    """The CUDA array interface, but for what older versions of it lack."""
+
+    shape: tuple[int, ...]
+    typestr: str
+    data: tuple[int, bool]
+    strides: NotRequired[tuple[int, ...] | None]
+    stream: NotRequired[int | None]
+
+
+class _CudaArray(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> _Described: ...
 
 
 class Buffer(NamedTuple):
@@ -67,7 +90,7 @@ class Buffer(NamedTuple):
         return low, self.pointer + sum(r for r in reach if r > 0) + self.dtype.bytes
 
 
-def view(array: Any, stream: int | None = None) -> Buffer:
+def view(array: object, stream: int | None = None) -> Buffer:
     """Describes `array`. Python numbers become 0-d f32, i64 or bool. `stream` is where the memory will be
     used.
 
@@ -142,7 +165,7 @@ def _view_numpy(array: np.ndarray) -> Buffer:
     return Buffer(array.__array_interface__["data"][0], array.shape, strides, dtype, "cpu", not flags.writeable, array)
 
 
-def _view_torch(tensor: Any, torch: Any) -> Buffer:
+def _view_torch(tensor: torch.Tensor, torch: ModuleType) -> Buffer:
     dtype = torch_dtypes().get(tensor.dtype)
     if dtype is None:
         _refuse_dtype(tensor.dtype)
@@ -162,19 +185,19 @@ def _view_torch(tensor: Any, torch: Any) -> Buffer:
     return Buffer(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), dtype, device, False, tensor)
 
 
-def _view_cupy(array: Any) -> Buffer:
+def _view_cupy(array: cupy.ndarray) -> Buffer:
     dtype = from_numpy(array.dtype) or _refuse_dtype(array.dtype)
     strides = _elements(array.strides, dtype.bytes)
     return Buffer(array.data.ptr, array.shape, strides, dtype, array.device.id, False, array)
 
 
-def _view_scalar(value: Any) -> Buffer:
+def _view_scalar(value: float | np.generic) -> Buffer:
     if isinstance(value, np.generic):
         return _view_numpy(np.asarray(value))
     return _view_numpy(number(value, BOOL if isinstance(value, bool) else I64 if isinstance(value, int) else F32))
 
 
-def _view_cuda_interface(array: Any) -> Buffer:
+def _view_cuda_interface(array: _CudaArray) -> Buffer:
     from tilec.runtime.cuda.driver import CudaError, device_of, synchronize_stream
 
     try:
@@ -192,7 +215,7 @@ def _view_cuda_interface(array: Any) -> Buffer:
         raise CallError(f"{_kind(array)} describes its memory in a way that cannot be read: {error!r}") from None
 
 
-def _view_dlpack(array: Any, stream: int | None) -> Buffer:
+def _view_dlpack(array: dlpack.Exporter, stream: int | None) -> Buffer:
     from tilec.runtime.cuda import dlpack
 
     try:
@@ -232,14 +255,14 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _kind(array: Any) -> str:
+def _kind(array: object) -> str:
     if array is None:
         return "None"
     kind = f"{type(array).__module__}.{type(array).__name__}".removeprefix("builtins.")
     return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
 
 
-def _refuse_dtype(dtype: Any) -> DType:
+def _refuse_dtype(dtype: object) -> DType:
     name, hint = str(dtype), "the element types are " + ", ".join(DTYPES)
     if isinstance(dtype, np.dtype) and not dtype.isnative:
         hint = "it is byte-swapped: pass array.astype(array.dtype.newbyteorder('='))"
@@ -249,7 +272,7 @@ def _refuse_dtype(dtype: Any) -> DType:
 
 
 @cache
-def torch_dtypes() -> dict[Any, DType]:
+def torch_dtypes() -> dict[torch.dtype, DType]:
     torch = sys.modules["torch"]
     names = {
         **{f"i{b}": f"int{b}" for b in (8, 16, 32, 64)},
@@ -266,24 +289,24 @@ def captures() -> bool:
 
 
 @cache
-def to_torch(name: str) -> Any:
+def to_torch(name: str) -> torch.dtype:
     return next(there for there, here in torch_dtypes().items() if here.name == name)
 
 
-def parameter() -> Any:
+def parameter() -> type[torch.nn.Parameter]:
     """The type of PyTorch's parameters, which are tensors like others where no gradients are recorded."""
     return sys.modules["torch"].nn.Parameter
 
 
 @cache
-def _torch_device(device: Device) -> Any:
+def _torch_device(device: Device) -> torch.device:
     return sys.modules["torch"].device("cpu" if device == "cpu" else f"cuda:{device}")
 
 
 # Results
 
 
-def empty_like_kind(example: Any, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+def empty_like_kind(example: object, shape: tuple[int, ...], dtype: DType, device: Device) -> Array:
     """A new, unset array of the kind of `example` (NumPy, PyTorch, CuPy) on `device`. JAX's arrays do not change: a call writes
     into another array, which `to_jax` makes one of JAX's.
 
@@ -306,13 +329,13 @@ def empty_like_kind(example: Any, shape: tuple[int, ...], dtype: DType, device: 
     )
 
 
-def is_jax(array: Any) -> bool:
+def is_jax(array: object) -> bool:
     """Whether it is one of JAX's arrays, which never change."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(array, getattr(jax, "Array", ()))
 
 
-def to_jax(array: Any, example: Any, name: str) -> Any:
+def to_jax(array: Array, example: Any, name: str) -> Any:
     """A result as an array of JAX on the device of `example`; where it can be, without a copy. JAX has 32-bit types for 64-bit ones
     unless `jax_enable_x64` is set. Raises CallError for an integer that these lack."""
     jax = sys.modules["jax"]
@@ -327,7 +350,7 @@ def to_jax(array: Any, example: Any, name: str) -> Any:
     return made
 
 
-def new_tensor(element: Any, shape: tuple[int, ...]) -> Callable[[], Any]:
+def new_tensor(element: torch.Tensor, shape: tuple[int, ...]) -> Callable[[], torch.Tensor]:
     """A function that allocates a row-major tensor of a single `element`'s dtype, on its device. PyTorch does it like another
     tensor in half the time that it takes to read a shape, a dtype and a device. `element` loses its memory: it may be of a pool
     whose owner counts what lives there, as PyTorch does when it records a CUDA graph."""

@@ -35,6 +35,8 @@ from tilec.process.forking import compiling
 from tilec.process.untraced import leave_out
 
 if TYPE_CHECKING:
+    from tilec.driver.lowering import Lowered
+    from tilec.dsl.specialise import Specialised
     from tilec.plan.model import Plan
     from tilec.runtime.buffers import Buffer, Device
     from tilec.runtime.cuda.program import Graph
@@ -55,11 +57,11 @@ class Op:
         self._target, self._schedule = target, schedule
         self._built: dict[tuple, Executable] = {}
         self._latest: Executable | None = None
-        self._fast: tuple[tuple[fast_call.Call, Executable, Any], ...] = ()
+        self._fast: tuple[tuple[fast_call.Call, Executable, object], ...] = ()
         self._lock = threading.Lock()
         self._declared = program.op(name)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """A pickled op is its program's text and its options. The loaded op compiles again, or finds its kernels in the disk
         cache. Imported files and the schedule file are read again."""
         source, chosen = self._program.source, self._declared.name
@@ -93,7 +95,7 @@ class Op:
 
     # ---- calling -----------------------------------------------------------------------------------------------------
 
-    def __call__(self, /, *arrays: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
+    def __call__(self, /, *arrays: object, out: object = None, stream: object = None, **named: object) -> Any:
         """Runs the op. Returns an array of the first array's kind on its device, or a named tuple for several results.
 
         Arrays come in the order of the parameters, or by their names; parameters that are called `out` or `stream` are given
@@ -112,7 +114,7 @@ class Op:
         except CheckError as error:
             raise self.reported(error, arrays) from None
 
-    def _call(self, arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
+    def _call(self, arrays: tuple[object, ...], out: object, stream: object) -> Any:
         """A call by the general path. It leaves a fast path for the next call."""
         with compiling():  # modules are imported and machine code is loaded, under locks
             executable, views, outs, results = self._prepared(arrays, out)
@@ -130,7 +132,7 @@ class Op:
                 self._fast = ((call, executable, kind), *self._fast[: MOST_FAST - 1])
         return results
 
-    def _as_jax(self, executable: Executable, arrays: tuple[Any, ...], views: Sequence[Any], results: Any) -> Any:
+    def _as_jax(self, executable: Executable, arrays: tuple[object, ...], views: Sequence[Buffer], results: Any) -> Any:
         """The results of a call as JAX's arrays, on the device of the first argument, if that is one. They take over the memory."""
         from tilec.runtime import buffers
 
@@ -141,7 +143,7 @@ class Op:
         names = [name for name, _, _ in executable.outputs]
         return self._wrapped(executable)([buffers.to_jax(m, first, name) for m, name in zip(made, names)])
 
-    def reported(self, error: CheckError, arrays: Sequence[Any]) -> CallError:
+    def reported(self, error: CheckError, arrays: Sequence[object]) -> CallError:
         """The error of a failed run-time check, with the index that was outside, found in this call's arrays."""
         from tilec.semantics.out_of_range import explained, on_host
 
@@ -158,16 +160,16 @@ class Op:
         for executable in list(self._built.values()):
             executable.check()
 
-    def graph(self, /, *arrays: Any, out: Any = None, **named: Any) -> Graph:
+    def graph(self, /, *arrays: object, out: object = None, **named: object) -> Graph:
         """A call on GPU arrays as a CUDA graph: `graph.replay()` runs it again on the same arrays in one launch, and returns
         `graph.result`. The op runs once. Raises CallError for arrays that a graph cannot work on, and on the CPU."""
         executable, views, outs, results = self._prepared(self._in_order(arrays, named), out)
         return executable.graph(views, outs, results)
 
-    def _in_order(self, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _in_order(self, arrays: tuple[object, ...], named: Mapping[str, object]) -> tuple[object, ...]:
         return arguments.in_order(self.name, self._declared.inputs, arrays, named)
 
-    def _prepared(self, arrays: Sequence[Any], out: Any) -> tuple[Executable, list[Buffer], list[Buffer], Any]:
+    def _prepared(self, arrays: Sequence[object], out: object) -> tuple[Executable, list[Buffer], list[Buffer], Any]:
         """The executable of a call, its inputs and outputs as buffers, and the value that the call returns."""
         if self._donated:
             raise CallError("results of this op lie in the memory of its inputs: it is called by who sees to that")
@@ -179,7 +181,7 @@ class Op:
         outs, results = self._outputs(executable, arrays, views, out, device)
         return executable, views, outs, results
 
-    def _wrapped(self, executable: Executable) -> Callable[[list[Any]], Any]:
+    def _wrapped(self, executable: Executable) -> Callable[[Sequence[object]], Any]:
         """A function from a call's new arrays to the value that the call returns."""
         names = tuple(name for name, _, _ in executable.outputs)
         if len(names) == 1:
@@ -187,7 +189,7 @@ class Op:
         return _result_tuple(self.name, names)._make
 
     def _outputs(
-        self, executable: Executable, arrays: Sequence[Any], views: Sequence[Buffer], out: Any, device: Device
+        self, executable: Executable, arrays: Sequence[object], views: Sequence[Buffer], out: object, device: Device
     ) -> tuple[list[Buffer], Any]:
         from tilec.runtime import buffers
 
@@ -271,7 +273,7 @@ class Op:
 
     # ---- looking inside ----------------------------------------------------------------------------------------------
 
-    def interpret(self, stage: str, /, *arrays: Any, **named: Any) -> Any:
+    def interpret(self, stage: str, /, *arrays: object, **named: object) -> Any:
         """Interprets the IR after `stage` on NumPy arrays, without a GPU. Returns results as a call does.
 
         Raises tilec.semantics.interpreter.Fault for invalid IR: a read of unwritten memory, a race, a deadlock.
@@ -284,8 +286,8 @@ class Op:
             raise CallError("the interpreter takes arrays on the CPU")
         signature, given = tuple((v.dtype, tuple(v.shape)) for v in views), [buffers.wrap(v) for v in views]
         specialised, lowered = self._recipe(signature, self._sizes, self._resolve("cpu")).lowered
-        named = {t.name: a for t, a in zip(specialised.inputs, given)}
-        found = tuple(interpret_stage(specialised, lowered.texts, stage, named).values())
+        inputs = {t.name: a for t, a in zip(specialised.inputs, given)}
+        found = tuple(interpret_stage(specialised, lowered.texts, stage, inputs).values())
         if len(found) == 1:
             return found[0]
         return _result_tuple(self.name, tuple(t.name for t in specialised.outputs))(*found)
@@ -298,7 +300,7 @@ class Op:
         return self._latest
 
     @property
-    def _lowered(self) -> Any:
+    def _lowered(self) -> tuple[Specialised, Lowered]:
         """The latest specialisation, and the output of its stages."""
         with compiling():
             return self._last.recipe.lowered
@@ -315,16 +317,18 @@ class Op:
     @property
     def plan(self) -> Plan:
         """The decisions behind the latest specialisation."""
-        return self._lowered[1].plan
+        plan = self._lowered[1].plan
+        assert plan is not None
+        return plan
 
     def explain(self) -> str:
         """Every kernel's predicted time and bound, and every decision with its reason; of kernels that are compiled for a GPU, too,
         where they take more registers than planned."""
         from tilec.plan.report.explain import explain
 
-        specialised, lowered = self._lowered
+        specialised, _ = self._lowered
         registers = self._latest.registers if self._latest is not None else {}
-        return explain(lowered.plan, specialised, registers=registers)
+        return explain(self.plan, specialised, registers=registers)
 
 
 def _restored(
@@ -385,7 +389,7 @@ def _load_compiler(target: str | None) -> None:
 
 
 def interpret(
-    source: str | Path, stage: str, *arrays: Any, op: str | None = None, sizes: Mapping[str, int] | None = None,
+    source: str | Path, stage: str, *arrays: object, op: str | None = None, sizes: Mapping[str, int] | None = None,
     target: str | None = None, schedule: str | Path | None = None, path: str | Path | Sequence[str | Path] = (),
 ) -> Any:  # fmt: skip
     """Runs a program's IR after `stage` on NumPy arrays (see `Op.interpret`); options as those of `compile`."""

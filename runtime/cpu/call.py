@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,12 @@ from tilec.runtime.cuda.dlpack import CPU, TYPES
 from tilec.runtime.native import cpu as cpu_native
 from tilec.runtime.native.tables import Call, KeepAlive, Prepared, Spec
 
+if TYPE_CHECKING:
+    import torch
+
 ALIGNED_ROWS, WRITEABLE = 0x101, 0x400  # NumPy's flags C_CONTIGUOUS and ALIGNED; WRITEABLE
+A = TypeVar("A")
+T = TypeVar("T")
 Array = tuple[DType, tuple[int, ...]]
 Strided = tuple[DType, tuple[int, ...], tuple[int, ...]]
 
@@ -30,7 +35,7 @@ class Runner(NamedTuple):
     the address of what tells the stream there, 0 where there are none.
     """
 
-    owner: Any
+    owner: object
     table: int
     execute: str
     words: int
@@ -47,7 +52,7 @@ class CallTable:
 
     def __init__(
         self, runner: Runner, kind: type, inputs: Sequence[Array], outputs: Sequence[Array],
-        new: Sequence[Callable[[], Any]], wrap: Callable[[tuple[Any, ...]], Any], no: object,
+        new: Sequence[Callable[[], object]], wrap: Callable[[Any], Any], no: object,
     ):  # fmt: skip
         self._alive = alive = KeepAlive()
         describe = 0 if kind is np.ndarray else exchange(_DESCRIBE)
@@ -84,8 +89,8 @@ def _spec(
 
 def prepared(
     runner: Runner, values: int, takes: Sequence[int], inputs: Sequence[Strided], outputs: Sequence[Strided],
-    new: Sequence[Callable[[], Any] | int], otherwise: Callable[..., Any],
-) -> Callable[..., Any]:  # fmt: skip
+    new: Sequence[Callable[[], A] | int], otherwise: Callable[..., T],
+) -> Callable[..., A | tuple[A, ...] | T]:  # fmt: skip
     """`function(*values)` runs the program on PyTorch's tensors: its inputs are the values whose numbers `takes` has, its results
     what the functions of `new` allocate, or the values of the numbers there, which are written. It returns a tensor, or a tuple of
     several. Calls `otherwise` for values that are no tensors of these types, shapes and strides. To be called where no gradients
@@ -115,7 +120,7 @@ def possible(kind: type) -> bool:
     return torch is not None and kind is torch.Tensor and exchange(_DESCRIBE) != 0
 
 
-def new_array(kind: type, dtype: DType, shape: tuple[int, ...]) -> Callable[[], Any]:
+def new_array(kind: type, dtype: DType, shape: tuple[int, ...]) -> Callable[[], np.ndarray | torch.Tensor]:
     if kind is np.ndarray:
         return partial(np.empty, shape, dtype.numpy)
     return buffers.new_tensor(sys.modules["torch"].empty((), dtype=buffers.to_torch(dtype.name), device="cpu"), shape)
@@ -141,7 +146,7 @@ def _numpy_is_known() -> bool:
     )
 
 
-def _read(address: int, offset: int, kind: Any) -> int:
+def _read(address: int, offset: int, kind: type[ctypes.c_int8 | ctypes.c_int32 | ctypes.c_uint32 | ctypes.c_int64]) -> int:
     return kind.from_address(address + offset).value
 
 

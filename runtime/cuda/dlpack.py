@@ -8,7 +8,8 @@ float8, no device.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from tilec.core.dtypes import DTYPES, DType
 
@@ -48,6 +49,14 @@ class _Versioned(ctypes.Structure):
     )
 
 
+class Exporter(Protocol):
+    """An array that DLPack exports."""
+
+    def __dlpack__(self, *, stream: int | None = ..., max_version: tuple[int, int] = ...) -> object: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
 class Described(NamedTuple):
     """`strides` in elements; `dtype` None where the language has none, `type_name` to say which that is.
 
@@ -71,7 +80,7 @@ _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
 
 
-def read(array: Any, stream: int | None) -> Described:
+def read(array: Exporter, stream: int | None) -> Described:
     """What `array.__dlpack__()` says. The capsule is not consumed: its own destructor frees the tensor with
     it.
 
@@ -99,9 +108,9 @@ def read(array: Any, stream: int | None) -> Described:
     )
 
 
-def _export(array: Any, stream: int | None) -> object:
-    options: dict[str, Any] = {} if stream is None else {"stream": stream}
+def _export(array: Exporter, stream: int | None) -> object:
+    export = array.__dlpack__ if stream is None else partial(array.__dlpack__, stream=stream)
     try:
-        return array.__dlpack__(max_version=(1, 0), **options)
+        return export(max_version=(1, 0))
     except TypeError:  # older than DLPack 1.0
-        return array.__dlpack__(**options)
+        return export()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilec.runtime.cuda.device.define import NUMBA, memref, mlir_type
+from tilec.runtime.cuda.device.define import NUMBA, DeviceFunction, memref, mlir_type
 from tilec.runtime.cuda.numbers import BITS, TYPES, Unknown, Value, number_as, number_text, number_value, signature
 
 
@@ -33,7 +33,7 @@ class Slot:
     name: str
 
 
-_OPERATORS: dict[type, tuple[Callable[..., Any], tuple[str, str, str]]] = {
+_OPERATORS: dict[type, tuple[Callable[[int, int], int], tuple[str, str, str]]] = {
     ast.Add: (operator.add, ("addi", "addi", "addf")),
     ast.Sub: (operator.sub, ("subi", "subi", "subf")),
     ast.Mult: (operator.mul, ("muli", "muli", "mulf")),
@@ -47,7 +47,7 @@ _OPERATORS: dict[type, tuple[Callable[..., Any], tuple[str, str, str]]] = {
     ast.BitXor: (operator.xor, ("xori", "xori", "")),
 }
 """Python's operator, and operations on integers with a sign, on those without one, and on floats."""
-_COMPARISONS: dict[type, tuple[Callable[..., Any], str, str]] = {
+_COMPARISONS: dict[type, tuple[Callable[[int, int], int], str, str]] = {
     ast.Eq: (operator.eq, "eq", "oeq"),
     ast.NotEq: (operator.ne, "ne", "one"),  # Numba's; `not_equal_f32` is true of NaN
     ast.Lt: (operator.lt, "lt", "olt"),
@@ -61,7 +61,7 @@ _POSITIONS = {"threadIdx": "thread_id", "blockIdx": "block_id"}
 _BUILTINS = {"min": min, "max": max, "abs": abs}
 
 
-def _folded(function: Callable[..., Any], left: Any, right: Any) -> int | None:
+def _folded(function: Callable[[int, int], int], left: object, right: object) -> int | None:
     """The result where both numbers are known, and it fits their type."""
     if type(left) is not int or type(right) is not int or (right <= 0 and function not in _OF_ANY):
         return None
@@ -75,7 +75,7 @@ _OF_ANY = (operator.add, operator.sub, operator.mul, operator.and_, operator.or_
 class Expressions:
     """The operations of a function so far. `globals` has what its expressions read and `assigned` does not count."""
 
-    def __init__(self, globals: Mapping[str, Any], assigned: Counter[str]):
+    def __init__(self, globals: Mapping[str, object], assigned: Counter[str]):
         self.globals, self.assigned = globals, assigned
         self.known: dict[str, Value | Array | Slot] = {}  # variables by name, where what is being read is
         self.first: list[str] = []  # operations of the first block: constants, and memory
@@ -284,7 +284,7 @@ class Expressions:
             return self._libdevice(function, [self._value(a) for a in arguments])
         return self._device_function(function, [self._value_or_array(a) for a in arguments])
 
-    def _device_function(self, function: Any, arguments: Sequence[Value | Array]) -> Value:
+    def _device_function(self, function: DeviceFunction, arguments: Sequence[Value | Array]) -> Value:
         names, types = [], []
         if len(function.sig.args) != len(arguments):
             raise Unknown(f"{len(arguments)} arguments of {function.name}")
@@ -306,7 +306,7 @@ class Expressions:
         self.lines.append(call + "()")
         return Value("none")
 
-    def _libdevice(self, function: Any, arguments: Sequence[Value]) -> Value:
+    def _libdevice(self, function: Callable[..., object], arguments: Sequence[Value]) -> Value:
         if not getattr(function, "__module__", "").endswith("libdevice"):
             raise Unknown(f"a call of {function}")
         result, wanted = signature(function, *(v.type for v in arguments))

@@ -49,6 +49,7 @@ from numba_cuda_mlir.numba_cuda.core.typed_passes import type_inference_stage
 from numba_cuda_mlir.numba_cuda.cudadrv.nvvm import LibDevice
 from numba_cuda_mlir.numba_cuda.flags import CUDAFlags
 
+from tilec.runtime.cuda.device.define import Signature
 from tilec.runtime.cuda.nan_tests import keep_nan_tests
 from tilec.runtime.cuda.shifts import keep_right_shifts
 
@@ -84,7 +85,7 @@ class Lowered:
 
 
 @global_compiler_lock
-def to_mlir(function: Callable[..., Any], kinds: Sequence[str], chip: str, threads: int, min_blocks: int) -> Lowered:
+def to_mlir(function: Callable[..., object], kinds: Sequence[str], chip: str, threads: int, min_blocks: int) -> Lowered:
     """Reads, types and lowers a kernel; one at a time. `kinds` are Numba's names of its parameters' types."""
     register_lowering()
     arguments = tuple(getattr(types, kind) for kind in kinds)
@@ -125,7 +126,7 @@ def _nothing():
     pass
 
 
-def signature(function: Callable[..., Any], kinds: Sequence[str]) -> Any:
+def signature(function: Callable[..., object], kinds: Sequence[str]) -> Signature | None:
     """Numba's signature of an operator or function for arguments of these types; None if it has none."""
     register_lowering()
     with target_override("numba_cuda_mlir"):
@@ -171,7 +172,7 @@ def to_ptx(lowered: Lowered) -> str:
         return _compile_to_ptx(text, number, LibDevice(), _nvvm_options(number, lowered.options)).decode()
 
 
-_known: dict[tuple[Any, ...], Any] = {}
+_known: dict[tuple[object, ...], Signature] = {}
 
 
 @contextmanager
@@ -189,8 +190,10 @@ def _remembered_types():
             return plain(func, args, kws)
         if not isinstance(func, types.Type):  # an operator
             args = tuple(map(types.unliteral, args))
-        found = _known.get((func, args))
-        if found is None and (found := plain(func, args, kws)) is not None:
+        if (known := _known.get((func, args))) is not None:
+            return known
+        found = plain(func, args, kws)
+        if found is not None:
             _known[func, args] = found
         return found
 

@@ -24,12 +24,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 from tilec.core.coefficients import NAMED
 from tilec.runtime.cuda.device.asynchronous import ASYNC, bulk_wait, cp_async_wait, set_registers, tma_load, tma_store
 from tilec.runtime.cuda.device.contraction import contract
-from tilec.runtime.cuda.device.define import NUMBA, define, ptx
+from tilec.runtime.cuda.device.define import NUMBA, DeviceFunction, Intrinsic, define, ptx
 from tilec.runtime.cuda.device.matrix import MATRIX, matrix_descriptor, shared_words, wgmma, wgmma_wait, widen
 from tilec.runtime.cuda.device.memory import WIDTH, load, load_vector, store, store_vector
 from tilec.runtime.cuda.device.packed import PACKED
@@ -53,11 +52,11 @@ __all__ = [
     "widen",
 ]
 
-_TABLE: dict[str, Callable[[], Any]] = {**SCALAR, **ASYNC, **MATRIX, **PACKED}
+_TABLE: dict[str, Callable[[], Intrinsic]] = {**SCALAR, **ASYNC, **MATRIX, **PACKED}
 _ACCESS = re.compile(rf"(shared_)?(load|store)_({'|'.join(WIDTH)})(?:x(\d+))?(?:_(nc|nc_again|nc_last))?(_where)?")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """The device function of this name. Not kept here: a few differ between chips, and definitions are
     cached."""
     if name in _TABLE:
@@ -77,7 +76,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _access(shared: str | None, action: str, dtype: str, count: str | None, hint: str | None, where: str | None) -> Any:
+def _access(shared: str | None, action: str, dtype: str, count: str | None, hint: str | None, where: str | None) -> DeviceFunction:
     if where and not (action == "load" and count and not shared):
         raise AttributeError("only loads of vectors from global memory take a condition")
     space = "shared" if shared else "global"

@@ -17,7 +17,6 @@ import ast
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from tilec.runtime.cuda.device.define import mlir_type
 from tilec.runtime.cuda.expressions import Array, Expressions, Slot
@@ -27,7 +26,7 @@ SYMBOL = "printed_kernel_"  # before a kernel's name: no device function has suc
 
 
 def to_mlir(
-    kernel: ast.FunctionDef, globals: Mapping[str, Any], types: Sequence[str], chip: str, threads: int, min_blocks: int
+    kernel: ast.FunctionDef, globals: Mapping[str, object], types: Sequence[str], chip: str, threads: int, min_blocks: int
 ) -> str:  # fmt: skip
     """The text of a module with the kernel, whose name there has SYMBOL before it, and with the device functions that it calls.
     `globals` has what it reads but does not assign. Raises Unknown."""
@@ -35,7 +34,7 @@ def to_mlir(
 
 
 class _Kernel(Expressions):
-    def __init__(self, kernel: ast.FunctionDef, globals: Mapping[str, Any], types: Sequence[str]):
+    def __init__(self, kernel: ast.FunctionDef, globals: Mapping[str, object], types: Sequence[str]):
         stored = (n.id for n in ast.walk(kernel) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
         super().__init__(globals, Counter(stored))
         self.kernel, self.types = kernel, types

@@ -29,7 +29,7 @@ TYPES = {numba: name for name, numba in NUMBA.items()} | {"bool": "bool"}  # by 
 BITS = {name: int(name[1:]) for name in NUMBA if name != "bool"} | {"bool": 1}
 
 
-def number_value(number: bool | int | float | np.number[Any]) -> Value:
+def number_value(number: bool | int | float | np.number) -> Value:
     """A number of the program's text, in Numba's type of it."""
     if isinstance(number, np.number):
         known: Any = number.item()
@@ -64,7 +64,7 @@ def number_text(number: bool | int | float, type: str) -> str:
 
 
 @cache
-def signature(function: Callable[..., Any], *types: str) -> tuple[str, tuple[str, ...]]:
+def signature(function: Callable[..., object], *types: str) -> tuple[str, tuple[str, ...]]:
     """The type of the result of an operator or function of values of these types, and the types that it takes: by Numba's rules."""
     from tilec.runtime.cuda.frontend import signature as numba_signature
 

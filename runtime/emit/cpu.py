@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import reduce
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -22,8 +21,10 @@ from tilec.analysis.traffic import element_bytes
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir
+from tilec.runtime.emit.comments import Comments
 from tilec.runtime.emit.index import Memory, plus
 from tilec.runtime.emit.kernels import print_kernels
+from tilec.runtime.emit.names import Names
 from tilec.runtime.emit.printer import Printer
 from tilec.runtime.emit.steps import read_steps
 from tilec.runtime.emit.tables import NARROW
@@ -46,8 +47,8 @@ def emit_cpu(module: ir.Module) -> Emitted:
 
 
 class _CpuPrinter(Printer):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, names: Names, comments: Comments) -> None:
+        super().__init__(names, comments)
         self.scratch = 0
         self.parameters = 0
 

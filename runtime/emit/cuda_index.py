@@ -20,12 +20,12 @@ The lower word is taken as a word, too: LLVM would shift it as a part of the 64 
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilec.analysis.index_ranges import I32, Range, Ranges
 from tilec.core import locations, mlir
 from tilec.core.mlir import ir
+from tilec.runtime.emit.comments import Comments
 from tilec.runtime.emit.index import group, quotient
+from tilec.runtime.emit.names import Names
 from tilec.runtime.emit.printer import Printer
 
 _COSTLY = (
@@ -61,8 +61,8 @@ def _exponent(divisor: object) -> int | None:
 
 
 class IndexPrinter(Printer):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, names: Names, comments: Comments) -> None:
+        super().__init__(names, comments)
         self.thread_numbers: set[str] = set()  # variables that are a thread's or a block's number
         self.grid: dict[str, int] = {}  # how many values `gpu.thread_id`, `gpu.block_id` and their like have
         self.ranges = Ranges(lambda op: (0, self.grid[op.name] - 1) if op.name in self.grid else None)

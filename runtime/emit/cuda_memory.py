@@ -8,16 +8,16 @@ Addresses of global memory are sums that end with what loops over a thread's ste
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilec.analysis.traffic import element_bytes
 from tilec.core import locations, mlir
 from tilec.core.mlir import ir
 from tilec.runtime.cuda.device.define import NUMBA
 from tilec.runtime.emit.addresses import Address, address_of, is_part_of_addresses
+from tilec.runtime.emit.comments import Comments
 from tilec.runtime.emit.cuda_shared import SharedMemory
 from tilec.runtime.emit.cuda_unroll import UnrollPrinter
 from tilec.runtime.emit.index import Memory, plus, times
+from tilec.runtime.emit.names import Names
 from tilec.runtime.program import TensorMap
 
 NAMES = {"i1": "bool", "index": "i64", "f8E4M3FN": "f8e4m3", "f8E5M2": "f8e5m2"}
@@ -26,8 +26,8 @@ NAMES = {"i1": "bool", "index": "i64", "f8E4M3FN": "f8e4m3", "f8E5M2": "f8e5m2"}
 class MemoryPrinter(UnrollPrinter):
     """The text of a kernel, its memory and the device functions that it calls."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, names: Names, comments: Comments) -> None:
+        super().__init__(names, comments)
         self.shared = SharedMemory(self.names)
         self.pending: list[ir.Operation] = []
         self.vectors: dict[ir.Value, tuple[Memory, str | int]] = {}

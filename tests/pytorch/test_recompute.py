@@ -42,7 +42,7 @@ def compiled(function, target="h200", kernels=False, inside=True):
 
     def compile_graph(gm, inputs):
         how = {"fw_compiler": of("forward"), "bw_compiler": of("backward"), "partition_fn": partition}
-        return aot.functions(gm, inputs, decompositions=backend._table(), **how)
+        return aot.functions(gm, inputs, {**how, "decompositions": backend._table()})
 
     return torch.compile(function, backend=compile_graph), saved
 

@@ -17,7 +17,10 @@ RETIRED = {  # word: the nouns used instead, and where the word is another's (a 
     "place": ("index, coordinates, offset, position, dims, location", []),
     "turn": ("transpose, ping-pong, phase", ["runtime/cpu/math_trig.py"]),  # angles in turns
     "beside": ("register chunks, rows per block, lane offset", []),
-    "keep": ("residency, on chip, intermediates", ["runtime/*", "dsl/parse.py"]),  # kept alive, or from LLVM; Lark's option
+    "keep": (
+        "residency, on chip, intermediates",  # kept alive, or from LLVM; options of Lark and of AOTAutograd
+        ["runtime/*", "dsl/parse.py", "tilec/torch/types.py"],
+    ),
     "shift": (
         "unaligned, misalignment, rescale",  # shifts of bits, and those of Lark's parser
         ["runtime/*", "dsl/parse_errors.py", "tilec/core/functions.py", "tilec/core/operators.py",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, SupportsIndex
 
 from tilec.core.diagnostics import CallError
 from tilec.core.quantities import count
@@ -25,7 +25,7 @@ Results = Sequence[tuple[str, "DType", tuple[int, ...]]]
 # ---- inputs ----------------------------------------------------------------------------------------------------------
 
 
-def in_order(op: str, parameters: Parameters, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+def in_order(op: str, parameters: Parameters, arrays: Sequence[object], named: Mapping[str, object]) -> tuple[object, ...]:
     """All arguments of a call in the order of the parameters. `named` has those given by name."""
     names = [name for name, _ in parameters]
     for name in named:
@@ -40,7 +40,7 @@ def in_order(op: str, parameters: Parameters, arrays: Sequence[Any], named: Mapp
     return (*arrays, *(named[name] for name in rest))
 
 
-def views(parameters: Parameters, arrays: Sequence[Any]) -> list[Buffer]:
+def views(parameters: Parameters, arrays: Sequence[object]) -> list[Buffer]:
     """The arguments' memory. A Python number takes the type that its parameter declares, if that has the number."""
     from tilec.runtime import buffers
 
@@ -54,7 +54,7 @@ def views(parameters: Parameters, arrays: Sequence[Any]) -> list[Buffer]:
     return found
 
 
-def as_declared(value: Any, dtype: DType | None) -> Any:
+def as_declared(value: object, dtype: DType | None) -> object:
     """A Python number as an array of its parameter's type; everything else is an array already."""
     if dtype is None or not isinstance(value, (bool, int, float)):
         return value
@@ -82,7 +82,7 @@ def one_device(found: Sequence[Buffer]) -> Device:
 # ---- results ---------------------------------------------------------------------------------------------------------
 
 
-def example(arrays: Sequence[Any], found: Sequence[Buffer], device: str | int) -> Any:
+def example(arrays: Sequence[object], found: Sequence[Buffer], device: str | int) -> object:
     """The argument whose kind the results have: the first array. A number is none, NumPy's neither."""
     import numpy as np
 
@@ -90,7 +90,7 @@ def example(arrays: Sequence[Any], found: Sequence[Buffer], device: str | int) -
     return next((a for a, v in zip(arrays, found) if v.device == device and not isinstance(a, number)), None)
 
 
-def given_results(op: str, results: Results, out: Any, inputs: Sequence[Buffer]) -> tuple[list[Any], list[Buffer]]:
+def given_results(op: str, results: Results, out: object, inputs: Sequence[Buffer]) -> tuple[list[object], list[Buffer]]:
     """The arrays in `out`, and their memory: one for each result, of its type and shape, apart from all else."""
     import numpy as np
 
@@ -129,7 +129,7 @@ def given_results(op: str, results: Results, out: Any, inputs: Sequence[Buffer])
     return list(arrays), found
 
 
-def _a(value: Any) -> str:
+def _a(value: object) -> str:
     kind = type(value).__name__
     return "None" if value is None else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
@@ -137,7 +137,7 @@ def _a(value: Any) -> str:
 # ---- options ---------------------------------------------------------------------------------------------------------
 
 
-def sizes(given: Any) -> dict[str, int]:
+def sizes(given: object) -> dict[str, int]:
     """Sizes by name, as Python's own integers."""
     if given is None:
         return {}
@@ -146,11 +146,11 @@ def sizes(given: Any) -> dict[str, int]:
     return {name: _size(name, value) for name, value in given.items()}
 
 
-def _size(name: Any, value: Any) -> int:
+def _size(name: object, value: object) -> int:
     if not isinstance(name, str):
         raise CallError(f"the name of a size must be a str, not {_a(name)}", hint='sizes={"N": 1024}')
     try:
-        number = -1 if isinstance(value, bool) else operator.index(value)
+        number = operator.index(value) if isinstance(value, SupportsIndex) and not isinstance(value, bool) else -1
     except TypeError:
         number = -1
     if not 0 <= number < 1 << 63:
@@ -161,22 +161,22 @@ def _size(name: Any, value: Any) -> int:
 RENAMED = {"late": "deferred_checks"}  # options that had another name before
 
 
-def no_unknown(function: str, options: Mapping[str, Any]) -> None:
+def no_unknown(function: str, options: Mapping[str, object]) -> None:
     """Raises TypeError for a keyword that a function does not take, with the new name of one that was renamed."""
     for name in options:
         new = f"; `{name}` was renamed to `{RENAMED[name]}`" if name in RENAMED else ""
         raise TypeError(f"{function}() got an unexpected keyword argument '{name}'{new}")
 
 
-def folders(value: Any) -> tuple[str, ...]:
+def folders(value: object) -> tuple[str, ...]:
     """The folders of `path=`: a path, or several. Raises CallError for anything else."""
     several = (value,) if isinstance(value, str | os.PathLike) else value
     if not isinstance(several, Sequence) or not all(isinstance(f, str | os.PathLike) for f in several):
         raise CallError(f"path= must be a folder or a list of folders, not {_a(value)}")
-    return tuple(map(os.fspath, several))
+    return tuple(os.fspath(f) for f in several if isinstance(f, str | os.PathLike))
 
 
-def text_option(option: str, value: Any, path: bool = False) -> None:
+def text_option(option: str, value: object, path: bool = False) -> None:
     """Raises CallError if the value is neither None nor a str (nor, with `path`, a path)."""
     if value is not None and not isinstance(value, (str, os.PathLike) if path else str):
         raise CallError(f"{option}= must be a {'path' if path else 'str'}, not {_a(value)}")

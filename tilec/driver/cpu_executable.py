@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tilec.core.diagnostics import CallError
 from tilec.driver.executable import Executable
@@ -38,7 +38,7 @@ class CpuExecutable(Executable):
     def load(self) -> None:
         _ = self.program
 
-    def run(self, inputs: list[Buffer], outputs: list[Buffer], stream: Any) -> None:
+    def run(self, inputs: list[Buffer], outputs: list[Buffer], stream: object) -> None:
         if stream is not None:
             raise CallError("stream= is for GPU arrays; the CPU runs a call before it returns")
         from tilec.runtime import host_memory

@@ -61,7 +61,7 @@ class CudaExecutable(Executable):
         cubins = self._cubins or {}
         return {name: cubins[k.name].registers for name, k in self.emitted.launched.items() if k.name in cubins}
 
-    def run(self, inputs: list[Buffer], outputs: list[Buffer], stream: Any) -> None:
+    def run(self, inputs: list[Buffer], outputs: list[Buffer], stream: object) -> None:
         self.runs += 1
         program, inputs, targets = self._ready(inputs, outputs)
         handle = self._stream(program.device, inputs) if stream is None else stream_handle(stream)

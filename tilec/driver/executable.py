@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -18,10 +18,13 @@ from tilec.runtime.program import Emitted, Step
 
 if TYPE_CHECKING:
     from tilec.runtime.buffers import Buffer
-    from tilec.runtime.cuda.program import Graph
+    from tilec.runtime.cpu.launch import CpuProgram
+    from tilec.runtime.cuda.program import DeviceProgram, Graph
     from tilec.runtime.segments import Cut, Segment
 
 T = TypeVar("T")
+Pick = Callable[[Sequence[int]], Sequence[int]]
+"""From addresses of inputs, outputs and temporaries to those of a step."""
 
 
 class Executable:
@@ -47,10 +50,22 @@ class Executable:
         """The registers that a thread of each kernel takes, by the plan's name of it, of those that were compiled for a GPU."""
         return {}
 
+    runs = 0
+    """Calls on a GPU so far."""
+
+    @cached_property
+    def program(self) -> CpuProgram:
+        """What runs on the CPU."""
+        raise NotImplementedError
+
+    def on(self, device: int) -> DeviceProgram:
+        """What runs on the GPU of this number."""
+        raise NotImplementedError
+
     def load(self) -> None:
         """Loads the machine code; `run` does it otherwise."""
 
-    def run(self, inputs: list[Buffer], outputs: list[Buffer], stream: Any) -> None:
+    def run(self, inputs: list[Buffer], outputs: list[Buffer], stream: object) -> None:
         """Runs on any buffers. Copies those that kernels cannot read or write as they are."""
         raise NotImplementedError
 
@@ -112,7 +127,7 @@ class Executable:
         return part
 
     @cached_property
-    def steps(self) -> tuple[tuple[Step, Any], ...]:
+    def steps(self) -> tuple[tuple[Step, Pick], ...]:
         """Every step, and a function that picks its addresses from those of inputs, outputs and temporaries."""
         begin = {"input": 0, "output": len(self.compiled.inputs)}
         begin["temporary"] = begin["output"] + len(self.outputs)
@@ -120,7 +135,7 @@ class Executable:
         return tuple((step, _picker(numbers)) for step, numbers in zip(self.emitted.steps, picks))
 
 
-def _picker(numbers: list[int]) -> Callable[[Any], Any]:
+def _picker(numbers: list[int]) -> Pick:
     if len(numbers) > 1:
         return itemgetter(*numbers)
     return lambda memory: [memory[n] for n in numbers]

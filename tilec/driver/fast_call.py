@@ -9,21 +9,36 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tilec.runtime.native import tables
 
 if TYPE_CHECKING:
-    from tilec.runtime.buffers import Buffer
-    from tilec.runtime.cpu.call import Runner, Strided
+    import torch
 
-Call = Callable[[tuple[Any, ...], Any, Any], Any]  # of the arguments, `out` and the stream; NO if they do not fit
-NO = object()
+    from tilec.driver.executable import Executable
+    from tilec.runtime.buffers import Buffer
+    from tilec.runtime.cpu.call import Array, Runner, Strided
+    from tilec.runtime.cpu.launch import CpuProgram
+    from tilec.runtime.cuda.program import DeviceProgram
+
+A = TypeVar("A")
+T = TypeVar("T")
+Wrap = Callable[[Any], Any]
+Call = Callable[[tuple[object, ...], object, object], Any]  # of the arguments, `out` and the stream; NO if they do not fit
+class No(Enum):
+    """What a call gives where its arguments do not fit."""
+
+    NO = auto()
+
+
+NO: Final = No.NO
 CALLS_THRESHOLD = 16  # calls on a GPU: a process that makes no more has no use for LLVM, which takes 50 ms to load
 
 
 def make(
-    executable: Any, arrays: Sequence[Any], views: Sequence[Buffer], results: Sequence[Any], wrap: Callable
+    executable: Executable, arrays: Sequence[object], views: Sequence[Buffer], results: Sequence[torch.Tensor], wrap: Wrap
 ) -> Call | None:
     """The fast path for calls with arrays like these, or None. `wrap` makes the return value of a call from new arrays."""
     if not tables.native_calls():
@@ -45,7 +60,7 @@ def make(
     return on_gpu(executable.on(views[0].device), kind, inputs, outputs, new, wrap)
 
 
-def _on_cpu(executable: Any, kind: type, inputs: Sequence[Any], outputs: Sequence[Any], wrap: Callable) -> Call | None:
+def _on_cpu(executable: Executable, kind: type, inputs: Sequence[Array], outputs: Sequence[Array], wrap: Wrap) -> Call | None:
     from tilec.runtime.cpu import call as cpu_call
 
     if not cpu_call.possible(kind):
@@ -54,14 +69,15 @@ def _on_cpu(executable: Any, kind: type, inputs: Sequence[Any], outputs: Sequenc
     return cpu_call.CallTable(_cpu_runner(executable.program), kind, inputs, outputs, new, wrap, NO).function
 
 
-def _cpu_runner(program: Any) -> Runner:
+def _cpu_runner(program: CpuProgram) -> Runner:
     from tilec.runtime.cpu import call as cpu_call
 
     return cpu_call.Runner(program, program.table, "tilec_execute", program.words)
 
 
 def on_gpu(
-    program: Any, kind: type, inputs: Sequence[Any], outputs: Sequence[Any], new: Sequence[Callable], wrap: Callable
+    program: DeviceProgram, kind: type, inputs: Sequence[Array], outputs: Sequence[Array], new: Sequence[Callable[[], object]],
+    wrap: Wrap,
 ) -> Call | None:
     """The short way for a program on a GPU; inputs and results by types and shapes."""
     from tilec.runtime.cpu.call import CallTable
@@ -72,9 +88,9 @@ def on_gpu(
 
 
 def prepare(
-    executable: Any, device: str | int, values: int, takes: Sequence[int], inputs: Sequence[Strided],
-    outputs: Sequence[Strided], new: Sequence[Callable | int], otherwise: Callable,
-) -> Callable[..., Any] | None:  # fmt: skip
+    executable: Executable, device: str | int, values: int, takes: Sequence[int], inputs: Sequence[Strided],
+    outputs: Sequence[Strided], new: Sequence[Callable[[], A] | int], otherwise: Callable[..., T],
+) -> Callable[..., A | tuple[A, ...] | T] | None:  # fmt: skip
     """A call by machine code for a compiled graph of PyTorch's: see `runtime/cpu/call.py`. None if there is none for this version
     of PyTorch, or it is switched off."""
     from tilec.runtime.cpu import call as cpu_call
@@ -90,5 +106,6 @@ def prepare(
     else:
         from tilec.runtime.cuda import call as cuda_call
 
+        assert isinstance(device, int)
         runner = cuda_call.runner(executable.on(device), torch.Tensor, len(inputs) + len(outputs))
     return None if runner is None else cpu_call.prepared(runner, values, takes, inputs, outputs, new, otherwise)

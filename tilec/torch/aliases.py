@@ -7,25 +7,60 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+if TYPE_CHECKING:
+    from torch.fx.node import Argument
+
 Test = Callable[[fx.Node], bool]
 BOUNDS = ("placeholder", "get_attr", "output")
 
 
-def schema_of(node: fx.Node) -> Any:
+def schema_of(node: fx.Node) -> torch._C.FunctionSchema | None:
     """The schema of the operator that a node calls, or None."""
     return getattr(node.target, "_schema", None)
+
+
+def schema(node: fx.Node) -> torch._C.FunctionSchema:
+    """The same, of a node that calls an operator."""
+    found = schema_of(node)
+    assert found is not None, node.format_node()
+    return found
+
+
+def function(node: fx.Node) -> Callable[..., torch.Tensor]:
+    """What a node calls, a method's name aside."""
+    assert not isinstance(node.target, str), node.format_node()
+    return node.target
+
+
+def node_at(node: fx.Node, number: int = 0) -> fx.Node:
+    """An argument of an operation that is a node."""
+    found = node.args[number]
+    assert isinstance(found, fx.Node), node.format_node()
+    return found
+
+
+def returns(graph: fx.Graph) -> list[Argument]:
+    """What a graph returns, of which some may be None."""
+    (found,) = graph.output_node().args
+    assert isinstance(found, tuple | list)
+    return list(found)
+
+
+def set_returns(graph: fx.Graph, values: Sequence[Argument]) -> None:
+    output = graph.output_node()
+    output.args = (tuple(values) if isinstance(output.args[0], tuple) else list(values),)
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
     """The arguments of an operation by their names in the operator's schema, with the defaults of those that are not given."""
     found = {}
-    for k, argument in enumerate(schema_of(node).arguments):
+    for k, argument in enumerate(schema(node).arguments):
         default = argument.default_value if argument.has_default_value() else None
         found[argument.name] = node.args[k] if k < len(node.args) else node.kwargs.get(argument.name, default)
     return found

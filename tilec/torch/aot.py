@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import fx
 
+from tilec.torch.types import Compilers, Input, Run
 
-def functions(gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable[..., Any]:
+
+def functions(gm: fx.GraphModule, inputs: Sequence[Input], how: Compilers) -> Callable[..., tuple[torch.Tensor, ...]]:
     """A function like `gm` of what the compilers in `how` make of its ATen graphs, whose arguments are `aot_module_simplified`'s.
     So does `torch._dynamo.backends.common.aot_autograd`, which imports Inductor's debugger first, for 0.15 s.
 
@@ -21,17 +22,18 @@ def functions(gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable
     from torch._functorch.aot_autograd import aot_module_simplified
 
     if any(isinstance(x, (list, tuple, dict)) for x in inputs):
-        return flatten_graph_inputs(gm, inputs, lambda flat, given: functions(flat, given, **how))
-    backward = disable(how.pop("bw_compiler"), reason="the compiler of a backward graph")
+        return flatten_graph_inputs(gm, inputs, lambda flat, given: functions(flat, given, how))
+    backward = disable(how["bw_compiler"], reason="the compiler of a backward graph")
 
-    def bw_compiler(graph: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        return disable(backward(graph, given), reason="a compiled backward graph")
+    def bw_compiler(gm: fx.GraphModule, example_inputs: Sequence[Input]) -> Run:
+        return disable(backward(gm, example_inputs), reason="a compiled backward graph")
 
+    chosen: Compilers = {**how, "bw_compiler": bw_compiler}
     counts = counters["aot_autograd"]
     counts["total"] += 1
     try:
         with tracing():
-            made = aot_module_simplified(gm, inputs, bw_compiler=bw_compiler, **how)
+            made = aot_module_simplified(gm, inputs, **chosen)
     except Exception:
         counts["not_ok"] += 1
         raise

@@ -11,10 +11,11 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from tilec.core import targets
 from tilec.core.diagnostics import CallError
@@ -45,16 +46,19 @@ from tilec.torch import (
 from tilec.torch.aliases import maker
 from tilec.torch.aot import functions
 from tilec.torch.call import Partition
-from tilec.torch.concrete import UNDECIDED, concrete, is_symbolic, size_by_inputs, traced
+from tilec.torch.concrete import UNDECIDED, Known, concrete, is_symbolic, size_by_inputs, traced
 from tilec.torch.inplace import CHANGES, is_write, leave_to_pytorch, results_in_inputs, reuse_inputs, save_old_values
 from tilec.torch.options import Options, read
 from tilec.torch.origins import module_path, operation, source_line
-from tilec.torch.partition import decide, is_light
+from tilec.torch.partition import Decision, Refusal, decide, is_light
 from tilec.torch.segments import Segmented
 from tilec.torch.split import Piece, cut, join
+from tilec.torch.types import Attribute, Compiler, Compilers, Decomposition, Input, Joint, Run
 from tilec.torch.write import Unwritten
 
-Run = Callable[[list[Any]], list[Any]]
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
 SPARE = 4  # processors, from which on graphs are compiled that nobody has asked for yet
 MOST_REFUSED = 64  # operations of one graph whose programs fail; beyond them whole partitions are left to PyTorch
 _number = itertools.count()
@@ -67,9 +71,9 @@ class Backend:
     __name__ = "tilec"
 
     def __call__(
-        self, gm: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None,
-        **unknown: Any,
-    ) -> Callable[..., Any]:  # fmt: skip
+        self, gm: fx.GraphModule, inputs: Sequence[Input], *, mode: str | None = None, options: Mapping[str, object] | None = None,
+        **unknown: object,
+    ) -> Callable[..., tuple[torch.Tensor, ...]]:  # fmt: skip
         """Compiles a graph of Dynamo's for inputs like these. Raises CallError for options that there are not."""
         for name in unknown:
             raise CallError(f"torch.compile(backend='tilec') takes no {name}=")
@@ -102,11 +106,11 @@ def register() -> None:
 
 
 @cache
-def _table() -> dict[Any, Any]:
+def _table() -> dict[OpOverload, Decomposition]:
     return aten.decompositions()
 
 
-def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+def compile_graph(gm: fx.GraphModule, inputs: Sequence[Input], options: Options) -> Callable[..., tuple[torch.Tensor, ...]]:
     """A function like `gm`, forward and backward. Raises CallError for a wrong TILEC_THREADS, which in a call would
     count as a failure of the program, which PyTorch makes up for."""
     threads.settle()
@@ -117,12 +121,12 @@ def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -
     warm_up.expect()
     load_compilers(kind)  # while PyTorch traces
     try:
-        return functions(gm, inputs, **compilers(options, names))
+        return functions(gm, inputs, compilers(options, names))
     finally:
         end_unused_compilers(kind)
 
 
-def _refuse_other_devices(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> None:
+def _refuse_other_devices(gm: fx.GraphModule, inputs: Sequence[Input], options: Options) -> None:
     """Raises CallError if no tensor of the graph is on a device of the kind that the option 'target' names."""
     if options.target is None:
         return
@@ -135,13 +139,13 @@ def _refuse_other_devices(gm: fx.GraphModule, inputs: Sequence[Any], options: Op
         raise CallError(f"the option 'target' is '{options.target}', {what}, and the model's tensors are on {where}", hint=hint)
 
 
-def _kind(inputs: Sequence[Any], options: Options) -> str:
+def _kind(inputs: Sequence[Input], options: Options) -> str:
     """The kind of target that most of a graph's programs have."""
     on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
     return kind_of(options.target) if options.target is not None else "cuda" if on_gpu else "cpu"
 
 
-def compilers(options: Options, names: Sequence[str] = ()) -> dict[str, Any]:
+def compilers(options: Options, names: Sequence[str] = ()) -> Compilers:
     """What AOTAutograd is to be called with, to trace under `aot.tracing()`. `names` are the user's, of a graph's inputs."""
     graphs = None
     if options.replays:
@@ -149,15 +153,15 @@ def compilers(options: Options, names: Sequence[str] = ()) -> dict[str, Any]:
 
         graphs = Replayed()
 
-    def of(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Run]:
-        def compiled(graph: fx.GraphModule, given: Sequence[Any]) -> Run:
-            _name(graph.graph, names)
+    def of(kind: str) -> Compiler:
+        def compiled(gm: fx.GraphModule, example_inputs: Sequence[Input]) -> Run:
+            _name(gm.graph, names)
             if kind == "inference":
-                precision.mark(graph.graph)
+                precision.mark(gm.graph)
             with frozen(), progress.reported(f"compiling a graph of {kind}"):  # Dynamo's trace of a backward graph is over
-                run, reported = compile_aten(graph, given, kind, options)
+                run, reported = compile_aten(gm, example_inputs, kind, options)
             if graphs is not None:
-                run, reported.not_replayed = graphs.wrap(run, graph, given, kind)
+                run, reported.not_replayed = graphs.wrap(run, gm, example_inputs, kind)
             return run
 
         return compiled
@@ -169,7 +173,7 @@ def compilers(options: Options, names: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _halves(
-    options: Options, names: Sequence[str], joint: fx.GraphModule, inputs: Sequence[Any], **reported: Any
+    options: Options, names: Sequence[str], joint: fx.GraphModule, inputs: Sequence[Input], **reported: Unpack[Joint]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:  # fmt: skip
     """The forward and the backward graph of a training step. PyTorch asks for the backward graph's function when the first gradient
     is asked for; its programs are compiled beside those of the forward graph, where there are processors for both. They are written
@@ -188,21 +192,21 @@ def _halves(
     return forward, backward
 
 
-def _ahead(graph: fx.Graph, attribute: Callable[[str], Any], options: Options) -> Callable[[], None] | None:
+def _ahead(graph: fx.Graph, attribute: Attribute, options: Options) -> Callable[[], None] | None:
     """What compiles programs that `compile_aten` will ask for. What fails, fails there again."""
     with suppress(Exception), torch.no_grad():
         if not is_symbolic(graph):
             reuse_inputs(graph, by_kernels=True)
             placeholders = graph.find_nodes(op="placeholder")
-            known = _known(graph, placeholders, mode := _mode(placeholders), attribute)
+            known = _known(graph, placeholders, mode := _mode(), attribute)
             _, pieces, into = _cut(graph, known, cache(aten.refusal), {})
             return Partition.ahead([piece.graph for piece in pieces], into, options, mode)
     return None
 
 
 def _cut(
-    graph: fx.Graph, known: Mapping[fx.Node, Any], refusal: Callable[..., Any], refused: Mapping[fx.Node, str]
-) -> tuple[Any, Any, Any]:
+    graph: fx.Graph, known: Mapping[fx.Node, Known], refusal: Refusal, refused: Mapping[fx.Node, str]
+) -> tuple[Decision, list[Piece], list[dict[int, int]]]:
     """The decision which operations are tilec's, the partitions, and of each the results that lie in memory of its inputs."""
     decision = decide(graph, known, refusal, refused)
     sinking.sink(graph, decision, known)
@@ -237,7 +241,7 @@ def _name(graph: fx.Graph, names: Sequence[str]) -> None:
 
 
 def compile_aten(
-    gm: fx.GraphModule, inputs: Sequence[Any], kind: str, options: Options
+    gm: fx.GraphModule, inputs: Sequence[Input], kind: str, options: Options
 ) -> tuple[Run, reports.GraphReport]:
     """The function of an ATen graph, which takes a list that it empties, and returns a list; and what to report. `kind` is
     "forward", "backward" or "inference". Raises CallError under `strict` where PyTorch would run an operation."""
@@ -252,7 +256,7 @@ def compile_aten(
     if is_symbolic(graph):
         size_by_inputs(graph)
     placeholders = graph.find_nodes(op="placeholder")
-    mode = _mode(placeholders)
+    mode = _mode()
     folder = dump.folder(f"{number:03}-{kind}")
     with torch.no_grad():  # the graphs of a partition are no gradients' business
         known = _known(graph, placeholders, mode, attribute)
@@ -313,15 +317,15 @@ def _freed(piece: Piece, placeholders: Sequence[fx.Node], kind: str) -> list[int
 
 
 def _without(
-    graph: fx.Graph, writes: Sequence[fx.Node], placeholders: Sequence[fx.Node], mode: Any, attribute: Callable[[str], Any]
-) -> Mapping[fx.Node, Any]:  # fmt: skip
+    graph: fx.Graph, writes: Sequence[fx.Node], placeholders: Sequence[fx.Node], mode: FakeTensorMode, attribute: Attribute
+) -> Mapping[fx.Node, Known]:  # fmt: skip
     """What is `_known` of the graph, once PyTorch is to do writes that no kernel does in place."""
     for write in writes:
         leave_to_pytorch(graph, write)
     return _known(graph, placeholders, mode, attribute)
 
 
-def _mode(placeholders: Sequence[fx.Node]) -> Any:
+def _mode() -> FakeTensorMode:
     """A mode for fake tensors of known sizes: apart from the one that traced the graph, whose symbols would be guarded."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -329,8 +333,8 @@ def _mode(placeholders: Sequence[fx.Node]) -> Any:
 
 
 def _known(
-    graph: fx.Graph, placeholders: Sequence[fx.Node], mode: Any, attribute: Callable[[str], Any]
-) -> Mapping[fx.Node, Any]:
+    graph: fx.Graph, placeholders: Sequence[fx.Node], mode: FakeTensorMode, attribute: Attribute
+) -> Mapping[fx.Node, Known]:
     """For each node, the node with known sizes that stands for it, a number, or UNDECIDED."""
     if not is_symbolic(graph):
         return {n: n.meta["val"] if isinstance(n.meta.get("val"), (bool, int, float)) else n for n in graph.nodes}
@@ -338,14 +342,14 @@ def _known(
     return {n: became.get(n, UNDECIDED) for n in graph.nodes}
 
 
-def _attribute(gm: fx.GraphModule, name: str) -> Any:
-    value: Any = gm
+def _attribute(gm: fx.GraphModule, name: str) -> torch.Tensor | torch.nn.Module:
+    value: torch.Tensor | torch.nn.Module = gm
     for part in name.split("."):
         value = getattr(value, part)
     return value
 
 
-_reported: set[Any] = set()
+_reported = set[int]()
 
 
 def _report_recompile_limit() -> None:

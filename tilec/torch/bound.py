@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import fx
@@ -14,11 +13,11 @@ from tilec.core.diagnostics import CallError, CheckError
 from tilec.driver import fast_call
 from tilec.driver.executable import Executable
 from tilec.torch import segments
+from tilec.torch.aliases import returns
 from tilec.torch.failures import report
 from tilec.torch.layout import Layout, row_major
+from tilec.torch.types import Call, Results
 from tilec.torch.write import Argument, Result, Written
-
-Call = Callable[..., Any]
 
 
 def bind(
@@ -57,10 +56,10 @@ def bind(
     return fast
 
 
-def _without_gaps(call: Call, gapped: Sequence[int], remade: Mapping[int, Call]) -> Call:
+def _without_gaps(call: Call, gapped: Sequence[int], remade: Mapping[int, Callable[[torch.Tensor], torch.Tensor]]) -> Call:
     """The call, of copies of the values of these numbers, and with these results copied into the promised strides."""
 
-    def copied(*values: Any) -> Any:
+    def copied(*values: torch.Tensor) -> Results:
         given = list(values)
         for number in gapped:
             given[number] = values[number].contiguous()
@@ -76,14 +75,13 @@ def _without_gaps(call: Call, gapped: Sequence[int], remade: Mapping[int, Call])
 
 def empty_strided(device: str | int) -> Callable[..., torch.Tensor]:
     """PyTorch's shortest way to a tensor of a shape, strides and a type: that of generated code."""
-    made = torch._C._dynamo.guards
-    return made._empty_strided_cpu if device == "cpu" else made._empty_strided_cuda
+    return getattr(torch._C._dynamo.guards, f"_empty_strided_{'cpu' if device == 'cpu' else 'cuda'}")
 
 
-def _arrays(arguments: Sequence[Argument], values: Sequence[Any]) -> list[Any]:
+def _arrays(arguments: Sequence[Argument], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What the op is given: row-major where the values are so in another order of dimensions."""
 
-    def seen(value: Any, found: Layout | None) -> Any:
+    def seen(value: torch.Tensor, found: Layout | None) -> torch.Tensor:
         value = value.detach()  # a parameter, whose gradient is another program's
         return value if found is None or found.plain else value.as_strided(found.stored, found.steps)
 
@@ -102,7 +100,7 @@ def general(
     typed = [(a.number, dtype) for a, dtype in zip(arguments, types)]
     operations = [n for n in graph.nodes if n.op == "call_function"]
 
-    def call(*values: Any) -> Any:
+    def call(*values: torch.Tensor) -> Results:
         if any(values[number].dtype != dtype for number, dtype in typed):
             return eager(*values)
         if any(values[number].stride() != strides for number, strides in permuted):
@@ -129,7 +127,7 @@ def copying(call: Call, into: Mapping[int, int]) -> Call:
     if not into:
         return call
 
-    def copied(*values: Any) -> Any:
+    def copied(*values: torch.Tensor) -> Results:
         made = call(*values)
         results = [made] if isinstance(made, torch.Tensor) else list(made)
         pending = [(k, values[n]) for k, n in into.items() if results[k] is not values[n]]
@@ -157,6 +155,6 @@ def _restride(result: Result) -> Callable[[torch.Tensor], torch.Tensor]:
 def eager_call(graph: fx.Graph) -> Call:
     """The graph as PyTorch runs it."""
     module = fx.GraphModule({}, graph)
-    if len(graph.output_node().args[0]) != 1:
+    if len(returns(graph)) != 1:
         return module.forward
     return lambda *values: module.forward(*values)[0]

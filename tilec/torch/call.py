@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import fx
@@ -20,19 +20,25 @@ from tilec.driver.recipe import Signature
 from tilec.process.forking import compiling
 from tilec.process.workers import workers
 from tilec.runtime import buffers
+from tilec.torch.aliases import returns
 from tilec.torch.aten import dtype_of
 from tilec.torch.aten.scatters import CHANGES
 from tilec.torch.background import in_background, wait
 from tilec.torch.bound import bind, copying, eager_call, empty_strided, general
-from tilec.torch.concrete import concrete, is_symbolic, traced
+from tilec.torch.concrete import Undecided, concrete, is_symbolic, traced
 from tilec.torch.failures import report, warn
 from tilec.torch.options import Options
 from tilec.torch.outside import checking, remember
 from tilec.torch.schedules import schedule_of
 from tilec.torch.shared import program
+from tilec.torch.types import Call, Results, Value
 from tilec.torch.write import Unwritten, Written, blamed, write
 
-Call = Callable[..., Any]
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+Key = tuple[Hashable, ...]
+"""What tells the sizes of a call: shapes and strides of its tensors, and its numbers."""
 Note = Callable[[Written | None, str | None], None]
 AT_ONCE = 4  # partitions that are compiled at a time
 MOST_SIZES = 512
@@ -49,20 +55,20 @@ class Partition:
     go, in a training step; the call may then be `Segmented`."""
 
     def __init__(
-        self, graph: fx.Graph, options: Options, mode: Any, note: Note, last: bool = True,
+        self, graph: fx.Graph, options: Options, mode: FakeTensorMode, note: Note, last: bool = True,
         into: Mapping[int, int] | None = None, freed: Collection[int] | None = None,
     ):  # fmt: skip
         self.graph, self.options, self.mode, self.note, self.last = graph, options, mode, note, last
         self.into, self.freed = into or {}, freed
         self.eager = copying(eager_call(graph), self.into)
-        self.made: dict[tuple[Any, ...], Call] = {}
+        self.made: dict[Key, Call] = {}
         self._exact = set[Call]()  # those that find out themselves that values are of other sizes
         self._lock = threading.Lock()
         symbolic = is_symbolic(graph)
         self.call: Call = self._by_size if symbolic else self.eager
         given = _given(graph)
         self._numbers = [k for k, value in enumerate(given) if not isinstance(value, torch.Tensor)]
-        self._recent: tuple[Call, list[Any]] = self._any_size, [None] * len(self._numbers)
+        self._recent: tuple[Call, list[Value]] = self._any_size, [None] * len(self._numbers)
         if options.background:
             self.last = True
             in_background(partial(self._or_raising, self._prepare_traced if symbolic else self._prepare))
@@ -78,11 +84,13 @@ class Partition:
         return self if self.options.background else self.call
 
     @staticmethod
-    def ahead(graphs: Sequence[fx.Graph], into: Sequence[Mapping[int, int]], options: Options, mode: Any) -> Call:
+    def ahead(
+        graphs: Sequence[fx.Graph], into: Sequence[Mapping[int, int]], options: Options, mode: FakeTensorMode
+    ) -> Callable[[], None]:
         """Writes what partitions of these graphs will ask for, and returns what compiles it, several programs at a time. What
         fails, fails there again."""
 
-        def compiled(asked: tuple[Written, Any, Any, str | int]) -> None:
+        def compiled(asked: tuple[Written, tuple[tuple[int, int], ...], Signature, str | int]) -> None:
             written, donated, inputs, device = asked
             with suppress(Exception):
                 built = _program(written, options, donated).build_for(inputs, device)
@@ -119,15 +127,15 @@ class Partition:
         key = _key(_given(known))
         self.made[key] = self._compiled(known, key)
 
-    def __call__(self, *values: Any) -> Any:
+    def __call__(self, *values: Value) -> Results:
         return self.call(*values)
 
-    def _by_size(self, *values: Any) -> Any:
+    def _by_size(self, *values: Value) -> Results:
         """First as the latest call was done, whose machine code compares sizes."""
         call, numbers = self._recent
         return call(*values) if numbers == [values[k] for k in self._numbers] else self._any_size(*values)
 
-    def _any_size(self, *values: Any) -> Any:
+    def _any_size(self, *values: Value) -> Results:
         key = _key(values)
         found = self.made.get(key)
         if found is None:
@@ -136,11 +144,11 @@ class Partition:
             self._recent = found, [values[k] for k in self._numbers]
         return found(*values)
 
-    def _missed(self, key: tuple[Any, ...], slow: Call, *values: Any) -> Any:
+    def _missed(self, key: Key, slow: Call, *values: Value) -> Results:
         """Values that the call for the sizes of `key` did not take: of these sizes, but at another address, or of others."""
         return slow(*values) if _key(values) == key else self._any_size(*values)
 
-    def _for(self, key: tuple[Any, ...], values: Sequence[Any]) -> Call:
+    def _for(self, key: Key, values: Sequence[Value]) -> Call:
         with self._lock:
             if (found := self.made.get(key)) is not None:
                 return found
@@ -158,7 +166,7 @@ class Partition:
                 build()
             return self.made[key]
 
-    def _compiled(self, graph: fx.Graph, key: tuple[Any, ...] | None = None) -> Call:
+    def _compiled(self, graph: fx.Graph, key: Key | None = None) -> Call:
         """The call of a graph of known sizes; `key` says which, if there are others. Where it cannot be compiled, PyTorch's, and
         the reason is told."""
         written = None
@@ -180,7 +188,7 @@ class Partition:
         self.note(written, None)
         return made
 
-    def _bound(self, written: Written, graph: fx.Graph, key: tuple[Any, ...] | None) -> Call:
+    def _bound(self, written: Written, graph: fx.Graph, key: Key | None) -> Call:
         device, donated = _device(graph), _donated(graph, written, self.into, self.options)
         op = _program(written, self.options, donated)
         if not written.arguments and device != "cpu":
@@ -206,11 +214,11 @@ class Partition:
         return fast or slow
 
 
-def _raise(error: Exception, *values: Any) -> NoReturn:
+def _raise(error: Exception, *values: Value) -> NoReturn:
     raise error
 
 
-def _key(values: Sequence[Any]) -> tuple[Any, ...]:
+def _key(values: Sequence[Value]) -> Key:
     return tuple((v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in values)
 
 
@@ -246,11 +254,11 @@ def _donated(
 
 def _inputs(graph: fx.Graph, written: Written) -> Signature:
     """Types and shapes of the program's arguments."""
-    values = _given(graph)
-    return tuple((DTYPES[dtype_of(values[a.number].dtype)], a.stored) for a in written.arguments)
+    types = {k: v.dtype for k, v in enumerate(_given(graph)) if isinstance(v, torch.Tensor)}
+    return tuple((DTYPES[dtype_of(types[a.number])], a.stored) for a in written.arguments)
 
 
-def _traced(graph: fx.Graph, mode: Any) -> fx.Graph:
+def _traced(graph: fx.Graph, mode: FakeTensorMode) -> fx.Graph:
     """The graph for the sizes that it was traced with."""
     if not is_symbolic(graph):
         return graph
@@ -267,26 +275,27 @@ def _operations(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in graph.nodes if n.op == "call_function"]
 
 
-def _given(graph: fx.Graph) -> list[Any]:
+def _given(graph: fx.Graph) -> list[Value]:
     """The values of the graph's placeholders."""
     return [n.meta.get("val") for n in graph.find_nodes(op="placeholder")]
 
 
-def _outputs(graph: fx.Graph) -> Sequence[fx.Node]:
-    return graph.output_node().args[0]
+def _outputs(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in returns(graph) if isinstance(n, fx.Node)]
 
 
-def _fake(value: Any, mode: Any) -> Any:
+def _fake(value: Value, mode: FakeTensorMode) -> Value:
     if not isinstance(value, torch.Tensor):
         return value
     with mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
-def _sized(graph: fx.Graph, values: Sequence[Any], mode: Any) -> fx.Graph:
+def _sized(graph: fx.Graph, values: Sequence[Value | Undecided], mode: FakeTensorMode) -> fx.Graph:
     """The graph for these values."""
     made, became = concrete(graph, values, mode, lambda name: None)
-    made.output(tuple(became[n] for n in _outputs(graph)))
+    results = [became[n] for n in _outputs(graph)]
+    made.output(tuple(n for n in results if not isinstance(n, Undecided)))
     return made
 
 

@@ -16,12 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from operator import getitem
-from typing import Any
 
 import torch
 from torch import fx
 
-from tilec.torch.aliases import is_view, maker, memory, reached, tensors
+from tilec.torch.aliases import is_view, maker, memory, reached, returns, set_returns, tensors
 from tilec.torch.aten import orders, refusal
 from tilec.torch.aten.table import op_name
 from tilec.torch.builder import ORIGIN_KEYS
@@ -38,13 +37,13 @@ def save(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> Non
     if is_symbolic(forward.graph) or is_symbolic(backward.graph):
         return
     output, given = forward.graph.output_node(), backward.graph.find_nodes(op="placeholder")
-    outputs = list(output.args[0])
-    saved_in = [memory(n) for n in outputs if isinstance(n, fx.Node)]
+    returned = returns(forward.graph)
+    saved_in = [memory(n) for n in returned if isinstance(n, fx.Node)]
     refused = cache(refusal)
     convolved = _convolved(forward.graph, refused)
-    for k, read in zip(range(results, len(outputs)), given):
-        value = outputs[k]
-        if value not in convolved or value.name != read.name or not _is_transposed(value):
+    for k, read in zip(range(results, len(returned)), given):
+        value = returned[k]
+        if not isinstance(value, fx.Node) or value not in convolved or value.name != read.name or not _is_transposed(value):
             continue
         if saved_in.count(memory(value)) > 1:  # another output has that memory: there would be two of it
             continue
@@ -52,12 +51,12 @@ def save(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> Non
         if any(n.op != "call_function" or refused(n) for n in touching):  # PyTorch has it in PyTorch's order
             continue
         with forward.graph.inserting_after(value):
-            outputs[k] = _clone(forward.graph, value, FORMATS[value.meta["val"].dim()])
+            returned[k] = stored = _clone(forward.graph, value, FORMATS[value.meta["val"].dim()])
         with backward.graph.inserting_after(given[-1]):
             copy = _clone(backward.graph, read, torch.contiguous_format)
         read.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
-        read.meta["val"] = outputs[k].meta["val"]
-    output.args = (type(output.args[0])(outputs),)
+        read.meta["val"] = stored.meta["val"]
+    set_returns(forward.graph, returned)
     forward.recompile()
     backward.recompile()
 
@@ -97,7 +96,7 @@ def _rank(node: fx.Node) -> int:
 def _clone(graph: fx.Graph, node: fx.Node, order: torch.memory_format) -> fx.Node:
     made = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": order})
     made.meta = {k: v for k, v in node.meta.items() if k in ORIGIN_KEYS}
-    value: Any = node.meta["val"]
+    value = node.meta["val"]
     with value.fake_mode:
         made.meta["val"] = value.clone(memory_format=order)
     return made

@@ -14,7 +14,7 @@ from operator import getitem
 import torch
 from torch import fx
 
-from tilec.torch.aliases import is_view
+from tilec.torch.aliases import function, is_view, node_at
 from tilec.torch.aten.table import op_name, words
 from tilec.torch.builder import Builder
 from tilec.torch.complex_rules import KINDS, REAL, RULES, Call, Pair, kind_of, side_by_side
@@ -50,13 +50,13 @@ class _Pairs:
         if name == "_neg_view":
             self._negated(node)
             return
-        if name == "getitem" and op_name(node.args[0]) in SPLITS and kind_of(node):
+        if name == "getitem" and op_name(node_at(node)) in SPLITS and kind_of(node):
             self._split(node)
             return
         if _is_negative(node) and not any(map(_is_negative, node.all_input_nodes)):
             values, named = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
             with Builder(self.graph, node).mode:
-                node.meta["val"] = node.target(*values, **named)
+                node.meta["val"] = function(node)(*values, **named)
         read = [n for n in node.all_input_nodes if kind_of(n)]
         rule = RULES.get(name)
         if rule is None or not (read or kind) or not self._are_known(node) or (kind is None and name not in REAL):
@@ -66,7 +66,7 @@ class _Pairs:
         made = rule(Call(self.of, node, kind or kind_of(read[0]) or torch.float32))
         if made is None:
             return
-        if kind is None:
+        if not isinstance(made, tuple):
             node.replace_all_uses_with(made)
             return
         pair = self.known[node] = made
@@ -86,9 +86,9 @@ class _Pairs:
 
     def _split(self, node: fx.Node) -> None:
         """One of several parts of a tensor is a view."""
-        split, number = node.args
+        split, number = node_at(node), node.args[1]
         build = Builder(self.graph, node)
-        parts = [build(split.target, p, *split.args[1:], **split.kwargs) for p in self.of(split.args[0], build)]
+        parts = [build(function(split), p, *split.args[1:], **split.kwargs) for p in self.of(node_at(split), build)]
         re, im = (build(getitem, several, number) for several in parts)
         self.known[node] = re, im
 

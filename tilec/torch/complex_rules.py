@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import fx
 
-from tilec.torch.aliases import arguments
+from tilec.torch.aliases import arguments, function, node_at
 from tilec.torch.aten.table import op_name, words
 from tilec.torch.builder import Builder
 
+if TYPE_CHECKING:
+    from torch.fx.node import Argument
+
 aten = torch.ops.aten
-Part = Any  # a node, a number, or None for 0
-Pair = tuple[Part, Part]
+Part: TypeAlias = fx.Node | float | None  # None for 0
+Pair: TypeAlias = tuple[Part, Part]
 KINDS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 COMPONENTWISE = words(
@@ -27,7 +30,7 @@ COMPONENTWISE = words(
 JOINS = words("cat stack")
 
 
-def kind_of(node: Any) -> torch.dtype | None:
+def kind_of(node: object) -> torch.dtype | None:
     """The type of the parts of a complex tensor."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return KINDS.get(value.dtype) if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
@@ -35,7 +38,7 @@ def kind_of(node: Any) -> torch.dtype | None:
 
 def side_by_side(build: Builder, pair: Pair, like: torch.Tensor) -> fx.Node:
     """The parts along a last dimension, in the order of memory of a complex tensor."""
-    order = sorted(range(like.dim()), key=lambda d: -like.stride(d))
+    order = sorted(range(like.dim()), key=lambda d: -like.stride()[d])
     if order == list(range(like.dim())):
         return build(aten.stack.default, list(pair), -1)
     made = build(aten.stack.default, [build(aten.permute.default, p, order) for p in pair], -1)
@@ -53,10 +56,13 @@ class Call:
     def pair(self, name: str) -> Pair:
         return self.parts(self.named[name])
 
-    def parts(self, given: Any) -> Pair:
+    def parts(self, given: Argument) -> Pair:
         if isinstance(given, complex):
             return given.real, given.imag or None
-        if not isinstance(given, fx.Node) or not isinstance(given.meta.get("val"), torch.Tensor):
+        if not isinstance(given, fx.Node):
+            assert given is None or isinstance(given, int | float), given
+            return given, None
+        if not isinstance(given.meta.get("val"), torch.Tensor):
             return given, None
         if kind_of(given) is None:
             return self.cast(given), None
@@ -108,7 +114,10 @@ class Call:
             return None
         if isinstance(a, fx.Node):
             return self.build(aten.div.Tensor, a, b)
-        return self.mul(self.build(aten.reciprocal.default, b), a) if isinstance(b, fx.Node) else a / b
+        if isinstance(b, fx.Node):
+            return self.mul(self.build(aten.reciprocal.default, b), a)
+        assert b is not None
+        return a / b
 
     def neg(self, a: Part) -> Part:
         return None if a is None else self.build(aten.neg.default, a) if isinstance(a, fx.Node) else -a
@@ -116,7 +125,7 @@ class Call:
     def times(self, a: Pair, b: Pair) -> Pair:
         return self.sub(self.mul(a[0], b[0]), self.mul(a[1], b[1])), self.add(self.mul(a[0], b[1]), self.mul(a[1], b[0]))
 
-    def where(self, condition: fx.Node, a: Part, b: Part) -> Part:
+    def where(self, condition: fx.Node, a: Part, b: Part) -> fx.Node:
         return self.build(aten.where.self, condition, self.tensor(a), self.tensor(b))
 
     def tensor(self, part: Part) -> fx.Node:
@@ -124,7 +133,7 @@ class Call:
             return part
         return self.build(aten.full.default, [], float(part or 0), dtype=self.kind, device=self.value.device)
 
-    def by_type(self) -> dict[str, Any]:
+    def by_type(self) -> dict[str, Argument]:
         """The keywords, for the parts."""
         return {k: KINDS.get(v, v) if isinstance(v, torch.dtype) else v for k, v in self.node.kwargs.items()}
 
@@ -134,7 +143,7 @@ class Call:
 
 def _componentwise(call: Call) -> Pair:
     """Each complex argument by its part; the others are positions and sizes."""
-    target = aten.reshape.default if op_name(call.node) in ("view", "_unsafe_view") else call.node.target
+    target = aten.reshape.default if op_name(call.node) in ("view", "_unsafe_view") else function(call.node)
     pairs = {n: call.parts(n) for n in call.node.all_input_nodes if kind_of(n)}
     part = lambda k: fx.map_arg(call.node.args, lambda n: call.tensor(pairs[n][k]) if n in pairs else n)  # noqa: E731
     re, im = (call.build(target, *part(k), **call.by_type()) for k in (0, 1))
@@ -142,9 +151,9 @@ def _componentwise(call: Call) -> Pair:
 
 
 def _joined(call: Call) -> Pair:
-    tensors, *rest = call.node.args
-    many = [[_full_like(call, t, p) for p in call.parts(t)] for t in tensors]
-    re, im = (call.build(call.node.target, [pair[k] for pair in many], *rest) for k in (0, 1))
+    _, *rest = call.node.args
+    many = [[_full_like(call, t, p) for p in call.parts(t)] for t in call.named["tensors"]]
+    re, im = (call.build(function(call.node), [pair[k] for pair in many], *rest) for k in (0, 1))
     return re, im
 
 
@@ -162,7 +171,7 @@ def _view_as_complex(call: Call) -> Pair:
 
 def _view_as_real(call: Call) -> fx.Node:
     re, im = map(call.tensor, call.pair("self"))
-    return side_by_side(call.build, (re, im), call.node.args[0].meta["val"])
+    return side_by_side(call.build, (re, im), node_at(call.node).meta["val"])
 
 
 def _complex(call: Call) -> Pair:
@@ -171,7 +180,8 @@ def _complex(call: Call) -> Pair:
 
 def _polar(call: Call) -> Pair:
     size, angle = call.pair("abs")[0], call.pair("angle")[0]
-    return call.whole(tuple(call.mul(size, call.build(f, angle)) for f in (aten.cos.default, aten.sin.default)))
+    re, im = (call.mul(size, call.build(f, angle)) for f in (aten.cos.default, aten.sin.default))
+    return call.whole((re, im))
 
 
 def _conj(call: Call) -> Pair:
@@ -291,7 +301,7 @@ def _scalar(call: Call) -> Pair:
     return call.whole(call.parts(call.node.args[0]))
 
 
-RULES: dict[str, Callable[[Call], Any]] = {
+RULES: dict[str, Callable[[Call], Pair | fx.Node | None]] = {
     "view_as_complex": _view_as_complex, "view_as_real": _view_as_real, "complex": _complex, "polar": _polar,
     **dict.fromkeys(words("_conj conj_physical _conj_physical"), _conj),
     **dict.fromkeys(words("add sub rsub"), _add), **dict.fromkeys(words("square pow"), _power), "neg": _neg, "mul": _mul,

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+
+from tilec.torch.aliases import function, node_at
+from tilec.torch.types import Attribute, Number, Size, Symbol, Value
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+T = TypeVar("T")
+
+
+class Expression(Protocol):
+    """A number that sizes are made of, as sympy has it."""
+
+    is_Symbol: bool
+    free_symbols: set[Expression]
 
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 NUMBERS = (bool, int, float)
@@ -21,6 +36,8 @@ class Undecided:
 
 
 UNDECIDED = Undecided()
+Known: TypeAlias = fx.Node | Number | Undecided
+"""What stands for a node in a graph of known sizes: a node there, a number, or UNDECIDED."""
 
 
 def is_symbolic(graph: fx.Graph) -> bool:
@@ -28,7 +45,7 @@ def is_symbolic(graph: fx.Graph) -> bool:
     return any(_has_symbol(n.meta.get("val")) for n in graph.nodes)
 
 
-def _has_symbol(value: Any) -> bool:
+def _has_symbol(value: object) -> bool:
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, SYMBOLS):
             return True
@@ -37,7 +54,7 @@ def _has_symbol(value: Any) -> bool:
     return False
 
 
-def _strides(tensor: torch.Tensor) -> Sequence[Any]:
+def _strides(tensor: torch.Tensor) -> Sequence[Size]:
     return tensor.stride() if tensor.layout is torch.strided else ()
 
 
@@ -48,10 +65,11 @@ def size_by_inputs(graph: fx.Graph) -> None:
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
     placeholders = graph.find_nodes(op="placeholder")
-    asked = [n for n in graph.nodes if n.target in SIZES and n.args[0].op != "placeholder" and _expression(n) is not None]
+    computed = [n for n in graph.nodes if n.target in SIZES and node_at(n).op != "placeholder"]
+    asked = [(n, expression) for n in computed if (expression := _expression(n)) is not None]
     if not asked:
         return
-    known: dict[Any, fx.Proxy] = {}
+    known: dict[Expression, fx.Proxy] = {}
     tracer = fx.proxy.GraphAppendingTracer(graph)
     first = next(n for n in graph.nodes if n.op != "placeholder")
     for node in placeholders:
@@ -66,9 +84,9 @@ def size_by_inputs(graph: fx.Graph) -> None:
                         read = graph.call_function(torch.ops.aten.sym_size.int, (node, d))
                     read.meta["val"] = size
                     known[symbol] = fx.Proxy(read, tracer)
-    found: dict[Any, Any] = {}
-    for node in asked:
-        expression, before = _expression(node), node.prev
+    found: dict[Expression, fx.Node | Number] = {}
+    for node, expression in asked:
+        before = node.prev
         if expression not in found and expression.free_symbols <= known.keys():
             with graph.inserting_before(node):
                 made = sympy_interp(PythonReferenceAnalysis, known, expression)
@@ -81,17 +99,17 @@ def size_by_inputs(graph: fx.Graph) -> None:
     graph.eliminate_dead_code(is_impure_node=lambda n: n.target is not torch.ops.aten.sym_size.int)
 
 
-def _is_symbol(expression: Any) -> bool:
+def _is_symbol(expression: Expression | None) -> TypeGuard[Expression]:
     return bool(getattr(expression, "is_Symbol", False))
 
 
-def _expression(node: fx.Node) -> Any:
+def _expression(node: fx.Node) -> Expression | None:
     """The expression of an integer that is a symbol."""
     value = node.meta.get("val")
     return value.node.expr if isinstance(value, torch.SymInt) else None
 
 
-def hint(value: Any) -> Any:
+def hint(value: T | Symbol) -> T | Number | Undecided:
     """The number that a symbol had when it was traced; no guard is made. UNDECIDED where data decides it."""
     if not isinstance(value, SYMBOLS):
         return value
@@ -102,22 +120,28 @@ def hint(value: Any) -> Any:
     return UNDECIDED if found is None else found
 
 
-def traced(value: Any, mode: Any) -> Any:
+def hints(sizes: Sequence[Size]) -> list[int] | None:
+    """Sizes or strides as they were when they were traced; None where data decides one."""
+    found = [hint(n) for n in sizes]
+    return None if UNDECIDED in found else [n for n in found if isinstance(n, int)]
+
+
+def traced(value: Value, mode: FakeTensorMode) -> torch.Tensor | Number | Undecided | None:
     """A value of a placeholder, of the sizes that its symbols had when they were traced."""
     if not isinstance(value, torch.Tensor):
         return hint(value)
     if value.layout is not torch.strided:
         return value
-    shape, strides = [hint(n) for n in value.shape], [hint(n) for n in value.stride()]
-    if UNDECIDED in shape or UNDECIDED in strides:
+    shape, strides = hints(value.shape), hints(value.stride())
+    if shape is None or strides is None:
         return UNDECIDED
     with mode:
         return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
 
 
 def concrete(
-    graph: fx.Graph, values: Sequence[Any], mode: Any, attribute: Callable[[str], Any]
-) -> tuple[fx.Graph, dict[fx.Node, Any]]:
+    graph: fx.Graph, values: Sequence[Value | Undecided], mode: FakeTensorMode, attribute: Attribute
+) -> tuple[fx.Graph, dict[fx.Node, Known]]:
     """The graph for these values of its placeholders (fake tensors of `mode`, numbers), and what became of each of its nodes: a
     node whose `meta["val"]` is a fake tensor of known sizes (or a tuple of them), a number, or UNDECIDED. `attribute` gives
     the graph's constants by name."""
@@ -142,7 +166,7 @@ def concrete(
             return UNDECIDED
         args, kwargs = fx.map_arg((node.args, node.kwargs), found.__getitem__)
         try:
-            return node.target(*args, **kwargs)
+            return function(node)(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException):
             return UNDECIDED
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilec.torch import indices as ix
-from tilec.torch.aliases import behind_inputs, draws, is_pointwise, is_view, schema_of, writes
+from tilec.torch.aliases import behind_inputs, draws, function, is_pointwise, is_view, schema, schema_of, writes
 from tilec.torch.aten import dtype_of
 from tilec.torch.aten.table import FINDING
 from tilec.torch.indices import Index
 from tilec.torch.program import Tensor, constant
+from tilec.torch.types import Number, Value
 
 MOST = 1 << 20  # elements of what is evaluated
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -39,7 +39,7 @@ ELEMENTWISE = {"aten::_to_copy", "aten::clone", *FILLED}
 """Elementwise operations that PyTorch does not mark as such. The filled ones read nothing of their argument's elements."""
 
 
-Ends = tuple[Any, Any]
+Ends = tuple[Number, Number]
 
 
 def _before(a: Ends, b: Ends) -> bool | None:
@@ -61,11 +61,11 @@ class Pattern:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    first: Any
+    first: Number
     steps: tuple[int, ...]
 
     @property
-    def ends(self) -> tuple[Any, Any]:
+    def ends(self) -> Ends:
         """The smallest and the largest element."""
         reach = [step * (extent - 1) for step, extent in zip(self.steps, self.shape)]
         return self.first + sum(r for r in reach if r < 0), self.first + sum(r for r in reach if r > 0)
@@ -75,8 +75,8 @@ class Pattern:
         dtype = dtype_of(self.dtype)
         if not any(self.steps):
             made = constant(self.shape, dtype, self.first)
-            return replace(made, affine=lambda i: ix.number(self.first)) if self.dtype in INTEGERS else made
-        affine: Callable[[Sequence[Index]], Index] = lambda i: ix.flat(i, self.steps, self.first)  # noqa: E731
+            return replace(made, affine=lambda i: ix.number(int(self.first))) if self.dtype in INTEGERS else made
+        affine: Callable[[Sequence[Index]], Index] = lambda i: ix.flat(i, self.steps, int(self.first))  # noqa: E731
         text = str if dtype == "i64" else lambda index: f"{dtype}({index.sum_text()})"
         return Tensor("", self.shape, dtype, formula=lambda i: text(affine(i)), affine=affine)
 
@@ -162,12 +162,12 @@ def some(extent: int) -> list[int]:
 
 def _is_elementwise(node: fx.Node) -> bool:
     """Whether an element of the result is computed from those at its position."""
-    return is_pointwise(node) or node.target._schema.name in ELEMENTWISE
+    return is_pointwise(node) or schema(node).name in ELEMENTWISE
 
 
 def is_constant(node: fx.Node) -> bool:
     """Whether an operation makes a tensor of numbers alone."""
-    name = node.target._schema.name
+    name = schema(node).name
     return name in CONSTANTS or (name == NUMBER and not node.all_input_nodes)
 
 
@@ -182,29 +182,29 @@ def _is_known(node: fx.Node) -> bool:
 def _followed(node: fx.Node, found: Mapping[fx.Node, Pattern]) -> Pattern | None:
     """The pattern of a large result, without its elements: where all that it is computed from are numbers, or where a comparison
     of positions has one answer, such as that none is further back than a window."""
-    read, like, schema = node.all_input_nodes, node.meta["val"], node.target._schema
+    read, like, operator = node.all_input_nodes, node.meta["val"], schema(node).name
     shape = tuple(like.shape)
     if not read:
-        number = node.args[1] if schema.name == "aten::full" else None
+        number = node.args[1] if operator == "aten::full" else None
         known = isinstance(number, bool | int | float)
         return Pattern(shape, like.dtype, torch.tensor(number, dtype=like.dtype).item(), (0,) * len(shape)) if known else None
     if not all(n in found for n in read):
         return None
-    shows = is_view(node) or schema.name == "aten::clone"
+    shows = is_view(node) or operator == "aten::clone"
     if not any(any(found[n].steps) for n in read) and (is_pointwise(node) or shows):
         if shows:
             return Pattern(shape, like.dtype, found[read[0]].first, (0,) * len(shape))
         few = {n: torch.full((1,) * len(found[n].shape), found[n].first, dtype=found[n].dtype) for n in read}
         args, kwargs = fx.map_arg((node.args, node.kwargs), few.__getitem__)
-        return Pattern(shape, like.dtype, node.target(*args, **kwargs).to(like.dtype).item(), (0,) * len(shape))
-    name = schema.name.removeprefix("aten::")
+        return Pattern(shape, like.dtype, function(node)(*args, **kwargs).to(like.dtype).item(), (0,) * len(shape))
+    name = operator.removeprefix("aten::")
     if name in ("add", "sub") and (made := _sum(node, found)) is not None:
         return made
-    if schema.name == "aten::expand" and len(shape) == len(found[read[0]].shape):
+    if operator == "aten::expand" and len(shape) == len(found[read[0]].shape):
         of = found[read[0]]
         return Pattern(shape, like.dtype, of.first, tuple(s if n == m else 0 for s, n, m in zip(of.steps, of.shape, shape)))
     if name in ANSWERS and all(not found[n].dtype.is_floating_point for n in read):
-        ends = [found[a].ends if isinstance(a, fx.Node) else (a, a) for a in node.args]
+        ends = [found[a].ends if isinstance(a, fx.Node) else (a, a) for a in node.args if isinstance(a, fx.Node | int | float)]
         if (answer := ANSWERS[name](*ends)) is not None:
             return Pattern(shape, torch.bool, answer, (0,) * len(shape))
     return None
@@ -216,7 +216,7 @@ def _sum(node: fx.Node, found: Mapping[fx.Node, Pattern]) -> Pattern | None:
     if like.dtype not in INTEGERS or not isinstance(alpha, int):
         return None
     first, steps = 0, [0] * like.dim()
-    for of, factor in zip(node.args, (1, -alpha if node.target._schema.name == "aten::sub" else alpha)):
+    for of, factor in zip(node.args, (1, -alpha if schema(node).name == "aten::sub" else alpha)):
         if isinstance(of, fx.Node):
             pattern = found[of]
             first += factor * int(pattern.first)
@@ -238,10 +238,10 @@ def _evaluated(node: fx.Node, value_of: Callable[[fx.Node], torch.Tensor], shape
     return value if value.shape == shape and value.dtype == node.meta["val"].dtype else None
 
 
-def on_cpu(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
+def on_cpu(node: fx.Node, value_of: Callable[[fx.Node], Value]) -> torch.Tensor:
     """What the operation makes of values on the CPU, there."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
-    return node.target(*args, **(kwargs | {"device": torch.device("cpu")} if "device" in kwargs else kwargs))
+    return function(node)(*args, **(kwargs | {"device": torch.device("cpu")} if "device" in kwargs else kwargs))
 
 
 def _pattern(elements: _Elements, node: fx.Node) -> Pattern | None:
@@ -254,7 +254,7 @@ def _pattern(elements: _Elements, node: fx.Node) -> Pattern | None:
         return None
     if not bool((_grown(first, steps, [torch.tensor(some(n)) for n in shape]) == numbers).all()):
         return None
-    if node.target._schema.name not in FILLED:
+    if schema(node).name not in FILLED:
         grown, value = _grown(first, steps, list(map(torch.arange, shape))), elements.whole(node)
         if value is None or not bool((grown == _numbers(value)).all()):
             return None

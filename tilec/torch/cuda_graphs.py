@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import fx
 
 from tilec.core.diagnostics import CheckError
 from tilec.torch.outside import deferred
-
-Run = Callable[[list[Any]], list[Any]]
+from tilec.torch.types import Input, Run
 
 
 class Replayed:
@@ -20,7 +18,7 @@ class Replayed:
     def __init__(self) -> None:
         self.device: int | None = None  # of a graph that is recorded
 
-    def wrap(self, run: Run, gm: fx.GraphModule, given: Sequence[Any], kind: str) -> tuple[Run, str | None]:
+    def wrap(self, run: Run, gm: fx.GraphModule, given: Sequence[Input], kind: str) -> tuple[Run, str | None]:
         """`run` with its GPU work recorded at the second call for given sizes, and replayed from then on; or `run` as it is, and
         why."""
         from torch._dynamo.backends import cudagraphs as torchs
@@ -47,7 +45,7 @@ class Replayed:
             placeholders=get_placeholder_info(gm.graph), mutated_input_idxs=torchs.find_input_mutations(gm.graph),
         )  # fmt: skip
 
-        def replayed(args: list[Any]) -> list[Any]:
+        def replayed(args: list[Input]) -> list[torch.Tensor | int | None]:
             try:
                 raise_failed()  # an index that an earlier replay found outside of its tensor
             except CheckError as error:
@@ -63,7 +61,7 @@ class Replayed:
             return run
         device = self.device
 
-        def reported(args: list[Any]) -> list[Any]:
+        def reported(args: list[Input]) -> list[torch.Tensor | int | None]:
             from torch._inductor.cudagraph_trees import get_manager
 
             if (manager := get_manager(device, create_if_none_exists=False)) is not None:
@@ -78,7 +76,7 @@ def _in_order(run: Run, device: int) -> Run:
     """`run`, in whose recordings temporaries share memory: PyTorch replays the graphs of a tree one after another, since their own
     tensors share a pool."""
 
-    def recorded(args: list[Any]) -> list[Any]:
+    def recorded(args: list[Input]) -> list[torch.Tensor | int | None]:
         from torch._inductor.cudagraph_trees import get_manager
 
         from tilec.runtime.cuda.arena import replayed_in_order

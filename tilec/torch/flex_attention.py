@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-Attention = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+from tilec.torch.types import Context
+
+BlockMask: TypeAlias = tuple[*tuple[torch.Tensor | int | None, ...], fx.GraphModule]
+Attention: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def inline(gm: fx.GraphModule) -> None:
@@ -33,13 +36,14 @@ def inline(gm: fx.GraphModule) -> None:
                 module.recompile()
 
 
-def _is_attention(target: Any) -> bool:
+def _is_attention(target: object) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator) and target.name() == "flex_attention"
 
 
 def attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: fx.GraphModule, block_mask: Sequence[Any],
-    scale: float, kernel_options: Any, score_mod_other_buffers: Sequence[Any] = (), mask_mod_other_buffers: Sequence[Any] = (),
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: fx.GraphModule, block_mask: BlockMask,
+    scale: float, kernel_options: object, score_mod_other_buffers: Sequence[torch.Tensor] = (),
+    mask_mod_other_buffers: Sequence[torch.Tensor] = (),
 ) -> Attention:  # fmt: skip
     """The operator's results: o; the logarithm to the base 2 of each row's sum of exponentials, -inf where all of a row is masked,
     where o is 0; and the rows' maxima times log2(e)."""
@@ -52,7 +56,7 @@ def attention(
 
 def _attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: fx.GraphModule, mask_mod: fx.GraphModule, scale: float,
-    of_scores: Sequence[Any], of_mask: Sequence[Any],
+    of_scores: Sequence[torch.Tensor], of_mask: Sequence[torch.Tensor],
 ) -> Attention:  # fmt: skip
     narrow = query.dtype
     wide = torch.float64 if narrow == torch.float64 else torch.float32
@@ -87,7 +91,7 @@ class _LogSumExp(torch.autograd.Function):
     The formulas are those of `recompute.py`, so that backward has one exponential for the sums and the weights."""
 
     @staticmethod
-    def forward(ctx: Any, scores: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Context, scores: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
         top = torch.where(top.abs() < math.inf, top, 0.0)
         total = torch.exp(scores - top).sum(-1, keepdim=True).clamp(min=1.0)
         sums = (top + torch.log(total)).view(top.shape[:-1])
@@ -95,7 +99,7 @@ class _LogSumExp(torch.autograd.Function):
         return sums
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: Context, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         scores, sums = ctx.saved_tensors
         return torch.exp(scores - sums.view((*sums.shape, 1))) * gradients[0].unsqueeze(-1), None
 
@@ -104,12 +108,12 @@ class _Visible(torch.autograd.Function):
     """The scores, whose gradient is 0 where they are masked, whatever the slope of a function of them is there."""
 
     @staticmethod
-    def forward(ctx: Any, scores: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Context, scores: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(visible)
         return scores.view_as(scores)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: Context, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         (visible,) = ctx.saved_tensors
         return torch.where(visible, gradients[0], 0.0), None
 
@@ -117,7 +121,7 @@ class _Visible(torch.autograd.Function):
 def _mapped(function: fx.GraphModule, first: tuple[int | None, ...], captured: int) -> Callable[..., torch.Tensor]:
     """The function of one score at one position as one of all scores; what it has captured is the same for all."""
 
-    def one(*given: Any) -> Any:
+    def one(*given: torch.Tensor) -> torch.Tensor:
         with _Gathered():
             return pytree.tree_leaves(fx.Interpreter(function).run(*given))[0]
 
@@ -136,7 +140,10 @@ def _is_first(function: fx.GraphModule) -> bool:
 class _Gathered(TorchFunctionMode):
     """Has `table[i, j]` of positions gather elements. Else PyTorch makes a view at numbers, which it asks the positions for."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Callable[..., object], types: Sequence[type], args: tuple[Any, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:  # fmt: skip
         if function is torch.Tensor.__getitem__:
             table, at = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
             if all(isinstance(i, (int, torch.Tensor)) and not isinstance(i, bool) for i in at):

@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
-from tilec.torch.aliases import memory, reached, readers, schema_of, writes
+from tilec.torch.aliases import arguments, memory, reached, readers, returns, schema_of, set_returns, writes
 from tilec.torch.aten.scatters import CHANGES
 
 if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.fx.node import Argument, Target
+
     from tilec.torch.partition import Decision, Part
     from tilec.torch.split import Piece
 
 aten = torch.ops.aten
-WRITES = {
+WRITES: dict[Target, OpOverload] = {
     aten.index_put.default: aten.index_put_.default, aten.scatter.src: aten.scatter_.src, aten.scatter.value: aten.scatter_.value,
     aten.scatter_add.default: aten.scatter_add_.default, aten.index_add.default: aten.index_add_.default,
     aten.index_copy.default: aten.index_copy_.default,
@@ -29,7 +32,7 @@ WRITES = {
 """Operations that make a changed copy of their first argument, and those that change it."""
 MOVES = {aten.index_put_.default, aten.index_copy_.default, aten.scatter_.src, aten.scatter_.value}
 """Those of the latter that compute nothing."""
-PARTS = {aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.default: aten.select.int}
+PARTS: dict[Target, OpOverload] = {aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.default: aten.select.int}
 """Operations that replace a part of their first argument by their second, and the view of that part."""
 
 
@@ -63,13 +66,14 @@ def leave_to_pytorch(graph: fx.Graph, write: fx.Node) -> None:
 def _is_of_one_position(write: fx.Node) -> bool:
     """Whether all that is written is at one position of one dimension."""
     if write.target is aten.index_copy.default:
-        target, _, index, source = (fx.map_arg(a, lambda n: n.meta.get("val")) for a in write.args)
-        indices = [index]
+        names = ("self", "source", "index")
     elif write.target is aten.index_put.default and not (len(write.args) > 3 and write.args[3]):
-        target, given, source = (fx.map_arg(a, lambda n: n.meta.get("val")) for a in write.args[:3])
-        indices = [i for i in given if i is not None]
+        names = ("self", "values", "indices")
     else:
         return False
+    given = arguments(write)
+    target, source, chosen = (fx.map_arg(given[name], lambda n: n.meta.get("val")) for name in names)
+    indices = [i for i in (chosen if isinstance(chosen, list | tuple) else [chosen]) if i is not None]
     if len(indices) != 1 or not all(isinstance(t, torch.Tensor) for t in (target, source, *indices)):
         return False
     (index,) = indices
@@ -82,16 +86,15 @@ def save_old_values(forward: fx.GraphModule, results: int) -> None:
     first outputs are `results` of the function, and the others are saved."""
     graph = forward.graph
     changes = {n.args[0]: n for n in reversed(graph.nodes) if copies_back(n)}  # the first of each input
-    output = graph.output_node()
-    outputs = list(output.args[0])
-    for k, saved in list(enumerate(outputs))[results:]:
+    returned = returns(graph)
+    for k, saved in list(enumerate(returned))[results:]:
         if isinstance(saved, fx.Node) and (change := changes.get(memory(saved))) is not None:
             with graph.inserting_before(change):
-                outputs[k] = graph.call_function(aten.clone.default, (saved,))
+                returned[k] = old = graph.call_function(aten.clone.default, (saved,))
             value = saved.meta["val"]
             with value.fake_mode:
-                outputs[k].meta = {**saved.meta, "val": value.clone()}
-    output.args = (type(output.args[0])(outputs),)
+                old.meta = {**saved.meta, "val": value.clone()}
+    set_returns(graph, returned)
     forward.recompile()
 
 
@@ -141,7 +144,7 @@ def _allowed(last: fx.Node, writes: list[fx.Node], position: dict[fx.Node, int])
     return True
 
 
-def _nodes(argument: object) -> list[fx.Node]:
+def _nodes(argument: Argument) -> list[fx.Node]:
     found: list[fx.Node] = []
     fx.map_arg(argument, lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import or_
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
 
 import torch
 from torch.autograd import forward_ad
@@ -21,9 +21,25 @@ from tilec.torch.gradient import Gradient
 from tilec.torch.rewrite import Unbatched
 from tilec.torch.signature import Signature
 from tilec.torch.sized import SizedCalls
+from tilec.torch.types import Call, Context, Results, Size
 
-Kernel = Callable[..., Any]
+if TYPE_CHECKING:
+    from torch._functorch.autograd_function import VmapInfo
+    from torch._ops import OpOverload
+
+Keys: TypeAlias = torch._C.DispatchKeySet | None
+"""None where nothing takes part in a call but autograd."""
 DEVICES = "CPU", "CUDA"
+
+
+class Batched(Protocol):
+    """An operator with one more dimension, and which of its results have it."""
+
+    @property
+    def operator(self) -> Operator: ...
+
+    @property
+    def results(self) -> tuple[bool, ...]: ...
 
 
 class Operator(Protocol):
@@ -32,7 +48,7 @@ class Operator(Protocol):
     name: str
     signature: Signature
     compiled: Op
-    overload: Any
+    overload: OpOverload
     gradient: Gradient | None
 
     @property
@@ -40,7 +56,7 @@ class Operator(Protocol):
 
     def compiled_for(self, sizes: Mapping[str, int]) -> Op: ...
 
-    def batched(self, inputs: tuple[bool, ...]) -> Any: ...
+    def batched(self, inputs: tuple[bool, ...]) -> Batched: ...
 
 
 _grad_enabled, _any_requires_grad = torch._C.is_grad_enabled, torch._C._any_requires_grad
@@ -64,11 +80,11 @@ def register(operator: Operator, library: torch.library.Library, name: str) -> N
     torch.library.register_vmap(operator.name, _vmap(operator), lib=library)
 
 
-def _with_sizes(operator: Operator) -> Kernel:
+def _with_sizes(operator: Operator) -> Call:
     """The program for the sizes that a call gives."""
     calls: dict[tuple[int, ...], SizedCalls] = {}
 
-    def run(*arguments: torch.Tensor, **sizes: int) -> Any:
+    def run(*arguments: torch.Tensor, **sizes: int) -> Results:
         key = tuple(int(sizes[n]) for n in operator.signature.keywords)
         if (found := calls.get(key)) is None:
             found = calls.setdefault(
@@ -79,11 +95,11 @@ def _with_sizes(operator: Operator) -> Kernel:
     return run
 
 
-def _fake(operator: Operator) -> Kernel:
+def _fake(operator: Operator) -> Call:
     signature = operator.signature
     single = len(signature.results) == 1
 
-    def fake(*arguments: torch.Tensor, **sizes: Any) -> Any:
+    def fake(*arguments: torch.Tensor, **sizes: Size) -> Results:
         device = next((a.device for a in arguments if a.device.type != "cpu"), arguments[0].device)
         made = [
             torch.empty(shape, dtype=buffers.to_torch(dtype.name), device=device)
@@ -97,11 +113,11 @@ def _fake(operator: Operator) -> Kernel:
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 
-def _autograd(operator: Operator, run: Kernel) -> Kernel:
+def _autograd(operator: Operator, run: Call) -> Call:
     plain = _plain()
     recorded = _apply(_function(operator, run))
 
-    def autograd(keys: Any, *arguments: torch.Tensor, **sizes: Any) -> Any:
+    def autograd(keys: torch._C.DispatchKeySet, *arguments: torch.Tensor, **sizes: Size) -> Results:
         here = keys.raw_repr() in plain
         if forward_ad._current_level >= 0 or (_grad_enabled() and _any_requires_grad(*arguments)):
             return recorded(None if here else keys, sizes, *arguments)
@@ -110,20 +126,22 @@ def _autograd(operator: Operator, run: Kernel) -> Kernel:
     return autograd
 
 
-def _below(operator: Operator, keys: Any, arguments: Sequence[torch.Tensor], sizes: Mapping[str, Any]) -> Any:
+def _below(
+    operator: Operator, keys: torch._C.DispatchKeySet, arguments: Sequence[torch.Tensor], sizes: Mapping[str, Size]
+) -> Results:
     """The call without gradients, by whatever comes after autograd."""
     with torch._C._AutoDispatchBelowAutograd():
         return operator.overload.redispatch(keys & torch._C._after_autograd_keyset, *arguments, **sizes)
 
 
-def _apply(function: type[torch.autograd.Function]) -> Kernel:
+def _apply(function: type[torch.autograd.Function]) -> Call:
     """`function.apply` for the innermost level of `torch.func`: PyTorch comes here for each of them in turn, as it does to its own
     operators' gradients. (`torch.autograd.Function.apply` begins with the outermost.)"""
     from torch._functorch.autograd_function import enable_single_level_autograd_function
 
-    apply = super(torch.autograd.Function, function).apply
+    apply: Call = getattr(super(torch.autograd.Function, function), "apply")  # noqa: B009 - PyTorch's stubs do not have it
 
-    def recorded(keys: Any, sizes: Mapping[str, Any], *arguments: torch.Tensor) -> Any:
+    def recorded(keys: Keys, sizes: Mapping[str, Size], *arguments: torch.Tensor) -> Results:
         if keys is None:
             return apply(keys, sizes, *arguments)
         with enable_single_level_autograd_function():
@@ -132,10 +150,9 @@ def _apply(function: type[torch.autograd.Function]) -> Kernel:
     return recorded
 
 
-def _function(operator: Operator, run: Kernel) -> type[torch.autograd.Function]:
+def _function(operator: Operator, run: Call) -> type[torch.autograd.Function]:
     """The operator, recorded for its gradient."""
     signature, gradient, backward = operator.signature, operator.gradient, operator.backward
-    single = len(signature.results) == 1
     scalars = [k for k, shape in enumerate(signature.shapes) if not shape]
     dtypes = [t.dtype for t in signature.op.outputs]
     undifferentiable = [
@@ -145,9 +162,9 @@ def _function(operator: Operator, run: Kernel) -> type[torch.autograd.Function]:
     ]
     determined = [n for n in gradient.sizes if n not in signature.keywords] if gradient is not None else []
 
-    def forward(ctx: Any, keys: Any, sizes: Mapping[str, Any], *arguments: torch.Tensor) -> Any:
+    def forward(ctx: Context, keys: Keys, sizes: Mapping[str, Size], *arguments: torch.Tensor) -> Results:
         made = run(*arguments, **sizes) if keys is None else _below(operator, keys, arguments, sizes)
-        results = (made,) if single else made
+        results = (made,) if isinstance(made, torch.Tensor) else made
         if undifferentiable:
             ctx.mark_non_differentiable(*(results[k] for k in undifferentiable))
         if gradient is not None:
@@ -158,10 +175,10 @@ def _function(operator: Operator, run: Kernel) -> type[torch.autograd.Function]:
             ctx.devices = {k: arguments[k].device for k in scalars} if scalars else {}
         return made
 
-    def back(ctx: Any, *grads: torch.Tensor) -> Any:
+    def back(ctx: Context, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if gradient is None or backward is None:
             raise RuntimeError(f"{operator.name} has no gradient: it was made without backward=")
-        found: list[Any] = [None] * (2 + len(signature.inputs))
+        found: list[torch.Tensor | None] = [None] * (2 + len(signature.inputs))
         for k, needed in enumerate(ctx.needs_input_grad[2:]):
             if needed and k not in gradient.targets:
                 name = signature.inputs[k]
@@ -177,7 +194,7 @@ def _function(operator: Operator, run: Kernel) -> type[torch.autograd.Function]:
                 found[k + 2] = value if k not in ctx.devices else value.to(ctx.devices[k])
         return tuple(found)
 
-    def jvp(ctx: Any, *tangents: torch.Tensor) -> Any:
+    def jvp(ctx: Context, *tangents: torch.Tensor) -> NoReturn:
         raise RuntimeError(f"{operator.name} has no forward-mode gradient: backward= is of reverse mode")
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(back), "jvp": staticmethod(jvp)}
@@ -187,12 +204,14 @@ def _function(operator: Operator, run: Kernel) -> type[torch.autograd.Function]:
 # ---- vmap ------------------------------------------------------------------------------------------------------------
 
 
-def _vmap(operator: Operator) -> Kernel:
+def _vmap(operator: Operator) -> Callable[..., tuple[Results, int | tuple[int | None, ...] | None]]:
     """One call of the operator with one more dimension; where there is no such operator, a call for each of its indices, which is
     told, as PyTorch tells it of its own operators."""
     single = len(operator.signature.results) == 1
 
-    def vmap(info: Any, dims: Sequence[int | None], *arguments: torch.Tensor, **sizes: Any) -> Any:
+    def vmap(
+        info: VmapInfo, dims: Sequence[int | None], *arguments: torch.Tensor, **sizes: Size
+    ) -> tuple[Results, int | tuple[int | None, ...] | None]:
         given = [a if d is None else a.movedim(d, 0) for a, d in zip(arguments, dims)]
         try:
             found = operator.batched(tuple(d is not None for d in dims))
@@ -215,12 +234,12 @@ def _vmap(operator: Operator) -> Kernel:
 # ---- autocast --------------------------------------------------------------------------------------------------------
 
 
-def _autocast(operator: Operator, device: str) -> Kernel:
+def _autocast(operator: Operator, device: str) -> Call:
     """Has floats converted to the types that the program declares: it says itself what is computed in which type."""
     types = [buffers.to_torch(t.name) if t is not None and t.is_float else None for t in operator.signature.types]
     keys = reduce(or_, (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{d}")) for d in DEVICES))
 
-    def autocast(*arguments: torch.Tensor, **sizes: Any) -> Any:
+    def autocast(*arguments: torch.Tensor, **sizes: Size) -> Results:
         with torch._C._ExcludeDispatchKeyGuard(keys):
             given = [
                 a.to(t) if t is not None and a.dtype is not t and a.dtype.is_floating_point else a

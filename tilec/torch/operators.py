@@ -11,13 +11,14 @@ import keyword
 import re
 import threading
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch._ops import OpOverload
 
 from tilec.api import Op, _schedule_of
 from tilec.api import compile as compile_program
@@ -36,6 +37,7 @@ from tilec.torch.gradient import Gradient, match
 from tilec.torch.signature import Signature
 from tilec.torch.splice import splicer
 
+Operand: TypeAlias = torch.Tensor | float | torch.SymInt
 _NAME = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)")
 _RESERVED = {"Tensor", "Scalar", "int", "float", "bool", "str", "self", "out", "inf", "nan"}
 """Words that mean something else in PyTorch's schemas, beside Python's keywords."""
@@ -89,13 +91,13 @@ class Operator:
             for k, (name, dtype) in enumerate(zip(self.signature.inputs, self.signature.types))
             if self.signature.shapes[k] == ()
         ]
-        self._tuple: Any = None
+        self._tuple: Callable[..., tuple[torch.Tensor, ...]] | None = None
         if len(self.signature.results) > 1:
             self._tuple = namedtuple(self.signature.name, self.signature.results, rename=True)  # type: ignore[misc]
-        self._library: Any = None
-        self.overload: Any = None
+        self._library: torch.library.Library | None = None
+        self.overload: OpOverload  # of `register`
 
-    def __call__(self, /, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, /, *arguments: Operand, **named: Operand) -> Any:
         """Runs the op on tensors, which come in the order of the parameters, or by their names. Parameters without dimensions
         also take numbers. Returns a tensor, or a named tuple of several. Raises CallError for arguments that do not fit."""
         if self._scalars:
@@ -104,8 +106,8 @@ class Operator:
         return made if self._tuple is None else self._tuple(*made)
 
     def _with_tensors(
-        self, arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self, arguments: tuple[Operand, ...], named: dict[str, Operand]
+    ) -> tuple[tuple[Operand, ...], dict[str, Operand]]:
         given = list(arguments)
         for k, name, dtype, theirs in self._scalars:
             at, key = (given, k) if k < len(given) else (named, name)
@@ -183,10 +185,10 @@ class Operator:
     def __copy__(self) -> Operator:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Operator:
+    def __deepcopy__(self, memo: dict[int, object]) -> Operator:
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """A pickled operator is its program's text and its options; it is registered where it is loaded."""
         source = self.program.source
         return _restored, (self.name, source.name, source.text, self.options, self.backward, source.folders)
@@ -221,7 +223,7 @@ class Operator:
             self._library._destroy()
 
 
-def _tags() -> tuple[Any, ...]:
+def _tags() -> tuple[torch.Tag, ...]:
     found = (getattr(torch.Tag, n, None) for n in ("pt2_compliant_tag", "needs_contiguous_strides"))
     return tuple(t for t in found if t is not None)
 

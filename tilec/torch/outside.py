@@ -6,7 +6,7 @@ PyTorch, and PyTorch's own operation then raises its own error, whose type is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -15,22 +15,22 @@ import torch
 from torch import fx
 
 from tilec.core.diagnostics import CheckError
-from tilec.torch.aliases import behind_inputs
+from tilec.torch.aliases import behind_inputs, function, schema
 from tilec.torch.constants import on_cpu
 from tilec.torch.origins import called, module_path, operation, source_code, source_line, tensor_name
+from tilec.torch.types import Call, Results, Value
 from tilec.torch.write import Written, line_of, named
 
 MOST = 1 << 28  # elements that are computed again: the answer is not worth more
 SHOWN = 4  # operations that an error lists
 NEGATIVE = {"index", "index_put", "index_fill", "take", "put", "_unsafe_index", "_unsafe_index_put"}
 """Operators whose indices from -n on count from the end."""
-Call = Callable[..., Any]
 
 
 def checking(call: Call, written: Written) -> Call:
     """The call of a partition's values, which raises a failed check as eager mode raises its error."""
 
-    def checked(*values: Any) -> Any:
+    def checked(*values: Value) -> Results:
         try:
             return call(*values)
         except CheckError as error:
@@ -39,7 +39,7 @@ def checking(call: Call, written: Written) -> Call:
     return checked
 
 
-def explained(error: CheckError, written: Written, values: Sequence[Any]) -> Exception:
+def explained(error: CheckError, written: Written, values: Sequence[Value]) -> Exception:
     """The error of a call on these values."""
     nodes = named(error.diagnostics[0].message, written)
     if not nodes:
@@ -120,7 +120,7 @@ def _checked(node: fx.Node) -> str:
     return "its tensor" if tensor is None else f"{tensor_name(tensor)}, whose shape is {list(tensor.meta['val'].shape)}"
 
 
-def _found(node: fx.Node, values: Sequence[Any]) -> tuple[_Index | None, Exception | None]:
+def _found(node: fx.Node, values: Sequence[Value]) -> tuple[_Index | None, Exception | None]:
     """The first index outside, and the error of PyTorch's operation if it is the one that the model calls."""
     known = _Values(node.graph, values)
     try:
@@ -130,7 +130,7 @@ def _found(node: fx.Node, values: Sequence[Any]) -> tuple[_Index | None, Excepti
         return None, None
     found = next(filter(None, (_outside(node, access) for access in accesses)), None)
     try:
-        node.target(*arguments, **keywords)
+        function(node)(*arguments, **keywords)
     except (IndexError, RuntimeError) as error:
         return found, error if called(node) == operation(node) else None
     except Exception:
@@ -141,19 +141,19 @@ def _found(node: fx.Node, values: Sequence[Any]) -> tuple[_Index | None, Excepti
 class _Values:
     """The values of a graph's nodes on the CPU, as far as they are asked for."""
 
-    def __init__(self, graph: fx.Graph, values: Sequence[Any]):
+    def __init__(self, graph: fx.Graph, values: Sequence[Value]):
         placeholders = graph.find_nodes(op="placeholder")
         self.known = {n: v.detach().cpu() if isinstance(v, torch.Tensor) else v for n, v in zip(placeholders, values)}
         self.left = MOST
 
-    def argument(self, node: fx.Node) -> Any:
+    def argument(self, node: fx.Node) -> Value:
         """An argument of the operation: of what is no index, the shape alone takes part."""
         like = node.meta.get("val")
         if isinstance(like, torch.Tensor) and (like.dtype.is_floating_point or like.dtype.is_complex):
             return torch.zeros((), dtype=like.dtype).expand(tuple(like.shape))
         return self.of(node)
 
-    def of(self, node: fx.Node) -> Any:
+    def of(self, node: fx.Node) -> Value:
         for n in behind_inputs(node, self.known):
             like = n.meta.get("val")
             self.left -= like.numel() if isinstance(like, torch.Tensor) else 0
@@ -178,7 +178,7 @@ class _Access:
 
 def _accesses(node: fx.Node, arguments: Sequence[Any]) -> Iterator[_Access]:
     """The operation's, by the names of its arguments in the operator's schema."""
-    names = [a.name for a in node.target._schema.arguments]
+    names = [a.name for a in schema(node).arguments]
     nodes, given = dict[str, Any](zip(names, node.args)), dict(zip(names, arguments))
     tensor, shape, negative = nodes[names[0]], tuple(given[names[0]].shape), operation(node) in NEGATIVE
     if isinstance(given.get("indices"), list | tuple):

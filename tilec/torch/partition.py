@@ -11,14 +11,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from tilec.torch.aliases import draws, is_opaque, is_pointwise, is_view, schema_of, tensors, writes
-from tilec.torch.concrete import NUMBERS, UNDECIDED
+from tilec.torch.concrete import NUMBERS, Known
 from tilec.torch.constants import is_constant, patterns
 
 Refusal = Callable[[fx.Node], str | None]
@@ -53,7 +52,7 @@ class Decision:
 
 
 def decide(
-    graph: fx.Graph, known: Mapping[fx.Node, Any], refusal: Refusal, refused: Mapping[fx.Node, str] | None = None
+    graph: fx.Graph, known: Mapping[fx.Node, Known], refusal: Refusal, refused: Mapping[fx.Node, str] | None = None
 ) -> Decision:
     """`known` gives for each node the node with known sizes that stands for it, a number, or UNDECIDED; `refusal` says why such a
     node cannot be in a partition, or None; `refused` has nodes that are in none for another reason."""
@@ -73,7 +72,8 @@ def decide(
         least = max((floor, *(level[n] for n in node.all_input_nodes), *(changed.get(b, 0) for b in bases)))
         if bases and (is_view(node) or writes(node)):
             base[node] = bases[0]
-        if isinstance(known[node], NUMBERS):
+        of = known[node]
+        if isinstance(of, NUMBERS):
             made.light.add(node)
             reads = [level[n] for n in node.all_input_nodes if not isinstance(known[n], NUMBERS)]
             level[node] = max((least, *(n + 1 for n in reads if n and n % 2 == 0)))  # behind the partition whose result it reads
@@ -87,13 +87,13 @@ def decide(
                 part.nodes.append(node)
                 made.owner[node] = part
             continue
-        reason = refused.get(node) or _outside(node, known[node]) or refusal(known[node])
-        if reason is None and (is_light(node) or known[node] in free):
+        reason = refused.get(node) or _outside(node, of) or (refusal(of) if isinstance(of, fx.Node) else None)
+        if reason is None and (is_light(node) or of in free):
             made.light.add(node)
             level[node] = least
             continue
         if reason is None:
-            here, device = max(least + least % 2, 2), tensors(known[node])[0].device
+            here, device = max(least + least % 2, 2), tensors(of if isinstance(of, fx.Node) else node)[0].device
             part = parts.setdefault((here, device), Part(here, device))
             part.nodes.append(node)
             made.owner[node] = part
@@ -136,9 +136,9 @@ def is_light(node: fx.Node) -> bool:
     return is_view(node) or (schema_of(node) is not None and is_constant(node))
 
 
-def _outside(node: fx.Node, known: Any) -> str | None:
+def _outside(node: fx.Node, known: Known) -> str | None:
     """Why the operation is no matter of programs at all: where its tensors are, or of what kind."""
-    if known is UNDECIDED:
+    if not isinstance(known, fx.Node):
         return "its size depends on data"
     if node.op != "call_function":
         return f"a node of kind {node.op}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from math import prod
-from typing import Any
 
 import torch
 
@@ -64,7 +63,7 @@ def _library() -> torch.library.Library:
     return library
 
 
-def operator() -> Any:
+def operator() -> torch._ops.OpOverload:
     """What `torch.ops` has of it."""
     _library()
     return torch.ops.tilec.rand.default

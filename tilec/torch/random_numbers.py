@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from math import factorial, log1p, pi
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import fx
@@ -25,7 +25,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 from tilec.torch import philox
 from tilec.torch.aliases import arguments
 from tilec.torch.builder import Builder
-from tilec.torch.concrete import SYMBOLS, UNDECIDED, hint
+from tilec.torch.concrete import SYMBOLS, UNDECIDED, hint, hints
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.fx.node import Target
 
 aten = torch.ops.aten
 SEEDS = "tilec_seeds"
@@ -36,7 +40,7 @@ DIGITS = {torch.float16: 11, torch.bfloat16: 8}  # of the uniform numbers of nar
 MOST_INTEGERS = 1 << 32  # of a remainder of 48 bits no number then comes up more often than another by 2^-16
 SINE = [(-1) ** k * (2 * pi) ** (2 * k + 1) / factorial(2 * k + 1) for k in range(7)]
 """Of 2 pi x, by odd powers of x; of a quarter of a circle, exact to 1e-9."""
-Result = Any  # a node, a tuple of them, or None where PyTorch is to run the operation
+Result: TypeAlias = fx.Node | tuple[fx.Node, ...] | None  # None where PyTorch is to run the operation
 
 
 def eager(chosen: bool) -> bool:
@@ -141,14 +145,14 @@ class _Draw:
         value, device = self.like, self.like.device
         seeds, number = self.seeds.next(self.build, device)
         self.taken.append(device)
-        shape, strides = [hint(n) for n in value.shape], [hint(n) for n in value.stride()]
+        shape, strides = hints(value.shape) or [], hints(value.stride()) or []
         order = sorted(range(len(shape)), key=lambda d: (-strides[d], -shape[d]))
         made = self.build(philox.operator(), seeds, number, [self._size(d) for d in order])
         if order != sorted(order):
             made = self.build(aten.permute.default, made, [order.index(d) for d in range(len(order))])
         return made
 
-    def _size(self, d: int) -> Any:
+    def _size(self, d: int) -> int | fx.Node:
         """A size of the result, by one of what the operation reads if it is a symbol."""
         size = self.like.shape[d]
         if not isinstance(size, SYMBOLS):
@@ -217,7 +221,9 @@ def _put(node: fx.Node, made: Result) -> bool:
         return True
     for user in list(node.users):
         assert user.target is operator.getitem, user
-        user.replace_all_uses_with(results[user.args[1]])
+        number = user.args[1]
+        assert isinstance(number, int)
+        user.replace_all_uses_with(results[number])
         user.graph.erase_node(user)
     return True
 
@@ -247,10 +253,10 @@ def _holds(dtype: torch.dtype, *numbers: float) -> bool:
 
 
 Rule = Callable[[_Draw], Result]
-RULES: dict[Any, Rule] = {}
+RULES: dict[Target, Rule] = {}
 
 
-def _rule(*targets: Any) -> Callable[[Rule], Rule]:
+def _rule(*targets: OpOverload) -> Callable[[Rule], Rule]:
     def add(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(targets, function))
         return function

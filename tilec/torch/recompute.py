@@ -16,26 +16,41 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import pairwise
 from math import inf, prod
-from typing import Any
+from typing import TypeAlias, Unpack
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from tilec.core.target import Target
-from tilec.torch.aliases import ancestors, draws, is_pointwise, is_view, maker, schema_of, source, writes
+from tilec.torch.aliases import (
+    ancestors,
+    arguments,
+    draws,
+    is_pointwise,
+    is_view,
+    maker,
+    node_at,
+    returns,
+    schema_of,
+    source,
+    writes,
+)
 from tilec.torch.aten.table import UNROUNDED, dtype_of, op_name, row_of, shows
 from tilec.torch.builder import Builder
 from tilec.torch.constants import is_constant
 from tilec.torch.layout import layout
 from tilec.torch.share import share_equal
+from tilec.torch.types import Joint, Value
 
 aten = torch.ops.aten
 Targets = Callable[[torch.device], Target | None]
 NARROW = {torch.bfloat16, torch.float16}
 
 
-def partition(joint: fx.GraphModule, inputs: Any, targets: Targets, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+def partition(
+    joint: fx.GraphModule, inputs: Sequence[Value], targets: Targets, **how: Unpack[Joint]
+) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward of a joint graph, for AOTAutograd. `targets` says what a device's programs are compiled for."""
     from torch._functorch import config
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -48,7 +63,7 @@ def partition(joint: fx.GraphModule, inputs: Any, targets: Targets, **how: Any) 
 
 def mark(graph: fx.Graph, results: int, targets: Targets) -> None:
     """Marks what backward computes again. The graph's first `results` outputs are forward's."""
-    leaving = [n for n in graph.output_node().args[0][:results] if isinstance(n, fx.Node)]
+    leaving = [n for n in returns(graph)[:results] if isinstance(n, fx.Node)]
     forward = ancestors(leaving).keys()
     for node in (*_from_numbers(graph), *_repeated(forward)):
         node.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
@@ -191,7 +206,7 @@ def _constants(region: Iterable[fx.Node]) -> list[fx.Node]:
 
 def _exponentials_of(graph: fx.Graph, softmax: fx.Node) -> list[fx.Node]:
     """Has exponentials in the place of a softmax; returns what is computed again."""
-    x, dim = softmax.args[0], softmax.args[1]
+    x, dim = node_at(softmax), softmax.args[1]
     narrow, made = softmax.meta["val"].dtype, Builder(graph, softmax)
     wide = x if x.meta["val"].dtype not in (torch.bfloat16, torch.float16) else made(aten._to_copy.default, x, dtype=torch.float32)
     top = made(aten.amax.default, wide, [dim], True)
@@ -223,18 +238,20 @@ def _simplify_sums(graph: fx.Graph, softmax: fx.Node) -> None:
     of_p = _multiples(softmax)
     products = {(n.args[1], of_p[p]): n for p in of_p for n in p.users if op_name(n) == "bmm" and n.args[0] is p}
     for total in [n for n in graph.nodes if n.op == "call_function" and op_name(n) == "sum" and len(n.args) == 3]:
-        x, dims, stays = total.args
+        x, (dims, stays) = node_at(total), total.args[1:]
         value = x.meta["val"]
         if not stays or [d % value.dim() for d in dims] != [value.dim() - 1] or x.op != "call_function" or op_name(x) != "mul":
             continue
         for p, g in (x.args, x.args[::-1]):
-            path = _to_product(g) if isinstance(g, fx.Node) and p in of_p else None
+            if not isinstance(p, fx.Node) or not isinstance(g, fx.Node) or p not in of_p:
+                continue
+            path = _to_product(g)
             if path is None or path[-1].meta["val"].shape[-2:] != value.shape[-2:]:
                 continue
-            gradient, values = path[-1].args
+            gradient, values = node_at(path[-1], 0), node_at(path[-1], 1)
             factors = _sorted((*of_p[p], *(f for n, of in pairwise(path) if (f := _factor(n, of)) is not None)))
-            flipped = values.op == "call_function" and op_name(values) == "permute" and list(values.args[1]) == [0, 2, 1]
-            if not flipped or (o := products.get((values.args[0], factors))) is None:
+            flipped = values.op == "call_function" and op_name(values) == "permute" and list(arguments(values)["dims"]) == [0, 2, 1]
+            if not flipped or (o := products.get((node_at(values), factors))) is None:
                 continue
             build = Builder(graph, total)
             wide = [build(aten._to_copy.default, n, dtype=value.dtype) for n in (gradient, o)]
@@ -245,7 +262,7 @@ def _simplify_sums(graph: fx.Graph, softmax: fx.Node) -> None:
             break
 
 
-Factor = Any  # a number, or a tensor as large as what it multiplies
+Factor: TypeAlias = fx.Node | float  # a number, or a tensor as large as what it multiplies
 
 
 def _factor(node: fx.Node, of: fx.Node) -> Factor | None:
@@ -253,8 +270,9 @@ def _factor(node: fx.Node, of: fx.Node) -> Factor | None:
     if node.op != "call_function" or op_name(node) != "mul" or _size(node) != _size(of) or len(node.args) != 2:
         return None
     (other,) = [a for a in node.args if a is not of] or [of]
-    known = isinstance(other, int | float) or (isinstance(other, fx.Node) and _size(other) == _size(of))
-    return other if known else None
+    if isinstance(other, int | float):
+        return other
+    return other if isinstance(other, fx.Node) and _size(other) == _size(of) else None
 
 
 def _sorted(factors: Iterable[Factor]) -> tuple[Factor, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -17,6 +17,7 @@ from tilec.core.dtypes import U8
 from tilec.driver import fast_call
 from tilec.driver.executable import Executable
 from tilec.runtime.segments import Cut
+from tilec.torch.types import Call, Results
 
 if TYPE_CHECKING:
     from tilec.runtime.cpu.call import Strided
@@ -29,7 +30,7 @@ class _Call:
     """A segment: what it is called with, what it makes, and what is not needed after it, by numbers of arrays. The first one is
     called with the partition's values, of which it takes those of the numbers `takes`."""
 
-    function: Callable[..., Any]
+    function: Call
     takes: tuple[int, ...]
     makes: tuple[int, ...]
     done: tuple[int, ...]
@@ -39,15 +40,15 @@ class Segmented:
     """`run(values)` computes a partition from the list of its values, which it empties. `whole` does so for values that lie
     otherwise than they did when the graph was traced. `arrays`: how many there are. `cut` has the bytes that they need."""
 
-    def __init__(self, calls: Sequence[_Call], arrays: int, results: Sequence[int], whole: Callable[..., Any], cut: Cut):
+    def __init__(self, calls: Sequence[_Call], arrays: int, results: Sequence[int], whole: Call, cut: Cut):
         self.calls, self._arrays, self._results, self._whole, self.cut = calls, arrays, results, whole, cut
 
-    def __call__(self, *values: Any) -> Any:
+    def __call__(self, *values: torch.Tensor) -> Results:
         return self.run(list(values))
 
-    def run(self, values: list[Any]) -> Any:
+    def run(self, values: list[torch.Tensor]) -> Results:
         first, *others = self.calls
-        memory = [None] * self._arrays
+        memory: list[torch.Tensor | None] = [None] * self._arrays
         for number, k in enumerate(first.takes):
             memory[number] = values[k]
         try:
@@ -57,11 +58,11 @@ class Segmented:
         values.clear()
         for call in others:  # nothing but `memory` has what calls make
             self._after(memory, call.function(*[memory[n] for n in call.takes]), call)
-        results = [memory[n] for n in self._results]
+        results = [found for n in self._results if (found := memory[n]) is not None]
         return results[0] if len(results) == 1 else results
 
     @staticmethod
-    def _after(memory: list[Any], made: Any, call: _Call) -> None:
+    def _after(memory: list[torch.Tensor | None], made: Results, call: _Call) -> None:
         for n, tensor in zip(call.makes, (made,) if isinstance(made, torch.Tensor) else made):
             memory[n] = tensor
         for n in call.done:
@@ -72,13 +73,13 @@ class _Misfit(Exception):
     """Values do not lie as a program expects them."""
 
 
-def _misfit(*values: Any) -> NoReturn:
+def _misfit(*values: torch.Tensor) -> NoReturn:
     raise _Misfit
 
 
 def prepare(
     built: Executable, device: str | int, values: int, takes: Sequence[int], inputs: Sequence[Strided], outputs: Sequence[Strided],
-    new: Sequence[New], empty: Callable[..., torch.Tensor], freed: Collection[int], whole: Callable,
+    new: Sequence[New], empty: Callable[..., torch.Tensor], freed: Collection[int], whole: Call,
 ) -> Segmented | None:  # fmt: skip
     """A program's segments as a function of so many values; all else is as in `fast_call.prepare`. `empty` allocates tensors of a
     shape, strides and a type. `freed`: inputs that are freed when they are let go. None where machine code cannot call them, or

@@ -5,7 +5,7 @@ So does `torch._functorch.compile_utils.fx_graph_cse`, by the same rules. It imp
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable
 
 import torch
 from torch import fx
@@ -24,7 +24,7 @@ def share_equal(graph: fx.Graph) -> None:
     """Has each operation with its arguments done once. One that draws random numbers is done as often as it stands there, as is one
     that gives what the graph returns, for results are tensors of their own; nothing is shared across a write."""
     returned = {memory(n) for n in graph.output_node().all_input_nodes if tensors(n)}
-    found = dict[Any, fx.Node]()
+    found = dict[Hashable, fx.Node]()
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
@@ -49,7 +49,7 @@ def _is_repeatable(node: fx.Node) -> bool:
     return not DIFFERENT.intersection(node.target.tags) and node.target._schema.name not in UNEQUAL
 
 
-def _key(value: Any) -> Any:
+def _key(value: object) -> Hashable:
     """What is equal for equal arguments alone: 1, 1.0 and True are not, nor are 0.0 and -0.0. Raises TypeError."""
     if isinstance(value, fx.Node):
         return value

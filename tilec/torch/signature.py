@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from operator import mod
+from typing import TypeAlias
 
 import torch
 
@@ -24,8 +25,9 @@ from tilec.index.terms import Leaf, Term, size, term
 from tilec.torch.aten.table import dtype_of
 from tilec.torch.concrete import UNDECIDED, hint
 from tilec.torch.program import Unsupported
+from tilec.torch.types import Size
 
-Shape = tuple[Any, ...]  # of numbers and symbols
+Shape: TypeAlias = tuple[Size, ...]
 Types = tuple[DType, ...]
 
 
@@ -116,9 +118,9 @@ class Signature:
             types.append(given)
         return tuple(types)
 
-    def solve(self, shapes: Sequence[Shape], given: Mapping[str, Any]) -> dict[str, Any]:
+    def solve(self, shapes: Sequence[Shape], given: Mapping[str, Size]) -> dict[str, Size]:
         """The sizes for arguments of these shapes; `given` are the keywords. What must hold of symbols, `torch._check` is told."""
-        sizes: dict[str, Any] = {**self.fixed, **given}
+        sizes: dict[str, Size] = {**self.fixed, **given}
         for step in self._steps:
             extent = shapes[step.argument][step.dim]
             if isinstance(step, _Demand):
@@ -128,34 +130,34 @@ class Signature:
             factor, rest = _value(step.factor, sizes), _value(step.rest, sizes)
             size, why = extent - rest, partial(self._mismatch, step, None, extent)
             if step.factor.constant != 1:
-                self._demand(size % factor == 0, why)
+                self._demand(mod(size, factor) == 0, why)
                 size = size // factor
             if step.rest is not term(0):
                 self._demand(size >= 0, why)
             sizes[step.size] = size
         return sizes
 
-    def _mismatch(self, step: _Bind | _Demand, wanted: Any, extent: Any) -> str:
+    def _mismatch(self, step: _Bind | _Demand, wanted: Size | None, extent: Size) -> str:
         text = self.shapes[step.argument][step.dim]
-        wanted, extent = _shown(wanted), _shown(extent)
-        determined = f"`{text}` is {wanted}" if wanted is not None and text.constant is None else f"it must be `{text}`"
-        return f"{self.name}: dimension {step.dim} of `{self.inputs[step.argument]}` is {extent}, and {determined}"
+        determined = f"`{text}` is {_shown(wanted)}" if wanted is not None and text.constant is None else f"it must be `{text}`"
+        return f"{self.name}: dimension {step.dim} of `{self.inputs[step.argument]}` is {_shown(extent)}, and {determined}"
 
     @staticmethod
-    def _demand(condition: Any, message: Callable[[], str]) -> None:
+    def _demand(condition: bool | torch.SymBool, message: Callable[[], str]) -> None:
         if isinstance(condition, bool):
             if not condition:
                 raise CallError(message())
         else:
             torch._check(condition, message)
 
-    def made(self, arguments: Sequence[torch.Tensor], given: Mapping[str, Any]) -> list[tuple[DType, Shape]]:
+    def made(self, arguments: Sequence[torch.Tensor], given: Mapping[str, Size]) -> list[tuple[DType, Shape]]:
         """Types and shapes of the results. Raises CallError, or what `torch._check` raises, where arguments do not fit."""
         types = self.fitting(arguments)
         shapes = [tuple(a.shape) for a in arguments]
         if all(type(n) is int for n in (*given.values(), *(n for s in shapes for n in s))):
-            determined = tuple(sorted({**self.fixed, **given}.items()))
-            return _specialised(self, tuple(zip(types, map(tuple, shapes))), determined)
+            determined = tuple(sorted((n, v) for n, v in {**self.fixed, **given}.items() if isinstance(v, int)))
+            known = [tuple(n for n in shape if isinstance(n, int)) for shape in shapes]
+            return _specialised(self, tuple(zip(types, known)), determined)
         sizes = self.solve(shapes, given)
         body = self._body(types)
         for extent, high, of, index in body.equal:
@@ -214,22 +216,22 @@ class _Body:
 
 @lru_cache(maxsize=1024)
 def _specialised(
-    signature: Signature, inputs: tuple[tuple[DType, Shape], ...], sizes: tuple[tuple[str, int], ...]
+    signature: Signature, inputs: tuple[tuple[DType, tuple[int, ...]], ...], sizes: tuple[tuple[str, int], ...]
 ) -> list[tuple[DType, Shape]]:
     found: Specialised = specialise(signature.program.tree, signature.name, inputs, dict(sizes))
     return [(t.dtype, tuple(n.value for n in t.shape)) for t in found.outputs]  # type: ignore[misc, union-attr]
 
 
-def _shown(size: Any) -> Any:
+def _shown(size: Size | None) -> object:
     """A size as messages have it: of a symbol, the number that it stood for when it was traced."""
     found = hint(size)
     return size if found is UNDECIDED else found
 
 
-def _value(p: Term, sizes: Mapping[str, Any]) -> Any:
-    total: Any = 0
+def _value(p: Term, sizes: Mapping[str, Size]) -> Size:
+    total: Size = 0
     for monomial, factor in p.parts.items():
-        product: Any = factor
+        product: Size = factor
         for leaf in monomial:
             n = _leaf_value(leaf, sizes)
             product = n if type(product) is int and product == 1 else product * n
@@ -237,7 +239,7 @@ def _value(p: Term, sizes: Mapping[str, Any]) -> Any:
     return total
 
 
-def _leaf_value(leaf: Leaf, sizes: Mapping[str, Any]) -> Any:
+def _leaf_value(leaf: Leaf, sizes: Mapping[str, Size]) -> Size:
     """Of a size, or of a quotient of sizes."""
     if leaf.is_symbol:
         return sizes[leaf.name]

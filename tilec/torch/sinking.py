@@ -14,23 +14,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Set
-from typing import Any
 
 from torch import fx
 
 from tilec.torch.aliases import is_opaque, maker, memory, readers, tensors, writes
-from tilec.torch.concrete import NUMBERS
+from tilec.torch.concrete import NUMBERS, Known
 from tilec.torch.partition import Decision, Part
 
 
-def sink(graph: fx.Graph, decision: Decision, known: Mapping[fx.Node, Any]) -> None:
+def sink(graph: fx.Graph, decision: Decision, known: Mapping[fx.Node, Known]) -> None:
     """Changes `decision`. `known` is what `decide` was given."""
     if len(decision.parts) > 1 and not any(map(is_opaque, decision.reasons)):
         _Parts(graph, decision, known).sink()
 
 
 class _Parts:
-    def __init__(self, graph: fx.Graph, decision: Decision, known: Mapping[fx.Node, Any]):
+    def __init__(self, graph: fx.Graph, decision: Decision, known: Mapping[fx.Node, Known]):
         self.nodes, self.decision, self.known = list(graph.nodes), decision, known
         self.written = {memory(n.all_input_nodes[0]) for n in decision.reasons if writes(n)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
@@ -14,11 +14,12 @@ from tilec.driver import fast_call
 from tilec.driver.executable import Executable
 from tilec.process.forking import compiling
 from tilec.runtime import buffers
-from tilec.torch.call import MOST_SIZES, empty_strided
+from tilec.torch.call import MOST_SIZES, Key, empty_strided
+from tilec.torch.types import Results
 
 MOST_RECENT = 8  # calls that are tried one after the other, each of which compares types and sizes
 _HERE = "cpu", "cuda"
-Call = Callable[..., Any]
+Call: TypeAlias = Callable[..., Results | fast_call.No]
 
 
 class SizedCalls:
@@ -27,15 +28,15 @@ class SizedCalls:
 
     def __init__(self, op: Op):
         self.op, self.recent = op, tuple[Call, ...]()
-        self._made: dict[tuple[Any, ...], Call | None] = {}
+        self._made: dict[Key, Call | None] = {}
 
-    def run(self, *tensors: torch.Tensor) -> Any:
+    def run(self, *tensors: torch.Tensor) -> Results:
         for call in self.recent:
             if (made := call(*tensors)) is not fast_call.NO:
                 return made
         return self._other(tensors)
 
-    def _other(self, tensors: Sequence[torch.Tensor]) -> Any:
+    def _other(self, tensors: Sequence[torch.Tensor]) -> Results:
         """Sizes that are not recent, or tensors that are not row-major."""
         plain = [(t.resolve_neg() if t.is_neg() else t).contiguous() for t in tensors]
         key = tuple((t.shape, t.dtype, t.device) for t in plain)
@@ -49,7 +50,7 @@ class SizedCalls:
         with torch.no_grad():
             return self.op(*plain)
 
-    def _make(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> None:
+    def _make(self, key: Key, tensors: Sequence[torch.Tensor]) -> None:
         """Keeps the call for tensors like these, or None where Python makes it: it copies them, or raises its mistakes."""
         known, call, devices = buffers.torch_dtypes(), None, {t.device for t in tensors}
         if all(t.dtype in known for t in tensors) and len(devices) == 1 and (device := devices.pop()).type in _HERE:
@@ -69,7 +70,7 @@ class SizedCalls:
         if call is None or not any(kernel.sites for kernel in executable.emitted.kernels):
             return call
 
-        def checked(*tensors: torch.Tensor) -> Any:
+        def checked(*tensors: torch.Tensor) -> Results | fast_call.No:
             try:
                 return call(*tensors)
             except CheckError as error:
@@ -78,5 +79,5 @@ class SizedCalls:
         return checked
 
 
-def _no(*tensors: torch.Tensor) -> object:
+def _no(*tensors: torch.Tensor) -> fast_call.No:
     return fast_call.NO

@@ -7,33 +7,33 @@ and compiles them with all else. Graphs of other back ends call the operator.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tilec.dsl import ast
-from tilec.torch.aten.table import Call
+from tilec.torch.aliases import schema
+from tilec.torch.aten.table import Call, Translator, Value
 from tilec.torch.program import Graph, Tensor, Unsupported
 from tilec.torch.rewrite import Edits, Words, called
 from tilec.torch.signature import Signature
 
 
-def splicer(signature: Signature) -> Callable[[Call], Any]:
+def splicer(signature: Signature) -> Translator:
     """What translates a node that calls the operator of this signature (`tilec/torch/aten/table.py`)."""
 
-    def translate(call: Call) -> Any:
+    def translate(call: Call) -> Value:
         program = signature.program
         if program.tree.imports:
             raise Unsupported("an operator whose program imports a file")
         given: list[Tensor] = [
-            call[argument.name] for argument in call.node.target._schema.arguments[: len(signature.inputs)]
+            call[argument.name] for argument in schema(call.node).arguments[: len(signature.inputs)]
         ]
         sizes = {n: int(call[n]) for n in signature.keywords}
         metas = [call.meta] if len(signature.results) == 1 else call.meta
         solved = signature.solve([t.shape for t in given], sizes)
         arguments = [_whole(call.graph, t) for t in given]
         made = Splice(call.graph, Words(program.tree), program.digest).op(
-            signature.op, arguments, {n: v for n, v in solved.items() if "." not in n}, [Call.typed(m) for m in metas]
+            signature.op, arguments, {n: int(v) for n, v in solved.items() if "." not in n}, [Call.typed(m) for m in metas]
         )
         return made[0] if len(made) == 1 else tuple(made)
 
@@ -81,7 +81,8 @@ class Splice:
         return found
 
     def _statement(
-        self, statement: ast.Equation, names: Mapping[str, str], sizes: Mapping[str, int], result: Any
+        self, statement: ast.Equation, names: Mapping[str, str], sizes: Mapping[str, int],
+        result: tuple[tuple[int, ...], str] | None,
     ) -> str:  # fmt: skip
         """The statement's text. A result has a type, and ranges, which the op's head would tell."""
         edits, start = Edits(self.words.text), statement.span.start

@@ -5,16 +5,18 @@ from __future__ import annotations
 import builtins
 import keyword
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
-from tilec.torch.aliases import ancestors, behind_inputs, is_view
+from tilec.torch.aliases import ancestors, behind_inputs, is_view, returns
+from tilec.torch.concrete import Known
 from tilec.torch.partition import Decision, Part
 from tilec.torch.segments import Segmented
+from tilec.torch.types import Attribute, Call, Run
 
 
 @dataclass
@@ -28,7 +30,7 @@ class Piece:
     outputs: list[fx.Node]
 
 
-def cut(graph: fx.Graph, decision: Decision, known: Mapping[fx.Node, Any]) -> list[Piece]:
+def cut(graph: fx.Graph, decision: Decision, known: Mapping[fx.Node, Known]) -> list[Piece]:
     """The partitions, lowest level first. A result that everything outside reads through one view of all its elements leaves its
     partition as that view: `decision` then has the view's owner."""
     position = {n: k for k, n in enumerate(graph.nodes)}
@@ -58,7 +60,7 @@ def cut(graph: fx.Graph, decision: Decision, known: Mapping[fx.Node, Any]) -> li
     return pieces
 
 
-def _seen_through(node: fx.Node, decision: Decision, known: Mapping[fx.Node, Any]) -> dict[fx.Node, fx.Node]:
+def _seen_through(node: fx.Node, decision: Decision, known: Mapping[fx.Node, Known]) -> dict[fx.Node, fx.Node]:
     """The results of partitions that something outside reads where it reads `node`, each with what it reads of it: `node`, if that
     is all elements in another order, or the result itself."""
     found, pending, done = dict[fx.Node, fx.Node](), [(node, True)], set[fx.Node]()
@@ -76,7 +78,7 @@ def _seen_through(node: fx.Node, decision: Decision, known: Mapping[fx.Node, Any
     return found
 
 
-def _elements(known: Any) -> int | None:
+def _elements(known: Known | None) -> int | None:
     """The number of elements of a tensor."""
     value = known.meta.get("val") if isinstance(known, fx.Node) else None
     return value.numel() if isinstance(value, torch.Tensor) else None
@@ -112,16 +114,16 @@ def _graph_of(members: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Se
 class Whole:
     """`run(args)` computes the graph from the list of its arguments, which it empties. `text` is the function's."""
 
-    run: Callable[[list[Any]], list[Any]]
+    run: Run
     text: str
 
 
 @dataclass
 class _Writer:
-    names: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, object] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
-    def constant(self, value: Any, name: str = "") -> str:
+    def constant(self, value: object, name: str = "") -> str:
         name = name or f"c{len(self.names)}"
         while self.names.get(name, value) is not value or keyword.iskeyword(name) or hasattr(builtins, name):
             name += "_"
@@ -134,7 +136,7 @@ class _Writer:
             self.lines.append(f"del {', '.join(f'{n.name}_' for n in dead)}")
             held.difference_update(dead)
 
-    def argument(self, value: Any) -> str:
+    def argument(self, value: object) -> str:
         if isinstance(value, fx.Node):
             return f"{value.name}_"
         if isinstance(value, (list, tuple)):
@@ -150,8 +152,8 @@ class _Writer:
 
 
 def join(
-    graph: fx.Graph, decision: Decision, pieces: Sequence[Piece], calls: Sequence[Callable[..., Any]],
-    attribute: Callable[[str], Any],
+    graph: fx.Graph, decision: Decision, pieces: Sequence[Piece], calls: Sequence[Call],
+    attribute: Attribute,
 ) -> Whole:  # fmt: skip
     """The function that runs partitions by `calls`, and all else as the graph has it. A call takes its piece's inputs one by one,
     and returns its output, or a sequence of several; or is Segmented."""
@@ -216,9 +218,9 @@ def join(
             w.lines.append(f"{step.name}_ = {_called(w, step)}")
         held.update(made)
         w.release([n for n in dict.fromkeys((*read, *made)) if n in held and n not in kept and last.get(n, -1) <= k], held)
-    w.lines.append(f"return {w.argument(list(output.args[0]))}")
+    w.lines.append(f"return {w.argument(returns(graph))}")
     text = "def run(args):\n" + "".join(f"    {line}\n" for line in w.lines)
-    names = dict(w.names)
+    names: dict[str, Any] = dict(w.names)
     exec(compile(text, "<tilec: a graph's partitions>", "exec"), names)
     return Whole(names["run"], text)
 

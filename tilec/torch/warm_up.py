@@ -9,11 +9,10 @@ done until this one is called again.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch._dynamo import disable
-from torch._dynamo.callback import CallbackTrigger, callback_handler
+from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
 
 from tilec.driver.recipe import end_unused_compilers, load_compilers
 from tilec.process.collection import frozen
@@ -37,7 +36,7 @@ def expect() -> None:
 
 
 @disable(reason="it is called under a lock of Dynamo's")
-def _begin(about: Any) -> None:
+def _begin(about: CallbackArgs) -> None:
     global _expected, _kind
     if _expected and about.callback_trigger is CallbackTrigger.DYNAMO:
         _expected = False  # unless this trace calls `expect`
@@ -47,7 +46,7 @@ def _begin(about: Any) -> None:
 
 
 @disable(reason="it is called under a lock of Dynamo's")
-def _end(about: Any) -> None:
+def _end(about: CallbackArgs) -> None:
     global _kind
     _until_end.close()
     if _kind:

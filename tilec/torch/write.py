@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
 
+from tilec.torch.aliases import returns
 from tilec.torch.aten import dtype_of, translate
+from tilec.torch.aten.table import Value
 from tilec.torch.constants import patterns
 from tilec.torch.indices import number
 from tilec.torch.layout import Layout, layout, row_major
@@ -88,7 +89,7 @@ class Unwritten(Exception):
 def write(graph: fx.Graph) -> Written:
     """The program of a partition whose nodes have fake tensors of known sizes. Raises Unwritten."""
     program, origin = Graph(), dict[str, fx.Node]()
-    values: dict[fx.Node, Any] = {}
+    values: dict[fx.Node, Value] = {}
     arguments = []
     outputs: Sequence[fx.Node] = ()
     count = -1
@@ -102,7 +103,7 @@ def write(graph: fx.Graph) -> Written:
                 arguments.append(_argument(count, value))
                 values[node] = _parameter(program, arguments[-1], value)
         elif node.op == "output":
-            outputs = node.args[0]
+            outputs = [n for n in returns(graph) if isinstance(n, fx.Node)]
         elif node in known:
             values[node] = known[node].tensor()
         else:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-from tilec.runtime.cuda.device.define import ptx
+from tilec.runtime.cuda.device.define import DeviceFunction, Intrinsic, ptx
 
 
-def cp_async(size: int) -> Any:
+def cp_async(size: int) -> DeviceFunction:
     """`cp_async_16(shared, address, bytes)`: copies `bytes` (0 to `size`) and fills the rest of `size` with
     zeros.
 
@@ -22,12 +21,12 @@ def cp_async(size: int) -> Any:
     return ptx(f"cp_async_{size}", f"cp.async.{cache}.shared.global [$0], [$1], {size}, $2;", "rlr")
 
 
-def cp_async_wait(groups: int) -> Any:
+def cp_async_wait(groups: int) -> DeviceFunction:
     """Waits until at most `groups` of this thread's newest committed groups are under way."""
     return ptx(f"cp_async_wait_{groups}", f"cp.async.wait_group {groups};")
 
 
-def tma_load(rank: int, multicast: bool = False) -> Any:
+def tma_load(rank: int, multicast: bool = False) -> DeviceFunction:
     """`(shared, tensor map, mbarrier, c0, c1, ...)`: loads a box of 1 to 5 dimensions, innermost coordinate
     first.
 
@@ -42,7 +41,7 @@ def tma_load(rank: int, multicast: bool = False) -> Any:
     return ptx(name, text, "rlr" + "r" * rank + ("h" if multicast else ""))
 
 
-def tma_store(rank: int) -> Any:
+def tma_store(rank: int) -> DeviceFunction:
     """`(tensor map, shared, c0, c1, ...)`: stores a box; `fence_async_shared` first, commit and wait
     after."""
     coordinates = ", ".join(f"${2 + i}" for i in range(rank))
@@ -50,14 +49,14 @@ def tma_store(rank: int) -> Any:
     return ptx(f"tma_store_{rank}d", text, "lr" + "r" * rank)
 
 
-def bulk_wait(groups: int, read: bool = True) -> Any:
+def bulk_wait(groups: int, read: bool = True) -> DeviceFunction:
     """Waits for bulk stores: until shared memory has been read (`read`), or until the data has been
     written."""
     kind = ".read" if read else ""
     return ptx(f"bulk_wait{'_read' if read else ''}_{groups}", f"cp.async.bulk.wait_group{kind} {groups};")
 
 
-def set_registers(count: int, more: bool) -> Any:
+def set_registers(count: int, more: bool) -> DeviceFunction:
     """`setmaxnreg` for a whole warpgroup: a multiple of 8 from 24 to 256. The kernel needs launch bounds."""
     if count % 8 or not 24 <= count <= 256:
         raise ValueError(f"setmaxnreg takes a multiple of 8 from 24 to 256, not {count}")
@@ -92,7 +91,7 @@ _PTX: dict[str, tuple[str, str, str]] = {
     "grid_release": ("griddepcontrol.launch_dependents;", "", ""),
 }
 
-ASYNC: dict[str, Callable[[], Any]] = {
+ASYNC: dict[str, Callable[[], Intrinsic]] = {
     **{name: partial(ptx, name, *row) for name, row in _PTX.items()},
     **{f"cp_async_{size}": partial(cp_async, size) for size in (4, 8, 16)},
 }

@@ -5,12 +5,10 @@ In the kernel's own source, LLVM might not unroll these loops. The sums would th
 
 from __future__ import annotations
 
-from typing import Any
-
-from tilec.runtime.cuda.device.define import Array, define, memref
+from tilec.runtime.cuda.device.define import Array, DeviceFunction, define, memref
 
 
-def contract(dtype: str, m: int, n: int, k: int, left_major: int, right_major: int) -> Any:
+def contract(dtype: str, m: int, n: int, k: int, left_major: int, right_major: int) -> DeviceFunction:
     """`f(sums, left, right)`: sums[i, j] += left[i, p] * right[j, p] for every p, rounded once (`fma`).
 
     `sums` is m x n. `left` is m x k where `left_major`, else k x m; `right` likewise n x k or k x n.

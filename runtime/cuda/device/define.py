@@ -7,12 +7,12 @@ because MLIR integers have no sign and Numba's do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Protocol
 
 _CHIP: ContextVar[str] = ContextVar("chip", default="sm_80")
 
@@ -67,7 +67,30 @@ class Array:
 Parameter = str | Array
 
 
-def define(name: str, parameters: dict[str, Parameter], result: str | None, body: str) -> Any:
+class Signature(Protocol):
+    """Numba's, by its types."""
+
+    args: tuple[object, ...]
+    return_type: object
+
+
+class Library(Protocol):
+    source: str
+
+
+class DeviceFunction(Protocol):
+    """A function that kernels call, with its text in MLIR."""
+
+    name: str
+    sig: Signature
+    library: Library
+
+
+Intrinsic = DeviceFunction | Callable[..., object]
+"""What kernels call: a function with a text, or one of libdevice's."""
+
+
+def define(name: str, parameters: dict[str, Parameter], result: str | None, body: str) -> DeviceFunction:
     """A function callable in kernels. `body` is MLIR that refers to `%name` of each parameter and returns
     `%result`.
 
@@ -77,13 +100,13 @@ def define(name: str, parameters: dict[str, Parameter], result: str | None, body
 
 
 @cache
-def _define(name: str, parameters: tuple[tuple[str, Parameter], ...], result: str | None, body: str) -> Any:
+def _define(name: str, parameters: tuple[tuple[str, Parameter], ...], result: str | None, body: str) -> DeviceFunction:
     from numba_cuda_mlir import types
     from numba_cuda_mlir.typing.externals import ExternMLIRLibrary
 
     _initialize()
 
-    def numba(parameter: Parameter) -> Any:
+    def numba(parameter: Parameter) -> types.Type:
         if isinstance(parameter, Array):
             return types.Array(getattr(types, NUMBA[parameter.element]), 1, "A")
         return getattr(types, NUMBA[parameter])
@@ -130,7 +153,7 @@ def struct(letters: str) -> str:
     return f"!llvm.struct<({', '.join(_LETTER[c] for c in letters)})>"
 
 
-def ptx(name: str, text: str, ins: str = "", outs: str = "", *, pure: bool = False) -> Any:
+def ptx(name: str, text: str, ins: str = "", outs: str = "", *, pure: bool = False) -> DeviceFunction:
     """A function that is one piece of PTX on scalars: `$0` counts the output first, then the inputs."""
     parameters: dict[str, Parameter] = {f"x{i}": _LETTER[c] for i, c in enumerate(ins)}
     operation = asm(text, outs, [(c, f"%x{i}") for i, c in enumerate(ins)], pure=pure)

@@ -9,9 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-from tilec.runtime.cuda.device.define import Array, Parameter, asm, define, extract, indices, read, write
+from tilec.runtime.cuda.device.define import (
+    Array,
+    DeviceFunction,
+    Intrinsic,
+    Parameter,
+    asm,
+    define,
+    extract,
+    indices,
+    read,
+    write,
+)
 
 _LETTER = {"f32": "f", "i32": "r"}
 
@@ -27,7 +37,7 @@ def matrix_descriptor(lines: int | None = None) -> int:
     return swizzle | (next_8_lines >> 4) << 32 | (next_slab >> 4) << 16
 
 
-def ldmatrix(count: int, transposed: bool = False, element: str = "i32") -> Any:
+def ldmatrix(count: int, transposed: bool = False, element: str = "i32") -> DeviceFunction:
     """`(array, at, shared)`: `count` 8x8 matrices of 16-bit elements into `count` words; each lane names one
     row. A row of 16 bytes may as well be 4 elements of 32 bits: then words are of type `element`."""
     targets = ", ".join(f"${j}" for j in range(count))
@@ -60,7 +70,7 @@ _MMA = {
 }
 
 
-def mma(dtype: str) -> Any:
+def mma(dtype: str) -> DeviceFunction:
     """`mma_bf16(acc, acc_at, a, a_at, b, b_at)`: acc[0:4] += A (4 words) x B (2 words), one warp, row times
     column."""
     shape, kinds, words_a, words_b, element = _MMA[dtype]
@@ -114,7 +124,7 @@ def wgmma(
     transpose_b: bool = False,
     slab_a: int = 0,
     slab_b: int = 0,
-) -> Any:
+) -> DeviceFunction:
     """`steps` products m64 n k(16, 8 or 32) by one warpgroup, into n/2 accumulators: fence, products, commit.
 
     `f(acc, at, a, b, keep)`: descriptors `a` and `b` of tiles in shared memory advance by `step_a`, `step_b` (units of
@@ -176,7 +186,7 @@ def _advance(step: int, k: int, within: int, slab: int) -> int:
     return step * within if not slab else step // line * slab + step % line * within
 
 
-def wgmma_wait(groups: int, accumulators: int, element: str = "f32", words: int = 0, more: int = 0) -> Any:
+def wgmma_wait(groups: int, accumulators: int, element: str = "f32", words: int = 0, more: int = 0) -> DeviceFunction:
     """`f(acc, at)`: waits until at most `groups` newest groups run, and hands the accumulators through.
 
     The sums of an asynchronous product must pass through the wait's own assembly as tied operands, or LLVM,
@@ -201,14 +211,14 @@ def wgmma_wait(groups: int, accumulators: int, element: str = "f32", words: int 
     return define(name, parameters, None, "\n".join(body))
 
 
-def pack(dtype: str) -> Any:
+def pack(dtype: str) -> DeviceFunction:
     """`pack_bf16(low, high) -> int32`: two float32 rounded to a word of a fragment."""
     text = f"cvt.rn.{dtype}x2.f32 $0, $2, $1;"
     body = f"%result = {asm(text, 'r', [('f', '%low'), ('f', '%high')], pure=True)}"
     return define(f"pack_{dtype}", {"low": "f32", "high": "f32"}, "i32", body)
 
 
-def round_tf32(count: int) -> Any:
+def round_tf32(count: int) -> DeviceFunction:
     """`(array, at)`: float32 numbers to the nearest tf32, ties away from zero (the only rounding before sm_90)."""
     cut = [
         f"%cut{j} = {asm('cvt.rna.tf32.f32 $0, $1;', 'r', [('f', f'%array_v{j}')], pure=True)}" for j in range(count)
@@ -218,7 +228,7 @@ def round_tf32(count: int) -> Any:
     return define(f"round_tf32_x{count}", {"array": Array("f32"), "at": "i64"}, None, "\n".join(body))
 
 
-def shared_words(step: int) -> Any:
+def shared_words(step: int) -> DeviceFunction:
     """`f(array, at, address)`: 16 bytes of shared memory into four words, `step` apart."""
     text = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
     body = f"""{indices("array", "at", 4, step)}
@@ -253,7 +263,7 @@ _WIDEN = {
 }  # fmt: skip
 
 
-def widen(source: str, dtype: str, step: int) -> Any:
+def widen(source: str, dtype: str, step: int) -> DeviceFunction:
     """`f(array, at, address)`: 16 numbers of 8 bits of shared memory into 8 words of a fragment, `step` apart."""
     text = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
     lines = [indices("array", "at", 8, step), "%narrow = arith.trunci %address : i64 to i32"]
@@ -268,7 +278,7 @@ def widen(source: str, dtype: str, step: int) -> Any:
     return define(f"widen_{source}_{dtype}_{step}", parameters, None, "\n".join(lines))
 
 
-MATRIX: dict[str, Callable[[], Any]] = {
+MATRIX: dict[str, Callable[[], Intrinsic]] = {
     **{f"ldmatrix_x{c}{s}": partial(ldmatrix, c, bool(s)) for c in (1, 2, 4) for s in ("", "_trans")},
     **{f"mma_{dtype}": partial(mma, dtype) for dtype in _MMA},
     **{f"pack_{dtype}": partial(pack, dtype) for dtype in ("bf16", "f16")},

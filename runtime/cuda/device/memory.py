@@ -11,10 +11,9 @@ leave no line in L1 make kernels that keep their rows in registers 1% slower and
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilec.runtime.cuda.device.define import (
     Array,
+    DeviceFunction,
     Parameter,
     asm,
     chip_number,
@@ -50,7 +49,7 @@ def in_array(dtype: str) -> str:
 # Scalars
 
 
-def load(dtype: str, space: str = "global", hint: str = "") -> Any:
+def load(dtype: str, space: str = "global", hint: str = "") -> DeviceFunction:
     """`load_f32(address) -> float32`."""
     bits = WIDTH[dtype]
     body = _load_words("address", bits // 8, bits, space, hint) + "\n"
@@ -60,7 +59,7 @@ def load(dtype: str, space: str = "global", hint: str = "") -> Any:
     return define(name, {"address": "i64"}, in_register(dtype), body)
 
 
-def store(dtype: str, space: str = "global") -> Any:
+def store(dtype: str, space: str = "global") -> DeviceFunction:
     """`store_f32(address, value)`."""
     bits = WIDTH[dtype]
     body = _encode(["%value"], dtype, "v") + "\n" + _store_words("address", ["%v"], bits, space)
@@ -71,7 +70,7 @@ def store(dtype: str, space: str = "global") -> Any:
 # Vectors
 
 
-def load_vector(dtype: str, count: int, space: str = "global", hint: str = "", where: bool = False) -> Any:
+def load_vector(dtype: str, count: int, space: str = "global", hint: str = "", where: bool = False) -> DeviceFunction:
     """`load_f32x4(array, at, address)` fills `array[at : at + 4]`; `address` is a multiple of the vector's
     size. `load_f32x4_nc_where(array, at, address, condition)` fills it with zeros where it is not to load."""
     bits, element = WIDTH[dtype], in_array(dtype)
@@ -91,7 +90,7 @@ def load_vector(dtype: str, count: int, space: str = "global", hint: str = "", w
     return define(name, parameters, None, "\n".join(body))
 
 
-def store_vector(dtype: str, count: int, space: str = "global") -> Any:
+def store_vector(dtype: str, count: int, space: str = "global") -> DeviceFunction:
     """`store_f32x4(array, at, address)` writes `array[at : at + 4]`; `address` is a multiple of the vector's
     size."""
     bits, element = WIDTH[dtype], in_array(dtype)

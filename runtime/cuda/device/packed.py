@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-from tilec.runtime.cuda.device.define import Array, asm, define, extract, indices, memref, write
+from tilec.runtime.cuda.device.define import Array, DeviceFunction, asm, define, extract, indices, memref, write
 
 # The word with element `at` in it, its index, and by how many bits it is shifted there.
 _WORD = f"""%one = arith.constant 1 : i64
@@ -18,7 +17,7 @@ _WORD = f"""%one = arith.constant 1 : i64
       %word = memref.load %words[%index] : {memref("u32")}"""
 
 
-def unpack(dtype: str) -> Any:
+def unpack(dtype: str) -> DeviceFunction:
     """`unpack_bf16(words, at)`: element `at` of an array of words with two elements each, as float32.
 
     A shift or a mask (bf16), or one conversion (f16), once the place is a known number.
@@ -33,7 +32,7 @@ def unpack(dtype: str) -> Any:
     return define(f"unpack_{dtype}", {"words": Array("u32"), "at": "i64"}, "f32", body)
 
 
-def put(dtype: str) -> Any:
+def put(dtype: str) -> DeviceFunction:
     """`put_bf16(words, at, value)`: the value as element `at` of an array of words with two elements each."""
     narrow = {
         "bf16": f"%bits = {asm('cvt.rn.bf16.f32 $0, $1;', 'h', [('f', '%value')], pure=True)}",
@@ -53,7 +52,7 @@ def put(dtype: str) -> Any:
     return define(f"put_{dtype}", {"words": Array("u32"), "at": "i64", "value": "f32"}, None, body)
 
 
-def load_words(count: int) -> Any:
+def load_words(count: int) -> DeviceFunction:
     """`load_words_4(words, at, address)`: 4, 8 or 16 bytes of shared memory into an array of words.
 
     In PTX, because LLVM would load each half by itself.

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-from tilec.runtime.cuda.device.define import asm, define, ptx
+from tilec.runtime.cuda.device.define import DeviceFunction, Intrinsic, asm, define, ptx
 from tilec.runtime.cuda.device.trig import absolute, approx, short, trigonometric
 
 # libdevice's accurate functions (largest errors: CUDA Programming Guide, "Mathematical Functions"), not
@@ -104,13 +103,13 @@ _REGISTERS = {
 }
 
 
-def _fma(dtype: str) -> Any:
+def _fma(dtype: str) -> DeviceFunction:
     """a * b + c, rounded once."""
     body = f"%result = math.fma %a, %b, %c : {dtype}"
     return define(f"fma_{dtype}", {"a": dtype, "b": dtype, "c": dtype}, dtype, body)
 
 
-def _divide_rounded() -> Any:
+def _divide_rounded() -> DeviceFunction:
     """The f32 that is nearest to a / b, for many a of one b. The division of PTX has a branch, across which no load moves up.
 
     Scaled by a power of 2 to [1, 2), |b| has a reciprocal that is rounded correctly, and one correction makes the quotient the
@@ -161,7 +160,7 @@ def _divide_rounded() -> Any:
     return define("divide_rounded_f32", {"a": "f32", "b": "f32"}, "f32", body)
 
 
-def _extremum_f64(name: str, predicate: str) -> Any:
+def _extremum_f64(name: str, predicate: str) -> DeviceFunction:
     """There is no `max.NaN.f64`: take `a` where it is beyond `b` or NaN."""
     body = f"""%beyond = arith.cmpf {predicate}, %a, %b : f64
       %nan = arith.cmpf uno, %a, %a : f64
@@ -170,44 +169,44 @@ def _extremum_f64(name: str, predicate: str) -> Any:
     return define(name, {"a": "f64", "b": "f64"}, "f64", body)
 
 
-def _extremum_unsigned(name: str, dtype: str) -> Any:
+def _extremum_unsigned(name: str, dtype: str) -> DeviceFunction:
     body = f"%result = arith.{name}ui %a, %b : {dtype.replace('u', 'i')}"
     return define(f"{name}_{dtype}", {"a": dtype, "b": dtype}, dtype, body)
 
 
-def _compare(name: str, predicate: str, dtype: str) -> Any:
+def _compare(name: str, predicate: str, dtype: str) -> DeviceFunction:
     """IEEE comparisons. Numba-CUDA's `x != y` is an *ordered* comparison, false where an operand is NaN."""
     body = f"%result = arith.cmpf {predicate}, %a, %b : {dtype}"
     return define(f"{name}_{dtype}", {"a": dtype, "b": dtype}, "bool", body)
 
 
-def _is_nan(dtype: str) -> Any:
+def _is_nan(dtype: str) -> DeviceFunction:
     return define(f"is_nan_{dtype}", {"a": dtype}, "bool", f"%result = arith.cmpf uno, %a, %a : {dtype}")
 
 
-def _within(name: str, extend: str) -> Any:
+def _within(name: str, extend: str) -> DeviceFunction:
     """An index that is known to fit 32 bits (`_i32`), or 31 and not to be negative (`_u31`): so the compiler knows, too."""
     body = f"%low = arith.trunci %x : i64 to i32\n%result = arith.{extend} %low : i32 to i64"
     return define(name, {"x": "i64"}, "i64", body)
 
 
-def _unsigned(bits: int) -> Any:
+def _unsigned(bits: int) -> DeviceFunction:
     """The same bits without a sign. Numba-CUDA's own cast of a constant keeps its sign: `float32(uint32(int32(-1)))` is -1."""
     body = f"%zero = arith.constant 0 : i{bits}\n%result = arith.addi %a, %zero : i{bits}"
     return define(f"unsigned_u{bits}", {"a": f"i{bits}"}, f"u{bits}", body)
 
 
-def _bitcast(name: str, source: str, result: str) -> Any:
+def _bitcast(name: str, source: str, result: str) -> DeviceFunction:
     return define(name, {"a": source}, result, f"%result = arith.bitcast %a : {source} to {result}")
 
 
-def _round_tf32() -> Any:
+def _round_tf32() -> DeviceFunction:
     """To the nearest tf32, ties away from zero: the only rounding before sm_90."""
     cut = asm("cvt.rna.tf32.f32 $0, $1;", "r", [("f", "%a")], pure=True)
     return define("round_tf32", {"a": "f32"}, "f32", f"%cut = {cut}\n%result = arith.bitcast %cut : i32 to f32")
 
 
-def _f32_odd() -> Any:
+def _f32_odd() -> DeviceFunction:
     """An f64 as f32, rounded to odd: cut, with the last bit set if bits were lost. A second rounding is then as good as one."""
     cut = asm("cvt.rz.f32.f64 $0, $1;", "f", [("d", "%a")], pure=True)
     body = f"""%cut = {cut}
@@ -220,7 +219,7 @@ def _f32_odd() -> Any:
     return define("f32_odd", {"a": "f64"}, "f32", body)
 
 
-def _round(dtype: str) -> Any:
+def _round(dtype: str) -> DeviceFunction:
     """A float32 rounded to a value of `dtype`, still as float32, as by a store and a load."""
     from tilec.runtime.cuda.device.memory import WIDTH, _decode, _encode_one
 
@@ -236,7 +235,7 @@ def _round(dtype: str) -> Any:
 _SHUFFLES = {"xor": "bfly", "up": "up", "down": "down", "index": "idx"}
 
 
-def _shuffle(mode: str, dtype: str) -> Any:
+def _shuffle(mode: str, dtype: str) -> DeviceFunction:
     """`shuffle_xor_f32(value, lane mask)`: the value of another lane of the warp (PTX ISA, `shfl.sync`).
 
     All 32 lanes take part. For "up" and "down" a lane whose source is outside the warp keeps its own value.
@@ -266,7 +265,7 @@ def _shuffle(mode: str, dtype: str) -> Any:
     return define(f"shuffle_{mode}_{dtype}", {"value": dtype, "lane": "i32"}, dtype, "\n".join(lines))
 
 
-def _from_integer(dtype: str) -> Any:
+def _from_integer(dtype: str) -> DeviceFunction:
     """`f32_from_i8(value)`: the integer in the last bits of a number whose unit is 1, which is taken off again. The instruction
     that converts integers is one of the special functions' slow unit."""
     bits, sign = int(dtype[1:]), dtype[0] == "i"
@@ -280,7 +279,7 @@ def _from_integer(dtype: str) -> Any:
     return define(f"f32_from_{dtype}", {"value": dtype}, "f32", body)
 
 
-def _shared_address() -> Any:
+def _shared_address() -> DeviceFunction:
     """The address in shared memory of `cuda.shared.array(0, int8)`: where dynamic shared memory begins.
 
     Not `%reserved_smem_offset_end`, which lies before it.
@@ -295,7 +294,7 @@ def _shared_address() -> Any:
     return define("shared_address", {"array": Array("i8")}, "i64", body)
 
 
-def _map_shared() -> Any:
+def _map_shared() -> DeviceFunction:
     """`map_shared(address, rank)`: this block's shared address as seen in block `rank` of the cluster
     (`mapa`)."""
     text = "mapa.shared::cluster.u32 $0, $1, $2;"
@@ -305,14 +304,14 @@ def _map_shared() -> Any:
     return define("map_shared", {"address": "i64", "rank": "i32"}, "i64", body)
 
 
-def _libdevice(function: str, dtype: str) -> Any:
+def _libdevice(function: str, dtype: str) -> Intrinsic:
     from numba_cuda_mlir.cuda import libdevice
 
     return getattr(libdevice, function + ("f" if dtype == "f32" else ""))
 
 
-def _build() -> dict[str, Callable[[], Any]]:
-    table: dict[str, Callable[[], Any]] = {
+def _build() -> dict[str, Callable[[], Intrinsic]]:
+    table: dict[str, Callable[[], Intrinsic]] = {
         "shared_address": _shared_address,
         "map_shared": _map_shared,
         "within_i32": partial(_within, "within_i32", "extsi"),

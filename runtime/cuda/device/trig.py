@@ -10,10 +10,9 @@ The same coefficients as on the CPU, and the same bound in `tilec.core.functions
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tilec.runtime.cpu.math_tables import SIN_F32
-from tilec.runtime.cuda.device.define import asm, define
+from tilec.runtime.cuda.device.define import DeviceFunction, asm, define
 
 LIMIT = 2.0**17
 # pi as a sum of three floats of 24 bits; all are positive, so that no turns at all leave a zero its sign
@@ -22,17 +21,17 @@ _SHORT = (-0.1661289781332016, 0.0076564098708331585)  # as SIN_F32, error 2^-12
 _MAGIC = 12582912.0  # 1.5 * 2^23: adding it leaves a float's integer part in its last bits
 
 
-def approx(name: str) -> Any:
+def approx(name: str) -> DeviceFunction:
     """`sin_approx_f32` or `cos_approx_f32`: right up to `LIMIT`, and without a branch."""
     return _without_branch(name, "approx", SIN_F32)
 
 
-def short(name: str) -> Any:
+def short(name: str) -> DeviceFunction:
     """`sin_short_f32` or `cos_short_f32`: the same, with a relative error of 2^-12.8."""
     return _without_branch(name, "short", _SHORT)
 
 
-def absolute(name: str) -> Any:
+def absolute(name: str) -> DeviceFunction:
     """`sin_absolute_f32` or `cos_absolute_f32`: the same, with an absolute error of 2^-20 (PTX ISA: 2^-20.5 within pi)."""
     lines = [_constant("inverse", 0.5 / math.pi), _constant("magic", _MAGIC)]
     lines += [
@@ -44,13 +43,13 @@ def absolute(name: str) -> Any:
     return define(f"{name}_absolute_f32", {"x": "f32"}, "f32", "\n".join(lines))
 
 
-def _without_branch(name: str, form: str, coefficients: tuple[float, ...]) -> Any:
+def _without_branch(name: str, form: str, coefficients: tuple[float, ...]) -> DeviceFunction:
     lines = _reduced_sine(0.5 if name == "cos" else 0.0, coefficients)
     lines[-1] = lines[-1].replace("%approx", "%result")
     return define(f"{name}_{form}_f32", {"x": "f32"}, "f32", "\n".join(lines))
 
 
-def trigonometric(name: str) -> Any:
+def trigonometric(name: str) -> DeviceFunction:
     """`sin_f32` or `cos_f32`: a device function of float32.
 
     It works on |x|, though the approximate forms work on x: where both follow each other, the assembler would else keep what

@@ -93,7 +93,7 @@ def _load(code: Code, op: ir.Operation) -> Step:
                     context.reach(op, np.array([[other]]), np.array([lane]))
                     context.flight.remote[int(who.ids)] = op
                 buffer, guard, cells = view.buffer, view.buffer.guard, view.buffer.written
-                assert cells is not None  # of workgroup memory it is known
+                assert cells is not None and guard is not None  # of workgroup memory it is known
                 guard.writes(guard.cells_of(buffer, offsets[None], np.array([[other]])), who, op, context)
                 buffer.data[other, offsets], cells[other, offsets] = made.reshape(-1), buffer.full
                 context.flight.layouts[other, buffer.pieces(offsets)] = swizzle

@@ -210,6 +210,7 @@ def _start(code: Code, op: ir.Operation) -> Step:
             only[lane] = True
             write(view, offsets, given, op, context, only, ordered=False)
             guard = view.buffer.guard
+            assert guard is not None  # of workgroup memory
             guard.writes(guard.cells_of(view.buffer, *_spot(view, offsets[lane])), who, op, context)
             known[who.ids % context.clocks.columns] = mine.copies
             barrier.change(op, context, 0, -given.dtype.itemsize, known)

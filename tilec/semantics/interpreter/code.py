@@ -10,7 +10,7 @@ Steps that may have to wait for another thread are generators: they yield while 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +22,10 @@ from tilec.semantics.interpreter.faults import Unsupported
 
 Values = list
 Mask = np.ndarray | None
+Index: TypeAlias = int | np.ndarray
+"""A whole number, or one for each lane."""
+Scalar: TypeAlias = bool | int | float | np.generic | np.ndarray
+"""A number, or one for each lane."""
 Step = Callable[[Values, Mask], None]
 
 
@@ -123,10 +127,18 @@ class Block:
                 step(values, mask)
 
 
+class Program(Protocol):
+    """A module's functions by name."""
+
+    def is_declared(self, name: str) -> bool: ...
+
+    def call(self, name: str, context: Context, arguments: list) -> list: ...
+
+
 class Code:
     """One function. `program` is asked for the functions that it calls."""
 
-    def __init__(self, program: Any, function: ir.Operation):
+    def __init__(self, program: Program, function: ir.Operation):
         self.program, self.function = program, function
         self.slots: dict[ir.Value, int] = {}
         self.template: Values = [None]
@@ -208,18 +220,18 @@ def shape_of(type_: ir.Type) -> tuple[int, ...]:
 # ---- values by lanes -------------------------------------------------------------------------------------------------
 
 
-def differs(value: Any) -> bool:
+def differs(value: object) -> TypeGuard[np.ndarray]:
     """Whether a scalar value is one a lane."""
     return isinstance(value, np.ndarray) and value.ndim > 0
 
 
-def among(condition: np.ndarray, like: Any) -> np.ndarray:
+def among(condition: np.ndarray, like: object) -> np.ndarray:
     """A condition of lanes with further axes for those of a vector."""
     extra = getattr(like, "ndim", 0) - condition.ndim
     return condition.reshape(condition.shape + (1,) * extra) if extra > 0 else condition
 
 
-def merge(condition: np.ndarray, then: Any, otherwise: Any) -> Any:
+def merge(condition: np.ndarray, then: Scalar, otherwise: Scalar) -> Scalar:
     """By lane, one value or the other."""
     if then is otherwise:
         return then

@@ -6,8 +6,6 @@ NumPy gives) on any machine.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tilec.core.functions import FUNCTIONS
@@ -52,7 +50,7 @@ def integer_power(base: np.ndarray, exponent: np.ndarray) -> np.ndarray:
     return np.where(exponent < 0, inverse.astype(base.dtype), result)
 
 
-def fused_multiply_add(a: Any, b: Any, c: Any, dtype: np.dtype) -> Any:
+def fused_multiply_add(a: np.ndarray, b: np.ndarray, c: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """a * b + c, rounded once: exactly for f32 and narrower; for f64 within half a unit and 2**-105."""
     if dtype != np.float64:
         product = np.asarray(a, np.float64) * np.asarray(b, np.float64)  # exact

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilec.core import mlir
 from tilec.core.mlir import ir
-from tilec.semantics.interpreter.code import Code, Context, Mask
+from tilec.semantics.interpreter.code import Code, Context, Index, Mask
 from tilec.semantics.interpreter.faults import Fault, Unsupported
 from tilec.semantics.interpreter.memory import Buffer, View
 from tilec.semantics.interpreter.races import Clocks, Guard
@@ -68,7 +68,7 @@ class Kernel:
         """The place in its block of the agent of copies that count on an mbarrier of the cluster's block `rank`."""
         return self.threads + self.copies + barrier * self.cluster + rank
 
-    def multiplying(self, group: Any) -> Any:
+    def multiplying(self, group: Index) -> Index:
         """That of the products of a warpgroup."""
         return self.agents - self.groups + group
 
@@ -104,7 +104,7 @@ class Flight:
         self.products = np.zeros((len(blocks), max(1, kernel.groups)), np.int32)  # by warpgroup
         self.remote: dict[int, ir.Operation] = {}  # where each agent used another block's memory last
         self.ended = np.zeros((len(blocks), kernel.threads), np.bool_)
-        self.made: dict[int, Any] = {}
+        self.made: dict[str | int, Any] = {}
         self.progress = 0
         self.waiting: dict[int, tuple[ir.Operation, str, Threads, np.ndarray]] = {}
         alone = [[n] for n in blocks] if kernel.waits else [blocks]
@@ -149,7 +149,7 @@ class Flight:
         op, _, context, lanes = next(iter(self.waiting.values()))
         raise Fault("stuck", op, "all threads wait forever: " + "; ".join(waiting), context.names(lanes))
 
-    def common(self, key: Any, make: Callable[[], Any]) -> Any:
+    def common(self, key: str | int, make: Callable[[], Any]) -> Any:
         """A value that the first block makes for all blocks."""
         if key not in self.made:
             self.made[key] = make()
@@ -185,11 +185,11 @@ class Threads(Context):
             self.made[number] = make()
         return self.made[number]
 
-    def waits(self, key: Any, op: ir.Operation, what: str, lanes: np.ndarray) -> None:
+    def waits(self, key: object, op: ir.Operation, what: str, lanes: np.ndarray) -> None:
         """Says for what these lanes wait; `goes_on` takes it back."""
         self.flight.waiting[id(key)] = op, what, self, lanes
 
-    def goes_on(self, key: Any) -> None:
+    def goes_on(self, key: object) -> None:
         self.flight.waiting.pop(id(key), None)
         self.flight.progress += 1
 

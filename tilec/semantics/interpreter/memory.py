@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilec.core.mlir import ir
-from tilec.semantics.interpreter.code import Context, Mask, differs
+from tilec.semantics.interpreter.code import Context, Index, Mask, differs
 from tilec.semantics.interpreter.faults import Fault, first
 
 
@@ -25,7 +25,7 @@ class Buffer:
         self.data, self.written, self.name, self.readonly = data, written, name, readonly
         self.row_of: np.ndarray | None = None
         self.private = False
-        self.full: Any = True  # what `written` holds where an element is written
+        self.full: bool | int = True  # what `written` holds where an element is written
         self.running: np.ndarray | None = None  # by lane, the number of the last product that writes here,
         self.held: np.ndarray | None = None  # and of the last one that reads it
         self.product: np.ndarray | None = None  # the number of that product among its warpgroup's
@@ -39,7 +39,7 @@ class Buffer:
     def empty(count: int, dtype: np.dtype, name: str = "") -> Buffer:
         return Buffer(np.zeros(count, dtype), np.zeros(count, np.bool_), name)
 
-    def index(self, offset: Any) -> Any:
+    def index(self, offset: Index) -> Index | tuple[slice | np.ndarray, Index]:
         """Of elements by lane and, for vectors, by position; `offset` is a number, [lanes], or [lanes or 1, positions]."""
         if self.row_of is None:
             return offset
@@ -63,7 +63,7 @@ class View:
     """A shaped part of a buffer. Offset, shape and strides are in elements; each may differ from lane to lane."""
 
     buffer: Buffer
-    offset: Any
+    offset: Index
     shape: tuple
     strides: tuple
 
@@ -91,7 +91,7 @@ class View:
 
     def offset_of(
         self, subscripts: list, op: ir.Operation, context: Context, mask: Mask, vector: tuple[int, ...] = ()
-    ) -> Any:
+    ) -> Index:
         """Where an element lies, or the first one of a vector that runs along the last dimensions."""
         found, plain = self.offset, len(subscripts) - len(vector)
         for d, (subscript, extent, stride) in enumerate(zip(subscripts, self.shape, self.strides)):
@@ -113,8 +113,8 @@ class View:
         self,
         op: ir.Operation,
         d: int,
-        subscript: Any,
-        extent: Any,
+        subscript: Index,
+        extent: Index,
         wrong: np.ndarray,
         context: Context,
         vector: tuple[int, ...],
@@ -144,7 +144,7 @@ def copy_of(view: View) -> View:
 # ---- reading and writing ---------------------------------------------------------------------------------------------
 
 
-def read(view: View, offset: Any, op: ir.Operation, context: Context, mask: Mask) -> Any:
+def read(view: View, offset: Index, op: ir.Operation, context: Context, mask: Mask) -> np.ndarray:
     """The elements at an offset; what nothing wrote is a fault."""
     buffer = view.buffer
     if buffer.data.size == 0:  # no lane gets here
@@ -171,7 +171,7 @@ def _complete(buffer: Buffer, products: np.ndarray, how: str, op: ir.Operation, 
         raise Fault("race", op, f"{buffer.name} is {how} it may still run", context.names(lanes))
 
 
-def _unwritten(view: View, offset: Any, known: np.ndarray, op: ir.Operation, context: Context, mask: Mask) -> None:
+def _unwritten(view: View, offset: Index, known: np.ndarray, op: ir.Operation, context: Context, mask: Mask) -> None:
     wrong = ~known
     while wrong.ndim > 1 or (wrong.ndim == 1 and context.lanes is None):
         wrong = np.logical_or.reduce(wrong, axis=-1)
@@ -186,7 +186,7 @@ def _unwritten(view: View, offset: Any, known: np.ndarray, op: ir.Operation, con
     )
 
 
-def _element(view: View, offset: Any) -> str:
+def _element(view: View, offset: Index) -> str:
     if view.buffer.across is None:
         return f" at element {int(offset)}"
     rank, at = divmod(int(offset), view.buffer.across)
@@ -194,7 +194,7 @@ def _element(view: View, offset: Any) -> str:
 
 
 def write(
-    view: View, offset: Any, value: Any, op: ir.Operation, context: Context, mask: Mask, ordered: bool = True
+    view: View, offset: Index, value: object, op: ir.Operation, context: Context, mask: Mask, ordered: bool = True
 ) -> None:
     """Stores values. If the access is not `ordered` with others by its thread, the caller tells the guard."""
     buffer = view.buffer
@@ -233,7 +233,7 @@ def write(
 # ---- blocks of one loop ----------------------------------------------------------------------------------------------
 
 
-def _own(view: View, offset: Any, op: ir.Operation, context: Context) -> None:
+def _own(view: View, offset: Index, op: ir.Operation, context: Context) -> None:
     """An element belongs to the block of a parallel loop that writes it."""
     buffer = view.buffer
     if buffer.owner is None:
@@ -242,7 +242,7 @@ def _own(view: View, offset: Any, op: ir.Operation, context: Context) -> None:
     buffer.owner[offset] = context.block
 
 
-def _same_block(view: View, offset: Any, op: ir.Operation, context: Context) -> None:
+def _same_block(view: View, offset: Index, op: ir.Operation, context: Context) -> None:
     assert view.buffer.owner is not None
     owner = view.buffer.owner[offset]
     other = (owner >= context.first_block) & (owner != context.block)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir
 from tilec.semantics.interpreter.clusters import cluster_memory, is_clusters, is_mbarrier, mbarriers
-from tilec.semantics.interpreter.code import Code, Mask, Step, Values, dtype_of, operation, shape_of
+from tilec.semantics.interpreter.code import Code, Index, Mask, Step, Values, dtype_of, operation, shape_of
 from tilec.semantics.interpreter.faults import Fault, Unsupported
-from tilec.semantics.interpreter.flight import is_mapped
+from tilec.semantics.interpreter.flight import Threads, is_mapped
 from tilec.semantics.interpreter.memory import Buffer, View, read, write
 from tilec.semantics.interpreter.threads import workgroup_memory
 
@@ -123,10 +122,10 @@ def _atomic(code: Code, op: ir.Operation) -> Step:
     return step
 
 
-def _publish(buffer: Buffer, offset: Any, context: Any, mask: Mask, assigned: bool) -> None:
+def _publish(buffer: Buffer, offset: Index, context: Threads, mask: Mask, assigned: bool) -> None:
     """What words bring from a block that assigns them to one that reads them."""
     lanes = np.arange(context.lanes) if mask is None else np.flatnonzero(mask)
-    offsets = np.broadcast_to(offset, context.lanes)[lanes]
+    offsets = np.broadcast_to(np.asarray(offset), context.lanes)[lanes]
     rows, threads, clocks = context.row_of[lanes], context.thread_of[lanes], context.clocks
     for n, at in zip(*np.unique(offsets, return_index=True)):
         if assigned:
@@ -170,13 +169,13 @@ class _Vector:
         context = values[0]
         start = view.offset_of(subscripts, self.op, context, mask, self.shape)
         if context.lanes is not None and not view.buffer.private:
-            self._aligned(view, start, context, mask)
+            self._aligned(view, np.asarray(start), context, mask)
         offsets = np.zeros(1, np.int64)
         for extent, stride in zip(self.shape, view.strides[-len(self.shape) :]):
             offsets = (offsets[:, None] + stride * np.arange(extent)).reshape(-1)
         return (start + offsets) if context.lanes is None else np.reshape(start, (-1, 1)) + offsets
 
-    def _aligned(self, view: View, start: np.ndarray, context: Any, mask: Mask) -> None:
+    def _aligned(self, view: View, start: np.ndarray, context: Threads, mask: Mask) -> None:
         """A GPU moves up to 16 bytes at once, from a multiple of as many."""
         at = start * view.buffer.data.dtype.itemsize + view.buffer.start
         wrong = np.broadcast_to(at % min(self.bytes, 16) != 0, context.lanes)

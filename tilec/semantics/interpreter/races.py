@@ -14,12 +14,10 @@ result may all store it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tilec.core.mlir import ir
-from tilec.semantics.interpreter.code import Context, Mask, differs
+from tilec.semantics.interpreter.code import Context, Index, Mask, differs
 from tilec.semantics.interpreter.faults import Fault, first
 from tilec.semantics.interpreter.memory import Buffer
 
@@ -41,7 +39,7 @@ class Clocks:
         self.fenced: np.ndarray | None = None  # `known` at a thread's last fence
         self.seen: list[tuple[np.ndarray, np.ndarray, Published]] = []  # by threads of rows, that have passed no fence since
 
-    def _tick(self, rows: Any, threads: Any) -> None:
+    def _tick(self, rows: Index, threads: Index) -> None:
         self.known[rows, threads, self.own[rows, threads]] += 1
 
     def barrier(self, rows: np.ndarray) -> None:
@@ -100,7 +98,7 @@ class Guard:
 
     # ---- by threads --------------------------------------------------------------------------------------------------
 
-    def read(self, buffer: Buffer, offset: Any, op: ir.Operation, context: Context, mask: Mask) -> None:
+    def read(self, buffer: Buffer, offset: Index, op: ir.Operation, context: Context, mask: Mask) -> None:
         lanes, offsets = spread(offset, context, mask)
         rows, offsets = buffer.rows(offsets, context.row_of[lanes][:, None])
         if buffer.across is not None:
@@ -108,7 +106,7 @@ class Guard:
         who = _Threads(self.clocks, context, lanes.repeat(offsets.shape[1] * self.width(buffer)))
         self.reads(self.cells_of(buffer, offsets, rows), who, op, context)
 
-    def write(self, buffer: Buffer, offset: Any, value: Any, op: ir.Operation, context: Context, mask: Mask) -> None:
+    def write(self, buffer: Buffer, offset: Index, value: object, op: ir.Operation, context: Context, mask: Mask) -> None:
         lanes, offsets = spread(offset, context, mask)
         width = self.width(buffer)
         given = np.asarray(value)
@@ -227,7 +225,7 @@ class Guard:
                 raise Fault("race", context.flight.remote.get(int(ids[n]), op), what)
 
 
-def spread(offset: Any, context: Context, mask: Mask) -> tuple[np.ndarray, np.ndarray]:
+def spread(offset: Index, context: Context, mask: Mask) -> tuple[np.ndarray, np.ndarray]:
     """The lanes that take part, and the offsets of each: [lanes, positions]."""
     assert context.lanes is not None
     lanes = np.arange(context.lanes) if mask is None else np.flatnonzero(mask)

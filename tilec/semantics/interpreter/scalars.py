@@ -15,21 +15,21 @@ import numpy as np
 from tilec.core import mlir
 from tilec.core.conversions import to_float
 from tilec.core.mlir import ir
-from tilec.semantics.interpreter.code import Code, Mask, Step, Values, differs, dtype_of, merge, operation
+from tilec.semantics.interpreter.code import Code, Mask, Scalar, Step, Values, differs, dtype_of, merge, operation
 from tilec.semantics.interpreter.faults import Fault, Unsupported
 
 
-def unsigned(value: Any, dtype: np.dtype) -> np.ndarray:
+def unsigned(value: Scalar, dtype: np.dtype) -> np.ndarray:
     """The same bits as an unsigned integer."""
     if dtype == np.bool_:
         return np.asarray(value, dtype)
     return np.asarray(value, dtype).view(np.dtype(f"u{dtype.name}"))
 
 
-def narrowed(value: Any, dtype: np.dtype) -> Any:
+def narrowed(value: Scalar, dtype: np.dtype) -> Scalar:
     """A value in another type: floats rounded once, integers cut."""
     if dtype.kind not in "iub" and dtype.itemsize < 4:
-        return to_float(value, dtype)[()]
+        return to_float(np.asarray(value), dtype)[()]
     if isinstance(value, np.ndarray):
         return value.astype(dtype)
     return dtype.type(value) if dtype.kind not in "iu" else np.asarray(value).astype(dtype)[()]
@@ -46,11 +46,10 @@ def _constant(code: Code, op: ir.Operation) -> None:
         value = ir.DenseElementsAttr(value)
         if not isinstance(type_, ir.VectorType) or not value.is_splat:
             raise Unsupported(op, "a constant of this type")
-        made = np.full(tuple(type_.shape), _number(value.get_splat_value(), dtype), dtype)
-        made = made[None] if _in_threads(op) else made
+        full = np.full(tuple(type_.shape), _number(value.get_splat_value(), dtype), dtype)
+        code.template[code.slot(op.results[0])] = full[None] if _in_threads(op) else full
     else:
-        made = _number(value, dtype)
-    code.template[code.slot(op.results[0])] = made
+        code.template[code.slot(op.results[0])] = _number(value, dtype)
 
 
 def _in_threads(op: ir.Operation) -> bool:
@@ -61,7 +60,7 @@ def _in_threads(op: ir.Operation) -> bool:
     return is_mapped(op)
 
 
-def _number(attribute: ir.Attribute, dtype: np.dtype) -> Any:
+def _number(attribute: ir.Attribute, dtype: np.dtype) -> Scalar:
     if dtype == np.bool_:
         return np.bool_(ir.IntegerAttr(attribute).value if not isinstance(attribute, ir.BoolAttr) else attribute.value)
     if dtype.kind == "i":

@@ -20,6 +20,7 @@ from tilec.core.mlir import ir
 from tilec.semantics.interpreter.code import (
     Code,
     Context,
+    Index,
     Mask,
     Shared,
     Step,
@@ -268,8 +269,9 @@ def _insert_slice(code: Code, op: ir.Operation) -> Step:
 
 
 def _insert(
-    op: ir.Operation, values: Values, whole: View, piece: View, offsets: Any, sizes: Any, steps: Any, mask: Mask
-) -> None:
+    op: ir.Operation, values: Values, whole: View, piece: View, offsets: list[Index], sizes: list[Index], steps: list[Index],
+    mask: Mask,
+) -> None:  # fmt: skip
     target = part(whole, offsets, sizes, steps, list(range(len(sizes))), op, values[0], mask)
     if prod(piece.static_shape()) != prod(target.static_shape()):
         raise Fault("outside", op, f"a slice of shape {piece.static_shape()} goes into {target.static_shape()}")

@@ -8,7 +8,6 @@ descriptors name, with a swizzle of 128 bytes (PTX ISA, "Asynchronous Warpgroup 
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -126,11 +125,11 @@ def _last(products: np.ndarray | None, context: Threads, lanes: np.ndarray, tick
     return products
 
 
-def _same(op: ir.Operation, values: Values, slot: int, lanes: np.ndarray) -> Any:
+def _same(op: ir.Operation, values: Values, slot: int, lanes: np.ndarray) -> np.ndarray:
     return _agreed(op, np.broadcast_to(values[slot], values[0].lanes)[lanes], values[0], lanes)
 
 
-def _agreed(op: ir.Operation, found: np.ndarray, context: Threads, lanes: np.ndarray) -> Any:
+def _agreed(op: ir.Operation, found: np.ndarray, context: Threads, lanes: np.ndarray) -> np.ndarray:
     """A value that all threads of a warpgroup must agree on."""
     if (found != found[0]).any():
         raise Fault("diverged", op, "the threads of a warpgroup do not agree", context.names(lanes))

@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from math import log2
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tilec.core import targets
 from tilec.core.dtypes import DTYPES
 from tilec.core.fitted import SelectionTimes
 from tilec.core.target import Target
+
+if TYPE_CHECKING:
+    import torch
 
 LAUNCHES = 4
 """What an operation of PyTorch's between two partitions costs at least, in launches: its own, those of the partition that it cuts
@@ -51,29 +54,29 @@ def machine(kind: str) -> Target:
     return targets.load(kind)
 
 
-def time_us(device: Any, operations: float, independent: int) -> float:
+def time_us(device: torch.device, operations: float, independent: int) -> float:
     """Of integer operations, shared by the units that so many independent results keep busy."""
     target = machine(device.type)
     return 1e6 * operations / target.peak("int") * target.units / max(1, min(target.units, independent))
 
 
-def launches_us(device: Any) -> float:
+def launches_us(device: torch.device) -> float:
     return LAUNCHES * machine(device.type).launch.overhead_us
 
 
-def moved_us(device: Any, count: float) -> float:
+def moved_us(device: torch.device, count: float) -> float:
     """Of so many bytes between memory and the device."""
     target = machine(device.type)
     return 1e6 * count / target.dram.rate(target.units)
 
 
-def scatter_pays(device: Any, pairs: int, moved: int) -> bool:
+def scatter_pays(device: torch.device, pairs: int, moved: int) -> bool:
     """Whether so many pairs of an element and a place are looked at sooner than PyTorch's kernel writes to computed positions,
     between so many bytes that it moves."""
     return pays(time_us(device, PAIR * pairs, pairs), launches_us(device) + moved_us(device, moved))
 
 
-def reads_pay(device: Any, reads: int) -> bool:
+def reads_pay(device: torch.device, reads: int) -> bool:
     """Whether so many elements are read at positions that are computed for each, or one after the other, sooner than by PyTorch's
     kernel. On the CPU that one reads vectors of them; on a GPU every thread reads its own, there as here."""
     if device.type != "cpu":
@@ -83,14 +86,14 @@ def reads_pay(device: Any, reads: int) -> bool:
     return pays(own, launches_us(device) + own / LANES)
 
 
-def sort_pays(device: Any, rows: int, length: int, dtype: str) -> bool:
+def sort_pays(device: torch.device, rows: int, length: int, dtype: str) -> bool:
     """Whether the elements of each row are compared with each other sooner than PyTorch sorts them."""
     compared = 8 if DTYPES[dtype].is_float else 3  # floats have NaN
     own = time_us(device, (compared + PAIR) * rows * length**2, rows * length)
     return pays(own, launches_us(device) + _sort_us(device, rows, length, dtype))
 
 
-def _sort_us(device: Any, rows: int, length: int, dtype: str) -> float:
+def _sort_us(device: torch.device, rows: int, length: int, dtype: str) -> float:
     """Of PyTorch's sort: on the CPU by comparisons, on a GPU by passes over digits of the keys, which move keys and indices."""
     target, count = machine(device.type), rows * length
     if device.type == "cpu":
@@ -99,7 +102,7 @@ def _sort_us(device: Any, rows: int, length: int, dtype: str) -> float:
     return moved_us(device, 2 * count * (bits // 8 + 8) * max(1, bits // DIGIT_BITS))
 
 
-def choice_pays(device: Any, rows: int, length: int, count: int, dtype: str) -> bool:
+def choice_pays(device: torch.device, rows: int, length: int, count: int, dtype: str) -> bool:
     """Whether so many elements are found one after the other sooner than PyTorch selects them: each takes two reductions of its
     row, which look at the positions of those before. PyTorch's top-k is a partial sort on the CPU; on a GPU it passes over the rows
     for digits of the least key."""

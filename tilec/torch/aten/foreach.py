@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._ops import OpOverload, OpOverloadPacket
+    from torch.fx.node import Argument
 
 ANOTHER = {
     "maximum.Scalar": "clamp_min", "maximum.ScalarList": "clamp_min", "minimum.Scalar": "clamp_max",
@@ -16,10 +21,10 @@ LEFT_OUT = ("addcdiv.Tensor", "addcmul.Tensor", "copy.default", "zero.default", 
 """Where the numbers are values of a tensor, and what is not called for its result."""
 
 
-def decompositions() -> dict[Any, Callable[..., Any]]:
+def decompositions() -> dict[OpOverload, Callable[..., list[Tensor]]]:
     import torch
 
-    found: dict[Any, Callable[..., Any]] = {}
+    found: dict[OpOverload, Callable[..., list[Tensor]]] = {}
     for full in torch._C._dispatch_get_all_op_names():
         name, _, overload = full.removeprefix("aten::_foreach_").partition(".")
         if full.startswith("aten::_foreach_") and not name.endswith("_") and not overload.endswith("out"):
@@ -29,18 +34,18 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return found
 
 
-def _each(op: Any, single: Any, keyword: str | None) -> Callable[..., Any]:
+def _each(op: OpOverload, single: OpOverloadPacket, keyword: str | None) -> Callable[..., list[Tensor]]:
     lists = {a.name for a in op._schema.arguments if str(a.type).startswith("List")}
     names = [a.name for a in op._schema.arguments]
     last = names[-1] if keyword else None
 
-    def decomposed(*args: Any, **kwargs: Any) -> list[Any]:
+    def decomposed(*args: Argument, **kwargs: Argument) -> list[Tensor]:
         given = {**dict(zip(names, args)), **kwargs}
         by_name = {a.name for a in op._schema.arguments if a.kwarg_only}
-        count = len(next(value for name, value in given.items() if name in lists))
+        count = next(len(value) for name, value in given.items() if name in lists and isinstance(value, Sequence))
         made = []
         for n in range(count):
-            own = {name: value[n] if name in lists else value for name, value in given.items()}
+            own = {name: value[n] if name in lists and isinstance(value, Sequence) else value for name, value in given.items()}
             named = {name: own.pop(name) for name in by_name & own.keys()}
             if last in own:
                 named[keyword or ""] = own.pop(last or "")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from torch.fx import Node
 
 from tilec.torch import indices as ix
-from tilec.torch.aliases import arguments, only_readers, source
+from tilec.torch.aliases import arguments, node_at, only_readers, source
 from tilec.torch.aten.table import Call, expresses, op_name, operand, shows
 from tilec.torch.indices import Index
 from tilec.torch.program import Graph, Tensor, Unsupported
-
-if TYPE_CHECKING:
-    from torch.fx import Node
 
 
 class Positions:
@@ -92,9 +89,9 @@ def bound(node: Node) -> int | None:
     """What all elements of a tensor of positions are below, and none below 0, where the operation that makes them says so."""
     node = source(node, shows)
     if node.op == "call_function" and op_name(node) == "getitem" and node.args[1] == 1:
-        node = node.args[0]
+        node = node_at(node)
         if op_name(node) in ("sort", "topk", "max", "min", "kthvalue", "median"):
-            shape, dim = node.args[0].meta["val"].shape, arguments(node)["dim"]
+            shape, dim = node_at(node).meta["val"].shape, arguments(node)["dim"]
             return int(shape[dim]) if len(shape) else 1
     return None
 
@@ -154,7 +151,9 @@ class Advanced:
     def __init__(self, call: Call, masks: str):
         rank, given = len(call["self"].shape), call["indices"]
         none = [None] * (rank - len(given))
-        self.given, self.nodes = [*given, *none], [*call.node.args[1], *none]
+        of = call.node.args[1]
+        assert isinstance(of, list | tuple)
+        self.given, self.nodes = [*given, *none], [n if isinstance(n, Node) else None for n in (*of, *none)]
         self.chosen = [d for d, t in enumerate(self.given) if t is not None]
         if any(self.given[d].dtype in ("bool", "u8") for d in self.chosen):
             raise Unsupported(f"{call.name}: {masks}")

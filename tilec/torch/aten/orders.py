@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+import torch
 from torch.fx import Node
 
 from tilec.torch import indices as ix
@@ -13,7 +13,7 @@ from tilec.torch.layout import layout
 from tilec.torch.program import Tensor, positions
 
 
-def reorders(device: Any) -> bool:
+def reorders(device: torch.device) -> bool:
     """Whether programs for a device of PyTorch's store values in orders of their own: on GPUs, matrix units load neighbouring
     channels at once."""
     return device.type == "cuda"
@@ -27,7 +27,7 @@ def memory_orders(node: Node, values: Mapping[Node, Value]) -> dict[tuple[int, .
     value = node.meta.get("val")
     orders = {}
     for v in value if isinstance(value, tuple | list) else [value]:
-        if not hasattr(v, "shape") or not all(isinstance(n, int) for n in (*v.shape, *v.stride())):
+        if not isinstance(v, torch.Tensor) or not all(isinstance(n, int) for n in (*v.shape, *v.stride())):
             continue
         shape, last = tuple(v.shape), (0, *range(2, v.dim()), 1)
         found = layout(shape, v.stride())
@@ -44,7 +44,7 @@ def memory_orders(node: Node, values: Mapping[Node, Value]) -> dict[tuple[int, .
     return orders
 
 
-def _moved(v: Any, node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] | None:
+def _moved(v: torch.Tensor, node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] | None:
     """The order in which the first operand is stored that has the shape and the strides of the result `v`, but lies otherwise."""
     found = layout(v.shape, v.stride())
     for n in node.all_input_nodes:
@@ -55,9 +55,9 @@ def _moved(v: Any, node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] 
     return None
 
 
-def _same_layout(one: Any, other: Any) -> bool:
+def _same_layout(one: object, other: object) -> bool:
     """Whether two tensors of PyTorch's have the same shape and strides."""
-    if not hasattr(one, "stride") or not hasattr(other, "stride"):
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
     return (one.shape, one.stride()) == (other.shape, other.stride())
 

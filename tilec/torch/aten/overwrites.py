@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tilec.torch import indices as ix
+from tilec.torch.aliases import node_at
 from tilec.torch.aten.scatters import affordable, along, positions_of
 from tilec.torch.aten.table import ONE, Call, expresses, operand
 from tilec.torch.indices import Index
 from tilec.torch.program import Tensor, Unsupported, constant
+
+if TYPE_CHECKING:
+    import torch
 
 
 @expresses("put")
@@ -26,7 +30,7 @@ def put(call: Call) -> Tensor:
     return along(call, flat, 0, (writes,), position, source, kind, True, True).reshaped(call.shape)
 
 
-def _is_channels_last(value: Any) -> bool:
+def _is_channels_last(value: torch.Tensor) -> bool:
     """Whether PyTorch takes it for an image with channels last."""
     import torch
 
@@ -37,7 +41,7 @@ def _is_channels_last(value: Any) -> bool:
 def max_unpool(call: Call) -> Tensor:
     """Zeros, but for elements that are written to positions of their planes."""
     x, index, size = call["self"], call["indices"], call["output_size"]
-    if call.device.type == "cpu" and _is_channels_last(call.node.args[0].meta["val"]):
+    if call.device.type == "cpu" and _is_channels_last(node_at(call.node).meta["val"]):
         raise Unsupported(f"{call.name}: channels come last in the kernel's result, and not in the trace")
     planes = prod(x.shape[: len(x.shape) - len(size)])
     writes, extent = prod(x.shape) // planes, prod(size)
@@ -72,7 +76,7 @@ def masked_scatter(call: Call) -> Tensor:
 @expresses("as_strided_scatter")
 def as_strided_scatter(call: Call) -> Tensor:
     """Where strides reach an element once, each digit of its position in memory is a quotient by a stride."""
-    x, source, node = call["self"], call["src"], call.node.args[0]
+    x, source, node = call["self"], call["src"], node_at(call.node)
     size, strides = list(call["size"]), list(call["stride"])
     given = node.meta["val"]
     if tuple(given.stride()) != tuple(ix.row_major(x.shape)):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil, inf, log2, prod
-from typing import Any
 
 from tilec.core.dtypes import DTYPES
 from tilec.torch.aten import costs
@@ -23,7 +23,7 @@ def element(x: Tensor, dtype: str) -> str:
     return "{0}" if narrow or x.dtype == dtype else f"{dtype}({{0}})"
 
 
-def reduced(call: Call, kind: str, x: Tensor, axes: Any, body: str, dtype: str, after: str = "{0}") -> Tensor:
+def reduced(call: Call, kind: str, x: Tensor, axes: Sequence[int], body: str, dtype: str, after: str = "{0}") -> Tensor:
     keepdim = bool(call.get("keepdim"))
     return call.emit(*reducing(kind, x, axes, keepdim, body, dtype, after))
 

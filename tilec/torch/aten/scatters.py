@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tilec.core.dtypes import DTYPES
 from tilec.torch import indices as ix
+from tilec.torch.aliases import node_at
 from tilec.torch.aten import affine_writes, costs
 from tilec.torch.aten.gathers import Advanced, bound, element, table
 from tilec.torch.aten.pools import highest, lowest
@@ -95,7 +96,7 @@ def scatter(call: Call) -> Tensor:
     axis, writes = int(call["dim"]) % len(x.shape), prod(index.shape)
     whole = all(n == m or d == axis for d, (n, m) in enumerate(zip(index.shape, x.shape)))
     affordable(call, writes * x.shape[axis], writes)
-    position = positions_of(call, index, call.node.args[2], x.shape[axis], False)
+    position = positions_of(call, index, node_at(call.node, 2), x.shape[axis], False)
     made = along(call, x, axis, index.shape, position, source, kind, own, whole)
     return made if call.shape else made.reshaped(())
 
@@ -168,7 +169,7 @@ def index_add(call: Call) -> Tensor:
         raise Unsupported(f"{call.name}: rows of another shape")
     looked = prod(written) * x.shape[axis] if kind else count * x.shape[axis]
     affordable(call, looked, prod(written))
-    found = positions_of(call, index, call.node.args[2], x.shape[axis], False)
+    found = positions_of(call, index, node_at(call.node, 2), x.shape[axis], False)
     alpha = call.get("alpha", 1)
     if alpha not in (None, 1):
         plain = source
@@ -271,7 +272,7 @@ def _sorted_by(node: Node | None) -> Node | None:
     """The positions that a sort of one row gives, if positions are these."""
     if node is None or node.op != "call_function" or op_name(node) != "getitem" or node.args[1] != 1:
         return None
-    return node if op_name(node.args[0]) == "sort" and len(node.meta["val"].shape) == 1 else None
+    return node if op_name(node_at(node)) == "sort" and len(node.meta["val"].shape) == 1 else None
 
 
 # ---- counts ------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from tilec.torch.indices import Index
 from tilec.torch.program import Graph, Tensor, Unsupported, literal
 
 if TYPE_CHECKING:
+    import torch
     from torch.fx import Node
 
 Value = Any  # a tensor, a tuple of them, a Python number or None
@@ -81,7 +82,7 @@ def refused(reason: str, names: str) -> None:
     TABLE.update(dict.fromkeys(names.split(), Row(refused=reason)))
 
 
-def dtype_of(dtype: Any) -> str:
+def dtype_of(dtype: torch.dtype) -> str:
     """The language's name of one of torch's types."""
     text = str(dtype)
     name = _TYPES.get(text) or OTHER_NAMES.get(text.removeprefix("torch."))
@@ -122,7 +123,7 @@ class Call:
 
     def __init__(self, graph: Graph, node: Node, values: Mapping[Node, Value]):
         self.graph, self.node, self.name = graph, node, op_name(node)
-        self.meta = node.meta.get("val")
+        self.meta: Any = node.meta.get("val")
         look = values.__getitem__
         self.args = _replaced(node.args, look)
         for read in node.all_input_nodes:
@@ -149,7 +150,7 @@ class Call:
         return dtype_of(self.meta.dtype)
 
     @property
-    def device(self) -> Any:
+    def device(self) -> torch.device:
         """PyTorch's, of what is computed."""
         return (self.meta[0] if isinstance(self.meta, tuple | list) else self.meta).device
 
@@ -158,7 +159,7 @@ class Call:
         return [self.typed(m) for m in self.meta]
 
     @staticmethod
-    def typed(meta: Any) -> tuple[tuple[int, ...], str]:
+    def typed(meta: torch.Tensor) -> tuple[tuple[int, ...], str]:
         return tuple(int(n) for n in meta.shape), dtype_of(meta.dtype)
 
     def reads(self, number: int) -> bool:
@@ -166,7 +167,9 @@ class Call:
         users = self.node.users
         return not users or any(op_name(u) != "getitem" or u.args[1] == number for u in users)
 
-    def emit(self, shape: Sequence[int], dtype: str, expression: Any, whole: Sequence[int] = ()) -> Tensor:
+    def emit(
+        self, shape: Sequence[int], dtype: str, expression: Callable[[list[Index]], str] | str, whole: Sequence[int] = ()
+    ) -> Tensor:
         """A result: of 16 bits, unrounded if its one reader may have it so."""
         if dtype in ("f16", "bf16") and stays_wide(self.node):
             return self.graph.emit(shape, "f32", expression, dtype, whole)
@@ -196,7 +199,7 @@ class Call:
         wide = "f32" if dtype in ("f16", "bf16") else dtype
         return Tensor("", tuple(shape), wide, dtype if wide != dtype else "", formula=lambda i: f"({expression(i)})")
 
-    def axes(self, dims: Any, rank: int) -> list[int]:
+    def axes(self, dims: int | list[int] | tuple[int, ...] | None, rank: int) -> list[int]:
         """Dimensions as a list of numbers from 0: all of them where none is named."""
         if dims is None or (isinstance(dims, list | tuple) and not dims):
             return list(range(rank))

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._ops import OpOverload
 
 
-def decompositions() -> dict[Any, Callable[..., Any]]:
+def decompositions() -> dict[OpOverload, Callable[..., Tensor | tuple[Tensor, Tensor]]]:
     import torch
     from torch.nn import functional as F
 
-    def visible(mask: Any, scores: Any, kind: int | None) -> Any:
+    def visible(mask: Tensor, scores: Tensor, kind: int | None) -> Tensor:
         """A mask of positions (kind 0), of the keys of each sequence (1) or of all (2) as one of the scores."""
         if kind == 0:
             return mask.view(1, 1, *mask.shape).expand(scores.shape)
@@ -23,17 +27,17 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
             return mask.view(mask.shape[0], *(1,) * (scores.dim() - 2), mask.shape[1]).expand(scores.shape)
         return mask
 
-    def masked_softmax(x: Any, mask: Any, dim: int | None = None, mask_type: int | None = None) -> Any:
+    def masked_softmax(x: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None) -> Tensor:
         if x.is_nested or mask.dtype != torch.bool:
             return NotImplemented
         hidden = visible(mask, x, mask_type) if mask_type in (0, 1) else mask
         return x.masked_fill(hidden, -math.inf).softmax(x.dim() - 1 if dim is None else dim)
 
     def multi_head_attention(
-        query: Any, key: Any, value: Any, embed_dim: int, num_head: int, qkv_weight: Any, qkv_bias: Any, proj_weight: Any,
-        proj_bias: Any, mask: Any = None, need_weights: bool = True, average_attn_weights: bool = True,
-        mask_type: int | None = None,
-    ) -> Any:  # fmt: skip
+        query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor, qkv_bias: Tensor,
+        proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None, need_weights: bool = True,
+        average_attn_weights: bool = True, mask_type: int | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         if query.is_nested or key.is_nested or value.is_nested or (mask is not None and mask_type not in (0, 1, 2)):
             return NotImplemented
         width = embed_dim // num_head
@@ -55,17 +59,18 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         return result, weights.sum(1) / num_head if average_attn_weights else weights
 
     def encoder_layer(
-        src: Any, embed_dim: int, num_heads: int, qkv_weight: Any, qkv_bias: Any, proj_weight: Any, proj_bias: Any, use_gelu: bool,
-        norm_first: bool, eps: float, norm_weight_1: Any, norm_bias_1: Any, norm_weight_2: Any, norm_bias_2: Any, ffn_weight_1: Any,
-        ffn_bias_1: Any, ffn_weight_2: Any, ffn_bias_2: Any, mask: Any = None, mask_type: int | None = None,
-    ) -> Any:  # fmt: skip
+        src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor,
+        use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor, norm_weight_2: Tensor,
+        norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor, ffn_bias_2: Tensor,
+        mask: Tensor | None = None, mask_type: int | None = None,
+    ) -> Tensor:  # fmt: skip
         if src.is_nested or (mask is not None and mask_type not in (0, 1, 2)):
             return NotImplemented
 
-        def first(x: Any) -> Any:
+        def first(x: Tensor) -> Tensor:
             return F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
 
-        def second(x: Any) -> Any:
+        def second(x: Tensor) -> Tensor:
             return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
 
         x = first(src) if norm_first else src

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 from tilec.torch import indices as ix
+from tilec.torch.aliases import node_at
 from tilec.torch.aten.table import SUMS, Call, Value, expresses
 from tilec.torch.program import Tensor, Unsupported
 
@@ -104,7 +105,7 @@ def diagonal(call: Call) -> Tensor:
     x, offset = call["self"], call["offset"]
     first, second = (call[d] % len(x.shape) for d in ("dim1", "dim2"))
 
-    def positions(i: Any) -> list[ix.Index]:
+    def positions(i: Sequence[ix.Index]) -> list[ix.Index]:
         rest = iter(i[:-1])
         found = {first: i[-1] + max(-offset, 0), second: i[-1] + max(offset, 0)}
         return [found[d] if d in found else next(rest) for d in range(len(x.shape))]
@@ -152,7 +153,7 @@ def repeat(call: Call) -> Tensor:
 @expresses("as_strided as_strided_copy")
 def as_strided(call: Call) -> Tensor:
     """Of a tensor that fills its memory in the order of its strides: positions in memory are positions in it."""
-    x, node = call["self"], call.node.args[0]
+    x, node = call["self"], node_at(call.node)
     given = node.meta["val"]
     size, stride, offset = given.shape, given.stride(), given.storage_offset()
     order = sorted(range(len(size)), key=lambda d: (-stride[d], size[d] == 1, d))
