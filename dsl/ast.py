@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from tilec.core.diagnostics import Span
 from tilec.core.dtypes import DType
+from tilec.index.terms import Term
 
 # No storage type of the language, only a `using`: f32 of which the multiplier reads 11 bits of the mantissa.
 TF32 = DType("tf32", "float", 32, "tf32", 11)
@@ -49,7 +50,28 @@ class SizeBinary:
     span: Span = _span()
 
 
-Size = SizeNumber | SizeName | SizeBinary
+@dataclass(frozen=True)
+class SizeTerm:
+    """A bound of a range that is completed while sizes are open."""
+
+    term: Term
+    span: Span = _span()
+
+
+Size = SizeNumber | SizeName | SizeBinary | SizeTerm
+
+
+def parts_of(size: Size) -> Iterator[Size]:
+    """A size, and the sizes that it is computed from."""
+    yield size
+    if isinstance(size, SizeBinary):
+        yield from parts_of(size.left)
+        yield from parts_of(size.right)
+
+
+def names_of(size: Size) -> Iterator[SizeName]:
+    """Where the text of a size has names."""
+    return (part for part in parts_of(size) if isinstance(part, SizeName))
 
 
 def ends_of(range_: Range) -> tuple[Size, Size]:

@@ -26,14 +26,12 @@ def with_batches(op: Specialised, kept: Set[str] = frozenset()) -> Specialised:
         return op
 
     def value(expr: ast.Expr, equation: str) -> ast.Expr:
-        made = ast.with_children(expr, tuple(value(child, equation) for child in ast.children(expr)))
         if not isinstance(expr, ast.Access) or expr.tensor not in lengths:
-            return made
-        first = program.terms[equation, id(expr)][0]
+            return ast.with_children(expr, tuple(value(child, equation) for child in ast.children(expr)))
+        first, others = program.terms[equation, id(expr)][0], expr.subscripts[1:]
         assert first is not None, "it is arithmetic in all reads of an input that has a length"
-        return replace(
-            made, subscripts=(*(written(x, expr) for x in _pair(first, lengths[expr.tensor])), *made.subscripts[1:])
-        )
+        pair = (written(x, expr) for x in _pair(first, lengths[expr.tensor]))
+        return replace(expr, subscripts=(*pair, *(value(s, equation) for s in others)))
 
     inputs = tuple(_reshaped(t, lengths) for t in op.inputs)
     equations = tuple(replace(e, value=value(e.value, e.name)) for e in op.equations)

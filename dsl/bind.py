@@ -87,7 +87,7 @@ class Binding:
             self.origins[name] = (d.label, d.span)
 
     def _conflict(self, d: _Dimension, p: Term) -> None:
-        names = [name for name in _size_names(d.size) if name in self.origins]
+        names = [n.name for n in ast.names_of(d.size) if n.name in self.origins]
         notes: list[Note] = []
         first = f"`{_text(d.size)}` is {p}"
         if names:
@@ -105,17 +105,7 @@ def _text(size: ast.Size) -> str:
     return size.span.source.text[size.span.start : size.span.end]
 
 
-def _size_names(size: ast.Size) -> list[str]:
-    match size:
-        case ast.SizeNumber():
-            return []
-        case ast.SizeName(name=name):
-            return [name]
-        case ast.SizeBinary(left=left, right=right):
-            return _size_names(left) + _size_names(right)
-
-
 def _names(op: ast.Op) -> list[str]:
     """The sizes of the signature."""
-    found = [n for t in (*op.inputs, *op.outputs) for size in t.shape or () for n in _size_names(size)]
+    found = [n.name for t in (*op.inputs, *op.outputs) for size in t.shape or () for n in ast.names_of(size)]
     return list(dict.fromkeys(found))

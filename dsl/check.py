@@ -207,7 +207,8 @@ class Elaborator(Calls):
         """The facts about every name, in the order of their definitions."""
         found = []
         for info, ranges in self.known:
-            shown = tuple((i, *map(_open_size, range_of(r))) for i, r in ranges.items())
+            ends = {i: range_of(r) for i, r in ranges.items()}
+            shown = tuple((i, _open_size(low), _open_size(high)) for i, (low, high) in ends.items())
             shape = tuple(map(_open_size, info.shape)) if info.shape is not None else ("…",)
             found.append(Described(info.name, str(info.dtype or "any"), shape, shown))
         return found

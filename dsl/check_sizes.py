@@ -34,16 +34,8 @@ def size_names(op: ast.Op) -> dict[str, Span]:
 
 
 def _add_names(size: ast.Size, names: dict[str, Span]) -> None:
-    match size:
-        case ast.SizeNumber():
-            pass
-        case ast.SizeName(name=name, span=span):
-            names.setdefault(name, span)
-        case ast.SizeBinary(left=left, right=right):
-            _add_names(left, names)
-            _add_names(right, names)
-        case _:
-            assert_never(size)
+    for found in ast.names_of(size):
+        names.setdefault(found.name, found.span)
 
 
 def declared_shape(tensor: ast.Tensor, sizes: Mapping[str, Term], report: Report) -> tuple[Term, ...] | None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
 from itertools import pairwise
 from math import prod
+from typing import Literal
 
 from tilec.core.dtypes import I64
 from tilec.dsl import ast
@@ -52,9 +53,8 @@ def flattened(op: Specialised) -> Specialised:
 def _divisions(x: Term) -> int:
     """How many quotients and remainders it is written with."""
     remainders, rest = summands(x)
-    return sum(
-        1 + _divisions(of) for of in (*(z for _, z, _ in remainders), *(y.args[0] for y in rest.leaves if y.op == "//"))
-    )
+    divided = (*(z for _, z, _ in remainders), *(leaf.args[0] for leaf in rest.leaves if leaf.op == "//"))
+    return sum(1 + _divisions(of) for of in divided)
 
 
 def factors(x: Term) -> list[int]:
@@ -273,7 +273,7 @@ def _index(name: str, low: int, high: int) -> Term:
 def written(x: Term, at: ast.Access) -> ast.Expr:
     """A term as an expression, its largest parts first."""
 
-    def binary(op: str, left: ast.Expr, right: ast.Expr) -> ast.Expr:
+    def binary(op: Literal["+", "*", "//", "%"], left: ast.Expr, right: ast.Expr) -> ast.Expr:
         return ast.Binary(op, left, right, I64, at.span)
 
     def number(n: int) -> ast.Expr:
@@ -283,14 +283,10 @@ def written(x: Term, at: ast.Access) -> ast.Expr:
     parts = [(c.number, str(z), binary("%", written(z, at), number(k.number))) for c, z, k in remainders]
     for m, f in rest.parts.items():
         for leaf in m:
-            quotient = (
-                binary("//", *(written(a, at) for a in leaf.args)) if leaf.args else ast.Name(leaf.name, I64, at.span)
-            )
-            parts.append((f, str(leaf), quotient))
-    texts = [
-        value if f == 1 else binary("*", value, number(f))
-        for f, _, value in sorted(parts, key=lambda p: (-abs(p[0]), p[1]))
-    ]
-    if rest.number or not texts:
-        texts.append(number(rest.number))
-    return reduce(lambda a, b: binary("+", a, b), texts)
+            args = [written(a, at) for a in leaf.args]
+            parts.append((f, str(leaf), binary("//", *args) if args else ast.Name(leaf.name, I64, at.span)))
+    parts.sort(key=lambda part: (-abs(part[0]), part[1]))
+    found = [value if f == 1 else binary("*", value, number(f)) for f, _, value in parts]
+    if rest.number or not found:
+        found.append(number(rest.number))
+    return reduce(lambda a, b: binary("+", a, b), found)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import count
 from math import inf
 
@@ -200,6 +199,8 @@ def size_term(of: ast.Size, sizes: Mapping[str, Term]) -> Term:
             return term(value)
         case ast.SizeName(name=name):
             return sizes[name] if name in sizes else size(name)
+        case ast.SizeTerm(term=known):
+            return known
         case ast.SizeBinary(op=op, left=left, right=right):
             a, b = size_term(left, sizes), size_term(right, sizes)
             if op == "//" and b is term(0):
@@ -208,15 +209,8 @@ def size_term(of: ast.Size, sizes: Mapping[str, Term]) -> Term:
 
 
 def to_size(x: Term) -> ast.Size:
-    """A term of sizes as a size: a number where it is one."""
-    found: list[ast.Size] = []
-    for m, f in reversed(x.parts.items()):
-        factors: list[ast.Size] = [ast.SizeNumber(f)] if f != 1 or not m else []
-        for leaf in m:
-            quotient = [to_size(a) for a in leaf.args]
-            factors.append(ast.SizeBinary("//", *quotient) if quotient else ast.SizeName(leaf.name))
-        found.append(reduce(lambda a, b: ast.SizeBinary("*", a, b), factors))
-    return reduce(lambda a, b: ast.SizeBinary("+", a, b), found) if found else ast.SizeNumber(0)
+    """A bound of a completed range: a number where it is one."""
+    return ast.SizeTerm(x) if x.constant is None else ast.SizeNumber(x.constant)
 
 
 def names_in(x: Term) -> set[str]:

@@ -220,18 +220,13 @@ class Inliner(Calls):
 
     def _sizes_only(self, range_: ast.Range, indices: Iterable[str]) -> None:
         """Bounds are made of numbers and sizes: a range that depends on another index is written with `if`."""
-        stack = [bound for bound in (range_.low, range_.high) if bound is not None]
-        while stack:
-            match stack.pop():
-                case ast.SizeName(name=name, span=span) if name not in self.sizes:
-                    what = "an index" if name in indices else "a tensor" if name in self.tensors else "not a size"
-                    hint = suggestion(name, self.sizes)
-                    if what == "an index":
-                        hint = f"a triangle is written with `if`: `sum[k](x[k] if k < {name} else 0)`"
-                    message = f"a bound is made of numbers and sizes, and `{name}` is {what}"
-                    self.report.error(message, span, hint=hint)
-                case ast.SizeBinary(left=left, right=right):
-                    stack += [right, left]
+        named = [n for bound in (range_.high, range_.low) if bound is not None for n in ast.names_of(bound)]
+        for name, span in ((n.name, n.span) for n in named if n.name not in self.sizes):
+            what = "an index" if name in indices else "a tensor" if name in self.tensors else "not a size"
+            hint = suggestion(name, self.sizes)
+            if what == "an index":
+                hint = f"a triangle is written with `if`: `sum[k](x[k] if k < {name} else 0)`"
+            self.report.error(f"a bound is made of numbers and sizes, and `{name}` is {what}", span, hint=hint)
 
     def _bind(self, item: ast.Range, scope: Scope) -> ast.Range:
         """The range under the name that it has in the group: another one, where its name already has another range."""

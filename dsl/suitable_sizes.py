@@ -138,10 +138,7 @@ def units_of(program: ast.Program) -> list[int]:
                     found.add(value + 1)
                 case ast.Number(value=int(value)):
                     found.add(value)
-    for size in _sizes(program):
-        match size:
-            case ast.SizeNumber(value=value):
-                found.add(value)
+    found |= {size.value for size in _sizes(program) if isinstance(size, ast.SizeNumber)}
     small = sorted(u for u in found if 1 < u <= _LARGEST)[:_MOST_UNITS]
     products = {a * b for a, b in combinations_with_replacement(small, 2)} | {lcm(*small)}
     return [*small, *sorted(u for u in products - set(small) if u <= _LARGEST)[:_MOST_UNITS]]
@@ -156,17 +153,13 @@ def _expressions(program: ast.Program) -> Iterator[ast.Expr]:
 
 def _sizes(program: ast.Program) -> Iterator[ast.Size]:
     """All sizes and bounds, and the parts of them."""
-    pending: list[ast.Size] = []
     for op in program.ops:
-        pending += [size for t in (*op.inputs, *op.outputs) for size in t.shape or ()]
+        found = [size for t in (*op.inputs, *op.outputs) for size in t.shape or ()]
         for statement in op.body:
             if isinstance(statement, ast.Equation):
                 ranges = (*statement.ranges, *written_ranges(statement.value))
-                pending += [bound for r in ranges for bound in (r.low, r.high) if bound is not None]
-    while pending:
-        yield (size := pending.pop())
-        if isinstance(size, ast.SizeBinary):
-            pending += [size.left, size.right]
+                found += [bound for r in ranges for bound in (r.low, r.high) if bound is not None]
+        yield from (part for size in found for part in ast.parts_of(size))
 
 
 def multiple(name: str, sizes: Sizes, accepts: Callable[[Sizes], bool], units: list[int]) -> tuple[int, int] | None:

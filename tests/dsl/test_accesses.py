@@ -11,15 +11,18 @@ from conftest import as_list
 import tilec
 from tilec.core.diagnostics import Source, TileError
 from tilec.dsl import ast
-from tilec.dsl.check import check
+from tilec.dsl.check import Elaborator, check
+from tilec.dsl.check_scope import Report, TensorInfo
 from tilec.dsl.index_terms import IndexTerms, implied
 from tilec.dsl.mistakes import read
+from tilec.dsl.modules import load
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
 from tilec.index.exact import Domain
 from tilec.index.facts import NONE
 from tilec.index.integer_systems import TooMuch, has_solution
-from tilec.index.terms import index, term
+from tilec.index.terms import Term, index, term
+from tilec.index.terms import size as symbol
 
 # ---- systems of inequalities -----------------------------------------------------------------------------------------
 
@@ -398,6 +401,29 @@ def test_quotients_by_sizes_are_decided_when_the_sizes_are_known(name):
     text, right, wrong = BLOCKS[name]
     assert all(accepted(text, **sizes) for sizes in right)
     assert not any(accepted(text, **sizes) for sizes in wrong)
+
+
+def guards(body: str, **sizes: Term) -> list[bool]:
+    """Whether accesses of y[n] = ... need care, where sizes are terms."""
+    program, report = parse(Source("<test>", f"op f(x: f32[N], s: f32[G]) -> (y: f32[N]) {{ y[n] = {body} }}")), Report()
+    (op,), shapes = program.ops, {"x": sizes["N"], "s": sizes["G"]}
+    inputs = {t.name: TensorInfo(t.name, t.dtype, (shapes[t.name],), t.span) for t in op.inputs}
+    equations = Elaborator(op, load(program, report), inputs, sizes, report, decided=False).run()
+    assert not report.diagnostics
+    return [e.guarded for e in ast.traverse(equations[-1].value) if isinstance(e, ast.Access)]
+
+
+def test_proofs_hold_for_all_sizes_of_a_range():
+    """For each size of 8, 16, ... 8192, say, and for no more sizes than it is true of."""
+    bodies = {
+        "x[n // 8 * 8 + 7]": (8, 1), "x[n // 8 * 8 + n % 8 // 2]": (1, 1), "x[n] * s[n // (N // 4)]": (4, 4),
+        "s[n * 8 // N]": (1, 8), "x[n - n % 16 + 15]": (16, 1), "s[n // 2048]": (1, 4), "sum[k in 0:N // 8](x[8 * k + 7])": (1, 1),
+    }  # fmt: skip
+    for body, (multiple, groups) in bodies.items():
+        assert not any(guards(body, N=symbol("N", multiple, 8192, multiple=multiple), G=term(groups))), body
+        if multiple > 1:
+            assert any(guards(body, N=symbol("N", 1, 8192), G=term(groups))), body
+    assert any(guards("s[n // 2048]", N=symbol("N", 1, 8193), G=term(4)))
 
 
 VALUES = [

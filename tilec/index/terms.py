@@ -180,10 +180,10 @@ class Term:
             parts.append((term(f), names, len(m) == 1 and m[0].op == "//"))
         text = ""
         for c, name, divides in sorted(parts, key=lambda p: (not p[1], (p[0].constant or 0) < 0, p[1])):
-            f = c.constant
-            factor = f"({c})" if f is None else "" if abs(f) == 1 and name else str(abs(f))
-            name = f"({name})" if divides and (factor or (f == -1 and not text)) else name
-            sign = ("-" if not text else " - ") if f is not None and f < 0 else " + " if text else ""
+            number = c.constant
+            factor = f"({c})" if number is None else "" if abs(number) == 1 and name else str(abs(number))
+            name = f"({name})" if divides and (factor or (number == -1 and not text)) else name
+            sign = ("-" if not text else " - ") if number is not None and number < 0 else " + " if text else ""
             text += sign + " * ".join(part for part in (factor, name) if part)
         return text or "0"
 

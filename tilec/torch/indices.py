@@ -10,7 +10,7 @@ from math import inf, prod
 
 from tilec.index import questions
 from tilec.index.facts import NONE, Ends
-from tilec.index.terms import Leaf, Term, call, index, remainders, term
+from tilec.index.terms import Leaf, Term, call, index, summands, term
 from tilec.torch.layout import row_major
 
 ANY: Ends = (-inf, inf)
@@ -159,11 +159,8 @@ def _noted(x: Term) -> Term:
 
 def _parts(x: Term) -> tuple[list[Part], int]:
     """The parts of a sum, and the number that is added."""
-    parts: list[Part] = []
-    while found := next(remainders(x), None):
-        c, of, by, x = found
-        assert c.constant is not None, "sizes are numbers"
-        parts.append((f"{_operand(of)} % {by}", True, c.constant))
+    remainders, x = summands(x)
+    parts: list[Part] = [(f"{_operand(of)} % {by}", True, c.number) for c, of, by in remainders]
     known = next((m[0] for m in x.parts if m and m[0].name == _WITHIN), None)
     if known is not None:  # printed without what is known of it
         c, rest = x.collect(known)
