@@ -28,10 +28,12 @@ DEFAULTS = {"cuda": "h200", "cpu": "cpu"}
 """By the kind of a target: the file whose numbers stand for those that a target does not have."""
 
 
-def number(meaning: str, *, least: float = 0, power: bool = False, without: float | None = None) -> Any:
+def number(meaning: str, *, least: float = 0, power: bool = False, without: float | None = None, stands: str = "") -> Any:
     """A field of a group. `least`: the smallest value that makes sense. `power`: only powers of two do. `without`: the value with
-    which its term is none, of a number whose term decides plans and whose value within 30 % does not."""
-    return field(kw_only=True, metadata={"meaning": meaning, "least": least, "power": power, "without": without})
+    which its term is none, of a number whose term decides plans and whose value within 30 % does not. `stands`: why there is a
+    number that changes no plan of the benchmarks (`python -m benchmarks sensitivity`); all others do."""
+    rule = {"meaning": meaning, "least": least, "power": power, "without": without, "stands": stands}
+    return field(kw_only=True, metadata=rule)
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,13 @@ class Barriers(Group, name="barriers", kind="cuda"):
 class RowTimes(Group, name="rows", kind="cuda"):
     """Times of kernels that reduce along rows, a block for one row or several."""
 
-    block_start_ns: float = number("from the start of one block on an SM to the start of the next one")
+    block_start_ns: float = number(
+        "from the start of one block on an SM to the start of the next one",
+        stands="reported: times of many blocks with little to read",
+    )
     exposed_alone: float = number("share of a block's arithmetic that nothing hides, if an SM has one block")
     exposed_shared: float = number("the same share, if an SM has several blocks")
-    element_us: float = number("time of each element of a thread in one pass, if all blocks run at the same time")
+    element_us: float = number("time of each element of a thread in one pass, if all blocks run at the same time", without=0)
     ending: float = number("share of a block's time during which the last blocks of a kernel end")
     unwritten: float = number(
         "share of L2 with lines not yet written to memory, at the end of a kernel that reads its rows twice", without=0
@@ -77,8 +82,14 @@ class RowTimes(Group, name="rows", kind="cuda"):
     scatter: float = number("share by which reads slow down if blocks are in the middle of their rows, for small accesses")
     scatter_bytes: float = number("bytes of a block's access at which that share is halved", least=1)
     reread_fits: float = number("share of L2 up to which the rows of all running blocks are found there again")
-    reread_misses: float = number("share of these rows that is read from memory again nevertheless", without=1)
-    realigned: float = number("instructions for an element of an operand that begins at other places than unaligned rows")
+    reread_misses: float = number(
+        "share of these rows that is read from memory again nevertheless",
+        stands="reported: times of rows that L2 holds; `reread_fits` decides by it",
+    )
+    realigned: float = number(
+        "instructions for an element of an operand that begins at other places than unaligned rows",
+        stands="reported: times of unaligned rows with a gain",
+    )
     evict_row_bytes: float = number(
         "bytes of a row from which the last read of a line allows L2 to evict it early"
     )
@@ -120,10 +131,13 @@ class SmemRows(Group, name="smem_rows", kind="cuda"):
     several_common: float = number("part of the share of common operands that several blocks of an SM do not hide")
     alone: float = number("share, if an SM has one block")
     alone_pass: float = number("further share for each pass after the second, if an SM has one block")
-    alone_special: float = number("further share for each special function after the first, if an SM has one block")
+    alone_special: float = number(
+        "further share for each special function after the first, if an SM has one block",
+        stands="reported: times of softmax with one block an SM",
+    )
     threads: float = number("threads an SM below which memory is idle for longer")
     idle: float = number("further share, times (`threads` / the threads of an SM - 1)")
-    unaligned: float = number("further share, for unaligned rows")
+    unaligned: float = number("further share, for unaligned rows", stands="reported: times of unaligned rows")
     realigned: float = number(
         "further share for each operand that all unaligned rows share, and each pass after the second", without=0
     )
@@ -146,7 +160,9 @@ class PersistentRows(Group, name="persistent_rows", kind="cuda"):
     last_rounds: float = number("rounds above which a kernel that writes hides a part of the last one")
     last_round: float = number("part of the last round that it does not hide", without=1)
     start_us: float = number("time from the start of a kernel until its pipeline is full", without=0)
-    unaligned: float = number("part of the arithmetic on unaligned rows that adds to the time of memory, at a right angle")
+    unaligned: float = number(
+        "part of the arithmetic on unaligned rows that adds to the time of memory, at a right angle", without=0
+    )
     narrow: float = number("the same, for rows of several passes that are read by single elements", without=0)
 
 
@@ -211,10 +227,11 @@ class WarpgroupTimes(Group, name="warpgroup_contraction", kind="cuda"):
     alone: float = number("that time of a block with a single warpgroup that multiplies, over that of one with two, by elements")
     mma_sync: float = number("time of a contraction by `mma.sync` over the predicted one, where warpgroups can compute it, too")
     piece_operations: float = number("integer operations of a piece that the threads of the producer copy (cp.async)")
-    filled: float = number("operations of an element that these threads alone compute, over those where all threads do")
+    filled: float = number(
+        "operations of an element that these threads alone compute, over those where all threads do", without=1
+    )
     kept: float = number("time of a kernel whose right factor stays in shared memory, over the predicted one")
     stream_k: float = number("the most that it is of a kernel whose blocks share the steps of tiles, if L2 holds the factors")
-    shared_l2: float = number("speed of L2 over its `achievable`, where such blocks are at other steps of a tile", least=0.1)
     part_us: float = number("time in which a block stores 128 x 256 sums for another one, or adds them", without=0)
     part_wait_us: float = number("time that it waits for the sums of each")
     parts: float = number("time of f32 products by three bf16 parts over that on the vector units, both over their predicted ones")
@@ -245,17 +262,18 @@ class ChainTimes(Group, name="contraction_chain", kind="cuda"):
     warp_shared: float = number("share of the time of shared memory that products by `mma.sync` do not hide")
     warp_arithmetic: float = number("the same of arithmetic")
     warp_first_steps: float = number("first steps of a block whose copies from memory they do not hide")
-    warp_latency_us: float = number("time of a step of 64 elements of 2 x 128 of a block by `mma.sync` that is alone")
     warp_copies: float = number("share of a memory's rate at which warps copy tiles that `mma.sync` multiplies", least=0.01)
     part_us: float = number("time that each of the blocks that share rows adds", without=0)
     tile_steps: float = number("steps of a triangle's tile that take as long as its start and its end", without=0)
     beyond_l2: float = number("how much longer persistent blocks with factors that L2 does not hold take")
     load_operations: float = number("instructions of a load of a score's operand, and of its address, which neighbours share")
-    exchange_operations: float = number("instructions by which two threads exchange what each computed for the other, an element")
-    exchange_registers: int = number("registers of a thread that such a computation takes", least=0)
+    exchange_registers: int = number(
+        "registers of a thread in which it exchanges with another one what each computed for the other", least=0, without=0
+    )
     meeting_registers: int = number("the same where the results of several contractions meet in a weight", least=0)
     apart_registers: int = number(
-        "more of them where an operand along the columns is read at computed subscripts, an element at a time", least=0
+        "more of them where an operand along the columns is read at computed subscripts, an element at a time", least=0,
+        stands="measured: with fewer, ptxas spills in gradients of attention that read such an operand",
     )
     meeting_elements: int = number("most elements of a step there: with more, operands along the columns spill", least=32)
     warp_step_elements: int = number("most elements of a step, by `mma.sync`", least=32)
@@ -269,16 +287,19 @@ class PanelTimes(Group, name="panels", kind="cpu"):
     """Times of the family `panels`, on one core."""
 
     pack_along_ns: float = number("time to pack an element of a factor that is contiguous along its lanes")
-    pack_across_ns: float = number("time to pack an element of a factor that is contiguous along another dimension")
+    pack_across_ns: float = number("time to pack an element of a factor that is contiguous along another dimension", without=0)
     gather_ns: float = number("time to pack an element at computed subscripts")
     store_across_ns: float = number("time to store, or add, a sum where vectors of sums lie across the result")
     split_ns: float = number("time to split a packed number of 32 bits into one more part of 16 bits")
     unit_tile_ns: float = number("time of a tile of sums of a matrix unit beside its products")
     unit_exposed_l2: float = number("share of the time in which L2 delivers factors to a matrix unit that its products do not hide")
     loads_per_clock: float = number("vectors, or elements of the left panel, that a register tile loads in a clock", least=0.1)
-    forward_clocks: float = number("clocks until a sum that registers do not hold is loaded again after it was stored")
+    forward_clocks: float = number(
+        "clocks until a sum that registers do not hold is loaded again after it was stored",
+        stands="reported: times of edited register tiles; plans have none with so many sums",
+    )
     exposed_l2: float = number("share of the time in which L2 delivers the right panel that arithmetic does not hide")
-    block_us: float = number("time to start a block")
+    block_us: float = number("time to start a block", without=0)
 
 
 @dataclass(frozen=True)
@@ -294,30 +315,45 @@ class LoopTiles(Group, name="loops", kind="cpu"):
 class NestTimes(Group, name="nests", kind="cpu"):
     """Times of innermost loops, in clocks of one core."""
 
-    scalar_issue: float = number("operations on single elements that a core begins in a clock", least=0.1)
+    scalar_issue: float = number(
+        "operations on single elements that a core begins in a clock", least=0.1,
+        stands="reported: times of loop nests, by which edits are ordered",
+    )
     vector_issue: float = number("operations on whole vectors that it begins in a clock", least=0.1)
     apart_clocks: float = number("clocks of an element that does not lie beside the one before", without=0)
     short_clocks: float = number("clocks of an element of a row that is shorter than some vectors, in a loop that is written out")
-    conflict_clocks: float = number("further clocks of such an element whose line L1 has lost since the one before it")
+    conflict_clocks: float = number(
+        "further clocks of such an element whose line L1 has lost since the one before it",
+        stands="reported: times of plain loops that plans refuse, and of edits",
+    )
     entry_clocks: float = number("clocks of an innermost loop before its first step and after its last one")
-    lanes_clocks: float = number("clocks of the lanes of a reduction whose states depend on each other, beside their elements")
+    lanes_clocks: float = number(
+        "clocks of the lanes of a reduction whose states depend on each other, beside their elements",
+        stands="reported: times of loop nests, by which edits are ordered",
+    )
 
 
 @dataclass(frozen=True)
 class LoopTimes(Group, name="loop_times", kind="cpu"):
     """How cores wait for memory in the families `loop_nest` and `register_transpose`."""
 
-    lines_at_once: float = number("lines of memory that a core waits for at a time, where no stream leads to them", least=0.1)
+    lines_at_once: float = number(
+        "lines of memory that a core waits for at a time, where no stream leads to them", least=0.1,
+        stands="reported: times of loop nests and transposes, by which edits are ordered",
+    )
+
+
+_TORCH = "measured: PyTorch's kernels, with which the front end for PyTorch compares programs"
 
 
 @dataclass(frozen=True)
 class SelectionTimes(Group, name="selection", kind="cpu"):
     """Times of PyTorch's sort and top-k, and of the reductions that stand for a top-k, on one core."""
 
-    swap_ns: float = number("a comparison in PyTorch's sort, with the move of an element and its index")
-    select_ns: float = number("an element in PyTorch's top-k")
-    chosen_ns: float = number("an element that PyTorch's top-k chooses")
-    visit_ns: float = number("an element in the two reductions that choose one of a row")
+    swap_ns: float = number("a comparison in PyTorch's sort, with the move of an element and its index", stands=_TORCH)
+    select_ns: float = number("an element in PyTorch's top-k", stands=_TORCH)
+    chosen_ns: float = number("an element that PyTorch's top-k chooses", stands=_TORCH)
+    visit_ns: float = number("an element in the two reductions that choose one of a row", stands=_TORCH)
 
 
 @dataclass(frozen=True)

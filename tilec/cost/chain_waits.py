@@ -10,7 +10,6 @@ from tilec.core.target import Target
 from tilec.cost.model import OVERHEAD, Work, predict
 
 ROW_TILE = 128 * 256  # elements of 128 rows of two factors of 128
-STEP = 64 * 256  # of 64 elements between the contractions, of which each has as many
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,13 @@ def warpgroups_wait(target: Target, work: Work, block: Block) -> float:
 
 def warps_wait(target: Target, work: Work, block: Block) -> float:
     """By `mma.sync`, where a warp does one thing after another. Its products hide a part of what it reads from shared memory and of
-    its arithmetic, and the copies of later steps: the blocks of a round begin, compute and end together. A few warps alone are as
-    slow as the steps of one are."""
+    its arithmetic, and the copies of later steps: the blocks of a round begin, compute and end together."""
     fit, found = target.fit(ChainTimes), predict(work, target)
     terms, (computed, copied) = found.terms, _busy(found.terms)
     waves, rounds = (block.rounds(work.blocks / target.units / n) for n in (1, found.occupancy.blocks))
     own = terms["tensor"] + fit.warp_shared * terms.get("shared", 0.0)
     own += fit.warp_arithmetic * (terms.get("fma", 0.0) + terms.get("special", 0.0))
     own += rounds * fit.warp_step_us * block.steps + waves * fit.cut_us * block.cut
-    alone = rounds * block.steps * fit.warp_latency_us * block.size * block.data / STEP
     first = min(1.0, (block.rows + fit.warp_first_steps * block.size) / (block.rows + block.steps * block.size))
-    whole = max(copied / fit.warp_copies, max(own, alone) + first * terms.get("dram", 0.0))
+    whole = max(copied / fit.warp_copies, own + first * terms.get("dram", 0.0))
     return whole - max(computed, copied)

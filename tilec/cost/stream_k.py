@@ -31,7 +31,7 @@ def rounds_of(shared: int, tiles: int, blocks: int) -> float:
 def l2_speed(fit: WarpgroupTimes, shared: float) -> float:
     """Speed of L2 over its `achievable`, where so large a share of the tiles is shared: blocks that begin anywhere along k ask for
     different parts of the same rows at a time. In the whole tiles behind, they come into step again."""
-    return 1 / (shared / fit.shared_l2 + (1 - shared) / sqrt(fit.shared_l2 * fit.l2))
+    return 1 / (shared + (1 - shared) / sqrt(fit.l2))
 
 
 def parts_us(fit: WarpgroupTimes, tiles: int, blocks: int, rounds: float, elements: int) -> float:

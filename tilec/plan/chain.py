@@ -190,7 +190,6 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     exchanged = [] if chain.weights is None else list(near.worthwhile(chain.weights))
     together = {p for p in parts if exchanged and chain.between in p.dims and near.shares(p)}
     fma = sum(_instructions(p, graph) / (SIZE if p in together else 1) for p in parts) - special
-    fma += fit.exchange_operations * len(exchanged)
     fma += sum(chain.columns not in c.total.dims for c in chain.online.carried)
     factors = {x.expression for x in chain.factors}
     stored = {x.key for x in factors}
