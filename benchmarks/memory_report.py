@@ -76,11 +76,11 @@ def missed(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
 
 
 SMALL = "the kernel takes a few microseconds, and an empty one 3.5; exponentials and divisions are more exact than those of peers"
-TURNED = "elements of 2 bytes are transposed one at a time, which takes twice the instructions of f32"
+TRANSPOSED = "elements of 2 bytes are transposed one at a time, which takes twice the instructions of f32"
 REDUCED = "the start and the end of the kernel take 4 of some 65 us"
 POINTS = "one load and one store a thread are a few percent slower than PyTorch's; the cause is unknown"
 ARITHMETIC = "arithmetic takes about as long as memory, since bf16 has twice as many elements in the same bytes"
-BESIDE = "rows are unaligned: accesses are narrower, or cross cache lines"
+NEXT_TO = "rows are unaligned: accesses are narrower, or cross cache lines"
 REASONS = (  # programs by the beginning of their names, types and kinds likewise, and why they miss targets
     (
         "geometric",
@@ -92,8 +92,8 @@ REASONS = (  # programs by the beginning of their names, types and kinds likewis
     ("gelu (erf)", "bf16", ARITHMETIC),
     ("cos", "bf16", ARITHMETIC),
     ("column + row", "", "the kernel only writes"),
-    ("x + z transposed", "bf16", TURNED),
-    ("", "bf16 transpose", TURNED),
+    ("x + z transposed", "bf16", TRANSPOSED),
+    ("", "bf16 transpose", TRANSPOSED),
     ("", "f32 transpose", "blocks write short pieces"),
     ("", "bf16 chain", POINTS),
     ("", "f32 chain", POINTS),
@@ -111,7 +111,7 @@ REASONS = (  # programs by the beginning of their names, types and kinds likewis
 def reason(row: dict) -> str:
     """Why a row misses its targets, as far as it is known."""
     if row.get("kind") == "rows" and row["length"] % 64:
-        return BESIDE
+        return NEXT_TO
     kind = f"{row.get('dtype', '')} {row.get('kind', '')}"
     return next(why for start, of, why in REASONS if row["name"].startswith(start) and kind.startswith(of))
 

@@ -413,7 +413,7 @@ class Import:
 
 @dataclass(frozen=True)
 class Program:
-    """One source text. A short-form program has one op, named `main` unless told otherwise."""
+    """One source text. A short-form program has one op, named `main` unless another name is given."""
 
     imports: tuple[Import, ...]
     defs: tuple[Def, ...]

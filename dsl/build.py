@@ -119,8 +119,8 @@ class Builder:
 
         A reduction under an `if` is computed for every element, but its accesses are guarded as they were in the branch:
         `sum[d](t[ids[i], d]) if c else 0` sums `t[ids[i], d] if c else 0`. Where the condition names an index that the
-        reduction or scan walks, they are guarded as the branch is taken for any of its values: what an element is made of does
-        not depend on whether the branch is taken there, and a reduction's index is another one than the condition's.
+        reduction or scan goes through, they are guarded as the branch is taken for any of its values: what an element is made of
+        does not depend on whether the branch is taken there, and a reduction's index is another one than the condition's.
         """
         match expr:
             case ast.Conditional():

@@ -71,9 +71,9 @@ class RangeChecker:
             if index in explicit:
                 range_ = self._written(explicit[index])
             elif index not in uses and index in main.indices and (
-                told := later.extent(main.name, main.indices.index(index))
+                later_extent := later.extent(main.name, main.indices.index(index))
             ) is not None:  # fmt: skip
-                range_ = ast.Range(index, ast.SizeNumber(0), to_size(told.size), told.span)
+                range_ = ast.Range(index, ast.SizeNumber(0), to_size(later_extent.size), declared.span)
             else:
                 range_ = self._from_uses(index, span, uses.get(index, []), group)
             if range_ is not None:
@@ -139,9 +139,9 @@ class RangeChecker:
             s for e in group for a in ast.traverse(e.value) if isinstance(a, ast.Access) for s in a.subscripts
         ]
         scalars = {s.tensor: s.span for s in subscripts if isinstance(s, ast.Access) and not s.subscripts}
-        told = "is neither on the left side nor in a reduction, and so is taken for an input"
+        neither = "is neither on the left side nor in a reduction, and so is taken for an input"
         return [
-            Note(f"`{name}` {told}", at) for name, at in scalars.items()
+            Note(f"`{name}` {neither}", at) for name, at in scalars.items()
             if (info := self.tensors.get(name)) is not None and info.dtype is None
         ]  # fmt: skip
 

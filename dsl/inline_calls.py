@@ -180,7 +180,7 @@ class Calls:
         self, function: ast.Def, ranges: tuple[ast.Range, ...], arguments: tuple[ast.Expr, ...], span: Span, scope: Scope
     ) -> bool:
         mistakes = self.report.count
-        if self.report.unfolded > MAX_UNFOLDED:  # as was said
+        if self.report.unfolded > MAX_UNFOLDED:  # as was reported
             self.report.count += 1
             return False
         name, note = function.name, Note(f"`{function.name}` is defined here", function.span)

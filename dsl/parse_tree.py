@@ -93,7 +93,7 @@ class TreeBuilder:
             self.problems.append(Diagnostic(message, span, hint=hint))
 
     def _deep(self, node: ast.Expr) -> ast.Expr:
-        """The node, or a stand-in once the expression is nested so deep that walks over it would fail."""
+        """The node, or a stand-in once the expression is nested so deep that recursion over it would fail."""
         depth = 1 + max((self._depth(child) for child in ast.children(node)), default=0.0)
         if depth > MAX_DEPTH:
             if depth < math.inf:

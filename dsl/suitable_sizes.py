@@ -103,13 +103,13 @@ def _determined(equal: list[tuple[Term, Term]], free: set[str]) -> dict[str, Ter
 
 
 def _reaches(p: Term, name: str, determined: Mapping[str, Term]) -> bool:
-    """Whether a size depends on `name`, be it by way of others that are told."""
+    """Whether a size depends on `name`, be it by way of others that are determined."""
     names = names_in(p)
     return name in names or any(_reaches(determined[n], name, determined) for n in names & determined.keys())
 
 
 def _completed(sizes: Sizes, determined: Mapping[str, Term], equal: list[tuple[Term, Term]]) -> Sizes | None:
-    """With the sizes that are told; None where sizes that must agree do not."""
+    """With the sizes that are determined; None where sizes that must agree do not."""
     for _ in determined:
         for name, p in determined.items():
             if (value := _value(p, sizes)) is not None:

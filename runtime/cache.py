@@ -215,7 +215,7 @@ def _normal(name: str) -> str:
 
 Entry = tuple[dict[str, Any], dict[str, bytes]]
 watchers: list[Callable[[str, dict[str, Any], dict[str, bytes]], object]] = []
-"""Are told of each entry that is found or made, unless it is `local`: its key, properties and files."""
+"""Are called with each entry that is found or made, unless it is `local`: its key, properties and files."""
 
 
 def load(key: str, local: bool = False) -> Entry | None:

@@ -31,7 +31,7 @@ FILES = {
     "passes/tensor/slice_updates.py": "passes/test_changes.py passes/test_filecheck.py",
     "passes/tensor/fuse.py": "passes/test_filecheck.py plan/test_plan_cpu.py semantics/test_interpreter.py",
     "passes/tensor/integer_compare.py": "passes/test_integer_compare.py",
-    "passes/tensor/collapsed.py": "passes/test_joined.py",
+    "passes/tensor/collapsed.py": "passes/test_collapsed.py",
     "passes/tensor/narrow.py": "passes/test_narrow.py passes/test_filecheck.py",
     "passes/tensor/outline.py": "passes/test_outline.py",
     "passes/tensor/split_concatenation.py": "passes/test_pieces.py",
@@ -112,7 +112,7 @@ def faults(source: str) -> list[Fault]:
 
 
 def inside(module: ast.Module) -> Iterator[ast.AST]:
-    """The nodes of statements in functions, but for annotations, assertions, and what is only said in messages."""
+    """The nodes of statements in functions, but for annotations, assertions, and what only messages have."""
     for function in (n for n in ast.walk(module) if isinstance(n, ast.FunctionDef)):
         waiting: list[ast.AST] = list(function.body)
         while waiting:

@@ -203,5 +203,5 @@ def arrive() -> None:
 
 
 def wait_for_cluster() -> None:
-    """Waits until all blocks of the cluster have said so: before the first state is sent, so that loads come first."""
+    """Waits until all blocks of the cluster have arrived: before the first state is sent, so that loads come first."""
     nvvm.ClusterWaitOp()

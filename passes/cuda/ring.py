@@ -139,7 +139,7 @@ class Ring:
         self.tiles, self.stages, self.consumers, self.cluster, self.filled = tiles, stages, consumers, cluster, filled
         self.spare = spare
         kind = f"!nvgpu.mbarrier.group<memorySpace = #gpu.address_space<{SHARED}>, num_barriers = {stages + spare}>"
-        of = f"{tiles[0].tensor}_" if len(tiles) == 1 and not filled else ""  # several rings are told apart by their tensors
+        of = f"{tiles[0].tensor}_" if len(tiles) == 1 and not filled else ""  # several rings are named by their tensors
         self.full, self.empty = (
             locations.named(nvgpu.MBarrierCreateOp(ir.Type.parse(kind)).result, f"{of}{name}")
             for name in ("full", "empty")

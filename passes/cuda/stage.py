@@ -1,7 +1,7 @@
 """stage, for CUDA: a block's intermediates get their memory space; inputs that two passes read are kept on chip.
 
     x = subview %x                              x = subview %x
-    m = alloc                                   x1 = alloc private          // kept: two sweeps read x
+    m = alloc                                   x1 = alloc private          // kept: two passes read x
     generic max ins(x) outs(m)          ->      generic copy ins(x) outs(x1)
     generic exp ins(x, m) outs(y)               m = alloc private
                                                 generic max ins(x1) outs(m)

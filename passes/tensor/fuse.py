@@ -1,10 +1,10 @@
 """fuse: one function per kernel, as the plan groups the operations.
 
     func @softmax(x) {                       func @softmax(x, y) {            // tilec.kernel
-      m = generic max(x)  {sweep 0}            m = generic max(x)
-      e = generic exp(x - m)  {sweep 1}   ->   e, s = generic { exp(x - m); add }
-      s = generic sum(e)  {sweep 1}            y = generic e / s
-      y = generic e / s   {sweep 2}            return y
+      m = generic max(x)  {group 0}            m = generic max(x)
+      e = generic exp(x - m)  {group 1}   ->   e, s = generic { exp(x - m); add }
+      s = generic sum(e)  {group 1}            y = generic e / s
+      y = generic e / s   {group 2}            return y
     }                                        }
 
 Producers marked `tilec.inline` are computed inside their readers. Operations of one loop nest over the same dimensions become one.

@@ -141,7 +141,7 @@ class _Expansion:
         with ir.InsertionPoint(op), ir.Location.fused(list(locations)):
             if missing := [
                 d for d in range(rank) if d not in covered
-            ]:  # a producer's result was all that told their extents
+            ]:  # a producer's result alone had their extents
                 extents = mlir.extents_of(op)
                 shape = tensor.empty([extents[d] for d in missing], mlir.type_of("i1"))
                 inputs.append((shape, tuple(missing)))

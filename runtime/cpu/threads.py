@@ -31,7 +31,7 @@ _chosen: int | None = None  # by set_threads
 
 def set_threads(count: int | None) -> None:
     """Has kernels on the CPU run on so many threads from now on, in all of the process; at most on `limit()`. None: as if
-    nothing had been said. Raises CallError for anything but a whole number of at least 1."""
+    nothing had been set. Raises CallError for anything but a whole number of at least 1."""
     global _chosen
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
         raise CallError(f"set_threads takes a whole number of at least 1, or None, not {count!r}")
@@ -51,7 +51,7 @@ def get_threads() -> int:
 @cache
 def limit() -> int:
     """The most threads of a launch, for which programs have scratch memory: the processors that this process was given, or what
-    TILEC_THREADS said in the beginning, if that is more."""
+    TILEC_THREADS had in the beginning, if that is more."""
     return min(max(processors(), _of_tilec() or 1), _LARGEST)
 
 

@@ -6,7 +6,7 @@
     sums = splat_tile(f32(0), 14, 32)                   # for each step along k: a column times a row
     sums = contract(load_tile(left, p, 256, 14, 1), load_tile(right, 32 * p, 32, 1, 32), sums)
 
-A loop that walks down a column uses one element of each cache line that it touches, and no vector load. A tile uses
+A loop down a column uses one element of each cache line that it touches, and no vector load. A tile uses
 whole lines in both directions, and the shuffles between cost less than the lines.
 
 Numba has no vectors of its own, and what its loops become is up to LLVM's vectoriser, which will not keep a tile of sums

@@ -1,4 +1,4 @@
-"""How factors are addressed, against their addresses: what a tile is said to be, its elements are."""
+"""How factors are addressed, against their addresses: what a tile is described as, its elements are."""
 
 from itertools import permutations, product
 from math import gcd, prod
@@ -63,7 +63,7 @@ def places(f):
 
 
 @pytest.mark.parametrize("access", FORMS)
-def test_tiles_are_what_they_are_said_to_be(access, monkeypatch):
+def test_tiles_are_what_they_are_documented_to_be(access, monkeypatch):
     found = accesses(access, monkeypatch)
     assert found
     for f in found:

@@ -1,4 +1,4 @@
-"""The algebra of reductions that read earlier ones: carried states, walked in chunks, give what the program means.
+"""The algebra of reductions that read earlier ones: carried states, iterated in chunks, give what the program means.
 
 Expressions are evaluated in NumPy here, so nothing of any backend takes part.
 """
@@ -306,7 +306,7 @@ def test_refused(name):
 
 
 def test_squares_are_of_distances_from_the_mean():
-    """What is walked depends on no earlier reduction; without the sum of the elements there is no mean."""
+    """What is iterated depends on no earlier reduction; without the sum of the elements there is no mean."""
     with mlir.context(), ir.Location.unknown():
         _keep, _, reader, _, streams = read(SQUARES["variance"])
         mean, square = online_reduction.derive(reader.totals, *streams, exact=True).carried

@@ -61,7 +61,7 @@ def test_check_is_silent_about_what_is_right(tilec):
     assert tilec("check", "softmax.tile", "attention.tile") == (0, "", "")
 
 
-def test_check_tells_all_mistakes_of_all_files(tilec, folder):
+def test_check_reports_all_mistakes_of_all_files(tilec, folder):
     (folder / "a.tile").write_text("y[i] = x[i] + foo(x[i])\nz[i] = q[i] = 3\n")
     (folder / "b.tile").write_text("op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i, i] }\n")
     status, out, err = tilec("check", "a.tile", "none.tile", "b.tile")
@@ -170,7 +170,7 @@ def kept(tmp_path, monkeypatch):
     return folder
 
 
-def test_cache_tells_where_and_how_much(tilec, kept):
+def test_cache_reports_where_and_how_much(tilec, kept):
     assert tilec("cache", "dir")[:2] == (0, f"{kept.resolve()}\n")
     assert re.fullmatch(r"2 files, \d+ B\n", tilec("cache", "size")[1])
 

@@ -64,7 +64,7 @@ def test_run_keeps_ids_inside_their_table(tilec):
         assert tilec("run", "embedding.tile", "-D", "B=2,S=9,V=3,D=4", "--seed", seed)[0] == 0
 
 
-def test_run_tells_where_the_error_is(tilec, monkeypatch):
+def test_run_reports_where_the_error_is(tilec, monkeypatch):
     """Results that are wrong are out of bounds, and the exit status says so."""
     from tilec.driver import devices
 
@@ -114,7 +114,7 @@ def test_run_interprets_a_stage(tilec, folder, target):
     assert tilec("run", *SOFTMAX, "--interpret", "map", "--time")[0] == 1
 
 
-def test_run_tells_of_broken_ir_with_what_went_into_the_stage(tilec, folder, monkeypatch):
+def test_run_reports_of_broken_ir_with_what_went_into_the_stage(tilec, folder, monkeypatch):
     from tilec.passes.cuda.contraction import warps
     from tilec.passes.cuda.threaded import reduce
 

@@ -80,7 +80,7 @@ def test_a_mistyped_index_of_the_short_form_is_pointed_at():
     assert note.message.startswith("`j` is neither on the left side nor in a reduction") and note.span.column == 10
 
 
-def test_circles_of_ops_are_told_with_other_mistakes():
+def test_circles_of_ops_are_reported_with_other_mistakes():
     one = "op {}(x: f32[N]) -> (y: f32[N]) {{ y = {}(x) }}\n"
     text = one.format("f", "g") + one.format("g", "h") + one.format("h", "g") + one.format("k", "k")
     found = mistakes(text + op("y[i] = nix[i]").replace("op f", "op last"))
@@ -158,7 +158,7 @@ def test_the_ridge_agrees_with_the_bound():
         assert bound != "overhead" or "the launch takes longest" in row
 
 
-def test_what_a_walk_overrules_is_not_told():
+def test_what_a_later_check_overrules_is_not_reported():
     """And times that know no tiles say so."""
     text = (EXAMPLES / "attention.tile").read_text().split("\n\nop causal")[0]
     specialised, plan = planned(text, {"B": 2, "H": 4, "S": 512, "T": 512, "D": 64}, "h200")

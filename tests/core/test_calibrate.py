@@ -24,7 +24,7 @@ QUIET = {"a launch, us": (6.0, 6.5), "memory, GB/s of 1": (20.0, 18.0)}
         (0.0, QUIET | {"L2, GB/s of 4": (90.0, 50.0)}, "L2, GB/s of 4 was 90 once, and 50 at the second best"),
     ],
 )  # fmt: skip
-def test_what_disturbs_is_told(others, spreads, reason):
+def test_what_disturbs_is_reported(others, spreads, reason):
     assert calibrate.disturbed(others, spreads, 4) == reason
 
 

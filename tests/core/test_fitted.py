@@ -84,7 +84,7 @@ def test_a_number_moves_by_30_percent_and_at_least_one():
         assert found.fitted.groups.keys() == h200.fitted.groups.keys() and found != h200
 
 
-def test_a_number_that_decides_is_told_with_its_program(monkeypatch):
+def test_a_number_that_decides_is_reported_with_its_program(monkeypatch):
     """Moved alone, and found among others that change nothing."""
     monkeypatch.setattr(sensitivity, "machine", lambda name: target.built_in(name))
     nothing = {"make_key": lambda *parts: "", "compiler_digest": lambda: "", "load": lambda key: None, "save": lambda *entry: True}

@@ -79,7 +79,7 @@ def test_a_tanh_that_was_priced_as_one_operation(monkeypatch):
     assert verdict.startswith(ARITHMETIC)
 
 
-def test_the_compiled_kernel_tells_arithmetic_from_waits():
+def test_the_compiled_kernel_distinguishes_arithmetic_from_waits():
     """The same measured time: where the compiled kernel has the operations that were assumed, units waited."""
     specialised, plan = planned(CAPPED, SIZES, H200)
     (kernel,) = plan.kernels

@@ -163,7 +163,7 @@ def test_a_log_sum_is_near_the_measured_time(length, bytes, threads, rows, vecto
 
 @pytest.mark.parametrize("length", [65536, 262144])
 @pytest.mark.parametrize("bytes", [2, 4])
-def test_what_one_walk_reads_is_not_kept(length, bytes):
+def test_what_one_pass_reads_is_not_held(length, bytes):
     problem = Rows((1 << 28) // bytes // length, length, bytes, **LOG_SUM)
     (best, *_) = cost_rows.choose(H200, problem)
     assert best.tile.residency == "memory" and best.tile.cluster == 1

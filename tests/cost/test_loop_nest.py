@@ -21,7 +21,7 @@ def us(body: LoopBody, order: tuple[int, ...] = (0, 1)) -> float:
     return nest_us(body, order, body.extents, TARGET)
 
 
-def test_elements_apart_cost_more():
+def test_strided_elements_cost_more():
     """Of one amount of work: rows in memory, every third element, elements of another row each, and at computed subscripts."""
     together, third, other, computed = (us(sums(64, 1024, (a, b))) for a, b in ((1024, 1), (3072, 3), (1, 64), (1024, None)))
     assert together < 0.5 * third and third <= other and together < 0.5 * computed
@@ -78,14 +78,14 @@ def test_programs_are_priced_by_their_loops(name):
 
 
 def test_what_registers_transpose_is_no_strided_access():
-    plain, turned = loops_us("y[i, j] = x[i, j] + 1"), loops_us("y[i, j] = x[j, i] + x[i, j]")
-    assert plain < turned < 0.5 * loops_us("y[i] = sum[j](x[j, i] * x[i, j])")
+    plain, transposed = loops_us("y[i, j] = x[i, j] + 1"), loops_us("y[i, j] = x[j, i] + x[i, j]")
+    assert plain < transposed < 0.5 * loops_us("y[i] = sum[j](x[j, i] * x[i, j])")
 
 
 def test_an_edit_of_the_loops_moves_the_price():
     text = "op f(x: f32[M, N]) -> (y: f32[M]) { y[i] = sum[j](x[i, j]) }"
     (kernel,) = lowered(text, None, {"M": 512, "N": 512}, target=TARGET, end="plan")[1].plan.kernels
-    turned = kernel.weigh(type(kernel)(**{**vars(kernel), "loops": {name: (1, 0) for name in kernel.loops}}))
-    assert turned.loops_us > 2 * kernel.work.loops_us
+    transposed = kernel.weigh(type(kernel)(**{**vars(kernel), "loops": {name: (1, 0) for name in kernel.loops}}))
+    assert transposed.loops_us > 2 * kernel.work.loops_us
 
 

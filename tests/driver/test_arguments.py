@@ -297,7 +297,7 @@ def test_a_gather_by_what_is_computed():
     assert "`p[k[i, j]]` reads outside `p`, whose shape is [9]: index 9 is outside 0:9" in failure(op, t, p, x, w)
 
 
-def test_what_cannot_be_found_again_is_told_as_it_was(monkeypatch):
+def test_what_cannot_be_found_again_is_reported_as_it_was(monkeypatch):
     from tilec.semantics import out_of_range
 
     op = tilec.compile("op f(t: f32[V], k: i32[N]) -> (y: f32[N]) { h[i] = k[i] + 1 y[i] = t[h[i]] + t[h[i]] }")

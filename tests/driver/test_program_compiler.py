@@ -1,4 +1,5 @@
-"""Programs compiled by a process of their own are those that this process would make; what does not compile is said by this one."""
+"""Programs compiled by a process of their own are those that this process would make; what does not compile is reported by this
+one."""
 
 import json
 from dataclasses import replace
@@ -60,7 +61,7 @@ def test_it_makes_what_this_process_makes(asked, more):
     assert recipe(**more).compiled() == made and len(asked) == 2, "it is in the cache now"
 
 
-def test_kernels_are_begun_that_the_program_has(asked):
+def test_kernels_are_started_that_the_program_has(asked):
     """What is printed of a kernel before its program is complete is what is compiled of the program."""
     text = """op f(
         q: bf16[4, 64, 64], k: bf16[4, 64, 64], v: bf16[4, 64, 64], w: bf16[64, 128]
@@ -93,7 +94,7 @@ def test_targets_and_schedules_go_along(asked, tmp_path):
     assert "error" in asked[-1][1]
 
 
-def test_mistakes_are_said_by_this_process(asked):
+def test_mistakes_are_reported_by_this_process(asked):
     with pytest.raises(TileError, match="unknown name `z`"):
         recipe(TEXT.replace("s[i] *", "z[i] *"))
     assert "error" in asked[0][1]

@@ -72,7 +72,7 @@ def test_forks_make_what_one_process_makes(text, monkeypatch):
     assert all(f"def {p['kernel']['name']}(" in p["module"] for p in parts)
 
 
-def test_what_is_wrong_is_said_once():
+def test_what_is_wrong_is_reported_once():
     text = "op f(x: f32[4, 4]) -> (y: f32[4]) { y[i] = sum[j](x[i, k]) }"
     with Answering(program_compiler.answer) as process:
         parts, reply = process.ask(asked(text))

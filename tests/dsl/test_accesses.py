@@ -57,7 +57,7 @@ def test_real_solutions_are_not_enough():
     assert not has_solution([*box, ({"x": 6, "y": -9}, -1), ({"x": -6, "y": 9}, 2)])
 
 
-def test_what_takes_too_long_is_said():
+def test_what_takes_too_long_is_reported():
     rng = random.Random(2)
     names = [f"v{n}" for n in range(14)]
     rows = [({v: rng.randint(-9, 9) for v in names}, 40) for _ in range(60)]
@@ -487,7 +487,7 @@ def test_many_conditions_do_not_hide_the_one_that_decides(around):
     assert accepted(text, D=most + 2) and not accepted(text, D=most + 1)
 
 
-def test_conditions_beyond_the_limit_are_said_to_be_too_many():
+def test_conditions_beyond_the_limit_are_reported_as_too_many():
     indices, sizes = "abcdefgh", ", ".join(["9"] * 8)
     unequal = " and ".join(f"{i} != 4" for i in indices)
     head = f"op f(z: f32[D]) -> (y: f32[{sizes}]) {{ y[{', '.join(indices)}]"

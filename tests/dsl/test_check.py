@@ -364,7 +364,7 @@ def test_an_op_whose_sizes_are_numbers_is_elaborated_once(text, monkeypatch):
         "op g(x: f32[N]) -> (y: f32[N]) { y[i] = 2 * x[i] }\nop f(x: f32[4]) -> (y: f32[4]) { y = g(x) }",
     ],
 )
-def test_an_op_of_which_a_call_tells_more_is_elaborated_by_the_call(text):
+def test_an_op_whose_call_determines_more_is_elaborated_by_the_call(text):
     assert not read(Source("test.tile", text)).elaborated
 
 

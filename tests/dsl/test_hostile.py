@@ -66,12 +66,12 @@ def test_an_op_is_worked_out_once_for_each_type_and_size(monkeypatch):
     assert len(runs) == 1 + 2 * 8 and len(set(names)) == len(names) == 2 * (2**8 - 1)
 
 
-def test_mistakes_in_an_op_that_is_called_twice_are_told_once():
+def test_mistakes_in_an_op_that_is_called_twice_are_reported_once():
     text = "op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i + 1] if i + K < N else 0 }\n"
     assert reported(text + "op g(x: f32[N]) -> (y: f32[N]) { a = f(x)  y = f(a) }")[0] == "unknown name `K`"
 
 
-def test_functions_of_all_equations_have_a_limit_together(monkeypatch):
+def test_functions_of_all_equations_have_one_limit(monkeypatch):
     from tilec.dsl import inline, inline_calls
 
     for module in (inline, inline_calls):

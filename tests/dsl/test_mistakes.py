@@ -73,7 +73,7 @@ def test_a_repaired_statement_says_one_thing():
 
 
 def test_the_ranges_of_what_has_no_shape_are_not_missed():
-    """An index of a tensor whose own equation has a mistake; that of a reduction that reads nothing is told."""
+    """An index of a tensor whose own equation has a mistake; that of a reduction that reads nothing is reported."""
     found = mistakes(
         """op f(x: f32[M, N]) -> (y: f32[M], z: f32[M]) {
     a[i, j] = x[i, j] + absent
@@ -85,7 +85,7 @@ def test_the_ranges_of_what_has_no_shape_are_not_missed():
     assert [line for line, _ in found] == [2, 4], found
 
 
-def test_mistakes_in_two_ops_are_both_told():
+def test_mistakes_in_two_ops_are_both_reported():
     found = mistakes(
         """op f(x: f32[N]) -> (y: f32[N]) {
     y[i] = (x[i] + 1.0

@@ -47,9 +47,9 @@ def test_damaged_bytes(folder):
         regions = range(0, len(data), max(1, len(data) // 12))
         damaged = [data[:at] for at in regions]
         for at in regions:
-            turned = bytearray(data)
-            turned[min(len(data) - 1, at + rng.randrange(max(1, len(data) // 12)))] ^= 1 << rng.randrange(8)
-            damaged.append(bytes(turned))
+            transposed = bytearray(data)
+            transposed[min(len(data) - 1, at + rng.randrange(max(1, len(data) // 12)))] ^= 1 << rng.randrange(8)
+            damaged.append(bytes(transposed))
         for content in rng.sample(damaged, min(len(damaged), 10)):
             path.write_bytes(content)
             np.testing.assert_array_equal(run(), Y)

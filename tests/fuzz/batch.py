@@ -12,8 +12,8 @@ from fuzz import attempt
 from fuzz.branches import SAMPLE, Branches
 from fuzz.choices import Choices
 from fuzz.compare import expect, lowered_for_cpu, outputs_of, specialised
+from fuzz.compiled_as_one import compile_as_one
 from fuzz.guards import Pages, run_guarded
-from fuzz.together import compile_together
 from fuzz.worker import failure, success
 from tilec.core import mlir
 from tilec.core.mlir import ir
@@ -66,7 +66,7 @@ def together(
     report(at="all", names=[p.name for p in programs])
     start = time.process_time()
     try:
-        compiled = compile_together([p.emitted for p in programs], LEVELS[batch % len(LEVELS)])
+        compiled = compile_as_one([p.emitted for p in programs], LEVELS[batch % len(LEVELS)])
     except Exception as error:
         if len(programs) == 1:
             yield failure(attempt, programs[0].name, programs[0].choices, programs[0].counts, error, start)

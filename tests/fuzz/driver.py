@@ -3,7 +3,7 @@
     python -m fuzz [--minutes 60 | --cases N] [--seed 0] [--target cpu|stages|emulator|gpu|edits|matrix|text|all] [--jobs 1]
                    [--out FOLDER]
 
-`all` are all ways that the machine has: `gpu` where there is one; `--cases` are of each way. A case is told by its way, the seed
+`all` are all ways that the machine has: `gpu` where there is one; `--cases` are of each way. A case is named by its way, the seed
 and its number: `--first N --cases 1` draws it again. Each kind of failure becomes a folder with the program, its inputs, its
 schedule file if it had one, and the command that fails again: at once, and again when it is reduced, which takes up to a minute.
 `--result` is a JSON file of what was tried and found, with versions of all that had a part.

@@ -17,10 +17,10 @@ import tomlkit
 
 from fuzz.choices import Choices
 from fuzz.compare import Verdict, Wrong, as_schedule, expect, outputs_of, specialised
+from fuzz.compiled_as_one import compile_as_one
 from fuzz.edited_programs import PROGRAMS
 from fuzz.guards import in_a_child, run_guarded
 from fuzz.programs import Case
-from fuzz.together import compile_together
 from tilec.core import mlir, records
 from tilec.core.diagnostics import CallError
 from tilec.core.mlir import ir
@@ -198,7 +198,7 @@ def check_lowered(name: str, lowered: Lowered) -> Verdict:
         where = f"after {stage} for {planned.machine.name}: "
         verdict = expect(planned.case, planned.program, results, None, where)
     if planned.machine.kind == "cpu":
-        (loops,) = compile_together([lowered.emitted], 0)
+        (loops,) = compile_as_one([lowered.emitted], 0)
         case, outputs = planned.case, outputs_of(planned.program)
         results = in_a_child(lambda: run_guarded(lowered.emitted, loops, case.inputs, outputs, "end"))
         verdict = expect(case, planned.program, results, "cpu")

@@ -51,7 +51,7 @@ class Hunt:
         self.reduced: deque[Found] = deque()
 
     def run(self) -> None:
-        """Returns when the time is up, or every way has had its cases; whatever happens, with what was told until then."""
+        """Returns when the time is up, or every way has had its cases; whatever happens, with what was reported until then."""
         self.started = time.monotonic()
         self.end = self.started + 60 * self.minutes if self.minutes is not None else float("inf")
         with tempfile.TemporaryDirectory(prefix="tilec-fuzz-") as folder:

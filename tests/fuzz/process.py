@@ -22,7 +22,7 @@ THREADS = 2
 
 
 class Process:
-    """Starts a worker. `pending` are the cases that it was asked for and has not told of."""
+    """Starts a worker. `pending` are the cases that it was asked for and has not reported."""
 
     def __init__(self, attempt: str, cache: Path):
         self.reported = tempfile.TemporaryFile()  # noqa: SIM115
@@ -61,7 +61,7 @@ class Process:
             self.child.stdin.flush()
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """What it said since, and whether it ended."""
+        """What it wrote since, and whether it ended."""
         try:
             data = os.read(self.fileno(), 1 << 20)
         except BlockingIOError:

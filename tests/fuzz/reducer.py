@@ -46,7 +46,7 @@ class Reducer:
         self.answer: dict[str, Any] | None = None
 
     def step(self, message: list[dict[str, Any]], ended: bool, late: bool) -> bool:
-        """Goes on with what its process said. True when nothing is left to do."""
+        """Goes on with what its process wrote. True when nothing is left to do."""
         for facts in message:
             if "case" in facts or "wrote" in facts:
                 self.answer = facts

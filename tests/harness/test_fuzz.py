@@ -197,7 +197,7 @@ def test_reducing_finds_the_least_that_fails():
 
 
 @pytest.mark.slow
-def test_failures_and_crashes_are_told_while_the_hunt_goes_on(monkeypatch, tmp_path):
+def test_failures_and_crashes_are_reported_while_the_hunt_goes_on(monkeypatch, tmp_path):
     """A sum and an exponential stand for defects; whatever else a case has is to go."""
     monkeypatch.setattr("fuzz.reducer.REDUCING", 8.0)
     reported = []

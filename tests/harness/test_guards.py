@@ -24,7 +24,7 @@ def poke(array: np.ndarray, place: int) -> None:
     ctypes.c_uint8.from_address(array.ctypes.data + place).value = 1
 
 
-def test_what_is_written_beside_an_array_is_found():
+def test_what_is_written_next_to_an_array_is_found():
     for place, where in ((-1, "before"), (8, "behind")):
         with Guarded() as guarded:
             poke(guarded.empty("result y", (8,), np.uint8), place)

@@ -77,7 +77,7 @@ def test_silence_is_not_clean():
     assert "compute-sanitizer does not support" in refused.problem and not refused.reports
 
 
-def test_a_machine_that_cannot_is_told_what_to_do(monkeypatch, capsys):
+def test_a_machine_that_cannot_gets_advice(monkeypatch, capsys):
     monkeypatch.setattr(driver, "find", lambda: None)
     assert driver.main([]) == 2 and "CUDA toolkit" in capsys.readouterr().err
     monkeypatch.setattr(driver, "find", lambda: "compute-sanitizer")

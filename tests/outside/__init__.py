@@ -1,4 +1,4 @@
-"""Programs of others, said in the language and held against what their authors expect.
+"""Programs of others, written in the language and held against what their authors expect.
 
     python -m tests.outside                  everything, and the counts into docs/outside.md
     python -m tests.outside einsum onnx      some of it, counts to the terminal

@@ -112,12 +112,12 @@ def check(program: Program) -> str:
             return f"{output} is out of its error bound: {compared}"
         if found.shape != expected.shape:
             return f"{output} has shape {found.shape}, and theirs {expected.shape}"
-        if different := _apart(found, expected, allowed[output], program):
+        if different := _separate(found, expected, allowed[output], program):
             return f"{output}{different}"
     return ""
 
 
-def _apart(found: np.ndarray, expected: np.ndarray, allowed: Enclosure, program: Program) -> str:
+def _separate(found: np.ndarray, expected: np.ndarray, allowed: Enclosure, program: Program) -> str:
     """Where results differ by more than their tolerance, and more than our bound: digits may cancel in their samples."""
     mine, theirs = (a if a.dtype.kind in "iub" else a.astype(np.float64) for a in (found, expected))
     with np.errstate(all="ignore"):

@@ -98,16 +98,16 @@ def pad(g: Graph, n: Node) -> Tensor:
     if mode == "constant":
         value = n.x(2).at(*("0" for _ in n.x(2).shape)) if 2 in n else "0"
         return g.emit(shape, x.dtype, lambda i: f"pad({x.at(*places)}, {value})")
-    turned = []
+    transposed = []
     for p, e in zip(places, x.shape):
         if mode == "edge":
-            turned.append(f"clamp({p}, 0, {e - 1})")
+            transposed.append(f"clamp({p}, 0, {e - 1})")
         elif mode == "wrap":
-            turned.append(f"({p}) % {e}")
+            transposed.append(f"({p}) % {e}")
         else:
             period = max(1, 2 * (e - 1))
-            turned.append(f"min(({p}) % {period}, {period} - ({p}) % {period})" if e > 1 else "0")
-    return g.view(x, shape, lambda i: turned)
+            transposed.append(f"min(({p}) % {period}, {period} - ({p}) % {period})" if e > 1 else "0")
+    return g.view(x, shape, lambda i: transposed)
 
 
 @expressed("Gather")

@@ -218,17 +218,17 @@ def scan(g: Graph, n: Node) -> Tensor:
     axis = int(np.asarray(n.parameter(1)).reshape(())) % len(x.shape)
     last = x.shape[axis] - 1
 
-    def turned(t: Tensor) -> Tensor:
+    def transposed(t: Tensor) -> Tensor:
         return g.view(t, t.shape, lambda i: [f"{last} - {s}" if d == axis else s for d, s in enumerate(i)])
 
-    x = turned(x) if n.attribute("reverse", 0) else x
+    x = transposed(x) if n.attribute("reverse", 0) else x
     done = g.emit(x.shape, x.dtype, lambda i: f"{x.dtype}({kind}[i{axis}]({x.at(*i)}))")
     if n.attribute("exclusive", 0):
         neutral = "0" if kind == "cumsum" else "1"
         full = done
         before = [f"i{d} - 1" if d == axis else f"i{d}" for d in range(len(x.shape))]
         done = g.emit(x.shape, x.dtype, lambda i: f"pad({full.at(*before)}, {neutral})")
-    return turned(done) if n.attribute("reverse", 0) else done
+    return transposed(done) if n.attribute("reverse", 0) else done
 
 
 @expressed("Softmax", "LogSoftmax")

@@ -19,7 +19,7 @@ RANDOM = ("RandomUniformLike", "RandomNormalLike", "RandomUniform", "RandomNorma
 
 
 class Flat:
-    """`known` are the values that depend on no data; parameters are among them. `values` are all values that are told."""
+    """`known` are the values that depend on no data; parameters are among them. `values` are all known values."""
 
     def __init__(self, model: Any, values: Mapping[str, Any], parameters: Iterable[str]):
         from onnx import numpy_helper

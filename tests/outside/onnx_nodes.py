@@ -1,4 +1,4 @@
-"""The node tests of the `onnx` package: each model's graph, said as equations, on the test's own data.
+"""The node tests of the `onnx` package: each model's graph, written as equations, on the test's own data.
 
 Shapes are the case's. Inputs that are parameters (axes, shapes, sizes, pads) are constants of the program, as are
 values that depend on nothing else; ONNX's reference evaluator tells them.

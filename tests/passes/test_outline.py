@@ -144,7 +144,7 @@ def test_kernels_of_other_plans_are_others():
 
 
 @TARGETS
-def test_names_and_lines_of_all_launches_are_told(target):
+def test_names_and_lines_of_all_launches_are_reported(target):
     special, result = lowered(layers(4), "f", target=target, locations=True)
     reported, found = explain(result.plan, special), result.emitted
     last = found.launched["f_h4"]

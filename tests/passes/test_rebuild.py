@@ -25,13 +25,13 @@ def unchanged(op: ir.Operation) -> ir.Operation:
     return rebuild(op)
 
 
-def turned(op: ir.Operation) -> ir.Operation:
+def transposed(op: ir.Operation) -> ir.Operation:
     """The dimensions in another order."""
     return rebuild(op, [1, 0])
 
 
 def read_at_subscripts(op: ir.Operation) -> ir.Operation:
-    """An operand that the body reads: an empty tensor tells the extent that it alone told, if it did."""
+    """An operand that the body reads: an empty tensor tells the extent that it alone has, if it does."""
     (v,) = [o for o in operands_in(op) if len(o.dims) == 1]
 
     def body(here: Anew) -> list[ir.Value]:
@@ -89,7 +89,7 @@ def in_two_parts(op: ir.Operation) -> ir.Operation:
     return halves.operation
 
 
-FORMS = [unchanged, turned, read_at_subscripts, all_read_at_subscripts, with_another_operand, in_two_parts]
+FORMS = [unchanged, transposed, read_at_subscripts, all_read_at_subscripts, with_another_operand, in_two_parts]
 
 
 def only(module: ir.Module) -> ir.Operation:
@@ -135,7 +135,7 @@ def test_checks_stay():
 
 
 def test_a_dimension_that_goes():
-    """What has no such dimension any more is at one place of it: the index that the body is told."""
+    """What has no such dimension any more is at one place of it: the index that the body gets."""
     with mlir.context(), ir.Location.unknown():
         module = build(specialised(HEAD + f"(y: f32[{M}, {N}]) {{ y[i, j] = v[j] + f32(i) }}"))
         op = only(module)

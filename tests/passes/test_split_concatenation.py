@@ -124,7 +124,7 @@ def test_a_schedule_forbids_pieces_and_forces_them():
         assert operations(forced, "concatenation") == ["c"] and forced.time_us > own.time_us
 
 
-def test_a_schedule_with_pieces_is_obeyed(tmp_path):
+def test_a_schedule_with_concatenation_is_obeyed(tmp_path):
     given = {"H": 64, "S": 1024}
     specialised, first = lowered(SINKS, None, given, end="plan", emit=False)
     path = tmp_path / "a.sched.toml"

@@ -183,7 +183,7 @@ def test_a_slab_that_is_the_same_along_diagonals(rng):
     assert_within(text, arrays, list(interpret(result.texts["fuse"], arrays).values()))
 
 
-def test_a_schedule_with_diagonals_is_obeyed(tmp_path):
+def test_a_schedule_with_toeplitz_is_obeyed(tmp_path):
     given = {"B": 256, "N": 512}
     specialised, first = lowered(ATTENTION, None, given, end="plan", emit=False)
     path = tmp_path / "a.sched.toml"

@@ -189,7 +189,7 @@ def test_a_plan_is_not_edited_after_later_stages():
     assert "edit the plan in IR that was dumped after stage 'plan', or in a schedule file" in str(error.value)
 
 
-def test_opt_tells_a_refused_plan(tmp_path, capsys):
+def test_opt_reports_a_refused_plan(tmp_path, capsys):
     program, sizes, target = SEVERAL
     text = dumps(program, tuple(sizes.items()), target)["plan"]
     path = tmp_path / "f.mlir"

@@ -19,7 +19,7 @@ EXAMPLES = ROOT / "examples"
 # ---- explain ---------------------------------------------------------------------------------------------
 
 
-def test_every_kernel_and_every_remark_is_told():
+def test_every_kernel_and_every_remark_is_reported():
     specialised, plan = planned((EXAMPLES / "mlp.tile").read_text(), {"M": 64, "D": 32, "F": 48})
     text = explain(plan, specialised)
     for kernel in plan.kernels:
@@ -45,14 +45,14 @@ def test_the_summary_adds_up():
     assert f"{plan.time_us:.1f} us predicted" in text
 
 
-def test_measured_times_stand_beside_the_predicted():
+def test_measured_times_stand_next_to_the_predicted():
     specialised, plan = planned(SOFTMAX.replace("EXPECT", ""), {"M": 64, "N": 64})
     (kernel,) = plan.kernels
     text = explain(plan, specialised, {kernel.name: 2 * kernel.prediction.time_us, "softmax": 33.0})
     assert "measured (the prediction is 50% of it)" in text and "33.0 us measured" in text
 
 
-def test_bounds_are_said_in_words():
+def test_bounds_are_reported_in_words():
     small = explain(*reversed(planned(SOFTMAX.replace("EXPECT", ""), {"M": 2, "N": 2})))
     assert "bound by overhead (launch)" in small
     large = explain(*reversed(planned(SOFTMAX.replace("EXPECT", ""), {"M": 1 << 14, "N": 1 << 12}, "h200")))
@@ -100,7 +100,7 @@ def test_a_tensor_that_is_stored_is_named():
     assert "note: refused h.sum with y" in message
 
 
-def test_traffic_is_told_in_bytes():
+def test_traffic_is_reported_in_bytes():
     message = failure(MLP, "traffic <= 1.05 * minimal", {"M": 64, "D": 32, "F": 48})
     assert re.search(r"traffic is \d+ bytes, minimal is 28672 bytes", message)
 
@@ -131,7 +131,7 @@ def test_an_input_is_never_fused():
     assert "`x` is an input" in failure(SOFTMAX, "fused(x, y)", {"M": 8, "N": 8})
 
 
-def test_all_that_fail_are_told_and_compile_refuses():
+def test_all_that_fail_are_reported_and_compile_refuses():
     text = MLP.replace("EXPECT", "expect kernels == 1\n    expect fused(h, y)\n    expect kernels == 2")
     with pytest.raises(TileError) as error:
         tilec.compile(text, target="cpu").build(M=8, D=8, F=8)
@@ -164,7 +164,7 @@ SIZES = {
 
 @pytest.mark.parametrize("target", ["cpu", "h200"])
 @pytest.mark.parametrize("name", SIZES)
-def test_options_in_use_are_told_with_the_names_of_indices(name, target):
+def test_options_in_use_are_reported_with_the_names_of_indices(name, target):
     """Neither options that are off, nor numbers of dimensions, nor Python's tuples."""
     specialised, plan = planned((EXAMPLES / f"{name}.tile").read_text(), SIZES[name], target)
     text = explain(plan, specialised)

@@ -1,4 +1,4 @@
-"""How CPU kernels cut and walk memory, and that what they store in the last place is stored."""
+"""How CPU kernels tile and traverse memory, and that what they store in the last place is stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def compiled(text: str, *arrays: np.ndarray) -> tuple[tilec.Op, np.ndarray]:
     return op, op(*arrays)
 
 
-def test_a_small_operand_has_no_say_in_how_rows_are_walked():
+def test_a_small_operand_does_not_decide_the_order_of_loops():
     x, r = np.ones((512, 2048), np.float32), np.arange(512, dtype=np.float32)
     op, y = compiled("y[i, j] = x[i, j] * r[i]", x, r)
     (kernel,) = op.plan.kernels
@@ -64,7 +64,7 @@ def test_copies_of_rows_are_stored(columns):
     np.testing.assert_array_equal(y, table[ids])
 
 
-def test_a_scan_walks_memory_along_rows():
+def test_a_scan_loops_along_rows_of_memory():
     x = np.random.default_rng(0).integers(-9, 9, (300, 500))
     for axis, index in enumerate("ij"):
         _, y = compiled(f"y[i, j] = cumsum[{index}](x[i, j])", x)
@@ -100,7 +100,7 @@ def test_places_of_extremes_in_runs(kind, columns):
     np.testing.assert_array_equal(both[1], getattr(np, largest)(x, 1))
 
 
-def test_kernels_of_like_names_stay_apart():
+def test_kernels_of_like_names_stay_separate():
     """Where extents of 1 are dropped, a result of `m` is `m.1` inside, whose kernel must not be that of a tensor `m_1`."""
     text = """op f(x: f32[1, 2, 6]) -> (m: f32[1, 2, 3], m_1: i64[1, 2, 3]) {
         m[a, b, c] = max[r in 0:2](x[0, b, c * 2 + r]) where a in 0:1, b in 0:2, c in 0:3
@@ -114,7 +114,7 @@ def test_kernels_of_like_names_stay_apart():
     assert np.array_equal(positions, np.arange(3) * 2 + pairs.argmax(-1))
 
 
-def test_vectors_that_one_operation_reads_along_two_dimensions_stay_apart():
+def test_vectors_that_one_operation_reads_along_two_dimensions_stay_separate():
     """`p` and `q` need not each other, and have equal extents; but `y` has a dimension of each."""
     text = """op f(x: f32[5, 5], m: bool[10, 10], a: i64[10], b: i64[10]) -> (y: f32[10, 10]) {
         p[i] = clamp(a[i], 0, 4)

@@ -45,12 +45,12 @@ def test_lines_are_as_long_as_blocks_last(columns, lanes):
     assert kernel.options.thread_counts[0] == lanes
 
 
-def test_a_turned_tile_has_many_threads():
+def test_a_transposed_tile_has_many_threads():
     (kernel,) = planned("op f(x: f32[M, N]) -> (y: f32[N, M]) { y[j, i] = x[i, j] }", M=4096, N=4096).kernels
     assert kernel.tile == (64, 64) and kernel.options.block_threads == 512
 
 
-def test_many_short_dimensions_are_not_unrolled_together():
+def test_many_short_dimensions_are_not_all_unrolled():
     """One thread once held the 2^13 elements that follow from one reduction: its kernel took minutes to compile."""
     (kernel,) = planned((CORPUS / "broadcast_of_reduction.tile").read_text(), M=2).kernels
     assert prod(kernel.options.steps) <= 64
@@ -63,7 +63,7 @@ def test_dimensions_leave_room_for_the_vectors_of_a_lane():
     assert max(both.options.vectors) == 8 and prod(both.options.vectors) * prod(both.options.steps) <= 64
 
 
-TURNED = """op f(q: bf16[B, H, S, D], k: bf16[C, G, S, D]) -> (y: bf16[B, H, S, D], z: bf16[C, G, S, D]) {
+TRANSPOSED = """op f(q: bf16[B, H, S, D], k: bf16[C, G, S, D]) -> (y: bf16[B, H, S, D], z: bf16[C, G, S, D]) {
     a[s, d] = s * 10000 ** (d / D) where s in 0:S, d in 0:D
     y[b, h, s, d] = q[b, h, s, d] * cos(a[s, d])
     z[c, g, s, d] = k[c, g, s, d] * cos(a[s, d])
@@ -72,18 +72,18 @@ TURNED = """op f(q: bf16[B, H, S, D], k: bf16[C, G, S, D]) -> (y: bf16[B, H, S, 
 
 def test_dimensions_that_nothing_connects_are_one():
     """Heads of queries and of keys that are turned by one table of angles: a thread once held all heads of the keys."""
-    (kernel,) = planned(TURNED, B=4, C=4, H=16, G=16, S=512, D=128).kernels
+    (kernel,) = planned(TRANSPOSED, B=4, C=4, H=16, G=16, S=512, D=128).kernels
     assert len(kernel.extents) == 4
 
 
-def test_dimensions_of_operations_that_need_one_another_stay_apart():
+def test_dimensions_of_operations_that_need_one_another_stay_separate():
     """Each row of z needs a whole row of y: one dimension for both would mean elements of other blocks."""
     text = "op f(x: f32[M, N], p: i32[M, N]) -> (y: f32[M, N], z: f32[M, N]) { y[i, j] = exp(x[i, j]) z[i, k] = y[i, p[i, k]] }"
     assert all(len(k.extents) == (3 if {"y", "z"} <= {*k.nodes} else 2) for k in planned(text, M=512, N=512).kernels)
 
 
 def test_a_thread_holds_few_results_of_long_dimensions():
-    (kernel,) = planned(TURNED, B=4, C=4, H=16, G=8, S=512, D=128).kernels
+    (kernel,) = planned(TRANSPOSED, B=4, C=4, H=16, G=8, S=512, D=128).kernels
     assert len(kernel.extents) == 6
     for dims in kernel.dims.values():
         assert prod(kernel.options.steps[d] for d in dims) * max(kernel.options.vectors) <= 64
@@ -300,7 +300,8 @@ SCORES = """op f(q: f16[B, H * D], k: bf16[B, H, T, D]) -> (p: f32[B, H, T]) {
 
 
 def test_few_threads_wait_for_each_line(monkeypatch):
-    """A block of 8 threads that walks 1024 keys was predicted at the memory's speed: it took 1.28 ms in place of 30 us (H200)."""
+    """A block of 8 threads that loops over 1024 keys was predicted at the memory's speed: it took 1.28 ms in place of 30 us
+    (H200)."""
     sizes = {"B": 4, "H": 32, "T": 1024, "D": 64}
     apart = planned(SCORES, **sizes)
     assert len(apart.kernels) == 2

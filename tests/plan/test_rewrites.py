@@ -32,7 +32,7 @@ def test_a_schedule_forces_and_forbids_rewrites():
     assert decided(rewrites={"concatenation": True, "pack": []}).rewrites == own.rewrites  # none applies
 
 
-def test_rewrites_and_kernels_are_decided_together():
+def test_rewrites_and_kernels_are_decided_jointly():
     """A file that forbids a split lists the operations of the program as it is."""
     assert not decided(rewrites={"split": []}, kernels={"f_y": {"operations": ["y"]}}).rewrites
     both = {"f_a": {"operations": ["y.partial"]}, "f_b": {"operations": ["y"]}}

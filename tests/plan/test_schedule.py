@@ -119,7 +119,7 @@ def test_an_option_of_another_name_has_a_hint(obeyed, pattern, new, message, hin
     assert message in diagnostic.message and diagnostic.hint == hint
 
 
-def test_a_file_beside_the_program_is_obeyed(tmp_path):
+def test_a_file_next_to_the_program_is_obeyed(tmp_path):
     """From Python as from the shell; a plan for other sizes says nothing of these."""
     program = tmp_path / "softmax.tile"
     program.write_text((EXAMPLES / "softmax.tile").read_text())

@@ -15,7 +15,7 @@ from tilec.plan.schedule.write import write_schedule
 
 RNG = np.random.default_rng(0)
 X, W = (RNG.normal(size=s).astype(np.float32) for s in ((40, 33), (33, 40)))
-TURNED = Case("op f(x: f32[M, N], w: f32[N, M]) -> (y: f32[N, M]) { y[j, i] = x[i, j] + w[j, i] }",
+TRANSPOSED = Case("op f(x: f32[M, N], w: f32[N, M]) -> (y: f32[N, M]) { y[j, i] = x[i, j] + w[j, i] }",
               {"M": 40, "N": 33}, {"x": X, "w": W})  # fmt: skip
 A, B = (RNG.normal(size=s).astype(np.float32) for s in ((192, 90), (90, 200)))  # in panels with AVX2, too
 PANELS = Case("op f(a: f32[M, K], b: f32[K, N]) -> (y: f32[M, N]) { y[i, j] = sum[k](a[i, k] * b[k, j]) }",
@@ -34,9 +34,9 @@ def edited(case: Case, *lines: str) -> str:
 
 
 @pytest.mark.parametrize("case, line, message", [
-    (TURNED, "lanes = 1", "`lanes` (the side of a transposed square) must be 2, 4, 8 or 16, not 1"),
-    (TURNED, "lanes = 32", "not 32"),
-    (TURNED, "transposed = [1]", "`transposed` must be [0]"),
+    (TRANSPOSED, "lanes = 1", "`lanes` (the side of a transposed square) must be 2, 4, 8 or 16, not 1"),
+    (TRANSPOSED, "lanes = 32", "not 32"),
+    (TRANSPOSED, "transposed = [1]", "`transposed` must be [0]"),
     (PANELS, "lanes = 3", "not 3: the f32 elements of a vector"),
     (PANELS, "register_tile = [2, 24]", "a multiple of `lanes` (16)"),
     (PANELS, "register_tile = [64, 64]", "at most 64 vectors"),
@@ -53,8 +53,8 @@ def test_an_option_that_cannot_be_is_refused(case, line, message):
 
 
 @pytest.mark.parametrize("case, lines", [
-    *((TURNED, (f"lanes = {side}",)) for side in (2, 16)),
-    (TURNED, ("transposed = []",)),
+    *((TRANSPOSED, (f"lanes = {side}",)) for side in (2, 16)),
+    (TRANSPOSED, ("transposed = []",)),
     (PANELS, ("lanes = 4", "register_tile = [3, 24]", "depths = [7]")),
 ])  # fmt: skip
 def test_one_that_can_be_is_right(case, lines):

@@ -109,16 +109,16 @@ def test_more_stages_than_there_is_room_for_are_refused():
     assert "block = [128, 256, 64]" in str(error.value)
 
 
-APART = """op f(x: f32[M, N]) -> (y: f32[M, N]) {
+SEPARATE = """op f(x: f32[M, N]) -> (y: f32[M, N]) {
     t[i, j] = exp(sin(x[i, j]) * cos(x[i, j])) + tan(x[i, j])
     b[i] = any[j](t[i, j] > 0.5)
     y[i, j] = t[i, j] if b[i] else 0
 }"""
 
 
-def test_what_no_block_can_keep_is_taken_apart():
+def test_what_no_block_can_hold_is_several_kernels():
     """Blocks of a cluster could keep such rows, and cannot exchange bools."""
-    case = Case(APART, {"M": 4, "N": 60000}, {})
+    case = Case(SEPARATE, {"M": 4, "N": 60000}, {})
     plan = planned(specialised(case), "h200", None)
     assert [k.nodes for k in plan.kernels] == [("t",), ("b",), ("y",)]
     assert any("240,016 bytes of shared memory" in str(r) and r.verb == "refused" for r in plan.remarks)

@@ -96,7 +96,7 @@ def test_torch_stays_away_there_and_nothing_changes_here(compiler):
         {"answer": "os.kill(os.getpid(), 11)"},
     ],
 )
-def test_where_there_is_no_answer_the_caller_is_told_and_nothing_starts_again(compiler, broken):
+def test_where_there_is_no_answer_the_caller_learns_and_nothing_starts_again(compiler, broken):
     kind = compiler(**broken)
     assert compile_server.ask(kind, {}) is None and compile_server.start(kind) is None
 
@@ -162,7 +162,7 @@ def test_threads_that_meet_a_process_that_ended(compiler):
         assert [f["n"] for f in pool.map(again, range(4))] == [0, 1, 2, 3]
 
 
-def test_those_who_wait_are_told_that_it_is_given_up(compiler, tmp_path):
+def test_those_who_wait_learn_that_it_is_given_up(compiler, tmp_path):
     """Ctrl-C ends the processes, at work or not; later ones are asked as ever."""
     begun = tmp_path / "begun"
     kind = compiler(answer=f"open({str(begun)!r}, 'w').write(str(os.getpid()))\n    time.sleep(request['seconds'])")

@@ -158,7 +158,7 @@ def test_operations_that_mlir_defines_later_work():
         assert "linalg.copy" in str(module)
 
 
-def test_mlir_comes_without_the_compiler_beside_it_which_others_can_use():
+def test_mlir_comes_without_the_compiler_next_to_it_which_others_can_use():
     pytest.importorskip("numba_cuda_mlir.cuda")
     code = """
 import sys

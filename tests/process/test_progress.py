@@ -58,7 +58,7 @@ def closed():
 
 
 @pytest.mark.parametrize("stream", [None, Writer(), closed()], ids=["none", "one that only writes", "closed"])
-def test_a_standard_error_that_cannot_tell(soon, monkeypatch, tmp_path, stream):
+def test_a_standard_error_that_does_not_know_its_kind(soon, monkeypatch, tmp_path, stream):
     monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sys, "stderr", stream)
     tilec.compile("op f(x: f32[N]) -> (y: f32[N]) { y[i] = 2 * x[i] }", target="cpu").build(N=8)
@@ -82,7 +82,7 @@ def test_a_terminal_that_is_closed_meanwhile(soon, monkeypatch, error):
     assert failed == []
 
 
-def test_not_where_it_is_turned_off(soon, monkeypatch):
+def test_not_where_it_is_switched_off(soon, monkeypatch):
     monkeypatch.setenv(progress.VARIABLE, "0")
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)

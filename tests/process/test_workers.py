@@ -29,7 +29,7 @@ def test_results_come_in_order_and_errors_come_out():
     assert not any(thread.is_alive() for thread in pool.threads)
 
 
-def test_what_has_not_begun_is_dropped_and_the_rest_is_not_waited_for():
+def test_what_has_not_started_is_dropped_and_the_rest_is_not_waited_for():
     begun, go, done = threading.Event(), threading.Event(), []
 
     def first():
@@ -110,7 +110,7 @@ def test_a_thread_that_just_starts_is_waited_for(monkeypatch):
     maker.join()
 
 
-def test_the_interpreter_ends_without_what_has_not_begun():
+def test_the_interpreter_ends_without_what_has_not_started():
     """It waits for what has begun, which may be in the middle of LLVM."""
     code = """if True:
         import threading, time

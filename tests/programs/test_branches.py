@@ -1,4 +1,4 @@
-"""Conditions around what walks the index that they name: they choose what is used, and change nothing of how it is made."""
+"""Conditions around loops over the index that they name: they choose what is used, and change nothing of how it is made."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_condition_on_an_index_that_is_walked(name):
+def test_a_condition_on_an_index_of_a_loop(name):
     text, expected = PROGRAMS[name]
     expected = np.broadcast_to(expected, X.shape)
     chosen = np.arange(6) >= 4

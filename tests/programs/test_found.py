@@ -134,7 +134,7 @@ def test_the_reference_adds_products_of_infinities_one_by_one():
     "op g(x: f32[3]) -> (y: f32[M, 3]) { y[i, j] = x[j] }\nop f(x: f32[3]) -> (z: f32[M, 3]) { z = g(x) }",
     "op g(x: f32[3]) -> (y: f32[3]) { y[j] = sum[k in 0:M](x[j]) }\nop f(x: f32[3]) -> (z: f32[3]) { z = g(x) }",
 ])  # fmt: skip
-def test_a_called_op_whose_sizes_nothing_tells_is_refused(text):
+def test_a_called_op_whose_sizes_nothing_determines_is_refused(text):
     with pytest.raises(tilec.TileError, match="the size `M` cannot be found in the call of `g`"):
         tilec.compile(text, op="f")
 
@@ -213,8 +213,8 @@ def test_an_argument_that_a_function_ignores_has_ranges():
     np.testing.assert_array_equal(tilec.compile(deeper, target="cpu")(x), [3, 3])
 
 
-def test_states_in_sram_are_there_before_the_walk(monkeypatch):
-    """Of reductions that are one walk over elements that threads do not hold: the second's was made behind the first. By its
+def test_states_in_sram_are_there_before_the_loop(monkeypatch):
+    """Of reductions that are one pass over elements that threads do not hold: the second's was made behind the first. By its
     layout, one kernel takes longer than two."""
     monkeypatch.setattr("tilec.plan.chain_fusion.TRAVERSED", 1 << 60)
     text = """op f(x: bool[N, M], w: f32[N, M, N, 1, M, M, 1], v: bool[N, M, M, M, M, M, M, M, M, M, 1, 1, 1, 1])
@@ -227,8 +227,9 @@ def test_states_in_sram_are_there_before_the_walk(monkeypatch):
     assert any(getattr(k.options, "online", None) for k in result.plan.kernels)
 
 
-def test_memory_of_what_is_computed_between_is_there_before_the_walk():
-    """A norm down columns of what is read in two orders: its second sum told the columns' number by the mean, which comes later."""
+def test_memory_of_what_is_computed_between_is_there_before_the_loop():
+    """A norm down columns of what is read in two orders: its second sum got the columns' number from the mean, which comes
+    later."""
     text = """op f(a: bf16[N, C, P], b: bf16[N, P, C], w: bf16[C], c: bf16[C]) -> (y: bf16[N, C, P]) {
         z[i, j, p]: bf16 = a[i, j, p] + b[i, p, j]
         m[i, p]: f32 = mean[k in 0:C](z[i, k, p])

@@ -121,9 +121,9 @@ class TestOverTwoToThe31Elements:
 
     def test_transpose(self, large):
         torch, x = large
-        turned = tilec.compile("op f(x: i8[M, N]) -> (y: i8[N, M]) { y[j, i] = x[i, j] }")(x)
+        transposed = tilec.compile("op f(x: i8[M, N]) -> (y: i8[N, M]) { y[j, i] = x[i, j] }")(x)
         for low, high in pieces():
-            assert torch.equal(turned[:, low:high], x[low:high].T)
+            assert torch.equal(transposed[:, low:high], x[low:high].T)
 
     def test_gather_and_row_lookup(self, large):
         torch, x = large

@@ -181,7 +181,7 @@ def test_what_was_found():
 
 
 @pytest.mark.parametrize("test", ["< 0.5", ">= 0.5", "< 0.25", "> p"])
-def test_random_numbers_beside_a_constant(test):
+def test_random_numbers_next_to_a_constant(test):
     source = f"op f(p: f32, seed: i64) -> (y: bool[N]) {{ y[i] = rand(seed, i) {test} }}"
     numbers = tilec.compile("op f(seed: i64) -> (y: f32[N]) { y[i] = rand(seed, i) }", sizes={"N": 999})(7)
     got = tilec.compile(source, sizes={"N": 999})(0.5, 7)

@@ -17,7 +17,7 @@ PROGRAMS = {
     "each element": ("{all}", "exp(x[{all}]) * 2"),
     "a row": ("{all}", "softmax[{last}](x[{all}])"),
     "a column": ("{all}", "softmax[b](x[{all}])"),
-    "the other way round": ("{turned}", "x[{all}] + 1"),
+    "the other way round": ("{transposed}", "x[{all}] + 1"),
     "a scan": ("{all}", "cumsum[{last}](x[{all}])"),
     "most of it": ("a, {last}", "sum[{inner}](x[{all}] * x[{all}])"),
 }
@@ -42,7 +42,7 @@ def test_products_of_matrices_in_many_dimensions():
 def test_tensors_of_many_dimensions(name, rank):
     names = list(NAMES[:rank])
     shape = [3 if d in (1, rank // 2, rank - 1) else 2 if d == 0 else 1 for d in range(rank)]
-    words = {"all": names, "last": names[-1:], "turned": names[::-1], "inner": names[1:-1]}
+    words = {"all": names, "last": names[-1:], "transposed": names[::-1], "inner": names[1:-1]}
     left, right = (text.format(**{k: ", ".join(v) for k, v in words.items()}) for text in PROGRAMS[name])
     extents = dict(zip(names, shape))
     sizes = ", ".join(str(extents[i.strip()]) for i in left.split(","))

@@ -41,7 +41,7 @@ def results(count: int) -> str:
     return "\n".join([f"op f(x: f32[N]) -> ({names}) {{", *(f"a{k}[i] = x[i] * {k}" for k in range(count)), "}"])
 
 
-def turned(count: int) -> str:
+def transposed(count: int) -> str:
     """Each statement reads the one before at two places."""
     steps = "\n".join(f"a{k}[i, j] = a{k - 1}[i, j] + a{k - 1}[j, i]" for k in range(1, count))
     return f"op f(x: f32[N, N]) -> (a{count - 1}: f32[N, N]) {{\na0[i, j] = x[i, j]\n{steps}\n}}"
@@ -111,7 +111,7 @@ def _expected(program, x: np.ndarray, count: int) -> list[np.ndarray]:
 def test_what_is_read_at_two_places_is_not_computed_more_and_more_often(monkeypatch):
     """Each statement read the one before twice, so that all before it were copied 2^n times."""
     copied = calls(monkeypatch, mlir, "clone_op")
-    plan = lowered(turned(16), n=3).plan
+    plan = lowered(transposed(16), n=3).plan
     assert copied[0] < 2000
     assert any("operations 2 times for each element" in r.reason for r in plan.remarks)
 
@@ -145,7 +145,7 @@ def test_an_interrupt_within_a_pass(step, monkeypatch, tmp_path):
 
 
 def test_an_interrupt_does_not_wait_for_threads():
-    """What has not begun is dropped; what waits for a process of the compiler's own is told that there is none."""
+    """What has not begun is dropped; what waits for a process of the compiler's own gets None."""
     begun, ended = threading.Event(), []
 
     def wait():

@@ -123,10 +123,10 @@ def _agreement(case: Case, dynamo: bool) -> Outcome:
     compiled = ran(TILEC)
     made.verdict, made.reasons = counted()
     noise: dict[str, float] = {}
-    wrong = [compiled] if isinstance(compiled, str) else _apart(reference, eager, compiled, noise)
+    wrong = [compiled] if isinstance(compiled, str) else _separate(reference, eager, compiled, noise)
     if wrong and reference is not None and not isinstance(compiled, str):
         noise = _noise(case, reference, backward)
-        wrong = _apart(reference, eager, compiled, noise)
+        wrong = _separate(reference, eager, compiled, noise)
     if not wrong and made.random and (wrong := _drawn(eager, ran(DRAWING), ran(DRAWING))):
         made.message, made.verdict = "; ".join(wrong), WRONG
     elif wrong:
@@ -135,7 +135,7 @@ def _agreement(case: Case, dynamo: bool) -> Outcome:
         if isinstance(traced, str) or isinstance(compiled, str):
             agree = isinstance(traced, str) and isinstance(compiled, str)
         else:
-            agree = not _apart(reference, traced, compiled, noise)
+            agree = not _separate(reference, traced, compiled, noise)
         made.verdict = AS_EAGER if agree else made.verdict
     return made
 
@@ -265,7 +265,7 @@ def _digits(value: torch.Tensor) -> float:
     return torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
 
 
-def _apart(reference: Ran | None, eager: Ran, compiled: Ran, noise: dict[str, float]) -> list[str]:
+def _separate(reference: Ran | None, eager: Ran, compiled: Ran, noise: dict[str, float]) -> list[str]:
     found = []
     exact = reference.tensors if reference is not None else eager.tensors
 

@@ -151,7 +151,7 @@ def test_equal_layers_are_compiled_once():
     assert len(graph.parts) == 2 and [e.operation for e in graph.eager] == ["special_i0e"]
 
 
-def test_long_compilations_tell_their_progress(monkeypatch, tmp_path):
+def test_long_compilations_report_their_progress(monkeypatch, tmp_path):
     """On a terminal, as the command line does."""
     import io
     import sys

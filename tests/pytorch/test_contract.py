@@ -110,7 +110,7 @@ def test_data_decides_a_size():
     assert_agrees(lambda x: x[x > 0] * 2 + 1, torch.randn(9))
 
 
-def test_the_recompile_limit_is_told():
+def test_the_recompile_limit_is_reported():
     function = compiled(lambda x, k: x * k, dynamic=False)
     reported = pytest.warns(UserWarning, match="compiled one function 2 times, its recompile_limit")
     with torch._dynamo.config.patch(recompile_limit=2), reported:

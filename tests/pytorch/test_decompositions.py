@@ -1,4 +1,5 @@
-"""Graphs are traced with core ATen's decompositions, but for what is said whole, and for those of our own: each for a reason."""
+"""Graphs are traced with core ATen's decompositions, but for what is translated whole, and for those of our own: each for a
+reason."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ F = torch.nn.functional
 
 
 def test_graphs_are_traced_with_core_atens_table():
-    """What it leaves out is said whole here, or a composite operation without a kernel, which tracing decomposes."""
+    """What it leaves out is translated whole here, or a composite operation without a kernel, which tracing decomposes."""
     from torch._decomp import core_aten_decompositions
 
     ours = aten.decompositions()

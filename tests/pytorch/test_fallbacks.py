@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("fresh_torch")
 F = torch.nn.functional
 
 
-def test_what_cannot_be_said_is_run_by_pytorch_and_told():
+def test_unsupported_operations_are_run_by_pytorch_and_reported():
     assert_agrees(lambda x: torch.special.i0e(torch.exp(x)) * 2, torch.randn(4, 5))
     (graph,) = tilec.torch.report().graphs
     assert [e.operation for e in graph.eager] == ["special_i0e"] and graph.eager[0].line.startswith(
@@ -60,7 +60,7 @@ def test_what_fails_to_compile_is_run_by_pytorch(monkeypatch):
         compiled(lambda x: x + 3, options={"strict": True})(torch.randn(4))
 
 
-def test_what_was_told_is_not_put_into_words_again(monkeypatch):
+def test_what_was_reported_is_not_put_into_words_again(monkeypatch):
     graph = torch.fx.symbolic_trace(lambda x: torch.exp(x) + 1).graph
     nodes, asked = [n for n in graph.nodes if n.op == "call_function"], []
     monkeypatch.setattr(origins, "source_line", lambda node: asked.append(node) or "")
@@ -87,7 +87,7 @@ def test_a_number_of_threads_that_is_none_is_an_error_and_no_fallback(given, mon
     assert_agrees(lambda x: torch.exp(x) + 1, torch.ones(3))
 
 
-def test_what_fails_for_other_sizes_is_told_at_the_call(monkeypatch):
+def test_what_fails_for_other_sizes_is_reported_at_the_call(monkeypatch):
     from tilec.torch import call
 
     function = compiled(lambda x: torch.exp(x) + 1, dynamic=True)
@@ -150,7 +150,7 @@ def test_a_statement_that_is_refused_costs_its_operation_alone(monkeypatch):
     assert all(p.reason is None for p in graph.parts)
 
 
-def test_results_without_elements_beside_others():
+def test_results_without_elements_next_to_others():
     """What has them is one of several results: the whole operation is left to PyTorch, once."""
     normed = lambda x, w, b, m, v: torch.native_batch_norm(x * 2, w, b, m, v, False, 0.1, 1e-5)  # noqa: E731
     assert_agrees(normed, torch.randn(5, 2), torch.ones(2), torch.zeros(2), torch.zeros(2), torch.ones(2))

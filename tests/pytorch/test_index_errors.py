@@ -107,7 +107,7 @@ def test_an_index_that_the_partition_computes():
     assert "the index is at [1] of the result of add" in str(found.value)
 
 
-def test_a_gpu_tells_a_later_call(monkeypatch):
+def test_a_gpu_reports_at_a_later_call(monkeypatch):
     """The values are gone then. Where partitions have one program, any of them may have failed."""
     kept = []
     monkeypatch.setattr(call, "remember", lambda module, sites, written: kept.append((module, written)))

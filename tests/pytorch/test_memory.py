@@ -57,9 +57,9 @@ def test_results_that_share_memory():
         y = x * 2
         return y, y[0], y.t()
 
-    y, first, turned = shared(torch.randn(3, 4))
+    y, first, transposed = shared(torch.randn(3, 4))
     y.zero_()
-    assert first.eq(0).all() and turned.eq(0).all()
+    assert first.eq(0).all() and transposed.eq(0).all()
 
 
 def test_inputs_are_changed_in_place():

@@ -59,7 +59,7 @@ def test_any_sizes_and_memory_orders():
     assert op(torch.randn(0, 3, dtype=torch.float64)).shape == (0, 3)
 
 
-def test_size_that_no_argument_tells_is_a_keyword():
+def test_size_that_no_argument_determines_is_a_keyword():
     op = tilec.torch.op("op repeat(x: f32[N]) -> (y: f32[K, N]) { y[k, i] = x[i] }")
     assert op.schema == "(Tensor x, *, SymInt K) -> Tensor"
     x = torch.randn(4)
@@ -118,13 +118,13 @@ def test_opcheck_without_a_gradient():
     torch.library.opcheck(tilec.torch.op(TWICE).overload, (torch.randn(4),))
 
 
-@pytest.mark.parametrize(("m", "n", "turned"), [(0, 3, False), (1, 2, False), (1, 1, True), (3, 4, True)])
-def test_fake_results_are_the_real_ones(m, n, turned):
+@pytest.mark.parametrize(("m", "n", "transposed"), [(0, 3, False), (1, 2, False), (1, 1, True), (3, 4, True)])
+def test_fake_results_are_the_real_ones(m, n, transposed):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     op = layer()
     x = torch.randn(m, n, dtype=torch.float64)
-    x = x.T.contiguous().T if turned else x
+    x = x.T.contiguous().T if transposed else x
     w, a = torch.randn(n, 3, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
     with FakeTensorMode() as mode:
         fake = op(*map(mode.from_tensor, (x, w, a)))

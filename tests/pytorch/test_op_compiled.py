@@ -82,7 +82,7 @@ def test_operator_that_calls_an_op_is_called_by_partitions():
     assert list(tilec.torch.report().reasons) == ["an operator whose op calls another one"]
 
 
-def test_sizes_that_do_not_fit_are_told_while_tracing():
+def test_sizes_that_do_not_fit_are_reported_while_tracing():
     op = tilec.torch.op("op product(a: f32[M, K], b: f32[K, N]) -> (c: f32[M, N]) { c[i, j] = sum[k](a[i, k] * b[k, j]) }")
     compiled = torch.compile(op, backend="aot_eager", fullgraph=True, dynamic=True)
     with pytest.raises(Exception, match=r"product: dimension 0 of `b` is 5, and `K` is 4"):

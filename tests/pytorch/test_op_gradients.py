@@ -149,7 +149,7 @@ def test_vmap_of_an_op_of_another_file_is_a_call_for_each(tmp_path):
 
 
 @pytest.mark.parametrize("broken", ["forward", "backward"])
-def test_vmap_tells_that_a_program_with_one_more_dimension_is_refused(broken, monkeypatch):
+def test_vmap_reports_that_a_program_with_one_more_dimension_is_refused(broken, monkeypatch):
     """Results and gradients are those of single calls."""
     made = rewrite.batched
 

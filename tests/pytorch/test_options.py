@@ -30,7 +30,7 @@ F = torch.nn.functional
         ({"options": {"schedule": "/no/such/folder"}}, "'schedule' must be a folder"),
     ],
 )
-def test_wrong_options_are_told(given, message):
+def test_wrong_options_are_reported(given, message):
     with pytest.raises(Exception, match=message):
         compiled(lambda x: x + 1, **given)(torch.randn(3))
 

@@ -179,7 +179,7 @@ def test_equal_partitions_have_one_program(monkeypatch):
     assert len(found) == 3 and len({id(part) for part in found}) == 1
 
 
-def test_the_report_tells_what_is_spared(made):
+def test_the_report_reports_what_is_spared(made):
     compiled(layers())(torch.randn(32, 16)).sum().backward()
     *_, backward = tilec.torch.report().graphs
     (part,) = backward.parts

@@ -43,7 +43,7 @@ def test_what_passes_fewer_bytes_than_it_reads_stays():
     assert operations(function, X, M) == [2, 1]
 
 
-def test_several_results_move_together():
+def test_several_results_move_at_once():
     def function(x, m):
         deviation, mean = torch.std_mean(x.float() * m, 0)
         return behind(torch.exp(x)) * (deviation - mean)

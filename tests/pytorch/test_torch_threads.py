@@ -88,7 +88,7 @@ def test_backward_and_other_threads(launches):
             assert other.submit(threads_of, call, x.detach(), launches=launches).result() == {count}
 
 
-def test_the_function_that_tells_pytorchs_number():
+def test_the_function_that_reads_pytorchs_number():
     """By machine code, and where libraries do not show it, by Python."""
     call = ctypes.CFUNCTYPE(ctypes.c_int)
     before = torch.get_num_threads()

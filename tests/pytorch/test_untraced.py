@@ -213,7 +213,7 @@ def test_dynamo_leaves_out_the_files_of_tilec():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("early", [True, False], ids=["Dynamo first", "tilec first"])
-def test_dynamo_is_told_whenever_it_is_imported(early):
+def test_dynamo_is_configured_whenever_it_is_imported(early):
     text = f"""
 import importlib.util, sys
 if {early}: import torch._dynamo

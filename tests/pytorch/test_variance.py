@@ -69,7 +69,7 @@ def test_variances_and_deviations(name):
         assert ((value.double() - wanted).abs() <= allowed)[holds].all(), (name, k, value, wanted)
 
 
-def test_a_mean_beside_a_variance():
+def test_a_mean_next_to_a_variance():
     x = INPUTS["offset 1e7"]
     for function in (torch.var_mean, torch.std_mean):
         mean = compiled(lambda x, f=function: f(x, 1)[1])(x)

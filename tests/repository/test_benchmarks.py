@@ -87,7 +87,7 @@ def test_host_times_have_targets():
     assert found == {"torch.compile's over ours": (3.0, True), "triton's over ours": (5 / 6, False)}
 
 
-def test_rows_are_prepared_beside_each_other(tmp_path, monkeypatch):
+def test_rows_are_prepared_next_to_each_other(tmp_path, monkeypatch):
     from benchmarks import runner
 
     script = tmp_path / "worker.py"
@@ -106,7 +106,7 @@ def test_rows_are_prepared_beside_each_other(tmp_path, monkeypatch):
     assert found == {"a": {"of": "a"}, "c": {"of": "c"}}
 
 
-def test_a_row_that_has_begun_ends_within_its_own_limit(monkeypatch):
+def test_a_row_that_has_started_ends_within_its_own_limit(monkeypatch):
     """The deadline keeps further rows from beginning, and no more."""
     from benchmarks import runner
 

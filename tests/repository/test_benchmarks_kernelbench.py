@@ -1,4 +1,4 @@
-"""The benchmark of KernelBench's problems: problems are read, varied, judged, planned, and told."""
+"""The benchmark of KernelBench's problems: problems are read, varied, judged, planned, and reported."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_problems_stand_in_the_order_of_their_numbers(folder, tmp_path):
         kernelbench_problems.problems(tmp_path / "level1")
 
 
-def test_a_variant_runs_fits_and_is_drawn_again_alike(folder, monkeypatch):
+def test_a_variant_runs_fits_and_is_drawn_again_equal(folder, monkeypatch):
     """Sizes that follow from others, such as `shape`, follow; so do those without a name. No variant takes more memory."""
     monkeypatch.setattr(kernelbench_problems, "LEAST_BYTES", 1 << 10)
     names = set()
@@ -108,7 +108,7 @@ def test_a_problem_as_it_stands_and_in_a_wider_type(folder):
     )
 
 
-def test_right_and_wrong_results_are_told_apart(folder):
+def test_right_and_wrong_results_are_distinguished(folder):
     problem = kernelbench_problems.problems(folder)[1]
     _, planned = next(kernelbench_problems.variants(problem, torch.float32))
     made = kernelbench_problems.make(problem, "cpu", torch.float32)

@@ -1,4 +1,4 @@
-"""The benchmark of whole models: its rows are made, judged and told."""
+"""The benchmark of whole models: its rows are made, judged and reported."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_seconds_until_a_first_step_are_compared():
     assert "| bert, inference |" in models_report.cold_page("", {"rows": [row, failed]})
 
 
-def test_rows_that_failed_are_told():
+def test_rows_that_failed_are_reported():
     failed = {"name": "bert, training", "error": "RuntimeError: no"}
     text = models_report.page("", {"rows": [ROW, failed, {"name": "t5, training", "error": "not run: no time left"}]})
     assert "| bert |" in text and "Failed: bert, training: RuntimeError: no." in text and "t5" not in text
@@ -136,7 +136,7 @@ def test_a_first_step_is_timed():
 
 
 @pytest.mark.slow
-def test_a_way_that_fails_is_told_and_the_others_timed(monkeypatch):
+def test_a_way_that_fails_is_reported_and_the_others_timed(monkeypatch):
     pytest.importorskip("transformers")
     from benchmarks import model_rows
     from benchmarks.model_loads import loads

@@ -1,4 +1,5 @@
-"""One noun for one thing: words that meant several things, or that no other compiler uses, name nothing in the package."""
+"""One noun for one thing: words that meant several things, or that no other compiler uses, name nothing in the package, and stand
+in no name of a test. Words that are never the field's stand in no docstring either."""
 
 import ast
 import re
@@ -45,6 +46,24 @@ RETIRED = {  # word: the nouns used instead, and where the word is another's (a 
     "tag": ("mbarrier", ["runtime/*/frontend.py", "tilec/torch/*"]),  # `abi_tags` of Numba, `Tag` of PyTorch
     "resident": ("persistent", ["tilec/cost/*"]),  # blocks that are resident on a multiprocessor
     "finish": ("epilogue, complete, store", []),
+    "alike": ("isomorphic, mergeable, equal", []),
+    "apart": ("uncoalesced, strided, separate, distance", ["*chain*"]),
+    "together": ("fused, at once, one launch", ["*chain*"]),
+    "told": ("reported, determined, published", []),
+    "untold": ("not shown", []),
+    "said": ("reported, message", []),
+    "hear": ("on_kernel, on_part", []),
+    "heard": ("known", []),
+    "begun": ("in flight, started", []),
+    "standby": ("warm-up", []),
+    "lodging": ("results as scratch", []),
+    "lodged": ("results as scratch", []),
+    "rests": ("drain copy, remainders", ["tilec/plan/chain_fusion.py"]),
+    "dealt": ("thread mapping", []),
+    "walked": ("iterated", []),
+    "deferred": ("sunk operations", ["runtime/*", "tilec/*"]),  # checks that a later call reports
+    "unsaid": ("unsupported", []),
+    "inexpressible": ("unsupported", []),
 }  # fmt: skip
 FORMS = {
     form: word
@@ -52,8 +71,16 @@ FORMS = {
     for stem in (word, word.removesuffix("e"))
     for form in (word, stem + "s", word + "s", stem + "es", stem + "ed", stem + "ing")
 }
+IN_PROSE = frozenset({
+    "told", "untold", "said", "hear", "heard", "walk", "walks", "walked", "sweep", "sweeps", "dealt", "standby", "lodging", "lodged",
+    "mailbox", "raster", "unsaid", "inexpressible",
+})  # fmt: skip
+"""Words that no docstring has, but as the name of another's function (`ast.walk`)."""
+IN_TESTS = IN_PROSE | {"alike", "apart", "together", "tell", "tells", "begun", "beside", "turned", "rests"}
+"""Words that no name of a test, of its module or of a constant of tests has."""
 ATTRIBUTES = ("sweep", "quick", "turn", "turned", "chained", "beside", "resident")
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SUSPECT = re.compile("|".join(sorted({word[:-1] for word in RETIRED})), re.IGNORECASE)
 
 
@@ -100,3 +127,30 @@ def test_allowances_are_needed():
             mine = [p for p in FILES if fnmatch(p.relative_to(ROOT).as_posix(), pattern)]
             used = any(FORMS.get(w) == word for p in mine for n in identifiers(p.read_text()) for w in words(n))
             assert used or not mine, f"`{word}` is not used in {pattern}"
+
+
+def test_docstrings_have_no_retired_words():
+    found = []
+    for path in (*FILES, *TESTS):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+                prose = re.sub(r"`[^`]*`|ast\.walk", "", text)
+                for word in IN_PROSE.intersection(re.findall("[a-z]+", prose.lower())):
+                    found.append(f"{path.relative_to(ROOT)}: `{word}` in a docstring: {text.partition(chr(10))[0]}")
+    assert not found, "\n".join(found)
+
+
+def test_names_of_tests_have_no_retired_words():
+    found = []
+    for path in TESTS:
+        names = [path.stem] if path != Path(__file__) else []
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                names.append(node.name)
+            elif isinstance(node, ast.Assign):
+                names += [t.id for t in node.targets if isinstance(t, ast.Name) and t.id.isupper()]
+        for name in names:
+            found += [f"{path.relative_to(ROOT)}: `{w}` in `{name}`" for w in IN_TESTS.intersection(words(name))]
+    names = [p.stem for p in (ROOT / "tests" / "filecheck").glob("*.tile")]
+    found += [f"filecheck/{name}.tile: `{w}`" for name in names for w in IN_TESTS.intersection(words(name))]
+    assert not found, "\n".join(found)

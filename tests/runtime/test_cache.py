@@ -133,7 +133,7 @@ def test_linked_folders_inside_are_not_followed(folder, tmp_path):
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_turned_off(folder, monkeypatch):
+def test_switched_off(folder, monkeypatch):
     monkeypatch.setenv(cache.VARIABLE, "")
     assert cache.directory() is None
     assert not cache.save(KEY, {}, {}) and cache.load(KEY) is None
@@ -175,7 +175,7 @@ def test_installed_versions_are_those_of_the_metadata():
     assert cache.installed(*names) == (*(f"{n} {version(n)}" for n in names[:-1]), "no-such-package -")
 
 
-def test_what_is_found_or_made_is_told(folder, monkeypatch):
+def test_what_is_found_or_made_is_reported(folder, monkeypatch):
     reported = []
     monkeypatch.setattr(cache, "watchers", [lambda *entry: reported.append(entry)])
     assert cache.load("k1") is None and cache.save("k1", {"a": 1}, {"x": b"1"}) and cache.load("k1") is not None

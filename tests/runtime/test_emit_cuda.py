@@ -64,7 +64,7 @@ SEVERAL = """op f(q: bf16[H, S, D], k: bf16[H, S, D], v: bf16[H, S, D], x: bf16[
 }"""
 
 
-def test_kernels_that_are_heard_are_those_of_the_module():
+def test_kernels_of_the_callback_are_those_of_the_module():
     """They are compiled already: definitions that differ from one kernel to the next have different names from the start, and
     their order in the text of the module means nothing."""
     heard = []

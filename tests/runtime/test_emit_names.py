@@ -104,7 +104,7 @@ def test_names_of_temporaries_avoid_the_program():
     assert names.source("maximum_f32") == "maximum_f32_1"
 
 
-def test_loops_share_variables_only_beside_each_other():
+def test_loops_share_variables_only_next_to_each_other():
     names = Names({"x", "i"}, {"i"})
     with names.loop(".i") as outer, names.loop(".i") as inner:
         assert (outer, inner) == ("i", "i_2")
@@ -132,7 +132,7 @@ def test_loop_variables_are_the_programs_indices():
         assert names and all(re.fullmatch(r"(row|deep)(_(block|inner|chunk|step|lane))?", n) for n in names), names
 
 
-def test_every_statement_stands_beside_its_lines():
+def test_every_statement_stands_next_to_its_lines():
     """Those of the standard library, of a contraction's main loop and of its epilogue, too."""
     program = EXAMPLES["attention"]
     (kernel,) = emitted(program.path, program.bench_sizes, "h200", program.op)[1].kernels

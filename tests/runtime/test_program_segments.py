@@ -1,4 +1,4 @@
-"""A program's segments do what the program does, with what they are given, and need as much memory as is said."""
+"""A program's segments do what the program does, with what they are given, and need as much memory as they report."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _clear(part: Emitted, slot: Slot) -> bool:
 
 
 def needed(program: Emitted, sizes, freed, bounds) -> int:
-    """The most bytes at any step, told step by step."""
+    """The most bytes at any step, counted step by step."""
     most = 0
     at = [[n for n, step in enumerate(program.steps) if slot in step.slots] for slot in SLOTS]
     for begin, end in pairwise(bounds):

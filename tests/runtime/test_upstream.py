@@ -316,7 +316,7 @@ ret;
         )
 
 
-def test_ptxas_forgets_a_carry_beside_a_product():
+def test_ptxas_forgets_a_carry_next_to_a_product():
     """docs/upstream/ptxas-widened-product.md: the product takes a negation as an addend."""
     from tilec.runtime.cuda import assemble
 

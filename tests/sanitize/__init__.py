@@ -1,4 +1,4 @@
-"""NVIDIA's Compute Sanitizer over compiled programs. What the examples compute is said beside them, in examples/."""
+"""NVIDIA's Compute Sanitizer over compiled programs. What the examples compute stands beside them, in examples/."""
 
 import sys
 from pathlib import Path

@@ -70,7 +70,7 @@ def test_a_lost_element_is_noticed(rng):
     assert not wrong.within and wrong.wrong > 1100
 
 
-def test_nan_and_infinity_are_told_apart():
+def test_nan_and_infinity_are_distinguished():
     x = np.array([nan, inf, 1.0, 0.0], f32)
     allowed = of("y[i] = x[i] - x[i] if x[i] != 0 else 1 / x[i]", x=x)
     assert compare_array(np.array([nan, nan, 0, inf], f32), allowed).within
@@ -201,7 +201,7 @@ def test_powers_by_a_tensor_of_one_element():
     assert ((found.low <= x**2) & (x**2 <= found.high)).all()
 
 
-def test_multiplicands_are_rounded_beside_infinities_too(rng):
+def test_multiplicands_are_rounded_next_to_infinities_too(rng):
     """A row with an infinity once took the permission to round the factors from all others."""
     a, b = rng.standard_normal((3, 40)).astype(f32), rng.standard_normal(40).astype(f32)
     program = "y[i] = sum[k](a[i, k] * b[k]) using bf16"

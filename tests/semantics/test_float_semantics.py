@@ -82,7 +82,7 @@ def test_floor_division_in_numpys_own_type():
     ("y[i] = x[i] // (abs(sum[k in 0:1](z[i])) + 0.5)", {"x": [-math.inf, 2, -3, math.inf, -1], "z": [1, math.inf, 5, 2, 0]}),
 ])  # fmt: skip
 def test_infinities_of_floor_division_are_in_bounds(text, inputs):
-    """What fuzzers found: kernels were right, and the bounds said otherwise."""
+    """What fuzzers found: kernels were right, and the bounds were not."""
     arrays = {name: np.array(values, np.float32) for name, values in inputs.items()}
     case = Case(text, {}, arrays)
     for run in (on_cpu, on_emulator):

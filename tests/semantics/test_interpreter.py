@@ -147,12 +147,12 @@ def test_a_check_of_the_programs_own(stage, target):
 
 MATRIX = {  # program, type of the factors, of the result, tile, target
     "fma": ("MATMUL", "f32", "f32", ("fma", 32, 64, 8, (2, 1)), "h200"),
-    "f64": ("TURNED", "f64", "f64", ("fma", 32, 64, 8, (2, 1)), "h200"),
+    "f64": ("TRANSPOSED", "f64", "f64", ("fma", 32, 64, 8, (2, 1)), "h200"),
     "mma.sync": ("MATMUL", "f16", "f32", ("mma.sync", 32, 32, 32, (1, 2)), "a100"),
-    "transposed": ("TURNED", "bf16", "bf16", ("mma.sync", 32, 32, 32, (1, 2)), "a100"),
+    "transposed": ("TRANSPOSED", "bf16", "bf16", ("mma.sync", 32, 32, 32, (1, 2)), "a100"),
     "f8": ("MATMUL", "f8e4m3", "f16", ("mma.sync", 32, 32, 32, (1, 2)), "a100"),
     "tf32": ("USING", "tf32", "f32", ("mma.sync", 32, 32, 16, (1, 2)), "a100"),
-    "wgmma": ("TURNED", "bf16", "f32", ("wgmma", 64, 64, 64, (4, 1)), "h200"),
+    "wgmma": ("TRANSPOSED", "bf16", "f32", ("wgmma", 64, 64, 64, (4, 1)), "h200"),
     "two warpgroups": ("MATMUL", "bf16", "bf16", ("wgmma", 128, 64, 64, (8, 1)), "h200"),
     "heads": ("HEADS", "bf16", "bf16", ("wgmma", 64, 32, 64, (4, 1)), "h200"),
     "epilogue": ("LINEAR", "bf16", "bf16", ("wgmma", 64, 64, 64, (4, 1)), "h200"),
@@ -169,14 +169,14 @@ def test_matrix_units(name, monkeypatch):
     assert_within(text, arrays, interpret(lowered.texts["map"], arrays), kind="cuda")
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_matrix_units_of_integers(turned, monkeypatch):
-    text = contractions.INTEGERS.format(t="i8", turned="N, K" if turned else "K, N", at="n, k" if turned else "k, n")
+@pytest.mark.parametrize("transposed", [False, True])
+def test_matrix_units_of_integers(transposed, monkeypatch):
+    text = contractions.INTEGERS.format(t="i8", transposed="N, K" if transposed else "K, N", at="n, k" if transposed else "k, n")
     sizes, tile = {"M": 40, "N": 48, "K": 80}, ("mma.sync", 32, 32, 64, (1, 2))
     specialised, lowered = contractions.lowered(text, sizes, "a100", tile, monkeypatch)
     assert "nvgpu.mma.sync" in lowered.texts["map"]
     a, b = contractions.arrays(specialised)
-    expected = a.astype(np.int32) @ (b.T if turned else b).astype(np.int32)
+    expected = a.astype(np.int32) @ (b.T if transposed else b).astype(np.int32)
     np.testing.assert_array_equal(interpret(lowered.texts["map"], [a, b])["c"], expected)
 
 

@@ -117,7 +117,7 @@ def test_rows(name, plan, rng):
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("name", ["softmax", "layernorm", "rmsnorm"])
 def test_rows_that_wait_in_sram(name, cluster, rng):
-    """A block's part of 228 elements or all 456, in rounds of 64; without its wait, a sweep would find nothing there."""
+    """A block's part of 228 elements or all 456, in rounds of 64; without its wait, a pass would find nothing there."""
     example, plan = EXAMPLES[name], planned(32, 2, cluster, 0, 0, residency="smem", steps=(1, 1))
     inputs = example.inputs(rng, {"M": 3, "N": 456})
     text = lowered(example.path, example.op, inputs, plan, locations=True)[1].texts["map"]
@@ -127,7 +127,7 @@ def test_rows_that_wait_in_sram(name, cluster, rng):
 
 
 @pytest.mark.parametrize("name", ["softmax", "layernorm"])
-def test_rows_before_threads_are_dealt_out(name, rng):
+def test_rows_before_threads_are_mapped(name, rng):
     text, inputs = mapped(name, {"M": 5, "N": 456}, (64, 4, 4, 1, 0), rng, "stage")
     assert "gpu.cluster_block_id" in text and "gpu.thread_id" not in text
     assert_within(EXAMPLES[name].path, inputs, interpret(text, inputs), EXAMPLES[name].op, kind="cuda")

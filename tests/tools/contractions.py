@@ -24,7 +24,7 @@ MATMUL = """op mm(a: {t}[M, K], b: {t}[K, N]) -> (c: {o}[M, N]) {{
 """
 NT = "op mm(a: {t}[M, K], b: {t}[N, K]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[m, k] * b[n, k])\n}}\n"
 TN = "op mm(a: {t}[K, M], b: {t}[K, N]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[k, m] * b[k, n])\n}}\n"
-TURNED = """op mm(a: {t}[K, M], b: {t}[N, K]) -> (c: {o}[M, N]) {{
+TRANSPOSED = """op mm(a: {t}[K, M], b: {t}[N, K]) -> (c: {o}[M, N]) {{
  c[m, n] = sum[k](a[k, m] * b[n, k])
 }}
 """
@@ -64,8 +64,8 @@ USING = """op mm(a: f32[M, K], b: f32[K, N]) -> (c: {o}[M, N]) {{
 }}
 """
 
-TURNED_USING = USING.replace("f32[M, K]", "f32[K, M]").replace("f32[K, N]", "f32[N, K]")
-TURNED_USING = TURNED_USING.replace("a[m, k]", "a[k, m]").replace("b[k, n]", "b[n, k]")
+TRANSPOSED_USING = USING.replace("f32[M, K]", "f32[K, M]").replace("f32[K, N]", "f32[N, K]")
+TRANSPOSED_USING = TRANSPOSED_USING.replace("a[m, k]", "a[k, m]").replace("b[k, n]", "b[n, k]")
 PROJECTION = """op project(o: {t}[B, H, S, D], w: {t}[H, D, E]) -> (r: {o}[B, S, E]) {{
  r[b, s, e] = sum[h, d](o[b, h, s, d] * w[h, d, e])
 }}
@@ -74,7 +74,7 @@ TO_HEADS = """op heads(n: {t}[B, S, E], w: {t}[E, H, D]) -> (q: {o}[B, H, S, D])
  q[b, h, s, d] = sum[e](n[b, s, e] * w[e, h, d])
 }}
 """
-INTEGERS = "op mm(a: {t}[M, K], b: {t}[{turned}]) -> (c: i32[M, N]) {{ c[m, n] = sum[k](i32(a[m, k]) * i32(b[{at}])) }}"
+INTEGERS = "op mm(a: {t}[M, K], b: {t}[{transposed}]) -> (c: i32[M, N]) {{ c[m, n] = sum[k](i32(a[m, k]) * i32(b[{at}])) }}"
 LARGE = {"M": 4096, "N": 4096, "K": 4096}
 
 

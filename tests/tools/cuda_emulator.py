@@ -211,9 +211,9 @@ class Intrinsics(ModuleType):
     def _shuffle(self, mode, value, mask):
         lane, mask = self.state.thread % 32, int(mask)
         source = {"xor": lane ^ mask, "up": lane - mask if lane >= mask else lane, "index": mask}[mode]
-        return self._together(32, value, list)[source]
+        return self._fused(32, value, list)[source]
 
-    def _together(self, width: int, mine, compute):
+    def _fused(self, width: int, mine, compute):
         """All threads of a group of `width` give `mine`; the last computes, and all get the result."""
         block, (group, place) = self.state.block, divmod(self.state.thread, width)
         if (width, group) not in block.rooms:

@@ -114,7 +114,7 @@ class MatrixIntrinsics(Intrinsics):
             return rows.transpose(0, 2, 1) if transposed else rows
 
         lane = self.state.thread % 32
-        matrices = self._together(32, int(address), load)
+        matrices = self._fused(32, int(address), load)
         for j in range(4):
             pair = matrices[j, lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2]
             array[at + j] = np.ascontiguousarray(pair).view(array.dtype)[0]
@@ -150,7 +150,7 @@ class MatrixIntrinsics(Intrinsics):
                 assert not (np.concatenate([left.ravel(), right.ravel()]).view(np.int32) & 0x1FFF).any(), "not rounded"
             return left @ right
 
-        result = self._together(32, (a[a_at : a_at + 4].copy(), b[b_at : b_at + 2].copy()), multiply)
+        result = self._fused(32, (a[a_at : a_at + 4].copy(), b[b_at : b_at + 2].copy()), multiply)
         lane = self.state.thread % 32
         for half, column in product(range(2), range(2)):
             sums[at + 2 * half + column] += result[lane // 4 + 8 * half, 2 * (lane % 4) + column]
@@ -255,7 +255,7 @@ class MatrixIntrinsics(Intrinsics):
                 total += multiplied(left) @ multiplied(right).T
             return total
 
-        total = self._together(128, words, multiply)
+        total = self._fused(128, words, multiply)
         warp, lane = self.state.thread % 128 // 32, self.state.thread % 32
         for j, half, column in product(range(n // 8), range(2), range(2)):
             place = at + 4 * j + 2 * half + column

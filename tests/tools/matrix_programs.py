@@ -62,7 +62,7 @@ GATED = """op f(x: bf16[M, K], g: bf16[K, N], u: bf16[K, N]) -> (y: bf16[M, N]) 
     b[i, j] = sum[k](x[i, k] * u[k, j])
     y[i, j] = silu(a[i, j]) * b[i, j]
 }"""
-APART = """op f(x: bf16[M, K], g: bf16[K, N], u: bf16[K, P]) -> (y: bf16[M, N], z: f32[M, P]) {
+SEPARATE = """op f(x: bf16[M, K], g: bf16[K, N], u: bf16[K, P]) -> (y: bf16[M, N], z: f32[M, P]) {
     y[i, j] = sum[k](x[i, k] * g[k, j])
     z[i, j] = sum[k](x[i, k] * u[k, j])
 }"""
@@ -93,7 +93,7 @@ PROGRAMS: dict[str, tuple[str, dict[str, int]]] = {
     "product by clusters": (BF16, {"M": 2048, "N": 2048, "K": 528}),
     "product of shared steps": (BF16, SIDE | {"K": 2064}),
     "products of one left factor": (GATED, SIDE),
-    "products of one left factor, apart": (APART, SIDE | {"P": 520}),
+    "products of one left factor, apart": (SEPARATE, SIDE | {"P": 520}),
     "product, rows that begin anywhere": (BF16, {"M": 1031, "N": 1033, "K": 517}),
     "split product": (BF16, {"M": 136, "N": 264, "K": 16384}),
     "i8 product": (

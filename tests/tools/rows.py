@@ -1,4 +1,4 @@
-"""Rows that are dealt out to threads, clusters and stages in a given way, run by the emulator."""
+"""Rows that are mapped to threads, clusters and stages in a given way, run by the emulator."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Chain:
 
     @property
     def absorbing(self) -> float | None:
-        """A score that changes no state, by which a mask can be told to all that follows; None where there is none."""
+        """A score that changes no state, by which a mask reaches all that follows; None where there is none."""
         for number in (-inf, 0.0, inf):
             swapped = [folded(c.term.replace(lambda p: self._score(p, number))) for c in self.online.carried]  # noqa: B023
             if all(t.number == c.identity for t, c in zip(swapped, self.online.carried)):

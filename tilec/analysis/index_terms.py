@@ -207,7 +207,7 @@ def _natural(*xs: Term) -> bool:
 
 
 def outside_call(name: str, x: ir.Value) -> Term:
-    """A value from outside, of which no more is told than its range. Those of type `index` are sizes and indices."""
+    """A value from outside, of which no more is known than its range. Those of type `index` are sizes and indices."""
     low, high = NONE.bounds(ValueTerms().of(x))
     if str(x.type) == "index":
         low, high = max(low, -LARGEST), min(high, LARGEST)
@@ -289,7 +289,7 @@ class BodyTerms(ValueTerms):
 
 
 class BlockTerms(BodyTerms):
-    """The same, where no more is told of values from outside than their ranges: they are the same in all of a block."""
+    """The same, where no more is known of values from outside than their ranges: they are the same in all of a block."""
 
     def _leaf(self, x: ir.Value) -> Term | None:
         op = mlir.definition(x)

@@ -83,7 +83,7 @@ class _Carrier:
         return bool(x.totals & self.carried.keys())
 
     def row(self, x: Expr) -> bool:
-        """Whether it is the same for all elements of the walk."""
+        """Whether it is the same for all elements of the pass."""
         return self.dim not in x.dims
 
     def names(self, x: Expr) -> str:

@@ -267,7 +267,7 @@ _MESSAGE = [
 
 def note(text: str, kind: str = "note") -> None:
     """Prints to the standard error, after flushing the output: one file may take both."""
-    with suppress(OSError):  # the reader has gone, which whoever writes next is told
+    with suppress(OSError):  # the reader has gone, which whoever writes next will notice
         sys.stdout.flush()
     text = printable_message(f"{kind}: {text}" if kind else text)
     print(paint_matches(text, _MESSAGE) if coloured(sys.stderr) else text, file=sys.stderr, flush=True)

@@ -134,7 +134,7 @@ def _sizes(
         verifier.texts(make(accepted(dict.fromkeys(names, 48), given) or dict.fromkeys(names, 48) | given))
         assert verifier.plan is not None, "which `texts` makes"
         several += sizes_around_tiles(names, given, verifier.plan)
-    except (TileError, InternalError):  # told with the sizes at which it is met
+    except (TileError, InternalError):  # reported with the sizes at which it is met
         pass
     return distinct(accepted(sizes, given) or sizes for sizes in several)
 

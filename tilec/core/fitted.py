@@ -270,12 +270,12 @@ class ChainTimes(Group, name="contraction_chain", kind="cuda"):
     exchange_registers: int = number(
         "registers of a thread in which it exchanges with another one what each computed for the other", least=0, without=0
     )
-    meeting_registers: int = number("the same where the results of several contractions meet in a weight", least=0)
-    apart_registers: int = number(
+    several_products_registers: int = number("the same where the results of several contractions meet in a weight", least=0)
+    gathered_registers: int = number(
         "more of them where an operand along the columns is read at computed subscripts, an element at a time", least=0,
         stands="measured: with fewer, ptxas spills in gradients of attention that read such an operand",
     )
-    meeting_elements: int = number("most elements of a step there: with more, operands along the columns spill", least=32)
+    several_products_elements: int = number("most elements of a step there: with more, operands along the columns spill", least=32)
     warp_step_elements: int = number("most elements of a step, by `mma.sync`", least=32)
     warp_registers: int = number("most registers of a thread for scores and results, by `mma.sync` with 16 rows a warp", least=1)
     tall_warp_registers: int = number("the same with 32 rows a warp", least=1)
@@ -320,7 +320,7 @@ class NestTimes(Group, name="nests", kind="cpu"):
         stands="reported: times of loop nests, by which edits are ordered",
     )
     vector_issue: float = number("operations on whole vectors that it begins in a clock", least=0.1)
-    apart_clocks: float = number("clocks of an element that does not lie beside the one before", without=0)
+    strided_clocks: float = number("clocks of an element that does not lie beside the one before", without=0)
     short_clocks: float = number("clocks of an element of a row that is shorter than some vectors, in a loop that is written out")
     conflict_clocks: float = number(
         "further clocks of such an element whose line L1 has lost since the one before it",

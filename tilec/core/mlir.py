@@ -186,7 +186,7 @@ def integer(value: int) -> ir.Attribute:
     return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
 
 
-# An attribute that is not there is None. Passes know which ones are, so that the type checker is not told of None.
+# An attribute that is not there is None. Passes know which ones are, so that the type checker sees no None.
 
 
 def get_string(op: ir.Operation, name: str) -> Any:

@@ -18,7 +18,7 @@ class Contraction:
 
     `tf32` allows f32 operands on the matrix units; `promoted`: elements of k whose sums leave the matrix units, to be added in
     registers (0: none before the end); `parts`: numbers of type `dtype` whose sum an element is, of which so many `products`
-    are computed; `unaligned`: rows of A and of B begin within lines of L2; `together`: rows of A and of B of which a copy
+    are computed; `unaligned`: rows of A and of B begin within lines of L2; `copied`: rows of A and of B of which a copy
     brings all or none; `widths`: bytes of an element of A and of B in shared memory over those of `dtype` (less where threads
     convert on the way from there); `staged`: integer operations for an element of A and of B that threads bring to shared
     memory themselves (0 where the hardware copies), `filled` those for tiles that warpgroups multiply; `reads` and `epilogue`
@@ -40,7 +40,7 @@ class Contraction:
     parts: int = 1
     products: int = 1
     unaligned: tuple[bool, bool] = (False, False)
-    together: tuple[int, int] = (1, 1)
+    copied: tuple[int, int] = (1, 1)
     widths: tuple[float, float] = (1, 1)
     reads: float = 0
     staged: tuple[float, float] = (0, 0)

@@ -196,7 +196,7 @@ def _product_tiles(target: Target, p: ChainProblem, unit: str) -> Iterator[Chain
     fit, wide = target.fit(ChainTimes), unit == "wgmma"
     steps = range(32, (fit.step_elements if wide else min(fit.step_elements, fit.warp_step_elements)) + 1, 16)
     for (bm, own), bn in product(_blocks(p, unit), steps):
-        if _is_no_step(bn, p, p.line_steps) or (p.more_inner and bn > fit.meeting_elements):
+        if _is_no_step(bn, p, p.line_steps) or (p.more_inner and bn > fit.several_products_elements):
             continue
         most = fit.registers if bm < 3 * ROWS else fit.third_registers
         if not wide:
@@ -383,14 +383,14 @@ def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         launches=2 if tile.parts > 1 else 1,
     )  # fmt: skip
     found = predict(work, target)
-    terms, together = found.terms, tile.ping_pong
+    terms, overlap = found.terms, tile.ping_pong
     idle = fit.reduced_step_us * steps * waves
     if tile.unit == "mma.sync":
-        together = found.occupancy.blocks > 1 and blocks > target.units
+        overlap = found.occupancy.blocks > 1 and blocks > target.units
         idle = fit.reduced_warp_step_us * steps * ceil(inner / LINE) * ceil(found.waves)
     computed = {u: terms[u] for u in ("fma", "special") if terms.get(u)}
     exposed = total = sum(computed.values())
-    if together:
+    if overlap:
         exposed = fit.alternate * min(total, terms["tensor"]) + max(0.0, total - max(terms.values()))
     exposed_us = {u: us * exposed / total for u, us in computed.items()}
     return replace(work, serial_us=work.serial_us + idle, exposed_us=exposed_us)

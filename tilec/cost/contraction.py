@@ -168,8 +168,8 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
     fit, warpgroups, idle, partial = target.fit(WarpgroupTimes), tile.instruction == "wgmma", {}, 0.0
     k = round(round_up(p.k, tile.bk) * (p.overhang if warpgroups else 1))
     lines = [1 + fit.unaligned * (warpgroups and u) for u in p.unaligned]
-    left = tiles * k * p.bytes * p.widths[0] * round_up(tile.bm, p.together[0])
-    right = (min(tiles, target.units) if tile.kept else tiles) * k * p.bytes * p.widths[1] * round_up(tile.bn, p.together[1])
+    left = tiles * k * p.bytes * p.widths[0] * round_up(tile.bm, p.copied[0])
+    right = (min(tiles, target.units) if tile.kept else tiles) * k * p.bytes * p.widths[1] * round_up(tile.bn, p.copied[1])
     loaded = lines[0] * left / tile.cluster[1] + lines[1] * right / tile.cluster[0]  # L2 to SRAM
     result = p.batch * p.m * p.n * p.out_bytes * p.stored
     flops = 2.0 * tiles * tile.bm * tile.bn * k * p.products
@@ -184,8 +184,8 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
     shared = left + right + _operand_reads(tile, tiles * k * p.bytes * p.products / p.parts) + (2 * result if tile.producers else 0)
     if warpgroups:
         slower = _rounds(target, tile, tiles) * (1 + fit.cluster * (prod(tile.cluster) > 1))
-        together = l2_speed(fit, shared_tiles(tiles, reached(target, tile), tile.stream_k) / tiles) if tile.stream_k else fit.l2
-        loaded, shared = slower * loaded / together, slower * shared / fit.smem
+        speed = l2_speed(fit, shared_tiles(tiles, reached(target, tile), tile.stream_k) / tiles) if tile.stream_k else fit.l2
+        loaded, shared = slower * loaded / speed, slower * shared / fit.smem
         pace = {unit: slower * boosted(target, unit, flops + p.neighbours)}
         idle = _between_tiles(target, p, tile, tiles)
         serial = fit.start_us + fit.cluster_us * (prod(tile.cluster) > 1)

@@ -28,7 +28,7 @@ class LoopAccess:
     bytes: int
     stores: bool = False
 
-    def together(self, d: int) -> bool:
+    def contiguous(self, d: int) -> bool:
         return self.steps[d] in (0, 1)
 
 
@@ -95,12 +95,12 @@ def _row_clocks(body: LoopBody, order: Sequence[int], sizes: Sequence[int], targ
     n = 1 if d is None else sizes[d]
     varying = [o for o in body.operations if d in o.dims]
     moving = [a for a in body.accesses if d is not None and a.steps[d] != 0]
-    apart = [a for a in moving if d is not None and not a.together(d)]
+    strided = [a for a in moving if d is not None and not a.contiguous(d)]
     read, stored = (sum(a.bytes for a in moving if a.stores == s) for s in (False, True))
     inner, several = d in body.reduced, len(order) > 1 and order[-2] in body.reduced
     count, latency = sum(o.count for o in varying), float(core.fma_latency)
     issue = max(1.0, (count + sum(2 if a.stores else 1 for a in moving)) / fit.scalar_issue)
-    if body.choices and (inner or (several and not apart)):
+    if body.choices and (inner or (several and not strided)):
         return _choice_clocks(body, varying, read, n, inner, issue, target)
     held = 0.0 if inner or not body.reduced else stored / STEPS  # sums that are loaded, added to and stored
     simd = float(core.simd_bytes)
@@ -112,29 +112,30 @@ def _row_clocks(body: LoopBody, order: Sequence[int], sizes: Sequence[int], targ
         if n <= INTERLEAVED:
             return n * max(2 * element, fit.short_clocks)
         return fit.entry_clocks + n * max(issue / 2, latency * max(1.0, body.latencies) * min(1.0, n / OVERLAP))
-    if apart:
-        away = sum(_apart(a.steps[d], a.bytes, n, len(apart), target) for a in apart if d is not None)
+    if strided:
+        away = sum(_strided_clocks(a.steps[d], a.bytes, n, len(strided), target) for a in strided if d is not None)
         return fit.entry_clocks + n * max(element, away)
     if n <= INTERLEAVED and not several and len(order) > 1:
         return n * max(element, fit.short_clocks / 4)
     if (n <= UNROLLED if inner else n < UNROLLED) and len(order) > 1:
-        return fit.entry_clocks / 2 + n * max(element, len(moving) * (fit.apart_clocks if inner and several else fit.short_clocks))
+        one = fit.strided_clocks if inner and several else fit.short_clocks
+        return fit.entry_clocks / 2 + n * max(element, len(moving) * one)
     widest = max([1, *(a.bytes for a in moving), *(o.bytes for o in varying)])
     lanes = max(1, core.simd_bytes // widest)
     rest = n % lanes if n >= lanes else n % LEAST
     return fit.entry_clocks + (n - rest) * element + rest * issue + (TREE * latency if inner else 0.0)
 
 
-def _apart(step: int | None, bytes_: int, n: int, accesses: int, target: Target) -> float:
+def _strided_clocks(step: int | None, bytes_: int, n: int, accesses: int, target: Target) -> float:
     """Clocks of an element that does not lie beside the one before: more where L1 does not hold the lines of `n` of them until the
     next element of each is asked for, since it is too small, or has few sets for lines so far apart."""
     fit, l1 = target.fit(NestTimes), target.l1
     if step is None or l1 is None or abs(step) * bytes_ < LINE:
-        return fit.apart_clocks
+        return fit.strided_clocks
     sets = max(1, l1.bytes // (LINE * l1.ways))
     own = sets // gcd(abs(step) * bytes_ // LINE, sets)
     held = 2 * accesses * n * LINE <= l1.bytes and (n <= l1.ways * own or own > FEW)
-    return fit.apart_clocks + (0 if held else fit.conflict_clocks)
+    return fit.strided_clocks + (0 if held else fit.conflict_clocks)
 
 
 FEW = 4  # sets of a cache, which many lines share

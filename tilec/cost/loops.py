@@ -208,7 +208,7 @@ def _touched(access: Access, loops: Sequence[_Loop], cache: Level, crowded: bool
     counts: dict[int, float] = {}
     for loop in loops:
         counts[loop.dim] = counts.get(loop.dim, 1) * loop.trips
-    near, lines, apart = float(access.element), 1.0, list[tuple[int, float]]()
+    near, lines, strided = float(access.element), 1.0, list[tuple[int, float]]()
     for d, count in counts.items():
         step = abs(access.steps.get(d, 0))
         if not step:
@@ -216,12 +216,12 @@ def _touched(access: Access, loops: Sequence[_Loop], cache: Level, crowded: bool
         if step < LINE:
             near = max(near, step * (count - 1) + access.element)
         else:
-            apart.append((step, count))
-    if crowded and apart:
-        step, count = min(apart)
+            strided.append((step, count))
+    if crowded and strided:
+        step, count = min(strided)
         sets = max(1, cache.bytes // (LINE * cache.ways))
         used = max(1, sets // gcd(sets, max(1, step // LINE)))
-        together = min(used * ceil(near / LINE), sets)
-        if count * ceil(near / LINE) > cache.ways * together:
-            lines = sets / together
-    return lines * prod(count for _, count in apart) * ceil(near / LINE)
+        sets_used = min(used * ceil(near / LINE), sets)
+        if count * ceil(near / LINE) > cache.ways * sets_used:
+            lines = sets / sets_used
+    return lines * prod(count for _, count in strided) * ceil(near / LINE)

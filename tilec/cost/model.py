@@ -128,7 +128,7 @@ def occupancy(target: Target, threads: int, registers: int = 32, shared: int = 0
 
 
 def balance(blocks: int, units: int) -> float:
-    """The share of the units' time that blocks use if they are dealt out evenly: blocks / (units x ceil(blocks / units)).
+    """The share of the units' time that blocks use if they are distributed evenly: blocks / (units x ceil(blocks / units)).
 
     This is wave quantisation, waves / ceil(waves), for one block an SM. Several blocks on an SM slow each other down, so
     that the number of blocks on the fullest SM counts, and not the number of rounds.

@@ -156,7 +156,7 @@ def _waiting(target: Target, p: Rows, tile: RowTile) -> Work:
 def _persistent(target: Target, p: Rows, tile: RowTile) -> Work:
     """Blocks that go from row to row: memory is always busy, but for its waits for one row's work.
 
-    A round of rows makes memory wait for a share of the time that it moves, however the rows are dealt out;
+    A round of rows makes memory wait for a share of the time that it moves, however rows are mapped to threads;
     Little's law with one row in flight a block turns that into time, as for all loads. With little arithmetic between them,
     loads and stores of many blocks meet; threads that others do not hide, and large clusters, wait longer. The
     last round has the memory for itself. Operands that all rows share are read once a block. Of rows that are unaligned, or

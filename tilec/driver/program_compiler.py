@@ -45,7 +45,7 @@ def may_fork() -> bool:
 
 def answer(wanted: dict[str, Any], on_part: Callable[[Any], None] = lambda part: None) -> dict[str, Any]:
     """The reply of `compile_server`: what a program declares, or what compiling one of its ops makes; or the error. The caller
-    then compiles itself, for its own traceback. Of a program for a GPU, kernels are said before, each as soon as it is printed."""
+    then compiles itself, for its own traceback. Of a program for a GPU, kernels are sent before, each as soon as it is printed."""
     try:
         program = _program(wanted["name"], wanted["text"])
         if program.imports:

@@ -183,8 +183,8 @@ def load_compilers(kind: str) -> None:
 
 
 def end_unused_compilers(kind: str) -> None:
-    """Ends what `load_compilers` started, if nothing was compiled since: all was in the cache. The next run of the command is told
-    by the cache."""
+    """Ends what `load_compilers` started, if nothing was compiled since: all was in the cache. The cache remembers that for the
+    next run of the command."""
     from tilec.process import compile_server
 
     used = [compile_server.end_unused(each) for each in (PROGRAMS, _kernel_compiler(kind)) if each is not None]

@@ -126,7 +126,7 @@ def _with_vectors(extents: list[int], vector: int) -> list[tuple[int, int]]:
 
 
 def _steps(own: KernelPlan, view: View, order: tuple[int, ...]) -> Iterator[dict[int, int]]:
-    """Along dimensions that are walked, unrolled as in `own`, less or more; along those of the grid 1 to 4, or as in `own`."""
+    """Along dimensions of loops, unrolled as in `own`, less or more; along those of the grid 1 to 4, or as in `own`."""
     assert isinstance(own.options, Threaded)
     mine = dict(enumerate(own.options.steps))
     choices = {}

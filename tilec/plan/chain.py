@@ -197,7 +197,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     loaded = [p for p in parts - factors if p.op == "element" and chain.between in p.dims]
     per_score = [p for p in loaded if p.dims & {*chain.rows}]
     apart = any(p.args and not p.dims & {*chain.rows} for p in loaded)
-    meeting = fit.meeting_registers + fit.apart_registers * apart
+    meeting = fit.several_products_registers + fit.gathered_registers * apart
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in outputs_of(nodes, graph))
     terms = weight_terms_of(chain)
     return ChainProblem(

@@ -269,7 +269,7 @@ def _boxes(node: Node, k: tuple[int, ...], depth: int) -> bool:
 
 
 def _dims(node: Node, side: int, major: bool, k: tuple[int, ...]) -> tuple[int, ...]:
-    """The dimensions of the packed factor: the batch, then k in the order in which it is walked and the factor's own dimensions,
+    """The dimensions of the packed factor: the batch, then k in the order in which the loop goes and the factor's own dimensions,
     with the currently contiguous one last (matrix units read both orders of 16-bit elements). Others have k last in any case."""
     c = node.contraction
     value, own = (c.left, c.m) if side == 0 else (c.right, c.n)

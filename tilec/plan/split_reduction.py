@@ -49,7 +49,7 @@ def find(groups: list[Group], graph: Graph, target: Target) -> Found:
 
 
 def _of_kernel(g: Group, graph: Graph, target: Target) -> tuple[Node, list[Split], str]:
-    """The splits of a kernel's reductions, and their reason, or that against them, which is said of a node."""
+    """The splits of a kernel's reductions, and their reason, or that against them, which names a node."""
     node = max(g.nodes, key=lambda n: n.iterations)
     if node.contraction is not None and node.reduced and node.scan is None:
         if target.kind != "cuda":

@@ -26,7 +26,7 @@ def uncollected() -> Iterator[None]:
 def frozen() -> Iterator[None]:
     """Leaves the objects that are there already out of garbage collections: of a process with PyTorch these are hundreds
     of thousands, which each full collection looks through. Nothing is done where a caller has left out his own, which could not be
-    told apart afterwards."""
+    distinguished afterwards."""
     global _frozen
     if _frozen or gc.get_freeze_count() >= OBJECTS_THRESHOLD:
         yield

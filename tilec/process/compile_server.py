@@ -168,7 +168,7 @@ def ask(kind: str, request: dict[str, Any], on_part: OnPart = lambda part: None)
 
 
 def give_up() -> None:
-    """Ends all processes, at work or not; who waits for one is told that there is none, and spare workers end. Later requests
+    """Ends all processes, at work or not; who waits for one gets None, and spare workers end. Later requests
     start others."""
     workers.abandon_all(spare=True)
     with _lock:

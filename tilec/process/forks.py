@@ -75,8 +75,8 @@ def wait_for_forks() -> None:
 def choose(
     alternatives: Sequence[Callable[[], T]], about: Callable[[T], F], best: Callable[[Sequence[F]], int], at_once: bool = True
 ) -> tuple[int, T, list[F]]:  # fmt: skip
-    """The number of the alternative that is `best` by what is to be said `about` each one's result, that result, and what was said
-    of all. What is said must be data, for `pickle`. Where this process may fork, and they are to be found `at_once`, all but the
+    """The number of the alternative that is `best` by the facts `about` each one's result, that result, and the facts
+    of all. Facts must be data, for `pickle`. Where this process may fork, and they are to be found `at_once`, all but the
     first are found in forks. Raises what finding the first one raises, or another; and GoneOn."""
     if not (_allowed and at_once) or len(alternatives) < 2:
         found = [find() for find in alternatives]

@@ -55,8 +55,8 @@ def compile_plans(
     specialised: Specialised, target: Target, found: Sequence[Candidate], leave_out: Callable[[str], object],
     step: Callable[[], object] = lambda: None, budget: float | None = None,
 ) -> list[Measured]:  # fmt: skip
-    """The candidates that compile, of which the first is the compiler's own, as many as `budget` seconds allow. `leave_out` is told
-    of a plan that cannot be carried out, `step` of each."""
+    """The candidates that compile, of which the first is the compiler's own, as many as `budget` seconds allow. `leave_out` is
+    called of a plan that cannot be carried out, `step` of each."""
     plans, end = list[Measured](), time.monotonic() + budget if budget is not None else None
     for candidate in found:
         what = candidate.describe(found[0].plan)
@@ -78,7 +78,7 @@ def fastest(
     working: Callable[[str], AbstractContextManager[Any]] = progress.during,
 ) -> Fastest:  # fmt: skip
     """Times compiled plans on these inputs, of which the first is the compiler's own. `allowed`: error bounds of the results; None
-    where they are not looked at. `leave_out` is told of a plan that is wrong. Raises CallError where the compiler's own is."""
+    where they are not looked at. `leave_out` is called of a plan that is wrong. Raises CallError where the compiler's own is."""
     from tilec.driver.devices import open_device
     from tilec.driver.measure import interleaved
 

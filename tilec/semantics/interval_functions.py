@@ -109,7 +109,7 @@ def function(name: str, arguments: list[Enclosure], dtype: DType, kind: str | No
 
 
 def _of_two_signs(arguments: list[Enclosure]) -> np.ndarray:
-    """Where some may be -0 and some 0: which of the two is the smaller is not said."""
+    """Where some may be -0 and some 0: which of the two is the smaller is open."""
     ends = [end for x in arguments for end in (x[:1] if x.is_point else x)]
     zeros = [(end == 0, np.signbit(end)) for end in ends]
     minus, plus = (reduce(np.logical_or, (z & (s == sign) for z, s in zeros)) for sign in (True, False))

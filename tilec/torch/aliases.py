@@ -1,4 +1,5 @@
-"""What nodes of a graph have in common: memory, elements, readers, producers. Walks over graphs are written here, and nowhere else.
+"""What nodes of a graph have in common: memory, elements, readers, producers. Traversals of graphs are written here, and nowhere
+else.
 
 Each takes a test `through`, which says of a node whether it stands for what it reads: a view, what moves no data, a cast.
 """

@@ -49,10 +49,10 @@ class Partition:
     """`partition(*values)` takes the values of the graph's placeholders, and returns its output, or several.
 
     A partition whose sizes are symbols is compiled for each set of sizes that it is called with; for those that it was traced with,
-    at once. `note` is told what was compiled (a program, None where PyTorch runs it) and the reason where PyTorch runs it. Raises
-    Unwritten, unless `last`, where one operation is why the partition cannot be compiled. `into`: results that are written into
-    values that the partition is given, by their numbers. `freed`: the numbers of values that are freed when the partition lets them
-    go, in a training step; the call may then be `Segmented`."""
+    at once. `note` is called with what was compiled (a program, None where PyTorch runs it) and the reason where PyTorch runs it.
+    Raises Unwritten, unless `last`, where one operation is why the partition cannot be compiled. `into`: results that are written
+    into values that the partition is given, by their numbers. `freed`: the numbers of values that are freed when the partition lets
+    them go, in a training step; the call may then be `Segmented`."""
 
     def __init__(
         self, graph: fx.Graph, options: Options, mode: FakeTensorMode, note: Note, last: bool = True,
@@ -168,7 +168,7 @@ class Partition:
 
     def _compiled(self, graph: fx.Graph, key: Key | None = None) -> Call:
         """The call of a graph of known sizes; `key` says which, if there are others. Where it cannot be compiled, PyTorch's, and
-        the reason is told."""
+        the reason is reported."""
         written = None
         try:
             written = write(graph)

@@ -1,4 +1,4 @@
-"""Failures that PyTorch makes up for. Each is told by one warning: what is slower than it could be is not so in silence."""
+"""Failures that PyTorch makes up for. Each is reported by one warning: what is slower than it could be is not so in silence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _reported: set[str] = set()
 
 
 def forget() -> None:
-    """Has everything told again."""
+    """Has everything reported again."""
     _reported.clear()
 
 

@@ -206,7 +206,7 @@ def _function(operator: Operator, run: Call) -> type[torch.autograd.Function]:
 
 def _vmap(operator: Operator) -> Callable[..., tuple[Results, int | tuple[int | None, ...] | None]]:
     """One call of the operator with one more dimension; where there is no such operator, a call for each of its indices, which is
-    told, as PyTorch tells it of its own operators."""
+    reported, as PyTorch does for its own operators."""
     single = len(operator.signature.results) == 1
 
     def vmap(

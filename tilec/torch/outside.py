@@ -1,4 +1,5 @@
-"""An index outside of its tensor, told in the words of the model: the operation, its module and line, the tensor, and the index.
+"""An index outside of its tensor, reported in the words of the model: the operation, its module and line, the tensor, and the
+index.
 
 A kernel leaves only the number of a check. The index is found after the failure: what it is computed from is computed again by
 PyTorch, and PyTorch's own operation then raises its own error, whose type is that of eager mode.
@@ -84,7 +85,7 @@ def remember(module: str, sites: Sequence[str], written: Written) -> None:
 
 
 def deferred(error: CheckError) -> IndexError:
-    """The error of an earlier call, whose values are gone. Where several partitions have one program, each of them is told."""
+    """The error of an earlier call, whose values are gone. Where several partitions have one program, each of them is reported."""
     message = error.diagnostics[0].message
     line = line_of(message) or 0
     reported = [*dict.fromkeys(text for kept in (_remembered, _former) for text in kept.get(error.program, {}).get(line, ()))]

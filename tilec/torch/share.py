@@ -33,7 +33,7 @@ def share_equal(graph: fx.Graph) -> None:
         elif _is_repeatable(node) and memory(node) not in returned:
             try:
                 first = found.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)
-            except TypeError:  # an argument that cannot be told from another
+            except TypeError:  # an argument that cannot be distinguished from another
                 continue
             if first is not node:
                 node.replace_all_uses_with(first)

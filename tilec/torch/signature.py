@@ -119,7 +119,7 @@ class Signature:
         return tuple(types)
 
     def solve(self, shapes: Sequence[Shape], given: Mapping[str, Size]) -> dict[str, Size]:
-        """The sizes for arguments of these shapes; `given` are the keywords. What must hold of symbols, `torch._check` is told."""
+        """The sizes for arguments of these shapes; `given` are the keywords. What must hold of symbols, `torch._check` learns."""
         sizes: dict[str, Size] = {**self.fixed, **given}
         for step in self._steps:
             extent = shapes[step.argument][step.dim]

@@ -55,7 +55,7 @@ def map_warps(function: ir.Operation, options: Contraction, blocks: Blocks, tile
 
 
 def _pipeline(problem: Problem, tile: Any, stages: list[Stage]) -> None:
-    """Walks k with the tiles of some steps under way or in use."""
+    """Loops over k with the tiles of some steps under way or in use."""
     ring = CopyRing(problem.options.stages, problem.steps)
     ahead = ring.stages - 1  # steps
     copied = [s for s in stages if s.asynchronous]

@@ -87,7 +87,7 @@ _PTX: dict[str, tuple[str, str, str]] = {
     "bulk_commit": ("cp.async.bulk.commit_group;", "", ""),
     # until the kernel before this one is complete, and its writes can be seen
     "grid_wait": ("griddepcontrol.wait;", "", ""),
-    # blocks of the next kernel may be placed once all of this one have said so
+    # blocks of the next kernel may be placed once all of this one have arrived
     "grid_release": ("griddepcontrol.launch_dependents;", "", ""),
 }
 

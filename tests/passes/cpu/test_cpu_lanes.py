@@ -49,7 +49,7 @@ def test_places(name, dtype):
         run(f"y[i] = {name}[j](x[i, j])", x, expected=place(x, name))
 
 
-TOGETHER = {
+FUSED = {
     "place and largest": "p[i] = argmax[j](x[i, j]); y[i] = max[j](x[i, j])",
     "both places": "p[i] = argmax[j](x[i, j]); y[i] = argmin[j](x[i, j])",
     "place and sum": "p[i] = argmin[j](x[i, j]); y[i] = sum[j](x[i, j])",
@@ -66,19 +66,19 @@ TOGETHER = {
 
 @pytest.mark.crossed
 @pytest.mark.parametrize("length", [64, 259])
-@pytest.mark.parametrize("name", TOGETHER)
+@pytest.mark.parametrize("name", FUSED)
 def test_places_with_others(name, length):
     x = rows_of(np.float32, length)[7:11]
-    run(TOGETHER[name], x)
+    run(FUSED[name], x)
     x = rows_of(np.float32, length)
     with np.errstate(invalid="ignore"):
-        run(TOGETHER[name], x)
+        run(FUSED[name], x)
 
 
 @pytest.mark.parametrize("name", ["place and largest", "both places", "place and sum", "place and all"])
 def test_lanes_are_vectors(name):
     """The comparisons and choices of an element, and what a lane keeps, are those of whole vectors."""
-    op = compiled(TOGETHER[name])
+    op = compiled(FUSED[name])
     op(np.ones((16, 512), np.float32))
     (kernel,) = op.kernels
     assert re.search(r"for j_lane in range\(64\)", code(kernel.source))

@@ -1,4 +1,4 @@
-"""Operands that lie along another index than the loop walks: turned in registers, whatever their size and type."""
+"""Operands that lie along another index than the innermost loop: transposed in registers, whatever their size and type."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROGRAMS = {
 @pytest.mark.crossed
 @pytest.mark.parametrize("sizes", [(16, 16, 1), (17, 33, 5), (64, 64, 3), (100, 300, 2), (523, 1031, 1)])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_turned_operands(name, sizes):
+def test_transposed_operands(name, sizes):
     m, n, k = sizes
     text, plain = PROGRAMS[name]
     rng = np.random.default_rng(0)

@@ -54,7 +54,7 @@ SPLIT_HEADS = """op f(q: bf16[G, R, S, D], k: bf16[G, T, D], v: bf16[G, T, D]) -
     p[g, r, i, j] = softmax[j](s[g, r, i, j])
     o[g, r, i, d] = sum[j](p[g, r, i, j] * v[g, j, d]) using bf16
 }"""
-TURNED = """op f(q: bf16[H, S, D], k: bf16[H, {k}], v: bf16[H, {v}]) -> (o: bf16[H, S, D]) {{
+TRANSPOSED = """op f(q: bf16[H, S, D], k: bf16[H, {k}], v: bf16[H, {v}]) -> (o: bf16[H, S, D]) {{
     s[h, i, j] = sum[d](q[h, i, d] * k[h, {kj}]) / 8
     p[h, i, j] = softmax[j](s[h, i, j])
     o[h, i, d] = sum[j](p[h, i, j] * v[h, {vj}]) using bf16
@@ -81,7 +81,7 @@ def test_layouts(name, monkeypatch):
 @pytest.mark.parametrize("v", [BY_PLACE, BY_COLUMN])
 @pytest.mark.parametrize("depth", [64, 80])
 def test_transposed_keys_and_values(k, v, depth, monkeypatch):
-    text = TURNED.format(k=k[0], kj=k[1], v=v[0], vj=v[1])
+    text = TRANSPOSED.format(k=k[0], kj=k[1], v=v[0], vj=v[1])
     check(text, {"H": 2, "S": 72, "D": depth}, (64, 64), monkeypatch)
 
 
@@ -240,7 +240,7 @@ def test_lengths_beyond_the_tensor(length, monkeypatch):
         check(text, SIZES, (64, 32), monkeypatch, inputs)
 
 
-def test_a_length_bounds_the_walk(monkeypatch):
+def test_a_length_bounds_the_loop(monkeypatch):
     """Tiles beyond the length are not even loaded: nothing is known of their memory."""
     text = SCORED["lengths"]
     _, result = lowered(text, SIZES, (64, 32), monkeypatch)
@@ -340,7 +340,7 @@ def test_distances_are_converted_once(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["bf16", "f32"])
-def test_biases_of_two_columns_are_loaded_together(kind, monkeypatch):
+def test_biases_of_two_columns_are_one_load(kind, monkeypatch):
     text = attention("t[b, h, i, j] + a[h, i, j] if j <= i else -inf", more=f", a: {kind}[H, S, S]")
     result = check(text, SIZES | {"B": 1, "S": 96, "D": 16}, (64, 32), monkeypatch, printed=True)
     assert ("load_u32x1" if kind == "bf16" else "load_f32x2") in result.emitted.module  # a word has two of 16 bits

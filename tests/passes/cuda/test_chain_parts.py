@@ -164,7 +164,7 @@ def test_parts_of_other_results(monkeypatch):
 
 
 @pytest.mark.parametrize("tile", [warps(16, 16), warps(16, 16, parts=3)])
-def test_positions_beside_a_product(tile, monkeypatch):
+def test_positions_next_to_a_product(tile, monkeypatch):
     """The key that each query weighs most."""
     text = """op f(q: bf16[S, D], k: bf16[T, D], v: bf16[T, D]) -> (o: f32[S, D], n: i32[S]) {
     s[i, j] = sum[d](q[i, d] * k[j, d]) / 8

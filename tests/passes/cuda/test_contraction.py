@@ -19,8 +19,8 @@ from tools.contractions import (
     MATMUL,
     PROLOGUE,
     TO_COLUMNS,
-    TURNED,
-    TURNED_USING,
+    TRANSPOSED,
+    TRANSPOSED_USING,
     TWO_ROWS,
     USING,
     arrays,
@@ -41,7 +41,7 @@ from tilec.kernels import StoredContraction, matrix
 @pytest.mark.parametrize(
     "sizes", [{"M": 40, "N": 72, "K": 20}, {"M": 33, "N": 65, "K": 19}, {"M": 64, "N": 64, "K": 8}]
 )
-@pytest.mark.parametrize("text, expected", [(MATMUL, lambda a, b: a @ b), (TURNED, lambda a, b: a.T @ b.T)])
+@pytest.mark.parametrize("text, expected", [(MATMUL, lambda a, b: a @ b), (TRANSPOSED, lambda a, b: a.T @ b.T)])
 def test_fma(text, expected, sizes, monkeypatch):
     check(text, ("f32", "f32"), sizes, fma(), expected, monkeypatch)
 
@@ -49,7 +49,7 @@ def test_fma(text, expected, sizes, monkeypatch):
 def test_fma_f64(monkeypatch):
     check(MATMUL, ("f64", "f64"), {"M": 40, "N": 70, "K": 20}, fma(), lambda a, b: a @ b, monkeypatch)
     check(
-        TURNED,
+        TRANSPOSED,
         ("f64", "f64"),
         {"M": 40, "N": 70, "K": 20},
         fma(tm=8, tn=8, bm=64),
@@ -82,7 +82,7 @@ def test_fma_einsum(monkeypatch):
 
 
 @pytest.mark.parametrize("sizes", [{"M": 40, "N": 40, "K": 72}, {"M": 33, "N": 35, "K": 37}])
-@pytest.mark.parametrize("text, expected", [(MATMUL, lambda a, b: a @ b), (TURNED, lambda a, b: a.T @ b.T)])
+@pytest.mark.parametrize("text, expected", [(MATMUL, lambda a, b: a @ b), (TRANSPOSED, lambda a, b: a.T @ b.T)])
 def test_mma(text, expected, sizes, monkeypatch):
     result = check(text, ("bf16", "bf16"), sizes, mma(), expected, monkeypatch, "a100")
     assert ("cp_async_16" in result.emitted.module) == (sizes["M"] == 40)
@@ -119,7 +119,7 @@ def test_mma_allowed_by_the_source(monkeypatch):
 @pytest.mark.parametrize("tile", [mma(32, 32, 16), mma(32, 64, 32)])
 def test_mma_tf32(tile, sizes, monkeypatch):
     """Rounded to nearest: half of the error that cutting bits off would make."""
-    for text, expected in ((USING, lambda a, b: a @ b), (TURNED_USING, lambda a, b: a.T @ b.T)):
+    for text, expected in ((USING, lambda a, b: a @ b), (TRANSPOSED_USING, lambda a, b: a.T @ b.T)):
         result = check(text, ("tf32", "f32"), sizes, tile, expected, monkeypatch, "a100")
         assert "round_tf32_x4" in result.emitted.module
 
@@ -165,7 +165,7 @@ def test_batches(text, sizes, expected, tile, monkeypatch):
     check(text, ("bf16", "bf16"), sizes, tile, expected, monkeypatch)
 
 
-@pytest.mark.parametrize("text, expected", [(MATMUL, lambda a, b: a @ b), (TURNED, lambda a, b: a.T @ b.T)])
+@pytest.mark.parametrize("text, expected", [(MATMUL, lambda a, b: a @ b), (TRANSPOSED, lambda a, b: a.T @ b.T)])
 @pytest.mark.parametrize("tile", [("wgmma", 64, 64, 64, (4, 1)), ("wgmma", 128, 128, 64, (8, 1))])
 def test_wgmma(text, expected, tile, monkeypatch):
     monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
@@ -178,7 +178,7 @@ def test_wgmma_tf32(monkeypatch):
     monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
     tile = ("wgmma", 64, 64, 32, (4, 1))
     sizes = {"M": 72, "N": 72, "K": 100}
-    result = check(USING_TURNED, ("tf32", "f32"), sizes, tile, lambda a, b: a @ b.T, monkeypatch)
+    result = check(USING_TRANSPOSED, ("tf32", "f32"), sizes, tile, lambda a, b: a @ b.T, monkeypatch)
     assert not result.plan.steps("pack") and len(result.plan.kernels) == 1
 
 
@@ -189,16 +189,16 @@ def test_wgmma_tf32(monkeypatch):
 def test_wgmma_f8(kind, using, k, monkeypatch):
     """Sums leave the matrix units every 128 products, if the source does not let them stay."""
     monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
-    text = MATMUL_TURNED.replace("\n}}", using + "\n}}")
+    text = MATMUL_TRANSPOSED.replace("\n}}", using + "\n}}")
     tile = ("wgmma", 64, 64, 128, (4, 1))
     result = check(text, (kind, "f32"), {"M": 72, "N": 72, "K": k}, tile, lambda a, b: a @ b.T, monkeypatch)
     assert ("partial_sums" in result.emitted.module) == (not using)
     assert result.plan.kernels[-1].options.multiplicand == kind
 
 
-MATMUL_TURNED = MATMUL.replace("b: {t}[K, N]", "b: {t}[N, K]").replace("b[k, n]", "b[n, k]")
-INTEGERS_TURNED = INTEGERS.replace("{turned}", "N, K").replace("{at}", "n, k")
-USING_TURNED = USING.replace("b: f32[K, N]", "b: f32[N, K]").replace("b[k, n]", "b[n, k]")
+MATMUL_TRANSPOSED = MATMUL.replace("b: {t}[K, N]", "b: {t}[N, K]").replace("b[k, n]", "b[n, k]")
+INTEGERS_TRANSPOSED = INTEGERS.replace("{transposed}", "N, K").replace("{at}", "n, k")
+USING_TRANSPOSED = USING.replace("b: f32[K, N]", "b: f32[N, K]").replace("b[k, n]", "b[n, k]")
 GELU = """op linear(x: {t}[M, K], w: {t}[K, N], b: {t}[N]) -> (y: {o}[M, N]) {{
  h[m, n] = sum[k](x[m, k] * w[k, n])
  y[m, n] = gelu(h[m, n] + b[n])
@@ -213,16 +213,16 @@ IMAGES = {"N": 32, "C": 256, "H": 56, "W": 56, "K": 256, "R": 3, "S": 3}
     "text, kind, sizes",
     [
         (MATMUL, "f32", LARGE),
-        (TURNED, "f32", LARGE),
+        (TRANSPOSED, "f32", LARGE),
         (MATMUL, "f64", LARGE),
         (MATMUL, "bf16", LARGE),
-        (TURNED, "bf16", LARGE),
+        (TRANSPOSED, "bf16", LARGE),
         (GELU, "bf16", LARGE),
         (PROLOGUE, "bf16", LARGE),
         (MATMUL, "bf16", {"M": 4000, "N": 4001, "K": 4001}),
-        (USING_TURNED.replace("{o}", "f32"), "tf32", LARGE),
-        (INTEGERS_TURNED, "i8", LARGE),
-        (MATMUL_TURNED.replace("{o}", "bf16"), "f8e4m3", LARGE),
+        (USING_TRANSPOSED.replace("{o}", "f32"), "tf32", LARGE),
+        (INTEGERS_TRANSPOSED, "i8", LARGE),
+        (MATMUL_TRANSPOSED.replace("{o}", "bf16"), "f8e4m3", LARGE),
         (BATCHED, "bf16", {"B": 64, "M": 1024, "N": 1024, "K": 1024}),
         (CONV, "f32", IMAGES),
         (CONV, "bf16", IMAGES),
@@ -247,13 +247,13 @@ def test_large_tiles_fit_registers(text, kind, sizes, target):
 )
 def test_bytes_are_converted_on_the_way_to_the_units(left, right, kind, monkeypatch):
     """Where they are contiguous along k: shared memory holds bytes, and all of both types are right."""
-    text = MATMUL_TURNED.replace("a: {t}", f"a: {left}").replace("b: {t}", f"b: {right}")
+    text = MATMUL_TRANSPOSED.replace("a: {t}", f"a: {left}").replace("b: {t}", f"b: {right}")
     result = check(text, (left, "f32"), {"M": 40, "N": 256, "K": 80}, mma(32, 32, 64), lambda a, b: a @ b.T, monkeypatch, pack=[])
     options = result.plan.kernels[-1].options
     assert options.multiplicand == kind and {left, right} == set(options.stored)
 
 
-def test_bytes_beside_a_factor_in_lines_of_rows(monkeypatch):
+def test_bytes_next_to_a_factor_in_lines_of_rows(monkeypatch):
     """Threads that convert load lines of k of both factors: the other one's lines were read beyond their ends."""
     text = "op f(a: bf16[K, M], b: i8[N, K]) -> (y: f32[M, N]) {{ y[i, j] = sum[k](a[k, i] * b[j, k]) }}"
     sizes, tile = {"M": 17, "N": 16, "K": 64}, mma(16, 32, 64)
@@ -263,11 +263,11 @@ def test_bytes_beside_a_factor_in_lines_of_rows(monkeypatch):
 
 def test_a_vector_by_numbers_that_are_converted(monkeypatch):
     """One row of a product by 8-bit floats is a contraction; by numbers of 16 bits it is a sum of rows."""
-    text = MATMUL_TURNED.replace("a: {t}", "a: bf16").replace("b: {t}", "b: f8e4m3")
+    text = MATMUL_TRANSPOSED.replace("a: {t}", "a: bf16").replace("b: {t}", "b: f8e4m3")
     sizes, tile = {"M": 1, "N": 72, "K": 272}, mma(16, 32, 128, (1, 1))
     result = check(text, ("bf16", "f32"), sizes, tile, lambda a, b: a @ b.T, monkeypatch, "h200")
     assert result.plan.kernels[-1].options.stored == ("bf16", "f8e4m3")
-    _, plain = lowered(MATMUL_TURNED.format(t="bf16", o="f32"), sizes, "h200")
+    _, plain = lowered(MATMUL_TRANSPOSED.format(t="bf16", o="f32"), sizes, "h200")
     assert not isinstance(plain.plan.kernels[-1].options, StoredContraction)
 
 
@@ -294,7 +294,7 @@ def test_vectors_of_a_batch(left, right, result, sizes):
 @pytest.mark.parametrize("warps, k", [((1, 1), 272), ((1, 2), 144)])
 def test_warps_share_a_step(left, right, warps, k, monkeypatch):
     """Each multiplies its part of a step along k, of which the last one may end early; their sums are added in order."""
-    text = MATMUL_TURNED.replace("a: {t}", f"a: {left}").replace("b: {t}", f"b: {right}")
+    text = MATMUL_TRANSPOSED.replace("a: {t}", f"a: {left}").replace("b: {t}", f"b: {right}")
     tile = mma(16, 32, 128, warps)
     result = check(text, (left, "f32"), {"M": 24, "N": 72, "K": k}, tile, lambda a, b: a @ b.T, monkeypatch, "h200", pack=[])
     options = result.plan.kernels[-1].options

@@ -1,4 +1,4 @@
-"""Walks of two contractions for CUDA: planned, mapped and printed, run by an emulator; on request compiled, or run on a
+"""Chains of two contractions for CUDA: planned, mapped and printed, run by an emulator; on request compiled, or run on a
 GPU. All within the program's error bounds."""
 
 from dataclasses import replace
@@ -132,7 +132,7 @@ def test_batches_and_edges_of_every_dimension(monkeypatch):
     check(PROGRAMS["softmax"], sizes, (64, 32), monkeypatch)
 
 
-def test_heads_beside_columns(monkeypatch):
+def test_heads_next_to_columns(monkeypatch):
     """The layout in which a model has its activations: heads lie between places and columns."""
     text = PROGRAMS["softmax"].replace("[B, H, S, ", "[B, S, H, ").replace("[B, H, T, ", "[B, T, H, ")
     for old, new in (("b, h, i, d", "b, i, h, d"), ("b, h, j, ", "b, j, h, "), ("b, h, i, e", "b, i, h, e")):
@@ -182,7 +182,7 @@ def test_infinite_weights(monkeypatch):
     "left_out", ["running = 1", "running = 0", "nvgpu.mbarrier.try_wait.parity", "nvgpu.mbarrier.arrive %"]
 )
 def test_what_is_waited_for_is_needed(left_out, monkeypatch):
-    """Every wait of the walk orders something: without one of them, there is a race, or someone waits for ever."""
+    """Every wait of the loop orders something: without one of them, there is a race, or someone waits for ever."""
     _, result = lowered(PROGRAMS["softmax"], SIZES | {"T": 100}, (64, 32), monkeypatch)
     lines = result.texts["map"].splitlines(keepends=True)
     (*_, last) = [n for n, line in enumerate(lines) if left_out in line and "func.func" not in line]

@@ -24,7 +24,7 @@ WGMMA = {
 }  # two slabs of 64 columns, one of them half full
 PRODUCTS = {
     "nn": (T.MATMUL, lambda a, b: a @ b), "nt": (T.NT, lambda a, b: a @ b.T), "tn": (T.TN, lambda a, b: a.T @ b),
-    "tt": (T.TURNED, lambda a, b: a.T @ b.T), "computed": (T.PROLOGUE, lambda a, s, b: (a * s[:, None]) @ b),
+    "tt": (T.TRANSPOSED, lambda a, b: a.T @ b.T), "computed": (T.PROLOGUE, lambda a, s, b: (a * s[:, None]) @ b),
 }  # fmt: skip
 ROWS = """op g(x: {t}[S, K], p: i32[T], w: {t}[K, N]) -> (y: {o}[T, N]) {{
  y[t, n] = sum[k](x[p[t], k] * w[k, n])
@@ -118,7 +118,7 @@ FOUND = {
 @pytest.mark.crossed
 @pytest.mark.parametrize("rows", WGMMA)
 @pytest.mark.parametrize("name", FOUND)
-def test_places_that_data_tell(name, rows, monkeypatch):
+def test_positions_in_memory(name, rows, monkeypatch):
     text, sizes, expected, copies = FOUND[name]
     text = text.format(t="bf16", o="f32")
     inputs = [a if a.dtype.kind != "i" else indices(a, sizes) for a in arrays_of(text, sizes)]
@@ -132,7 +132,7 @@ def pairs(x, p, w):
 
 @pytest.mark.parametrize("tile", [WGMMA[64], ("mma.sync", 64, 64, 64, (2, 2))])
 @pytest.mark.parametrize("a, b", [(5, 13), (6, 16)])
-def test_places_that_two_reduced_indices_tell(a, b, tile, monkeypatch):
+def test_positions_of_two_reduced_indices(a, b, tile, monkeypatch):
     """By mma.sync they are one index, k, which ends within a step, and where memory ends; by wgmma a box has both."""
     text, sizes = PAIRS.format(t="bf16", o="f32"), {"M": 34, "A": a, "B": b, "S": 20, "N": 24}
     x, p, w = arrays(lower_text(Source("t.tile", text), None, sizes)[0])
@@ -208,7 +208,7 @@ def test_tensors_are_stored_in_aligned_rows(text, channels, stored, monkeypatch)
 
 
 @pytest.mark.parametrize(("inner", "group"), [(40, 3), (130, 4), (130, 16)])
-def test_rows_of_several_batches_together(inner, group, monkeypatch):
+def test_fused_rows_of_several_batches(inner, group, monkeypatch):
     """In bands of rows that begin and end within batches; the last band has fewer. Each tile is computed, and once."""
     sizes = {"S": 50, "B": 5, "I": inner, "E": 4, "K": 72, "N": 200}
     text = EXPERTS.format(t="bf16", o="f32")
@@ -223,7 +223,7 @@ def test_rows_of_several_batches_together(inner, group, monkeypatch):
     assert_within(text, inputs, list(found.values()), kind="cuda", expected=x[p] @ w[e])
 
 
-def test_batches_that_may_read_one_large_factor_are_computed_together():
+def test_batches_that_may_read_one_large_factor_are_fused():
     """Experts of a mixture: their matrices are larger than L2, and a batch has the rows of one tile. Those of few columns stay."""
     for columns, across in ((28672, True), (2048, False)):
         sizes = {"S": 4096, "B": 71, "I": 128, "E": 8, "K": 4096, "N": columns}

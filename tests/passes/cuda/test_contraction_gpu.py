@@ -43,7 +43,7 @@ def test_products(kind, m, n, k):
 def test_products_that_may_be_rounded(kind, m, n, k):
     for text, shapes, expected in (
         (T.USING, [(m, k), (k, n)], np.matmul),
-        (T.TURNED_USING, [(k, m), (n, k)], lambda a, b: a.T @ b.T),
+        (T.TRANSPOSED_USING, [(k, m), (n, k)], lambda a, b: a.T @ b.T),
     ):
         check(text.format(t=kind, o="f32"), ["f32"] * 2, shapes, expected)
 

@@ -13,7 +13,7 @@ from tilec.kernels import matrix
 
 pytestmark = pytest.mark.slow  # all stages of many tiles
 
-TEXTS = {"plain": T.MATMUL, "turned": T.TURNED, "linear": T.LINEAR}
+TEXTS = {"plain": T.MATMUL, "turned": T.TRANSPOSED, "linear": T.LINEAR}
 TILE = ("wgmma", 64, 64, 64, (4, 1))
 
 

@@ -60,7 +60,7 @@ def test_two_dimensions_of_columns(tile, monkeypatch):
     assert ("tma_load" if tile is WGMMA else "cp_async_16") in result.emitted.module
 
 
-TURNED = {  # dimensions of the left factor, of the right one, and of the result
+TRANSPOSED = {  # dimensions of the left factor, of the right one, and of the result
     "contiguous along the batch": ("mkb", "knb", "bmn", {"B": 8, "M": 20, "N": 24, "K": 40}),
     "contiguous along an outer dimension of rows": ("kqp", "kn", "pqn", {"P": 8, "Q": 5, "N": 24, "K": 40}),
     "pieces lie inside a row of the box": ("kpq", "kn", "pqn", {"P": 5, "Q": 24, "N": 24, "K": 40}),
@@ -68,9 +68,9 @@ TURNED = {  # dimensions of the left factor, of the right one, and of the result
 
 
 @pytest.mark.parametrize("kind, tile", [("bf16", mma()), ("f32", fma())])
-@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("name", TRANSPOSED)
 def test_other_orders(name, kind, tile, monkeypatch):
-    left, right, result, sizes = TURNED[name]
+    left, right, result, sizes = TRANSPOSED[name]
     text = f"""op mm(a: {{t}}[{", ".join(left.upper())}], w: {{t}}[{", ".join(right.upper())}]) -> (
     c: {{o}}[{", ".join(result.upper())}]
 ) {{{{ c[{", ".join(result)}] = sum[k](a[{", ".join(left)}] * w[{", ".join(right)}]) }}}}"""

@@ -46,7 +46,7 @@ def test_examples(example, rng, monkeypatch):
 
 @pytest.mark.parametrize("example", QUICK)
 def test_tiles_that_do_not_fit_registers(example, rng, monkeypatch):
-    """Rows are read again by every sweep, and intermediates live in workgroup memory: on a card where a thread holds little."""
+    """Rows are read again by every pass, and intermediates live in workgroup memory: on a card where a thread holds little."""
     monkeypatch.setattr(choose, "choose_contraction", lambda *_: None)
     for module in (choose, columns):
         monkeypatch.setattr(module, "THREADS", 64)
@@ -126,7 +126,7 @@ def test_not_a_number_wins(rng):
     assert list(place) == [7, x[1].argmax(), 0]
 
 
-def test_a_failed_check_is_told(rng):
+def test_a_failed_check_is_reported(rng):
     ids = np.array([[0, 3], [9, 1]], np.int32)
     inputs = {"ids": ids, "table": rng.standard_normal((5, 8)).astype(EXAMPLES["embedding"].inputs(rng)["table"].dtype)}
     _, failed = emulate(EXAMPLES["embedding"].path, None, inputs)

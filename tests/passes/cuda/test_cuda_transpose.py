@@ -22,7 +22,7 @@ CASES = {
 
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
 @pytest.mark.parametrize("name", CASES)
-def test_turned_by_vectors(name, kind, rng):
+def test_transposed_by_vectors(name, kind, rng):
     text, shape = CASES[name]
     source = text.format(t=kind)
     x = rng.normal(0, 1, shape).astype(ml_dtypes.bfloat16 if kind == "bf16" else np.float16)
@@ -34,7 +34,7 @@ def test_turned_by_vectors(name, kind, rng):
     assert_within(source, {"x": x}, list(interpret(result.texts["map"], {"x": x}).values()), kind="cuda")
 
 
-def test_one_turned_and_one_not(rng):
+def test_one_transposed_and_one_not(rng):
     """A sum with a tensor that lies as the result does; dimensions that vectors do not divide move by words, or elements."""
     source = "op f(x: bf16[M, N], z: bf16[N, M]) -> (y: bf16[M, N]) { y[i, j] = x[i, j] + z[j, i] }"
     for m, n in ((136, 72), (70, 66), (67, 65)):

@@ -99,7 +99,7 @@ def test_a_schedule_is_obeyed(tmp_path):
     assert second.steps("recompute") and second.kernels[0].options.blocks_per_row == 4
 
 
-def test_reductions_beside_are_split():
+def test_other_reductions_are_split():
     """Both may pay: what is computed anew is weighed with the reductions of the program split, and whole."""
     text = PROGRAMS["mean"].replace("t: i64[M]", "t: i64[M], g: bf16[B, 768]").replace("-> (y: f32", "-> (y: f32, q: f32[768]")
     text = text.rstrip("}\n") + "\n q[j] = sum[i](g[i, j])\n}"

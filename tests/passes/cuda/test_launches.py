@@ -142,12 +142,12 @@ op f(x: f32[64], at: i32[1], c: f32[512], d: f32[512], u: f32[2, 256]) -> (a: f3
 
 
 @pytest.mark.parametrize("at, line", [(100, None), (450, 2), (50, 4)])
-def test_checks_tell_their_own_line(at, line):
+def test_checks_report_their_own_line(at, line):
     """Of kernels that check subscripts in one launch."""
     rng = np.random.default_rng(0)
     inputs = {"x": rng.standard_normal(64, np.float32), "at": np.array([at], np.int32)}
     inputs |= {n: rng.standard_normal(512, np.float32) for n in "cd"} | {"u": rng.standard_normal((2, 256), np.float32)}
-    _, result = lowered(CHECKED, None, inputs, schedule_of(APART.format(planned(CHECKED, None, inputs).signature)))
+    _, result = lowered(CHECKED, None, inputs, schedule_of(SEPARATE.format(planned(CHECKED, None, inputs).signature)))
     ((kernel,), (step,)), outputs = (result.emitted.kernels, result.emitted.steps), [np.zeros(64, np.float32)] * 2
     (site,) = cuda_emulator.run(
         result.emitted, list(inputs.values()), [*map(np.copy, outputs), np.zeros(2, np.float32)]
@@ -155,7 +155,7 @@ def test_checks_tell_their_own_line(at, line):
     assert (step.sites(kernel)[site - 1].split(":")[1] if site else None) == (line and str(line))
 
 
-APART = """\
+SEPARATE = """\
 [[plan]]
 program = "{}"
 target = "h200"

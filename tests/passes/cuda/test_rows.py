@@ -36,7 +36,7 @@ def test_examples(name, plan, rng):
 @pytest.mark.parametrize("residency", ["registers", "smem"])
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_rows_that_registers_do_not_hold(cluster, steps, residency, dtype, rng):
-    """Read again by every sweep, or kept in SRAM: then read once, whatever a sweep holds of them at a time."""
+    """Read again by every pass, or kept in SRAM: then read once, whatever a pass holds of them at a time."""
     source = EXAMPLES["layernorm"].path.read_text().replace("f32[", f"{dtype}[")
     x, gain, bias = (rng.normal(1, 2, s).astype(DTYPES[dtype].numpy) for s in ((2, 3208), (3208,), (3208,)))
     inputs = {"x": x, "gain": gain, "bias": bias}
@@ -130,7 +130,7 @@ SQUARES = {
 
 @pytest.mark.parametrize("name", SQUARES)
 @pytest.mark.parametrize("length", [3, 521])
-def test_one_walk_down_columns(name, length, rng):
+def test_one_loop_down_columns(name, length, rng):
     """Far from 0, with parts that end in the middle, a NaN, an infinity: within the bounds of the definition."""
     source = f"op f(x: f32[M, N]) -> {SQUARES[name]}"
     x = rng.normal(300, 1, (length, 20)).astype(np.float32)
@@ -148,7 +148,7 @@ def test_few_long_rows_are_one_kernel(rows):
 
 
 def test_a_variance_reads_once():
-    """What threads do not hold is read by one walk, where its reductions can be one."""
+    """What threads do not hold is read by one pass, where its reductions can be one."""
     x = {"x": np.zeros((4096, 512), np.float32)}
     (kernel,) = lowering.planned(EXAMPLES["variance"].path, None, x).kernels
     assert kernel.options.online and kernel.work.dram_read == 4 * 4096 * 512
@@ -197,7 +197,7 @@ def test_infinities_and_nan(rng):
 
 
 def refused(kernel_options, tile=(1,)):
-    """Why the rows of a softmax cannot be dealt out so."""
+    """Why the rows of a softmax cannot be mapped so."""
     inputs = {"x": np.zeros((64, 4096), np.float32)}
     plans = []
     lowering.lowered(EXAMPLES["softmax"].path, None, inputs, lambda plan: plans.append(plan) or plan)

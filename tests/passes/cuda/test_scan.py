@@ -120,7 +120,7 @@ def test_few_long_rows_are_shared():
     assert "publish_i64" in few.kernels[0].source and "publish_i64" not in many.kernels[0].source
 
 
-def test_no_chain_beside_a_reduction():
+def test_no_chain_next_to_a_reduction():
     source = "op f(x: f32[M, N]) -> (y: f32[M, N], s: f32[M]) { s[i] = sum[j](x[i, j])  y[i, j] = cumsum[j](x[i, j]) }"
     op = tilec.compile(source, target="sm_90a", sizes={"M": 2, "N": 100_000})
     scans = [k for k in op.plan.kernels if "y" in k.nodes]
@@ -145,7 +145,7 @@ def test_wrong_chains_are_refused():
     assert "partial totals" in why(kernel, blocks_per_row=1, thread_counts=(1, 256), steps=(1, 8))
 
 
-def test_a_scan_beside_a_reduction_keeps_to_a_warp():
+def test_a_scan_next_to_a_reduction_keeps_to_a_warp():
     source = "op f(x: f32[M, N]) -> (y: f32[M, N]) { s[i] = sum[j](x[i, j])  y[i, j] = cumsum[j](x[i, j]) / s[i] }"
     op = tilec.compile(source, target="sm_90a", sizes={"M": 2000, "N": 1000})
     (kernel,) = op.plan.kernels

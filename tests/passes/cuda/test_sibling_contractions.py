@@ -23,7 +23,7 @@ GATED = """op gated(x: {t}[M, K], g: {t}[K, N], u: {t}[K, N]) -> (h: {o}[M, N]) 
  h[m, n] = silu(a[m, n]) * b[m, n]
 }}
 """
-TURNED = GATED.replace("[K, N]", "[N, K]").replace("g[k, n]", "g[n, k]").replace("u[k, n]", "u[n, k]")
+TRANSPOSED = GATED.replace("[K, N]", "[N, K]").replace("g[k, n]", "g[n, k]").replace("u[k, n]", "u[n, k]")
 PACKED = GATED.replace("g: {t}[K, N], u: {t}[K, N]", "w: {t}[2, N, K]")
 PACKED = PACKED.replace("g[k, n]", "w[0, n, k]").replace("u[k, n]", "w[1, n, k]")
 RESIDUAL = GATED.replace("u: {t}[K, N]", "u: {t}[K, N], c: {t}[N], r: {o}[M, N]")
@@ -74,10 +74,10 @@ ONE_TENSOR = """op heads(x: {t}[M, E], w: {t}[3, H, D, E]) -> (q: {o}[H, M, D], 
 }}
 """
 SMALL = {"M": 40, "K": 72, "N": 72}
-APART = SMALL | {"P": 40}
+SEPARATE = SMALL | {"P": 40}
 BATCH = {"B": 2, "S": 24, "E": 72, "H": 3, "D": 32, "G": 2}
 LARGE = {"M": 4096, "K": 2048, "N": 4096}
-LARGE_APART = {"M": 512, "K": 2048, "N": 2048, "P": 512}
+LARGE_SEPARATE = {"M": 512, "K": 2048, "N": 2048, "P": 512}
 
 
 def lowered(text, kinds, sizes, columns=None, **changes):
@@ -113,14 +113,14 @@ def test_results_that_meet():
     assert (options.products, options.siblings) == (2, ())
 
 
-def test_results_apart():
-    options = check(QKV, ("bf16", "bf16"), APART)
+def test_separate_results():
+    options = check(QKV, ("bf16", "bf16"), SEPARATE)
     assert (options.products, options.siblings) == (1, (1, 1, 1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text, products, kinds", [
-    *((text, 2, kinds) for text in (GATED, TURNED, PACKED, RESIDUAL) for kinds in (("bf16", "bf16"), ("f16", "f32"))),
+    *((text, 2, kinds) for text in (GATED, TRANSPOSED, PACKED, RESIDUAL) for kinds in (("bf16", "bf16"), ("f16", "f32"))),
     (BOTH, 2, ("bf16", "bf16")), (EXPERTS, 2, ("bf16", "bf16")), (THREE, 3, ("bf16", "f32")),
 ])  # fmt: skip
 def test_forms_of_results_that_meet(text, products, kinds):
@@ -136,7 +136,7 @@ def test_forms_of_results_that_meet(text, products, kinds):
     (HEADS, BATCH, (2, 2)), (BATCHES, SMALL | {"B": 2, "P": 40}, (1, 1)),
     (ONE_TENSOR, {"M": 72, "E": 72, "H": 2, "D": 32}, (2, 2, 2)), (PAIRS, {"M": 72, "K": 136, "N": 136, "P": 72}, (1, 1)),
 ])  # fmt: skip
-def test_forms_of_results_apart(text, sizes, siblings):
+def test_forms_of_separate_results(text, sizes, siblings):
     """Blocks go from the tiles of one result to those of the next; stages go on over the edge between them."""
     options = check(text, ("bf16", "bf16"), sizes, persistent_blocks=3, stages=3)
     assert options.siblings == siblings
@@ -157,7 +157,7 @@ def test_results_of_fewer_columns_than_a_tile(text, sizes):
     assert_within(text, inputs, interpret_stage(specialised, result.texts, "map", inputs), kind="cuda")
 
 
-@pytest.mark.parametrize("text, products", [(GATED, 2), (TURNED, 2), (RESIDUAL, 2), (EXPERTS, 2)])
+@pytest.mark.parametrize("text, products", [(GATED, 2), (TRANSPOSED, 2), (RESIDUAL, 2), (EXPERTS, 2)])
 def test_results_that_meet_by_warps(text, products):
     """By `mma.sync`, with fragments of all products in a thread's registers."""
     text, sizes = text.format(t="bf16", o="bf16"), SMALL | ({"B": 2} if text == EXPERTS else {})
@@ -171,12 +171,12 @@ def test_results_that_meet_by_warps(text, products):
 @pytest.mark.slow
 def test_sums_that_leave_the_matrix_units():
     """8-bit floats, whose sums are added in registers every 128 k."""
-    text = TURNED.replace("x[m, k] * ", "f32(x[m, k]) * ").replace("g[n, k]", "f32(g[n, k])").replace("u[n, k]", "f32(u[n, k])")
+    text = TRANSPOSED.replace("x[m, k] * ", "f32(x[m, k]) * ").replace("g[n, k]", "f32(g[n, k])").replace("u[n, k]", "f32(u[n, k])")
     assert check(text, ("f8e4m3", "f32"), {"M": 40, "K": 400, "N": 72}, persistent_blocks=1).promoted == 128
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text, sizes", [(GATED, SMALL), (QKV, APART)])
+@pytest.mark.parametrize("text, sizes", [(GATED, SMALL), (QKV, SEPARATE)])
 def test_interpreted(text, sizes):
     """Every stage, by the interpreter."""
     text, specialised, result, _ = lowered(text, ("bf16", "bf16"), sizes, persistent_blocks=2, stages=2)
@@ -187,7 +187,7 @@ def test_interpreted(text, sizes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text, sizes", [
-    (GATED, LARGE), (TURNED, LARGE), (RESIDUAL, LARGE), (THREE, LARGE), (QKV, LARGE_APART), (BIASED, LARGE_APART),
+    (GATED, LARGE), (TRANSPOSED, LARGE), (RESIDUAL, LARGE), (THREE, LARGE), (QKV, LARGE_SEPARATE), (BIASED, LARGE_SEPARATE),
     (PAIRS, LARGE | {"P": 1024}),
 ])  # fmt: skip
 def test_registers(text, sizes):
@@ -198,7 +198,7 @@ def test_registers(text, sizes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [GATED, TURNED, RESIDUAL])
+@pytest.mark.parametrize("text", [GATED, TRANSPOSED, RESIDUAL])
 def test_registers_of_warps(text):
     _, result = lowering.lowered(Source("t.tile", text.format(t="bf16", o="bf16")), None, LARGE, target="a100")
     (planned,), ((kernel, _),) = result.plan.kernels, compiled(result.emitted, "sm_80")
@@ -210,7 +210,7 @@ OTHER_ROWS = GATED.replace("x: {t}[M, K]", "x: {t}[M, K], p: i32[M], q: i32[M]")
 OTHER_ROWS = OTHER_ROWS.replace("x[m, k] * g", "x[abs(p[m]) % M, k] * g").replace("x[m, k] * u", "x[abs(q[m]) % M, k] * u")
 OTHER_MASK = GATED.replace("x[m, k] * u", "(x[m, k] if k <= m else 0) * u")
 TO_COLUMNS = GATED.replace("-> (h: {o}[M, N])", "-> (h: {o}[N, M])").replace("h[m, n]", "h[n, m]")
-ONE_TURNED = GATED.replace("u: {t}[K, N]", "u: {t}[N, K]").replace("u[k, n]", "u[n, k]")
+ONE_TRANSPOSED = GATED.replace("u: {t}[K, N]", "u: {t}[N, K]").replace("u[k, n]", "u[n, k]")
 ONE_MORE = PAIRS.replace("f: {t}[K, P]", "f: {t}[P]").replace(" d[m, p] = sum[k](x[m, k] * f[k, p])\n", "")
 ONE_MORE = ONE_MORE.replace("d[m, p]", "f[p]")
 
@@ -221,7 +221,7 @@ ONE_MORE = ONE_MORE.replace("d[m, p]", "f[p]")
     (OTHER_MASK, "h200", 2, "the tile that one writes is not the tile that the other reads"),
     (OTHER_MASK, "a100", 2, "the tile that one writes is not the tile that the other reads"),
     (TO_COLUMNS, "h200", 2, "it has the indices along which the results are contiguous"),
-    (ONE_TURNED, "h200", 2, "not in the same types, steps and orders of dimensions"),
+    (ONE_TRANSPOSED, "h200", 2, "not in the same types, steps and orders of dimensions"),
     (ONE_MORE, "h200", 2, "not as many of them meet in each result"),
     (QKV, "a100", 3, "no tile of warpgroups fits them together"),
     (GATED, "a100", 1, "as one kernel of 2 products of one factor"),

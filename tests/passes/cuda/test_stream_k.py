@@ -71,7 +71,7 @@ GATED = """op gated(x: {t}[M, K], g: {t}[K, N], u: {t}[K, N]) -> (h: {o}[M, N]) 
  h[m, n] = silu(sum[k](x[m, k] * g[k, n])) * sum[k](x[m, k] * u[k, n])
 }}
 """
-APART = """op apart(x: {t}[M, K], g: {t}[K, N], u: {t}[K, P]) -> (h: {o}[M, N], i: f32[M, P]) {{
+SEPARATE = """op apart(x: {t}[M, K], g: {t}[K, N], u: {t}[K, P]) -> (h: {o}[M, N], i: f32[M, P]) {{
  h[m, n] = sum[k](x[m, k] * g[k, n])
  i[m, p] = sum[k](x[m, k] * u[k, p])
 }}
@@ -123,7 +123,7 @@ def test_flags_are_in_order(monkeypatch):
         run_printed(specialised, wrong, list(inputs.values()), RowIntrinsics)
 
 
-@pytest.mark.parametrize("text, sizes", [(GATED, {"N": 72}), (APART, {"N": 136, "P": 72})])
+@pytest.mark.parametrize("text, sizes", [(GATED, {"N": 72}), (SEPARATE, {"N": 136, "P": 72})])
 def test_several_products_share_steps(text, sizes):
     """Tiles of several results follow one another; sums of several products meet."""
     text = text.format(t="bf16", o="f32")

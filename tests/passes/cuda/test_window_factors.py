@@ -58,13 +58,13 @@ def planned(factor: str, norm: bool = False, schedule=None):
 
 
 @pytest.mark.parametrize("factor", list(FACTORS))
-def test_it_is_stored_where_threads_would_read_apart(factor):
+def test_it_is_stored_where_threads_would_read_uncoalesced(factor):
     plan = planned(factor)
     assert [p.stored for p in plan.steps("pack")] == [] if factor == "last" else ["y.sum.right"]
     assert plan.kernels[-1].options.adjacent_steps == (1, 2)
 
 
-def test_requests_whose_threads_read_apart_take_a_line_for_each():
+def test_uncoalesced_requests_take_a_line_for_each_thread():
     """16 lanes are two channels apart, 196 bytes, so that a request touches 16 lines, and each element is loaded once for 14
     neighbours."""
     (apart, *_), (aside,) = planned("first", schedule=rewritten(pack=[])).kernels, planned("last").kernels
@@ -75,7 +75,7 @@ def test_requests_whose_threads_read_apart_take_a_line_for_each():
     assert apart.prediction.limiter == "shared" and apart.prediction.time_us > 1.5 * aside.prediction.time_us
 
 
-def test_windows_are_apart_from_a_norm_over_channels():
+def test_windows_and_a_norm_over_channels_are_separate_kernels():
     """One kernel would have a block for each pixel, and no neighbours that share elements."""
     plan = planned("first", norm=True)
     kernels = {k.nodes[0]: k for k in plan.kernels}

@@ -34,11 +34,11 @@ def excited(channels: int, size: int, window: int, stride: int = 1, last: bool =
 
 
 SHAPES = [(120, 28, 5, 1), (72, 56, 5, 2), (672, 14, 3, 1), (960, 7, 5, 1)]  # of MobileNetV3
-TOGETHER = "operations = [{}]".format(", ".join(f'"{n}"' for n in ("t", "y", "m.sum", "m")))
+FUSED = "operations = [{}]".format(", ".join(f'"{n}"' for n in ("t", "y", "m.sum", "m")))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_mean_of_all_places_is_apart_from_windows(shape):
+def test_a_mean_of_all_places_and_windows_are_separate_kernels(shape):
     """One kernel of both has a block of four warps on an SM, which took five times as long as predicted."""
     plan = planned(excited(*shape), None, {})
     *_, sums, mean = plan.kernels
@@ -63,7 +63,7 @@ def together(tmp_path):
     text = excited(*SHAPES[0], last=True)
     name = "f(x: bf16[64, 28, 28, 120], f: bf16[5, 5, 120], b: bf16[120])"
     (path := tmp_path / "f.sched.toml").write_text(
-        f'version = 2\n[[plan]]\nprogram = "{name}"\ntarget = "h200"\ninline = ["relu.x"]\n[plan.kernels.f_y_m]\n{TOGETHER}\n'
+        f'version = 2\n[[plan]]\nprogram = "{name}"\ntarget = "h200"\ninline = ["relu.x"]\n[plan.kernels.f_y_m]\n{FUSED}\n'
     )
     return lowered(text, None, {}, schedule=read_schedule(path))[1]
 
@@ -93,7 +93,7 @@ def test_few_warps_wait_for_themselves(together):
 
 
 @pytest.mark.parametrize("channels, lanes", [(120, 16), (72, 8), (144, 8), (96, 8)])
-def test_threads_beside_the_last_channels(channels, lanes):
+def test_threads_next_to_the_last_channels(channels, lanes):
     """120 channels are 30 vectors of 4 elements, which 2 threads divide, and no higher power of two: 16 bytes of a line."""
     *_, sums, _ = planned(excited(channels, 28, 5), None, {}).kernels
     lane = sums.options.thread_order[0]

@@ -95,14 +95,14 @@ def test_kernels_that_differ_in_names_only_are_compiled_once():
         assert out[0] == value
 
 
-def test_bytecode_tells_kernels_apart():
+def test_bytecode_distinguishes_kernels():
     space: dict = {}
     exec("def f(a, b):\n c = a + b\n return c\ndef g(x, y):\n z = x + y\n return z\ndef h(x, y):\n return x - y", space)
     f, g, h = (identity(space[n].__code__) for n in "fgh")
     assert f == g != h
 
 
-def test_a_failed_check_is_told_once():
+def test_a_failed_check_is_reported_once():
     out, text = np.zeros(1, np.int64), "if a0[0] == 0:\n    args[1] = 2\na0[0] = 1"
     with pytest.raises(CallError, match="second"):
         run(text, out, sites=("first", "second"))
@@ -134,7 +134,7 @@ uses = st.lists(st.lists(st.integers(0, 7), max_size=4), min_size=1, max_size=10
 
 
 @given(st.lists(st.integers(0, 5000), min_size=8, max_size=8), uses)
-def test_intermediates_that_live_together_lie_apart(sizes, uses):
+def test_intermediates_that_live_at_once_are_disjoint(sizes, uses):
     steps = [Step("k", tuple(Slot("temporary", n) for n in step)) for step in uses]
     allocated = allocate(sizes, steps)
     assert [t.bytes for t in allocated] == sizes and all(t.offset % 256 == 0 for t in allocated)
@@ -190,7 +190,7 @@ def test_the_compilers_own_process_makes_what_this_one_would():
     np.testing.assert_array_equal(y, [0, 1, 2, 3, 3])
 
 
-def test_what_does_not_compile_is_said_by_this_process():
+def test_what_does_not_compile_is_reported_by_this_process():
     assert "no_such" in compile_server.ask(COMPILER, {"module": "import no_such", "kernel": "kernel"})["error"]
 
 

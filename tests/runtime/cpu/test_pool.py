@@ -86,7 +86,7 @@ for grid in (*range(1, 24), 64, 97):
 """)
 
 
-def test_who_has_not_begun_is_not_waited_for():
+def test_who_has_not_started_is_not_waited_for():
     """Threads that end at once, and those that a fork of C's lacks without knowing."""
     run(f"""
 help = ctypes.c_int64.from_address(pool.table() + 8 * Pool.help)

@@ -61,7 +61,7 @@ def test_absolute_values_of_16_bits_are_not_left_to_the_assembler():
 
 @pytest.mark.parametrize("division", ["uint64(a * b) // uint64(b)", "(a * b) // b", "(a + b - n) * b % b"])
 def test_products_divided(division):
-    """The simplification of `a * b // b` asks whether the product may overflow; it once crashed where nothing told it."""
+    """The simplification of `a * b // b` asks whether the product may overflow; it once crashed where nothing decided that."""
     body = f"a = load_i64(x + tid * 8)\nb = load_i64(y)\nstore_i64(y + tid * 8, int64({division}))"
     cubin = check(kernel(body, "load_i64", "store_i64", "uint64"), ("sm_90a",))
     assert re.search(r"mul\.lo\.s64|mad\.lo\.s64", cubin.ptx)  # may wrap around, so it is not left out
@@ -144,7 +144,7 @@ def test_the_cache_gives_the_same_cubins(tmp_path, monkeypatch):
     assert program_cubins(program, "sm_90a", {}) == {n: replace(c, seconds=ANY) for n, c in first.items()}
 
 
-def test_kernels_that_are_begun_are_not_compiled_again(monkeypatch, tmp_path):
+def test_kernels_that_are_started_are_not_compiled_again(monkeypatch, tmp_path):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     compiled = []
     monkeypatch.setattr(cuda_compile, "compile_kernel", lambda *a, **o: compiled.append(a[1]) or compile_kernel(*a, **o))
@@ -165,7 +165,7 @@ def test_kernels_that_are_begun_are_not_compiled_again(monkeypatch, tmp_path):
     assert program_cubins(program, "sm_90a", {"two": 64}) == {n: replace(c, seconds=ANY) for n, c in cubins.items()}
 
 
-def test_begun_kernels_that_were_given_up_are_compiled(monkeypatch, tmp_path):
+def test_started_kernels_that_were_given_up_are_compiled(monkeypatch, tmp_path):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     program = emitted("one")
     with pytest.raises(KeyboardInterrupt), CompilationsInFlight("sm_90a") as in_flight:
@@ -177,7 +177,7 @@ def test_begun_kernels_that_were_given_up_are_compiled(monkeypatch, tmp_path):
     assert program_cubins(program, "sm_90a", {}, in_flight)["one"].entry == "one"
 
 
-def test_a_fork_waits_for_no_kernel_that_its_process_has_begun(monkeypatch, tmp_path):
+def test_a_fork_waits_for_no_kernel_that_its_process_has_started(monkeypatch, tmp_path):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     program = emitted("one")
     with CompilationsInFlight("sm_90a") as in_flight:
@@ -194,7 +194,7 @@ def test_the_compilers_own_process_makes_what_this_one_would():
     assert ptx == cuda_compile._compile_here(source, "kernel", "sm_90a", 128, None, 1)
 
 
-def test_what_does_not_compile_is_said_by_this_process():
+def test_what_does_not_compile_is_reported_by_this_process():
     wanted = {"source": kernel("no_such_name(x)"), "entry": "kernel", "chip": "sm_90a", "threads": 128}
     wanted |= {"parameters": None, "min_blocks": 1}
     assert "no_such_name" in compile_server.ask(cuda_compile.__name__, wanted)["error"]

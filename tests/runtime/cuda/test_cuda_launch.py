@@ -334,7 +334,7 @@ def test_gpu_launches(torch):
 
 
 @pytest.mark.gpu
-def test_gpu_faults_are_told(torch):
+def test_gpu_faults_are_reported(torch):
     code = (
         f"from tilec.runtime.cuda.compile import compile_kernel\nimport tilec.runtime.cuda.launch as l\n"
         f"from tilec.runtime.cuda import driver as d\nsource = {COPY!r}\n"

@@ -85,7 +85,7 @@ def test_a_kernel_that_spills_is_assembled_frugally_if_that_helps(spills, frugal
     assert assembled(cubin.ptx, "kernel", "sm_90a", frugal=True).image
 
 
-def test_explain_tells_of_registers_that_the_plan_did_not_allow():
+def test_explain_reports_of_registers_that_the_plan_did_not_allow():
     """Where a kernel would spill, it gets more of them, and fewer blocks fit an SM."""
     text = "op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = softmax[j](x[i, j]) }"
     op = tilec.compile(text, target="sm_90a").build(M=4096, N=4096)

@@ -26,11 +26,11 @@ from tilec.plan.cpu.loop_work import LoopsWork
 from tilec.plan.cpu.panels import choose_contraction
 from tilec.plan.groups import Group, Remark
 
-SQUARE = 16  # the longest side of a tile that is turned in registers
+SQUARE = 16  # the longest side of a tile that is transposed in registers
 SHARE, REUSED, NARROW = 8, 64, 8
 """Of a block's elements of work, the part that a table has at most; reads of each of its elements, and the extent of the innermost
 loop, from which its copy is worth it."""
-SMALL_OPERAND_THRESHOLD = 1 / 16  # an operand of less than this share of the largest one has no say in how memory is walked
+SMALL_OPERAND_THRESHOLD = 1 / 16  # an operand of less than this share of the largest one does not decide the order of loops
 
 
 def choose(

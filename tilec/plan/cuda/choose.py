@@ -141,7 +141,7 @@ def _with_trig_path(kernel: KernelPlan, g: Group, layout: Layout) -> tuple[Kerne
 
 
 def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
-    """The kernel with its rows dealt out as chosen."""
+    """The kernel with its rows mapped to threads as chosen."""
     tile, registers = row.tile, kernel.options.registers
     residency = {"sram": "smem", "reload": "reload"}.get(tile.residency, "registers")
     if tile.cluster > 1 or tile.stages or tile.residency in ("sram", "reload"):
@@ -184,7 +184,7 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
     if alone(view, lane):
         chosen = choose_rows(view, lane, vector)
         return *_thread_mapping(view, lane, chosen.tile), f"rows of {view.extents[lane]}: {describe(chosen.tile)}", chosen
-    found = []  # several dimensions are walked: what the kernel does then depends on the layout
+    found = []  # loops go over several dimensions: what the kernel does then depends on the layout
     for tile in row_tiles(view, lane, vector):
         sizes, layout = _thread_mapping(view, lane, tile)
         kernel = replace(view.kernel, tile=tuple(sizes.get(d, 1) for d in view.kernel.grid))

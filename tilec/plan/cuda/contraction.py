@@ -135,7 +135,7 @@ def fed_problem(
         filled=tuple(_filling(copy, f, BYTES[kind], target) for copy, f in zip(copies, sides)),
         unaligned=tuple(f.unaligned for f in sides), overhang=overhang(kind, roles, problem.k, g) if "tma" in copies else 1.0,
         widths=tuple(BYTES[f.stored or kind] / BYTES[kind] for f in sides),
-        together=tuple(1 if f.major or f.copy != "tma" else LINE // BYTES[kind] for f in sides),
+        copied=tuple(1 if f.major or f.copy != "tma" else LINE // BYTES[kind] for f in sides),
     )  # fmt: skip
 
 
@@ -147,24 +147,24 @@ def overhang(kind: str, roles: Roles, k: int, g: Group) -> float:
 
 def ranked_tiles(
     kind: str, roles: Roles, operands: dict[str, Operand], problem: block_tile.Contraction, g: Group, graph: Graph, target: Target,
-    together: SeveralProducts = ONE_PRODUCT,
+    several: SeveralProducts = ONE_PRODUCT,
 ) -> Tiles:  # fmt: skip
-    """The tiles for factors that are fed so; `together`: of several products of one left factor. They are ranked once for all
+    """The tiles for factors that are fed so; `several`: of several products of one left factor. They are ranked once for all
     contractions of which these facts are the same, such as one before and after another is packed."""
     left, right = operands["left"], operands["right"]
-    facts = kind, replace(roles, factors={}), left, right, problem, tuple(g.space.extents.items()), together
+    facts = kind, replace(roles, factors={}), left, right, problem, tuple(g.space.extents.items()), several
     found = graph.cache.memoise(("tiles", *facts), (), partial(_ranked_tiles, *facts, target)).result
     return replace(found, roles=roles)
 
 
 def _ranked_tiles(
     kind: str, roles: Roles, left: Operand, right: Operand, problem: block_tile.Contraction, own: tuple[tuple[int, int], ...],
-    together: SeveralProducts, target: Target,
+    several: SeveralProducts, target: Target,
 ) -> Tiles:  # fmt: skip
     operands, extents = {"left": left, "right": right}, dict(own)
     build = partial(
         _built, kind=kind, roles=roles, operands=operands, target=target, extents=extents, promoted=problem.promoted,
-        together=together,
+        several=several,
     )  # fmt: skip
     known: dict[tuple, Fit | None] = {}  # by shape: several tiles have one, and differ in their stages
 
@@ -187,8 +187,8 @@ def _ranked_tiles(
         return known[shape]
 
     instructions = _instructions(kind, operands, target)
-    if together != ONE_PRODUCT:
-        instructions = [i for i in instructions or () if i in _units_for_products(together, kind, operands)] or None
+    if several != ONE_PRODUCT:
+        instructions = [i for i in instructions or () if i in _units_for_products(several, kind, operands)] or None
     times, both = target.fit(WarpgroupTimes), "wgmma" in (instructions or ())
 
     def slower(tile: BlockTile) -> float:
@@ -208,7 +208,7 @@ def _ranked_tiles(
 
 def _built(
     tile: BlockTile, *, kind: str, roles: Roles, operands: dict[str, Operand], target: Target, extents: Sizes, promoted: int,
-    together: SeveralProducts,
+    several: SeveralProducts,
 ) -> StoredContraction:  # fmt: skip
     """The kernel of this tile, with the stages that the model has given it."""
     left, right = operands["left"], operands["right"]
@@ -225,14 +225,14 @@ def _built(
         blocks = target.units if size == 1 else target.sm.clusters(size, 1) * size
         own = {"inner_box": roles.inner_box if "tma" in by else (), "promoted": promoted, "cluster": tile.cluster}
         own["longest_box"] = (left.longest, right.longest)
-        built = WarpgroupContraction(**common, persistent_blocks=blocks, **own, **together._asdict())
+        built = WarpgroupContraction(**common, persistent_blocks=blocks, **own, **several._asdict())
         if tile.stream_k:
             return replace(built, stream_k=_shared_tiles(built, extents, tile.stream_k))
         return replace(built, kept_steps=built.steps(extents)) if tile.kept else built
     stored = {f"{side}_stored": f.stored for side, f in operands.items()}
     gathers = any(f.gathers and not f.pieces for f in operands.values())
     warps = {"warps": (tile.warp_m, tile.warp_n), "inner_warps": tile.inner_warps}
-    own = {"products": together.products, "gathers": gathers}
+    own = {"products": several.products, "gathers": gathers}
     return Contraction(**common, **stored, **warps, **own, unit=tile.instruction)
 
 
@@ -346,10 +346,10 @@ def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> li
     return found or None
 
 
-def _units_for_products(together: SeveralProducts, kind: str, operands: dict[str, Operand]) -> list[str]:
+def _units_for_products(several: SeveralProducts, kind: str, operands: dict[str, Operand]) -> list[str]:
     """Of several products of one left factor: warps multiply those whose results meet, warpgroups those that TMA copies."""
     able = ["wgmma"] if {f.copy for f in operands.values()} == {"tma"} else []
-    return able + (["mma.sync"] if not together.siblings and BYTES[kind] == 2 else [])
+    return able + (["mma.sync"] if not several.siblings and BYTES[kind] == 2 else [])
 
 
 def _boxes_of(built: StoredContraction, extents: Sizes) -> Sizes | None:

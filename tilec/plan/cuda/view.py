@@ -17,7 +17,7 @@ from tilec.core.target import Target
 from tilec.kernels import KernelPlan
 from tilec.plan.groups import Group
 
-UNROLLED = 8  # a dimension that a thread walks alone is unrolled as a whole up to this
+UNROLLED = 8  # a dimension that a thread loops over alone is unrolled as a whole up to this
 Numbers = dict[int, int]  # by kernel dimension
 THREADS = 256  # a block's, where nothing asks for another number: eight warps hide latency and leave registers
 HELD = 64  # elements of several dimensions together that a thread may hold: 40 to 110 registers

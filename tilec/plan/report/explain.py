@@ -155,7 +155,7 @@ def _verdict(kernel: KernelPlan, target: Target, measured: float, counted: Mappi
     return ", or ".join(reported[:2])
 
 
-LIKELY = 1.25  # of the doubt of the likeliest cause: another one is told, too
+LIKELY = 1.25  # of the doubt of the likeliest cause: another one is reported, too
 
 
 def _cause(cause: Cause, kernel: KernelPlan, target: Target) -> str:

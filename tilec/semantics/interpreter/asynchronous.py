@@ -285,7 +285,7 @@ def remote_arrive(code: Code, op: ir.Operation) -> Step:
 
 def copy_arrive(code: Code, op: ir.Operation) -> Step:
     """An arrival when the copies that a thread has started are complete: it hands on what the thread knows, and these copies. They
-    are a group of their own, so that later ones are told from them."""
+    are a group of their own, so that later ones are distinguished from them."""
     group, number = code.operands(op)
 
     def step(values: Values, mask: Mask) -> None:

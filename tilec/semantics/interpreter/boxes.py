@@ -1,6 +1,6 @@
 """TMA: boxes of tensors that are copied to workgroup memory, of one block or of several of a cluster, and back.
 
-Data is there as soon as a copy starts; whoever uses it without waiting for the copy is told of a race (`races`).
+Data is there as soon as a copy starts; whoever uses it without waiting for the copy gets a race (`races`).
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Context:
         self.lanes = lanes
         self.block, self.launches = 0, 0  # of blocks that run one after another; they count on over launches
         self.first_block = 0
-        self.rank: int | None = None  # in a cluster, of a block whose threads are not dealt out yet
+        self.rank: int | None = None  # in a cluster, of a block whose threads are not mapped yet
 
     def launch(self) -> None:
         """What ran before is over for every block that follows."""

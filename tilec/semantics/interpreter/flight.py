@@ -17,7 +17,7 @@ from tilec.semantics.interpreter.faults import Fault, Unsupported
 from tilec.semantics.interpreter.memory import Buffer, View
 from tilec.semantics.interpreter.races import Clocks, Guard
 
-LANES = 8192  # threads that walk together
+LANES = 8192  # threads that run in step
 KNOWN = 1 << 23  # ticks that their clocks may hold
 VIEWS = ("memref.subview", "memref.cast", "memref.collapse_shape", "memref.expand_shape")
 
@@ -86,7 +86,7 @@ def _root(value: ir.Value) -> ir.Value:
 
 class Flight:
     """Blocks that run together, and their common state: clocks, memory, the barrier of a cluster. Blocks
-    that never wait walk in step; others go on each at its own pace."""
+    that never wait run in step; others go on each at its own pace."""
 
     def __init__(self, kernel: Kernel, blocks: range, guards: list[Guard]):
         self.kernel, self.first, self.count = kernel, blocks.start, len(blocks)
@@ -219,10 +219,10 @@ class Threads(Context):
         for row in np.unique(rows[rows != own]) if (rows != own).any() else ():
             using = lanes[((rows == row) & (rows != own)).any(axis=1)]
             block = f"block {self.flight.first + row} of the cluster"
-            begun = self.clocks.known[self.row_of[using], self.thread_of[using], self.clocks.own[row, 0]] > 0
-            if not begun.all():
+            started = self.clocks.known[self.row_of[using], self.thread_of[using], self.clocks.own[row, 0]] > 0
+            if not started.all():
                 what = f"memory of {block} is used before it is known to have started"
-                raise Fault("race", op, what, self.names(using[~begun]))
+                raise Fault("race", op, what, self.names(using[~started]))
             if self.flight.ended[row].all():
                 raise Fault("race", op, f"memory of {block} is used after its end", self.names(using))
             agents = self.block_of[using] * self.kernel.agents + self.thread_of[using]

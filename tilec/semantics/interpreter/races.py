@@ -83,7 +83,7 @@ class Clocks:
 
 
 class Guard:
-    """Watches one buffer, or all of workgroup memory. `cells` of it are told apart; `cell` is the bytes of one."""
+    """Watches one buffer, or all of workgroup memory. `cells` of it are distinguished; `cell` is the bytes of one."""
 
     def __init__(self, cells: int, cell: int, shared: bool):
         self.cell, self.shared, self.cells = cell, shared, cells

@@ -49,6 +49,6 @@ def run(block: Block, frames: list[Values]) -> None:
         if isinstance(step, Shared):
             step.for_ranks(frames)
             continue
-        assert not isinstance(step, Waiting), "ranks are taken together before their threads are dealt out"
+        assert not isinstance(step, Waiting), "ranks are taken as one before their threads are mapped"
         for frame in frames:
             step(frame, None)

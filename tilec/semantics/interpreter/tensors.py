@@ -1,7 +1,7 @@
 """`linalg` and `tensor`: whole operations over their index space, and tensors as memory that each operation makes anew.
 
 The parallel points of a `linalg.generic` are lanes: its body runs once for all of them at every step of its reduction
-dimensions, which are walked in order. That is the order of a sequential loop for every result.
+dimensions, which loops go through in order. That is the order of a sequential loop for every result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The translator table: nodes of ATen graphs as equations. One function says whether a node can be said, and says it.
+"""The translator table: nodes of ATen graphs as equations. One function says whether a node can be translated, and translates it.
 
 translate(graph, node, values)    appends statements, and returns the node's value
 refusal(node)                     why that cannot be, or would take longer than PyTorch's kernels; or None

@@ -43,7 +43,7 @@ class Positions:
 
 
 def table(graph: Graph, extent: int) -> Tensor:
-    """The positions of a dimension, as a tensor: what reads it outside is told."""
+    """The positions of a dimension, as a tensor: what reads it outside is reported."""
     return graph.emit((extent,), "i32", lambda i: i[0].sum_text(), whole=[0])
 
 

@@ -78,7 +78,7 @@ def expresses(names: str, **properties: Any) -> Callable[[Translator], Translato
 
 
 def refused(reason: str, names: str) -> None:
-    """Registers why operations cannot be said."""
+    """Registers why operations are not supported."""
     TABLE.update(dict.fromkeys(names.split(), Row(refused=reason)))
 
 

@@ -1,4 +1,4 @@
-"""Walks over graphs: memory, producers and readers of nodes."""
+"""Traversal of graphs: memory, producers and readers of nodes."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tilec.runtime.cpu.load import load
 from tilec.runtime.program import Emitted
 
 
-def compile_together(programs: Sequence[Emitted], level: int | None = None) -> list[dict[str, int]]:
+def compile_as_one(programs: Sequence[Emitted], level: int | None = None) -> list[dict[str, int]]:
     """The addresses of each program's kernels.
 
     `level` is None for what users' programs get, all of LLVM's optimisations; 1 for its first level, without vectors; 0 for
