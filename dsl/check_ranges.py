@@ -73,7 +73,7 @@ class RangeChecker:
             elif index not in uses and index in main.indices and (
                 later_extent := later.extent(main.name, main.indices.index(index))
             ) is not None:  # fmt: skip
-                range_ = ast.Range(index, ast.SizeNumber(0), to_size(later_extent.size), declared.span)
+                range_ = ast.Range(index, ast.SizeNumber(0), to_size(later_extent.size), later_extent.span)
             else:
                 range_ = self._from_uses(index, span, uses.get(index, []), group)
             if range_ is not None:
