@@ -139,3 +139,32 @@ def test_the_glossary_has_every_family_and_option():
 
     names = set(FAMILIES) | {f.name for family in FAMILIES.values() for f in fields(family) if not f.metadata["fixed"]}
     assert sorted(n for n in names if f"`{n}`" not in text("docs/glossary.md")) == []
+
+
+# ---- sentences -------------------------------------------------------------------------------------------------------
+
+LONGEST = 32  # words of a sentence
+PROSE = ["README.md", GUIDE, *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").rglob("*.md"))]
+"""All but the changelog, whose entries are lists."""
+
+
+def sentences(page: str) -> list[str]:
+    """Of running text and list items, without blocks, tables, headings and what is generated; each code span is one word."""
+    prose = re.sub(r"<!-- generated.*?<!-- end -->", "\n\n", re.sub(r"^```.*?^```$", "\n\n", page, flags=re.M | re.S), flags=re.S)
+    found = []
+    for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.)\s)|\n(?=[|#])", prose):
+        if not part.lstrip().startswith(("|", "#", "<!--")):
+            plain = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "code", " ".join(part.split())))
+            found += re.split(r"""(?<=[.!?])["')\]*]*\s+""", plain)
+    return found
+
+
+@pytest.mark.parametrize("page", PROSE)
+def test_sentences_are_short(page):
+    long = [s for s in sentences(text(page)) if sum(bool(re.search(r"\w", word)) for word in s.split()) > LONGEST]
+    assert not long, "\n".join(long)
+
+
+def test_long_sentences_are_found():
+    one, two = "a " * 20 + "end. ", "`f(x, y)` " * 33
+    assert [len(s.split()) for s in sentences(f"{one}{one}\n\n```sh\n{two}\n```\n- {two}")] == [21, 21, 34]
