@@ -163,7 +163,7 @@ def _in_order(node: Node, kind: str, now: Tiles, g: Group, graph: Graph, target:
             continue
         operands = dict(zip(stored, (f for f, _ in sides)))
         problem = replace(
-            now.problem, staged=(0, 0), filled=(0, 0), unaligned=tuple(f.unaligned for f, _ in sides), together=(1, 1),
+            now.problem, staged=(0, 0), filled=(0, 0), unaligned=tuple(f.unaligned for f, _ in sides), copied=(1, 1),
             widths=(1, 1), overhang=overhang(kind, roles, now.problem.k, g),
         )  # fmt: skip
         tiles = ranked_tiles(kind, roles, operands, problem, g, graph, target)
