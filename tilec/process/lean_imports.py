@@ -37,6 +37,16 @@ def import_without(name: str, later: str) -> ModuleType:
 @contextmanager
 def executing(name: str, run: Callable[[ModuleType, Callable[[], None]], None]) -> Iterator[None]:
     """Within, an import of the module `name` calls `run(module, execute)`; `execute()` runs the module's body."""
+    stop = watch(name, run)
+    try:
+        yield
+    finally:
+        stop()
+
+
+def watch(name: str, run: Callable[[ModuleType, Callable[[], None]], None]) -> Callable[[], None]:
+    """The same until the function that it returns is called, or the process ends: a generator that waits until then would be
+    resumed after `sys.meta_path` is gone."""
 
     def find(fullname: str, path: Any, target: Any) -> ModuleSpec | None:
         if fullname != name:
@@ -55,10 +65,7 @@ def executing(name: str, run: Callable[[ModuleType, Callable[[], None]], None]) 
 
     finder = SimpleNamespace(find_spec=find)
     sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
+    return lambda: sys.meta_path.remove(finder)
 
 
 class Later:

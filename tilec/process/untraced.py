@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from contextlib import ExitStack
+from collections.abc import Callable
 from types import ModuleType
 
 RULES = "torch._dynamo.trace_rules"
@@ -31,16 +31,14 @@ def leave_out() -> None:
     if (rules := sys.modules.get(RULES)) is not None:
         _add(rules)
         return
-    from tilec.process.lean_imports import executing
+    from tilec.process.lean_imports import watch
 
-    until = ExitStack()
-
-    def run(module: ModuleType, execute: object) -> None:
-        until.close()
-        execute()  # type: ignore[operator]
+    def run(module: ModuleType, execute: Callable[[], None]) -> None:
+        stop()
+        execute()
         _add(module)
 
-    until.enter_context(executing(RULES, run))
+    stop = watch(RULES, run)
 
 
 def _add(rules: ModuleType) -> None:
