@@ -68,13 +68,13 @@ class Binding:
         except ZeroDivisionError:
             self.conflicts.append(Conflict(f"{d.label}: division by zero", d.span, (), False))
             return
-        unknown = [leaf for leaf in p.leaves if leaf.is_symbol and is_open(term(leaf), "?")]
+        unknown = [leaf for leaf in p.leaves if leaf.is_symbol and is_open("?", term(leaf))]
         if all(leaf.is_symbol for leaf in p.leaves) and not unknown:
             if p is not d.extent:
                 self._conflict(d, p)
             return
         factor, rest = p.collect(unknown[0]) if len(unknown) == 1 else (p, p)
-        if len(unknown) != 1 or is_open(factor, "?") or is_open(rest, "?"):
+        if len(unknown) != 1 or is_open("?", factor, rest):
             self._open.append(d)
             return
         value, left = split(d.extent - rest, factor)

@@ -128,9 +128,7 @@ class AccessChecker:
         message += f"Dimension {k} of `{access.tensor}` has size {extent}"
         if domain is None or not domain.limited:
             low, high = NONE.ends(x) if domain is None else domain.ends(x)
-            message = f"`{text_of(access)}` reaches outside: `{at}` takes the values {low}" + f" to {high}" * (
-                low != high
-            )
+            message = f"`{text_of(access)}` reaches outside: `{at}` takes the values {low}" + f" to {high}" * (low != high)
             message += f", and dimension {k} of `{access.tensor}` has size {extent}"
         above, below = here.facts.proves(x), here.facts.proves(extent - 1 - x)
         if domain is not None:
@@ -148,11 +146,7 @@ class AccessChecker:
         low, high = NONE.ends(x)
         if low is None or high is None or here.conditions or _rounds(subscript):
             return False
-        if (
-            not all(leaf.is_symbol for y in (x, low, high) for leaf in y.leaves)
-            or is_open(extent, ".")
-            or is_open(high, ".")
-        ):
+        if not all(leaf.is_symbol for y in (x, low, high) for leaf in y.leaves) or is_open(".", extent, high):
             return False
         ends = [leaf.ends for leaf in here.indices]
         nonempty = all(a is not None and b is not None and NONE.proves(b - a) for a, b in ends)

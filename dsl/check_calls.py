@@ -83,7 +83,7 @@ class Calls:
             found = declared_shape(result, binding.sizes, self.report)
             if found is None:
                 return
-            shape = tuple(p if not is_open(p, "?") else size(f"{name}.{k}") for k, p in enumerate(found))
+            shape = tuple(p if not is_open("?", p) else size(f"{name}.{k}") for k, p in enumerate(found))
             info = TensorInfo(name, result.dtype, shape, call.span)
             self._result_agrees(info, call)
             declared = self.results.get(name)
@@ -158,7 +158,7 @@ class Calls:
         if declared is None or declared.shape is None or info.shape is None:
             return
         same = len(declared.shape) == len(info.shape) and not any(
-            not is_open(a, ".") and a is not b for a, b in zip(info.shape, declared.shape)
+            not is_open(".", a) and a is not b for a, b in zip(info.shape, declared.shape)
         )
         if not same:
             got, wanted = (f"[{', '.join(map(str, shape))}]" for shape in (info.shape, declared.shape))

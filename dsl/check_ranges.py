@@ -172,7 +172,7 @@ class RangeChecker:
         """Whether two sizes are not the same; open sizes of the short form and quotients may yet turn out so."""
         if a is b:
             return False
-        open_ = any(is_open(x, ".") or not all(leaf.is_symbol for leaf in x.leaves) for x in (a, b))
+        open_ = is_open(".", a, b) or not all(leaf.is_symbol for x in (a, b) for leaf in x.leaves)
         if not open_ or NONE.proves(a - b - 1) or NONE.proves(b - a - 1):
             return True
         self.undecided.append((a, b))

@@ -14,7 +14,7 @@ from math import inf
 from tilec.core.dtypes import I64
 from tilec.dsl import ast
 from tilec.dsl.notation import arithmetic
-from tilec.index.facts import NONE, choose, maximum, minimum
+from tilec.index.facts import NONE, choose, has_index, maximum, minimum
 from tilec.index.terms import Cond, Leaf, Term, at_least, below, call, equal, size, term
 
 _MAX_PARTS = 400  # a subscript with larger products is treated like data
@@ -90,9 +90,8 @@ class IndexTerms:
             (least, x), (low, y) = NONE.bounds(a), NONE.bounds(b)
             if min(least, low) < 0 or max(x, y) == inf:
                 return None
-            return call(
-                op, a, b, low=0, high=int(min(x, y)) if op == "&" else (1 << (int(x) | int(y)).bit_length()) - 1
-            )
+            most = min(x, y) if op == "&" else (1 << (int(x) | int(y)).bit_length()) - 1
+            return call(op, a, b, low=0, high=int(most))
         if op == "*" and len(a.parts) * len(b.parts) > _MAX_PARTS:
             return None
         return combined(op, a, b) if op in ("+", "-", "*", "//", "%") else None
@@ -112,9 +111,7 @@ class IndexTerms:
                 return self.condition(left) | self.condition(right)
             case ast.Binary(op="^", left=left, right=right):
                 return ~self._same(left, right)
-            case ast.Compare(op="==" | "!=" as op, left=left, right=right) if is_condition(left) and is_condition(
-                right
-            ):
+            case ast.Compare(op="==" | "!=" as op, left=left, right=right) if is_condition(left) and is_condition(right):
                 return self._same(left, right) if op == "==" else ~self._same(left, right)
             case ast.Compare(op=op, left=left, right=right):
                 a, b = self.of(left), self.of(right)
@@ -160,22 +157,15 @@ def fits(x: Term) -> bool:
     return (low == -inf or low >= -(1 << 63)) and (high == inf or high < 1 << 63)
 
 
-def has_index(x: Term) -> bool:
-    return any(leaf.op == "index" for leaf in x.free)
-
-
 def _is_affine(x: Term) -> bool:
-    for m in x.parts:
-        moving = [leaf for leaf in m if any(s.op == "index" for s in leaf.free)]
-        for leaf in moving[:1]:
-            if len(moving) > 1 or not (leaf.is_symbol or (_rounds(leaf) and _is_affine(leaf.args[0]))):
-                return False
-    return True
+    moving = [[leaf for leaf in m if has_index(leaf)] for m in x.parts]
+    return all(len(leaves) < 2 and all(leaf.is_symbol or _is_affine_quotient(leaf) for leaf in leaves) for leaves in moving)
 
 
-def _rounds(leaf: Leaf) -> bool:
-    """Whether it is a quotient or a remainder by a size."""
-    return (leaf.op == "//" or leaf.name in ("//", "%")) and not has_index(leaf.args[1])
+def _is_affine_quotient(leaf: Leaf) -> bool:
+    """Or a remainder, by a size."""
+    divides = leaf.op == "//" or leaf.name in ("//", "%")
+    return divides and _is_affine(leaf.args[0]) and not any(map(has_index, leaf.args[1].leaves))
 
 
 def _called(function: str, args: list[Term]) -> Term:
@@ -218,9 +208,9 @@ def names_in(x: Term) -> set[str]:
     return {leaf.name for leaf in x.free}
 
 
-def is_open(x: Term, *marks: str) -> bool:
-    """Whether one of the marks is in a name of a size: a size that only a call tells (`x.0`), or that is yet unknown (`?N`)."""
-    return any(mark in name for name in names_in(x) for mark in marks)
+def is_open(mark: str, *xs: Term) -> bool:
+    """Whether a mark is in the name of a size: "." of one that only a call tells (`x.0`), "?" of one that is yet unknown (`?N`)."""
+    return any(mark in name for x in xs for name in names_in(x))
 
 
 def with_sizes(x: Term, sizes: Mapping[str, Term]) -> Term:

@@ -189,11 +189,11 @@ class Facts:
         return self._end(x, 0), self._end(x, 1)
 
     def _end(self, x: Term, side: int) -> Term | None:
-        leaf = next((y for y in x.leaves if y.op == "call" or _has_index(y)), None)
+        leaf = next((y for y in x.leaves if y.op == "call" or has_index(y)), None)
         if leaf is None:
             return x
         for c, _, k, other in remainders(x):  # 0 to k - 1
-            if (s := self.sign(c)) is not None and self.proves(k - 1) and not any(map(_has_index, k.leaves)):
+            if (s := self.sign(c)) is not None and self.proves(k - 1) and not any(map(has_index, k.leaves)):
                 return self._end(other + (c * (k - 1) if (s > 0) == side else 0), side)
         c, r = x.collect(leaf)
         s = self.sign(c)
@@ -205,7 +205,7 @@ class Facts:
             end = next(iter(self.ends_of(leaf)[up]), None)
         elif leaf.op == "//":
             of, by = leaf.args
-            end = self._end(of, up) if self.sign(by) == 1 and not any(map(_has_index, by.leaves)) else None
+            end = self._end(of, up) if self.sign(by) == 1 and not any(map(has_index, by.leaves)) else None
             end = None if end is None else self.div(end, by)
         else:
             each = [e for e in (self._end(a, up) for a in leaf.args) if e is not None]
@@ -352,7 +352,8 @@ class Facts:
         return max([own[0], *(e[0] for e in (*lows, *here))]), min([own[1], *(e[1] for e in (*highs, *here))])
 
 
-def _has_index(leaf: Leaf) -> bool:
+def has_index(leaf: Leaf) -> bool:
+    """Whether it depends on an index."""
     return any(s.op == "index" for s in leaf.free)
 
 

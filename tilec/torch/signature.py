@@ -210,7 +210,7 @@ class _Body:
                 for d, (subscript, extent) in enumerate(zip(node.subscripts, shape)):
                     if isinstance(subscript, ast.Name) and (r := ranges.get(subscript.name)) is not None and r.high:
                         high = range_of(r)[1]
-                        if extent is not high and (is_open(extent, ".") or is_open(high, ".")):
+                        if extent is not high and is_open(".", extent, high):
                             yield extent, high, f"dimension {d} of `{node.tensor}`", r.index
 
 
