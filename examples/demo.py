@@ -8,7 +8,6 @@ Runs on the GPU if there is one and the GPU compiler is installed, else on the C
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib.util
 import sys
 import time
@@ -21,6 +20,7 @@ from rich.table import Table
 import tilec
 from tilec.runtime import cache
 from tilec.runtime.cuda import toolkit
+from tilec.runtime.cuda.driver import device_info
 
 sys.path.insert(0, str(Path(__file__).parent))
 from expectations import EXAMPLES, Bound
@@ -35,11 +35,7 @@ CHECKED = {"B": 1, "S": 64, "E": 128, "H": 2, "D": 64, "F": 352}
 
 def find_device() -> str:
     """ "cuda" where a driver sees a GPU and the GPU compiler is installed."""
-    try:
-        driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-    except OSError:
-        return "cpu"
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+    if device_info().problem:
         return "cpu"
     if parts := toolkit.missing():
         print(f"on the CPU: {toolkit.told(parts)}", file=sys.stderr)

@@ -12,7 +12,6 @@ those before it keep theirs.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import weakref
 from collections import Counter
@@ -20,16 +19,17 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilec.runtime.cuda import driver
+
+if TYPE_CHECKING:
+    from cuda.bindings import driver as bindings
 
 workspaces: Counter[int] = Counter()
 """Bytes of device memory that are held for temporaries of programs, by device: what programs need, as PyTorch counts what its
 allocator gave out, and not the driver's granules (2 MiB) that hold it."""
 
-_VIRTUAL_MEMORY = 102  # CUdevice_attribute
-_PINNED, _DEVICE, _READ_WRITE, _RECOMMENDED = 1, 1, 3, 1
 _PER_THREAD = 2  # CU_STREAM_PER_THREAD: one handle, and a stream for each thread
 _changing = threading.Lock()
 
@@ -70,22 +70,19 @@ class Arena:
         return True
 
     def _reserve(self, granule: int) -> None:
-        most, begin = ctypes.c_size_t(), ctypes.c_uint64()
-        driver.call("cuDeviceTotalMem_v2", ctypes.byref(most), self._device)
-        size, none = -(-most.value // granule) * granule, ctypes.c_size_t(0)
+        size = -(-driver.call("cuDeviceTotalMem", self._device) // granule) * granule
         try:
-            driver.call("cuMemAddressReserve", ctypes.byref(begin), ctypes.c_size_t(size), none, ctypes.c_uint64(0), 0)
+            self._begin = int(driver.call("cuMemAddressReserve", size, 0, 0, 0))
         except driver.CudaError:  # addresses have run out, or the process may not have so many
             return
-        self._begin, self._reserved = begin.value, size
+        self._reserved = size
 
 
 def allocate(device: int, size: int) -> int:
     """The address of device memory that is never freed: a captured graph that reads it may live for as long as the process."""
-    memory = ctypes.c_uint64()
-    driver.call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(size))
+    memory = driver.allocate(size)
     workspaces[device] += size
-    return memory.value
+    return memory
 
 
 # ---- arenas of streams -----------------------------------------------------------------------------------------------
@@ -135,45 +132,39 @@ def lasting(stream: int) -> bool:
 # ---- virtual memory management ---------------------------------------------------------------------------------------
 
 
-class _Properties(ctypes.Structure):
-    """CUmemAllocationProp."""
-
-    _fields_ = (
-        ("type", ctypes.c_int), ("handles", ctypes.c_int), ("place", ctypes.c_int), ("device", ctypes.c_int),
-        ("win32", ctypes.c_void_p), ("flags", ctypes.c_ubyte * 8),
-    )  # fmt: skip
-
-
-class _Access(ctypes.Structure):
-    """CUmemAccessDesc."""
-
-    _fields_ = (("place", ctypes.c_int), ("device", ctypes.c_int), ("flags", ctypes.c_int))
-
-
 @cache
 def _granule(device: int) -> int:
     """Memory is put behind so many addresses at a time; 0 where that cannot be done."""
-    if not driver.attribute(_VIRTUAL_MEMORY, device):
+    if not driver.attribute("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", device):
         return 0
-    found, properties = ctypes.c_size_t(), _Properties(_PINNED, 0, _DEVICE, device)
+    recommended = driver.library().CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
     try:
-        driver.call("cuMemGetAllocationGranularity", ctypes.byref(found), ctypes.byref(properties), _RECOMMENDED)
+        return int(driver.call("cuMemGetAllocationGranularity", _properties(device), recommended))
     except driver.CudaError:
         return 0
-    return found.value
+
+
+def _properties(device: int) -> bindings.CUmemAllocationProp:
+    """Of memory of the device."""
+    cuda = driver.library()
+    made = cuda.CUmemAllocationProp()
+    made.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    made.location.type, made.location.id = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, device
+    return made
 
 
 def _map(device: int, begin: int, size: int) -> None:
     """Puts memory behind addresses. Where that fails, there is none."""
-    handle, properties = ctypes.c_uint64(), _Properties(_PINNED, 0, _DEVICE, device)
-    where, length, access = ctypes.c_uint64(begin), ctypes.c_size_t(size), _Access(_DEVICE, device, _READ_WRITE)
-    driver.call("cuMemCreate", ctypes.byref(handle), length, ctypes.byref(properties), ctypes.c_ulonglong(0))
+    cuda, properties = driver.library(), _properties(device)
+    access = cuda.CUmemAccessDesc()
+    access.location, access.flags = properties.location, cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    handle = driver.call("cuMemCreate", size, properties, 0)
     try:
-        driver.call("cuMemMap", where, length, ctypes.c_size_t(0), handle, ctypes.c_ulonglong(0))
+        driver.call("cuMemMap", begin, size, 0, handle, 0)
         try:
-            driver.call("cuMemSetAccess", where, length, ctypes.byref(access), ctypes.c_size_t(1))
+            driver.call("cuMemSetAccess", begin, size, [access], 1)
         except driver.CudaError:
-            driver.library().cuMemUnmap(where, length)
+            cuda.cuMemUnmap(begin, size)
             raise
     finally:
-        driver.library().cuMemRelease(handle)  # what is mapped stays until it is unmapped
+        cuda.cuMemRelease(handle)  # what is mapped stays until it is unmapped

@@ -14,7 +14,7 @@ from tilec.runtime.cuda.program import DeviceProgram, Run
 from tilec.runtime.native.tables import CALL, CAPTURING, ENCODE, STEP, WAIT, DeviceMap, DeviceStep, KeepAlive
 from tilec.runtime.native.tables import DeviceProgram as Table
 
-_COPY, _CLEAR = "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async"
+_COPY, _CLEAR = "cuMemcpyDtoDAsync", "cuMemsetD8Async"
 _CALLS = {ENCODE: "cuTensorMapEncodeTiled", WAIT: "cuStreamSynchronize", CAPTURING: "cuStreamIsCapturing"}
 _FUNCTIONS = {
     "current": "cuCtxGetDevice", "launch": "cuLaunchKernelEx", "copy": _COPY, "clear": _CLEAR, "encode": _CALLS[ENCODE],
@@ -40,7 +40,7 @@ def runner(program: DeviceProgram, kind: type, arrays: int) -> Runner | None:
         temporaries=program.temporaries, begins=alive.words(program.begins or range(arrays, words)),
         spaced=not program.plain, spaces=program.spaces,
         space=alive.object(program.space), checks=program.checks, deferred_checks=program.deferred_checks,
-        **{field: _address(name) for field, name in _FUNCTIONS.items()},
+        **{field: driver.address(name) for field, name in _FUNCTIONS.items()},
     )  # fmt: skip
     owner: Any = alive, program
     return Runner(owner, table, "tilec_cuda_execute", words, 16, (CUDA, program.device), current, stream_handle)
@@ -54,7 +54,7 @@ def _step(alive: KeepAlive, run: Run, words: int) -> int:
     offsets = run.launcher.offsets
     maps = [_map(alive, m, offset) for m, offset in zip(run.maps, offsets[len(slots) :])]
     return alive.table(
-        DeviceStep, config=run.launcher.config, kernel=run.launcher.kernel.handle.value or 0, bytes=offsets[-1],
+        DeviceStep, config=run.launcher.config, kernel=run.launcher.kernel.handle, bytes=offsets[-1],
         maps=len(maps), map_list=alive.words(maps), check=offsets[-2] if run.sites else 0, word=run.word, **common,
     )  # fmt: skip
 
@@ -72,7 +72,3 @@ def _queued(run: Run, words: int) -> str:
     if run.launcher is not None:
         return f"launch of {run.launcher.kernel.entry}"
     return _CLEAR if len(run.pick(range(words))) == 1 else _COPY
-
-
-def _address(name: str) -> int:
-    return ctypes.cast(getattr(driver.library(), name), ctypes.c_void_p).value or 0

@@ -1,20 +1,21 @@
-"""The CUDA driver by ctypes: the functions of launches, and errors with advice.
+"""The CUDA driver, by NVIDIA's `cuda.bindings`: errors with advice, devices and contexts.
 
-ctypes, because a launch through prepared C structures takes a fraction of a binding's 4 us, and because a machine with
-nothing but a driver can then run cached kernels.
+`cuda.bindings` is imported, and the driver loaded, when a GPU is first asked for: programs for the CPU never do. Machine code
+(`runtime/native/cuda.py`) calls the driver's functions by their addresses.
 """
 
 from __future__ import annotations
 
-import ctypes
-import sys
 import threading
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-# CUdevice_attribute
-_MULTIPROCESSORS, _MAJOR, _MINOR, _L2_BYTES, _SHARED_OPTIN = 16, 75, 76, 38, 97
+if TYPE_CHECKING:
+    from cuda.bindings import driver as bindings
+
+_VERSION = 12000  # of CUDA, of whose functions `address` gives the addresses
 
 
 class CudaError(RuntimeError):
@@ -60,31 +61,39 @@ _KNOWN: dict[int, tuple[type[CudaError], str]] = {
 
 
 @cache
-def library() -> ctypes.CDLL:
-    """The driver, initialised. Raises `NoDriver`."""
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+def library() -> ModuleType:
+    """`cuda.bindings.driver`, with the driver initialised. Raises `NoDriver`."""
+    from cuda.bindings import driver
+
     try:
-        found = ctypes.CDLL(name)
-    except OSError:
-        raise NoDriver(f"there is no CUDA driver ({name}); install NVIDIA's, or use the CPU target") from None
-    if code := found.cuInit(0):
-        raise _error(found, "cuInit", code)
-    return found
+        (code,) = driver.cuInit(0)
+    except RuntimeError:  # of all versions of the package, where libcuda is not found
+        raise NoDriver("there is no CUDA driver; install NVIDIA's, or use the CPU target") from None
+    if code:
+        raise _error(driver, "cuInit", code)
+    return driver
 
 
-def call(name: str, *arguments: Any) -> None:
-    """Calls a driver function. Integers that are not C ints must come as ctypes values."""
-    driver = library()
-    if code := getattr(driver, name)(*arguments):
-        raise _error(driver, name, code)
+def call(name: str, *arguments: object) -> Any:
+    """Calls a function of `cuda.bindings.driver`. Returns what that returns beside the code: None, one thing, or a tuple."""
+    code, *results = getattr(library(), name)(*arguments)
+    if code:
+        raise failure(name, code)
+    return results[0] if len(results) == 1 else tuple(results) or None
 
 
-def _error(driver: ctypes.CDLL, name: str, code: int) -> CudaError:
-    text = ctypes.c_char_p()
-    driver.cuGetErrorName(code, ctypes.byref(text))
-    kind, hint = _KNOWN.get(code, (CudaError, ""))
-    text_of_error = text.value.decode() if text.value else "unknown error"
-    return kind(f"{name}: {text_of_error} ({code})" + (f"; {hint}" if hint else ""), code)
+@cache
+def address(name: str) -> int:
+    """The address of a driver function, which is named without a version. Stream 0 is the one that all threads share."""
+    legacy = library().CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_LEGACY_STREAM
+    found, _ = call("cuGetProcAddress", name.encode(), _VERSION, legacy)
+    return int(found)
+
+
+def _error(driver: ModuleType, name: str, code: int) -> CudaError:
+    kind, hint = _KNOWN.get(int(code), (CudaError, ""))
+    name_of_error = next((r.name for r in driver.CUresult if r == code), "unknown error")
+    return kind(f"{name}: {name_of_error} ({int(code)})" + (f"; {hint}" if hint else ""), int(code))
 
 
 def failure(name: str, code: int) -> CudaError:
@@ -97,20 +106,18 @@ def failure(name: str, code: int) -> CudaError:
 
 @cache
 def device_count() -> int:
-    count = ctypes.c_int()
-    call("cuDeviceGetCount", ctypes.byref(count))
-    return count.value
+    return int(call("cuDeviceGetCount"))
 
 
 @cache
-def attribute(which: int, device: int = 0) -> int:
-    value = ctypes.c_int()
-    call("cuDeviceGetAttribute", ctypes.byref(value), which, device)
-    return value.value
+def attribute(name: str, device: int = 0) -> int:
+    """What `CU_DEVICE_ATTRIBUTE_` and the name stands for."""
+    which = getattr(library().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(call("cuDeviceGetAttribute", which, device))
 
 
 def compute_capability(device: int = 0) -> tuple[int, int]:
-    return attribute(_MAJOR, device), attribute(_MINOR, device)
+    return attribute("COMPUTE_CAPABILITY_MAJOR", device), attribute("COMPUTE_CAPABILITY_MINOR", device)
 
 
 def chip_of(device: int = 0) -> str:
@@ -122,18 +129,18 @@ def chip_of(device: int = 0) -> str:
 
 def shared_limit(device: int = 0) -> int:
     """Bytes of shared memory that one block may have."""
-    return attribute(_SHARED_OPTIN, device)
+    return attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", device)
 
 
 def l2_bytes(device: int = 0) -> int:
-    return attribute(_L2_BYTES, device)
+    return attribute("L2_CACHE_SIZE", device)
 
 
 def multiprocessors(device: int = 0) -> int:
-    return attribute(_MULTIPROCESSORS, device)
+    return attribute("MULTIPROCESSOR_COUNT", device)
 
 
-_contexts: dict[int, ctypes.c_void_p] = {}
+_contexts: dict[int, bindings.CUcontext] = {}
 _lock = threading.Lock()
 
 
@@ -141,16 +148,14 @@ def use_device(device: int) -> None:
     """Makes the primary context of `device`, the one PyTorch and CuPy use, current in this thread."""
     with _lock:
         if device not in _contexts:
-            context = ctypes.c_void_p()
-            call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-            _contexts[device] = context
+            _contexts[device] = call("cuDevicePrimaryCtxRetain", device)
     call("cuCtxSetCurrent", _contexts[device])
 
 
 def current_device() -> int | None:
     """The device of this thread's current context, if it has one."""
-    device = ctypes.c_int()
-    return None if library().cuCtxGetDevice(ctypes.byref(device)) else device.value
+    code, device = library().cuCtxGetDevice()
+    return None if code else int(device)
 
 
 def enter_device(device: int) -> None:
@@ -161,13 +166,22 @@ def enter_device(device: int) -> None:
 
 def device_of(pointer: int) -> int:
     """The number of the device whose memory `pointer` is in."""
-    ordinal = ctypes.c_int()
-    call("cuPointerGetAttribute", ctypes.byref(ordinal), 9, ctypes.c_uint64(pointer))  # DEVICE_ORDINAL
-    return ordinal.value
+    ordinal = library().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(call("cuPointerGetAttribute", ordinal, pointer))
 
 
 def synchronize_stream(stream: int) -> None:
-    call("cuStreamSynchronize", ctypes.c_void_p(stream))
+    call("cuStreamSynchronize", stream)
+
+
+def allocate(size: int) -> int:
+    """The address of device memory, which `release` frees."""
+    return int(call("cuMemAlloc", size))
+
+
+def release(pointer: int) -> None:
+    """Frees memory; a driver that has failed is not heard."""
+    library().cuMemFree(pointer)
 
 
 # What `tilec doctor` says
@@ -203,19 +217,15 @@ def device_info() -> SystemInfo:
     toolkit, assembler = versions(), ptxas_path() or "nvJitLink (setmaxnreg is ignored)"
     try:
         devices = tuple(_describe(i) for i in range(device_count()))
-        version = ctypes.c_int()
-        call("cuDriverGetVersion", ctypes.byref(version))
+        version = call("cuDriverGetVersion")
     except CudaError as error:
         return SystemInfo(toolkit=toolkit, assembler=assembler, problem=str(error))
-    driver = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    driver = f"CUDA {version // 1000}.{version % 1000 // 10}"
     old = [d.name for d in devices if int(d.chip[3:].rstrip("a")) < 80]
     problem = f"{', '.join(old)}: older than Ampere (sm_80), use the CPU target" if old else ""
     return SystemInfo(devices, driver, toolkit, assembler, problem)
 
 
 def _describe(device: int) -> DeviceInfo:
-    name, memory = ctypes.create_string_buffer(128), ctypes.c_size_t()
-    call("cuDeviceGetName", name, 128, device)
-    call("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
-    sms, shared = attribute(_MULTIPROCESSORS, device), shared_limit(device)
-    return DeviceInfo(device, name.value.decode(), chip_of(device), sms, memory.value, shared)
+    name, memory = call("cuDeviceGetName", 128, device).rstrip(b"\0").decode(), call("cuDeviceTotalMem", device)
+    return DeviceInfo(device, name, chip_of(device), multiprocessors(device), memory, shared_limit(device))

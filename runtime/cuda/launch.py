@@ -3,48 +3,34 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilec.core.diagnostics import CallError
 from tilec.runtime.cuda import driver
 
-# Parameter kinds: struct format, size. A tensor map is 128 bytes on a multiple of 64.
-_KINDS = {
-    "i64": ("q", 8),
-    "u64": ("Q", 8),
-    "f64": ("d", 8),
-    "i32": ("i", 4),
-    "u32": ("I", 4),
-    "f32": ("f", 4),
+if TYPE_CHECKING:
+    from cuda.bindings import driver as bindings
+
+
+class Described(ctypes.Structure):
+    """A CUtensorMap. The driver writes it to a multiple of 64 bytes, where that of `cuda.bindings` does not lie."""
+
+    _fields_ = (("words", ctypes.c_uint64 * 16),)
+
+
+# Parameter kinds: the type of a value, and bytes. A tensor map begins at a multiple of 64.
+_KINDS: dict[str, tuple[type | None, int]] = {
+    "i64": (ctypes.c_int64, 8),
+    "u64": (ctypes.c_uint64, 8),
+    "f64": (ctypes.c_double, 8),
+    "i32": (ctypes.c_int32, 4),
+    "u32": (ctypes.c_uint32, 4),
+    "f32": (ctypes.c_float, 4),
+    "tensor_map": (None, 128),
 }
-_KINDS |= {"tensor_map": ("128s", 128)}
-_MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
 _LARGEST_PORTABLE_CLUSTER = 8
-
-
-class _Config(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("attribute_count", ctypes.c_uint),
-    )
-
-
-class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute: a kind, and a value of 64 bytes."""
-
-    _fields_ = (("kind", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_uint * 16))
-
-
-_CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALIZATION = 4, 6
 
 
 class Kernel:
@@ -56,20 +42,8 @@ class Kernel:
 
     def __init__(self, image: bytes, entry: str, parameters: Sequence[str]):
         self.image, self.entry, self.parameters = image, entry, tuple(parameters)
-        self._library, self.handle = ctypes.c_void_p(), ctypes.c_void_p()
-        none, no_options = None, ctypes.c_uint(0)
-        driver.call(
-            "cuLibraryLoadData",
-            ctypes.byref(self._library),
-            image,
-            none,
-            none,
-            no_options,
-            none,
-            none,
-            no_options,
-        )
-        driver.call("cuLibraryGetKernel", ctypes.byref(self.handle), self._library, entry.encode())
+        self._library = driver.call("cuLibraryLoadData", image, [], [], 0, [], [], 0)
+        self.handle = int(driver.call("cuLibraryGetKernel", self._library, entry.encode()))
 
     def offsets(self) -> list[int]:
         """Where the driver has each parameter, and where the last ends: a tensor map's place depends on where the chip's
@@ -78,24 +52,22 @@ class Kernel:
             return parameter_offsets(self.parameters)
         found, end = [], 0
         for index in range(len(self.parameters)):
-            offset, size = ctypes.c_size_t(), ctypes.c_size_t()
-            driver.call(
-                "cuKernelGetParamInfo", self.handle, ctypes.c_size_t(index), ctypes.byref(offset), ctypes.byref(size)
-            )
-            found.append(offset.value)
-            end = offset.value + size.value
+            offset, size = driver.call("cuKernelGetParamInfo", self.handle, index)
+            found.append(offset)
+            end = offset + size
         return [*found, end]
 
     def configure(self, shared: int, cluster: int, device: int) -> None:
         """Lets the kernel have more than 48 KiB of dynamic shared memory, and clusters of more than 8
         blocks."""
         if shared:
-            self._set(_MAX_DYNAMIC_SHARED, shared, device)
+            self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", shared, device)
         if cluster > _LARGEST_PORTABLE_CLUSTER:
-            self._set(_NON_PORTABLE_CLUSTER, 1, device)
+            self._set("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1, device)
 
-    def _set(self, attribute: int, value: int, device: int) -> None:
-        driver.call("cuKernelSetAttribute", attribute, value, self.handle, device)
+    def _set(self, attribute: str, value: int, device: int) -> None:
+        which = getattr(driver.library().CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{attribute}")
+        driver.call("cuKernelSetAttribute", which, value, self.handle, device)
 
 
 class Launcher:
@@ -123,49 +95,60 @@ class Launcher:
         driver.use_device(device)
         blocks = cluster[0] * cluster[1] * cluster[2]
         kernel.configure(shared, blocks, device)
-        self._config = _Config(tuple(grid), tuple(block), shared)
-        attributes = [_Attribute(_CLUSTER_DIMENSION, 0, tuple(cluster))] if blocks > 1 else []
-        attributes += [_Attribute(_PROGRAMMATIC_SERIALIZATION, 0, (1,))] if overlap else []
-        if attributes:
-            self._attributes = (_Attribute * len(attributes))(*attributes)
-            self._config.attributes = ctypes.addressof(self._attributes)
-            self._config.attribute_count = len(attributes)
+        self._grid, self._block, self._shared = tuple(grid), tuple(block), shared
+        self._attributes = _attributes(cluster if blocks > 1 else (), overlap)
         if persistent:
             most = min(grid[0] // blocks, self._blocks_at_a_time(blocks))
-            self._config.grid[0] = blocks * (most // persistent * persistent or most)
+            self._grid = (blocks * (most // persistent * persistent or most), *self._grid[1:])
+        self._config = self._configuration()
         self.offsets = kernel.offsets()
-        self._parameters = struct.Struct(parameter_format(kernel.parameters, self.offsets))
+        self._types = tuple(_KINDS[kind][0] for kind in kernel.parameters)
 
     @property
     def config(self) -> int:
         """The address of the configuration, which lacks the stream."""
-        return ctypes.addressof(self._config)
+        return int(self._config.getPtr())
+
+    def _configuration(self, stream: int = 0) -> bindings.CUlaunchConfig:
+        made = driver.library().CUlaunchConfig()
+        made.gridDimX, made.gridDimY, made.gridDimZ = self._grid
+        made.blockDimX, made.blockDimY, made.blockDimZ = self._block
+        made.sharedMemBytes, made.hStream = self._shared, stream
+        made.attrs, made.numAttrs = self._attributes, len(self._attributes)
+        return made
 
     def _blocks_at_a_time(self, cluster: int) -> int:
         """How many blocks, or clusters of them, the device runs at a time. Clusters lie within one group of SMs (GPC),
         and how many SMs the groups of a chip have is known to its driver only."""
-        count, function = ctypes.c_int(), ctypes.c_void_p()
-        driver.call("cuKernelGetFunction", ctypes.byref(function), self.kernel.handle)
+        function = driver.call("cuKernelGetFunction", self.kernel.handle)
         if cluster > 1:
-            driver.call("cuOccupancyMaxActiveClusters", ctypes.byref(count), function, ctypes.byref(self._config))
-            return max(1, count.value)
-        threads, shared = self._config.block[0], ctypes.c_size_t(self._config.shared)
-        driver.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(count), function, threads, shared)
-        return max(1, count.value * driver.multiprocessors(self.device))
+            return max(1, driver.call("cuOccupancyMaxActiveClusters", function, self._configuration()))
+        count = driver.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, self._block[0], self._shared)
+        return max(1, count * driver.multiprocessors(self.device))
 
     def launch(self, stream: int, *arguments: Any) -> None:
         """Queues the kernel. Faults of the kernel itself show at a later call, as `KernelFault`."""
         if self.empty:
             return
         driver.enter_device(self.device)
-        config = _Config.from_buffer_copy(self._config)
-        config.stream = stream
-        data = ctypes.create_string_buffer(self._parameters.pack(*arguments), self._parameters.size)
-        size = ctypes.c_size_t(len(data))  # the driver copies the buffer, so its own alignment does not matter
-        extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(data), 2, ctypes.addressof(size), 0)  # CU_LAUNCH_PARAM_...
-        code = driver.library().cuLaunchKernelEx(ctypes.byref(config), self.kernel.handle, None, extra)
+        config = self._configuration(stream)
+        (code,) = driver.library().cuLaunchKernelEx(config, self.kernel.handle, (arguments, self._types), 0)
         if code:
             raise driver.failure(f"launch of {self.kernel.entry}", code)
+
+
+def _attributes(cluster: Sequence[int], overlap: bool) -> list[bindings.CUlaunchAttribute]:
+    cuda, made = driver.library(), []
+    if cluster:
+        made.append(cuda.CUlaunchAttribute())
+        made[-1].id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        shape = made[-1].value.clusterDim
+        shape.x, shape.y, shape.z = cluster
+    if overlap:
+        made.append(cuda.CUlaunchAttribute())
+        made[-1].id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        made[-1].value.programmaticStreamSerializationAllowed = 1
+    return made
 
 
 def parameter_offsets(kinds: Sequence[str]) -> list[int]:
@@ -176,16 +159,6 @@ def parameter_offsets(kinds: Sequence[str]) -> list[int]:
         offsets.append(end + -end % min(size, 64))
         end = offsets[-1] + size
     return [*offsets, end]
-
-
-def parameter_format(kinds: Sequence[str], offsets: Sequence[int]) -> str:
-    """The `struct` format of parameters at these places."""
-    text, end = "<", 0
-    for kind, offset in zip(kinds, offsets):
-        code, size = _KINDS[kind]
-        text += f"{offset - end}x{code}"
-        end = offset + size
-    return text
 
 
 # Streams
@@ -245,6 +218,11 @@ _TENSOR_TYPES |= {"i8": 0, "bool": 0, "f8e4m3": 0, "f8e5m2": 0, "i16": 1}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 
 
+_ENCODE = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, *[ctypes.c_void_p] * 5, *[ctypes.c_int] * 4
+)
+
+
 class TiledMap:
     """Describes row-major tensors of a type and shape to TMA (`cuTensorMapEncodeTiled`), of which boxes are loaded; what lies
     outside the shape reads as zeros. A box has every `steps[d]`-th element along dimension d, each by default. The tensor is at the
@@ -265,16 +243,17 @@ class TiledMap:
         self.boxes, self.steps = ((ctypes.c_uint32 * self.rank)(*row[::-1]) for row in (covered, list(steps)))
         self.interleave, self.promotion, self.fill = 0, 2, 0  # 128 bytes come into L2
 
-    def encode(self, pointer: int) -> bytes:
-        """The 128 bytes of the tensor map for a tensor."""
+    def encode(self, pointer: int) -> Described:
+        """The tensor map for a tensor."""
         raw = ctypes.create_string_buffer(128 + 64)
-        aligned = ctypes.addressof(raw) + -ctypes.addressof(raw) % 64
-        driver.call(
-            "cuTensorMapEncodeTiled", ctypes.c_void_p(aligned), self.dtype, ctypes.c_uint32(self.rank),
-            ctypes.c_void_p(pointer), self.sizes, self.pitches, self.boxes, self.steps, self.interleave, self.swizzle,
-            self.promotion, self.fill,
+        made = Described.from_buffer(raw, -ctypes.addressof(raw) % 64)
+        code = _ENCODE(driver.address("cuTensorMapEncodeTiled"))(
+            ctypes.addressof(made), self.dtype, self.rank, pointer, self.sizes, self.pitches, self.boxes, self.steps,
+            self.interleave, self.swizzle, self.promotion, self.fill,
         )  # fmt: skip
-        return ctypes.string_at(aligned, 128)
+        if code:
+            raise driver.failure("cuTensorMapEncodeTiled", code)
+        return made
 
 
 # Timing
@@ -292,40 +271,25 @@ def time_kernel(
     """Seconds of each of `repeats` calls of `launch(stream)`, by events on the GPU. `flush` empties the L2
     between them."""
     driver.use_device(device)
-    scratch, size = ctypes.c_uint64(), ctypes.c_size_t(2 * driver.l2_bytes(device) if flush else 0)
-    events = [(_event(), _event()) for _ in range(repeats)]
-    handle = ctypes.c_void_p(stream)
+    events = [[driver.call("cuEventCreate", 0) for _ in range(2)] for _ in range(repeats)]
+    size, scratch = 2 * driver.l2_bytes(device), 0
     try:
-        if flush:
-            driver.call("cuMemAlloc_v2", ctypes.byref(scratch), size)
+        scratch = driver.allocate(size) if flush else 0
         for _ in range(warmup):
             launch(stream)
         for begin, end in events:
             if flush:
-                driver.call("cuMemsetD8Async", scratch, ctypes.c_ubyte(0), size, handle)
-            driver.call("cuEventRecord", begin, handle)
+                driver.call("cuMemsetD8Async", scratch, 0, size, stream)
+            driver.call("cuEventRecord", begin, stream)
             launch(stream)
-            driver.call("cuEventRecord", end, handle)
-        driver.call("cuStreamSynchronize", handle)
-        return [_elapsed(begin, end) for begin, end in events]
+            driver.call("cuEventRecord", end, stream)
+        driver.synchronize_stream(stream)
+        return [1e-3 * driver.call("cuEventElapsedTime", begin, end) for begin, end in events]
     finally:
         for event in (e for pair in events for e in pair):
-            driver.library().cuEventDestroy_v2(event)
-        if scratch.value:
-            driver.library().cuMemFree_v2(scratch)
-
-
-def _event() -> ctypes.c_void_p:
-    event = ctypes.c_void_p()
-    driver.call("cuEventCreate", ctypes.byref(event), 0)
-    return event
-
-
-def _elapsed(begin: ctypes.c_void_p, end: ctypes.c_void_p) -> float:
-    milliseconds = ctypes.c_float()
-    name = "cuEventElapsedTime_v2" if hasattr(driver.library(), "cuEventElapsedTime_v2") else "cuEventElapsedTime"
-    driver.call(name, ctypes.byref(milliseconds), begin, end)
-    return milliseconds.value / 1e3
+            driver.library().cuEventDestroy(event)
+        if scratch:
+            driver.release(scratch)
 
 
 def device_info() -> driver.SystemInfo:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilec.core.diagnostics import CallError, CheckError
 from tilec.runtime.cuda import arena, driver
@@ -18,7 +18,9 @@ from tilec.runtime.cuda.launch import Kernel, Launcher, TiledMap
 from tilec.runtime.native.tables import DeviceSpace, KeepAlive
 from tilec.runtime.program import Cubin, Emitted, KernelSource, Step, TensorMap
 
-_THREAD_LOCAL, _RELAXED = 1, 2  # CUstreamCaptureMode
+if TYPE_CHECKING:
+    from cuda.bindings import driver as bindings
+
 Pick = Callable[[Sequence[int]], Sequence[int]]
 _ALIGNMENT = 256  # of temporaries, as cuMemAlloc's
 
@@ -223,40 +225,42 @@ def _tiled(m: TensorMap) -> TiledMap:
 
 def _move(addresses: Sequence[int], count: int, stream: int) -> None:
     """From the first address to the second, or zeros to the only one."""
-    size, queue = ctypes.c_size_t(count), ctypes.c_void_p(stream)
     if len(addresses) == 1:
-        driver.call("cuMemsetD8Async", ctypes.c_uint64(addresses[0]), ctypes.c_ubyte(0), size, queue)
+        driver.call("cuMemsetD8Async", addresses[0], 0, count, stream)
     else:
-        driver.call("cuMemcpyDtoDAsync_v2", *map(ctypes.c_uint64, reversed(addresses)), size, queue)
+        driver.call("cuMemcpyDtoDAsync", *reversed(addresses), count, stream)
 
 
 def _clear(address: int, count: int) -> None:
     """Memory is zero on return: by a stream of its own, as the caller's may be captured."""
-    stream = ctypes.c_void_p()
-    driver.call("cuStreamCreate", ctypes.byref(stream), 1)  # CU_STREAM_NON_BLOCKING
-    _move([address], count, stream.value or 0)
-    driver.synchronize_stream(stream.value or 0)
-    driver.call("cuStreamDestroy_v2", stream)
+    stream = _new_stream()
+    _move([address], count, stream)
+    driver.synchronize_stream(stream)
+    driver.call("cuStreamDestroy", stream)
+
+
+def _new_stream() -> int:
+    """A stream that runs beside the default one."""
+    return int(driver.call("cuStreamCreate", driver.library().CUstream_flags.CU_STREAM_NON_BLOCKING))
 
 
 def _host_words(count: int) -> Any:
     """Zeros in host memory that kernels write, so that reading it needs no copy."""
-    pointer = ctypes.c_void_p()
-    driver.call("cuMemAllocHost_v2", ctypes.byref(pointer), ctypes.c_size_t(4 * count))
-    words = (ctypes.c_int32 * count).from_address(pointer.value or 0)
+    words = (ctypes.c_int32 * count).from_address(driver.call("cuMemAllocHost", 4 * count))
     ctypes.memset(words, 0, 4 * count)
     return words
 
 
 def _capture(stream: int) -> int:
     """The number of the capture that a stream takes part in, which no other has; 0 for none."""
-    status, number = ctypes.c_int(), ctypes.c_uint64()
-    driver.call("cuStreamIsCapturing", ctypes.c_void_p(stream), ctypes.byref(status))
-    if not status.value:
+    if not driver.call("cuStreamIsCapturing", stream):
         return 0
-    pointers = ctypes.byref(status), ctypes.byref(number), None, None, None
-    driver.call("cuStreamGetCaptureInfo_v2", ctypes.c_void_p(stream), *pointers)
-    return number.value + 1
+    _, number, *_ = driver.call("cuStreamGetCaptureInfo", stream)
+    return int(number) + 1
+
+
+def _capture_mode(name: str) -> bindings.CUstreamCaptureMode:
+    return getattr(driver.library().CUstreamCaptureMode, f"CU_STREAM_CAPTURE_MODE_{name}")
 
 
 class _relaxed:
@@ -266,11 +270,10 @@ class _relaxed:
         driver.use_device(device)
 
     def __enter__(self) -> None:
-        self.mode = ctypes.c_int(_RELAXED)
-        driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(self.mode))
+        self.mode = driver.call("cuThreadExchangeStreamCaptureMode", _capture_mode("RELAXED"))
 
     def __exit__(self, *_: object) -> None:
-        driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(self.mode))
+        driver.call("cuThreadExchangeStreamCaptureMode", self.mode)
 
 
 class Graph:
@@ -285,20 +288,20 @@ class Graph:
         current_stream: Callable[[], int],
     ):  # fmt: skip
         self.result, self._arrays, self._current, self._device = result, arrays, current_stream, program.device
-        self._graph, graph, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        self._graph = graph = None
         driver.use_device(program.device)
-        driver.call("cuStreamCreate", ctypes.byref(stream), 1)  # CU_STREAM_NON_BLOCKING
+        stream = _new_stream()
         try:
-            driver.call("cuStreamBeginCapture_v2", stream, _THREAD_LOCAL)
+            driver.call("cuStreamBeginCapture", stream, _capture_mode("THREAD_LOCAL"))
             try:
-                program.launch(inputs, outputs, stream.value or 0)
+                program.launch(inputs, outputs, stream)
             finally:
-                driver.call("cuStreamEndCapture", stream, ctypes.byref(graph))
-            driver.call("cuGraphInstantiateWithFlags", ctypes.byref(self._graph), graph, ctypes.c_ulonglong(0))
+                graph = driver.call("cuStreamEndCapture", stream)
+            self._graph = driver.call("cuGraphInstantiate", graph, 0)
         finally:
-            if graph.value:
+            if graph is not None:
                 driver.call("cuGraphDestroy", graph)
-            driver.call("cuStreamDestroy_v2", stream)
+            driver.call("cuStreamDestroy", stream)
 
     def replay(self, stream: Any = None) -> Any:
         """Queues the call on a stream, by default the current one; returns `result`."""
@@ -306,9 +309,9 @@ class Graph:
 
         handle = self._current() if stream is None else stream_handle(stream)
         driver.enter_device(self._device)
-        driver.call("cuGraphLaunch", self._graph, ctypes.c_void_p(handle))
+        driver.call("cuGraphLaunch", self._graph, handle)
         return self.result
 
     def __del__(self) -> None:
-        if self._graph.value:
+        if self._graph is not None:
             driver.library().cuGraphExecDestroy(self._graph)

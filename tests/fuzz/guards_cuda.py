@@ -5,7 +5,6 @@ Everything is queued on the caller's stream: work on another one may go on meanw
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,16 +35,16 @@ class DeviceGuarded:
 
     def close(self) -> None:
         for pointer in self.memory:
-            driver.library().cuMemFree_v2(ctypes.c_uint64(pointer))
+            driver.release(pointer)
         self.memory, self._around = [], []
 
     def empty(self, name: str, count: int) -> int:
         """The address of `count` bytes of canaries."""
-        pointer, most = ctypes.c_uint64(), -(-count // 16) * 16 + 2 * MARGIN
-        driver.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(most))
-        begin = self.own(pointer.value) + MARGIN
-        own = self._fill(pointer.value, most)
-        self._around.append((f"before {name}", pointer.value, MARGIN, own))
+        most = -(-count // 16) * 16 + 2 * MARGIN
+        pointer = self.own(driver.allocate(most))
+        begin = pointer + MARGIN
+        own = self._fill(pointer, most)
+        self._around.append((f"before {name}", pointer, MARGIN, own))
         self._around.append((f"behind {name}", begin + count, most - MARGIN - count, own))
         return begin
 
@@ -53,8 +52,7 @@ class DeviceGuarded:
         """The address of a copy of bytes of the device."""
         made = self.empty(name, count)
         if count:
-            bounds = ctypes.c_uint64(made), ctypes.c_uint64(source), ctypes.c_size_t(count)
-            driver.call("cuMemcpyDtoDAsync_v2", *bounds, ctypes.c_void_p(self.stream))
+            driver.call("cuMemcpyDtoDAsync", made, source, count, self.stream)
         return made
 
     def own(self, pointer: int) -> int:
@@ -68,8 +66,7 @@ class DeviceGuarded:
 
     def _fill(self, pointer: int, count: int) -> int:
         own = canary(len(self._around))
-        bounds = ctypes.c_uint64(pointer), ctypes.c_ubyte(own), ctypes.c_size_t(count)
-        driver.call("cuMemsetD8Async", *bounds, ctypes.c_void_p(self.stream))
+        driver.call("cuMemsetD8Async", pointer, own, count, self.stream)
         return own
 
     def read(self, pointer: int, count: int) -> np.ndarray:
@@ -77,8 +74,7 @@ class DeviceGuarded:
         found = np.empty(count, np.uint8)
         driver.synchronize_stream(self.stream)
         if count:
-            host = ctypes.c_void_p(found.ctypes.data)
-            driver.call("cuMemcpyDtoH_v2", host, ctypes.c_uint64(pointer), ctypes.c_size_t(count))
+            driver.call("cuMemcpyDtoH", found.ctypes.data, pointer, count)
         return found
 
     def check(self) -> None:

@@ -10,7 +10,6 @@ A whole program holds few instructions and takes much to compile; a kernel here 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import multiprocessing
 import queue
@@ -61,9 +60,7 @@ class Gpu:
         self.driver, self.raw = driver, raw
         driver.use_device(0)
         self.chip = driver.chip_of()
-        self.arrays = [ctypes.c_uint64(), ctypes.c_uint64()]
-        for array in self.arrays:
-            driver.call("cuMemAlloc_v2", ctypes.byref(array), ctypes.c_size_t(self.SPACE))
+        self.arrays = [driver.allocate(self.SPACE) for _ in range(2)]
 
     def __call__(self, roots: list[Part]) -> list[np.ndarray]:
         from tilec.runtime.cuda.launch import Kernel, Launcher
@@ -73,15 +70,13 @@ class Gpu:
         call, (source, target), size = self.driver.call, self.arrays, 8 * THREADS * len(roots)
         assert len(memory) <= self.SPACE and size <= self.SPACE
         if memory:
-            call("cuMemcpyHtoD_v2", source, memory, ctypes.c_size_t(len(memory)))
-        call("cuMemsetD8_v2", target, ctypes.c_ubyte(0xAB), ctypes.c_size_t(size))
-        Launcher(kernel, (1, 1, 1), (THREADS, 1, 1)).launch(0, source.value, target.value)
-        found = ctypes.create_string_buffer(size)
-        call(
-            "cuMemcpyDtoH_v2", found, target, ctypes.c_size_t(size)
-        )  # after the kernel: both are on the default stream
+            call("cuMemcpyHtoD", source, memory, len(memory))
+        call("cuMemsetD8", target, 0xAB, size)
+        Launcher(kernel, (1, 1, 1), (THREADS, 1, 1)).launch(0, source, target)
+        found = bytearray(size)
+        call("cuMemcpyDtoH", found, target, size)  # after the kernel: both are on the default stream
         call("cuLibraryUnload", kernel._library)
-        return read(roots, found.raw)
+        return read(roots, bytes(found))
 
 
 @dataclass

@@ -13,13 +13,12 @@ import pytest
 from fuzz.guards import Overrun
 from fuzz.guards_cuda import GuardedGpu, run_guarded
 from tools import cuda_emulator, guarded_calls
-from tools.cuda_driver_fake import FakeDriver
+from tools.cuda_driver_fake import FakeDriver, stands_for_the_driver
 from tools.lowering import lowered
 
 import tilec
 from tilec.core.dtypes import DTYPES
 from tilec.runtime.buffers import view
-from tilec.runtime.cuda import driver as cuda_driver
 from tilec.runtime.program import Cubin, Emitted, KernelSource, Step, Temporary
 
 DOUBLE = "op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] * 2 }"
@@ -141,26 +140,25 @@ class DriverWithMemory(FakeDriver):
         super().__init__()
         self.does, self.held, self.freed = kernels, [], []
 
-    def cuMemAlloc_v2(self, pointer, size):
-        self.held.append(np.zeros(size.value + 256, np.uint8))
-        pointer._obj.value = self.held[-1].ctypes.data + -self.held[-1].ctypes.data % 256
+    def cuMemAlloc(self, size):
+        self.held.append(np.zeros(size + 256, np.uint8))
+        return 0, self.held[-1].ctypes.data + -self.held[-1].ctypes.data % 256
+
+    def cuMemFree(self, pointer):
+        self.freed.append(pointer)
         return 0
 
-    def cuMemFree_v2(self, pointer):
-        self.freed.append(pointer.value)
+    def cuMemcpyDtoH(self, host, pointer, size):
+        ctypes.memmove(host, pointer, size)
         return 0
 
-    def cuMemcpyDtoH_v2(self, host, pointer, size):
-        ctypes.memmove(host, pointer.value, size.value)
+    def cuMemcpyHtoD(self, pointer, host, size):
+        ctypes.memmove(pointer, host, size)
         return 0
 
-    def cuMemcpyHtoD_v2(self, pointer, host, size):
-        ctypes.memmove(pointer.value, host, size.value)
-        return 0
-
-    def _cuMemcpyDtoDAsync_v2(self, target, source, count, stream):
+    def _cuMemcpyDtoDAsync(self, target, source, count, stream):
         ctypes.memmove(target, source, count)
-        return super()._cuMemcpyDtoDAsync_v2(target, source, count, stream)
+        return super()._cuMemcpyDtoDAsync(target, source, count, stream)
 
     def _cuMemsetD8Async(self, target, value, count, stream):
         ctypes.memset(target, value, count)
@@ -175,8 +173,7 @@ class DriverWithMemory(FakeDriver):
 
 def driver_with(monkeypatch, *kernels) -> DriverWithMemory:
     driver = DriverWithMemory(*kernels)
-    monkeypatch.setattr(cuda_driver, "library", lambda: driver)
-    monkeypatch.setattr(cuda_driver, "_contexts", {})
+    stands_for_the_driver(driver, monkeypatch)
     return driver
 
 

@@ -378,8 +378,7 @@ def test_a_kernel_is_launched_on_its_arrays(monkeypatch):
     fake = stand_in(monkeypatch)
     monkeypatch.setattr(cuda_driver, "chip_of", lambda: "sm_90a")
     run = instructions.Gpu(raw=True)
-    for address, array in zip((4096, 8192), run.arrays):
-        array.value = address
+    run.arrays = [4096, 8192]
     roots = Draw("launched").kernel(5)
     found = run(roots)
     (launch,) = fake.launches

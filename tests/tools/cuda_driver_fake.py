@@ -1,13 +1,17 @@
-"""A CUDA driver that runs nothing and notes everything, with functions that machine code can call, too."""
+"""A CUDA driver that runs nothing and notes everything, for callers of `cuda.bindings` and for machine code."""
 
 import ctypes
+import inspect
 from collections import Counter
+from functools import cache
 from hashlib import sha256
 from typing import NamedTuple
 
+from cuda.bindings import driver as bindings
+
 from tilec.runtime.cuda import arena
 from tilec.runtime.cuda import driver as cuda_driver
-from tilec.runtime.cuda.launch import _KINDS, _Config
+from tilec.runtime.cuda.launch import _KINDS
 
 WORD, ADDRESS, SIZE = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t
 INT, UINT = ctypes.c_int, ctypes.c_uint32
@@ -29,6 +33,48 @@ class Launch(NamedTuple):
         return tuple(int.from_bytes(self.data[n : n + 8], "little") for n in range(0, len(self.data), 8))
 
 
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", UINT * 3), ("block", UINT * 3), ("shared", UINT), ("stream", WORD), ("attributes", WORD), ("count", UINT),
+    )  # fmt: skip
+
+
+_RESULTS = {
+    "cuDevicePrimaryCtxRetain": 61, "cuLibraryLoadData": 62, "cuStreamCreate": 63, "cuStreamEndCapture": 64,
+    "cuGraphInstantiate": 65, "cuEventCreate": 66, "cuKernelGetFunction": 67, "cuOccupancyMaxActiveClusters": 1,
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor": 1,
+    "cuThreadExchangeStreamCaptureMode": bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL,
+}  # fmt: skip
+"""Of functions that return one thing, and are only noted."""
+
+
+@cache
+def _signature(name: str) -> inspect.Signature:
+    return inspect.signature(getattr(bindings, name))
+
+
+class Bindings:
+    """A fake driver as `cuda.bindings.driver` has it: its types, and functions with as many arguments as there, which return a
+    result code and what else there is."""
+
+    def __init__(self, fake):
+        self._fake = fake
+
+    def __getattr__(self, name):
+        if not name.startswith("cu"):
+            return getattr(bindings, name)
+        function, signature = getattr(self._fake, name), _signature(name)
+
+        def called(*arguments):
+            signature.bind(*arguments)
+            code, *results = found if isinstance(found := function(*arguments), tuple) else (found,)
+            return bindings.CUresult(code), *results
+
+        return called
+
+
 class FakeDriver:
     """Says yes to everything. `queued` is what it was to queue or to wait for, in order; `calls` are all else, by name.
 
@@ -48,12 +94,14 @@ class FakeDriver:
         self._host, self._found = [], []
         signatures = {
             "cuCtxGetDevice": (WORD,), "cuStreamIsCapturing": (WORD, WORD), "cuStreamSynchronize": (WORD,),
-            "cuLaunchKernelEx": (WORD, WORD, WORD, WORD), "cuMemcpyDtoDAsync_v2": (ADDRESS, ADDRESS, SIZE, WORD),
+            "cuLaunchKernelEx": (WORD, WORD, WORD, WORD), "cuMemcpyDtoDAsync": (ADDRESS, ADDRESS, SIZE, WORD),
             "cuMemsetD8Async": (ADDRESS, ctypes.c_ubyte, SIZE, WORD),
             "cuTensorMapEncodeTiled": (WORD, INT, UINT, *[WORD] * 5, *[INT] * 4),
         }  # fmt: skip
-        for name, kinds in signatures.items():
-            setattr(self, name, ctypes.CFUNCTYPE(INT, *kinds)(getattr(self, f"_{name}")))
+        self._native = {
+            name: ctypes.CFUNCTYPE(INT, *kinds)(lambda *given, name=name: getattr(self, f"_{name}")(*given))
+            for name, kinds in signatures.items()
+        }
         self._stream = ctypes.CFUNCTYPE(INT, INT, INT, WORD)(self._current_stream)
         self.current_stream = ctypes.cast(self._stream, WORD).value
 
@@ -63,7 +111,7 @@ class FakeDriver:
 
         def function(*arguments):
             self.calls.append((name, arguments))
-            return self._code(name)
+            return (self._code(name), _RESULTS[name]) if name in _RESULTS else self._code(name)
 
         return function
 
@@ -82,25 +130,34 @@ class FakeDriver:
         WORD.from_address(stream).value = 69
         return 0
 
+    def cuGetProcAddress(self, name, version, flags):
+        assert (version, flags) == (12000, bindings.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_LEGACY_STREAM)
+        found = self._native[name.decode()]
+        return 0, ctypes.cast(found, WORD).value, bindings.CUdriverProcAddressQueryResult.CU_GET_PROC_ADDRESS_SUCCESS
+
     # ---- what machine code calls, too --------------------------------------------------------------------------------
 
     def _cuCtxGetDevice(self, device):
-        if self.device is None:
-            return 201
-        INT.from_address(device).value = self.device
-        return 0
+        code, found = self.cuCtxGetDevice()
+        if not code:
+            INT.from_address(device).value = found
+        return code
+
+    def cuCtxGetDevice(self):
+        return (201, None) if self.device is None else (0, self.device)
 
     def _cuStreamIsCapturing(self, stream, status):
-        if self.device is None:
-            return 201
-        INT.from_address(status).value = self.capturing != 0
-        return self._code("cuStreamIsCapturing")
+        code, INT.from_address(status).value = self.cuStreamIsCapturing(stream)
+        return code
+
+    def cuStreamIsCapturing(self, stream):
+        return 201 if self.device is None else self._code("cuStreamIsCapturing"), self.capturing != 0
 
     def _cuLaunchKernelEx(self, config, kernel, parameters, extra):
         given, (begin, buffer, size, count, end) = _Config.from_address(config), (WORD * 5).from_address(extra)
         if (begin, size, end, parameters) != (1, 2, None, None):
             return 1
-        places = range(given.attributes or 0, (given.attributes or 0) + 72 * given.attribute_count, 72)
+        places = range(given.attributes or 0, (given.attributes or 0) + 72 * given.count, 72)
         attributes = tuple(tuple((UINT * 5).from_address(place)) for place in places)
         data = bytearray(ctypes.string_at(buffer, SIZE.from_address(count).value))
         end = 0
@@ -114,9 +171,21 @@ class FakeDriver:
             self._found.append((self.queued[-1].words[-1], site))
         return code
 
-    def _cuMemcpyDtoDAsync_v2(self, target, source, count, stream):
+    def cuLaunchKernelEx(self, config, kernel, parameters, extra):
+        """Values and their types become the bytes that machine code gives."""
+        assert isinstance(config, bindings.CUlaunchConfig) and not extra
+        held = [bytes(v if kind is None else kind(v)) for v, kind in zip(*parameters, strict=True)]
+        places, data = self._places(kernel) or [(8 * n, 8) for n in range(len(held))], bytearray()
+        for (offset, size), value in zip(places, held, strict=True):
+            assert len(value) == size
+            data += bytes(offset - len(data)) + value
+        buffer, size = ctypes.create_string_buffer(bytes(data), len(data)), SIZE(len(data))
+        pointers = (WORD * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0)
+        return self._cuLaunchKernelEx(config.getPtr(), kernel, None, ctypes.addressof(pointers))
+
+    def _cuMemcpyDtoDAsync(self, target, source, count, stream):
         self.queued.append(("copy", stream or 0, target, source, count))
-        return self._code("cuMemcpyDtoDAsync_v2")
+        return self._code("cuMemcpyDtoDAsync")
 
     def _cuMemsetD8Async(self, target, value, count, stream):
         self.queued.append(("clear", stream or 0, target, value, count))
@@ -126,6 +195,15 @@ class FakeDriver:
         self.queued.append(("wait", stream or 0))
         self.finish()
         return self._code("cuStreamSynchronize")
+
+    def cuMemcpyDtoDAsync(self, *given):
+        return self._cuMemcpyDtoDAsync(*given)
+
+    def cuMemsetD8Async(self, *given):
+        return self._cuMemsetD8Async(*given)
+
+    def cuStreamSynchronize(self, *given):
+        return self._cuStreamSynchronize(*given)
 
     def finish(self) -> None:
         """As if all kernels had run."""
@@ -148,14 +226,13 @@ class FakeDriver:
         self.device = 0
         return 0
 
-    def cuLibraryGetKernel(self, kernel, library, name):
+    def cuLibraryGetKernel(self, library, name):
+        assert library == _RESULTS["cuLibraryLoadData"] and isinstance(name, bytes)
         self.kernels += 1
-        kernel._obj.value = 1000 + self.kernels
-        return 0
+        return 0, 1000 + self.kernels
 
-    def cuKernelGetParamInfo(self, kernel, index, offset, size):
-        offset._obj.value, size._obj.value = self._places(kernel.value)[index.value]
-        return 0
+    def cuKernelGetParamInfo(self, kernel, index):
+        return 0, *self._places(kernel)[index]
 
     def _places(self, kernel: int) -> list[tuple[int, int]]:
         """A tensor map lies at a multiple of 64 of the chip's parameter space, which begins at 528 on sm_90."""
@@ -166,80 +243,93 @@ class FakeDriver:
             end = sum(places[-1])
         return places
 
-    def cuMemAlloc_v2(self, pointer, size):
-        if code := self._code("cuMemAlloc_v2"):
-            return code
+    def cuMemAlloc(self, size):
+        if code := self._code("cuMemAlloc"):
+            return code, None
         self.allocated += 1
-        pointer._obj.value = 0x1000_0000 * self.allocated
-        return 0
+        return 0, 0x1000_0000 * self.allocated
 
-    def cuDeviceGetAttribute(self, value, which, device):
-        value._obj.value = {102: self.reserves}.get(which, 1)
-        return 0
+    def cuDeviceGetAttribute(self, which, device):
+        reserves = bindings.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        return 0, int(self.reserves) if which == reserves else 1
 
-    def cuDeviceTotalMem_v2(self, size, device):
-        size._obj.value = self.memory
-        return 0
+    def cuDeviceTotalMem(self, device):
+        return 0, self.memory
 
-    def cuStreamGetCaptureInfo_v2(self, stream, status, number, *rest):
-        status._obj.value, number._obj.value = self.capturing != 0, self.capturing
-        return 0
+    def cuStreamGetCaptureInfo(self, stream):
+        return 0, self.capturing != 0, self.capturing, None, [], [], 0
 
     # addresses with memory behind them; what is wrong raises
 
-    def cuMemGetAllocationGranularity(self, size, properties, kind):
-        size._obj.value = self.granule
-        return 0
+    def cuMemGetAllocationGranularity(self, properties, kind):
+        assert kind == bindings.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+        return 0, self.granule if self._is_of_a_device(properties) else 0
 
-    def cuMemAddressReserve(self, address, size, *rest):
+    def _is_of_a_device(self, properties) -> bool:
+        pinned, device = properties.type, properties.location
+        assert pinned == bindings.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        return device.type == bindings.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE and device.id == 0
+
+    def cuMemAddressReserve(self, size, *rest):
         if code := self._code("cuMemAddressReserve"):
-            return code
-        address._obj.value = 0x100_0000_0000 * (1 + len(self._reserved))
-        self._reserved.append((address._obj.value, size.value))
-        return 0
+            return code, None
+        address = 0x100_0000_0000 * (1 + len(self._reserved))
+        self._reserved.append((address, size))
+        return 0, address
 
-    def cuMemCreate(self, handle, size, *rest):
-        taken = sum((*self.mapped.values(), *self._created.values(), size.value))
+    def cuMemCreate(self, size, properties, flags):
+        assert self._is_of_a_device(properties)
+        taken = sum((*self.mapped.values(), *self._created.values(), size))
         if (code := self._code("cuMemCreate")) or taken > self.memory:
-            return code or 2
-        handle._obj.value = self._handles = self._handles + 1
-        self._created[self._handles] = size.value
-        return 0
+            return code or 2, None
+        self._handles += 1
+        self._created[self._handles] = size
+        return 0, self._handles
 
-    def cuMemMap(self, address, size, offset, handle, flags):
-        begin, end = address.value, address.value + size.value
+    def cuMemMap(self, begin, size, offset, handle, flags):
+        end = begin + size
         assert any(first <= begin and end <= first + most for first, most in self._reserved)
         assert all(end <= other or other + most <= begin for other, most in self.mapped.items())
-        assert self._created[handle.value] == size.value and not size.value % self.granule
+        assert self._created[handle] == size and not size % self.granule
         if code := self._code("cuMemMap"):
             return code
-        self.mapped[begin] = size.value
+        self.mapped[begin] = size
         return 0
 
+    def cuMemSetAccess(self, begin, size, access, count):
+        (only,) = access
+        assert (count, self.mapped[begin], self._is_readable(only)) == (1, size, True)
+        return self._code("cuMemSetAccess")
+
+    def _is_readable(self, access) -> bool:
+        writes = bindings.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        kind = bindings.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        return (access.location.type, access.location.id, access.flags) == (kind, 0, writes)
+
     def cuMemRelease(self, handle):
-        del self._created[handle.value]
+        del self._created[handle]
         return 0
 
     def cuMemUnmap(self, address, size):
-        assert self.mapped.pop(address.value) == size.value
+        assert self.mapped.pop(address) == size
         return 0
 
-    def cuMemAllocHost_v2(self, pointer, size):
-        self._host.append(ctypes.create_string_buffer(size.value))
-        pointer._obj.value = ctypes.addressof(self._host[-1])
-        return 0
+    def cuMemAllocHost(self, size):
+        self._host.append(ctypes.create_string_buffer(size))
+        return 0, ctypes.addressof(self._host[-1])
 
-    def cuGetErrorName(self, code, text):
-        text._obj.value = b"CUDA_ERROR"
-        return 0
+
+def stands_for_the_driver(fake: FakeDriver, monkeypatch) -> None:
+    monkeypatch.setattr(cuda_driver, "library", cache(lambda: Bindings(fake)))
+    monkeypatch.setattr(cuda_driver, "address", cache(cuda_driver.address.__wrapped__))
+    monkeypatch.setattr(cuda_driver, "_contexts", {})
 
 
 def stand_in(monkeypatch) -> FakeDriver:
     """For the driver of a machine with one GPU, as long as the test takes."""
     fake = FakeDriver()
-    monkeypatch.setattr(cuda_driver, "library", lambda: fake)
+    stands_for_the_driver(fake, monkeypatch)
     monkeypatch.setattr(cuda_driver, "device_count", lambda: 1)
-    monkeypatch.setattr(cuda_driver, "_contexts", {})
     monkeypatch.setattr(arena, "_arenas", {})
     monkeypatch.setattr(arena, "workspaces", Counter())
     for known in (cuda_driver.attribute, arena._granule):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import difflib
 import os
 import re
@@ -88,21 +87,19 @@ def _host() -> Target:
     return host
 
 
-# CUdevice_attribute of cuda.h, by the field of Target or Multiprocessor that it fills
+# CU_DEVICE_ATTRIBUTE_..., by the field of Target or Multiprocessor that it fills
 _ATTRIBUTES = {
-    "units": 16, "major": 75, "minor": 76, "l2_bytes": 38, "shared_bytes": 81, "shared_per_block": 97,
-    "registers": 82, "threads": 39, "threads_per_block": 1, "blocks": 106,
-    "memory_khz": 36, "bus_bits": 37,
+    "units": "MULTIPROCESSOR_COUNT", "major": "COMPUTE_CAPABILITY_MAJOR", "minor": "COMPUTE_CAPABILITY_MINOR",
+    "l2_bytes": "L2_CACHE_SIZE", "shared_bytes": "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
+    "shared_per_block": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", "registers": "MAX_REGISTERS_PER_MULTIPROCESSOR",
+    "threads": "MAX_THREADS_PER_MULTIPROCESSOR", "threads_per_block": "MAX_THREADS_PER_BLOCK",
+    "blocks": "MAX_BLOCKS_PER_MULTIPROCESSOR", "memory_khz": "MEMORY_CLOCK_RATE", "bus_bits": "GLOBAL_MEMORY_BUS_WIDTH",
 }  # fmt: skip
 
 
 def _device() -> Target | None:
     """The first GPU here: its file, or the nearest file, adjusted to the driver's figures."""
-    try:
-        found = _query_driver()
-    except OSError:
-        return None
-    if found is None:
+    if (found := _query_driver()) is None:
         return None
     name, a = found
     squeezed = name.lower().replace(" ", "")
@@ -137,15 +134,16 @@ def _adjusted(base: Target, name: str, a: dict[str, int]) -> Target:
 
 
 def _query_driver() -> tuple[str, dict[str, int]] | None:
-    """Name and attributes of device 0 by the driver API, without a package. OSError: there is no driver."""
-    windows = hasattr(ctypes, "WinDLL")
-    cuda = ctypes.WinDLL("nvcuda.dll") if windows else ctypes.CDLL("libcuda.so.1")  # type: ignore[attr-defined]
-    device, name, value = ctypes.c_int(), ctypes.create_string_buffer(128), ctypes.c_int()
-    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0) or cuda.cuDeviceGetName(name, 128, device):
+    """Name and attributes of device 0; None where there is no driver, or no device that it lets this process use."""
+    from cuda.bindings import driver
+
+    try:
+        found = [driver.cuInit(0), driver.cuDeviceGetName(128, 0)]
+    except RuntimeError:  # libcuda is not found
         return None
-    attributes = {}
-    for key, number in _ATTRIBUTES.items():
-        if cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device):
-            return None
-        attributes[key] = value.value
-    return name.value.decode().removeprefix("NVIDIA "), attributes
+    kinds = driver.CUdevice_attribute
+    found += [driver.cuDeviceGetAttribute(getattr(kinds, f"CU_DEVICE_ATTRIBUTE_{n}"), 0) for n in _ATTRIBUTES.values()]
+    if any(code for code, *_ in found):
+        return None
+    (_, name), *values = found[1:]
+    return name.rstrip(b"\0").decode().removeprefix("NVIDIA "), dict(zip(_ATTRIBUTES, (value for _, value in values)))

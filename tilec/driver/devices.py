@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -63,7 +62,7 @@ class Gpu(Host):
         from tilec.runtime.cuda import driver as cuda_driver
 
         self.driver = cuda_driver
-        self.memory: list[ctypes.c_uint64] = []
+        self.memory: list[int] = []
         self.driver.use_device(0)
         self.arrays = {name: np.empty(shape, dtype.numpy) for name, dtype, shape in outputs}
         try:
@@ -74,9 +73,8 @@ class Gpu(Host):
             raise
 
     def allocate(self, array: np.ndarray) -> Buffer:
-        pointer = ctypes.c_uint64()
         try:
-            self.driver.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(1, array.nbytes)))
+            pointer = self.driver.allocate(max(1, array.nbytes))
         except self.driver.OutOfMemory:
             what = f"the GPU's memory is full: {array.nbytes} bytes more are too many"
             raise CallError(what, hint="give smaller sizes with -D") from None
@@ -84,12 +82,11 @@ class Gpu(Host):
         strides = tuple(s // array.itemsize for s in array.strides)
         dtype = from_numpy(array.dtype)
         assert dtype is not None, "a type of the language"
-        return Buffer(pointer.value, array.shape, strides, dtype, 0, False, None)
+        return Buffer(pointer, array.shape, strides, dtype, 0, False, None)
 
     def upload(self, array: np.ndarray) -> Buffer:
         buffer = self.allocate(array)
-        host = ctypes.c_void_p(array.ctypes.data)
-        self.driver.call("cuMemcpyHtoD_v2", ctypes.c_uint64(buffer.pointer), host, ctypes.c_size_t(array.nbytes))
+        self.driver.call("cuMemcpyHtoD", buffer.pointer, array.ctypes.data, array.nbytes)
         return buffer
 
     def run(self, executable: Executable) -> None:
@@ -103,11 +100,10 @@ class Gpu(Host):
     def results(self) -> dict[str, np.ndarray]:
         self.driver.synchronize_stream(0)
         for array, buffer in zip(self.arrays.values(), self.outputs):
-            host = ctypes.c_void_p(array.ctypes.data)
-            self.driver.call("cuMemcpyDtoH_v2", host, ctypes.c_uint64(buffer.pointer), ctypes.c_size_t(array.nbytes))
+            self.driver.call("cuMemcpyDtoH", array.ctypes.data, buffer.pointer, array.nbytes)
         return self.arrays
 
     def close(self) -> None:
         for pointer in self.memory:
-            self.driver.library().cuMemFree_v2(pointer)
+            self.driver.release(pointer)
         self.memory = []

@@ -66,7 +66,7 @@ def test_growing_takes_what_is_missing_and_moves_nothing(reserved):
     (first,) = {used(reserved, p) for p in (*programs, *programs)}
     assert reserved.mapped == {first + n * GRANULE: size * GRANULE for n, size in ((0, 1), (1, 1), (2, 2), (4, 3))}
     assert arena.workspaces == {0: 7 * GRANULE - 100} and not reserved._created
-    assert not {"cuMemFree_v2", "cuMemAlloc_v2", "cuCtxSynchronize"} & set(reserved.names())
+    assert not {"cuMemFree", "cuMemAlloc", "cuCtxSynchronize"} & set(reserved.names())
 
 
 def test_without_reserved_addresses_those_before_keep_their_memory(driver):
@@ -108,7 +108,7 @@ def test_memory_that_was_missing_at_first(reserved):
 
 def test_more_than_the_device_has(reserved):
     with pytest.raises(cuda_driver.OutOfMemory):
-        reserved.codes["cuMemAlloc_v2"] = [2]
+        reserved.codes["cuMemAlloc"] = [2]
         program(2 * reserved.memory).launch([16], [32], 7)
     assert not arena.workspaces.total()
 

@@ -218,7 +218,7 @@ def test_both_ways_queue_the_same(driver, seed):
     out = results if outputs > 1 else results[0]
     ways = both_ways(program, given, results)
     refusing = ["cuLaunchKernelEx", "cuTensorMapEncodeTiled", "cuStreamIsCapturing", "cuStreamSynchronize",
-                "cuMemsetD8Async", "cuMemcpyDtoDAsync_v2"]  # fmt: skip
+                "cuMemsetD8Async", "cuMemcpyDtoDAsync"]  # fmt: skip
     for _ in range(12):
         stream, state = int(rng.integers(70, 73)), rng.integers(0, 10)
         failing = {
@@ -283,7 +283,7 @@ def test_calls_on_one_stream_do_not_come_between_each_other(driver, ways, monkey
             time.sleep(0.0005)
         return launch(*arguments)
 
-    monkeypatch.setattr(driver, "cuLaunchKernelEx", type(driver.cuLaunchKernelEx)(slow))
+    monkeypatch.setattr(driver, "_cuLaunchKernelEx", slow)
     steps = [(name, [0, 2, 1], 0) for name in names]
     xs, y = [torch.empty(64) for _ in range(4)], torch.empty(64)
     programs = [loaded(driver, [kernel(name, 3) for name in names], steps, [Temporary(100, 0)]) for _ in range(2)]

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("numba_cuda_mlir")
 pytest.importorskip("cuda.core")
 
+from cuda.bindings import driver as bindings
 from tools.cuda_driver_fake import Launch, stand_in
 from tools.cuda_kernels import COPY, SHARED, kernel
 
@@ -23,11 +24,11 @@ from tilec.runtime.cuda import intrinsics
 from tilec.runtime.cuda.compile import compile_kernel
 from tilec.runtime.cuda.device.memory import WIDTH, in_array
 from tilec.runtime.cuda.launch import (
+    Described,
     Kernel,
     Launcher,
     TiledMap,
     current_stream,
-    parameter_format,
     parameter_offsets,
     stream_handle,
 )  # fmt: skip
@@ -38,8 +39,7 @@ from tilec.semantics.comparison import compare_array
 def test_parameter_layout():
     assert parameter_offsets(("i64", "i32", "f64")) == [0, 8, 16, 24]
     assert parameter_offsets(("i64", "tensor_map", "i32")) == [0, 64, 64 + 128, 64 + 128 + 4]
-    packed = struct.pack(parameter_format(("i32", "i64"), parameter_offsets(("i32", "i64"))), 5, 7)
-    assert packed == struct.pack("<i4xq", 5, 7)
+    assert parameter_offsets(("i32", "i64")) == [0, 8, 16]
 
 
 def test_stream_handles():
@@ -72,7 +72,7 @@ def test_launch_packs_arguments_and_configuration(driver):
     set_attributes = [a[:2] for name, a in driver.calls if name == "cuKernelSetAttribute"]
     assert set_attributes == [(8, 4096), (14, 1)]
     described = bytes(range(128))
-    launcher.launch(99, 0x7F00_0000_1000, -5, described, 1.5)
+    launcher.launch(99, 0x7F00_0000_1000, -5, Described.from_buffer_copy(described), 1.5)
     data = struct.pack("<qi36x128sf", 0x7F00_0000_1000, -5, described, 1.5)
     assert driver.queued == [Launch(1001, 99, (7, 2, 1), (128, 1, 1), 4096, ((4, 0, 16, 1, 1),), data)]
 
@@ -98,15 +98,25 @@ def test_a_thread_without_a_context_gets_one_or_that_of_another_gpu(driver):
 
 
 def test_a_machine_without_a_driver_says_so(monkeypatch):
-    def none(name):
-        raise OSError(name)
+    def none(flags):
+        raise RuntimeError("Failed to dlopen libcuda.so.1")
 
-    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", none)
+    monkeypatch.setattr(bindings, "cuInit", none)
     cuda_driver.library.cache_clear()
     cuda_driver.device_count.cache_clear()
     with pytest.raises(cuda_driver.NoDriver, match="no CUDA driver"):
         cuda_driver.library()
     assert "no CUDA driver" in cuda_driver.device_info().problem
+
+
+def test_the_driver_is_looked_for_when_a_gpu_is_asked_for():
+    """Programs for the CPU need neither it nor the package, in children of a process and in threads, too."""
+    code = (
+        "import sys, tilec, numpy as np\nimport tilec.runtime.cuda.launch, tilec.runtime.cuda.program\n"
+        "assert tilec.compile('y[i] = 2 * x[i]', target='cpu').interpret('map', np.ones(3, np.float32)) is not None\n"
+        "assert not {'cuda.bindings.driver', 'cuda.core'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ)
 
 
 # On a GPU

@@ -55,9 +55,9 @@ def test_what_kernels_leave_clear_is_cleared_once(driver, captures):
     for driver.capturing in captures:
         made.launch([16], [32], 7)
     cleared = [q for q in driver.queued if q not in driver.launches and q[0] != "wait"]
-    first, second = (("clear", 0, memory, 0, 256) for memory in (0x2000_0000, 0x4000_0000))
+    first, second = (("clear", 63, memory, 0, 256) for memory in (0x2000_0000, 0x4000_0000))
     assert cleared == ([first, second] if captures == (1, 2) else [first])
-    assert driver.names().count("cuStreamDestroy_v2") == len(cleared)
+    assert driver.names().count("cuStreamDestroy") == len(cleared)
 
 
 def test_what_is_captured_has_a_workspace_of_its_own(driver):
@@ -183,10 +183,10 @@ def test_a_graph_replays_on_the_current_stream(driver):
     result = object()
     graph = Graph(program(), [16], [32], None, result, lambda: 11)
     names = driver.names()
-    assert names.index("cuStreamBeginCapture_v2") < names.index("cuStreamEndCapture")
-    assert names.index("cuStreamEndCapture") < names.index("cuGraphInstantiateWithFlags")
+    assert names.index("cuStreamBeginCapture") < names.index("cuStreamEndCapture")
+    assert names.index("cuStreamEndCapture") < names.index("cuGraphInstantiate")
     assert graph.replay() is result and graph.replay(stream=12) is result
-    assert [a[1].value for name, a in driver.calls if name == "cuGraphLaunch"] == [11, 12]
+    assert [a[1] for name, a in driver.calls if name == "cuGraphLaunch"] == [11, 12]
 
 
 def test_a_capture_ends_when_a_launch_fails(driver):
@@ -195,4 +195,4 @@ def test_a_capture_ends_when_a_launch_fails(driver):
     with pytest.raises(cuda_driver.CudaError):
         Graph(made, [16], [32], None, None, lambda: 0)
     assert "cuStreamEndCapture" in driver.names()
-    assert "cuStreamDestroy_v2" in driver.names()
+    assert "cuStreamDestroy" in driver.names()
