@@ -180,7 +180,7 @@ def allocate(size: int) -> int:
 
 
 def release(pointer: int) -> None:
-    """Frees memory; a driver that has failed is not heard."""
+    """Frees memory. Errors of the driver are ignored."""
     library().cuMemFree(pointer)
 
 
@@ -227,5 +227,5 @@ def device_info() -> SystemInfo:
 
 
 def _describe(device: int) -> DeviceInfo:
-    name, memory = call("cuDeviceGetName", 128, device).rstrip(b"\0").decode(), call("cuDeviceTotalMem", device)
+    name, memory = call("cuDeviceGetName", 128, device).partition(b"\0")[0].decode(), call("cuDeviceTotalMem", device)
     return DeviceInfo(device, name, chip_of(device), multiprocessors(device), memory, shared_limit(device))

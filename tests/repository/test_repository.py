@@ -56,7 +56,10 @@ def test_less_is_any():
 
 # ---- dependencies ----------------------------------------------------------------------------------------------------
 
-DISTRIBUTIONS = {"cuda": "cuda-core", "numba_cuda_mlir": "numba-cuda-mlir"}
+DISTRIBUTIONS = {
+    "cuda.bindings": "cuda-bindings", "cuda.core": "cuda-core", "cuda.pathfinder": "cuda-core",
+    "numba_cuda_mlir": "numba-cuda-mlir",
+}  # fmt: skip
 """Of modules that are called otherwise. `cuda.core` brings `cuda.pathfinder`."""
 CALLERS = {"torch", "cupy"}
 """Are never demanded: where a caller passes their arrays, they are there."""
@@ -69,9 +72,14 @@ def _named(requirements: list[str]) -> set[str]:
 def _imported(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
+            yield from (_named_as(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield str(node.module).partition(".")[0]
+            yield from (_named_as(f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def _named_as(module: str) -> str:
+    """The module of `DISTRIBUTIONS` that it is in, or the package."""
+    return next((known for known in DISTRIBUTIONS if f"{module}.".startswith(f"{known}.")), module.partition(".")[0])
 
 
 def test_dependencies_are_those_that_are_imported():

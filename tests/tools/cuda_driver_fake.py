@@ -42,9 +42,9 @@ class _Config(ctypes.Structure):
 
 
 _RESULTS = {
-    "cuDevicePrimaryCtxRetain": 61, "cuLibraryLoadData": 62, "cuStreamCreate": 63, "cuStreamEndCapture": 64,
-    "cuGraphInstantiate": 65, "cuEventCreate": 66, "cuKernelGetFunction": 67, "cuOccupancyMaxActiveClusters": 1,
-    "cuOccupancyMaxActiveBlocksPerMultiprocessor": 1,
+    "cuDriverGetVersion": 13020, "cuDevicePrimaryCtxRetain": 61, "cuLibraryLoadData": 62, "cuStreamCreate": 63,
+    "cuStreamEndCapture": 64, "cuGraphInstantiate": 65, "cuEventCreate": 66, "cuKernelGetFunction": 67,
+    "cuOccupancyMaxActiveClusters": 1, "cuOccupancyMaxActiveBlocksPerMultiprocessor": 1,
     "cuThreadExchangeStreamCaptureMode": bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL,
 }  # fmt: skip
 """Of functions that return one thing, and are only noted."""
@@ -252,6 +252,10 @@ class FakeDriver:
     def cuDeviceGetAttribute(self, which, device):
         reserves = bindings.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         return 0, int(self.reserves) if which == reserves else 1
+
+    def cuDeviceGetName(self, length, device):
+        """What lies behind a name's end may be anything, as in the package's buffer."""
+        return 0, b"NVIDIA GPU\0".ljust(length)
 
     def cuDeviceTotalMem(self, device):
         return 0, self.memory

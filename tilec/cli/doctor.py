@@ -13,7 +13,7 @@ from typing import Any
 from tilec.cli.common import note, show, working
 
 _LABEL = 18
-_GPU = ("cuda-core", "cuda-bindings")
+_GPU = ("cuda-core",)
 _TOOLKIT = {
     "nvidia-cuda-nvcc": "ptxas",
     "nvidia-nvvm": "nvvm",
@@ -84,7 +84,10 @@ def _required() -> list[str]:
     try:
         found = requires("tilec") or []
     except PackageNotFoundError:
-        return ["lark", "numba", "llvmlite", "numba-cuda-mlir", "numpy", "ml_dtypes", "rich", "platformdirs", "tomlkit"]
+        return [
+            "lark", "numba", "llvmlite", "numba-cuda-mlir", "cuda-bindings", "numpy", "ml_dtypes", "rich", "platformdirs",
+            "tomlkit",
+        ]  # fmt: skip
     return [name for r in found if "extra ==" not in r for name in re.findall(r"^[\w.-]+", r)]
 
 

@@ -146,4 +146,4 @@ def _query_driver() -> tuple[str, dict[str, int]] | None:
     if any(code for code, *_ in found):
         return None
     (_, name), *values = found[1:]
-    return name.rstrip(b"\0").decode().removeprefix("NVIDIA "), dict(zip(_ATTRIBUTES, (value for _, value in values)))
+    return name.partition(b"\0")[0].decode().removeprefix("NVIDIA "), dict(zip(_ATTRIBUTES, (value for _, value in values)))

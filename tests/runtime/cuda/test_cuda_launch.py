@@ -12,11 +12,13 @@ import pytest
 pytest.importorskip("numba_cuda_mlir")
 pytest.importorskip("cuda.core")
 
+import cuda.bindings
 from cuda.bindings import driver as bindings
 from tools.cuda_driver_fake import Launch, stand_in
 from tools.cuda_kernels import COPY, SHARED, kernel
 
 import tilec
+from tilec.core import targets
 from tilec.core.dtypes import DTYPES, F32
 from tilec.process import compile_server
 from tilec.runtime.cuda import driver as cuda_driver
@@ -95,6 +97,17 @@ def test_a_thread_without_a_context_gets_one_or_that_of_another_gpu(driver):
     driver.codes["cuLaunchKernelEx"] = [700]
     with pytest.raises(cuda_driver.KernelFault, match="launch of k"):
         launcher.launch(0, 1)
+
+
+def test_a_gpu_has_the_name_that_the_driver_gives(driver, monkeypatch):
+    """For `tilec doctor`, and for the target of this name."""
+    (found,) = cuda_driver.device_info().devices
+    assert (found.name, found.memory, cuda_driver.device_info().driver) == ("NVIDIA GPU", driver.memory, "CUDA 13.2")
+    monkeypatch.setattr(cuda.bindings, "driver", cuda_driver.library())
+    name, attributes = targets._query_driver()
+    assert name == "GPU" and set(attributes.values()) == {1}
+    driver.codes["cuInit"] = [100]
+    assert targets._query_driver() is None
 
 
 def test_a_machine_without_a_driver_says_so(monkeypatch):
