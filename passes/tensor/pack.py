@@ -35,17 +35,19 @@ SIDES = ("left", "right")  # the factors of a product in the order in which the 
 
 
 def pack(
-    op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, extents: tuple[int, ...] = (), order: tuple[int, ...] = ()
+    op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, extents: tuple[int, ...] = (), order: tuple[int, ...] = (),
+    known: ir.Operation | None = None,
 ) -> tuple[ir.Operation, ir.Operation]:  # fmt: skip
     """Stores factor `side` of a sum of products as `kind`, over the operation's `dims` in that order. `extents`: along
     them, with the zeros that follow, or none; those of k must be the same for both factors. Without any dimension, the tensor that
-    the factor is an element of is aligned, and with an `order`, stored as `kind` with its dimensions in this order.
+    the factor is an element of is aligned, and with an `order`, stored as `kind` with its dimensions in this order; `known` has
+    stored it so already.
 
     Returns the operation that computes it and the contraction that reads it instead.
     """
     with ir.InsertionPoint(op), op.location:
         if not dims:
-            return _store_tensor(op, side, kind, order)
+            return _store_tensor(op, side, kind, order, known)
         made = _store(op, side, dims, kind, extents or tuple(mlir.extents_of(op)[d] for d in dims))
         if kind == bf16_split.KIND:
             _read_parts(op, side, made.results[0], dims)
@@ -64,12 +66,22 @@ def factor(op: ir.Operation, side: int, kind: str) -> ir.Value:
     return scaled(op, factors[side], inner).core
 
 
-def _store_tensor(op: ir.Operation, side: int, kind: str, order: tuple[int, ...]) -> tuple[ir.Operation, ir.Operation]:
+def read_from(op: ir.Operation, side: int, kind: str) -> ir.Value:
+    """The tensor that a factor is an element of."""
+    found = access_of(op, factor(op, side, kind))
+    assert found is not None, "an element of a tensor, as the plan found"
+    return found.tensor
+
+
+def _store_tensor(
+    op: ir.Operation, side: int, kind: str, order: tuple[int, ...], known: ir.Operation | None
+) -> tuple[ir.Operation, ir.Operation]:  # fmt: skip
     value = factor(op, side, kind)
     found = access_of(op, value)
     assert found is not None, "an element of a tensor, as the plan found"
-    new = _in_aligned_rows(found, kind, order)
-    new.attributes["tilec.name"] = mlir.string(f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}")
+    new = known or _in_aligned_rows(found, kind, order)
+    if known is None:
+        new.attributes["tilec.name"] = mlir.string(f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}")
     if found.operand is not None:
         _with_element(op, found.operand, new.results[0], order)
         return new, op
@@ -211,4 +223,4 @@ def _widened(element: ir.Value, factor: ir.Value) -> ir.Value:
     return (arith.extui if mlir.definition(factor).name == "arith.extui" else arith.extsi)(factor.type, element)
 
 
-__all__ = ["SIDES", "aligned", "factor", "pack", "zeros_behind"]
+__all__ = ["SIDES", "aligned", "factor", "pack", "read_from", "zeros_behind"]

@@ -26,7 +26,7 @@ from tilec.cost import contraction
 from tilec.cost.block_tile import unit_type
 from tilec.cost.model import round_up
 from tilec.kernels.matrix import BYTES, ELEMENTS
-from tilec.passes.tensor.pack import SIDES, factor, pack, zeros_behind
+from tilec.passes.tensor.pack import SIDES, factor, pack, read_from, zeros_behind
 from tilec.plan import ordered_factors
 from tilec.plan.chain import is_contraction_chain
 from tilec.plan.groups import Group, Remark
@@ -43,24 +43,33 @@ UNFOLDED = 2  # times as many elements as are read: beyond, a window would be st
 
 @dataclass(frozen=True)
 class Offer:
-    """Factors that can be stored, the times that tell whether this pays, and why it does not."""
+    """Factors that can be stored, the times that tell whether this pays, and why it does not. `kernel_us` is without the times to
+    store them (`stored_us`). `unfolds`: one would have too many elements."""
 
     packs: tuple[Pack, ...]
     reason: str
     refused: str
+    before_us: float
+    kernel_us: float
+    stored_us: tuple[float, ...]
+    unfolds: bool
 
 
 def find(groups: list[Group], graph: Graph, target: Target) -> Found:
-    """The factors that make a kernel faster by more than storing them takes."""
+    """The factors that make kernels faster by more than storing them takes."""
     steps: list[Applied] = []
     remarks: list[Remark] = []
-    for g in groups:
-        if (node := _product(g, target)) is None:
+    products = [_product(g, target) for g in groups]
+    shared = _shared([(n, _known(n, g, graph, target)) for g, n in zip(groups, products) if n is not None])
+    for g, node in zip(groups, products):
+        if node is None:
             taken = ordered_factors.offered(g, graph, target) if _may_have_order(g, target) else ()
             taken = taken if taken and ordered_factors.ordered(g, graph, target).pays else ()
         else:
             taken, refused = _offered(node, g, graph, target)
-            if refused:
+            if node in shared:
+                taken = tuple(replace(a, reason=shared[node]) for a in taken)
+            elif refused:
                 remarks.append(Remark("refused", f"packing factors of {node.name}", refused, node.line))
                 continue
         steps += taken
@@ -68,6 +77,25 @@ def find(groups: list[Group], graph: Graph, target: Target) -> Found:
             stored = ", ".join(a.step.stored for a in taken if isinstance(a.step, Pack))
             remarks.append(Remark("packed", stored, taken[0].reason, taken[0].line))
     return Found(tuple(steps), tuple(remarks))
+
+
+def _shared(offers: list[tuple[Node, Offer | None]]) -> dict[Node, str]:
+    """The products of which one tensor, stored once in another order, makes all faster by more than that takes; with the reason."""
+    readers: dict[object, list[tuple[Node, Offer, float]]] = {}
+    for node, offer in offers:
+        for p, us in zip(offer.packs, offer.stored_us) if offer is not None and not offer.unfolds else ():
+            own = offer.kernel_us + sum(offer.stored_us) - us
+            if p.order and own < offer.before_us:
+                key = read_from(node.op, p.number, p.kind), p.order, p.kind
+                readers.setdefault(key, []).append((node, offer, us))
+    found: dict[Node, str] = {}
+    for reads in readers.values():
+        before = sum(offer.before_us for _, offer, _ in reads)
+        after = sum(offer.kernel_us + sum(offer.stored_us) - us for _, offer, us in reads) + max(us for *_, us in reads)
+        if len(reads) > 1 and GAIN * after <= before:
+            reason = f"{duration(before)} unpacked, {duration(after)} with a copy that {len(reads)} kernels read"
+            found |= {node: reason for node, offer, _ in reads if offer.refused}
+    return found
 
 
 def named(groups: list[Group], graph: Graph, target: Target) -> tuple[Applied, ...]:
@@ -95,12 +123,18 @@ def _product(g: Group, target: Target) -> Node | None:
 
 def _offered(node: Node, g: Group, graph: Graph, target: Target) -> tuple[tuple[Applied, ...], str]:
     """The factors of a product that can be stored, and why this does not pay."""
-    known, names = graph.memoise("packs", g.nodes, partial(_offer, node, g, graph, target)), [n.name for n in g.nodes]
-    if (offer := known.result) is None:
+    if (offer := _known(node, g, graph, target)) is None:
         return (), ""
     packs = [replace(p, operation=node.name) for p in offer.packs]
-    reason = known.reason(offer.reason, names)
-    return tuple(Applied("pack", p, reason, node.line) for p in packs), known.reason(offer.refused, names)
+    return tuple(Applied("pack", p, offer.reason, node.line) for p in packs), offer.refused
+
+
+def _known(node: Node, g: Group, graph: Graph, target: Target) -> Offer | None:
+    """The offer of this kernel, or that of an isomorphic one with its own names in the reasons."""
+    known, names = graph.memoise("packs", g.nodes, partial(_offer, node, g, graph, target)), [n.name for n in g.nodes]
+    if (offer := known.result) is None:
+        return None
+    return replace(offer, reason=known.reason(offer.reason, names), refused=known.reason(offer.refused, names))
 
 
 def _offer(node: Node, g: Group, graph: Graph, target: Target) -> Offer | None:
@@ -114,12 +148,12 @@ def _offer(node: Node, g: Group, graph: Graph, target: Target) -> Offer | None:
         return None
     width = BYTES[kind] * (bf16_split.COUNT if kind == bf16_split.KIND else 1)
     ways = [*_as_factors(node, kind, now, g, graph, target), *_in_order(node, kind, now, g, graph, target)]
-    times = [us + sum(time_to_store(node, p, width, target) for p in packs) for us, packs in ways]
-    if not times:
+    stored_us = [tuple(time_to_store(node, p, width, target) for p in packs) for _, packs in ways]
+    times = [us + sum(own) for (us, _), own in zip(ways, stored_us)]
+    if not ways:
         return None
-    after, packs = min(
-        ((us, packs) for us, (_, packs) in zip(times, ways)), key=lambda way: (any(_unfolds(node, p) for p in way[1]), way[0])
-    )
+    unfolds, after, number = min((any(_unfolds(node, p) for p in packs), times[n], n) for n, (_, packs) in enumerate(ways))
+    kernel_us, packs = ways[number]
     choices = (now if now.choices else tiles_of(node, g, graph, target)).choices
     before = choices[0].prediction.time_us if choices else inf
     as_they_are = f"{duration(before)} unpacked" if before < inf else "no tile fits the factors unpacked"
@@ -128,7 +162,8 @@ def _offer(node: Node, g: Group, graph: Graph, target: Target) -> Offer | None:
         refused = f"{as_they_are}, {duration(after)} with {stored} packed first"
     elif large := next((p.stored for p in packs if _unfolds(node, p)), ""):
         refused = f"{large} would have more than {UNFOLDED} times as many elements as its sources"
-    return Offer(tuple(packs), f"{as_they_are}, {duration(after)} with copies that TMA can load", refused)
+    reason = f"{as_they_are}, {duration(after)} with copies that TMA can load"
+    return Offer(tuple(packs), reason, refused, before, kernel_us, stored_us[number], unfolds)
 
 
 Way = tuple[float, list[Pack]]
@@ -149,7 +184,8 @@ def _as_factors(node: Node, kind: str, now: Tiles, g: Group, graph: Graph, targe
 
 def _in_order(node: Node, kind: str, now: Tiles, g: Group, graph: Graph, target: Target) -> list[Way]:
     """The ways to store tensors that factors are elements of, at computed subscripts, with another dimension last: one that a
-    dimension of k moves, and no dimension of the result. TMA then copies boxes along it, where windows move the others."""
+    dimension of k moves, and no dimension of the result. TMA then copies boxes along it, where windows move the others, and
+    cp.async pieces."""
     from tilec.plan.cuda.contraction import overhang, ranked_tiles
 
     if not node.extracts or kind == bf16_split.KIND or scales_of(node):
@@ -167,7 +203,8 @@ def _in_order(node: Node, kind: str, now: Tiles, g: Group, graph: Graph, target:
             widths=(1, 1), overhang=overhang(kind, roles, now.problem.k, g),
         )  # fmt: skip
         tiles = ranked_tiles(kind, roles, operands, problem, g, graph, target)
-        best = next((c for c in tiles.choices if c.tile.instruction == "wgmma"), None)
+        able = ("wgmma", "mma.sync") if all(f.pieces for f, _ in sides) else ("wgmma",)
+        best = next((c for c in tiles.choices if c.tile.instruction in able), None)
         if best is not None:
             found.append((best.prediction.time_us, [p for _, packs in sides for p in packs]))
     return found
@@ -191,14 +228,15 @@ def _stored_in_order(
         stored, order = in_order(found, own, line, size)
         if stored.is_box((*own, line), {line: LINE // size}) and stored.offset(line) % (WIDE // size) == 0:
             longest = BOX // max((at.get(d, 1) for at in stored.factors for d in own), default=1)
-            loaded = Operand("tma", 1, longest=longest, unaligned=stored.shape[-1] * size % LINE != 0)
+            pieces = "async" if stored.is_pieces(line, None, WIDE // size) else ""
+            loaded = Operand("tma", 1, pieces=pieces, longest=longest, unaligned=stored.shape[-1] * size % LINE != 0)
             return loaded, [Pack(node.name, SIDES[side], (), kind, (), order)]
     numbers = {kernel_dim: d for d, kernel_dim in enumerate(g.space.dims[node])}
     p = Pack(node.name, SIDES[side], _dims(node, side, True, tuple(numbers[d] for d in roles.inner)), kind)
     last = node.extents[p.dims[-1]]
     if last % (WIDE // size) or sum(node.extents[d] > 1 for d in p.dims) > RANK or _unfolds(node, p):
         return None
-    return Operand("tma", 1, unaligned=last * size % LINE != 0), [p]
+    return Operand("tma", 1, pieces="async", unaligned=last * size % LINE != 0), [p]
 
 
 def _ways(node: Node, kind: str, now: Tiles, g: Group, graph: Graph) -> list[list[Pack]]:
@@ -278,8 +316,14 @@ def _dims(node: Node, side: int, major: bool, k: tuple[int, ...]) -> tuple[int, 
 
 
 def apply_packs(function: ir.Operation, packs: Sequence[Step]) -> None:
+    """Stores factors. A tensor that several products read in one order is stored once, before the first of them."""
     by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}
-    for p in packs:
+    position, known = {name: n for n, name in enumerate(by_name)}, dict[object, ir.Operation]()
+    for p in sorted(packs, key=lambda p: position[p.operation]):
         assert isinstance(p, Pack)
-        stored, by_name[p.operation] = pack(by_name[p.operation], p.number, p.dims, p.kind, p.extents, p.order)
+        op = by_name[p.operation]
+        key = (read_from(op, p.number, p.kind), p.order, p.kind) if p.order else None
+        stored, by_name[p.operation] = pack(op, p.number, p.dims, p.kind, p.extents, p.order, known.get(key))
         stored.attributes["tilec.stored"] = mlir.integer(0 if p.dims else zeros_behind(stored, p.order))
+        if key is not None:
+            known[key] = stored

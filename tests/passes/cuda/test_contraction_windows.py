@@ -313,6 +313,39 @@ def test_channels_are_stored_last_where_that_pays(kind, using):
     assert not lowering.planned(text, None, large | {"N": 1, "H": 8, "W": 8}).steps("pack")
 
 
+TWICE = """op conv(x: {t}[N, C, H, W], f: {t}[K, C, R, S], g: {t}[K, C, R, S]) -> (y: {o}[N, K, H, W]) {{
+ t[n, k, h, w] = sum[c, r, s](pad(x[n, c, h + r - 1, w + s - 1], 0) * f[k, c, r, s]){using}
+ y[n, k, h, w] = (sum[c, r, s](pad(x[n, c, h + r - 1, w + s - 1], 0) * g[k, c, r, s]){using}) + t[n, k, h, w]
+}}
+"""
+
+
+def test_a_tensor_that_two_products_read_is_stored_once(monkeypatch):
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
+    expected = lambda x, f, g: np_first(x, f) + np_first(x, g)  # noqa: E731
+    result = check(
+        TWICE.replace("{using}", ""),
+        ("bf16", "f32"),
+        FIRST | {"N": 1, "H": 3},
+        WGMMA[64],
+        expected,
+        monkeypatch,
+        pack=True,
+    )
+    assert len(result.plan.steps("pack")) == 4
+    stored = [k.nodes for k in result.plan.kernels if k.options.name in ("points", "transpose")]
+    assert sorted(name for nodes in stored for name in nodes) == ["t.left", "t.right", "y.sum.right"]
+
+
+def test_storing_once_pays_for_several_products():
+    """Each alone would take longer with a copy of its own."""
+    sizes = {"N": 64, "C": 64, "H": 64, "W": 64, "K": 32, "R": 2, "S": 3}
+    texts = [text.replace("{using}", " using tf32").format(t="f32", o="f32") for text in (IMAGES_FIRST, TWICE)]
+    alone, both = (lowering.planned(text, None, sizes) for text in texts)
+    assert not alone.steps("pack") and len(both.steps("pack")) == 4
+    assert both.time_us < 2 * alone.time_us and "with a copy that 2 kernels read" in both.rewrites[0].reason
+
+
 def test_a_schedule_names_the_order():
     """As `tilec plan` writes it; another order is refused with those that there are."""
     text = IMAGES_FIRST.replace("{using}", "").format(t="bf16", o="bf16")
