@@ -36,7 +36,7 @@ def stage_cuda(module: ir.Operation) -> None:
     for function, planned in planned_kernels(module):
         if isinstance(
             planned.options, Threaded
-        ):  # contractions are staged where their pipeline is made, see contract_cuda
+        ):  # contractions are staged where their pipeline is made, see passes/cuda/contraction
             _stage(function, planned.tiles, planned.options)
 
 

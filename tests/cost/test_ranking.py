@@ -59,7 +59,7 @@ sides = st.sampled_from([(0, 0), (13, 0), (2.8, 40)])
 problems = st.builds(
     Contraction, m=sizes, n=sizes, k=sizes, batch=st.sampled_from([1, 1, 3, 64]),
     dtype=st.sampled_from(["bf16", "f16", "f32", "f64", "f8e4m3", "i8", "i32"]), tf32=st.booleans(),
-    promoted=st.sampled_from([0, 0, 128]), unaligned=st.tuples(st.booleans(), st.booleans()),
+    two_level=st.sampled_from([0, 0, 128]), unaligned=st.tuples(st.booleans(), st.booleans()),
     copied=st.sampled_from([(1, 1), (64, 1)]), widths=st.sampled_from([(1, 1), (1, 0.5)]), staged=sides,
     reads=st.sampled_from([0, 2, 9]), epilogue=st.sampled_from([{}, {"fma.f32": 3.0}, {"special": 9.0}]),
     sources=st.tuples(*[st.sampled_from([0, 1 << 20, 1 << 28])] * 2), recurring=st.booleans(),

@@ -28,7 +28,7 @@ def kinds(name: str, folder) -> set[str]:
             case WarpgroupContraction():
                 found.add(f"{options.multiplicand} by wgmma")
                 found |= {"clusters"} if options.cluster != (1, 1) else set()
-                found |= {"promoted"} if options.promoted else set()
+                found |= {"two_level"} if options.two_level else set()
                 found |= {"shared steps"} if options.stream_k else set()
                 found |= {"several products"} if options.products > 1 else set()
                 found |= {"several results"} if options.siblings else set()
@@ -44,6 +44,6 @@ def test_every_kind(tmp_path):
     assert found >= {
         "attention by wgmma", "attention by mma.sync", "parts of attention", "reduced by wgmma", "reduced by mma.sync",
         "parts of reduced", "bf16 by wgmma", "bf16 by mma.sync", "i8 by wgmma", "f8e4m3 by wgmma", "tf32 by wgmma", "clusters",
-        "promoted", "several products", "several results", "windows", "several kernels",
+        "two_level", "several products", "several results", "windows", "several kernels",
         "shared steps", "several first products",
     }, found  # fmt: skip

@@ -47,8 +47,8 @@ RETIRED = {  # word: the nouns used instead, and where the word is another's (a 
     "resident": ("persistent", ["tilec/cost/*"]),  # blocks that are resident on a multiprocessor
     "finish": ("epilogue, complete, store", []),
     "alike": ("isomorphic, mergeable, equal", []),
-    "apart": ("uncoalesced, strided, separate, distance", ["*chain*"]),
-    "together": ("fused, at once, one launch", ["*chain*"]),
+    "apart": ("uncoalesced, strided, separate, distance", []),
+    "together": ("fused, at once, one launch", []),
     "told": ("reported, determined, published", []),
     "untold": ("not shown", []),
     "said": ("reported, message", []),
@@ -58,7 +58,7 @@ RETIRED = {  # word: the nouns used instead, and where the word is another's (a 
     "standby": ("warm-up", []),
     "lodging": ("results as scratch", []),
     "lodged": ("results as scratch", []),
-    "rests": ("drain copy, remainders", ["tilec/plan/chain_fusion.py"]),
+    "rests": ("drain copy, remainders", []),
     "dealt": ("thread mapping", []),
     "walked": ("iterated", []),
     "deferred": ("sunk operations", ["runtime/*", "tilec/*"]),  # checks that a later call reports

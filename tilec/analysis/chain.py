@@ -28,7 +28,7 @@ from tilec.analysis.factor_access import FactorAccess, factor_of_element
 from tilec.analysis.linear_factor import linear_factor
 from tilec.analysis.online_reduction import derive
 from tilec.analysis.products import stored_term
-from tilec.analysis.subscripts import granule
+from tilec.analysis.subscripts import head_group
 from tilec.analysis.weights import largest, narrow_type, without_rounding
 from tilec.core import mlir
 from tilec.core.mlir import ir
@@ -50,7 +50,7 @@ class Chain:
     are those of the first. `weights` and `values` are the factors of the product; the program rounds a weight to `weight_type`, as
     multiplying it does if that is the type of the values. `rows` and `columns` are kernel dimensions of the product, `batch` the
     dimensions of which a block has one element. A block may have as many elements of a dimension of rows as divide its number in
-    `granules`, where it has one: the right factors and `values` read its quotient by that. Without a second
+    `head_groups`, where it has one: the right factors and `values` read its quotient by that. Without a second
     contraction there are neither `product`, `weights`, `values` nor `columns`.
 
     `score` is what all else reads of a score, such as `20 * tanh(s / 20) + bias`: it takes the score's place in the terms of
@@ -66,7 +66,7 @@ class Chain:
     rows: tuple[int, ...]
     columns: int | None
     batch: tuple[int, ...]
-    granules: dict[int, int]
+    head_groups: dict[int, int]
     masks: tuple[Mask, ...]
     matches: tuple[Match, ...] = ()
 
@@ -158,14 +158,14 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
     weights, values = _product(product) if product else (None, None)
     shared_by = [*rights, *([] if values is None else [values])]
     own = [d for d in scores.dims if all(d in x.dims for x in lefts)]
-    granules = {d: n for d in own if (n := granule(d, *shared_by))}
-    rows = {d for d in own if not any(d in x.dims for x in rights) or d in granules} - {between}
+    head_groups = {d: n for d in own if (n := head_group(d, *shared_by))}
+    rows = {d for d in own if not any(d in x.dims for x in rights) or d in head_groups} - {between}
     rows = rows if known is None else {d for d in rows if d in known}
     single: set[int] = set()
     if not rows:  # of one dimension, which all factors may have, a block has one
         able = [d for d in own or scores.dims if d != between] if known is None else [d for d in scores.dims if d in known]
         rows = single = set(able[-1:])
-        granules = dict.fromkeys(single, 1)
+        head_groups = dict.fromkeys(single, 1)
     columns = set(last.dims) - set(scores.dims)
     batch = tuple(d for d in scores.dims if d not in rows and d != between)
     reduced = [(t.reduced, "reduced indices") for t in made]
@@ -176,7 +176,7 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
     if not rows:
         raise Unreadable(f"{scores.name} has no rows: no index that its first factor alone has")
     carried_dims = {d for c in online.carried for d in c.total.dims}
-    if not carried_dims <= {*batch, *rows, *columns} or (values and values.dims - {*batch, *granules, *columns, between}):
+    if not carried_dims <= {*batch, *rows, *columns} or (values and values.dims - {*batch, *head_groups, *columns, between}):
         raise Unreadable(f"{last.name} has indices that {scores.name} does not have")
     for dims in outputs:
         if between in dims:
@@ -185,7 +185,7 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
             raise Unreadable(f"a result has indices that {last.name} does not have")
     column = next(iter(columns), None)
     tiled = {*rows, between, *(d for t in made for d in t.reduced), *columns}
-    shared_dims, firsts = tiled - {*granules}, []
+    shared_dims, firsts = tiled - {*head_groups}, []
     for total, left, right in zip(made, lefts, rights):
         (inner,) = total.reduced
         rows_factor = factor_of_element(left).tile({*rows, inner}, tiled, single=single)
@@ -199,7 +199,7 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
         weights = without_rounding(weights, values.type)
     score = Expr("total", key=scores.number, own_dims=scores.dims)
     chain = Chain(
-        online, tuple(firsts), score, product, weights, weight_type, values_factor, orders[0], column, batch, granules, (),
+        online, tuple(firsts), score, product, weights, weight_type, values_factor, orders[0], column, batch, head_groups, (),
     )  # fmt: skip
     masks = tuple(masks_of(online))
     chain = replace(chain, matches=tuple(matches_of(online, rows)) if product else ())

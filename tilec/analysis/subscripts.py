@@ -19,7 +19,7 @@ def step(x: Expr, d: int) -> int | None:
     return None if found is None else found.constant
 
 
-def granule(d: int, *factors: Expr) -> int:
+def head_group(d: int, *factors: Expr) -> int:
     """A number such that the factors are the same for as many elements along dimension `d`, from each multiple of it on; 0 where
     each element has another one."""
     terms = ExprTerms()

@@ -1,7 +1,8 @@
 """The `tilec` command: a table of parsers, one for each subcommand, and the handling of errors and interruptions.
 
 Exit status: 0; 1 for a mistake in the program, its sizes or files; 2 for wrong use of the command line; 70 for a defect of
-tilec, with the IR of the failing stage in a file; 130 when interrupted. Commands are in `cli_*.py`, imported when they run.
+tilec, with the IR of the failing stage in a file; 130 when interrupted. Commands are in the other files of this folder, imported
+when they run.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tilec.core.dtypes import DTYPES
 class Contraction:
     """C[batch, m, n] = A[batch, m, k] B[batch, k, n], of element type `dtype` ("bf16"), C of type `out`.
 
-    `tf32` allows f32 operands on the matrix units; `promoted`: elements of k whose sums leave the matrix units, to be added in
+    `tf32` allows f32 operands on the matrix units; `two_level`: elements of k whose sums leave the matrix units, to be added in
     registers (0: none before the end); `parts`: numbers of type `dtype` whose sum an element is, of which so many `products`
     are computed; `unaligned`: rows of A and of B begin within lines of L2; `copied`: rows of A and of B of which a copy
     brings all or none; `widths`: bytes of an element of A and of B in shared memory over those of `dtype` (less where threads
@@ -36,7 +36,7 @@ class Contraction:
     dtype: str = "bf16"
     out: str = ""
     tf32: bool = False
-    promoted: int = 0
+    two_level: int = 0
     parts: int = 1
     products: int = 1
     unaligned: tuple[bool, bool] = (False, False)

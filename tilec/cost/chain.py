@@ -48,9 +48,9 @@ class ChainProblem:
     up one weight. `share`: the share of scores in tiles that the mask does not exclude. `fma`, `special`: operations for each
     score. `out_bytes`: bytes of a result's element. `k_major`: which of the scores' factors are contiguous along `inner`.
     `units`: the matrix instructions that may multiply. `row_extents`: of the dimensions of rows, where they are several, and
-    `granules`: for each of them the number that a block's part has to divide; 0 where any will do. `score_bytes`: what is read for
-    each score, from operands of `operand_bytes`; `line_bytes`: of the lines that requests touch for it, where threads read apart.
-    `factor_bytes`: of the factors, of which several heads may share some.
+    `head_groups`: for each of them the number that a block's part has to divide; 0 where any will do. `score_bytes`: what is read
+    for each score, from operands of `operand_bytes`; `line_bytes`: of the lines that requests touch for it, where threads read
+    apart. `factor_bytes`: of the factors, of which several heads may share some.
     `line_steps`: steps are whole lines, since a factor lies along them. `listed`: a block lists the steps that data leave it.
     `pages`: elements of the length that lie side by side, by factor, where memory tells the place of each page.
     `by_data`: data tell how many steps a block has. `other_registers`: that the computation of weights takes.
@@ -72,7 +72,7 @@ class ChainProblem:
     k_major: tuple[bool, bool] = (True, True)
     units: tuple[str, ...] = ("wgmma",)
     row_extents: tuple[int, ...] = ()
-    granules: tuple[int, ...] = ()
+    head_groups: tuple[int, ...] = ()
     score_bytes: int = 0
     operand_bytes: int = 0
     line_bytes: float = 0
@@ -100,8 +100,8 @@ class ChainProblem:
         return min(self._boxes(rows), key=lambda b: (self._blocks(b), [-t for t in reversed(b)]))
 
     def _boxes(self, rows: int) -> Iterator[tuple[int, ...]]:
-        granules = self.granules or (0,) * max(1, len(self.row_extents))
-        return (b for b in _boxes(len(granules), rows) if all(map(fits_granule, b, granules)))
+        head_groups = self.head_groups or (0,) * max(1, len(self.row_extents))
+        return (b for b in _boxes(len(head_groups), rows) if all(map(fits_head_group, b, head_groups)))
 
     def blocks(self, rows: int) -> int:
         """Of so many rows, for one problem."""
@@ -109,8 +109,8 @@ class ChainProblem:
 
     def _blocks(self, box: tuple[int, ...]) -> int:
         extents = self.row_extents or (self.rows,)
-        granules = self.granules or (0,) * len(extents)
-        return prod(ceil(e / min(t, g or t)) for e, t, g in zip(extents, box, granules))
+        head_groups = self.head_groups or (0,) * len(extents)
+        return prod(ceil(e / min(t, g or t)) for e, t, g in zip(extents, box, head_groups))
 
 
 def fits_pages(step: int, pages: tuple[int, ...]) -> bool:
@@ -118,10 +118,10 @@ def fits_pages(step: int, pages: tuple[int, ...]) -> bool:
     return all(step % page == 0 or page % step == 0 for page in pages)
 
 
-def fits_granule(size: int, granule: int) -> bool:
-    """Whether a block may have a box of this size along a dimension of which `granule` elements go together: a part of these, or
+def fits_head_group(size: int, head_group: int) -> bool:
+    """Whether a block may have a box of this size along a dimension of which `head_group` elements go together: a part of these, or
     all of them and no more in a larger box."""
-    return granule == 0 or granule % size == 0 or size > granule
+    return head_group == 0 or head_group % size == 0 or size > head_group
 
 
 def _boxes(dims: int, points: int) -> Iterator[tuple[int, ...]]:

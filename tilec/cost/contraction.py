@@ -112,7 +112,7 @@ def _staged(
                 across=across,
             )  # fmt: skip
             yield tile
-            if instruction == "wgmma" and (not p.promoted or (p.promoted == bk and p.parts == 1 and accumulators <= 64)):
+            if instruction == "wgmma" and (not p.two_level or (p.two_level == bk and p.parts == 1 and accumulators <= 64)):
                 rounds = shared_rounds(tiles, reached(target, tile), ceil(p.k / bk))
                 yield from (replace(tile, stream_k=n) for n in rounds)
             if instruction == "wgmma" and prod(cluster) == 1 and _kept_fits(target, p, bm, bn):
@@ -126,10 +126,10 @@ def block_registers(
     assert target.sm is not None
     accumulators = bm * bn * max(4, p.bytes if instruction == "fma" else 4) // 4 // (32 * warps)
     own = accumulators + (accumulators // 8 + 32 if producers or instruction == "fma" else accumulators // 4 + 48)
-    own += accumulators if p.promoted else 0  # partial sums
+    own += accumulators if p.two_level else 0  # partial sums
     registers = round_up(-(-(own * warps + 40 * producers) // (warps + producers)), 8)
     most = target.sm.registers // (32 * (warps + producers)) // 8 * 8
-    return accumulators, own, min(registers, most) if p.promoted else registers
+    return accumulators, own, min(registers, most) if p.two_level else registers
 
 
 def _too_large(p: Contraction, bm: int, bn: int) -> bool:
@@ -148,7 +148,7 @@ def _kept(target: Target, p: Contraction, tile: BlockTile) -> Iterator[BlockTile
     held, stage = round_up(p.k, tile.bk) * tile.bn * p.bytes, tile.bm * tile.bk * p.bytes
     spare = tile.shared - tile.stages * (tile.bm + tile.bn) * tile.bk * p.bytes
     stages = min(8, (target.sm.shared_per_block - spare - 1024 - held) // stage)
-    if stages >= 4 and not p.promoted:
+    if stages >= 4 and not p.two_level:
         yield replace(tile, stages=stages, shared=stages * stage + spare + held, kept=True)
 
 
@@ -178,8 +178,8 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
     if any(p.staged):
         operations = _staging(target, p, tile, tiles)
         other["int"] = other.get("int", 0) + tiles * k * operations
-    if p.promoted:
-        other["fma.f32"] = other.get("fma.f32", 0) + 2.0 * tiles * tile.bm * tile.bn * ceil(k / p.promoted)
+    if p.two_level:
+        other["fma.f32"] = other.get("fma.f32", 0) + 2.0 * tiles * tile.bm * tile.bn * ceil(k / p.two_level)
     further = _further(p)
     shared = left + right + _operand_reads(tile, tiles * k * p.bytes * p.products / p.parts) + (2 * result if tile.producers else 0)
     if warpgroups:

@@ -135,7 +135,7 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         "rows and columns of a tile along one dimension, at most, of which TMA copies a box: boxes that skip elements are shorter",
         default=(BOX, BOX), fixed=True, shown="at most {} along one dimension",
     )  # fmt: skip
-    promoted: int = option(
+    two_level: int = option(
         "elements along `inner` whose sums the matrix units keep: after so many, they are added in registers, as the units have "
         "fewer bits, or the sum is scaled", default=0, fixed=True, shown="sums of {} elements are added in registers",
     )  # fmt: skip
@@ -258,8 +258,8 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         whole = {"cluster": (1, 1), "alternate_tiles": False, "kept_steps": 0}
         if self.has_several_products and (name := next((n for n, value in whole.items() if getattr(self, n) != value), "")):
             return Refusal(name, f"`{name}` must be {whole[name]} where a kernel has several products of one left factor")
-        if self.promoted % self.block[2]:
-            return Refusal("block", f"{self.block[2]} elements a step do not divide the {self.promoted} that are summed at a time")
+        if self.two_level % self.block[2]:
+            return Refusal("block", f"{self.block[2]} elements a step do not divide the {self.two_level} that are summed at a time")
         if len(self.cluster) != 2 or min(self.cluster) < 1 or prod(self.cluster) > min(8, self.persistent_blocks):
             return Refusal("cluster", "`cluster` must be two numbers, of at most 8 blocks, and no more than `persistent_blocks`")
         if not 1 <= self.result_boxes <= 8:
@@ -267,12 +267,12 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         if self.filled and (prod(self.cluster) > 1 or self.kept_steps or self.parts > 1 or self.has_several_products):
             why = "blocks share factors, and keep them, only where TMA copies both"
             return Refusal("cluster" if prod(self.cluster) > 1 else "kept_steps" if self.kept_steps else "left_copy", why)
-        if self.alternate_tiles and self.promoted:
+        if self.alternate_tiles and self.two_level:
             return Refusal("alternate_tiles", "warpgroups have tiles of their own only where sums stay in the matrix units")
         multiply = WARPGROUP if self.alternate_tiles else 32 * prod(self.warps)
-        held = self.block[0] * self.block[1] // multiply * (2 if self.promoted else 1)
-        most = PARTIAL if self.promoted and self.warps[0] <= 8 else 65536 // self.block_threads - OTHER
-        most -= SHARED if self.stream_k and self.promoted else 0
+        held = self.block[0] * self.block[1] // multiply * (2 if self.two_level else 1)
+        most = PARTIAL if self.two_level and self.warps[0] <= 8 else 65536 // self.block_threads - OTHER
+        most -= SHARED if self.stream_k and self.two_level else 0
         if held > most or held + self._scales > most + SCALES:
             return Refusal("block", f"a thread would hold {held + self._scales} sums and scales, which is more than its registers")
         return None
@@ -308,7 +308,7 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         if not 0 < self.stream_k <= tiles or self.stream_k % size:
             whole = f", in multiples of a cluster's {size}" if size > 1 else ""
             return Refusal("stream_k", f"`stream_k` must be from 0 to all {tiles} tiles{whole}, not {self.stream_k}")
-        if self.promoted not in (0, self.block[2]) or self.parts > 1 or self.kept_steps or self.alternate_tiles:
+        if self.two_level not in (0, self.block[2]) or self.parts > 1 or self.kept_steps or self.alternate_tiles:
             return Refusal("stream_k", "each step of shared tiles is added as it is, and brings both factors, one tile at a time")
         return None
 
@@ -329,7 +329,7 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         steps = self.steps(extents)
         if self.kept_steps != steps:
             return Refusal("kept_steps", f"`kept_steps` must be 0, or all {steps} steps along `inner`, not {self.kept_steps}")
-        if prod(self.cluster) > 1 or self.promoted or self.alternate_tiles:
+        if prod(self.cluster) > 1 or self.two_level or self.alternate_tiles:
             why = "the right factor stays in shared memory of single blocks, whose warpgroups share tiles and add up all of k"
             return Refusal("kept_steps", why)
         if any(tile[d] < extents[d] for d in tile if d not in self.rows):

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from tilec.core.hardware import LINE, ROWS, WARP, WARPGROUP
 from tilec.core.target import Target
-from tilec.cost.chain import CHAIN_ROWS, MOST_PARTS, WARP_ROWS, fits_granule, fits_pages
+from tilec.cost.chain import CHAIN_ROWS, MOST_PARTS, WARP_ROWS, fits_head_group, fits_pages
 from tilec.kernels.base import KernelPlan, Refusal, option
 from tilec.kernels.matrix import BYTES, MatrixKernel
 
@@ -28,7 +28,7 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
         "the dimension that the first contraction makes and that all reductions sum over: the kernel loops over it", dims=True,
         fixed=True, shown="{}: the kernel loops over it",
     )  # fmt: skip
-    granules: tuple[int, ...] = option(
+    head_groups: tuple[int, ...] = option(
         "for each dimension of rows, how many of its elements share what the other factors have (grouped heads); 0: all",
         default=(0,), fixed=True, shown="{} rows of each dimension share the other factors (0: all)",
     )  # fmt: skip
@@ -179,12 +179,12 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
         tile = dict(zip(kernel.grid, kernel.tile))
         box = self.box(tile)
         fits = prod(box) == self.block[0]
-        for d, t, g in zip(self.rows, box, (*self.granules, *(0 for _ in box))):
+        for d, t, g in zip(self.rows, box, (*self.head_groups, *(0 for _ in box))):
             fits = fits and tile[d] == min(t, g or t, kernel.extents[d])
         if not fits or any(t > 1 for d, t in tile.items() if d not in self.rows):
             return Refusal("tile", "`tile` must have the rows of `block` along the dimensions of rows, and 1 along all others")
-        if not all(map(fits_granule, box, self.granules)):
-            return Refusal("tile", f"`tile` must divide {max(self.granules)}, the rows that share the other factors")
+        if not all(map(fits_head_group, box, self.head_groups)):
+            return Refusal("tile", f"`tile` must divide {max(self.head_groups)}, the rows that share the other factors")
         return None
 
     def box(self, tile: Mapping[int, int]) -> tuple[int, ...]:

@@ -188,16 +188,16 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     special = sum(_SPECIAL.get(p.op, 0) for p in parts if p.args)
     near = Neighbours(chain.between)
     exchanged = [] if chain.weights is None else list(near.worthwhile(chain.weights))
-    together = {p for p in parts if exchanged and chain.between in p.dims and near.shares(p)}
-    fma = sum(_instructions(p, graph) / (SIZE if p in together else 1) for p in parts) - special
+    shared_parts = {p for p in parts if exchanged and chain.between in p.dims and near.shares(p)}
+    fma = sum(_instructions(p, graph) / (SIZE if p in shared_parts else 1) for p in parts) - special
     fma += sum(chain.columns not in c.total.dims for c in chain.online.carried)
     factors = {x.expression for x in chain.factors}
     stored = {x.key for x in factors}
-    read = lambda x: prod(-(-extents[d] // (chain.granules.get(d, 1) or 1)) for d in x.dims)  # noqa: E731
+    read = lambda x: prod(-(-extents[d] // (chain.head_groups.get(d, 1) or 1)) for d in x.dims)  # noqa: E731
     loaded = [p for p in parts - factors if p.op == "element" and chain.between in p.dims]
     per_score = [p for p in loaded if p.dims & {*chain.rows}]
-    apart = any(p.args and not p.dims & {*chain.rows} for p in loaded)
-    meeting = fit.several_products_registers + fit.gathered_registers * apart
+    gathered = any(p.args and not p.dims & {*chain.rows} for p in loaded)
+    further = fit.several_products_registers + fit.gathered_registers * gathered
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in outputs_of(nodes, graph))
     terms = weight_terms_of(chain)
     return ChainProblem(
@@ -208,7 +208,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
         k_major=(chain.left.contiguous == chain.inner, chain.right.contiguous == chain.inner),
         units=chain_units(chain, extents, target),
         row_extents=tuple(extents[d] for d in chain.rows),
-        granules=tuple(n if (n := chain.granules.get(d, 0)) < extents[d] else 0 for d in chain.rows),
+        head_groups=tuple(n if (n := chain.head_groups.get(d, 0)) < extents[d] else 0 for d in chain.rows),
         score_bytes=sum(element_bytes(p.key.type.element_type) for p in per_score if _spread_bytes(p, chain) > HELD),
         line_bytes=sum(line_bytes(p, chain.rows[-1], chain.between) for p in per_score),
         operand_bytes=sum(_bytes(p.key) for p in per_score),
@@ -216,7 +216,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
         listed=bool(chain.matches), pages=tuple(sorted({x.page for x in chain.factors if x.page})),
         by_data=bool(chain.matches) or any(leaf.op == "element" for m in chain.masks for x, _ in m.bounds for leaf in x),
         score_registers=sum(0.5 for p in {p for p in per_score if p.key.type.element_type.width == 16}),
-        other_registers=(fit.exchange_registers if exchanged else 0) + (meeting if len(chain.firsts) > 1 else 0),
+        other_registers=(fit.exchange_registers if exchanged else 0) + (further if len(chain.firsts) > 1 else 0),
         line_steps=_lies_between(chain), more_inner=tuple(extents[first.inner] for first in chain.firsts[1:]),
     )  # fmt: skip
 

@@ -191,25 +191,25 @@ def _join(
             remarks.append(Remark("refused", subject, space, line))
             return False
         if target.kind == "cuda":
-            together = graph.memoise(
+            fused_us = graph.memoise(
                 "chain", nodes,
                 lambda: choose_chain_tile(target, chain_problem(nodes, space, graph, target))[0].prediction.time_us,
             ).result  # fmt: skip
         else:
-            together = chain_us(nodes, space, graph, target)
-    rests = [r for g in groups for r in _without(g, nodes, graph, member, target)]
+            fused_us = chain_us(nodes, space, graph, target)
+    remainders = [r for g in groups for r in _without(g, nodes, graph, member, target)]
     if target.kind == "cuda":
-        together += sum(time_us(g, graph, target) for g in rests)
+        fused_us += sum(time_us(g, graph, target) for g in remainders)
         separate = sum(time_us(g, graph, target) for g in groups)
     else:
-        together += sum(g.time_us(graph, target) for g in rests)
+        fused_us += sum(g.time_us(graph, target) for g in remainders)
         separate = separate_us(groups, nodes, graph, target)
-    better = profitable(together, separate)
+    better = profitable(fused_us, separate)
     for n in promoted if better else ():
         n.contraction = n.vector_product
     what, more = "a contraction chain", f", in which {chain[0].name} stays on chip"
-    kernels = [Group(nodes, space), *rests]
-    join(kernels, member, remarks, subject, line, (together, separate), len(groups), what, more, better)
+    kernels = [Group(nodes, space), *remainders]
+    join(kernels, member, remarks, subject, line, (fused_us, separate), len(groups), what, more, better)
     return True
 
 
@@ -258,8 +258,8 @@ def traverses_several(g: Group) -> bool:
     return len(own) > 1 and prod(own) > TRAVERSED and all(n.contraction is None for n in g.nodes)
 
 
-def profitable(together: float, separate: float) -> bool:
-    return together <= separate
+def profitable(fused_us: float, separate: float) -> bool:
+    return fused_us <= separate
 
 
 def _before(node: Node, graph: Graph) -> list[Node]:

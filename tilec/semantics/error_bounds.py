@@ -54,7 +54,7 @@ from tilec.semantics.rounded_weights import Weights, in_two_parts, rounded_elsew
 
 SMALLEST_NORMAL = {F32: 2.0**-126, F64: 2.0**-1022}
 """Smaller products lose digits."""
-PROMOTED = 128
+TWO_LEVEL = 128
 """Products of 8-bit floats that matrix units add before an f32 takes their sum."""
 Kind = Literal["cpu", "cuda"] | None
 """The kind of target whose functions' bounds count; None for the larger bound of all."""
@@ -321,7 +321,7 @@ class _Space(Space):
         in_parts = types == {F32} and product is not None and self.in_parts(expr, product)
         unit = unit_roundoff(expr.dtype) * (3 if in_parts else 2 if matrix else 1)
         short = expr.multiplicand is ast.F22 or (matrix and len(types) == 1 and types <= {F8E4M3, F8E5M2})
-        few = count if expr.multiplicand is ast.F22 else min(count, PROMOTED)
+        few = count if expr.multiplicand is ast.F22 else min(count, TWO_LEVEL)
         return unit + (2 * unit_roundoff(ast.F22) * few / max(1, count) if short else 0)
 
     def in_parts(self, expr: ast.Reduce, product: ast.Binary) -> bool:

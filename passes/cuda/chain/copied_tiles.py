@@ -44,8 +44,8 @@ class CopiedTiles:
         strides, _ = ir.MemRefType(root(self.view).type).get_strides_and_offset()
         inner = self.across in [first.inner for first in block.chain.firsts]
         whole = block.sizes[self.across] if inner else ir.ShapedType(self.view.type).shape[-1]
-        apart = (self.columns, whole, factor.offset(self.across), *strides[:-1])
-        self.vector = next(v for v in (WIDE // self.bytes, 4, 2, 1) if all(s % v == 0 for s in apart))
+        strides_between = (self.columns, whole, factor.offset(self.across), *strides[:-1])
+        self.vector = next(v for v in (WIDE // self.bytes, 4, 2, 1) if all(s % v == 0 for s in strides_between))
 
     def column(self, line: ir.Value, column: ir.Value) -> ir.Value:
         """Where an element of a line lies in it."""
@@ -53,12 +53,12 @@ class CopiedTiles:
 
     def copy(self, slot: ir.Value, first: dict[int, ir.Value]) -> None:
         """Starts this thread's copies of the tile that begins at `first` of the block's part; what does not exist becomes zeros."""
-        together = self.threads // self.pieces  # lines, or none
+        lines_at_once = self.threads // self.pieces  # lines, or none
         with ExitStack() as stack:
             i = stack.enter_context(loop(-(-self.lines * self.pieces // self.threads), name="piece"))
             line, number = piece_location(i, self.thread, self.threads, self.pieces)
             column = arith.muli(number, mlir.index(self.vector))
-            if together and self.lines % together:
+            if lines_at_once and self.lines % lines_at_once:
                 stack.enter_context(when(below(line, self.lines)))
             if self.pieces * self.vector > self.used:
                 stack.enter_context(when(below(column, self.used)))

@@ -23,8 +23,8 @@ from tilec.core.mlir import arith, ir, memref, vector
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.exchange import Exchange
 from tilec.passes.cuda.chain.masks import Tiles
-from tilec.passes.cuda.chain.matches import Span, TileList
 from tilec.passes.cuda.chain.results import Results
+from tilec.passes.cuda.chain.segment_tiles import Span, TileList
 from tilec.passes.cuda.chain.states import ROOM, SLACK, States
 from tilec.passes.cuda.chain.values import (
     At,
@@ -165,14 +165,14 @@ class Fragments:
         """What all else reads of a score, in the score's place. Memory is read for two adjacent columns at a time where it can
         be."""
         chain, ahead = self.chain, self.ahead
-        together = {x: registers([2], "%pair", x.type) for x in self._pairs_in_memory() if x not in ahead}
+        pairs = {x: registers([2], "%pair", x.type) for x in self._pairs_in_memory() if x not in ahead}
         with loop(self.bn // 8, name="fragment") as j, halves(self.rows) as half:
             at = locate(j, half, mlir.index(0))
-            for x, tile in together.items():
+            for x, tile in pairs.items():
                 vector.StoreOp(self._pair(x, at), tile, [mlir.index(0)])
             with loop(2, unroll=True, name="pair") as lane:
                 at = locate(j, half, lane)
-                at.known |= {x: memref.LoadOp(tile, [lane]).result for x, tile in together.items()}
+                at.known |= {x: memref.LoadOp(tile, [lane]).result for x, tile in pairs.items()}
                 at.known |= {x: memref.LoadOp(tile, [j, half, lane]).result for x, tile in ahead.items()}
                 memref.StoreOp(self.values.build(chain.score, at), self.scores, [j, half, lane])
 
@@ -212,7 +212,7 @@ class Fragments:
         self.states.rescale()
         rescaled = [c for c in self.states.rows if c.rescale is not None]
         if self.chain.weights is None and len(rescaled) == 1:
-            self._add_apart(rescaled[0], start, term)
+            self._add_rescaled(rescaled[0], start, term)
             return
         with self._elements(start, [] if self.chain.weights is None else [self.chain.weights]) as (at, lane, position):
             self.states.add(at, lane, term)
@@ -220,7 +220,7 @@ class Fragments:
                 value = selected(self._exists(at, masked), self.values.build(self.chain.weights, at), 0.0)
                 memref.StoreOp(value, self.scores, position)
 
-    def _add_apart(self, c: Carried, start: ir.Value, term: Callable[[Carried, At], ir.Value]) -> None:
+    def _add_rescaled(self, c: Carried, start: ir.Value, term: Callable[[Carried, At], ir.Value]) -> None:
         """All terms of a sum, in the scores' registers, then their sum: an exponential is not waited for next to its addition."""
         with self._elements(start, []) as (at, _, position):
             memref.StoreOp(term(c, at), self.scores, position)

@@ -12,7 +12,7 @@ from tilec.analysis.chain import Chain
 from tilec.analysis.expression import Expr
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir
-from tilec.passes.cuda.chain.matches import Span, TileList
+from tilec.passes.cuda.chain.segment_tiles import Span, TileList
 from tilec.passes.cuda.chain.values import At, Values, as_index
 from tilec.passes.loops import sum_of
 

@@ -149,8 +149,8 @@ class Warps(WarpProducts):
     def _product(self, slot: ir.Value) -> None:
         """o += the weights, each in its parts, times a tile of the third factor."""
         own, bn = self.fragments, self.block.bn
-        apart = self.block.options.weight_terms > 1  # LLVM leaves a loop as large, and weights that it subscripts are memory then
-        with loop(bn // 16, unroll=apart, name="depth") as step, loop(own.wide // 16, name="columns") as j:
+        unrolled = self.block.options.weight_terms > 1  # else LLVM leaves the loop, and weights that it subscripts are memory
+        with loop(bn // 16, unroll=unrolled, name="depth") as step, loop(own.wide // 16, name="columns") as j:
             k, first = arith.muli(step, mlir.index(16)), arith.muli(j, mlir.index(16))
             load_matrices(self.v_tiles, slot, first, k, self.right, mlir.index(0), self.thread, k_major=False, rows_first=False)
             with loop(self.block.options.weight_terms, name="part") as term:

@@ -39,7 +39,7 @@ class Packer:
         ):
             half = sum_of([(high, 2), (low, 1)])
             if self.terms > 1:
-                self._take_apart(j, half)
+                self._split(j, half)
             with loop(self.terms, unroll=True, name="part") as term:
                 source, at = (self.s, [j, half, mlir.index(0)])
                 if self.terms > 1:
@@ -48,7 +48,7 @@ class Packer:
                 word = [(low, 1), (term, self.high * self.columns // 4), (high, self.columns // 4), (j, 2)]
                 vector.StoreOp(rounded, self.w, [sum_of(word), mlir.index(0)])
 
-    def _take_apart(self, j: ir.Value, half: ir.Value) -> None:
+    def _split(self, j: ir.Value, half: ir.Value) -> None:
         """A weight as a sum of narrow numbers: its upper bits, those of what is left, and so on; all but the last exact.
 
         What an infinity leaves is 0, not the NaN that it would be.

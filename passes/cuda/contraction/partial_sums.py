@@ -37,7 +37,7 @@ class PartialSums:
         assert isinstance(problem.options, WarpgroupContraction)
         self.problem, self.function, self.shape, self.ring, self.sums = problem, function, shape, ring, sums
         self.product, self.wait, self.options = product, wait, problem.options
-        self.steps, self.scales = self.options.promoted // problem.depth, Scales(problem, shape)
+        self.steps, self.scales = self.options.two_level // problem.depth, Scales(problem, shape)
         self.partial = registers(ir.MemRefType(sums.type).shape, "%partial_sums", problem.accumulator)
 
     def multiply(self, problem: Problem, state: _State, shared: Part | None = None) -> None:

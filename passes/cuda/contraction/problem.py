@@ -83,7 +83,7 @@ class Problem:
         self.operand_dims = [mlir.map_dims(m) for m in mlir.maps_of(op)]
         extents = dict(zip(self.dims, mlir.extents_of(op)))
         self.inner = [extents[d] for d in options.inner]
-        staged = (self._scaled(f).core if self.is_promoted else f for f in factors_of(op) or ())
+        staged = (self._scaled(f).core if self.is_two_level else f for f in factors_of(op) or ())
         copied = ((found.parts if self.parts > 1 and (found := parted(f)) else (f,)) for f in staged)
         self._accesses = [[access_of(op, f) for f in several] for several in copied]  # before loads are guarded
         guard_loads(self.body)
@@ -235,7 +235,7 @@ class Problem:
 
     def factor(self, side: Side) -> ir.Value:
         """The factor of a side, in the type in which it is staged where it has that already."""
-        value = self.scaled[side.name].core if self.is_promoted else self._factors[side.name]
+        value = self.scaled[side.name].core if self.is_two_level else self._factors[side.name]
         plain = narrow(value) if side.narrow else stored(value)
         return plain if plain.type == side.element else value
 
@@ -259,9 +259,9 @@ class Problem:
         return scaled(self.op, factor, inner)
 
     @property
-    def is_promoted(self) -> bool:
+    def is_two_level(self) -> bool:
         """Whether partial sums leave the matrix units, and may be scaled then."""
-        return isinstance(self.options, WarpgroupContraction) and self.options.promoted > 0
+        return isinstance(self.options, WarpgroupContraction) and self.options.two_level > 0
 
     @cached_property
     def _factors(self) -> dict[str, ir.Value]:

@@ -35,7 +35,7 @@ class Scales:
 
     def __init__(self, problem: Problem, shape: Any):
         assert isinstance(problem.options, WarpgroupContraction)
-        self.shape, self.group, self.promoted = shape, problem.options.scale_columns, problem.options.promoted
+        self.shape, self.group, self.two_level = shape, problem.options.scale_columns, problem.options.two_level
         self.left = self.right = None
         self.rows, self.columns = ROWS // 4 * problem.options.scale_rows, problem.options.scale_groups
         self.lines, self.joined = problem.options.scale_lines, problem.options.joined_scales
@@ -73,7 +73,7 @@ class Scales:
             return
         line, position = self._mine
         number = arith.minsi(sum_of([(first, 1), (position, 1)]), mlir.index(parts - 1))
-        k = sum_of([(number, self.promoted)])
+        k = sum_of([(number, self.two_level)])
         for n in range(self.rows // EACH):
             row = self.shape.row(sum_of([(line, 1)], EACH * n))
             self._evaluate(problem, problem.left, row, k, self.next_rows, [mlir.index(n)])
@@ -117,7 +117,7 @@ class Scales:
         elif self.right is not None:
             with loop(self.shape.wide, name="fragment") as j, loop(2, name="pair") as lane:
                 _, column = fragment_coordinates(self.shape.thread, zero, j)
-                k = sum_of([(number, self.promoted)])
+                k = sum_of([(number, self.two_level)])
                 self._evaluate(problem, problem.right, sum_of([(column, 1), (lane, 1)]), k, self.right, [j, lane])
 
     def _kept(self, line: ir.Value, position: ir.Value) -> ir.Value:

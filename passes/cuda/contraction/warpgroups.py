@@ -207,11 +207,11 @@ class _Loads:
         self.boxes = result_boxes(problems, [b.after for b in blocks], warps)  # where tiles end, at a multiple of 1024 bytes
         count, kept = 1 if shape.alternate else shape.roles.consumers, problem.kept_steps
         copied = self.boxed[0] if kept else [tiles for side in self.boxed for tiles in side]
-        self.ring = Ring(copied, problem.options.stages, count, cluster, shape.roles.loaders > 1, spare=problem.is_promoted)
+        self.ring = Ring(copied, problem.options.stages, count, cluster, shape.roles.loaders > 1, spare=problem.is_two_level)
         self.kept = Ring(self.boxed[1], kept, count) if kept else None  # filled once, by a block's first tile
         self.sums = registers([shape.parts * shape.wide, 2, 2], "%sums", problem.accumulator)
         self.partial, wait = None, partial(wait_for_products, function)
-        if problem.is_promoted:
+        if problem.is_two_level:
             self.partial = PartialSums(problem, function, shape, self.ring, self.sums, self._product, wait)
         self.chunks = shape.chunks(self.sums, self.boxes[0].columns if self.boxes else 64 // shape.products)
         self.buffer = None if self.boxes else buffer(self.chunks, warps, problem.accumulator, False, shape.products)

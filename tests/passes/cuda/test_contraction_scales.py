@@ -44,8 +44,8 @@ def test_scales(name, kind, group, monkeypatch):
     text = text.replace("{", "{{").replace("}", "}}")
     result = T.check(text, ("f32", "f32"), sizes, tile, expected, monkeypatch)
     options = result.plan.kernels[-1].options
-    promoted = group if name != "rows" else 128 if kind.startswith("f8") else 0
-    assert options.promoted == promoted and len(result.plan.kernels) == 1
+    two_level = group if name != "rows" else 128 if kind.startswith("f8") else 0
+    assert options.two_level == two_level and len(result.plan.kernels) == 1
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -93,4 +93,4 @@ def test_sums_are_added_under_products(k, monkeypatch):
         return np.einsum("mk,nk,mk,n->mn", a, b, np.repeat(s, 128, 1)[:, :k], t)
 
     result = T.check(text, ("f32", "f32"), {"M": 136, "N": 40, "K": k}, tile, expected, monkeypatch)
-    assert result.plan.kernels[-1].options.promoted == 128
+    assert result.plan.kernels[-1].options.two_level == 128

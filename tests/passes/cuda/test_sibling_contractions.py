@@ -172,7 +172,7 @@ def test_results_that_meet_by_warps(text, products):
 def test_sums_that_leave_the_matrix_units():
     """8-bit floats, whose sums are added in registers every 128 k."""
     text = TRANSPOSED.replace("x[m, k] * ", "f32(x[m, k]) * ").replace("g[n, k]", "f32(g[n, k])").replace("u[n, k]", "f32(u[n, k])")
-    assert check(text, ("f8e4m3", "f32"), {"M": 40, "K": 400, "N": 72}, persistent_blocks=1).promoted == 128
+    assert check(text, ("f8e4m3", "f32"), {"M": 40, "K": 400, "N": 72}, persistent_blocks=1).two_level == 128
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def test_what_cannot_be_shared(monkeypatch):
     assert "from 0 to all 12 tiles, not 13" in str(refused(stream_k=13)) and refused(stream_k=-1).option == "stream_k"
     assert "multiples of a cluster's 2, not 3" in str(refused(stream_k=3, cluster=(2, 1)))
     assert "both factors, one tile at a time" in str(refused(alternate_tiles=True))
-    assert "is added as it is" in str(refused(promoted=128))
+    assert "is added as it is" in str(refused(two_level=128))
 
 
 @pytest.mark.slow
@@ -198,7 +198,7 @@ def test_partial_sums_share_steps(text, sizes):
     """Each step is added to the sums in registers, times the scales of this step, wherever a block begins."""
     specialised, result = lowering.lowered(Source("t.tile", text), None, sizes | {"M": 136}, target=machine("stream-k"))
     (kernel,) = result.plan.kernels
-    assert kernel.options.stream_k and kernel.options.promoted == 128
+    assert kernel.options.stream_k and kernel.options.two_level == 128
     inputs = dict(zip((i.name for i in specialised.inputs), c.arrays(specialised)))
     found = interpret_stage(specialised, result.texts, "map", inputs)
     assert_within(text, inputs, list(found.values()), kind="cuda")

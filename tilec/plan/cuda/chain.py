@@ -35,9 +35,9 @@ def choose_chain(
     blocks = target.units if tile.persistent else 0
     products = {"persistent_blocks": blocks, "row_stages": tile.row_stages}
     own: dict[str, Any] = products if chain.product else {"kept_left": tile.kept_left}
-    granules, later = problem.granules if chain.granules else (0,), growing(chain, kernel.extents)
+    head_groups, later = problem.head_groups if chain.head_groups else (0,), growing(chain, kernel.extents)
     built = ContractionChain(
-        unit=tile.unit, multiplicand=chain.left.stored, between=chain.between, rows=chain.rows, granules=granules,
+        unit=tile.unit, multiplicand=chain.left.stored, between=chain.between, rows=chain.rows, head_groups=head_groups,
         pages=problem.pages,
         weight_terms=weight_terms, block=(tile.bm, tile.bn), warps=tile.warps, stages=tile.stages, ping_pong=tile.ping_pong,
         longest_first=bool(later), growing=later,
@@ -52,8 +52,8 @@ def choose_chain(
     weigh = partial(_work, problem, target)
     kernel = replace(kernel, sram=lambda k: _bytes(problem, k.options), weigh=weigh, ruled_out=ruled_out)
     box = dict(zip(chain.rows, problem.box(tile.bm)))
-    together = {d: g for d, g in zip(chain.rows, granules) if g}
-    sizes = tuple(min(box.get(d, 1), together.get(d, box.get(d, 1)), kernel.extents[d]) for d in kernel.grid)
+    whole_groups = {d: g for d, g in zip(chain.rows, head_groups) if g}
+    sizes = tuple(min(box.get(d, 1), whole_groups.get(d, box.get(d, 1)), kernel.extents[d]) for d in kernel.grid)
     kernel = replace(kernel, tile=sizes, options=built).weighed(target)
     line = kernel.lines[-1] if kernel.lines else None
     others = tuple((_describe(c.tile), c.prediction.time_us) for c in choices[:4])

@@ -61,7 +61,7 @@ def choose_contraction(
         return None
     tile = pick(choices, nth)
     sizes, built = found.fit(tile).sizes, found.build(tile)
-    if isinstance(built, WarpgroupContraction) and built.promoted:
+    if isinstance(built, WarpgroupContraction) and built.two_level:
         built = _scaled(built, node, found.roles, g, sizes)
     built = _staged(built, tile, found.problem.out_bytes, target)
     tile = replace(tile, stages=built.stages, shared=built.stages * built.stage_bytes)

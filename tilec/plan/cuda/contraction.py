@@ -41,7 +41,7 @@ from tilec.plan.cuda.operands import Operand, Roles, arrange, factor_access, war
 from tilec.plan.groups import Group
 
 Sizes = dict[int, int]  # by kernel dimension
-PROMOTED = 128  # elements of k: a line of 8-bit numbers
+TWO_LEVEL = 128  # elements of k: a line of 8-bit numbers
 STAGES = 4  # of a ring that hides the latency of its loads
 
 
@@ -131,7 +131,7 @@ def fed_problem(
     problem = _problem(node, roles, kind, g, graph)
     sides, copies = (operands["left"], operands["right"]), warpgroup_copies(operands)
     return replace(
-        problem, promoted=promoted_of(kind, node), staged=tuple(_staging(f, BYTES[kind], target) for f in sides),
+        problem, two_level=two_level_of(kind, node), staged=tuple(_staging(f, BYTES[kind], target) for f in sides),
         filled=tuple(_filling(copy, f, BYTES[kind], target) for copy, f in zip(copies, sides)),
         unaligned=tuple(f.unaligned for f in sides), overhang=overhang(kind, roles, problem.k, g) if "tma" in copies else 1.0,
         widths=tuple(BYTES[f.stored or kind] / BYTES[kind] for f in sides),
@@ -163,7 +163,7 @@ def _ranked_tiles(
 ) -> Tiles:  # fmt: skip
     operands, extents = {"left": left, "right": right}, dict(own)
     build = partial(
-        _built, kind=kind, roles=roles, operands=operands, target=target, extents=extents, promoted=problem.promoted,
+        _built, kind=kind, roles=roles, operands=operands, target=target, extents=extents, two_level=problem.two_level,
         several=several,
     )  # fmt: skip
     known: dict[tuple, Fit | None] = {}  # by shape: several tiles have one, and differ in their stages
@@ -174,7 +174,7 @@ def _ranked_tiles(
 
     def fit(tile: BlockTile) -> Fit | None:
         """None where the passes have no code for the tile, or a factor's pieces would not lie inside its box."""
-        warps, shares = (tile.warp_m, tile.warp_n, tile.inner_warps), bool(problem.promoted and tile.stream_k)
+        warps, shares = (tile.warp_m, tile.warp_n, tile.inner_warps), bool(problem.two_level and tile.stream_k)
         shape = tile.instruction, tile.bm, tile.bn, tile.bk, warps, tile.cluster, tile.kept, shares
         if shape not in known:
             built = build(tile)
@@ -207,7 +207,7 @@ def _ranked_tiles(
 
 
 def _built(
-    tile: BlockTile, *, kind: str, roles: Roles, operands: dict[str, Operand], target: Target, extents: Sizes, promoted: int,
+    tile: BlockTile, *, kind: str, roles: Roles, operands: dict[str, Operand], target: Target, extents: Sizes, two_level: int,
     several: SeveralProducts,
 ) -> StoredContraction:  # fmt: skip
     """The kernel of this tile, with the stages that the model has given it."""
@@ -223,7 +223,7 @@ def _built(
     if by_warpgroups:  # a block a multiprocessor, which goes through the tiles
         size = prod(tile.cluster)
         blocks = target.units if size == 1 else target.sm.clusters(size, 1) * size
-        own = {"inner_box": roles.inner_box if "tma" in by else (), "promoted": promoted, "cluster": tile.cluster}
+        own = {"inner_box": roles.inner_box if "tma" in by else (), "two_level": two_level, "cluster": tile.cluster}
         own["longest_box"] = (left.longest, right.longest)
         built = WarpgroupContraction(**common, persistent_blocks=blocks, **own, **several._asdict())
         if tile.stream_k:
@@ -245,13 +245,13 @@ def _shared_tiles(built: WarpgroupContraction, extents: Sizes, rounds: int) -> i
     return shared_tiles(tiles, built.persistent_blocks, rounds)
 
 
-def promoted_of(kind: str, node: Node) -> int:
+def two_level_of(kind: str, node: Node) -> int:
     """Elements of k after which sums leave the matrix units: those that share scales, and no more than the units have bits for."""
     if kind == bf16_split.KIND:
         return LINE // BYTES[kind]
     scales = scales_of(node) if kind != str(node.contraction.left.type) else 0
     short = kind.startswith("f8") and mlir.get_string(node.op, "tilec.multiplicand") != "f22"
-    return gcd(scales, PROMOTED) if short else scales
+    return gcd(scales, TWO_LEVEL) if short else scales
 
 
 def _is_buildable(built: StoredContraction) -> bool:

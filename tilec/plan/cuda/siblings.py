@@ -36,7 +36,7 @@ class _Sibling:
     def common(self) -> tuple:
         """On which all agree."""
         fed = tuple((f.copy, f.pieces, f.stored, f.major) for f in self.operands.values())
-        return self.kind, self.roles.rows, self.roles.inner, self.roles.inner_box, self.problem.promoted, fed
+        return self.kind, self.roles.rows, self.roles.inner, self.roles.inner_box, self.problem.two_level, fed
 
 
 def sibling_tiles(g: Group, graph: Graph, target: Target) -> Tiles | str:

@@ -41,7 +41,7 @@ def arithmetic(kernel: KernelPlan, ptx: str) -> dict[str, float] | None:
             return None
         products = sum(n for unit, n in work.flops.items() if unit.startswith("tensor"))
         each = products / found["tensor"]
-    elif isinstance(options, WarpgroupContraction) and not options.promoted:
+    elif isinstance(options, WarpgroupContraction) and not options.two_level:
         each = work.blocks * 32 * prod(options.warps)
     else:
         return None
