@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -154,20 +155,28 @@ def kernel_families() -> str:
 
 
 def fitted() -> str:
-    """The numbers of target files that were fitted to measurements, by group, with their values and evidence."""
+    """The numbers of target files that were fitted to measurements, by group, with their values, evidence, and what they decide."""
+    from benchmarks.sensitivity import evidence
     from tilec.core.fitted import GROUPS
     from tilec.core.target import built_in
 
-    parts = []
+    parts, decided, counts = [], evidence(), Counter[str]()
     for name, group in GROUPS.items():
-        values = built_in("cpu" if group.kind == "cpu" else "h200").fit(group)
-        rows = [
-            [f"`{f.name}`", f"{getattr(values, f.name):g}", f.metadata["meaning"]] for f in fields(group) if f.metadata
-        ]
+        values, rows = built_in("cpu" if group.kind == "cpu" else "h200").fit(group), []
+        for f in (f for f in fields(group) if f.metadata):
+            kind, text = decided[f"{name}.{f.name}"]
+            counts[kind] += 1
+            rows.append([f"`{f.name}`", f"{getattr(values, f.name):g}", f.metadata["meaning"], text])
         title = f"`[fitted.{name}]` ({group.kind}): {' '.join((group.__doc__ or '').split())}"
         reported = f"Fitted to: {' '.join(values.fitted_to.split())}."
-        parts.append(f"{title}\n\n{table(['number', 'value', 'meaning'], rows, (1,))}\n\n{reported}")
-    return "\n\n".join(parts)
+        parts.append(f"{title}\n\n{table(['number', 'value', 'meaning', 'changes the plan of'], rows, (1,))}\n\n{reported}")
+    what = {
+        "moved": "change plans when they are moved by 30 %", "without": "change plans only when their term goes",
+        "measured": "are quantities that were measured, and no fits", "reported": "change predicted times alone",
+        "new": "have not been moved yet",
+    }  # fmt: skip
+    counted = " ".join(f"{counts[kind]} {text}." for kind, text in what.items() if counts[kind])
+    return "\n\n".join([f"There are {counts.total()} numbers. {counted}", *parts])
 
 
 GENERATORS: dict[str, Callable[[], str]] = {

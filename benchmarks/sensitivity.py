@@ -5,8 +5,9 @@ again: all rows of the suites, the points of the audits, the examples, and parts
 whose plan another value changes, and by how much their predicted times move. For its first programs a number is moved alone; then
 numbers are moved together, and where that changes a plan, halves of them, down to single ones. A number that has changed enough
 plans of the suites is not moved for further programs, and beyond the suites none is that has changed one. Where a number says what
-it is without its term (`without`), that is tried, too. Nothing is compiled or launched, so that numbers of a GPU need none. What
-was found for a program is kept in the cache on disk, until the compiler changes.
+it is without its term (`without`), that is tried, too. Moves that cancel each other are not seen: `--only NUMBER` moves one alone.
+Nothing is compiled or launched, so that numbers of a GPU need none. What was found for a program is kept in the cache on disk,
+until the compiler changes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import audit, kernels, matrix_points, memory_loads, report
+from benchmarks import audit, kernels, matrix_points, memory_loads, report, result_tables
 from benchmarks.large_programs import LARGE
 from tilec.core import mlir
 from tilec.core.fitted import GROUPS, Fitted, Group
@@ -253,6 +254,25 @@ def changed(row: dict[str, Any], ways: Iterable[str] = ("lower", "higher")) -> l
     return list(dict.fromkeys(name for way in ways for name in row[way]["plans"]))
 
 
+def evidence() -> dict[str, tuple[str, str]]:
+    """By the names of numbers, what the newest results say of them, as a kind and a text: a program whose plan changes where the
+    number is `moved`, or where its term goes (`without`); or why it stands (`measured`, `reported`). `none`: no plan changes.
+    `new`: not in the results."""
+    found = dict[str, tuple[str, str]]()
+    for kind in MACHINES:
+        rows = {row["name"]: row for row in (result_tables.newest(f"{kind}-sensitivity") or ("", {"rows": []}))[1]["rows"]}
+        for name, number in numbers(kind).items():
+            plans, gone = (changed(rows[name], w) if name in rows else [] for w in (("lower", "higher"), ("without",)))
+            stands = number.metadata["stands"]
+            if plans or gone:
+                found[name] = ("moved", plans[0]) if plans else ("without", f"without it: {gone[0]}")
+            elif stands:
+                found[name] = stands.partition(":")[0], stands
+            else:
+                found[name] = ("none", "none") if name in rows else ("new", "not moved yet")
+    return found
+
+
 def cells(row: dict[str, Any]) -> list[str]:
     times = [t for way in ("lower", "higher") for t in row[way]["time"]]
     programs = changed(row)
@@ -276,4 +296,4 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-__all__ = ["changed", "named", "numbers", "run"]
+__all__ = ["changed", "evidence", "named", "numbers", "run"]

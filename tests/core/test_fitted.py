@@ -72,6 +72,18 @@ def test_every_number_is_read():
     assert len(numbers) > 60 and numbers <= read, numbers - read
 
 
+def test_every_number_decides_or_says_why_it_stands():
+    """By the newest results of `python -m benchmarks sensitivity`. A number that is newer shows in docs/targets.md."""
+    fields, found = sensitivity.numbers("cuda") | sensitivity.numbers("cpu"), sensitivity.evidence()
+    assert found.keys() == fields.keys() and len(found) > 100
+    for name, (kind, text) in found.items():
+        stands = fields[name].metadata["stands"]
+        assert text and kind in ("moved", "without", "measured", "reported", "new"), (name, kind)
+        assert not stands or (kind, text) == (stands.partition(":")[0], stands), f"{name} changes a plan: {text}"
+        assert not stands or fields[name].metadata["without"] is None, name
+    assert sum(kind == "new" for kind, _ in found.values()) < 20, "run `python -m benchmarks sensitivity`"
+
+
 def test_a_number_moves_by_30_percent_and_at_least_one():
     h200 = targets.load("h200")
     for name, way, value in (

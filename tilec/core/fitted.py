@@ -68,10 +68,7 @@ class Barriers(Group, name="barriers", kind="cuda"):
 class RowTimes(Group, name="rows", kind="cuda"):
     """Times of kernels that reduce along rows, a block for one row or several."""
 
-    block_start_ns: float = number(
-        "from the start of one block on an SM to the start of the next one",
-        stands="reported: times of many blocks with little to read",
-    )
+    block_start_ns: float = number("from the start of one block on an SM to the start of the next one")
     exposed_alone: float = number("share of a block's arithmetic that nothing hides, if an SM has one block")
     exposed_shared: float = number("the same share, if an SM has several blocks")
     element_us: float = number("time of each element of a thread in one pass, if all blocks run at the same time", without=0)
