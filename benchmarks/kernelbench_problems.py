@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import random
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +36,9 @@ DRAWN = {
     "dim": (0, 1, 2, -1),
 }
 """Values for numbers whose names contain a word."""
+
+
+_count = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -172,8 +177,9 @@ def _loaded(problem: Problem, drawn: random.Random | None, numbers: dict[str, An
                     node.value, numbers[name] = ast.copy_location(_literal(new), node.value), new
             elif isinstance(node, ast.FunctionDef) and node.name == "get_inputs":
                 _shapes(node, drawn, numbers)
-    module = types.ModuleType(f"kernelbench_{re.sub(r'[^0-9a-zA-Z]', '_', problem.name)}")
+    module = types.ModuleType(f"kernelbench_{next(_count)}_{re.sub(r'[^0-9a-zA-Z]', '_', problem.name)}")
     module.__file__ = str(problem.path)
+    sys.modules[module.__name__] = module  # Dynamo looks up the globals of what it traces there
     exec(compile(ast.fix_missing_locations(tree), str(problem.path), "exec"), module.__dict__)
     return module.__dict__
 

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -52,27 +53,21 @@ def compiled(module: torch.nn.Module, way: str) -> Callable:
 @contextmanager
 def traced(target: str | None) -> Iterator[list[tuple[Any, Any, Any]]]:
     """The list fills with (program, types and shapes of its inputs, what `prepare` is to keep) of each partition of the graphs that
-    tilec is given. With `target`, graphs of the CPU's tensors are planned as a GPU's, and nothing is compiled. Graphs run as ATen
-    operations: their tensors are fake."""
+    tilec is given. With `target`, graphs of the CPU's tensors are planned as a GPU's, and nothing is compiled."""
     from tilec.torch import backend, call
 
     found: list[tuple[Any, Any, Any]] = []
     compilers, bound = backend.compilers, call.Partition._bound
 
-    def of_copies(options: Any, names: Any = ()) -> dict[str, Any]:
-        reported = compilers(options, names)
-        inner = reported["inference_compiler"]
+    def for_gpus(options: Any, names: Any = ()) -> dict[str, Any]:
+        how = compilers(options, names)
+        inner = how["inference_compiler"]
 
         def inference(graph: torch.fx.GraphModule, given: Any) -> Any:
-            own = copy.deepcopy(graph)
-            if target:
-                _to_gpu(graph.graph)
-            inner(graph, given)
-            run = lambda values: own(*values)  # noqa: E731
-            run._boxed_call = True  # type: ignore[attr-defined]
-            return run
+            _to_gpu(graph.graph)
+            return inner(graph, given)
 
-        return reported | {"inference_compiler": inference}
+        return how | {"inference_compiler": inference}
 
     def noted(partition: Any, written: Any, graph: Any, key: Any) -> Any:
         inputs = call._inputs(graph, written)
@@ -81,14 +76,14 @@ def traced(target: str | None) -> Iterator[list[tuple[Any, Any, Any]]]:
             return partition.eager
         made = bound(partition, written, graph, key)
         op = call.program(written.text, partition.options.target, None)
-        found.append((op, inputs, op.build_for(inputs, call._device(graph)).compiled.predicted))
+        found.append((op, inputs, op.build_for(inputs, call._device(graph)).compiled.predicted_us))
         return made
 
     with ExitStack() as stack:
         patched = lambda *given: stack.enter_context(mock.patch.object(*given))  # noqa: E731
-        patched(backend, "compilers", of_copies)
         patched(call.Partition, "_bound", noted)
         if target:
+            patched(backend, "compilers", for_gpus)
             patched(backend, "load_compilers", lambda kind: None)
             patched(backend, "_refuse_other_devices", lambda *given: None)
             patched(call.Partition, "ahead", staticmethod(lambda *given: lambda: None))
@@ -117,22 +112,24 @@ def _to_gpu(graph: torch.fx.Graph) -> None:
             node.kwargs = {**node.kwargs, "device": gpu}
 
 
-def call_faked(made: Made, device: str, **arguments: Any) -> None:
-    """Has torch.compile trace the module, with fake tensors of a device in place of those on `meta`."""
+def compile_faked(made: Made, device: str, compile: Callable[[torch.fx.GraphModule, Any], Any]) -> None:
+    """Has a back end of torch.compile's compile the module, for fake tensors of a device in place of those on `meta`. What it makes
+    is not called: it would read memory that is not there."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from tilec.torch.backend import register
-
-    register()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def faked(x: torch.Tensor) -> torch.Tensor:
         with mode:
             return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
 
+    def backend(graph: torch.fx.GraphModule, given: Any) -> Callable[..., Any]:
+        compile(copy.deepcopy(graph), given)
+        return graph.forward
+
     with mode:
         made.to(faked)
-        made.call(torch.compile(made.module, dynamic=False, **arguments))
+        made.call(torch.compile(made.module, dynamic=False, backend=backend))
 
 
 def predict(problem: Problem, target: str, dtype: torch.dtype) -> dict[str, Any]:
@@ -142,12 +139,13 @@ def predict(problem: Problem, target: str, dtype: torch.dtype) -> dict[str, Any]
     from tilec.driver.lowering import lower
     from tilec.dsl.build import build
     from tilec.torch import report
+    from tilec.torch.backend import backend
 
     start, machine = time.perf_counter(), load(target)
     _, made = next(variants(problem, dtype))
     facts = _about(problem, made) | {"roofline_us": roofline(made, machine, dtype)}
     with traced(target) as programs:
-        call_faked(made, "cpu", backend="tilec", options={"target": target})
+        compile_faked(made, "cpu", partial(backend, options={"target": target}))
     kernels, total = [], 0.0
     for op, inputs, _ in programs:
         special = op.recipe_for(inputs, 0).specialised
@@ -198,13 +196,17 @@ def _mark(problem: Problem) -> Path:
 
 def prepare(problem: Problem, dtype: torch.dtype) -> dict[str, Any]:
     """Compiles the problem's kernels, and Inductor's, into their caches on disk, without the problem's memory. Seconds of each."""
+    from torch._inductor.compile_fx import compile_fx
+
+    from tilec.torch.backend import backend
+
     try:
         found: dict[str, Any] = {"prepared_s": {}}
         attempt, _ = next(variants(problem, dtype))
-        for way in ("tilec", "torch.compile"):
+        for way, compile in (("tilec", backend), ("torch.compile", compile_fx)):
             start, made = time.perf_counter(), make(problem, "meta", dtype, attempt)
-            with traced(None) as programs, suppress(Exception):  # Inductor's function does not take fake tensors
-                call_faked(made, "cuda", **(WAYS[way] or {}))
+            with traced(None) as programs:
+                compile_faked(made, "cuda", compile)
             found["prepared_s"][way] = round(time.perf_counter() - start, 2)
             if way == "tilec":
                 found["predicted_us"] = sum(sum(p.values()) for *_, p in programs)
@@ -221,7 +223,7 @@ def measure(problem: Problem, dtype: torch.dtype, compiled_too: bool) -> dict[st
 
     register()
     end = time.monotonic() + WAIT_S
-    drawn = list(zip(range(8), variants(problem, dtype)))
+    drawn = list(zip(range(4), variants(problem, dtype)))
     while not _mark(problem).exists() and time.monotonic() < end:
         time.sleep(0.05)
     with device_lock(fcntl.LOCK_EX):

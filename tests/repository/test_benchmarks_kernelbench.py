@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -155,14 +156,43 @@ def test_rounding_to_tf32_and_moments():
 @pytest.mark.slow
 def test_plans_without_a_gpu(folder):
     """The programs are a GPU's: products of convolutions are of tf32, and a chain is one kernel."""
+    from tilec.torch.backend import backend
+
     problem = kernelbench_problems.problems(folder)[0]
     found = kernelbench_rows.predict(problem, "h200", torch.float32)
     assert found["taken"] == found["operations"] > 0 and not found["refused"]
     assert found["predicted_us"] > found["roofline_us"] > 0 and len(found["kernels"]) == 1
     with kernelbench_rows.traced("h200") as programs:
         made = kernelbench_problems.make(problem, "meta", torch.float32)
-        kernelbench_rows.call_faked(made, "cpu", backend="tilec", options={"target": "h200"})
+        kernelbench_rows.compile_faked(made, "cpu", partial(backend, options={"target": "h200"}))
     assert "using tf32" in programs[0][0].recipe_for(programs[0][1], 0).program.source.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_row_is_prepared_and_measured(folder, seed, monkeypatch, tmp_path):
+    """As on a GPU, with the CPU in its place."""
+    from benchmarks.measure import on_cpu
+
+    make, compile_faked = kernelbench_rows.make, kernelbench_rows.compile_faked
+    here = lambda device: "cpu" if device == "cuda" else device  # noqa: E731
+    monkeypatch.setenv("BENCHMARKS_FOLDER", str(tmp_path))
+    monkeypatch.setattr(kernelbench_problems, "LEAST_BYTES", 1)
+    monkeypatch.setattr(kernelbench_rows, "make", lambda p, device, *more: make(p, here(device), *more))
+    monkeypatch.setattr(
+        kernelbench_rows, "compile_faked", lambda made, device, how: compile_faked(made, here(device), how)
+    )
+    monkeypatch.setattr(kernelbench_rows, "on_gpu", lambda steps: on_cpu(steps, 1, 0.001))
+    monkeypatch.setattr(kernelbench_rows, "kernels_of", lambda step: {})
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    problem = kernelbench_problems.problems(folder, seed=seed)[0]
+    found = kernelbench_rows.prepare(problem, torch.float32)
+    assert set(found["prepared_s"]) == {"tilec", "torch.compile"} and found["predicted_us"] > 0
+    facts = kernelbench_rows.measure(problem, torch.float32, False)
+    assert (
+        facts["right"] and not facts["errors"] and set(facts["times_us"]) == set(facts["first_s"]) == {"eager", "tilec"}
+    )
+    assert facts["taken"] == facts["operations"] and bool(facts["numbers"]) is (seed is not None)
 
 
 ROWS = [
