@@ -263,7 +263,7 @@ Expr = Number | Boolean | Name | Access | Pad | Unary | Binary | Compare | Condi
 _Node = TypeVar("_Node")
 
 
-def replace(node: _Node, **changes: Any) -> _Node:
+def replace(node: _Node, **changes: object) -> _Node:
     """As that of dataclasses, but several times as fast: for those that run no code of their own when they are made."""
     made = object.__new__(type(node))
     vars(made).update(vars(node), **changes)
@@ -280,7 +280,7 @@ _LISTS = {Access: "subscripts", Call: "arguments"}
 """The field with the subexpressions of a node that has any number of them."""
 
 
-def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Expr, ...]]:
+def _getter(names: tuple[str, ...]) -> Callable[[object], tuple[Expr, ...]]:
     if len(names) > 1:
         return attrgetter(*names)
     return (lambda node: (getattr(node, names[0]),)) if names else (lambda node: ())

@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tilec.analysis.layout import Layout
 from tilec.core import locations, mlir
@@ -330,7 +329,7 @@ class Threads:
                 inner.lane = stack.enter_context(loop(self.layout.vectors[d], name=self.name(d, "lane")))
             yield inner
 
-    def _guard(self, position: Position, d: int, size: int | ir.Value) -> Any:
+    def _guard(self, position: Position, d: int, size: int | ir.Value) -> AbstractContextManager[object]:
         if not self._partial(d, size):
             return nullcontext()
         return when(below(position.bases[d], size))

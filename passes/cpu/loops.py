@@ -255,7 +255,7 @@ class _Nest:
         terms = BodyTerms(self.op)
         return find_lane_invariance(terms, terms.dims[d], multiple(self.extent(d)))
 
-    def _fast_path_first(self, build: Callable[..., Any], states: list[ir.Value]) -> list[ir.Value]:
+    def _fast_path_first(self, build: Callable[..., list[ir.Value]], states: list[ir.Value]) -> list[ir.Value]:
         """Trigonometric functions have a fast path for arguments that are not huge: run the innermost loops with it,
         look whether any argument was, and run them again with the full form if so.
 
@@ -330,7 +330,9 @@ class _Nest:
                 self._store(value, n)
         return [results[n - self.count] for n in self.carried] + flags
 
-    def _compute(self, states: list[ir.Value], number: int = 0, shared: dict | None = None) -> Any:
+    def _compute(
+        self, states: list[ir.Value], number: int = 0, shared: dict | None = None
+    ) -> tuple[dict[ir.Value, ir.Value], list[ir.Value]]:
         """The body's values for this element, and flags of arguments beyond the fast path."""
         mapping: dict[ir.Value, ir.Value] = {}
         for n, argument in enumerate(self.arguments):

@@ -12,15 +12,15 @@ distributed shared memory: its first subscript is the number of the block that h
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
+from tilec.analysis.layout import Layout
 from tilec.core import locations, mlir, records
 from tilec.core.mlir import affine, arith, gpu, ir, memref, nvvm
 from tilec.kernels.attributes import Spread
 from tilec.kernels.rows import part_of
-from tilec.passes.combiner import Combiner
-from tilec.passes.loops import flat_slot
+from tilec.passes.loops import Threads, flat_slot
 
 CLUSTER = 7  # the number of this memory space in LLVM's NVPTX backend
 
@@ -143,13 +143,61 @@ def _after_constants(block: ir.Block) -> ir.Operation:
     return next(o.operation for o in block.operations if o.operation.name not in skip)
 
 
+class Kernel(Protocol):
+    """A kernel whose reduction blocks may share."""
+
+    function: ir.Operation
+    phase: ir.Value | None
+    rank: ir.Value | None
+
+    @property
+    def spread(self) -> Spread | None: ...
+
+    def wait_for_cluster(self) -> None: ...
+
+    def mbarriers(self, count: int) -> ir.Value: ...
+
+
+class Mapped(Protocol):
+    """An operation that is mapped to threads, or several as one online reduction: the states in `tiles` are combined."""
+
+    threads: Threads
+    layout: Layout
+
+    @property
+    def kernel(self) -> Kernel: ...
+
+    @property
+    def reduced(self) -> Collection[int]: ...
+
+    @property
+    def operand_dims(self) -> Sequence[tuple[int, ...]] | Mapping[int, tuple[int, ...]]: ...
+
+    @property
+    def tiles(self) -> Sequence[ir.Value] | Mapping[int, ir.Value]: ...
+
+    @property
+    def chunk(self) -> object: ...
+
+
+class Combination(Protocol):
+    """How states are combined: a `Combiner`, or an online reduction. `groups` are of states that go together."""
+
+    def groups(self) -> list[list[int]]: ...
+
+    def combine(self, group: list[int], a: list[ir.Value], b: list[ir.Value]) -> list[ir.Value]: ...
+
+    def tensor(self, n: int) -> str | None: ...
+
+
 # ---- map: finishing a reduction --------------------------------------------------------------------------------------
 
 
-def across_blocks(generic: Any, combiner: Combiner, group: list[int], butterfly: Callable[..., list[ir.Value]]) -> None:
+def across_blocks(generic: Mapped, combiner: Combination, group: list[int], butterfly: Callable[..., list[ir.Value]]) -> None:
     """Combines a group's states over the blocks of the cluster; all of them get the result, in one order."""
     kernel, dims = generic.kernel, generic.operand_dims[group[0]]
     kernel.wait_for_cluster()
+    assert kernel.spread is not None
     blocks, number = kernel.spread.blocks, generic.threads.number
     buffers = [_DsmemBuffer(generic, n, generic.layout.slots(dims)) for n in group]
     sends = arith.cmpi(arith.CmpIPredicate.ult, number, mlir.index(blocks))
@@ -171,8 +219,9 @@ class _DsmemBuffer:
     counts the arrivals. In a loop over rows two mailboxes alternate. A block that is a row ahead does not overwrite
     states that another block still reads, since it has received that block's states of the row between."""
 
-    def __init__(self, generic: Any, n: int, slots: int) -> None:
+    def __init__(self, generic: Mapped, n: int, slots: int) -> None:
         kernel, self.tile = generic.kernel, generic.tiles[n]
+        assert kernel.spread is not None and kernel.rank is not None
         self.phase = kernel.phase if kernel.phase is not None else mlir.index(0)
         self.rank, self.blocks, self.slots = kernel.rank, kernel.spread.blocks, slots
         phases = 1 if kernel.phase is None else 2

@@ -7,7 +7,7 @@ NumPy's ABI, PyTorch tensors through DLPack's exchange API.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from llvmlite import ir
 
@@ -80,7 +80,7 @@ def _execute(module: ir.Module, run: ir.Function) -> ir.Function:
     free = f.add(program, 8 * Program.free)
     workspace = f.words(1)
 
-    def give(node: Any) -> None:
+    def give(node: ir.Value) -> None:
         """Puts a workspace at the head of the list, if need be after others that do so."""
         with f.repeat() as given:
             head = f.peek(free)
@@ -142,13 +142,13 @@ def _fits(module: ir.Module) -> ir.Function:
     rank, shape = f.field(spec, Spec.rank), f.field(spec, Spec.shape)
     other, failed = f.refusals()
 
-    def demand(condition: Any) -> None:
+    def demand(condition: ir.Value) -> None:
         f.demand(condition, other)
 
-    def same(a: Any, field: Any) -> None:
+    def same(a: ir.Value, field: Spec) -> None:
         demand(f.is_("==", a, f.field(spec, field)))
 
-    def known(answer: Any) -> Any:
+    def known(answer: ir.Value) -> ir.Value:
         """A bool that Python gives a reference to, which nobody needs."""
         f.demand(f.is_("!=", answer, 0), failed)
         f.call("Py_DecRef", answer)
@@ -213,7 +213,7 @@ def _call(module: ir.Module, fits: ir.Function) -> ir.Function:
         f.call("Py_DecRef", f.load(results))  # an object or 0
         f.done(f.load(left))
 
-    def demand(condition: Any) -> None:
+    def demand(condition: ir.Value) -> None:
         f.demand(condition, refused)
 
     demand(f.is_("==", f.call("PyTuple_Size", arrays), inputs))
@@ -232,7 +232,7 @@ def _call(module: ir.Module, fits: ir.Function) -> ir.Function:
             f.store(f.call("PyLong_AsVoidPtr", handle), queue)
             f.call("Py_DecRef", handle)
 
-    def check(array: Any, number: Any) -> None:
+    def check(array: ir.Value, number: ir.Value) -> None:
         slot = f.add(memory, f.mul(number, 8))
         demand(f.is_("==", f.call(fits, call, f.item(specs, number), array, slot), 1))
 
@@ -242,7 +242,7 @@ def _call(module: ir.Module, fits: ir.Function) -> ir.Function:
     f.demand(f.is_("!=", made, 0), failed)
     f.store(made, results)
 
-    def put(n: Any, array: Any) -> None:
+    def put(n: ir.Value, array: ir.Value) -> None:
         """The `n`-th result; takes the reference."""
         f.demand(f.is_("!=", array, 0), failed)
         f.call("PyTuple_SetItem", made, n, array)
@@ -278,7 +278,9 @@ def _call(module: ir.Module, fits: ir.Function) -> ir.Function:
     return f.function
 
 
-def _demand_disjoint(f: Writer, memory: Any, specs: Any, inputs: Any, outputs: Any, demand: Any) -> None:
+def _demand_disjoint(
+    f: Writer, memory: ir.Value, specs: ir.Value, inputs: ir.Value, outputs: ir.Value, demand: Callable[[ir.Value], None]
+) -> None:
     """No result shares an address with an input or with a result before it."""
     with f.times(outputs) as n:
         number = f.add(inputs, n)

@@ -6,8 +6,6 @@ call.
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 
 from tilec.runtime.native.tables import (
@@ -69,7 +67,7 @@ def execute(module: ir.Module) -> ir.Function:
     return f.function
 
 
-def _find_space(f: Writer, program: Any, stream: Any, space: Any) -> None:
+def _find_space(f: Writer, program: ir.Value, stream: ir.Value, space: ir.Value) -> None:
     """Stores the stream's, or a new one where it has none or is being captured."""
     b, status = f.builder, f.words(1)
     f.store(NULL, status)
@@ -97,7 +95,7 @@ def _find_space(f: Writer, program: Any, stream: Any, space: Any) -> None:
         f.call("Py_DecRef", made)
 
 
-def _demand_call(f: Writer, function: Any) -> None:
+def _demand_call(f: Writer, function: ir.Value) -> None:
     """Calls what Python can call; an error of it is the function's."""
     made = f.call("PyObject_CallNoArgs", function)
     with f.when(f.is_("==", made, 0)):
@@ -105,7 +103,7 @@ def _demand_call(f: Writer, function: Any) -> None:
     f.call("Py_DecRef", made)
 
 
-def _raise(f: Writer, program: Any, node: Any, failed: Any) -> None:
+def _raise(f: Writer, program: ir.Value, node: ir.Value, failed: ir.Value) -> None:
     """Sets the error that a number of `_run` stands for."""
     raised = f.words(1)
     with f.when(f.is_("!=", failed, 0)):
@@ -135,7 +133,7 @@ def _run(module: ir.Module) -> ir.Function:
     with f.times(f.field(program, DeviceProgram.steps)) as n:
         step = f.item(f.field(program, DeviceProgram.step_list), n)
 
-        def demand(code: Any, function: int) -> None:
+        def demand(code: ir.Value, function: int) -> None:
             code = f.narrow(code)
             with f.when(f.is_("!=", code, 0)):
                 f.done(b.or_(b.or_(b.shl(n, I64(STEP)), code), I64(function << CALL)))
@@ -165,7 +163,7 @@ def _run(module: ir.Module) -> ir.Function:
                 for word in range(CONFIG_WORDS):
                     f.store(stream if word == STREAM else f.load(template, 8 * word), config, 8 * word)
                 f.store(count, size)
-                entries: tuple[Any, ...] = (I64(_POINTER), args, I64(_SIZE), size, I64(_END))
+                entries: tuple[ir.Value, ...] = (I64(_POINTER), args, I64(_SIZE), size, I64(_END))
                 for word, value in enumerate(entries):
                     f.store(value, extra, 8 * word)
                 demand(f.call(f.field(program, DeviceProgram.launch), config, kernel, 0, extra), QUEUE)
@@ -178,13 +176,13 @@ def _run(module: ir.Module) -> ir.Function:
     return f.function
 
 
-def _encode(f: Writer, program: Any, described: Any, args: Any, encoded: Any) -> Any:
+def _encode(f: Writer, program: ir.Value, described: ir.Value, args: ir.Value, encoded: ir.Value) -> ir.Value:
     """Writes a tensor map for the tensor at one of the addresses `args`; the driver's code."""
     pointer = f.item(args, f.field(described, DeviceMap.parameter))
     dtype, rank, *rest = (f.field(described, n) for n in DeviceMap if n >= DeviceMap.dtype)
     return f.call(f.field(program, DeviceProgram.encode), encoded, dtype, rank, pointer, *rest)
 
 
-def _error(f: Writer, space: Any, step: Any) -> Any:
+def _error(f: Writer, space: ir.Value, step: ir.Value) -> ir.Value:
     """The address of the word that failed checks of a step are left in."""
     return f.add(f.field(space, DeviceSpace.errors), f.mul(f.field(step, DeviceStep.word), 4))

@@ -15,8 +15,6 @@ locked.
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 
 from tilec.runtime.native.tables import Helper, Pool, Slot
@@ -180,10 +178,10 @@ def _help(module: ir.Module, wake: ir.Function, work: ir.Function) -> None:
     f.store(lock, helper, 8 * Helper.lock)
     asleep, looks, found = f.add(helper, 8 * Helper.asleep), f.words(1), f.words(1)
 
-    def slot(n: Any) -> Any:
+    def slot(n: ir.Value) -> ir.Value:
         return f.add(f.field(pool, Pool.slots), f.mul(n, f.field(pool, Pool.slot_bytes)))
 
-    def free(state: Any) -> Any:
+    def free(state: ir.Value) -> ir.Value:
         return b.and_(b.lshr(state, I64(16)), I64(INSIDE))
 
     f.store(NULL, looks)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from enum import IntEnum, auto
 from functools import cache
-from typing import Any
 
 VARIABLE = "TILEC_NATIVE_CALLS"
 
@@ -256,9 +255,9 @@ class KeepAlive:
     """Tables, and the objects whose addresses they hold, with the lifetime of this object."""
 
     def __init__(self) -> None:
-        self._all: list[Any] = []
+        self._all: list[object] = []
 
-    def object(self, value: Any) -> int:
+    def object(self, value: object) -> int:
         """A Python object's address."""
         self._all.append(value)
         return id(value)

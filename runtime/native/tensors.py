@@ -5,8 +5,6 @@ DLPack's exchange API describes a tensor without making anything.
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 
 from tilec.runtime.native.tables import Prepared, Spec
@@ -19,7 +17,9 @@ REFUSED = 2
 """What a program's `execute` returns if it did nothing, and Python is to do it."""
 
 
-def address(f: Writer, describe: Any, device: Any, spec: Any, tensor: Any, other: ir.Block, failed: ir.Block) -> Any:
+def address(
+    f: Writer, describe: ir.Value, device: ir.Value, spec: ir.Value, tensor: ir.Value, other: ir.Block, failed: ir.Block
+) -> ir.Value:
     """The address of a tensor's first element. Goes on at `other` if the tensor is not where and what `spec` says, and at `failed`
     with an error set if PyTorch does not describe it. `describe` is the exchange API's function."""
     found, rank = f.words(TENSOR_WORDS), f.field(spec, Spec.rank)
@@ -38,7 +38,7 @@ def address(f: Writer, describe: Any, device: Any, spec: Any, tensor: Any, other
     return f.add(f.load(found, TENSOR["data"]), f.load(found, TENSOR["offset"]))
 
 
-def is_like(f: Writer, tensor: Any, kind: Any, like: Any) -> Any:
+def is_like(f: Writer, tensor: ir.Value, kind: ir.Value, like: ir.Value) -> ir.Value:
     """Whether a tensor's type is one of two."""
     own = f.load(tensor, TYPE_OF)
     return f.builder.or_(f.is_("==", own, kind), f.is_("==", own, like))
@@ -71,7 +71,7 @@ def prepared(module: ir.Module) -> None:
         f.demand(f.is_("==", f.narrow(asked), 0), other)
     memory = f.words(f.field(table, Prepared.words))
 
-    def check(tensor: Any, number: Any) -> None:
+    def check(tensor: ir.Value, number: ir.Value) -> None:
         slot = f.add(memory, f.mul(number, 8))
         f.demand(f.is_("==", f.call(lies, table, f.item(specs, number), tensor, slot), 1), other)
 

@@ -37,7 +37,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import e as EULER
 from math import isclose, log2
-from typing import Any
+from typing import TypeVar
 
 from tilec.analysis.carried import IDENTITY, Carried, Online, Rescale
 from tilec.analysis.expression import POSITION, Expr, Total, constant
@@ -45,6 +45,9 @@ from tilec.analysis.extremes import below, equals, moved
 from tilec.analysis.linear_factor import inside, linear_factor
 
 LOG2E = log2(EULER)
+
+
+T = TypeVar("T")
 
 
 class _Refused(Exception):
@@ -236,7 +239,7 @@ class _Carrier:
         """Whether a row's condition decides between the terms and 0."""
         return not self.exact and self.running(x.args[0]) and self.row(x.args[0]) and x.args[2].number == 0
 
-    def _branches(self, x: Expr, action: Callable[[Expr], Any]) -> list[Any]:
+    def _branches(self, x: Expr, action: Callable[[Expr], T]) -> list[T]:
         """`action` on both branches of a select, on the first where its condition holds."""
         self.assumed.append(x.args[0])
         taken = action(x.args[1])

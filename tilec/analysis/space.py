@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
 
 from tilec.analysis.graph import Graph, Node
 from tilec.core.mlir import ir
@@ -43,7 +42,7 @@ def space_of(nodes: list[Node], graph: Graph) -> Space | str:
 def _united(nodes: list[Node], graph: Graph) -> Space | str:
     parent: dict[Dim, Dim] = {(n, d): (n, d) for n in nodes for d in range(len(n.extents))}
 
-    def find(key: Any) -> Any:
+    def find(key: Dim) -> Dim:
         while parent[key] != key:
             parent[key] = parent[parent[key]]
             key = parent[key]
@@ -80,7 +79,7 @@ def _alone(node: Node) -> Space:
     return Space([node], {node: tuple(dims)}, dict(zip(dims, node.extents)), tuple([d for d in dims if d not in node.reduced]))
 
 
-def _clash(nodes: list[Node], find: Callable[[Any], Any]) -> str | None:
+def _clash(nodes: list[Node], find: Callable[[Dim], Dim]) -> str | None:
     for node in nodes:
         roots = [find((node, d)) for d in range(len(node.extents))]
         if len(set(roots)) < len(roots):

@@ -19,7 +19,7 @@ Annotations are evaluated here, as files are checked by them (`target_table.py`)
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from tilec.core.diagnostics import CallError
 from tilec.core.toml_table import expect, parse_table
@@ -370,9 +370,9 @@ class Fitted:
             raise CallError(f"the target has no numbers [fitted.{kind.name}]: they are of {kind.kind} targets")
         return found
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The table of a target file: the target's own groups, and the name of the target that has the others."""
-        named = {"machine": self.machine, "inherits": self.inherits}
+        named: dict[str, object] = {"machine": self.machine, "inherits": self.inherits}
         own = {n: asdict(g) for n, g in self.groups.items() if n not in self.sources}
         return {k: v for k, v in named.items() if v} | own
 
@@ -390,7 +390,17 @@ class Fitted:
         return f"the cost model's numbers were fitted on {machines}{but}"
 
 
-def read_fitted(table: Any, kind: str, where: str, target: Callable[[str], Any]) -> Fitted:
+class Rated(Protocol):
+    """A target, as far as its numbers go."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def fitted(self) -> Fitted: ...
+
+
+def read_fitted(table: object, kind: str, where: str, target: Callable[[str], "Rated"]) -> Fitted:
     """The numbers of a target of `kind` from the table `[fitted]` of its file, None where it has none. `target` has the built-in
     target of a name. Raises CallError, with the key, for a mistake in the table."""
     table = dict(expect({} if table is None else table, dict, where, "fitted"))
@@ -420,7 +430,7 @@ def read_fitted(table: Any, kind: str, where: str, target: Callable[[str], Any])
     return Fitted(groups, machine, inherits, {n: s for n, s in other.sources.items() if n not in own})
 
 
-def _group(kind: type[G], table: Any, where: str) -> G:
+def _group(kind: type[G], table: object, where: str) -> G:
     key = f"fitted.{kind.name}"
     found: G = parse_table(kind, expect(table, dict, where, key), where, key)
     if not found.fitted_to:

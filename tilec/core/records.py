@@ -46,7 +46,7 @@ def kind_of(record: type, name: str) -> type:
     return getattr(kind, "__origin__", kind)
 
 
-def items(record: Any) -> Iterator[tuple[str, Value]]:
+def items(record: object) -> Iterator[tuple[str, Value]]:
     """The fields that are not None."""
     kind: Any = type(record)
     for name in fields_of(kind):
@@ -54,11 +54,11 @@ def items(record: Any) -> Iterator[tuple[str, Value]]:
             yield name, value
 
 
-def to_attributes(record: Any) -> dict[str, ir.Attribute]:
+def to_attributes(record: object) -> dict[str, ir.Attribute]:
     return {name: attribute_of(value) for name, value in items(record)}
 
 
-def to_attribute(record: Any) -> ir.DictAttr:
+def to_attribute(record: object) -> ir.DictAttr:
     return ir.DictAttr.get(to_attributes(record))
 
 

@@ -79,7 +79,7 @@ def _number(value: int) -> Callable[[DType], int | float | bool]:
     return lambda dtype: float(value) if dtype.is_float else bool(value) if dtype.kind == "bool" else value
 
 
-def _numpy(ufunc: np.ufunc, identity: Callable[[np.dtype], object] | None = None) -> Callable[..., Any]:
+def _numpy(ufunc: np.ufunc, identity: Callable[[np.dtype], object] | None = None) -> Callable[..., np.ndarray]:
     """The ufunc's reduction in the array's own type; `identity` where NumPy has none."""
 
     def reference(array: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:

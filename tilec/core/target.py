@@ -9,6 +9,7 @@ than reading a file.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -233,7 +234,7 @@ def read(path: Path) -> Target:
     return from_dict(parse_toml(read_toml(path, "target file"), str(path)), str(path))
 
 
-def from_dict(table: dict[str, Any], where: str = "target") -> Target:
+def from_dict(table: Mapping[str, object], where: str = "target") -> Target:
     own = {k: v for k, v in table.items() if k != "fitted"}
     target: Target = parse(Target, own, where, "")
     if target.kind not in ("cuda", "cpu"):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import tomllib
+from datetime import date, datetime, time
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from tilec.core.diagnostics import CallError
 from tilec.process.reading import read_bytes
 
 MOST_BYTES = 1 << 20
+Toml: TypeAlias = "str | int | float | bool | datetime | date | time | list[Toml] | dict[str, Toml]"
 _DEEP = re.compile(r"""(?:[\w"'-]+[ \t]*\.[ \t]*){32}""")
 
 
@@ -24,7 +26,7 @@ def read_toml(path: str | Path, what: str) -> str:
         raise CallError(f"cannot read {what} '{path}': {error.strerror}") from None
 
 
-def parse_toml(text: str, name: str) -> dict[str, Any]:
+def parse_toml(text: str, name: str) -> dict[str, Toml]:
     """The tables of a text. Raises CallError where it is not TOML, or nested without a limit."""
     try:
         if _DEEP.search(text):  # what tomllib takes for such keys grows with the square of their length

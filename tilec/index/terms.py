@@ -175,9 +175,9 @@ class Term:
         """With remainders, where it has any; what is subtracted comes later, and a number last."""
         found, rest = summands(self)
         parts = [(c, f"{_operand(z)} % {_operand(k)}", True) for c, z, k in found]
-        for m, f in rest.parts.items():
+        for m, weight in rest.parts.items():
             names = " * ".join(f"({x})" if x.op == "//" and len(m) > 1 else str(x) for x in m)
-            parts.append((term(f), names, len(m) == 1 and m[0].op == "//"))
+            parts.append((term(weight), names, len(m) == 1 and m[0].op == "//"))
         text = ""
         for c, name, divides in sorted(parts, key=lambda p: (not p[1], (p[0].constant or 0) < 0, p[1])):
             number = c.constant

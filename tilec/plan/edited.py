@@ -17,6 +17,7 @@ from tilec.core import mlir
 from tilec.core.diagnostics import CallError, Source
 from tilec.core.mlir import ir
 from tilec.core.target import Target
+from tilec.core.toml import Toml
 from tilec.kernels import FAMILIES
 from tilec.plan.digest import ASSIGNED, DIGEST, assigned_operations, attributes_of_plan, digests, program_of, sign
 
@@ -68,7 +69,7 @@ def _replanned(module: ir.Operation, target: Target) -> ir.Operation:
     return copy
 
 
-def _schedule(module: ir.Operation) -> dict[str, Any]:
+def _schedule(module: ir.Operation) -> dict[str, Toml]:
     """The attributes as a schedule file's table."""
     operations: dict[str, list[str]] = {}
     loops: dict[str, dict[str, Any]] = {}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from tilec.core import records
 from tilec.core.mlir import ir
 from tilec.plan.groups import Remark
 from tilec.plan.model import Plan
@@ -54,4 +54,4 @@ class Rewrite:
     describe: Callable[[Step, Callable[[int], str]], str]
     step: type[Step] = Step
     of_kernels: bool = False
-    exact: Callable[[State, Mapping[str, Any]], Applied | str] = lambda state, fields: ""
+    exact: Callable[[State, Mapping[str, records.Value]], Applied | str] = lambda state, fields: ""

@@ -25,9 +25,9 @@ from tilec.process import forks
 
 OPERATIONS_THRESHOLD = 200  # operations: to plan them takes half a second
 
-Demands = Mapping[str, Sequence[Mapping[str, Any]]]
+Demands = Mapping[str, Sequence[Mapping[str, records.Value]]]
 """For each rewrite that a schedule decides: the fields of the steps that it names, some of which may be left out."""
-ALL: Sequence[Mapping[str, Any]] = ({},)
+ALL: Sequence[Mapping[str, records.Value]] = ({},)
 """Every step that a rewrite can take."""
 NONE: Demands = {rewrite.name: () for rewrite in REWRITES}
 """No step at all."""
@@ -95,7 +95,7 @@ class StepRefused(CallError):
         self.rewrite = rewrite
 
 
-def _demanded(rewrite: Rewrite, state: State, demands: Sequence[Mapping[str, Any]]) -> tuple[Applied, ...]:
+def _demanded(rewrite: Rewrite, state: State, demands: Sequence[Mapping[str, records.Value]]) -> tuple[Applied, ...]:
     """The steps that a schedule names."""
     if not demands:
         return ()
@@ -109,7 +109,7 @@ def _demanded(rewrite: Rewrite, state: State, demands: Sequence[Mapping[str, Any
     return tuple(steps)
 
 
-def _refused(rewrite: Rewrite, demand: Mapping[str, Any], known: Sequence[Applied], why: str) -> NoReturn:
+def _refused(rewrite: Rewrite, demand: Mapping[str, records.Value], known: Sequence[Applied], why: str) -> NoReturn:
     """Raises the error for a step that is none of those known; `why` it cannot be, where that is known."""
     operation = demand["operation"]
     what = f"the rewrite `{rewrite.name}` cannot be applied to `{operation}`"
@@ -133,5 +133,5 @@ def written(applied: Applied) -> str:
     return f"{{{', '.join(fields)}}}"
 
 
-def _toml(value: Any) -> str:
+def _toml(value: records.Value) -> str:
     return f'"{value}"' if isinstance(value, str) else str(list(value) if isinstance(value, tuple) else value)

@@ -15,12 +15,11 @@ from __future__ import annotations
 import builtins
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 from tilec.process.interrupts import uninterrupted
 
@@ -48,7 +47,7 @@ def watch(name: str, run: Callable[[ModuleType, Callable[[], None]], None]) -> C
     """The same until the function that it returns is called, or the process ends: a generator that waits until then would be
     resumed after `sys.meta_path` is gone."""
 
-    def find(fullname: str, path: Any, target: Any) -> ModuleSpec | None:
+    def find(fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         if fullname != name:
             return None
         others = (f for f in sys.meta_path if f is not finder)
@@ -71,25 +70,25 @@ def watch(name: str, run: Callable[[ModuleType, Callable[[], None]], None]) -> C
 class Later:
     """A placeholder for the result of `make()`, which is called at the first use."""
 
-    def __init__(self, make: Callable[[], Any]):
+    def __init__(self, make: Callable[[], Callable[..., object]]):
         self._make = make
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name != "_made":
             return getattr(self._made, name)
         with uninterrupted():  # what `make` registers on the way is registered once
             self._made = made = self._make()
         return made
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, *args: object, **named: object) -> object:
         return self._made(*args, **named)
 
 
-def stand_in(name: str, **attributes: Any) -> None:
+def stand_in(name: str, **attributes: object) -> None:
     """Prevents the import of the module `name` and of all modules inside it: they have the given attributes, and every
     other attribute is an empty class without instances."""
 
-    def find(fullname: str, path: Any, target: Any) -> ModuleSpec | None:
+    def find(fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         return ModuleSpec(fullname, loader, is_package=True) if f"{fullname}.".startswith(f"{name}.") else None
 
     def execute(module: ModuleType) -> None:
@@ -133,7 +132,7 @@ def _execute(module: ModuleType, execute: Callable[[], None], later: str) -> Non
     for name in left:
         del space[name]
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name not in left and (name.startswith("__") or later in sys.modules):
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         for each, wanted in left.items():

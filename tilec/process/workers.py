@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
 from tilec.process.forking import llvm_lock
 
+S = TypeVar("S")
 T = TypeVar("T")
+P = ParamSpec("P")
 _pools: WeakSet[Workers] = WeakSet()
 _lock = threading.Lock()  # of `_pools`
 _here = threading.local()
@@ -41,7 +43,7 @@ class Workers:
         with _lock:
             _pools.add(self)
 
-    def submit(self, function: Callable[..., T], *arguments: Any, **named: Any) -> Future[T]:
+    def submit(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
         self.tasks.put((future, lambda: function(*arguments, **named)))
         if len(self.threads) < self.count:
@@ -53,7 +55,7 @@ class Workers:
             self.abandon()
         return future
 
-    def map(self, function: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
+    def map(self, function: Callable[[S], T], items: Iterable[S]) -> list[T]:
         return [f.result() for f in [self.submit(function, item) for item in items]]
 
     def _work(self) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, memref, vector
@@ -53,7 +52,7 @@ class FmaTile:
             memref.StoreOp(value, self.sums, [i, j])
 
     def multiply(self, slot: ir.Value, left: Stage, right: Stage) -> None:
-        def fetch(parts: Any, number: ir.Value) -> None:
+        def fetch(parts: tuple[ir.Value, ir.Value], number: ir.Value) -> None:
             self._fetch(parts, left, right, slot, arith.muli(number, mlir.index(self.group)))
 
         overlapped(self.problem.depth // self.group, self.parts, fetch, self._contract)

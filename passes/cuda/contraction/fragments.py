@@ -136,14 +136,14 @@ class MmaTile:
     def multiply(self, slot: ir.Value, left: Stage, *rights: Stage) -> None:
         depth, share = 2 * self.half * self.lines, self.problem.depth // self.shares
 
-        def fetch(parts: Any, number: ir.Value) -> None:
+        def fetch(parts: Sequence[ir.Value], number: ir.Value) -> None:
             k = sum_of([(self.share, share), (number, depth)])
             load = self._load_lines if self.by_lines else self._load
             load(parts[0], left, self.row, self.high, slot, k, not self.transposed)
             for product, right in enumerate(rights):
                 load(parts[1], right, self.column, self.own // 2, slot, k, self.transposed, product * self.own // 2)
 
-        def multiply(parts: Any) -> None:
+        def multiply(parts: Sequence[ir.Value]) -> None:
             high, wide = self.fragments
             with loop(self.lines, name="line") as q, loop(high, name="row") as i, loop(wide, name="column") as j:
                 self._multiply(parts, sum_of([(i, self.lines), (q, 1)]), sum_of([(j, self.lines), (q, 1)]), i, j)
@@ -275,7 +275,7 @@ class MmaTile:
         cut = arith.TruncFOp(narrow, vector.LoadOp(self._words(4), part, subscripts).result, roundingmode=away)
         vector.StoreOp(arith.extf(self._words(4), cut.result), part, subscripts)
 
-    def _multiply(self, parts: Any, row: ir.Value, column: ir.Value, i: ir.Value, j: ir.Value) -> None:
+    def _multiply(self, parts: Sequence[ir.Value], row: ir.Value, column: ir.Value, i: ir.Value, j: ir.Value) -> None:
         """Adds the product of two fragments, by their numbers, to the sums `i`, `j`."""
         words = (2, 4) if self.transposed else (4, 2)
         left, right = ((part, arith.muli(n, mlir.index(count))) for part, n, count in zip(parts, (row, column), words))

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Any
 
 from tilec.core import locations, mlir
 from tilec.core.mlir import gpu, ir
@@ -54,7 +53,7 @@ def map_warps(function: ir.Operation, options: Contraction, blocks: Blocks, tile
     erase(block.operations)
 
 
-def _pipeline(problem: Problem, tile: Any, stages: list[Stage]) -> None:
+def _pipeline(problem: Problem, tile: FmaTile | MmaTile, stages: list[Stage]) -> None:
     """Loops over k with the tiles of some steps under way or in use."""
     ring = CopyRing(problem.options.stages, problem.steps)
     ahead = ring.stages - 1  # steps

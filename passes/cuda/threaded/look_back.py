@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from tilec.core import mlir
 from tilec.core.hardware import WARP
 from tilec.core.mlir import arith, gpu, ir
+from tilec.passes.combiner import Combiner
 from tilec.passes.cuda.cluster import spread
 from tilec.passes.cuda.messages import add_words, choose, mark, observe, publish, received, wait
 from tilec.passes.cuda.threaded.context import KernelContext
@@ -88,7 +88,7 @@ class LookBack:
         self.totals = mlir.entry(kernel.function).arguments[-1]
         self.sizes = levels(kernel.spread.blocks)
 
-    def before(self, combiner: Any, group: list[int], total: ir.Value, identity: ir.Value) -> ir.Value:
+    def before(self, combiner: Combiner, group: list[int], total: ir.Value, identity: ir.Value) -> ir.Value:
         """Publishes this part's total; returns that of all parts before. A whole warp asks."""
         last = arith.cmpi(arith.CmpIPredicate.eq, self.lane, mlir.index(0))
         with when(last):

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 from tilec.core import locations, mlir
 from tilec.core.hardware import WARP
 from tilec.core.mlir import arith, gpu, ir, memref
-from tilec.passes.combiner import Combiner
-from tilec.passes.cuda.cluster import across_blocks
+from tilec.passes.cuda.cluster import Combination, Mapped, across_blocks
 from tilec.passes.cuda.memory_spaces import SHARED, local
 from tilec.passes.loops import Position, flat_slot, states, sum_of
 
 
-def across_threads(generic: Any, combiner: Any) -> None:
+def across_threads(generic: Mapped, combiner: Combination) -> None:
     """Combines the states in `generic.tiles` over the threads of all reduced dimensions."""
     layout = generic.layout
     reduced = [d for d in layout.order if d in generic.reduced and layout.threads[d] > 1]
@@ -44,13 +42,13 @@ def _split(stride: int, threads: int) -> tuple[list[int], int]:
     return lanes, 1 << (len(masks) - len(lanes))
 
 
-def _slots(generic: Any, group: list[int]) -> AbstractContextManager[Position]:
+def _slots(generic: Mapped, group: list[int]) -> AbstractContextManager[Position]:
     """The loop over the slots of a group's states; they have one shape."""
     dims = generic.operand_dims[group[0]]
     return generic.threads.slots(dims, {}, None, lanes=True)
 
 
-def _shuffle(generic: Any, combiner: Combiner, group: list[int], masks: list[int]) -> None:
+def _shuffle(generic: Mapped, combiner: Combination, group: list[int], masks: list[int]) -> None:
     dims = generic.operand_dims[group[0]]
     with _slots(generic, group) as position:
         at = position.slot(dims)
@@ -59,7 +57,7 @@ def _shuffle(generic: Any, combiner: Combiner, group: list[int], masks: list[int
             memref.StoreOp(value, generic.tiles[n], at)
 
 
-def butterfly(combiner: Combiner, group: list[int], values: list[ir.Value], masks: list[int]) -> list[ir.Value]:
+def butterfly(combiner: Combination, group: list[int], values: list[ir.Value], masks: list[int]) -> list[ir.Value]:
     """Combines over the lanes whose numbers differ in `masks`, the farthest first; all of them get the result."""
     if len(masks) < 2:
         return _combined(combiner, group, values, mlir.constant(masks[0], _i32())) if masks else values
@@ -71,7 +69,7 @@ def butterfly(combiner: Combiner, group: list[int], values: list[ir.Value], mask
     return now
 
 
-def _combined(combiner: Combiner, group: list[int], values: list[ir.Value], mask: ir.Value) -> list[ir.Value]:
+def _combined(combiner: Combination, group: list[int], values: list[ir.Value], mask: ir.Value) -> list[ir.Value]:
     return combiner.combine(group, values, [_from_lane(v, mask) for v in values])
 
 
@@ -91,7 +89,7 @@ def _from_lane(value: ir.Value, mask: ir.Value) -> ir.Value:
     return arith.trunci(type_, result) if narrow else result
 
 
-def _exchange(generic: Any, combiner: Combiner, group: list[int], d: int, warps: int) -> None:
+def _exchange(generic: Mapped, combiner: Combination, group: list[int], d: int, warps: int) -> None:
     """Across warps: all write, wait, and combine the states of the reduction's warps."""
     dims = generic.operand_dims[group[0]]
     by_lanes = generic.layout.stride(d) == 1 and warps <= WARP
@@ -115,7 +113,7 @@ def _exchange(generic: Any, combiner: Combiner, group: list[int], d: int, warps:
 
 
 def _read_by_lanes(
-    generic: Any, combiner: Combiner, group: list[int], buffers: Sequence[ir.Value], slot: ir.Value, d: int, warps: int
+    generic: Mapped, combiner: Combination, group: list[int], buffers: Sequence[ir.Value], slot: ir.Value, d: int, warps: int
 ) -> list[ir.Value]:
     """Every warp belongs to one reduction as a whole: lane n takes the state of its warp n, and a butterfly follows."""
     number, block = generic.threads.number, generic.layout.block
@@ -128,7 +126,7 @@ def _read_by_lanes(
 
 
 def _read_serially(
-    generic: Any, combiner: Combiner, group: list[int], buffers: Sequence[ir.Value], slot: ir.Value, d: int, warps: int
+    generic: Mapped, combiner: Combination, group: list[int], buffers: Sequence[ir.Value], slot: ir.Value, d: int, warps: int
 ) -> list[ir.Value]:
     """A warp works on several reductions: each thread goes through the warps one by one."""
     low = max(generic.layout.stride(d), WARP)  # the distance of one warp's state and the next

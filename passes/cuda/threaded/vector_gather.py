@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tilec.analysis.layout import Layout
 from tilec.core import mlir
@@ -161,7 +160,7 @@ def _layout(layout: Layout, windows: Sequence[Window], counts: Sequence[int]) ->
     return replace(layout, steps=tuple(steps))
 
 
-def _unique(generic: OperationContext, windows: Sequence[Window]) -> tuple[Threads, dict[int, Any]]:
+def _unique(generic: OperationContext, windows: Sequence[Window]) -> tuple[Threads, dict[int, int | ir.Value]]:
     """Threads that have each element of the windows once, of those that were not loaded in earlier rounds; and sizes that leave out
     none of them which a window inside the tile has."""
     if not windows:
@@ -257,7 +256,7 @@ def _guard_of(generic: OperationContext, load: ir.Operation) -> ir.Operation | N
 
 
 def evaluate(
-    generic: OperationContext, value: ir.Value, position: Any, lane: int, mapping: dict[ir.Value, ir.Value]
+    generic: OperationContext, value: ir.Value, position: Position, lane: int, mapping: dict[ir.Value, ir.Value]
 ) -> ir.Value:
     """A value of the body that does not vary otherwise, such as a subscript, at one lane of a step; `mapping` has the values known
     of it."""

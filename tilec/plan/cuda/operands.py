@@ -9,6 +9,7 @@ registers: as boxes by TMA, or in pieces of 16 bytes by cp.async. Threads comput
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -123,7 +124,7 @@ def _roles(node: Node, g: Group, graph: Graph) -> list[Roles]:
     dims, c = g.space.dims[node], node.contraction
     order = [d for d in _result_dims(node, g, graph) if g.space.extents[d] > 1]
 
-    def kernel_dims(own: Any) -> tuple[int, ...]:
+    def kernel_dims(own: Sequence[int]) -> tuple[int, ...]:
         wide = [dims[d] for d in own if node.extents[d] > 1]
         return tuple(sorted(wide, key=lambda d: order.index(d) if d in order else d))
 

@@ -14,7 +14,6 @@ import math
 import operator
 from collections.abc import Iterator
 from math import prod
-from typing import Any
 
 from tilec.analysis.copied_results import Copy
 from tilec.core.diagnostics import Diagnostic, Note, Span, TileError
@@ -179,7 +178,7 @@ class _Plan:
                 met = False
         return met
 
-    def in_other_kernel(self, name: str, home: Any, returned: bool) -> str | None:
+    def in_other_kernel(self, name: str, home: KernelPlan | None, returned: bool) -> str | None:
         """Why a tensor is not fused into the kernel `home`, or None."""
         if any(t.name == name for t in self.specialised.inputs):
             return "an input"

@@ -21,7 +21,7 @@ from tilec.core import records
 from tilec.core.diagnostics import CallError, Source, Span, TileError
 from tilec.core.quantities import duration
 from tilec.core.targets import names
-from tilec.core.toml import parse_toml, read_toml
+from tilec.core.toml import Toml, parse_toml, read_toml
 from tilec.kernels import FAMILIES, Family, KernelPlan, Refusal, Refused
 from tilec.plan.check import refuse
 from tilec.plan.cuda.launches import refuse_launches
@@ -118,7 +118,7 @@ class Schedule:
         for operation, order in kernel.get("loops", {}).items():
             self._list_of(int, order, operation, number, name)
 
-    def _steps(self, name: str, steps: Any, number: int) -> None:
+    def _steps(self, name: str, steps: Toml, number: int) -> None:
         where = number, "rewrites", name
         if (rewrite := _REWRITES.get(name)) is None:
             self.fail(f"there is no rewrite `{name}`", *where, hint=_suggest(name, _REWRITES))
@@ -146,7 +146,7 @@ class Schedule:
             if not isinstance(value, known[key]):
                 self.fail(f"`{key}` must be {_WORDS[known[key]]}", *where, key)
 
-    def _list_of(self, kind: type, value: Any, key: str, *where) -> None:
+    def _list_of(self, kind: type, value: object, key: str, *where) -> None:
         if not isinstance(value, list) or any(type(v) is not kind for v in value):
             self.fail(f"`{key}` must be a list of {'names' if kind is str else 'whole numbers'}", *where, key)
 
