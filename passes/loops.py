@@ -1,7 +1,5 @@
 """The loops of a thread over its elements: unrolled steps, and guards where a tile is not full."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -145,7 +143,10 @@ class Position:
 
     def offset_lane(self, number: int) -> Position:
         """The same slot, some lanes further."""
-        return replace(self, lane=sum_of([(self.lane, 1)], number)) if number else self
+        if not number:
+            return self
+        assert self.lane is not None
+        return replace(self, lane=sum_of([(self.lane, 1)], number))
 
     def coordinate(self, d: int, lane: int = 0) -> ir.Value:
         if d != self.layout.lane_dim:
@@ -262,6 +263,7 @@ class Threads:
                 if mine is not None and kind == INNER:
                     pass
                 elif mine is not None:
+                    assert sizes is not None
                     inside = self._within(position, d, sizes[d], kind)
                     stack.enter_context(when(inside if where is None else arith.andi(inside, where(position))))
                 elif sizes is not None:
@@ -271,6 +273,7 @@ class Threads:
                 number = stack.enter_context(loop(count, unroll=kind == EDGE, name=name))
                 position.lane = sum_of([(number, lane_stride)])
                 if kind == EDGE:
+                    assert sizes is not None
                     element, d = position.coordinate(layout.lane_dim), layout.lane_dim
                     inside = arith.andi(_least(element, 0), below(element, sizes[d]))
                     if masked:
@@ -304,7 +307,7 @@ class Threads:
     def _is_unaligned(self, d: int | None) -> bool:
         return self.misalignment is not None and d == self.layout.lane_dim
 
-    def _within(self, position: Position, d: int, size: int | ir.Value, part: str) -> ir.Value:
+    def _within(self, position: Position, d: int, size: int | ir.Value, part: str | None) -> ir.Value:
         """Whether the vector of a step is such a part of an unaligned row."""
         first, vector = position.coordinate(d), self.layout.vectors[d]
         last = sum_of([(first, 1)], vector - 1)

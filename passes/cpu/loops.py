@@ -148,7 +148,8 @@ class _Nest:
         if owner.regions or owner.name == "memref.load" or 0 in mlir.extents_of(self.op):
             return None
         found = [self._dims(v) for v in owner.operands]
-        return None if None in found else frozenset().union(*found)
+        known = [dims for dims in found if dims is not None]
+        return frozenset().union(*known) if len(known) == len(found) else None
 
     def _load(self, n: int) -> ir.Value:
         return memref.LoadOp(self.operands[n], [self.variables[d] for d in self.maps[n]]).result

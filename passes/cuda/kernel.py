@@ -11,7 +11,6 @@ The layout (`tilec/analysis/layout.py`) says which elements are a thread's. A pr
 Operations are mapped one after another, each by `passes/cuda/threaded/operation.py`.
 """
 
-# mypy: no-strict-optional
 # mypy: disable-error-code="attr-defined"
 
 from __future__ import annotations
@@ -50,6 +49,7 @@ def map_cuda(module: ir.Operation) -> None:
             case Threaded() as options:
                 if (parts := options.blocks_per_tile) > 1:
                     layout = options.layout(planned.tiles)
+                    assert layout.lane is not None
                     split_rows(module, function, layout.lane, layout.vectors[layout.lane], parts)
                 KernelMapper(function, planned.tiles, options, looks_back=parts > 1).build()
 
@@ -139,7 +139,7 @@ class KernelMapper(KernelContext):
             return None
         return self._single_steps(d)
 
-    def _single_steps(self, d: int) -> Threads:
+    def _single_steps(self, d: int | None) -> Threads:
         """The same threads in a loop over their steps along a dimension."""
         steps = [1 if e == d else s for e, s in enumerate(self.layout.steps)]
         return Threads(
@@ -155,6 +155,7 @@ class KernelMapper(KernelContext):
         with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)), self.function.location:
             self.threads = Threads(self.layout, names=self.names)
             if self.looks_back:
+                assert self.spread is not None
                 self.row, self.rank = delinearise(gpu.BlockIdOp(gpu.Dimension.x).result, [2, self.spread.blocks])
             elif self.spread:
                 self.rank = cluster_rank()

@@ -12,7 +12,6 @@ thread holds all its elements at once (`Layout.whole`). Other tiles go to workgr
 elements that it wrote. Reductions accumulate in tiles, never in global memory, and are copied out when complete.
 """
 
-# mypy: no-strict-optional
 # mypy: disable-error-code="attr-defined"
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ def _stage(function: ir.Operation, tiles: dict[int, int], options: Threaded) -> 
     fuse_scan_epilogues(function)
     layout = _layout(function, tiles, options)
     if options.cluster_blocks > 1:
+        assert layout.lane is not None
         spread(function, layout.lane, options.cluster_blocks, layout.vectors[layout.lane])
         layout = _layout(function, tiles, options)
     if stages := options.rows_in_flight:

@@ -1,7 +1,5 @@
 """emit, for CUDA contractions on Hopper: TMA copies, barriers that count them, and products of warpgroups."""
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 import re
@@ -33,7 +31,7 @@ def _descriptor_map(printer: MemoryPrinter, op: ir.Operation) -> None:
     name = printer.names.variable(f"{memory.base}_map")
     steps = tuple(mlir.get_integers(op, "tilec.element_steps") or ())
     dtype = mlir.get_string(op, "tilec.rounded") or printer.dtype(memory.element)
-    printer.maps[name] = TensorMap(number, dtype, size, memory.shape, box, steps, int(found[1]))
+    printer.maps[name] = TensorMap(number, dtype, size, tuple(map(int, memory.shape)), box, steps, int(found[1]))
     printer.text[op.results[0]] = name
 
 
@@ -148,7 +146,7 @@ def _product(printer: MemoryPrinter, op: ir.Operation, product: WarpgroupProduct
     sums, left, right = (printer.memory[v] for v in list(op.operands)[:3])
     transposed = [not major for major in product.k_major]
     steps = [depth_step(t) for t in transposed]
-    size = element_bytes(ir.Type.parse(left.element))
+    size = element_bytes(mlir.type_of(left.element))
     instructions = product.k * size // 32
     arguments = f'"{product.multiplicand}", {product.n}, steps={instructions}, step_a={steps[0]}, step_b={steps[1]}'
     arguments += f", transpose_a={transposed[0]}, transpose_b={transposed[1]}"
@@ -173,7 +171,7 @@ def _product(printer: MemoryPrinter, op: ir.Operation, product: WarpgroupProduct
 def _descriptor(printer: MemoryPrinter, layout: str, memory: Memory) -> str:
     """Of a tile: what is the same for all stages, and how far this one's tile is behind the first."""
     start = printer.bytes(memory, 0)
-    behind = divided(times(memory.offset, element_bytes(ir.Type.parse(memory.element))), WIDE)
+    behind = divided(times(memory.offset, element_bytes(mlir.type_of(memory.element))), WIDE)
     if behind is None or printer.grid["gpu.cluster_block_id"] > 1:
         return f"{layout} | ({_in_block(printer, memory)} >> 4)"
     return str(plus(f"({layout} | ({start} >> 4))", behind))

@@ -1,7 +1,5 @@
 """Weights of a contraction chain in the form that matrix units read, and scores that a mask excludes."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -43,6 +41,7 @@ class Packer:
             with loop(self.terms, unroll=True, name="part") as term:
                 source, at = (self.s, [j, half, mlir.index(0)])
                 if self.terms > 1:
+                    assert self.pieces is not None
                     source, at = self.pieces, [term, mlir.index(0)]
                 rounded = arith.truncf(words, vector.LoadOp(pair, source, at).result)
                 word = [(low, 1), (term, self.high * self.columns // 4), (high, self.columns // 4), (j, 2)]
@@ -54,6 +53,7 @@ class Packer:
         What an infinity leaves is 0, not the NaN that it would be.
         """
         f32, i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
+        assert self.pieces is not None
         with loop(2, unroll=True, name="pair") as lane:
             rest = memref.LoadOp(self.s, [j, half, lane]).result
             for term in range(self.terms):
@@ -85,6 +85,7 @@ def exclude(
     `largest`.
     """
     i32 = ir.IntegerType.get_signless(32)
+    assert chain.absorbing is not None
     with loop(ir.MemRefType(scores.type).shape[0], name="fragment") as j, halves(rows_of(scores)) as half:
         rows, at = [], locate(j, half, mlir.index(0))
         at.coordinates[chain.between] = at.parts[chain.between][0]

@@ -10,8 +10,6 @@ Fragments of mma.sync: PTX ISA, "Matrix Fragments for mma.m16n8k16", and "ldmatr
 row.
 """
 
-# mypy: disable-error-code="attr-defined"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +22,7 @@ from typing import Any
 from tilec.core import locations, mlir
 from tilec.core.hardware import WARP, WIDE
 from tilec.core.mlir import arith, gpu, ir, memref, nvgpu, vector
+from tilec.kernels import Contraction
 from tilec.kernels.contraction import widest
 from tilec.passes.cuda.contraction.operands import Stage
 from tilec.passes.cuda.contraction.problem import Problem, Side, Thread
@@ -102,6 +101,7 @@ class MmaTile:
     def __init__(self, problem: Problem, thread: Thread):
         self.half = 16 * 8 // problem.element.width  # elements in 16 bytes
         self.problem, self.thread = problem, thread
+        assert isinstance(problem.options, Contraction)
         (warps_m, warps_n), self.shares = problem.options.warps, problem.options.inner_warps
         self.rows, self.columns = problem.left.size // warps_m, problem.right.size // warps_n
         self.products, self.own = problem.options.products, self.columns // 8  # fragments of a product
@@ -155,6 +155,7 @@ class MmaTile:
         the block take part, and have read the staged tiles for the last time, whose memory this is."""
         if self.shares == 1:
             return
+        assert isinstance(self.problem.options, Contraction)
         warps = prod(self.problem.options.warps)
         type_ = local([(self.shares - 1) * warps, 4 * prod(self.fragments), WARP], self.problem.accumulator, SHARED)
         made = memref.AllocOp(type_, [], [])

@@ -10,8 +10,6 @@ banks. 32-bit elements in lines of rows are read one by one, 8 of each of 4 line
 Threads that multiply by fma read along lines; short lines get padding instead of a swizzle.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -175,6 +173,12 @@ class Stage:
             i = stack.enter_context(loop(count, name="piece"))
             self._fetch(i, number, held, i, stack)
 
+    @property
+    def _fetched(self) -> ir.Value:
+        """The registers, once there are some."""
+        assert self.held is not None
+        return self.held
+
     def _registers(self, count: int) -> ir.Value:
         """For so many vectors."""
         if self.held is None:
@@ -203,9 +207,9 @@ class Stage:
         source, subscripts = self.problem.source(self.side, at)
         condition = self._exists(at, k)
         if condition is not None:
-            memref.StoreOp(mlir.constant(0, self.problem.element), self.held, [i, lane])
+            memref.StoreOp(mlir.constant(0, self.problem.element), self._fetched, [i, lane])
         with nullcontext() if condition is None else when(condition):
-            memref.StoreOp(memref.LoadOp(source, subscripts).result, self.held, [i, lane])
+            memref.StoreOp(memref.LoadOp(source, subscripts).result, self._fetched, [i, lane])
 
     @contextmanager
     def _or_zero(self, condition: ir.Value | None, i: ir.Value, lane: list[ir.Value]) -> Iterator[None]:
@@ -216,7 +220,7 @@ class Stage:
         choice = scf.IfOp(condition, has_else=True)
         with ir.InsertionPoint(choice.else_block):
             with nullcontext(lane[0]) if lane else loop(self.vector, name="element") as each:
-                memref.StoreOp(mlir.constant(0, self.problem.element), self.held, [i, each])
+                memref.StoreOp(mlir.constant(0, self.problem.element), self._fetched, [i, each])
             scf.YieldOp([])
         with ir.InsertionPoint(choice.then_block):
             yield
@@ -227,7 +231,7 @@ class Stage:
         fetched = {n: self._vector_of(n, at) for n in self.problem.arguments(factor)}
         with loop(self.vector, name="element") as lane:
             elements = {n: memref.LoadOp(tile, [lane]).result for n, tile in fetched.items() if tile is not None}
-            memref.StoreOp(self.problem.evaluate(factor, self._further(at, lane), elements), self.held, [i, lane])
+            memref.StoreOp(self.problem.evaluate(factor, self._further(at, lane), elements), self._fetched, [i, lane])
 
     def _vector_of(self, n: int, at: dict[int, ir.Value]) -> ir.Value | None:
         """An operand's elements along a vector in registers; None where it is the same for all of them."""

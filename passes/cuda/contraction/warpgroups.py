@@ -12,8 +12,6 @@ Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (fragments;
 of 16 bytes); CUTLASS and fast.cu for the division of work.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -106,7 +104,7 @@ def map_wgmma(
             state = loads.ring.after(state, steps, shape.roles.consumer)
             begin_ping_pong(function, shape.roles)
         with tiles_from(mine, state, step) as (number, part, state):
-            completed = partial(parts.complete, part) if parts else nullcontext
+            completed = partial(parts.complete, part) if parts and part is not None else nullcontext
 
             def complete(which: int, own: ir.Value) -> None:
                 # a variable that is set in branches of several others is no register for the compiler: names for one side only
@@ -122,6 +120,7 @@ def map_wgmma(
                     to = loads.boxes[which] if loads.boxes else loads.buffer
                     few = parts or shape.roles.consumers > 2  # registers, of which three warpgroups have 160 a thread
                     shape.thread = thread.reread_lane() if few else thread
+                    assert to is not None
                     Epilogue(problems, block.after, shape.thread, to, warp).store(loads.chunks)
                     shape.thread = thread
                 erase(operations)
@@ -322,7 +321,10 @@ class _Loads:
         per = count // self._parts(side)
         with loop(per, name="slab") as slab:
             whole = per == count
-            number = slab if whole else sum_of([(self.cluster.part(side.name == "left"), per), (slab, 1)])
+            number = slab
+            if not whole:
+                assert self.cluster is not None
+                number = sum_of([(self.cluster.part(side.name == "left"), per), (slab, 1)])
             for part, tiles in enumerate(several):
                 target = tiles.target(stage, sum_of([(number, tiles.box_lines)], product * count * tiles.box_lines))
                 self._copy(ring, problem, side, step, stage, number, part, tiles, target)
@@ -340,8 +342,8 @@ class _Loads:
         at[d] = sum_of([(at[d], 1), (split, whole[d] // splits)])
         source, subscripts = problem.source(side, at, part)
         coordinates = [sum_of([(a, 1), (o, 1)]) for a, o in zip(subscripts, offsets_of(source))]
-        shared = self.cluster is not None and self._parts(side) > 1
-        ring.copy(tiles, stage, target, coordinates, self.cluster.mask(side.name == "left") if shared else None)
+        shared = self.cluster if self._parts(side) > 1 else None
+        ring.copy(tiles, stage, target, coordinates, shared.mask(side.name == "left") if shared is not None else None)
 
     # ---- multiplying ---------------------------------------------------------------------------------------
 

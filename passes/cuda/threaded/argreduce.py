@@ -10,8 +10,6 @@ be taken. Indices are 32-bit numbers, and constants in unrolled loops, since 64-
 registers.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -111,7 +109,9 @@ def step(
     """Builds the replacement of an operation of the body, if the operation is about the state's index."""
     better = a.better is not None and op == a.better
     if better:
-        *sides, predicate = _beyond(op)
+        found = _beyond(op)
+        assert found is not None
+        *sides, predicate = found
         x, best = (mapping.get(v, v) for v in sides)
         number = arith.cmpf(arith.CmpFPredicate.OEQ, best, best)
         mapping[op.results[0]] = arith.andi(arith.cmpf(predicate, x, best), number)
@@ -122,6 +122,7 @@ def step(
         terms = [(generic.chunk[d], layout.chunk(d))] if d in generic.chunk else []
         terms.append((position.steps[d], layout.span(d)))
         if d == layout.lane_dim:
+            assert position.lane is not None
             terms.append((position.lane, 1))
         here = arith.index_cast(ir.IntegerType.get_signless(32), sum_of(terms))
         take, _, kept = (mapping.get(v, v) for v in op.operands)

@@ -53,7 +53,7 @@ class KernelContext:
         self.fills: dict[ir.Value, ir.Value] = {}
         self.threads: Threads  # once the grid's coordinates are known
         self.names = locations.loop_names(function)
-        self.made_as: dict[ir.Value, str] = {}  # the source's name of a tile's values
+        self.made_as: dict[ir.Value, str | None] = {}  # the source's name of a tile's values
 
     def wait_for_cluster(self) -> None:
         """Waits for the blocks of the cluster, once."""

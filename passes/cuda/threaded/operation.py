@@ -5,8 +5,6 @@ independent loads are in flight. A reduction over threads is completed by shuffl
 across warps, in a fixed order. Every thread along the reduced dimensions then holds the result.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -46,7 +44,7 @@ class GenericMapper(OperationContext):
     def _lane_invariance(self) -> LaneInvariance:
         """Lanes of a vector that share a part of the body."""
         lane = self.layout.lane_dim
-        if lane not in self.dims or self.threads.misalignment is not None:
+        if lane is None or lane not in self.dims or self.threads.misalignment is not None:
             return NONE
         return find_lane_invariance(self.terms, index_of(self, lane), self.layout.vectors[lane])
 
@@ -208,7 +206,10 @@ class GenericMapper(OperationContext):
     def _register_chunk(self, value: ir.Value) -> ir.Value | None:
         """The registers that hold this chunk of a row, the rest of which is in SRAM."""
         tiles = self.kernel.hybrid_chunks.get(root(value))
-        return None if tiles is None else tiles.get(mlir.constant_value(self.chunk[self.layout.lane]))
+        if tiles is None:
+            return None
+        assert self.layout.lane is not None
+        return tiles.get(mlir.constant_value(self.chunk[self.layout.lane]))
 
     def fetched(self, n: int, chunk: dict[int, ir.Value]) -> ir.Value:
         """A chunk of an operand, in registers."""
@@ -287,6 +288,7 @@ class GenericMapper(OperationContext):
             return 1
         whole = ir.MemRefType(root(value).type).shape[-1]
         if self._is_unaligned(dims) and root(value) not in self.kernel.vector_buffers:
+            assert self.kernel.alignment is not None
             return self.access(value) if self.kernel.alignment.follows(value, dims) else 1
         return self.access(value) if whole % self.layout.vectors[lane_dim] == 0 else 1
 
@@ -300,7 +302,10 @@ class GenericMapper(OperationContext):
 
     def _pieces(self, width: int) -> range:
         """Where the accesses of one step begin among its lanes."""
-        return range(0, self.layout.vectors[self.layout.lane_dim], width) if width > 1 else range(1)
+        if width <= 1:
+            return range(1)
+        assert self.layout.lane_dim is not None
+        return range(0, self.layout.vectors[self.layout.lane_dim], width)
 
     # ---- the body ----------------------------------------------------------------------------------------------------
 
@@ -331,7 +336,9 @@ class GenericMapper(OperationContext):
         """Whether the elements beside an unaligned row are computed, and then left out of the states: eight branches in a row take
         longer than eight elements (H200; four do not)."""
         states = len(self.states) == len(self.operands) - self.count
-        return states and self._is_unaligned(self.dims) and self.layout.vectors[self.layout.lane] > 4 and self._is_plain()
+        lane = self.layout.lane
+        many = lane is not None and self.layout.vectors[lane] > 4
+        return states and self._is_unaligned(self.dims) and many and self._is_plain()
 
     def _is_plain(self) -> bool:
         """Whether an element may be computed without need: its body neither reads memory nor checks anything."""
@@ -339,6 +346,7 @@ class GenericMapper(OperationContext):
 
     def _put_inside(self, n: int, position: Position, value: ir.Value) -> None:
         """A new value of a state, unless the element is beside the row."""
+        assert position.inside is not None
         chosen = arith.SelectOp(position.inside, value, self.element(n, position))
         chosen.attributes["tilec.both"] = ir.UnitAttr.get()
         self.put(n, position, chosen.result)

@@ -11,8 +11,6 @@ which would conflict in the banks of shared memory. Therefore the address along 
 number of the column's vector.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -32,6 +30,7 @@ def by_vectors(layout: Layout, value: ir.Value, dims: list[int]) -> bool:
     """Whether an operand that is contiguous along its last dimension is transposed by vectors, for a layout along another
     dimension."""
     lane, d = layout.lane, dims[-1]
+    assert lane is not None
     width, side = layout.vectors[lane], layout.extents[lane]
     steps = side // layout.threads[d]  # of a thread, once it is transposed
     narrow = ir.MemRefType(value.type).element_type.width < 32
@@ -41,11 +40,13 @@ def by_vectors(layout: Layout, value: ir.Value, dims: list[int]) -> bool:
 
 def stage_transposed(op: ir.Operation, n: int, value: ir.Value, dims: list[int], layout: Layout) -> None:
     """Lets an operation read operand `n` from a tile in workgroup memory that lies along the layout's fastest threads."""
-    order = [*(k for k, d in enumerate(dims) if d != layout.lane), dims.index(layout.lane)]
+    lane = layout.lane
+    assert lane is not None
+    order = [*(k for k, d in enumerate(dims) if d != lane), dims.index(lane)]
     shaped = ir.ShapedType(value.type)
     sizes, whole = [shaped.shape[k] for k in order], [layout.extents[dims[k]] for k in order]
     memory = memref.AllocOp(local(whole, shaped.element_type, SHARED), [], [])
-    memory.operation.attributes[MARK] = ir.DenseI64ArrayAttr.get([layout.vectors[layout.lane], whole[-1]])
+    memory.operation.attributes[MARK] = ir.DenseI64ArrayAttr.get([layout.vectors[lane], whole[-1]])
     tile = memory.result
     if sizes != whole:
         dynamic = [memref.DimOp(value, mlir.index(k)).result for k in order if shaped.shape[k] == mlir.DYNAMIC]
@@ -81,6 +82,7 @@ def write(generic: OperationContext, mark: ir.Attribute) -> None:
     by side."""
     layout, target, target_dims = generic.layout, generic.operands[1], generic.operand_dims[1]
     last, lane = target_dims[-1], layout.lane_dim
+    assert lane is not None
     count, width = layout.steps[last], layout.vectors[lane]
     tile = generic.fetch(generic.operands[0], generic.operand_dims[0])
     element = ir.MemRefType(target.type).element_type

@@ -16,8 +16,6 @@ is written out, and each of its rounds loads the elements that no round before i
     for r { for i in 0..2 { y[i] += x[i + r] } }   ->   t[0..2] = x[0..2]; for r { t[r + 1] = x[r + 1]; ...  y[i] += t[i + r] }
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -47,7 +45,8 @@ def wide_loads(generic: OperationContext) -> list[ir.Operation]:
 
 
 def _lanes(generic: OperationContext) -> int:
-    return generic.layout.vectors[generic.layout.lane_dim] if generic.layout.lane_dim in generic.dims else 1
+    d = generic.layout.lane_dim
+    return generic.layout.vectors[d] if d is not None and d in generic.dims else 1
 
 
 def _is_wide(generic: OperationContext, load: ir.Operation, lanes: int) -> bool:
@@ -55,6 +54,7 @@ def _is_wide(generic: OperationContext, load: ir.Operation, lanes: int) -> bool:
     if not subscripts or is_local(value) or ir.MemRefType(root(value).type).shape[-1] % lanes:
         return False
     *others, last = subscripts
+    assert generic.layout.lane_dim is not None
     lane = index_of(generic, generic.layout.lane_dim)
     return is_adjacent(generic.terms.of(last), lane, lanes, lanes) and not any(_depends(generic, v) for v in others)
 
@@ -62,7 +62,7 @@ def _is_wide(generic: OperationContext, load: ir.Operation, lanes: int) -> bool:
 def _depends(generic: OperationContext, value: ir.Value) -> bool:
     """Whether a value of the body differs between lanes."""
     d = generic.layout.lane_dim
-    return d in generic.dims and index_of(generic, d).symbol in generic.terms.of(value).free
+    return d is not None and d in generic.dims and index_of(generic, d).symbol in generic.terms.of(value).free
 
 
 def index_of(generic: OperationContext, d: int) -> Term:

@@ -130,6 +130,7 @@ def _tile(
     ) in tile:  # at least some cache lines along memory, however much work stands behind each element
         along = min(1024, kernel.extents[d] // (4 * target.units))
         if any(n.reduced and d == g.space.dims[n][loop_order(n)[-1]] for n in g.nodes):  # sums of columns: rows go by
+            assert target.l1 is not None
             along = min(target.l1.bytes // 12, ceil(kernel.extents[d] / target.units))
         tile[d] = min(kernel.extents[d], max(64, along))
         budget = max(1, budget // tile[d])

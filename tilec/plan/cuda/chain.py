@@ -1,8 +1,5 @@
 """Tiles of CUDA kernels that are a contraction chain (`tilec.analysis.chain`)."""
 
-# mypy: no-strict-optional
-# mypy: disable-error-code="union-attr"
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -63,10 +60,10 @@ def choose_chain(
     how = ", rescaled when the running maximum grows" if chain.online.rescales else ""
     reason = f"computed in one pass over the elements of {chain.scores.name}{how}"
     remarks.append(Remark("online", states, reason, line))
-    if chain.weight_type != "f32" and chain.product.final.op != "state":
+    if chain.product is not None and chain.weight_type != "f32" and chain.product.final.op != "state":
         reason = f"the weights are rounded to {chain.weight_type} before a row's factor is applied to them, not after"
         remarks.append(Remark("rounded", chain.product.total.name, reason, line))
-    if weight_terms > 1:
+    if chain.product is not None and chain.values is not None and weight_terms > 1:
         reason = f"a weight is a sum of {weight_terms} {chain.values.stored} numbers, which takes {weight_terms} products; "
         reason += "`using bf16` rounds the weights, and takes 1"
         remarks.append(Remark("exact", chain.product.total.name, reason, line))
