@@ -9,9 +9,6 @@ the innermost loop are computed together (`_several`), so that memory is read an
 products that combine a reduction's state (their first operand) are marked `reassoc`. All others are computed as written.
 """
 
-# mypy: no-strict-optional
-# mypy: allow-untyped-defs, allow-incomplete-defs
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -170,7 +167,7 @@ class _Nest:
         """Forgets a dimension's loop, which has ended, and the values loaded in it."""
         del self.variables[d]
         self.elements = {n: value for n, value in self.elements.items() if d not in self.maps[n]}
-        self.checked = {check for check in self.checked if d not in self.checks[check]}
+        self.checked = {check for check in self.checked if d not in (self.checks[check] or ())}
 
     def _several(self) -> int | None:
         """The dimension of a reduction just outside the innermost loop, if its steps are short and always the same."""
@@ -194,6 +191,7 @@ class _Nest:
                 self._steps(depth, scf.ForOp(first, last, mlir.index(count), []), count)
 
     def _steps(self, depth: int, loop: scf.ForOp, count: int) -> None:
+        assert self.several is not None
         locations.named(loop, self.names.get(self.several))
         with ir.InsertionPoint(loop.body):
             inner = self._loop(self.outer[depth + 1], [])
@@ -304,6 +302,7 @@ class _Nest:
         known = mlir.constant_value(extent)
         end = whole(extent if known is None else int(known), count)
         end = mlir.index(end) if isinstance(end, int) else end
+        assert self.lanes is not None
         self.lanes.begin(memory, states, count)
         rounds = scf.ForOp(mlir.index(0), end, mlir.index(count), [])
         name = self.names.get(d) or "element"

@@ -4,15 +4,22 @@ Numba's own forms serve any program. Its `range` checks the step, counts iterati
 function of its own to compile. These forms compile in a fraction of the time, to the loop that a C compiler makes.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs
-
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.imputils import RefType, iternext_impl, lower_builtin
 from numba.extending import intrinsic, models, register_model
+
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+    from numba.core.datamodel import DataModelManager
+    from numba.core.imputils import _IternextResult as IterResult
+    from numba.core.typing import Context, Signature
 
 _I64, _WORD = types.int64, ir.IntType(64)
 
@@ -34,25 +41,27 @@ COUNT = Count()
 
 @register_model(Count)
 class _CountModel(models.StructModel):
-    def __init__(self, manager, type_) -> None:
+    def __init__(self, manager: DataModelManager, type_: types.Type) -> None:
         super().__init__(manager, type_, [("start", _I64), ("stop", _I64), ("step", _I64)])
 
 
 @register_model(CountIterator)
 class _IteratorModel(models.StructModel):
-    def __init__(self, manager, type_) -> None:
+    def __init__(self, manager: DataModelManager, type_: types.Type) -> None:
         members = [("next", types.CPointer(_I64)), ("stop", _I64), ("step", _I64)]
         super().__init__(manager, type_, members)
 
 
 @intrinsic
-def count(typingctx, first, stop=None, step=None):
+def count(
+    typingctx: Context, first: types.Type, stop: types.Type | None = None, step: types.Type | None = None
+) -> tuple[Signature, Callable[..., ir.Value]] | None:
     """`range`, with one to three arguments."""
     given = [a for a in (first, stop, step) if not isinstance(a, types.Omitted) and a is not None]
     if not all(isinstance(types.unliteral(a), types.Integer) for a in given):
         return None
 
-    def generate(context, builder, signature, arguments):
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]) -> ir.Value:
         values = [context.cast(builder, v, t, _I64) for v, t in zip(arguments, given)]
         start, stop = (_WORD(0), values[0]) if len(given) == 1 else values[:2]
         return _record(builder, start, stop, values[2] if len(given) == 3 else _WORD(1))
@@ -61,7 +70,7 @@ def count(typingctx, first, stop=None, step=None):
 
 
 @lower_builtin("getiter", Count)
-def _start(context, builder, signature, arguments):
+def _start(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]) -> ir.Value:
     start, stop, step = _fields(builder, arguments[0])
     following = cgutils.alloca_once(builder, _WORD)
     builder.store(start, following)
@@ -70,7 +79,9 @@ def _start(context, builder, signature, arguments):
 
 @lower_builtin("iternext", CountIterator)
 @iternext_impl(RefType.UNTRACKED)
-def _next(context, builder, signature, arguments, result) -> None:
+def _next(
+    context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value], result: IterResult
+) -> None:
     following, stop, step = _fields(builder, arguments[0])
     value = builder.load(following)
     valid = builder.icmp_signed("<", value, stop)
@@ -80,28 +91,29 @@ def _next(context, builder, signature, arguments, result) -> None:
         builder.store(builder.add(value, step, flags=["nsw"]), following)
 
 
-def _record(builder, *values):
+def _record(builder: ir.IRBuilder, *values: ir.Value) -> ir.Value:
     made = ir.Constant(ir.LiteralStructType([v.type for v in values]), ir.Undefined)
     for position, value in enumerate(values):
         made = builder.insert_value(made, value, position)
     return made
 
 
-def _fields(builder, record):
+def _fields(builder: ir.IRBuilder, record: ir.Value) -> list[ir.Value]:
     return [builder.extract_value(record, position) for position in range(3)]
 
 
-def _choice(comparison: str):
+def _choice(comparison: str) -> Callable[..., object]:
     @intrinsic
-    def choose(typingctx, a, b):
+    def choose(typingctx: Context, a: types.Type, b: types.Type) -> tuple[Signature, Callable[..., ir.Value]] | None:
         type_ = typingctx.unify_types(types.unliteral(a), types.unliteral(b))
         if not isinstance(type_, (types.Integer, types.Boolean)):
             return None
 
-        def generate(context, builder, signature, arguments):
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]) -> ir.Value:
             signed = getattr(type_, "signed", False)
             compare = builder.icmp_signed if signed else builder.icmp_unsigned
-            return builder.select(compare(comparison, *arguments), *arguments)
+            left, right = arguments
+            return builder.select(compare(comparison, left, right), left, right)
 
         return type_(type_, type_), generate
 

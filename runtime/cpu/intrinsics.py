@@ -4,11 +4,10 @@ Kernels work on raw addresses. After `x = f32_pointer(args[0])`, `x[i]` and `x[i
 wraparound and without bounds checks. All operations are inlined without branches, so that loops vectorise.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs
-
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from llvmlite import ir
 from numba import types
@@ -29,6 +28,10 @@ from tilec.runtime.cpu.math_values import (
     typed,
 )
 
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+    from numba.core.typing import Context, Signature
+
 _choose = math_values.select
 
 _POINTED = {
@@ -44,11 +47,11 @@ def _pointer(element: types.Type) -> Callable:
     """The intrinsic that makes an address a pointer to elements of this type."""
 
     @intrinsic
-    def pointer(typingctx, address):
+    def pointer(typingctx: Context, address: types.Type) -> tuple[Signature, Callable[..., ir.Value]] | None:
         if not isinstance(types.unliteral(address), types.Integer):
             return None
 
-        def generate(context, builder, signature, arguments):
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]) -> ir.Value:
             type_ = context.get_value_type(signature.return_type)
             # an empty instruction rather than `inttoptr`: a call's result can be declared apart from all other
             # memory (llvmlite prints the calling convention where attributes of the result stand), so that loops
@@ -138,19 +141,22 @@ def minimum(a: Value, b: Value) -> Value:
 
 
 @intrinsic
-def select(typingctx, condition, then, otherwise):
+def select(
+    typingctx: Context, condition: types.Type, then: types.Type, otherwise: types.Type
+) -> tuple[Signature, Callable[..., ir.Value]] | None:
     """One of two values of one type, both computed."""
     then, otherwise = types.unliteral(then), types.unliteral(otherwise)
     if then != otherwise or not isinstance(types.unliteral(condition), types.Boolean):
         return None
 
-    def generate(context, builder, signature, arguments):
-        return builder.select(*arguments)
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]) -> ir.Value:
+        chosen, left, right = arguments
+        return builder.select(chosen, left, right)
 
     return then(types.boolean, then, then), generate
 
 
-def _divided(a, b, signed: bool) -> tuple[Value, Value]:
+def _divided(a: Value, b: Value, signed: bool) -> tuple[Value, Value]:
     """Quotient and remainder, rounded towards zero."""
     build = a.builder
     divide, remain = (build.sdiv, build.srem) if signed else (build.udiv, build.urem)
@@ -159,16 +165,16 @@ def _divided(a, b, signed: bool) -> tuple[Value, Value]:
 
 def _floor_intrinsic(adjust: Callable, doc: str) -> Callable:
     @intrinsic
-    def divide(typingctx, a, b):
+    def divide(typingctx: Context, a: types.Type, b: types.Type) -> tuple[Signature, Callable[..., ir.Value]] | None:
         type_ = types.unliteral(a)
         if _same_integer(type_, types.unliteral(b)) is None:
             return None
 
-        def generate(context, builder, signature, arguments):
-            a, b = (Value(builder, v) for v in arguments)
-            quotient, remainder = _divided(a, b, type_.signed)
-            signs_differ = ((remainder ^ b) < 0) & (remainder != 0) if type_.signed else None
-            return adjust(quotient, remainder, b, signs_differ).llvm
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]) -> ir.Value:
+            left, right = (Value(builder, v) for v in arguments)
+            quotient, remainder = _divided(left, right, type_.signed)
+            signs_differ = ((remainder ^ right) < 0) & (remainder != 0) if type_.signed else None
+            return adjust(quotient, remainder, right, signs_differ).llvm
 
         return type_(type_, type_), generate
 
@@ -191,14 +197,14 @@ floor_modulo = _floor_intrinsic(_floor_remainder, "a % b of integers of one type
 
 
 @intrinsic
-def _product(typingctx, a, b):
+def _product(typingctx: Context, a: types.Type, b: types.Type) -> tuple[Signature, Callable[..., ir.Value]]:
     """Modulo 2^64: Numba's own product is undefined where it overflows."""
     kinds = (types.int64, types.int64)
     return types.int64(*kinds), lambda context, builder, signature, arguments: builder.mul(*arguments)
 
 
 @register_jitable
-def ipow(base, exponent):
+def ipow(base: int, exponent: int) -> int:
     """Powers of integers by squaring, modulo 2^bits; those with a negative exponent are rounded towards zero."""
     if exponent < 0:
         if base == 1 or base == -1:

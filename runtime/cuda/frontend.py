@@ -9,19 +9,18 @@ first, and MLIR and NVVM make registers of them.
 This is the only module that touches these private entry points.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs
 # mypy: disable-error-code="attr-defined"
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from numba_cuda_mlir import cuda, mlir_optimization, tools
 from numba_cuda_mlir._mlir import ir
@@ -68,10 +67,13 @@ _PASSES = f"""builtin.module(
 """Passes of the same for what `runtime/cuda/lower.py` makes."""
 
 
+T = TypeVar("T")
+
+
 class _Interpreter(interpreter.Interpreter):
     """From bytecode to Numba's IR, without looking for what emitted kernels do not have: `with`, `f(*list)`, ..."""
 
-    def post_process(self, peepholes, func_ir):
+    def post_process(self, peepholes: object, func_ir: T) -> T:
         return func_ir
 
 
@@ -122,7 +124,7 @@ def read(text: str, symbol: str, chip: str) -> Lowered:
     return Lowered(module, symbol, options)
 
 
-def _nothing():
+def _nothing() -> None:
     pass
 
 
@@ -176,7 +178,7 @@ _known: dict[tuple[object, ...], Signature] = {}
 
 
 @contextmanager
-def _remembered_types():
+def _remembered_types() -> Iterator[None]:
     """Lets Numba's typing remember a function's result type for argument types.
 
     It asks every rule that it has for `+` at every `+`, when it infers types and again when it lowers. Its rules for
@@ -185,7 +187,7 @@ def _remembered_types():
     context = mlir_target.typing_context
     plain = context.resolve_function_type
 
-    def remembered(func, args, kws):
+    def remembered(func: object, args: tuple[object, ...], kws: Mapping[str, object]) -> Signature | None:
         if kws:
             return plain(func, args, kws)
         if not isinstance(func, types.Type):  # an operator
@@ -210,7 +212,7 @@ _own: list[tuple[int, int] | None] = []  # the facts of this machine's GPU as fo
 
 
 @contextmanager
-def _compute_capability(chip: str):
+def _compute_capability(chip: str) -> Iterator[None]:
     """`numba-cuda-mlir` asks the driver for this machine's GPU whatever it compiles for; answer for it."""
     answer = divmod(int("".join(filter(str.isdigit, chip))), 10)
     with _asking:

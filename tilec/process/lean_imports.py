@@ -7,7 +7,6 @@ first used. `stand_in` is for processes that never use a module.
 """
 
 # mypy: no-strict-optional
-# mypy: allow-untyped-defs, allow-incomplete-defs
 # mypy: disable-error-code="arg-type, has-type, method-assign"
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
@@ -117,7 +116,10 @@ def _execute(module: ModuleType, execute: Callable[[], None], later: str) -> Non
     """Runs a module's body with an `__import__` of its own, which no other module sees."""
     space, running = vars(module), True
 
-    def import_(name: str, globals=None, locals=None, fromlist=(), level=0):
+    def import_(
+        name: str, globals: Mapping[str, object] | None = None, locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] = (), level: int = 0,
+    ) -> ModuleType | SimpleNamespace:  # fmt: skip
         if not running or not fromlist or "*" in fromlist or level or not f"{name}.".startswith(f"{later}."):
             return builtins.__import__(name, globals, locals, fromlist, level)
         return SimpleNamespace(**{each: _Missing(name, each) for each in fromlist})
