@@ -35,8 +35,8 @@ class _Here:
         """Inside a reduction over these ranges. An index has another symbol than an outer one of the same name."""
         names, empty = dict[str, Term](), self.empty
         for name, (low, high) in indices.items():
-            outer = next((leaf for leaf in self.indices if leaf.name.rstrip("'") == name), None)
-            names[name] = index(f"{outer.name}'" if outer is not None else name, high, low)
+            outer = self.terms.names[name].leaf if name in self.terms.names else None
+            names[name] = index(f"{outer.name}'" if outer is not None and outer.op == "index" else name, high, low)
             empty |= NONE.proves(low - high)
         facts = replace(self.facts, never=True) if empty else self.facts
         return _Here(self.terms.within(names), facts, self.conditions, empty)

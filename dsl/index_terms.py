@@ -41,7 +41,7 @@ def combined(op: str, a: Term, b: Term) -> Term:
     raise AssertionError(f"`{op}` is no operator of index arithmetic")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class IndexTerms:
     """Reads expressions in which `names` are indices and sizes."""
 
