@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from tilec.core.registers import limits
 from tilec.process.collection import uncollected
 from tilec.process.interrupts import uninterrupted
 from tilec.runtime.cuda.assemble import CompileError, ResourceError, assemble
@@ -37,8 +38,6 @@ __all__ = [
 ]
 
 OLDEST_CHIP = 80
-REGISTERS = 65536  # of a multiprocessor; a thread gets a multiple of 8, at most MOST
-MOST = 248
 _LOCK = threading.Lock()
 
 
@@ -68,7 +67,7 @@ def compile_kernel(
         raise ValueError(f"{chip} is too old: kernels use instructions of sm_{OLDEST_CHIP} (Ampere) and newer")
     begin = time.perf_counter()
     text = _to_ptx(source, entry, chip, threads, parameters, min_blocks)
-    for most in _limits(max_registers, threads) if relax and max_registers else (max_registers,):
+    for most in limits(max_registers, threads) if relax and max_registers else (max_registers,):
         cubin = assemble(text, entry, chip, max_registers=most, source=source, begin=begin)
         if not cubin.spills:
             break
@@ -78,16 +77,6 @@ def compile_kernel(
     if set(cubin.faults) - set(allow):
         raise ResourceError(cubin)
     return cubin
-
-
-def _limits(registers: int, threads: int) -> list[int | None]:
-    """Register limits to try in order: each is the largest limit with which a given number of blocks fits a multiprocessor."""
-    tried = [registers]
-    for more in (8, 16, 32):
-        blocks = REGISTERS // (threads * (registers + more))
-        if blocks and (most := min(REGISTERS // (threads * blocks) // 8 * 8, MOST)) > tried[-1]:
-            tried.append(most)
-    return [*tried, None]
 
 
 def chip_number(chip: str) -> int:

@@ -137,6 +137,7 @@ def work_of(nodes: list[Node], graph: Graph, space: Space, target: Target) -> Wo
             blocks=blocks,
             threads=threads,
             shared_per_block=min(held, target.multiprocessor.shared_per_block),
+            tiled=False,
         )
     work = max(1, sum(n.iterations for n in nodes))
     blocks = max(1, min(space.parallelism, work // 16384))

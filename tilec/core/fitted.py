@@ -56,19 +56,19 @@ G = TypeVar("G", bound=Group)
 
 @dataclass(frozen=True)
 class Barriers(Group, name="barriers", kind="cuda"):
-    """Times of synchronisation."""
+    """Times of synchronisation, and of the starts of blocks."""
 
     warp_ns: float = number("a reduction across the threads of a warp", without=0)
     block_ns: float = number("a reduction across the warps of a block")
     cluster_ns: float = number("a reduction across the blocks of a cluster")
     hop_ns: float = number("the time of a word from one SM through L2 to another SM that waits for it")
+    start_ns: float = number("from the start of one block on an SM to the start of the next one")
 
 
 @dataclass(frozen=True)
 class RowTimes(Group, name="rows", kind="cuda"):
     """Times of kernels that reduce along rows, a block for one row or several."""
 
-    block_start_ns: float = number("from the start of one block on an SM to the start of the next one")
     exposed_alone: float = number("share of a block's arithmetic that nothing hides, if an SM has one block")
     exposed_shared: float = number("the same share, if an SM has several blocks")
     element_us: float = number("time of each element of a thread in one pass, if all blocks run at the same time", without=0)
@@ -78,11 +78,6 @@ class RowTimes(Group, name="rows", kind="cuda"):
     )
     scatter: float = number("share by which reads slow down if blocks are in the middle of their rows, for small accesses")
     scatter_bytes: float = number("bytes of a block's access at which that share is halved", least=1)
-    reread_fits: float = number("share of L2 up to which the rows of all running blocks are found there again")
-    reread_misses: float = number(
-        "share of these rows that is read from memory again nevertheless",
-        stands="reported: times of rows that L2 holds; `reread_fits` decides by it",
-    )
     realigned: float = number(
         "instructions for an element of an operand that begins at other places than unaligned rows",
         stands="reported: times of unaligned rows with a gain",
@@ -173,6 +168,7 @@ class Layouts(Group, name="layouts", kind="cuda"):
     light_bytes: int = number("bytes of a thread's accesses below which it makes each of them twice")
     window_words: int = number("most registers of a thread for sums, windows and factors of neighbours", least=1)
     warp_clocks: float = number("clocks between two instructions of one warp, in which other warps have theirs")
+    latency_ns: float = number("latency of memory, in kernels without barriers between loads", least=1)
     few_blocks: float = number("blocks an SM below which a block of columns is 8 accesses wide")
     line_blocks: float = number("blocks an SM below which it is 16 accesses wide, and above which 32")
     online_line_blocks: float = number("the same, for online reductions")

@@ -36,6 +36,7 @@ def _sum(works: Sequence[Work]) -> Work:
         threads=threads,
         bytes_in_flight=sum(w.bytes_in_flight * w.threads * w.blocks for w in works) / max(1, blocks * threads),
         stall_ns=max(w.stall_ns for w in works),
+        latency_ns=max(w.latency_ns for w in works) if all(w.latency_ns for w in works) else 0,
         warp_clocks=max(w.warp_clocks for w in works),
         serial_us=max(w.serial_us for w in works),
         exposed_us=_most(w.exposed_us for w in works),

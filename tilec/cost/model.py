@@ -20,6 +20,7 @@ from functools import cached_property
 from math import ceil, hypot, inf
 from typing import Generic, TypeVar
 
+from tilec.core.fitted import Barriers
 from tilec.core.target import Level, Target
 
 
@@ -31,17 +32,19 @@ class Work:
     ("fma.f32", "tensor.bf16@mma.sync", "special", "int"), a fused multiply-add being two. `pace`: by unit, the time of its
     operations over that at its peak rate, where it is another.
     `bytes_in_flight`: of each thread, its independent loads times their size; 0 for no limit.
-    `stall_ns`: of each block, time in which none of its loads is in flight (barriers, exchanges). `warp_clocks`: clocks between two
-    instructions of one warp, in which others have theirs; 0 where the work says otherwise what waits.
+    `latency_ns`: of memory, where it is not that of the machine under load. `stall_ns`: of each block, time in which none of its
+    loads is in flight (barriers, exchanges). `warp_clocks`: clocks between two instructions of one warp, in which others have
+    theirs; 0 where the work says otherwise what waits.
     `serial_us`: time in which all units wait (filling a pipeline, storing the last tile). `exposed_us`: the same of known
     causes, by unit: arithmetic under which nothing else goes on. `idle_us`: by cause, time in which matrix units and shared
     memory wait while copies go on; a cause is a unit, or "waits". `lanes`: share of
     the vector lanes that do useful work. `working_set`: bytes that the last kernel may have left in a cache;
-    0 where all comes from memory. `launches`: kernels that the work takes. `overlaps`: the kernel starts while
-    the one before ends. `units`: those that its blocks can be on, as clusters do not reach all; 0: all. On a CPU a
-    block is one task of the parallel loop, and threads and registers say nothing; `loops_us` is the time of the innermost loops of
-    all blocks on one core, vectors or not (`tilec/cost/loop_nest.py`), `waits_us` that in which it waits meanwhile for lines of
-    memory that nothing foresees (`tilec/cost/loops.py`).
+    0 where all comes from memory. `tiled`: whether `blocks` are those of a chosen tile, and not as many as there can be.
+    `launches`: kernels that the work takes. `overlaps`: the kernel starts while the one before ends. `units`: those that its
+    blocks can be on, as clusters do not reach all; 0: all. On a CPU a block is one task of the parallel loop, and
+    threads and registers say nothing; `loops_us` is the time of the innermost loops of all blocks on one core, vectors or
+    not (`tilec/cost/loop_nest.py`), `waits_us` that in which it waits meanwhile for lines of memory that nothing foresees
+    (`tilec/cost/loops.py`).
     """
 
     dram_read: float = 0
@@ -57,6 +60,7 @@ class Work:
     shared_per_block: int = 0
     bytes_in_flight: float = 64
     stall_ns: float = 0
+    latency_ns: float = 0
     warp_clocks: float = 0
     serial_us: float = 0
     exposed_us: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -64,6 +68,7 @@ class Work:
     lanes: float = 1.0
     working_set: float = 0
     launches: int = 1
+    tiled: bool = True
     overlaps: bool = False
     units: int = 0
     loops_us: float = 0
@@ -84,8 +89,9 @@ class Occupancy:
 @dataclass(frozen=True)
 class Prediction:
     """`terms`: microseconds that each resource is busy. They overlap: the time is the largest of them, plus "launch" (the machine
-    starts the kernel) and "waits" (within the kernel, while all resources are idle: pipelines that fill, arithmetic between steps).
-    `bound`: "memory", "compute" or "overhead", by the largest term. `waves`: rounds of resident blocks."""
+    starts the kernel) and "waits" (within the kernel, while all resources are idle: pipelines that fill, arithmetic between
+    steps). "blocks" is one where the starts of blocks take longest. `bound`: "memory", "compute" or "overhead", by the largest
+    term. `waves`: rounds of resident blocks."""
 
     time_us: float
     terms: dict[str, float] = field(hash=False)
@@ -103,7 +109,7 @@ class Prediction:
 T = TypeVar("T")
 
 MEMORY = ("dram", "l3", "l2", "l1", "shared")
-OVERHEAD = ("launch", "waits")
+OVERHEAD = ("launch", "blocks", "waits")
 
 
 def occupancy(target: Target, threads: int, registers: int = 32, shared: int = 0) -> Occupancy:
@@ -141,9 +147,9 @@ def predict(work: Work, target: Target) -> Prediction:
 
     Throughput units (vector, matrix, special, shared) run at peak x wave efficiency x issue, where issue is
     below 1 with less than a warp to each of an SM's schedulers; for vector units also with fewer warps than hide each other's
-    latencies (`warp_clocks`). Memory runs at its rate or at Little's,
-    see `_transfer_us`. Back to back, kernels follow each other no faster than the host launches them. On a CPU only
-    a loop of several blocks is launched; one block runs in the caller's thread.
+    latencies (`warp_clocks`). Memory runs at its rate or at Little's, see `_transfer_us`. The blocks of an SM start one after
+    another, however short they are. Back to back, kernels follow each other no faster than the host launches them. On a CPU only a
+    loop of several blocks is launched; one block runs in the caller's thread.
     """
     occ = occupancy(target, work.threads, work.registers, work.shared_per_block)
     if occ.blocks == 0:
@@ -161,6 +167,11 @@ def predict(work: Work, target: Target) -> Prediction:
         hidden = min(issue, warps / work.warp_clocks) if work.warp_clocks else issue
     flight = resident * work.threads * work.bytes_in_flight if target.kind == "cuda" else 0
     terms = _terms(work, target, efficiency, issue, hidden, min(target.units, resident), flight)
+    starts = 0.0
+    if work.tiled and target.kind == "cuda":
+        starts = 1e-3 * target.fit(Barriers).start_ns * work.blocks / target.units
+    if starts > max(terms.values(), default=0.0):
+        terms["blocks"] = starts
     total, body, _ = _times(terms, work, target)
     waits = min(total - body, work.serial_us + sum(work.exposed_us.values()))
     terms |= {"launch": total - body - waits} | ({"waits": waits} if waits else {})
@@ -231,7 +242,8 @@ def _memory_terms(work: Work, target: Target, units: float, flight: float) -> di
     def time(name: str, amount: float) -> float:
         level: Level = getattr(target, name)
         loads = max(0.0, amount - work.dram_write)
-        return _transfer_us(amount, loads, level.rate(units), flight, level.latency_ns + work.stall_ns)
+        latency_ns = work.latency_ns if work.latency_ns and name == "dram" else level.latency_ns
+        return _transfer_us(amount, loads, level.rate(units), flight, latency_ns + work.stall_ns)
 
     traffic = work.dram_read + work.dram_write
     home = home_level(target, work.working_set)

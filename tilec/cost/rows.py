@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil, hypot, log2
 
 from tilec.core.fitted import Barriers, PersistentRows, RowTimes, SmemRows
 from tilec.core.target import Target
-from tilec.cost.model import OVERHEAD, Choice, Prediction, Work, occupancy, predict, ranked, round_up
+from tilec.cost.model import Choice, Prediction, Work, occupancy, predict, ranked, round_up
 from tilec.cost.row_tiles import Rows, RowTile, row_candidates
 
 L1_MISSES = 0.02  # of these lines
@@ -48,9 +47,8 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
     flight = min(tile.vectors, 8) * tile.vector * p.element_bytes * p.reads * p.length / padded
     if tile.residency == "memory":
         held = occupancy(target, block, tile.registers).blocks * target.units * tile.rows_per_block
-        fits = held * p.length * p.element_bytes * p.reads < times.reread_fits * target.l2.bytes
         near = occupancy(target, block, tile.registers).blocks * tile.rows_per_block * p.length * p.element_bytes * p.reads
-        misses = times.reread_misses if fits else 1
+        misses = min(1.0, held * p.length * p.element_bytes * p.reads / target.l2.bytes)  # the lines that others have replaced
         if near <= L1_SHARE * target.multiprocessor.shared_bytes:  # a row's own lines are still in L1
             misses, reread = min(misses, L1_MISSES), L1_MISSES * reread
         reads *= 1 + misses * (passes - 1)
@@ -197,11 +195,7 @@ def _persistent(target: Target, p: Rows, tile: RowTile) -> Work:
 
 
 def row_cost(target: Target, problem: Rows, tile: RowTile) -> Prediction:
-    work = row_work(target, problem, tile)
-    found = predict(work, target)
-    started = 1e-3 * target.fit(RowTimes).block_start_ns * work.blocks / target.units if target.sm is not None else 0.0
-    more = started - max(found.terms[t] for t in found.terms if t not in OVERHEAD)
-    return replace(found, time_us=found.time_us + more, terms=found.terms | {"blocks": started}) if more > 0 else found
+    return predict(row_work(target, problem, tile), target)
 
 
 def choose(target: Target, *problems: Rows) -> list[Choice[RowTile]]:

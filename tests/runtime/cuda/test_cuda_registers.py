@@ -12,6 +12,7 @@ pytest.importorskip("numba_cuda_mlir.cuda")
 
 from tools.cuda_kernels import COPY
 
+from tilec.core.registers import MOST, REGISTERS, limits
 from tilec.runtime.cuda import compile as cuda_compile
 
 
@@ -58,12 +59,12 @@ def test_loops_over_the_steps_of_products_stay_loops():
 
 @pytest.mark.parametrize(("registers", "threads"), [(64, 256), (32, 128), (64, 32), (96, 128), (64, 1024), (168, 384)])
 def test_a_kernel_that_spills_gives_up_as_few_blocks_as_it_can(registers, threads):
-    *tried, last = cuda_compile._limits(registers, threads)
+    *tried, last = limits(registers, threads)
     assert tried[0] == registers and last is None
-    blocks = [cuda_compile.REGISTERS // (threads * n) for n in tried]
+    blocks = [REGISTERS // (threads * n) for n in tried]
     assert tried == sorted(set(tried)) and blocks[1:] == sorted(set(blocks[1:]), reverse=True) and all(blocks)
     for n, fit in zip(tried[1:], blocks[1:]):  # 8 more registers would cost a block
-        assert n + 8 > cuda_compile.MOST or cuda_compile.REGISTERS // (threads * (n + 8)) < fit
+        assert n + 8 > MOST or REGISTERS // (threads * (n + 8)) < fit
 
 
 @pytest.mark.parametrize(("spills", "frugal"), [(0, False), (8, True)])
@@ -77,9 +78,9 @@ def test_a_kernel_that_spills_is_assembled_frugally_if_that_helps(spills, frugal
         return replace(cubin, registers=len(tried), spills=spills if tried[-1][1] else 8)
 
     monkeypatch.setattr(cuda_compile, "assemble", spilling)
-    for limits in ({}, {"max_registers": 64, "relax": True}):
+    for given in ({}, {"max_registers": 64, "relax": True}):
         tried: list[tuple[int | None, bool]] = []
-        cubin = cuda_compile.compile_kernel(COPY, "kernel", "sm_90a", 256, allow=("spills",), **limits)
+        cubin = cuda_compile.compile_kernel(COPY, "kernel", "sm_90a", 256, allow=("spills",), **given)
         assert tried[-1] == (None, True) and not any(f for _, f in tried[:-1])
         assert cubin.registers == len(tried) - frugal and cubin.spills == spills
     assert assembled(cubin.ptx, "kernel", "sm_90a", frugal=True).image

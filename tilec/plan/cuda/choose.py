@@ -192,7 +192,8 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
         found.append((cost.predict(work, view.target).time_us, tile, sizes, layout))
     if view.pick >= len(found):
         raise cost.NoFurtherChoice
-    found.sort(key=lambda f: f[0])
+    least = min(f[0] for f in found)
+    found.sort(key=lambda f: (round(f[0] / least, 2), -f[1].block, f[0]))  # of equal ones the most warps, which hide the most
     _, tile, sizes, layout = found[view.pick]
     others = tuple((describe(t), us) for us, t, *_ in found[:SHOWN])
     return sizes, layout, f"rows of {view.extents[lane]}: {describe(tile)}", RowPlan(tile, others)

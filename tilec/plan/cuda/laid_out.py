@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from math import ceil, gcd, prod
 
 from tilec.analysis.layout import Layout
-from tilec.analysis.traffic import LINE, element_bytes
+from tilec.analysis.traffic import LINE, OVERHEAD, bytes_of, element_bytes
 from tilec.core.fitted import Layouts
-from tilec.core.hardware import SECTOR, WARP, WIDE, WORD
+from tilec.core.hardware import SECTOR, SLOT, WARP, WIDE, WORD
 from tilec.core.mlir import ir
+from tilec.core.registers import compiled
 from tilec.core.target import Target
 from tilec.cost import model as cost
 from tilec.cost.row_tiles import Rows as RowProblem
@@ -23,17 +24,18 @@ from tilec.cost.row_tiles import (
     waiting_bytes,
 )
 from tilec.cost.rows import row_work
-from tilec.kernels import KernelPlan, Rows, Scan, Threaded, Transpose, VectorContraction
+from tilec.kernels import Columns, KernelPlan, Points, Rows, Scan, Threaded, Transpose, VectorContraction
 from tilec.kernels.rows import part_of
-from tilec.plan.cuda.lines import line_bytes
+from tilec.plan.cuda.lines import UNCOALESCED, lanes_at_work, line_bytes, slot_bytes
 from tilec.plan.cuda.online import online_reductions
+from tilec.plan.cuda.outer_products import work_of_products
 from tilec.plan.cuda.scan import ScanTile, scan_intermediate_bytes
-from tilec.plan.cuda.view import Access, View
-from tilec.plan.cuda.windows import ADDRESSES, work_of_windows
+from tilec.plan.cuda.view import Access, View, scattered
+from tilec.plan.cuda.windows import words_of_windows, work_of_windows
 
-HALF = 0.5  # of the threads of a block: fewer that have nothing to do cost little
-SPARED = 8  # registers: the assembler takes so many fewer than are counted
-FACTORS = 3.0  # of the time of a product, that a thread takes to load a factor of it without matrix units
+LEAST = 16  # registers of a thread besides the elements that it holds: with fewer it spills (cubins of ptxas 13)
+LOADING = 8  # the same while it only loads, for addresses
+WRITTEN_OUT = 300  # instructions of a loop of known length that LLVM unrolls as a whole (`UnrollThreshold`, LoopUnrollPass.cpp)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class LaidOut:
         assert isinstance(options, Threaded) and kernel.sram is not None
         layout = tile_layout(kernel)
         work = _partly_idle(work_laid_out(kernel, view, layout), view, layout, kernel)
-        if isinstance(options, (Transpose, VectorContraction)) and layout.lane != self.lane:  # each element is in a line of its own
+        if isinstance(options, Transpose) and layout.lane != self.lane:  # each element is in a line of its own
             uncoalesced = sum(a.bytes // a.element for a in view.accesses) / max(layout.vectors)
             work = replace(work, shared_bytes=work.shared_bytes + LINE * uncoalesced)
         if isinstance(options, Scan) and self.lane is not None:
@@ -60,12 +62,12 @@ class LaidOut:
         if isinstance(options, Rows) and self.rows is not None:
             work = self._row_work(kernel, options, layout, work)
         else:
-            held = max((layout.slots(a.dims) for a in view.accesses if not a.written), default=0)
-            if layout.dense:  # sums of neighbours, and what their windows share, are held as long as a thread works on them
-                held = max(held, work.registers - ADDRESSES)
-            rounds, spared = prod(layout.chunks(d) for d in range(len(layout.extents))), SPARED if view.reduced else 0
-            work = _within(work, options.registers, held, rounds, spared)
+            work = _within(work, view, layout, options)
+            if isinstance(options, VectorContraction):
+                work = work_of_products(work, view, layout)
             work = _no_more(work, view.target)
+            if isinstance(options, (Points, Columns)):
+                work = _waiting(work, view)
         return replace(work, shared_per_block=max(work.shared_per_block, kernel.sram(kernel)))
 
     def _row_work(self, kernel: KernelPlan, options: Rows, layout: Layout, own: cost.Work) -> cost.Work:
@@ -76,32 +78,31 @@ class LaidOut:
         if tile.residency == "memory" and not options.online:
             p = replace(p, joined=0)
         work = row_work(target, p, tile)
-        work = replace(work, dram_write=own.dram_write, flops=own.flops, shared_bytes=own.shared_bytes)
-        if tile.residency not in ("registers", "memory") or tile.stages or tile.cluster > 1:
-            return work
-        return _spilling(work, options.registers)
+        return replace(work, dram_write=own.dram_write, flops=own.flops, shared_bytes=own.shared_bytes)
 
 
 def _partly_idle(work: cost.Work, view: View, layout: Layout, kernel: KernelPlan) -> cost.Work:
     """With the threads that have nothing to do in a block's tile, the loads that a block does not have, and the sectors of memory
     of which a tile has a part."""
-    dims = range(len(layout.extents))
-    used = prod(layout.extents[d] / (layout.chunks(d) * layout.chunk(d)) for d in dims if layout.extents[d])
-    busy = prod(min(1.0, ceil(layout.extents[d] / layout.vectors[d]) / layout.threads[d]) for d in layout.order)
-    flight = work.bytes_in_flight * busy
+    busy = _busy(layout)
     read, written = (_overhang([a for a in view.accesses if a.written == w], layout) for w in (False, True))
-    work = replace(work, bytes_in_flight=flight, dram_read=work.dram_read + read, dram_write=work.dram_write + written)
-    if isinstance(kernel.options, VectorContraction):
-        rows, columns = (prod(layout.steps[d] * layout.vectors[d] for d in side) for side in _sides(kernel, layout))
-        pace = 1 + FACTORS * (rows + columns) / (rows * columns)
-        return replace(work, lanes=used, pace={unit: pace for unit in work.flops})
-    return replace(work, lanes=work.lanes * min(1.0, 2 * used)) if used < HALF else work
+    flight = work.bytes_in_flight * busy * (1 + read / work.dram_read if work.dram_read else 1)
+    moved = {"dram_read": work.dram_read + read, "dram_write": work.dram_write + written}
+    if isinstance(kernel.options, (Points, Columns)) and (slots := slot_bytes(view, layout)):
+        moved["l2_bytes"] = max(work.l2_bytes, sum(moved.values())) + slots
+    return replace(work, bytes_in_flight=flight, lanes=work.lanes * lanes_at_work(layout), **moved)
 
 
-def _sides(kernel: KernelPlan, layout: Layout) -> tuple[list[int], list[int]]:
-    """The dimensions of a result that a thread has several elements of: the contiguous one, and the others."""
-    own = [d for d in kernel.grid if layout.extents[d] > 1]
-    return own[-1:], own[:-1]
+def _busy(layout: Layout) -> float:
+    """The share of a block's threads that have elements."""
+    return prod(min(1.0, ceil(layout.extents[d] / layout.vectors[d]) / layout.threads[d]) for d in layout.order)
+
+
+def _waiting(work: cost.Work, view: View) -> cost.Work:
+    """With the time that loads are on their way. Neighbours that a thread reads have been loaded by others, or by itself: it waits
+    for memory first, and then for the L2 cache, as conditions around such loads keep them where they are used."""
+    near = any(n.extracts for n in view.group.nodes) * view.target.l2.latency_ns
+    return replace(work, latency_ns=view.target.fit(Layouts).latency_ns, stall_ns=work.stall_ns + near)
 
 
 def _no_more(work: cost.Work, target: Target) -> cost.Work:
@@ -117,13 +118,18 @@ def _overhang(accesses: list[Access], layout: Layout) -> float:
 
 
 def _sectors(access: Access, layout: Layout) -> float:
-    """How many times as much memory moves as an access has bytes, where tiles end within sectors."""
+    """How many times as much memory moves as an access has bytes, where tiles end within sectors. Where a reduction has a pass
+    over memory for each part of a line, each fetches at least what the L2 cache does (`cudaLimitMaxL2FetchGranularity`)."""
     if not access.dims or access.value is None:
         return 1.0
     inner, shape = access.dims[-1], ir.ShapedType(access.value.type).shape
     run = layout.extents[inner] * access.element
     if layout.extents[inner] >= shape[-1]:
         return 1.0
+    if layout.chunks(inner) > 1 and any(layout.chunks(d) > 1 for d in access.dims[:-1]):
+        part = layout.chunk(inner) * access.element
+        ends = [min(part, run - start) for start in range(0, run, part)]
+        return sum(end + SLOT - gcd(end, run, SLOT) for end in ends) / run
     return (run + SECTOR - gcd(run, SECTOR)) / run
 
 
@@ -136,10 +142,11 @@ def tile_layout(kernel: KernelPlan) -> Layout:
 
 def _row_tile(p: RowProblem, lane: int, kernel: KernelPlan, options: Rows, layout: Layout, target: Target) -> RowTile:
     """A kernel's rows as the cost model deals them out."""
-    threads, vector, vectors = layout.threads[lane], layout.vectors[lane], layout.steps[lane]
+    threads, vector = layout.threads[lane], layout.vectors[lane]
     rows = max(1, prod(kernel.tile))
     row_threads = min(rows, prod(n for d, n in enumerate(layout.threads) if d != lane))
     part = part_of(kernel.extents[lane], options.cluster, vector)
+    vectors = min(layout.steps[lane], max(1, ceil(p.padded_extent(part) / (threads * vector))))
     chunks, stages = options.hybrid_chunks or 0, options.prefetched_rows
     whole, elements = layout.whole(range(len(layout.extents))), vectors * vector
     residency, shared = "registers" if whole else "memory", 0
@@ -150,10 +157,11 @@ def _row_tile(p: RowProblem, lane: int, kernel: KernelPlan, options: Rows, layou
     elif options.residency == "reload":
         residency = "reload" if whole and is_reread(target, p) else "memory"
     registers = options.registers or 0
-    if residency == "registers" and not (stages or options.cluster > 1):
-        registers = held_registers(target, p, elements, options.packed)
-    elif residency == "memory":
-        registers = loop_registers(target, p, threads, elements)
+    if residency in ("registers", "memory") and not stages:
+        wanted = held_registers(target, p, elements, options.packed)
+        wanted = wanted if residency == "registers" else loop_registers(target, p, threads, elements)
+        least = LEAST + int(elements * (p.element_bytes / WORD if options.packed or p.element_bytes > WORD else 1))
+        registers = compiled(options.registers, max(WARP, layout.block), least, wanted)
     tile = RowTile(
         threads, vector, rows, vectors, options.cluster, residency, registers, stages, options.persistent_blocks, options.packed,
         shared, bool(options.unaligned), chunks, rows_each=-(-rows // row_threads),
@@ -173,27 +181,37 @@ def scan_work(view: View, lane: int, tile: ScanTile, layout: Layout, work: cost.
     return tile.work(work, work.blocks, kept_here, layout.vectors[lane], view.target)
 
 
-def _within(work: cost.Work, limit: int | None, held: int, rounds: int, spared: int) -> cost.Work:
-    """With no more registers than the limit allows. Elements `held` at a time that have none are stored, and loaded again, in each
-    of a thread's rounds."""
-    if limit is None:
+def _held(view: View, layout: Layout, options: Threaded) -> int:
+    """Words that a thread holds at a time, which are in registers or spill: sums, or all elements of a round that it needs twice.
+    Without a reduction it stores what it has read before it loads more; what it reads at computed subscripts comes first."""
+    if isinstance(options, VectorContraction):
+        return 0
+    if view.reduced and (options.online or view.scanned):  # a total first, and then what depends on it
+        return max((layout.slots(a.dims) for a in view.accesses if not a.written), default=0)
+    if view.reduced:
+        return layout.slots(view.kernel.grid)
+    lane, found = layout.lane_dim, 0
+    for node in view.group.nodes if lane is not None else ():
+        vectors = len(node.extracts) - scattered(node, view, lane)
+        found += layout.slots(view.group.space.dims[node]) * (1 + vectors) if node.extracts and vectors > 0 else 0
+    return found
+
+
+def _within(work: cost.Work, view: View, layout: Layout, options: Threaded) -> cost.Work:
+    """With the registers that the kernel is compiled with. Words that a thread holds without a register are stored, and loaded
+    again, in each of its rounds. As many of those that it loads are on their way as have registers."""
+    held, wanted, loaded = _held(view, layout, options), work.registers, work.bytes_in_flight / WORD
+    if layout.dense:  # windows share elements, which are loaded into several registers; half have come before the others leave
+        loaded = words_of_windows(view, layout)
+        wanted = LEAST + held + ceil(loaded / 2)
+    registers = compiled(options.registers, work.threads, LEAST + held, wanted)
+    share = max(WORD, registers - LOADING - held * (loaded > held)) / max(WORD, loaded)
+    work = replace(work, registers=registers, bytes_in_flight=work.bytes_in_flight * min(1.0, share))
+    if (words := LEAST + held - registers) <= 0:
         return work
-    if limit + spared < work.registers:  # more threads at a time, each with fewer loads
-        share = max(0.25, limit / work.registers)
-        work = replace(work, registers=limit, bytes_in_flight=work.bytes_in_flight * share)
-    if (words := held - limit) <= 0:
-        return work
+    rounds = prod(layout.chunks(d) for d in range(len(layout.extents)))
     moved = 2.0 * WORD * words * rounds * work.threads * work.blocks
     return replace(work, l2_bytes=max(work.l2_bytes, work.dram_read + work.dram_write) + moved)
-
-
-def _spilling(work: cost.Work, limit: int | None) -> cost.Work:
-    """The same of threads that keep a row's elements: what has no register is stored, and loaded again."""
-    if limit is None or limit + SPARED >= work.registers:
-        return work
-    words = (work.registers - SPARED - limit) * work.threads * work.blocks
-    moved = max(work.l2_bytes, work.dram_read + work.dram_write)
-    return replace(work, registers=limit, l2_bytes=moved + 2 * WORD * words)
 
 
 def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
@@ -206,21 +224,36 @@ def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
         for a in view.accesses
         if not a.written and not layout.whole(a.dims)
     )
-    flight = sum(min(WIDE, layout.slots(a.dims) * a.element) for a in view.accesses if not a.written)
     held = max((layout.slots(a.dims) * max(1, a.element // 4) for a in view.accesses), default=0)
-    gathered = sum(min(n.iterations * 4, _value_bytes(v)) for n in view.group.nodes for v in set(n.extracts))
+    dims, whole = view.group.space.dims, {a.value for a in view.accesses}  # read once, also where others ask for neighbours
+    flight = sum(layout.slots(a.dims) * a.element for a in view.accesses if not a.written)
+    extracts = [(n, v) for n in view.group.nodes for v in set(n.extracts) - whole]
+    flight += sum(layout.slots(dims[n]) * element_bytes(ir.ShapedType(v.type).element_type) for n, v in extracts)
+    gathered = sum(min(n.iterations * 4, bytes_of(v)) for n, v in extracts)
     read = sum(a.bytes for a in view.accesses if not a.written) + gathered
-    staged = (Transpose, VectorContraction)  # what lies apart goes through shared memory, or counts as arithmetic
+    near = 0 if isinstance(kernel.options, VectorContraction) else UNCOALESCED  # factors are loaded for a few products each
     registers = 40 + held + _gathered(view, layout) if view.reduced else min(32, 16 + held)
+    registers, flight = min(168, sm.registers // layout.block, registers), flight * _written_out(view, layout) or WIDE
+    if view.reduced:
+        flight = min(flight, WORD * max(WORD, registers - LOADING))
     work = replace(
-        view.kernel.work, blocks=max(1, kernel.blocks), threads=layout.block, shared_per_block=0, dram_read=read + reread,
-        registers=min(168, sm.registers // layout.block, registers),
-        bytes_in_flight=max(16, flight * max(1, max(layout.steps, default=1))),
-        shared_bytes=0.0 if isinstance(kernel.options, staged) else sum(line_bytes(view, layout).values()),
+        view.kernel.work, tiled=True, blocks=max(1, kernel.blocks), threads=layout.block, registers=registers, shared_per_block=0,
+        dram_read=read + reread, bytes_in_flight=flight,
+        shared_bytes=0.0 if isinstance(kernel.options, Transpose) else sum(line_bytes(view, layout, near).values()),
         warp_clocks=view.target.fit(Layouts).warp_clocks,
     )  # fmt: skip
     work = replace(work, serial_us=_waiting_us(view, layout, work))
     return work_of_windows(view, layout, dict(zip(kernel.grid, kernel.tile)), work) if layout.dense else work
+
+
+def _written_out(view: View, layout: Layout) -> int:
+    """Rounds of a thread whose loads are on their way together: of short loops, which compilers unroll, and in which no load has a
+    condition or an address of its own."""
+    nodes, rounds = view.group.nodes, prod(layout.chunks(d) for d in range(len(layout.extents)))
+    if view.reduced or view.scanned or any(n.extracts for n in nodes):
+        return 1
+    instructions = sum((n.instructions + OVERHEAD) * layout.slots(view.group.space.dims[n]) for n in nodes)
+    return rounds if rounds * instructions <= WRITTEN_OUT else 1
 
 
 def _gathered(view: View, layout: Layout) -> int:
@@ -247,7 +280,3 @@ def _lines(access: Access, layout: Layout) -> float:
     covered = prod(layout.threads[d] for d in access.dims) * layout.slots(access.dims) * access.element
     return prod(layout.chunks(d) for d in access.dims) * min(1.0, covered / LINE)
 
-
-def _value_bytes(value: ir.Value) -> int:
-    shaped = ir.ShapedType(value.type)
-    return prod(shaped.shape) * element_bytes(shaped.element_type)

@@ -11,31 +11,46 @@ from math import ceil, prod
 from tilec.analysis.graph import Node
 from tilec.analysis.layout import Layout
 from tilec.analysis.traffic import element_bytes
-from tilec.core.hardware import LINE, WARP
+from tilec.core.hardware import LINE, SECTOR, SLOT, WARP
 from tilec.core.mlir import ir
-from tilec.plan.cuda.view import Numbers, View
+from tilec.plan.cuda.view import Numbers, View, strides_of
 
 UNCOALESCED = 2  # times as many lines as side by side: fewer cost little
 
 
-def line_bytes(view: View, layout: Layout) -> dict[ir.Value, float]:
-    """For each tensor that requests read whose threads lie apart in it: the bytes of all lines that they touch, each as often as
-    it is touched."""
+def line_bytes(view: View, layout: Layout, near: int = UNCOALESCED) -> dict[ir.Value, float]:
+    """For each tensor that requests read that touch more than `near` times as many lines as they would side by side: the bytes of
+    all lines that they touch, each as often as it is touched."""
     found: dict[ir.Value, float] = {}
+    lanes = lanes_at_work(layout)
     for node, value, strides in view.reads:
         if value in view.ordered:
             continue
-        element = element_bytes(ir.ShapedType(value.type).element_type)
-        width = _width(layout, strides, element)
+        element, width = _element(value), access_width(layout, strides, value)
         touched = _touched(layout, strides, width * element)
         different = min(WARP, prod(layout.threads[d] for d in layout.order if d in strides))
-        if touched > UNCOALESCED * ceil(different * width * element / LINE):
-            moved = LINE * touched * _requests(view, layout, node, strides) / width
+        if touched > near * ceil(different * width * element / LINE):
+            moved = LINE * touched * requests(view, layout, node, strides) / (width * lanes)
             found[value] = found.get(value, 0.0) + moved
     return found
 
 
-def _requests(view: View, layout: Layout, node: Node, strides: Numbers) -> float:
+def slot_bytes(view: View, layout: Layout) -> float:
+    """Bytes that the L2 cache could move while it serves requests of warps for pieces of lines, besides those of the pieces: a
+    slice of it moves 64 bytes of a line a clock (NVIDIA, "A100 Tensor Core GPU Architecture", L2 cache)."""
+    more = 0.0
+    for access in view.accesses:
+        if access.value is None or not access.dims:
+            continue
+        strides = strides_of(access.value, access.dims)
+        size = access_width(layout, strides, access.value) * access.element
+        sectors = {at // SECTOR for start in _offsets(layout, strides) for at in range(start, start + size, min(size, SECTOR))}
+        slots = {sector // (SLOT // SECTOR) for sector in sectors}
+        more += access.bytes * (SLOT * len(slots) / (SECTOR * len(sectors)) - 1)
+    return more
+
+
+def requests(view: View, layout: Layout, node: Node, strides: Numbers) -> float:
     """Of all warps: an element is in a thread's registers for all steps along dimensions that it does not depend on."""
     others = set(view.group.space.dims[node]) - strides.keys()
     held = prod(min(layout.steps[d] * layout.vectors[d], max(1, view.extents[d])) for d in others)
@@ -44,14 +59,42 @@ def _requests(view: View, layout: Layout, node: Node, strides: Numbers) -> float
 
 def _touched(layout: Layout, strides: Numbers, size: int) -> int:
     """Different lines that the threads of a warp touch by one access of so many bytes."""
-    offsets = [0]  # of threads in order, as many as a warp has
+    found = _offsets(layout, strides)
+    return len({at // LINE for offset in found for at in (offset, offset + size - 1)})
+
+
+def _offsets(layout: Layout, strides: Numbers) -> list[int]:
+    """Bytes from the first thread's access to those of a warp's other threads that have elements."""
+    offsets: list[int | None] = [0]  # of threads in order, as many as a warp has
     for d in layout.order:
         step, threads = strides.get(d, 0) * layout.strides(d)[0], min(layout.threads[d], ceil(WARP / len(offsets)))
-        offsets = [offset + n * step for n in range(threads) for offset in offsets]
-    return len({at // LINE for offset in offsets[:WARP] for at in (offset, offset + size - 1)})
+        busy = _busy(layout, d)
+        offsets = [None if offset is None or n >= busy else offset + n * step for n in range(threads) for offset in offsets]
+    return [offset for offset in offsets[:WARP] if offset is not None]
 
 
-def _width(layout: Layout, strides: Numbers, element: int) -> int:
-    """Elements of an access."""
+def access_width(layout: Layout, strides: Numbers, value: ir.Value) -> int:
+    """Elements of an access of a tensor."""
     lane = layout.lane_dim
-    return layout.vectors[lane] if lane is not None and strides.get(lane) == element else 1
+    return layout.vectors[lane] if lane is not None and strides.get(lane) == _element(value) else 1
+
+
+def _element(value: ir.Value) -> int:
+    return element_bytes(ir.ShapedType(value.type).element_type)
+
+
+def _busy(layout: Layout, d: int) -> int:
+    """Threads along a dimension that have elements of the tile."""
+    return min(layout.threads[d], ceil(layout.extents[d] / layout.vectors[d]))
+
+
+def lanes_at_work(layout: Layout) -> float:
+    """The share of the lanes that have an element, of all warps in which any has: a warp without elements issues nothing."""
+    share, lanes = min(1.0, layout.used / WARP), 1
+    for d in layout.order:  # warps are threads in this order
+        inside = min(layout.threads[d], WARP // lanes)
+        accesses = max(1, ceil(layout.extents[d] / layout.vectors[d]))
+        rounds, rest = divmod(accesses, layout.threads[d])
+        share *= accesses / (inside * (rounds * layout.threads[d] // inside + ceil(rest / inside)))
+        lanes *= inside
+    return share

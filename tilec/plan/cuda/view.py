@@ -112,6 +112,11 @@ def _strides(value: ir.Value, subscripts: Sequence[Numbers]) -> Numbers:
     return {d: moved for d, moved in found.items() if moved}
 
 
+def strides_of(value: ir.Value, dims: Sequence[int]) -> Numbers:
+    """Bytes between neighbours along each of the kernel dimensions that are a tensor's subscripts."""
+    return _strides(value, [{d: 1} for d in dims])
+
+
 def _access(
     g: Group, node: Node, value: ir.Value, dims: tuple[int, ...], written: bool, readers: tuple[str, ...]
 ) -> Access:

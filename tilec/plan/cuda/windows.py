@@ -211,7 +211,7 @@ def work_of_windows(view: View, layout: Layout, tile: Mapping[int, int], work: W
     vector, elements = max(layout.vectors), prod(view.extents[d] for d in view.kernel.grid)
     near = {d: layout.steps[d] for d in layout.dense}
     rounds, halo = prod(view.extents[p] for p in view.reduced), 1.0
-    accesses = window_elements = ahead = held = 1
+    accesses = window_elements = ahead = 1
     for d, number in near.items():
         window = windows.by_dim[d][:1]
         length = prod(view.extents[w.along] for w in window)
@@ -219,7 +219,6 @@ def work_of_windows(view: View, layout: Layout, tile: Mapping[int, int], work: W
         accesses, rounds = accesses * _covered(number, length, window), rounds // max(1, length)
         window_elements *= length
         ahead *= _covered(number, at_once, window)
-        held *= number + window[0].dilation if at_once < length else _covered(number, length, window)
         for w in window:
             span = w.stride * tile[d]
             halo *= max(1.0, (span + w.dilation * (length - 1) - w.stride + 1) / max(1, span))
@@ -229,16 +228,31 @@ def work_of_windows(view: View, layout: Layout, tile: Mapping[int, int], work: W
     issued = 2 * (own + elements * (shared / (vector * prod(near.values())) + OVERHEAD))
     pieces = tile.get(lane, 1) * windows.element / SECTOR  # of memory, side by side
     read = (halo * ceil(pieces) / pieces - 1) * sum(bytes_of(v) for n in view.group.nodes for v in set(n.extracts))
-    words, written_out = max(1.0, vector * windows.element / WORD), prod(layout.steps[p] for p in view.reduced)
-    registers = ADDRESSES + vector * prod(near.values()) + (held + written_out * windows.factors) * words
+    registers = ADDRESSES + vector * prod(near.values()) + words_of_windows(view, layout)
     return replace(
         work,
         flops={**work.flops, "fma.f32": issued},
         l2_bytes=work.dram_read + work.dram_write + max(0.0, read),
         lanes=view.extents[lane] / round_up(view.extents[lane], tile.get(lane, 1)),
         registers=min(max(work.registers, ceil(registers)), sm.registers // (2 * layout.block), 168),
-        bytes_in_flight=max(work.bytes_in_flight, ahead * vector * windows.element),
+        bytes_in_flight=ahead * vector * windows.element,
     )
+
+
+def words_of_windows(view: View, layout: Layout) -> float:
+    """Registers of a thread for what it has loaded: what the windows of its neighbours share, and their factors."""
+    windows = _windows(view, layout.order[0])
+    if windows is None or not windows.by_dim.keys() >= {*layout.dense}:
+        return 0.0
+    shared = {w.along for d in layout.dense for w in windows.by_dim[d][:1]}
+    held = prod(layout.steps[p] for p in view.reduced if p not in shared)
+    for d in layout.dense:
+        window, number = windows.by_dim[d][:1], layout.steps[d]
+        length = prod(view.extents[w.along] for w in window)
+        at_once = prod(layout.steps[w.along] for w in window)
+        held *= number + window[0].dilation if at_once < length else _covered(number, length, window)
+    written_out = prod(layout.steps[p] for p in view.reduced)
+    return (held + written_out * windows.factors) * max(1.0, max(layout.vectors) * windows.element / WORD)
 
 
 def _factor(view: View, lane: int, windows: _Windows, vector: int) -> float:
