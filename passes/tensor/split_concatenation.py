@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from tilec.analysis.concatenation import Concatenation, around, concatenation_of, ranges_of, update_of
+from tilec.analysis.concatenation import Concatenation, around, concatenation_of, ends_of, update_of
 from tilec.core import locations, mlir
 from tilec.core.mlir import affine, arith, ir, linalg, tensor
 from tilec.passes.rebuild import Anew, Operand, operands_in, operands_out, rebuild
@@ -87,7 +87,7 @@ class _Cut:
     def _read_piece(self, load: ir.Operation, p: int, pieces: Sequence[ir.Value]) -> None:
         """Has an element be read in the piece in which it lies; what is to go is left as it is."""
         subscripts = list(load.operands)[1:]
-        number = self.found.piece_of(ranges_of(around(load)).of(subscripts[p]))
+        number = self.found.piece_of(ends_of(subscripts[p], around(load)))
         if number is None:
             return
         begin, end = self.found.pieces[number]

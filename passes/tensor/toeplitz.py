@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilec.analysis.index_ranges import I32, Range, Ranges
+from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.toeplitz import Diagonal, Factors, find_diagonals, followed, follows, name_of, readers_of
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import affine, arith, ir, tensor
+from tilec.index.facts import NONE
 from tilec.passes.rebuild import Anew, Operand, added, operands_in, rebuild, replace
 
 SUFFIX = ".diagonals"
@@ -99,21 +100,16 @@ class _Made:
 
 def _in_words(op: ir.Operation) -> ir.Value:
     """The result, in 32 bits where it has integers of 64 that fit: places are such."""
-    (value,), extents, body = op.results, mlir.extents_of(op), mlir.body_of(op)
+    (value,), body = op.results, mlir.body_of(op)
     end, i32 = list(body.operations)[-1].operation, mlir.type_of("i32")
-
-    def index(inner: ir.Operation) -> Range | None:
-        of = extents[ir.IntegerAttr(inner.attributes["dim"]).value] if inner.name == "linalg.index" else 0
-        return (0, of - 1) if of else None
-
-    known = Ranges(index).of(end.operands[0]) if str(end.operands[0].type) == "i64" else None
-    if known is None or known[0] < I32[0] or known[1] > I32[1]:
+    (made,) = end.operands
+    if str(made.type) != "i64" or not NONE.fits(BodyTerms(op).exact(made), 32):
         return value
     type_ = mlir.tensor_type(list(ir.ShapedType(value.type).shape), i32)
     with ir.InsertionPoint(op):
         op.operands[len(op.operands) - 1] = tensor.empty(type_.shape, i32)
     with ir.InsertionPoint(end):
-        end.operands[0] = arith.trunci(i32, end.operands[0])
+        end.operands[0] = arith.trunci(i32, made)
     list(body.arguments)[-1].set_type(i32)
     value.set_type(type_)
     return value

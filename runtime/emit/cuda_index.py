@@ -20,9 +20,11 @@ The lower word is taken as a word, too: LLVM would shift it as a part of the 64 
 
 from __future__ import annotations
 
-from tilec.analysis.index_ranges import I32, Range, Ranges
+from tilec.analysis.index_terms import ValueTerms, affine_term
 from tilec.core import locations, mlir
 from tilec.core.mlir import ir
+from tilec.index.facts import NONE
+from tilec.index.terms import Term, index
 from tilec.runtime.emit.comments import Comments
 from tilec.runtime.emit.index import group, quotient
 from tilec.runtime.emit.names import Names
@@ -65,12 +67,17 @@ class IndexPrinter(Printer):
         super().__init__(names, comments)
         self.thread_numbers: set[str] = set()  # variables that are a thread's or a block's number
         self.grid: dict[str, int] = {}  # how many values `gpu.thread_id`, `gpu.block_id` and their like have
-        self.ranges = Ranges(lambda op: (0, self.grid[op.name] - 1) if op.name in self.grid else None)
+        self.terms = ValueTerms(self._launched)
 
     def numbers(self, threads: int, blocks: int, cluster: int) -> None:
         """Of a launch of at most so many blocks."""
         self.grid = {"gpu.thread_id": threads, "gpu.block_id": blocks, "gpu.grid_dim": blocks + 1}
         self.grid |= {"gpu.cluster_block_id": cluster, "gpu.cluster_id": blocks, "gpu.cluster_dim": blocks + 1}
+
+    def _launched(self, value: ir.Value) -> Term | None:
+        """The number of a thread or a block, or of how many there are."""
+        op = mlir.definition(value)
+        return None if op is None or op.name not in self.grid else index(f"{op.name} {op.attributes['dimension']}", self.grid[op.name])
 
     def variable(self, op: ir.Operation, number: int = 0, letters: str = "tmp") -> str:
         """Parts of a thread's number are called by the field's names."""
@@ -84,20 +91,20 @@ class IndexPrinter(Printer):
         by_shift = op.name == "arith.shrui" or (
             op.name in _QUOTIENTS and _exponent(mlir.constant_value(op.operands[1]))
         )
-        return self._small(self.ranges.of(value), self.expr(value), bool(by_shift))
+        return self._small(self.terms.exact(value), self.expr(value), bool(by_shift))
 
     def divided(self, op: ir.Operation, dims: int, expr: ir.AffineExpr, left: str | int, right: str | int) -> str:
         exponent = _exponent(right) if isinstance(expr, ir.AffineFloorDivExpr) else None
         if not isinstance(left, int):
-            range_ = self.ranges.of_affine(mlir.sides(expr)[0], [self.ranges.of(v) for v in op.operands], dims)
-            left = self._small(range_, left, bool(exponent))
+            x = affine_term(mlir.sides(expr)[0], list(map(self.terms.exact, op.operands)), dims)
+            left = self._small(x, left, bool(exponent))
         return f"({group(left)} >> {exponent})" if exponent else quotient(expr, left, right)
 
-    def _small(self, range_: Range | None, text: str, by_shift: bool = False) -> str:
+    def _small(self, x: Term, text: str, by_shift: bool = False) -> str:
         """The same number, marked with its range."""
-        if range_ is None or range_[0] < I32[0] or range_[1] > I32[1] or text in self.thread_numbers:
+        if not NONE.fits(x, 32) or text in self.thread_numbers:
             return text
-        return f"{self.use('within_u31' if range_[0] >= 0 and not by_shift else 'within_i32')}({text})"
+        return f"{self.use('within_u31' if NONE.proves(x) and not by_shift else 'within_i32')}({text})"
 
     def binary(self, op: ir.Operation, name: str, texts: list[str], type_: str) -> str:
         exponent = _exponent(mlir.constant_value(op.operands[1])) if name in _DIVISIONS else None
@@ -122,8 +129,8 @@ class IndexPrinter(Printer):
         """Whether the shifted value is never negative, so that no sign has to be shifted in."""
         if isinstance(op.results[0].type, ir.IndexType):
             return True
-        range_ = self.ranges.of(op.operands[0]) if str(op.results[0].type) == "i64" else None
-        return range_ is not None and range_[0] >= 0 and range_[1] <= I32[1]
+        x = self.terms.exact(op.operands[0])
+        return str(op.results[0].type) == "i64" and NONE.fits(x, 32) and NONE.proves(x)
 
     def expression(self, op: ir.Operation) -> str:
         if op.name == "arith.shrui" and self._is_index(op):

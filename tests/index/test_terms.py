@@ -187,6 +187,21 @@ def test_bounds_and_ends_hold(world):
                 assert ok(world.of(end), values).all(), (x, end)
 
 
+def test_ends_of_fields_of_bits():
+    """Quotients of one index by several numbers, of which each sum is a number of some of its digits."""
+    t, a = index("t", 128), index("a", 5)
+    block = minimum(3, 4 - 3 * (a // 2))
+    forms = [
+        t // 8 - 32 * (t // 128) + 4 * (t // 32), 2 * t - 9 * (t // 4) + 2 * (t // 8), t - 3 * (t // 16),
+        t % 64 - t // 8 * 8 + 16 * (t // 32), (43 * t + 1) // 2 - 86 * (t // 4) + 21, 8 * ((7 * t) // 8) - 8 * t + 8 * (t // 8),
+        5 * (t // 4) - t, (t // 4 % 8) * 4 + t // 2 % 2, 3 * (a // 2) + block, (3 * (a // 2) + block + 5) // 2,
+        7 - block - 3 * (a // 2), (t % 8 + 2) * (5 - a) - 3,
+    ]  # fmt: skip
+    for x in forms:
+        values = [NONE.rebuilt(x, {t.symbol: term(n), a.symbol: term(m)}).constant for n in range(128) for m in range(5)]
+        assert NONE.bounds(x) == (min(values), max(values)), x
+
+
 def test_proofs_hold(world):
     """About the least value, which is the hardest that is true, and about one more, which is not."""
     proved = 0

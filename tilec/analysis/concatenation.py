@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
-from tilec.analysis.index_ranges import Range, Ranges
 from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.products import index_dim, product_of
 from tilec.core import mlir
 from tilec.core.mlir import ir
+from tilec.index.facts import NONE, Ends
 from tilec.index.questions import thresholds
+from tilec.index.terms import index
 
 SINGLE = 8  # the most elements of a piece that becomes as many pieces of one element each
 MOST = 16  # pieces
@@ -30,16 +31,20 @@ COMBINED = {"arith.addf", "arith.mulf", "arith.maximumf", "arith.minimumf", "ari
             "arith.maxsi", "arith.minsi", "arith.maxui", "arith.minui"}  # fmt: skip
 
 
+Piece = tuple[int, int]
+"""Begin and end."""
+
+
 @dataclass(frozen=True)
 class Concatenation:
-    """Operations, in order, with the dimension of each that is cut into `pieces` (begin and end of each)."""
+    """Operations, in order, with the dimension of each that is cut into `pieces`."""
 
     operations: tuple[tuple[ir.Operation, int], ...]
-    pieces: tuple[Range, ...]
+    pieces: tuple[Piece, ...]
 
-    def piece_of(self, at: Range | None) -> int | None:
+    def piece_of(self, at: Ends) -> int | None:
         """The piece in which all places of a range lie."""
-        return next((n for n, (a, b) in enumerate(self.pieces) if at is not None and a <= at[0] and at[1] < b), None)
+        return next((n for n, (a, b) in enumerate(self.pieces) if a <= at[0] and at[1] < b), None)
 
 
 def concatenation_of(function: ir.Operation, deepest: int) -> Iterator[Concatenation]:
@@ -56,17 +61,12 @@ def concatenation_of(function: ir.Operation, deepest: int) -> Iterator[Concatena
                 yield found
 
 
-def ranges_of(op: ir.Operation, dim: int = -1, piece: Range = (0, 0)) -> Ranges:
-    """Of the indices of an operation, one of which has the values of a piece alone."""
-    extents = mlir.extents_of(op)
-
-    def leaf(index: ir.Operation) -> Range | None:
-        if index.name != "linalg.index":
-            return None
-        d = index_dim(index)
-        return (piece[0], piece[1] - 1) if d == dim else (0, extents[d] - 1)
-
-    return Ranges(leaf)
+def ends_of(value: ir.Value, op: ir.Operation, dim: int = -1, piece: Piece | None = None) -> Ends:
+    """The least and the greatest value of an integer in an operation's body, where an index of it has those of a piece alone."""
+    terms = BodyTerms(op)
+    if piece is not None:
+        terms.dims[dim] = index(f"i{dim}", piece[1], piece[0])
+    return NONE.bounds(terms.exact(value))
 
 
 def around(op: ir.Operation) -> ir.Operation:
@@ -192,8 +192,8 @@ class _Growth:
         reader, subscript = around(load), list(load.operands)[1 + p]
         n = self.position[reader]
         d = self.dims.get(n, self.further.get(n))
-        inside = [] if d is None else [ranges_of(reader, d, piece).of(subscript) for piece in found.pieces]
-        outside = [] if n in self.dims else [ranges_of(reader).of(subscript)]
+        inside = [] if d is None else [ends_of(subscript, reader, d, piece) for piece in found.pieces]
+        outside = [] if n in self.dims else [ends_of(subscript, reader)]
         return all(found.piece_of(at) is not None for at in (*inside, *outside))
 
 
@@ -229,9 +229,9 @@ def _points(op: ir.Operation, d: int) -> Iterator[int]:
         yield from (p.constant for p in points if p.constant is not None)
 
 
-def _pieces(points: Sequence[int]) -> Iterator[Range]:
+def _pieces(points: Sequence[int]) -> Iterator[Piece]:
     for a, b in pairwise(points):
         yield from ((n, n + 1) for n in range(a, b)) if b - a <= SINGLE else [(a, b)]
 
 
-__all__ = ["Concatenation", "around", "concatenation_of", "is_elementwise", "ranges_of", "update_of"]
+__all__ = ["Concatenation", "around", "concatenation_of", "ends_of", "is_elementwise", "update_of"]

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from math import isinf
+from math import inf, isinf
 from typing import Generic, TypeVar
 
 from tilec.analysis.expression import Expr
 from tilec.core import mlir
 from tilec.core.mlir import ir
-from tilec.index.facts import NONE, choose, maximum, minimum
+from tilec.index.facts import NONE, Ends, choose, maximum, minimum
 from tilec.index.terms import Cond, Leaf, Term, at_least, below, call, equal, index, term
 
 T = TypeVar("T")
@@ -130,8 +130,8 @@ class Reader(ABC, Generic[T]):
                 # of what may wrap around, or has no sign, it is another number, but the same for the same quotient
                 return of // by if exact else typed_call(self._type(x), f"{name} {bits}", of // by)
             case "arith.select", 3:
-                when = self.condition(operands[0])
-                return None if when is None else choose(when, self.exact(operands[1]), self.exact(operands[2]))
+                when = self.condition(operands[0]) or ~equal(self.of(operands[0]), 0)
+                return choose(when, self.exact(operands[1]), self.exact(operands[2]))
             case _ if op is None or not operands or any(self._type(v) not in BITS for v in operands):
                 return None
         return self._of_values(name, [self.exact(v) for v in operands], op)
@@ -160,6 +160,8 @@ class Reader(ABC, Generic[T]):
                 return args[0] % args[1]
             case "arith.remui" if (n := args[1].constant) is not None and n > 0:
                 return call("remui", *args, low=0, high=n - 1)
+            case "arith.andi" if ends := [NONE.bounds(a)[1] for a in args if _natural(a)]:
+                return call("andi", *args, low=0, high=int(min(ends)))
             case "math.absi":
                 return maximum(args[0], -args[0])
             case "affine.apply" | "affine.min" | "affine.max":
@@ -214,18 +216,21 @@ def outside_call(name: str, x: ir.Value) -> Term:
     return call(name, low=None if isinf(low) else int(low), high=None if isinf(high) else int(high))
 
 
-def typed_call(type_: str, name: str, *args: Term) -> Term:
-    """A value of a type of which no more is known."""
-    bits = BITS.get(type_)
-    return call(name, *args) if bits is None else call(name, *args, low=-(1 << bits - 1), high=(1 << bits - 1) - 1)
+def typed_call(type_: str, name: str, *args: Term, ends: Ends | None = None) -> Term:
+    """A value of a type of which no more is known than its least and greatest value, if these are."""
+    low, high = (-inf, inf) if ends is None else ends
+    if (bits := BITS.get(type_)) is None:
+        return call(name, *args)
+    return call(name, *args, low=int(max(low, -(1 << bits - 1))), high=int(min(high, (1 << bits - 1) - 1)))
 
 
 class ValueTerms(Reader[ir.Value]):
-    """Of values in MLIR. `leaf`: what a value is that is asked for first; None for all that it does not know."""
+    """Of values in MLIR. `leaf`: what a value is that is asked for first; None for all that it does not know. `elements`: the least
+    and the greatest element of tensors of integers, where that is known."""
 
-    def __init__(self, leaf: Callable[[ir.Value], Term | None] = lambda _: None):
+    def __init__(self, leaf: Callable[[ir.Value], Term | None] = lambda _: None, elements: Mapping[ir.Value, Ends] | None = None):
         super().__init__()
-        self.leaf = leaf
+        self.leaf, self.elements = leaf, elements or {}
 
     def _type(self, x: ir.Value) -> str:
         return str(x.type)
@@ -248,7 +253,7 @@ class ValueTerms(Reader[ir.Value]):
         loop = x.owner.owner.operation
         if loop.name == "scf.for" and x.arg_number == 0:  # from the start to below the end, by positive steps
             start, end = map(self.exact, list(loop.operands)[:2])
-            return index(f"loop{self._number(x)}", maximum(end, start + 1), start)
+            return index(f"loop{self._number(x)}", end, start)
         return self._outside(x)
 
     def _outside(self, x: ir.Value) -> Term:
@@ -263,15 +268,17 @@ class ValueTerms(Reader[ir.Value]):
         if op.name.startswith(_COUNTS) or not (op.operands or op.regions):
             return self._outside(x)
         inner = [o.results[0] for o in mlir.traverse(op) if o.name == "linalg.index"]
-        return typed_call(str(x.type), f"{op.name}#{self._number(op)}.{number}", *map(self.of, [*mlir.operands_of(op), *inner]))
+        ends = self.elements.get(op.operands[0]) if op.name == "tensor.extract" else None
+        args = map(self.of, [*mlir.operands_of(op), *inner])
+        return typed_call(str(x.type), f"{op.name}#{self._number(op)}.{number}", *args, ends=ends)
 
 
 class BodyTerms(ValueTerms):
     """Of values in the body of a `linalg.generic`, and of what they read from outside of it: `dims` are the indices of its
     dimensions. Elements of operands are calls of their subscripts."""
 
-    def __init__(self, op: ir.Operation, dims: Sequence[Term] | None = None):
-        super().__init__()
+    def __init__(self, op: ir.Operation, dims: Sequence[Term] | None = None, elements: Mapping[ir.Value, Ends] | None = None):
+        super().__init__(elements=elements)
         self.op, self.block, self.maps = op, mlir.body_of(op), mlir.maps_of(op)
         self.dims = [dim_index(d, e) for d, e in enumerate(mlir.extents_of(op))] if dims is None else list(dims)
 
@@ -285,7 +292,8 @@ class BodyTerms(ValueTerms):
         if x.owner != self.block:
             return super()._argument(x)
         subscripts = [self.dims[d] for d in mlir.map_dims(self.maps[x.arg_number])]
-        return typed_call(str(x.type), f"element{x.arg_number}", *(subscripts or [term(0)]))
+        ends = self.elements.get(self.op.operands[x.arg_number])
+        return typed_call(str(x.type), f"element{x.arg_number}", *(subscripts or [term(0)]), ends=ends)
 
 
 class BlockTerms(BodyTerms):

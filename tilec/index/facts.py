@@ -20,10 +20,9 @@ from math import gcd, inf
 from tilec.index.answers import remembered
 from tilec.index.factors import as_multiples
 from tilec.index.proofs import STEPS, cancelled, search
+from tilec.index.ranges import Ends, bounds_of, bounds_of_leaf
 from tilec.index.terms import Cond, Leaf, Term, call, leaf_of, remainders, split, sum_of, term
 
-Ends = tuple[float, float]
-"""The least and the greatest value: whole numbers, or infinite."""
 ROUNDS = 3  # of ends that follow from other ends
 
 
@@ -146,38 +145,11 @@ class Facts:
     @remembered
     def bounds(self, x: Term) -> Ends:
         """The least and the greatest value, as numbers."""
-        low: float = 0
-        high: float = 0
-        for m, f in x.parts.items():
-            ends: Ends = (f, f)
-            for leaf in m:
-                ends = _product(ends, self.ranges[leaf] if leaf in self.ranges else self._leaf_bounds(leaf))
-            low, high = low + ends[0], high + ends[1]
-        for c, z, k, other in remainders(x) if any(leaf.op == "//" for leaf in x.leaves) else ():
-            zs, ks = self.bounds(z), self.bounds(k)
-            if ks[0] > 0:
-                a, b = _product(self.bounds(c), (0, min(ks[1] - 1, zs[1] if zs[0] >= 0 else inf)))
-                ends = self.bounds(other)
-                low, high = max(low, a + ends[0]), min(high, b + ends[1])
-        return low, high
+        return bounds_of(self, x)
 
     @remembered
-    def _leaf_bounds(self, leaf: Leaf) -> Ends:
-        low, high = (None if e is None else self.bounds(e) for e in leaf.ends)
-        found = -inf if low is None else low[0], inf if high is None else high[1]
-        if leaf.is_symbol or (leaf.op == "call" and leaf.name not in ("//", "%")):
-            return found
-        each = [self.bounds(a) for a in leaf.args]
-        if leaf.op == "min":
-            return min(a for a, _ in each), min(b for _, b in each)
-        if leaf.op == "if":
-            return min(a for a, _ in each), max(b for _, b in each)
-        (a, b), (c, d) = each
-        if leaf.name == "%":  # by a number that may be 0
-            return min(0, c + 1), max(0, d - 1)
-        if c <= 0:
-            return -max(abs(a), abs(b)), max(abs(a), abs(b))
-        return min(_floor(a, c), _floor(a, d)), max(_floor(b, c), _floor(b, d))
+    def leaf_bounds(self, leaf: Leaf) -> Ends:
+        return self.ranges[leaf] if leaf in self.ranges else bounds_of_leaf(self, leaf)
 
     def ends_of(self, leaf: Leaf) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
         """The ends of a symbol or call: each of the first is at most it, each of the second at least it."""
@@ -359,15 +331,6 @@ def has_index(leaf: Leaf) -> bool:
 
 def _numeric(leaf: Leaf) -> bool:
     return all(e is None or e.constant is not None for e in leaf.ends)
-
-
-def _floor(a: float, n: float) -> float:
-    return a if a in (inf, -inf) else (0 if a >= 0 else -1) if n == inf else a // n
-
-
-def _product(a: Ends, b: Ends) -> Ends:
-    each = [x * y if x and y else 0 for x in a for y in b]
-    return min(each), max(each)
 
 
 NONE = Facts()

@@ -1,4 +1,4 @@
-"""Ranges of index values, and what CUDA kernels make of them."""
+"""Values of MLIR as terms: their ranges, and what CUDA kernels make of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import re
 
 import pytest
 
-from tilec.analysis.index_ranges import Ranges
+from tilec.analysis.index_terms import LARGEST, ValueTerms
 from tilec.core import mlir
 from tilec.core.mlir import ir
+from tilec.index.facts import NONE
+from tilec.index.terms import Term, index
 
 LOOP = """func.func @f(%n: index) {
   %c0 = arith.constant 0 : index
@@ -31,16 +33,23 @@ LOOP = """func.func @f(%n: index) {
   }
   return
 }"""
-WANT = [(-5, 1274), (0, 3), (0, 2), (-12, 8), (0, 6), (0, 1274), None, (-15288, 10192), (0, 3), (0, 4), (1, 10)]
+SOME = -LARGEST, LARGEST + 9  # of any index, and one below 10
+WANT = [(-5, 1274), (0, 3), (0, 2), (-12, 8), (0, 6), (0, 1274), SOME, (-15288, 10192), (0, 3), (0, 4), (1, 10)]
+UNKNOWN = -(2**63), 2**63 - 1
+
+
+def threads(value: ir.Value) -> Term | None:
+    """Numbers of 128 threads."""
+    return index("thread", 128) if getattr(value.owner, "name", "") == "gpu.thread_id" else None
 
 
 def test_ranges_follow_arithmetic():
     with mlir.context(), ir.Location.unknown():
         module = ir.Module.parse(LOOP)
-        ranges = Ranges(lambda op: (0, 127) if op.name == "gpu.thread_id" else None)
+        terms = ValueTerms(threads)
         (loop,) = [op for op in mlir.traverse(module.operation) if op.name == "scf.for"]
         body = [o.operation for o in loop.regions[0].blocks[0].operations if o.operation.name != "scf.yield"]
-        assert [ranges.of(op.results[0]) for op in body] == WANT
+        assert [NONE.bounds(terms.exact(op.results[0])) for op in body] == WANT
 
 
 def test_a_clamp_and_a_choice_of_any_number_have_ranges():
@@ -58,9 +67,9 @@ def test_a_clamp_and_a_choice_of_any_number_have_ranges():
     }"""
     with mlir.context(), ir.Location.unknown():
         module = ir.Module.parse(text)
-        ranges = Ranges(lambda op: None)
-        found = [ranges.of(op.results[0]) for op in mlir.traverse(module.operation) if len(op.results)]
-        assert found[3:] == [None, (0, 2**63 - 1), (0, 7), (0, 9), None, None]
+        terms = ValueTerms()
+        found = [NONE.bounds(terms.exact(op.results[0])) for op in mlir.traverse(module.operation) if len(op.results)]
+        assert found[3:] == [UNKNOWN, (0, 2**63 - 1), (0, 7), (0, 9), UNKNOWN, UNKNOWN]
 
 
 @pytest.mark.parametrize(("extent", "marked"), [(2**20, True), (2**33, False)])
@@ -91,16 +100,16 @@ def test_ranges_of_64_bit_integers_end_where_they_may_wrap():
       return
     }"""
     with mlir.context(), ir.Location.unknown():
-        ranges = Ranges(lambda op: (0, 127) if op.name == "gpu.thread_id" else None)
+        terms = ValueTerms(threads)
         module = ir.Module.parse(text)
         body = [
             op
             for op in mlir.traverse(module.operation)
             if op.name.startswith(("arith.", "gpu.")) and op.name != "arith.constant"
         ]
-        found = [ranges.of(op.results[0]) for op in body]
-    assert found[:7] == [(0, 127), (0, 127), (0, 127 * 8192), (0, 127 * 2048), None, None, (0, 8192)]
-    assert found[7:] == [(-2, 125), None, (0, 8191), (0, 127)]  # of -2, which is 2^64 - 2 without a sign
+        found = [NONE.bounds(terms.exact(op.results[0])) for op in body]
+    assert found[:7] == [(0, 127), (0, 127), (0, 127 * 8192), (0, 127 * 2048), UNKNOWN, UNKNOWN, (0, 0)]
+    assert found[7:] == [(-2, 125), UNKNOWN, (0, 8191), (0, 127)]  # of -2, which is 2^64 - 2 without a sign
 
 
 def test_quotients_by_powers_of_two_are_shifts_with_a_sign():
