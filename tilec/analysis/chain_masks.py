@@ -6,10 +6,19 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from math import inf
 
-from tilec.analysis.affine_conditions import INTEGERS, Linear, affine_bounds
 from tilec.analysis.carried import Online
 from tilec.analysis.expression import Expr, constant
+from tilec.analysis.index_terms import ExprTerms
 from tilec.core.mlir import ir
+from tilec.index.terms import Cond, Term
+
+Linear = tuple[dict[Expr, int], int]
+"""A sum of leaves times numbers, and a number. A leaf is an index, a number from outside of the operations, or an integer in
+memory, such as a length."""
+INTEGERS = ("i8", "i16", "i32", "i64")
+"""Of elements. Unsigned ones have the same names in MLIR, but are compared by other predicates."""
+LARGEST = 1 << 31
+"""Indices of chains are smaller."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,46 @@ class Match:
     equal: bool = False
     at_most: bool = False
     at_least: bool = False
+
+
+def affine_bounds(condition: Expr, holds: bool = True) -> tuple[Linear, ...] | None:
+    """Sums that are all at least 0 just where the condition holds, or where it does not."""
+    terms = ExprTerms(largest=LARGEST)
+    if (when := terms.condition(condition)) is None:
+        return None
+    found = [None if t is None else _linear(terms, t) for t in _parts(when if holds else ~when)]
+    known = tuple(x for x in found if x is not None)
+    return known if len(known) == len(found) else None
+
+
+def _parts(when: Cond) -> Iterator[Term | None]:
+    """Terms that are all at least 0 just where a condition holds; None among them where there are none."""
+    if when.op == "and":
+        for part in when.parts:
+            yield from _parts(part)
+    elif when.op != ">=" or when.term is None:
+        yield None
+    elif least := next((leaf for leaf in when.term.leaves if leaf.op == "min"), None):  # |x| < y: x < y and -x < y
+        c, r = when.term.collect(least)
+        for a in least.args if (c.constant or 0) > 0 else ():
+            yield from _parts(Cond(">=", c * a + r))
+        if (c.constant or 0) <= 0:
+            yield None
+    else:
+        yield when.term
+
+
+def linear(x: Expr) -> Linear | None:
+    """An integer expression as a sum of leaves times numbers, if it is one."""
+    terms = ExprTerms(largest=LARGEST)
+    return _linear(terms, terms.exact(x))
+
+
+def _linear(terms: ExprTerms, x: Term) -> Linear | None:
+    """In the order in which the leaves were read."""
+    factors = {leaf: x.parts[leaf,] for leaf in terms.sources if (leaf,) in x.parts}
+    affine = len(factors) == len(x.parts) - (() in x.parts)
+    return ({terms.sources[leaf]: f for leaf, f in factors.items()}, x.number) if affine else None
 
 
 def with_single_conditions(x: Expr) -> Expr:

@@ -66,6 +66,8 @@ class Reader(ABC, Generic[T]):
         if name in ("arith.andi", "arith.ori") and self._type(x) == "i1":
             parts = [c for c in map(self.condition, operands) if c is not None]
             return Cond("and" if name == "arith.andi" else "or", None, tuple(parts)) if len(parts) == 2 else None
+        if name == "arith.xori" and self._type(x) == "i1" and self.of(operands[1]) is term(1):
+            return None if (negated := self.condition(operands[0])) is None else ~negated
         if name != "arith.cmpi" or op is None or self._type(operands[0]) not in BITS:
             return None
         predicate = ir.IntegerAttr(op.attributes["predicate"]).value
@@ -224,6 +226,11 @@ def typed_call(type_: str, name: str, *args: Term, ends: Ends | None = None) -> 
     return call(name, *args, low=int(max(low, -(1 << bits - 1))), high=int(min(high, (1 << bits - 1) - 1)))
 
 
+def _constant(type_: str, number: float | None) -> Term | None:
+    """An integer, or a truth: 1 or 0."""
+    return None if number is None or not (type_ in BITS or type_ == "i1") else term(bool(number) if type_ == "i1" else int(number))
+
+
 class ValueTerms(Reader[ir.Value]):
     """Of values in MLIR. `leaf`: what a value is that is asked for first; None for all that it does not know. `elements`: the least
     and the greatest element of tensors of integers, where that is known."""
@@ -247,7 +254,7 @@ class ValueTerms(Reader[ir.Value]):
         op, number = mlir.definition(x), mlir.constant_value(x)
         if op is None:
             return self._argument(ir.BlockArgument(x))
-        return term(int(number)) if number is not None and str(x.type) in BITS else None
+        return _constant(str(x.type), number)
 
     def _argument(self, x: ir.BlockArgument) -> Term:
         loop = x.owner.owner.operation
@@ -307,16 +314,16 @@ class BlockTerms(BodyTerms):
 
 
 class ExprTerms(Reader[Expr]):
-    """Of scalar expressions. `extents`: of kernel dimensions, as far as they are known."""
+    """Of scalar expressions. The indices of kernel dimensions are below `largest`."""
 
-    def __init__(self, extents: Mapping[int, int] | None = None):
+    def __init__(self, largest: int = LARGEST):
         super().__init__()
-        self.extents = extents or {}
+        self.largest = largest
         self.sources: dict[Leaf, Expr] = {}
         """The expressions that are indices, elements of memory and values from outside."""
 
     def dim(self, d: int) -> Term:
-        return dim_index(d, self.extents.get(d, -1))
+        return index(f"i{d}", self.largest)
 
     def _type(self, x: Expr) -> str:
         return x.type
@@ -329,7 +336,7 @@ class ExprTerms(Reader[Expr]):
             case "index":
                 return self.dim(x.own_dims[0])
             case "constant":
-                return term(int(x.key)) if x.type in BITS else call(f"constant {x.key!r}")
+                return _constant(x.type, x.key) or call(f"constant {x.key!r}")
             case "outer":
                 return outside_call(f"outer{self._number(x.key)}", x.key)
             case "element" | "total":

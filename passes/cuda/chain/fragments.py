@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
-from tilec.analysis.affine_conditions import Linear
+from tilec.analysis.chain_masks import Linear
 from tilec.analysis.carried import Carried
 from tilec.analysis.expression import Expr
 from tilec.analysis.neighbours import Neighbours

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from tilec.analysis.affine_conditions import linear
+from tilec.analysis.chain_masks import linear
 from tilec.analysis.expression import Expr, Total
 from tilec.core import mlir
 from tilec.core.mlir import arith, gpu, ir, math, memref

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilec.analysis.affine_conditions import Linear
+from tilec.analysis.chain_masks import Linear
 from tilec.analysis.chain import Chain
 from tilec.analysis.expression import Expr
 from tilec.core import mlir
