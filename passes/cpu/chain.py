@@ -45,7 +45,7 @@ def stage_chain(function: ir.Operation, tiles: dict[int, int], options: PanelCha
     for n, before in enumerate(contractions):
         op = boxes_as_operands(before)
         ops = [op if o is before else o for o in ops]
-        guard_loads(mlir.body_of(op))
+        guard_loads(op)
         with ir.InsertionPoint(op), op.location:
             c = Contraction(op, extents | tiles, options.contraction(n), True)
         pad_output(c)

@@ -72,7 +72,7 @@ def stage_cpu(module: ir.Operation) -> None:
 def contract(op: ir.Operation, tiles: dict[int, int], options: Panels) -> None:
     """Replaces a contraction of a block by loops over panels; `tiles` are the block's sizes by kernel dimension."""
     op = boxes_as_operands(op)
-    guard_loads(mlir.body_of(op))
+    guard_loads(op)
     with ir.InsertionPoint(op), op.location:
         contract_panels(Contraction(op, tiles, options))
     op.erase()

@@ -38,7 +38,6 @@ def _fold(terms: BodyTerms, op: ir.Operation) -> None:
         smaller = 0 if NONE.proves(b - a) else 1 if NONE.proves(a - b) else None
         if smaller is not None:
             op.results[0].replace_all_uses_with(op.operands[smaller if op.name == "arith.minsi" else 1 - smaller])
-    elif op.name == "arith.cmpi" and (condition := terms.condition(op.results[0])) is not None:
-        if (holds := NONE.decide(condition)) is not None:
-            with ir.InsertionPoint(op), op.location:
-                op.results[0].replace_all_uses_with(mlir.constant(holds, op.results[0].type))
+    elif op.name == "arith.cmpi" and (holds := NONE.decide(terms.holds(op.results[0]))) is not None:
+        with ir.InsertionPoint(op), op.location:
+            op.results[0].replace_all_uses_with(mlir.constant(holds, op.results[0].type))

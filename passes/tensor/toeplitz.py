@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilec.analysis.index_terms import BodyTerms
-from tilec.analysis.toeplitz import Diagonal, Factors, find_diagonals, followed, follows, name_of, readers_of
+from tilec.analysis.toeplitz import Diagonal, find_diagonals, followed, follows, name_of, readers_of
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import affine, arith, ir, tensor
@@ -155,7 +155,7 @@ def _at_diagonal(diagonal: Diagonal, position: Sequence[ir.Value]) -> list[ir.Va
     return [d if n == diagonal.first else p for n, p in enumerate(position) if n != diagonal.second]
 
 
-def _affine(factors: Factors, number: int, values: Sequence[ir.Value]) -> ir.Value:
+def _affine(factors: dict[int, int], number: int, values: Sequence[ir.Value]) -> ir.Value:
     """A sum of values times numbers, and a number."""
     if all((made := mlir.definition(v)) is not None and made.name in ("linalg.index", "affine.apply") for v in values):
         terms = sum((ir.AffineExpr.get_dim(n) * f for n, f in factors.items()), ir.AffineExpr.get_constant(number))

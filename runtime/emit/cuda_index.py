@@ -77,7 +77,9 @@ class IndexPrinter(Printer):
     def _launched(self, value: ir.Value) -> Term | None:
         """The number of a thread or a block, or of how many there are."""
         op = mlir.definition(value)
-        return None if op is None or op.name not in self.grid else index(f"{op.name} {op.attributes['dimension']}", self.grid[op.name])
+        if op is None or op.name not in self.grid:
+            return None
+        return index(f"{op.name} {op.attributes['dimension']}", self.grid[op.name])
 
     def variable(self, op: ir.Operation, number: int = 0, letters: str = "tmp") -> str:
         """Parts of a thread's number are called by the field's names."""

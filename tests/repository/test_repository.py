@@ -20,7 +20,7 @@ SOURCES = [p for folder in ("tilec", "dsl", "passes", "runtime") for p in (ROOT 
 
 # ---- types -----------------------------------------------------------------------------------------------------------
 
-HELD_BACK = {"no-strict-optional": 16, "allow-untyped-defs": 7, "disable-error-code": 18}
+HELD_BACK = {"no-strict-optional": 15, "allow-untyped-defs": 7, "disable-error-code": 18}
 """Files with a line `# mypy: ...`, by what it holds back. Each number only goes down: CONTRIBUTING.md, "Types"."""
 
 

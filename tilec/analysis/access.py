@@ -19,16 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from math import copysign
 
 from tilec.analysis.expression import Expr
-from tilec.analysis.index_terms import BlockTerms, ExprTerms
+from tilec.analysis.index_terms import BlockTerms, ExprTerms, unclamped_value
 from tilec.analysis.products import narrow, stored
 from tilec.analysis.subscripts import subscripts
 from tilec.core import mlir
 from tilec.core.mlir import ir
-from tilec.index.facts import NONE, Facts
+from tilec.index.facts import NONE
 from tilec.index.terms import Cond, Leaf, Term, at_least, below
 
 _ACCESSES = ("tensor.extract", "memref.load")  # before and after bufferization
@@ -132,14 +132,13 @@ def access_of(op: ir.Operation, factor: ir.Value) -> Access | None:
     guards = [c for c in map(terms.condition, comparisons) if c is not None and c.op == ">=" and all(map(_is_affine, c.terms))]
     if len(guards) < len(comparisons) or mlir.DYNAMIC in shape:
         return None
-    guarded = reduce(Facts.assume, guards, NONE)
-    values = [_unclamped(terms, i, guarded) for i in indices]
+    guard = Cond("and", None, tuple(guards))
+    values = [unclamped_value(terms, i, guard) for i in indices]
     subscripts = tuple(Subscript(terms.of(v), tuple(terms.dims), v) for v in values)
     # what is not affine was brought inside by the program's text, or found to be inside
     inside = [_inside(s.term, extent) if s.is_affine else () for s, extent in zip(subscripts, shape)]
-    needed = [c for both in inside for c in both]
-    within = reduce(Facts.assume, needed, NONE)
-    exact = all(within.decide(g) for g in guards) and all(guarded.decide(c) for c in needed)
+    needed = Cond("and", None, tuple(c for both in inside for c in both))
+    exact = bool(NONE.assume(needed).decide(guard) and NONE.assume(guard).decide(needed))
     about = frozenset(p for p, both in enumerate(inside) if {*both} & {*guards})
     return Access(tensor, subscripts, None, tuple(comparisons), exact, about)
 
@@ -154,14 +153,6 @@ def access_of_element(x: Expr) -> Access:
 def _inside(index: Term, extent: int) -> tuple[Cond, ...]:
     """What holds where a subscript is inside a tensor."""
     return at_least(index, 0), below(index, extent)
-
-
-def _unclamped(terms: BlockTerms, index: ir.Value, guarded: Facts) -> ir.Value:
-    """A subscript before it was kept inside a tensor, where that changes nothing under the guards."""
-    raw = index
-    while (owner := mlir.definition(raw)) is not None and owner.name in ("arith.maxsi", "arith.minsi"):
-        raw = owner.operands[0]
-    return raw if guarded.simplified(terms.exact(index)) is guarded.simplified(terms.exact(raw)) else index
 
 
 def _is_zero(value: ir.Value) -> bool:

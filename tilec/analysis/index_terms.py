@@ -61,11 +61,10 @@ class Reader(ABC, Generic[T]):
         return within_bits(self.of(x), BITS.get(self._type(x), 64))
 
     def condition(self, x: T) -> Cond | None:
-        """A comparison of integers, or a conjunction or disjunction of conditions; None for others."""
+        """A comparison of integers, or a conjunction, disjunction or negation of conditions; None for others."""
         name, operands, op = self._parts(x)
         if name in ("arith.andi", "arith.ori") and self._type(x) == "i1":
-            parts = [c for c in map(self.condition, operands) if c is not None]
-            return Cond("and" if name == "arith.andi" else "or", None, tuple(parts)) if len(parts) == 2 else None
+            return Cond("and" if name == "arith.andi" else "or", None, tuple(map(self.holds, operands)))
         if name == "arith.xori" and self._type(x) == "i1" and self.of(operands[1]) is term(1):
             return None if (negated := self.condition(operands[0])) is None else ~negated
         if name != "arith.cmpi" or op is None or self._type(operands[0]) not in BITS:
@@ -75,6 +74,10 @@ class Reader(ABC, Generic[T]):
         if predicate > 5 and not _natural(a, b):
             return None
         return _SIGNED[predicate - 4 if predicate > 5 else predicate](a, b)
+
+    def holds(self, x: T) -> Cond:
+        """The same; of a truth of which no more is known, that it is not 0."""
+        return self.condition(x) or ~equal(self.of(x), 0)
 
     @abstractmethod
     def _type(self, x: T) -> str: ...
@@ -98,6 +101,8 @@ class Reader(ABC, Generic[T]):
         if (leaf := self._leaf(x)) is not None:
             return leaf
         found = self._computed(x) if self._type(x) in BITS else None
+        if self._type(x) == "i1" and (holds := self.condition(x)) is not None:
+            found = choose(holds, 1, 0)
         return self._opaque(x) if found is None else found
 
     def _computed(self, x: T) -> Term | None:
@@ -132,8 +137,7 @@ class Reader(ABC, Generic[T]):
                 # of what may wrap around, or has no sign, it is another number, but the same for the same quotient
                 return of // by if exact else typed_call(self._type(x), f"{name} {bits}", of // by)
             case "arith.select", 3:
-                when = self.condition(operands[0]) or ~equal(self.of(operands[0]), 0)
-                return choose(when, self.exact(operands[1]), self.exact(operands[2]))
+                return choose(self.holds(operands[0]), self.exact(operands[1]), self.exact(operands[2]))
             case _ if op is None or not operands or any(self._type(v) not in BITS for v in operands):
                 return None
         return self._of_values(name, [self.exact(v) for v in operands], op)
@@ -280,14 +284,28 @@ class ValueTerms(Reader[ir.Value]):
         return typed_call(str(x.type), f"{op.name}#{self._number(op)}.{number}", *args, ends=ends)
 
 
+def unclamped_value(terms: ValueTerms, subscript: ir.Value, guard: Cond) -> ir.Value:
+    """A subscript before it was kept inside a tensor, where that changes nothing under a condition."""
+    raw = subscript
+    while (owner := mlir.definition(raw)) is not None and owner.name in ("arith.maxsi", "arith.minsi"):
+        raw = owner.operands[0]
+    if raw == subscript:
+        return subscript
+    a, b = (NONE.assume(guard).simplified(terms.exact(x)) for x in (subscript, raw))
+    return raw if a is b else subscript
+
+
 class BodyTerms(ValueTerms):
     """Of values in the body of a `linalg.generic`, and of what they read from outside of it: `dims` are the indices of its
     dimensions. Elements of operands are calls of their subscripts."""
 
-    def __init__(self, op: ir.Operation, dims: Sequence[Term] | None = None, elements: Mapping[ir.Value, Ends] | None = None):
-        super().__init__(elements=elements)
+    def __init__(
+        self, op: ir.Operation, leaf: Callable[[ir.Value], Term | None] = lambda _: None,
+        elements: Mapping[ir.Value, Ends] | None = None,
+    ):  # fmt: skip
+        super().__init__(leaf, elements)
         self.op, self.block, self.maps = op, mlir.body_of(op), mlir.maps_of(op)
-        self.dims = [dim_index(d, e) for d, e in enumerate(mlir.extents_of(op))] if dims is None else list(dims)
+        self.dims = [dim_index(d, e) for d, e in enumerate(mlir.extents_of(op))]
 
     def _leaf(self, x: ir.Value) -> Term | None:
         op = mlir.definition(x)

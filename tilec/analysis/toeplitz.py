@@ -8,19 +8,18 @@ for a common one. Any two dimensions may meet so, by i + j or i - 2 * j, too, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
 from itertools import combinations
-from math import gcd, prod
+from math import prod
 
+from tilec.analysis.index_terms import BodyTerms
 from tilec.core import mlir
 from tilec.core.mlir import ir
+from tilec.index import questions
+from tilec.index.terms import Term, call
 
-MOST = 1 << 20  # of numbers in sums that are far from wrapping around
-_SUMS = ("arith.index_cast", "arith.addi", "arith.subi")
 FEWER = 2  # times as many elements as diagonals, at least
-Factors = dict[int, int]  # by dimension
 
 
 @dataclass(frozen=True)
@@ -120,93 +119,29 @@ def _diagonal_of(op: ir.Operation, found: Mapping[ir.Value, Diagonal]) -> Diagon
         return None
     if not any(o.name == "linalg.index" for o in inner) and found.keys().isdisjoint(mlir.inputs_of(op)):
         return None
-    used, extents = _used_sums(block), mlir.extents_of(op)
-    read = [
-        (value, mlir.map_dims(map_))
+    terms, extents = BodyTerms(op, leaf=lambda x: _element(terms, x, found)), mlir.extents_of(op)
+    made = terms.of(list(block.operations)[-1].operands[0])
+    own = [
+        {*mlir.map_dims(map_)}
         for value, map_, argument in zip(mlir.inputs_of(op), mlir.maps_of(op), block.arguments)
-        if mlir.uses(argument)
+        if value not in found and mlir.uses(argument)
     ]
     for first, second in combinations(range(rank), 2):
-        sums = [(f.get(first, 0), f.get(second, 0)) for f in used]
-        for value, dims in read:
-            own, at = found.get(value), [dims.index(d) for d in (first, second) if d in dims]
-            if own is not None and len(at) == 2 and {own.first, own.second} == {*at}:
-                factors = {own.first: own.factor, own.second: own.other}
-                sums.append((factors[at[0]], factors[at[1]]))
-            elif at:
-                sums.append((1, 0))  # it is another one for each index
-        directions = {_direction(s) for s in sums if s != (0, 0)}
-        if len(directions) == 1:
-            (factor, other) = directions.pop()
-            made = Diagonal(first, second, factor, other, (extents[first], extents[second]))
-            if factor and other and made.pays:
-                return made
+        factors = questions.diagonal(terms.dims[first], terms.dims[second], made)
+        if factors is not None and all(dims.isdisjoint({first, second}) for dims in own):
+            found_here = Diagonal(first, second, *factors, (extents[first], extents[second]))
+            if found_here.pays:
+                return found_here
     return None
 
 
-def _direction(factors: tuple[int, int]) -> tuple[int, int]:
-    """Factors without a common one, of which the first that is not 0 is positive."""
-    common = gcd(*factors) * (-1 if (factors[0] or factors[1]) < 0 else 1)
-    return factors[0] // common, factors[1] // common
-
-
-def _used_sums(block: ir.Block) -> list[Factors]:
-    """The sums of indices that a body uses otherwise than in further sums: all that its results depend on of indices. Integers may
-    wrap around in sums, which then are the same for the same total."""
-    used: list[Factors] = []
-    sums: dict[ir.Value, Factors] = {}
-    exact: set[ir.Value] = set()  # sums of indices and numbers alone, which do not wrap around
-
-    def use(factors: Factors) -> Factors:
-        used.append({d: f for d, f in factors.items() if f})
-        return {}
-
-    def affine_sum(e: ir.AffineExpr, operands: Sequence[Factors], dims: int) -> Factors:
-        match e:
-            case ir.AffineConstantExpr():
-                return {}
-            case ir.AffineDimExpr():
-                return operands[e.position]
-            case ir.AffineSymbolExpr():
-                return operands[dims + e.position]
-        left, right = (affine_sum(side, operands, dims) for side in mlir.sides(e))
-        match e:
-            case ir.AffineAddExpr():
-                return _added(left, right)
-            case ir.AffineMulExpr() if isinstance(e.rhs, ir.AffineConstantExpr):
-                return _added({}, left, e.rhs.value)
-        return use(left) | use(right)
-
-    for op in [o.operation for o in block.operations]:
-        own = [sums.get(v, {}) for v in op.operands]
-        numbers = [mlir.constant_value(v) for v in op.operands]
-        match op.name:
-            case "arith.cmpi" if _is_signed(op) and all(v in exact or n is not None for v, n in zip(op.operands, numbers)):
-                made = use(_added(own[0], own[1], -1))
-            case "linalg.index":
-                made = {int(ir.IntegerAttr(op.attributes["dim"]).value): 1}
-            case "arith.index_cast" | "arith.trunci" if str(op.operands[0].type) in ("index", "i64"):
-                made = own[0]
-            case "arith.addi" | "arith.subi":
-                made = _added(own[0], own[1], 1 if op.name == "arith.addi" else -1)
-            case "arith.muli" if None not in numbers[1:]:
-                made = _added({}, own[0], int(numbers[1]))
-            case "affine.apply":
-                map_ = ir.AffineMapAttr(op.attributes["map"]).value
-                made = affine_sum(map_.results[0], own, map_.n_dims)
-            case _:
-                made = reduce(lambda _, factors: use(factors), own, {})
-        for result in op.results:
-            sums[result] = made
-        small = (v in exact or (n is not None and abs(n) < MOST) for v, n in zip(op.operands, numbers))
-        if op.name == "linalg.index" or (op.name in _SUMS and all(small)):
-            exact |= {r for r in op.results if str(r.type) in ("index", "i64")}
-    return [f for f in used if f]
-
-
-def _is_signed(comparison: ir.Operation) -> bool:
-    return ir.IntegerAttr(comparison.attributes["predicate"]).value < 6
-
-
-def _added(a: Factors, b: Factors, times: int = 1) -> Factors:
-    return {d: a.get(d, 0) + times * b.get(d, 0) for d in a | b}
+def _element(terms: BodyTerms, x: ir.Value, found: Mapping[ir.Value, Diagonal]) -> Term | None:
+    """An element of a tensor that has diagonals: a call of the number of its diagonal, and of further subscripts."""
+    if not isinstance(x.owner, ir.Block) or x.owner != terms.block:
+        return None
+    n = ir.BlockArgument(x).arg_number
+    if (own := found.get(terms.op.operands[n])) is None:
+        return None
+    at = [terms.dims[d] for d in mlir.map_dims(terms.maps[n])]
+    total = own.factor * at[own.first] + own.other * at[own.second]
+    return call(f"element{n}", total, *(x for d, x in enumerate(at) if d not in (own.first, own.second)))

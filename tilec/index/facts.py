@@ -93,7 +93,8 @@ class Facts:
         known = self.decide(when)
         if known is not None or yes is no:
             return yes if known is not False else no
-        yes, no = self.assume(when).simplified(yes), self.assume(~when).simplified(no)
+        if any(leaf.args for x in (yes, no) for leaf in x.leaves):
+            yes, no = self.assume(when).simplified(yes), self.assume(~when).simplified(no)
         return yes if yes is no else leaf_of("if", "", (yes, no), (None, None), when)
 
     def rebuilt(self, x: Term, values: Mapping[Leaf, Term]) -> Term:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
-from tilec.analysis.chain_masks import Linear
 from tilec.analysis.carried import Carried
+from tilec.analysis.chain_masks import Linear
 from tilec.analysis.expression import Expr
 from tilec.analysis.neighbours import Neighbours
 from tilec.core import locations, mlir

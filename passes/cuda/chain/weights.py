@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilec.analysis.chain_masks import Linear
 from tilec.analysis.chain import Chain
+from tilec.analysis.chain_masks import Linear
 from tilec.analysis.expression import Expr
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, math, memref, vector

@@ -86,7 +86,7 @@ class Problem:
         staged = (self._scaled(f).core if self.is_two_level else f for f in factors_of(op) or ())
         copied = ((found.parts if self.parts > 1 and (found := parted(f)) else (f,)) for f in staged)
         self._accesses = [[access_of(op, f) for f in several] for several in copied]  # before loads are guarded
-        guard_loads(self.body)
+        guard_loads(op)
         points, self.depth = (options.block[0], options.own_columns), options.block[2]
         own = (options.rows, options.columns)
         self.left, self.right = (

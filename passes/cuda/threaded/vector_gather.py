@@ -23,6 +23,7 @@ from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 
+from tilec.analysis.index_terms import unclamped_value
 from tilec.analysis.layout import Layout
 from tilec.core import mlir
 from tilec.core.mlir import ir, memref, vector
@@ -32,7 +33,6 @@ from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.cuda.threaded.context import OperationContext
 from tilec.passes.emit import Body
 from tilec.passes.loops import Position, Threads, loop, sum_of, when
-from tilec.passes.predicate_loads import bounds_of, unclamped
 
 
 def wide_loads(generic: OperationContext) -> list[ir.Operation]:
@@ -84,8 +84,8 @@ def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, G
     value, *subscripts = load.operands
     guard = _guard_of(generic, load)
     if guard is not None:
-        known = bounds_of(guard.operands[0])
-        subscripts = [unclamped(index, known) for index in subscripts]
+        holds = generic.terms.holds(guard.operands[0])
+        subscripts = [unclamped_value(generic.terms, index, holds) for index in subscripts]
     windows = _windows_of(generic, [*subscripts, *(guard.operands[:1] if guard else ())])
     threads, sizes = _unique(generic, windows)
     element = ir.MemRefType(value.type).element_type
