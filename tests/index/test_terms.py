@@ -18,8 +18,6 @@ from tilec.index.facts import NONE, choose, clamp, maximum, minimum
 from tilec.index.questions import (
     diagonal,
     digits,
-    direction,
-    divides,
     factor,
     in_lanes,
     is_adjacent,
@@ -291,7 +289,7 @@ def subscript(r: random.Random, d: Term, e: Term, depth: int = 2) -> Term:
 
 def test_answers_about_one_index():
     d, e = index("d", D), index("e", E)
-    count = {"shared": [0, 0], "adjacent": [0, 0], "direction": [0, 0], "step": [0, 0], "period": [0, 0]}
+    count = {"shared": [0, 0], "adjacent": [0, 0], "step": [0, 0], "period": [0, 0]}
     for r in cases(7, 2 * ROUNDS):
         x = subscript(r, d, e, r.randint(1, 3))
         t = table(x, d, e)
@@ -301,10 +299,6 @@ def test_answers_about_one_index():
             assert (rise == table(found, d, e)[:-1]).all(), x
         count["step"][0] += found is not None
         count["step"][1] += (rise == rise[:1]).all()
-        way = direction(x, d)
-        assert way is None or (rise * way >= 0).all(), x
-        count["direction"][0] += way is not None
-        count["direction"][1] += (rise >= 0).all() or (rise <= 0).all()
         if (f := factor(x, d)) is not None:
             assert (rise == (f.constant if f.constant is not None else inf)).all() or f.free, x
         for v in (2, 4, 8):
@@ -371,7 +365,7 @@ def test_digits_in_any_order_are_found_again():
 def test_programs_for_ranges_of_sizes():
     N = size("N", 1, 8192, multiple=8)
     n = index("n", N)
-    assert NONE.proves(N - 8) and divides(term(8), N) and multiple(N * 3) == 24
+    assert NONE.proves(N - 8) and multiple(N * 3) == 24
     assert N // 8 * 8 is N and NONE.proves(N - 1 - (n // 8 * 8 + 7)) and (N - 1) // 8 is N // 8 - 1
     any_ = size("A", 1, 8192)
     a = index("a", any_)
@@ -405,8 +399,8 @@ def test_open_sizes_that_divide_others():
     C, G = size("C"), size("G")
     c = index("c", C)
     facts = NONE.assume(equal(C % G, 0))
-    assert facts.proves(G - 1 - c // (C // G)) and divides(G, C * 3, facts)
-    assert not NONE.proves(G - 1 - c // (C // G)) and not divides(G, C)
+    assert facts.proves(G - 1 - c // (C // G)) and facts.mod(facts.replaced(C * 3), G) is term(0)
+    assert not NONE.proves(G - 1 - c // (C // G)) and C % G is not term(0)
 
 
 def test_views():

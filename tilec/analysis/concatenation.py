@@ -18,7 +18,7 @@ from itertools import pairwise
 from math import prod
 
 from tilec.analysis.index_terms import BodyTerms
-from tilec.analysis.products import index_dim, product_of
+from tilec.analysis.products import product_of
 from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.index.facts import NONE, Ends
@@ -101,25 +101,11 @@ def _joined(op: ir.Operation, made: Set[ir.Value] | None = None) -> Iterator[int
     """Dimensions of which an operation has more elements than a tensor (of `made`) that it reads along them."""
     if not is_elementwise(op):
         return
-    extents = mlir.extents_of(op)
+    extents, terms = mlir.extents_of(op), BodyTerms(op)
     for load in [o for o in mlir.traverse(op) if o.name == "tensor.extract" and (made is None or o.operands[0] in made)]:
         for length, subscript in zip(ir.ShapedType(load.operands[0].type).shape, list(load.operands)[1:]):
-            dims = _dims(subscript)
-            if len(dims) == 1 and length < extents[dims[0]]:
-                yield dims[0]
-
-
-def _dims(value: ir.Value) -> list[int]:
-    """The dimensions whose indices a subscript depends on; none where it depends on memory, too."""
-    found, pending = dict[int, None](), [value]
-    while pending:
-        op = mlir.definition(pending.pop())
-        if op is None or op.name == "tensor.extract":
-            return []
-        if op.name == "linalg.index":
-            found[index_dim(op)] = None
-        pending += op.operands
-    return list(found)
+            dims = terms.dims_of(terms.of(subscript))
+            yield from (d for d in dims if len(dims) == 1 and length < extents[d])
 
 
 class _Growth:

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
-from tilec.analysis.graph import Node, dims_of
+from tilec.analysis.graph import Node
 from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.isomorphic import of_structure
 from tilec.core import mlir
 from tilec.core.mlir import ir
-from tilec.index.questions import step, unclamped
+from tilec.index.questions import is_adjacent, step, unclamped
+from tilec.index.terms import Term
 
 
 def extract_directions(node: Node) -> dict[int, float]:
-    """Dimensions that move the last subscript of a computed access by one."""
+    """Dimensions that move the last subscript of a computed access."""
     found: dict[int, float] = {}
-    for view in node.op.regions[0].blocks[0].operations:
-        op = view.operation
-        if op.name != "tensor.extract" or len(op.operands) < 2:
-            continue
-        for d in _index_dims(list(op.operands)[-1]):
+    for op in _loads(node):
+        for d in sorted(node.terms.dims_of(node.terms.of(list(op.operands)[-1]))):
             found[d] = found.get(d, 0) + 0.5
     return found
+
+
+def _loads(node: Node) -> list[ir.Operation]:
+    """Computed accesses."""
+    return [o.operation for o in mlir.body_of(node.op).operations if o.operation.name == "tensor.extract" and len(o.operands) > 1]
 
 
 def scattered_extracts(node: Node, d: int, lanes: int) -> int:
     """Computed accesses that differ along dimension `d`, and that neighbours cannot make as one.
 
-    They can where the last subscript is `d` itself and the others do not depend on it.
+    They can where the last subscript alone moves, by one from lane to lane.
     """
-    count = 0
-    for view in node.op.regions[0].blocks[0].operations:
-        op = view.operation
-        if op.name == "tensor.extract" and any(d in dims_of(v, node) for v in list(op.operands)[1:]):
-            value, *others, last = op.operands
-            owner = mlir.definition(last)
-            bare = owner is not None and owner.name == "linalg.index" and dims_of(last, node) == {d}
-            aligned = ir.ShapedType(value.type).shape[-1] % lanes == 0
-            count += not (bare and aligned) or any(d in dims_of(v, node) for v in others)
+    count, lane = 0, node.terms.dims[d]
+    for value, *subscripts in [op.operands for op in _loads(node)]:
+        *others, last = map(node.terms.of, subscripts)
+        moved = any(lane.symbol in x.free for x in others)
+        aligned = ir.ShapedType(value.type).shape[-1] % lanes == 0
+        if moved or lane.symbol in last.free:
+            count += moved or not (aligned and is_adjacent(last, lane, lanes, lanes))
     return count
 
 
@@ -62,15 +64,12 @@ def windows_of(node: Node) -> dict[int, set[Window]]:
 
 def _windows_of(node: Node) -> dict[int, set[Window]]:
     found: dict[int, set[Window]] = {}
-    seen: dict[ir.Value, int] = {}
-    loads = [o.operation for o in mlir.body_of(node.op).operations if o.operation.name == "tensor.extract"]
-    terms = BodyTerms(node.op)
-    for op in loads:
-        seen[op.operands[0]] = seen.get(op.operands[0], 0) + 1
-    for op in loads:
-        for subscript in list(op.operands)[1:-1]:
-            dims = _index_dims(subscript)
-            if dims and (len(dims) > 1 or seen[op.operands[0]] > 1) and dims_of(subscript, node) == dims:
+    loads, terms = [list(op.operands) for op in _loads(node)], node.terms
+    seen = Counter(value for value, *_ in loads)
+    for value, *subscripts, _ in loads:
+        for subscript in map(terms.of, subscripts):
+            dims = terms.dims_of(subscript)
+            if dims and (len(dims) > 1 or seen[value] > 1):
                 for d in dims - node.reduced:
                     steps = {p: step_inside(terms, subscript, p) for p in dims & node.reduced}
                     mine = found.setdefault(d, set())
@@ -87,26 +86,13 @@ def has_windows(node: Node) -> bool:
 def steps_of_extracts(node: Node) -> list[tuple[int, list[list[int]]]]:
     """The computed accesses of an operation: the number of the tensor among `node.outside`, and by how much each subscript grows
     along each dimension (`step_inside`)."""
-    offset, dims, found = {v: n for n, v in enumerate(node.outside)}, range(len(node.extents)), []
-    terms = BodyTerms(node.op)
-    for view in mlir.body_of(node.op).operations:
-        if view.operation.name == "tensor.extract" and len(view.operation.operands) > 1:
-            value, *subscripts = view.operation.operands
-            found.append((offset[value], [[step_inside(terms, s, d) for d in dims] for s in subscripts]))
-    return found
+    offset, dims, terms = {v: n for n, v in enumerate(node.outside)}, range(len(node.extents)), node.terms
+    loads = [list(op.operands) for op in _loads(node)]
+    return [(offset[v], [[step_inside(terms, terms.of(s), d) for d in dims] for s in subscripts]) for v, *subscripts in loads]
 
 
-def step_inside(terms: BodyTerms, value: ir.Value, d: int) -> int:
+def step_inside(terms: BodyTerms, subscript: Term, d: int) -> int:
     """By how much a subscript grows from one number of dimension `d` to the next, inside the bounds to which it is clamped; 0 where
     that varies, or is 0."""
-    found = step(unclamped(terms.of(value)), terms.dims[d])
+    found = step(unclamped(subscript), terms.dims[d])
     return 0 if found is None else found.constant or 0
-
-
-def _index_dims(value: ir.Value) -> set[int]:
-    owner = value.owner
-    if isinstance(owner, ir.Block):
-        return set()
-    if owner.name == "linalg.index":
-        return {ir.IntegerAttr(owner.attributes["dim"]).value}
-    return set().union(*(_index_dims(v) for v in owner.operands)) if len(owner.operands) else set()

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Any, TypeVar
 
 from tilec.analysis import products
+from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.isomorphic import Found, StructuralCache
 from tilec.analysis.operation_costs import FREE, SPECIAL, cost_of, instructions_of, issued, shared_operations
 from tilec.analysis.products import factors_of
@@ -55,6 +57,11 @@ class Node:
     inlined: bool = False
     contraction: Contraction | None = None
     vector_product: Contraction | None = None  # one of a single row or column, which is a contraction in a chain alone
+
+    @cached_property
+    def terms(self) -> BodyTerms:
+        """Of the values of its body."""
+        return BodyTerms(self.op)
 
     @property
     def iterations(self) -> int:
@@ -364,9 +371,6 @@ def _is_empty(value: ir.Value) -> bool:
     return owner is not None and owner.name == "tensor.empty"
 
 
-# ---- contractions ----------------------------------------------------------------------------------------------------
-
-
 def _contraction(node: Node) -> Contraction | None:
     """Recognises `sum(f * g)` where f and g each keep dimensions that the other does not: data that tiles can reuse. A vector's
     elements meet each of a matrix once: nothing to reuse (`Node.vector_product`)."""
@@ -394,6 +398,3 @@ def element_bytes(element: mlir.Element | ir.IndexType) -> int:
 def dims_of(value: ir.Value, node: Node) -> frozenset[int]:
     """The iteration dimensions that a value of an operation's body depends on."""
     return products.dims_of(mlir.body_of(node.op), value, [mlir.map_dims(m) for m in mlir.maps_of(node.op)])
-
-
-# ---- directions of memory --------------------------------------------------------------------------------------------

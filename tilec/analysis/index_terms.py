@@ -18,7 +18,7 @@ from tilec.analysis.expression import Expr
 from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.index.facts import NONE, Ends, choose, maximum, minimum
-from tilec.index.terms import Cond, Leaf, Term, at_least, below, call, equal, index, term
+from tilec.index.terms import Cond, Leaf, Term, at_least, below, call, equal, index, term, traverse
 
 T = TypeVar("T")
 BITS = {"index": 64, "i64": 64, "i32": 32, "i16": 16, "i8": 8}
@@ -306,6 +306,11 @@ class BodyTerms(ValueTerms):
         super().__init__(leaf, elements)
         self.op, self.block, self.maps = op, mlir.body_of(op), mlir.maps_of(op)
         self.dims = [dim_index(d, e) for d, e in enumerate(mlir.extents_of(op))]
+
+    def dims_of(self, x: Term) -> frozenset[int]:
+        """The dimensions whose indices determine a term; none where memory, or anything else, does so, too."""
+        called = any(leaf.op == "call" for y in traverse(x) for leaf in y.leaves)
+        return frozenset(n for n, d in enumerate(self.dims) if d.symbol in x.free and not called)
 
     def _leaf(self, x: ir.Value) -> Term | None:
         op = mlir.definition(x)

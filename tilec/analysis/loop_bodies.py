@@ -7,7 +7,6 @@ from math import prod
 
 from tilec.analysis.directions import extract_directions
 from tilec.analysis.graph import Node, Read, dims_of, element_bytes
-from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.isomorphic import of_structure
 from tilec.analysis.operation_costs import cost_of
 from tilec.core import mlir
@@ -74,7 +73,7 @@ def _steps(read: Read, rank: int) -> tuple[int, ...]:
 def _extract(op: ir.Operation, node: Node) -> LoopAccess:
     value, *subscripts = op.operands
     shape = list(ir.ShapedType(value.type).shape)
-    terms = BodyTerms(node.op)
+    terms = node.terms
     address = total([terms.of(s) * prod(shape[n:]) for n, s in enumerate(subscripts, 1)])
     steps = (step(address, d) for d in terms.dims)
     return LoopAccess(tuple(None if s is None else s.constant for s in steps), _bytes(value))

@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import gcd, prod
 
 from tilec.index.answers import remembered
-from tilec.index.facts import NONE, Facts
+from tilec.index.facts import NONE
 from tilec.index.terms import Cond, Leaf, Term, at_least, index, remainders, split, term, traverse
 
 TRIAL = 1 << 12  # prime factors from here on are not searched: those of vectors and tiles are smaller
@@ -41,12 +41,6 @@ def unclamped(x: Term) -> Term:
         for a in leaf.args if len(numbers) == 1 else ():
             facts = facts.assume(at_least(numbers[0], facts.simplified(a)))
     return facts.simplified(x)
-
-
-@remembered
-def direction(x: Term, d: Term, facts: Facts = NONE) -> int | None:
-    """1 where it never falls as an index grows, -1 where it never rises.   min(i // 2, 7), i   ->   1"""
-    return facts.sign(NONE.rebuilt(x, {d.symbol: d + 1}) - x)
 
 
 @remembered
@@ -139,11 +133,6 @@ def page(x: Term, d: Term) -> Term | None:
 def multiple(x: Term) -> int:
     """The largest number that is known to divide it; 0 of 0.   8 * (N/8) + 4 * i   ->   4"""
     return gcd(*(f * prod(gcd(*map(multiple, leaf.args)) for leaf in m if leaf.op in ("min", "if")) for m, f in x.parts.items()))
-
-
-@remembered
-def divides(n: Term, x: Term, facts: Facts = NONE) -> bool:
-    return facts.mod(facts.replaced(x), facts.replaced(n)) is term(0)
 
 
 @remembered

@@ -10,7 +10,6 @@ from functools import partial
 from math import ceil, gcd, prod
 
 from tilec.analysis.graph import Graph, Node
-from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.multiplicands import scaled_factor, scales_of
 from tilec.analysis.products import period_of
 from tilec.core.hardware import LINE
@@ -134,8 +133,7 @@ def _scale_columns(node: Node, roles: Roles, g: Group, sizes: Sizes) -> int:
     if prod(sizes[d] for d in outer) > 1:
         return 1
     column = [(g.space.dims[node].index(last), g.space.extents[last])]
-    terms = BodyTerms(node.op)
-    shared = gcd(sizes[last], *(period_of(terms, v, column) for v in found.scales))
+    shared = gcd(sizes[last], *(period_of(node.terms, v, column) for v in found.scales))
     return shared if shared % 8 == 0 else 1
 
 
