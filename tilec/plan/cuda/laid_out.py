@@ -87,10 +87,11 @@ def _partly_idle(work: cost.Work, view: View, layout: Layout, kernel: KernelPlan
     busy = _busy(layout)
     read, written = (_overhang([a for a in view.accesses if a.written == w], layout) for w in (False, True))
     flight = work.bytes_in_flight * busy * (1 + read / work.dram_read if work.dram_read else 1)
-    moved = {"dram_read": work.dram_read + read, "dram_write": work.dram_write + written}
+    read, written, l2_bytes = work.dram_read + read, work.dram_write + written, work.l2_bytes
     if isinstance(kernel.options, (Points, Columns)) and (slots := slot_bytes(view, layout)):
-        moved["l2_bytes"] = max(work.l2_bytes, sum(moved.values())) + slots
-    return replace(work, bytes_in_flight=flight, lanes=work.lanes * lanes_at_work(layout), **moved)
+        l2_bytes = max(l2_bytes, read + written) + slots
+    lanes = work.lanes * lanes_at_work(layout)
+    return replace(work, bytes_in_flight=flight, lanes=lanes, dram_read=read, dram_write=written, l2_bytes=l2_bytes)
 
 
 def _busy(layout: Layout) -> float:
@@ -191,7 +192,9 @@ def _held(view: View, layout: Layout, options: Threaded) -> int:
     if view.reduced:
         return layout.slots(view.kernel.grid)
     lane, found = layout.lane_dim, 0
-    for node in view.group.nodes if lane is not None else ():
+    if lane is None:
+        return 0
+    for node in view.group.nodes:
         vectors = len(node.extracts) - scattered(node, view, lane)
         found += layout.slots(view.group.space.dims[node]) * (1 + vectors) if node.extracts and vectors > 0 else 0
     return found
