@@ -20,6 +20,7 @@ prologue, another order in memory), that takes longer than the products. TMA can
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 
 from tilec.analysis import bf16_split
@@ -82,12 +83,19 @@ def _store_tensor(
     new = known or _in_aligned_rows(found, kind, order)
     if known is None:
         new.attributes["tilec.name"] = mlir.string(f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}")
+    if found.operand is not None and kind == bf16_split.KIND:
+        _read_parts(op, side, new.results[0], [mlir.map_dims(mlir.maps_of(op)[found.operand])[p] for p in order])
+        return new, op
     if found.operand is not None:
         _with_element(op, found.operand, new.results[0], order)
         return new, op
     owner = mlir.definition(narrow(value))
     read = owner if owner.name == "tensor.extract" else mlir.definition(stored(owner.operands[1]))
     _, *at = read.operands
+    if kind == bf16_split.KIND:
+        guard = None if owner is read or owner == read else owner.operands[0]
+        _read_parts(op, side, new.results[0], [at[p] for p in order], guard)
+        return new, op
     with ir.InsertionPoint(read):
         element = tensor.extract(new.results[0], [at[p] for p in order or range(len(at))])
         read.results[0].replace_all_uses_with(_widened(element, read.results[0]))
@@ -98,21 +106,29 @@ def _store_tensor(
 def _in_aligned_rows(found: Access, kind: str, order: tuple[int, ...]) -> ir.Operation:
     """A tensor with its dimensions in an order, as `kind`, or as it is; zeros follow its rows."""
     element = mlir.type_of(ELEMENTS.get(kind, kind)) if order else found.element
-    rank, order = len(found.shape), order or tuple(range(len(found.shape)))
+    count, order = len(found.shape), order or tuple(range(len(found.shape)))
     *outer, last = (found.shape[p] for p in order)
-    whole = aligned(last, element.width // 8)
-    out, positions = tensor.empty([*outer, whole], element), [order.index(p) for p in range(rank)]
+    whole, in_parts = aligned(last, element.width // 8), kind == bf16_split.KIND
+    rank, positions = count + in_parts, [order.index(p) for p in range(count)]
+    if in_parts:  # one after another for each line
+        outer.append(bf16_split.COUNT)
+        positions = [p + (p == count - 1) for p in positions]
+    out = tensor.empty([*outer, whole], element)
+
+    def narrowed(value: ir.Value) -> ir.Value:
+        return bf16_split.part_of(value, linalg.IndexOp(rank - 2).result) if in_parts else _rounded(value, element, kind)
+
     own, read = mlir.projection(rank, range(rank)), mlir.projection(rank, positions)
     inputs = [found.tensor] if whole == last else []
     new, block = mlir.generic([out.type], inputs, [out], [read, own] if inputs else [own], ["parallel"] * rank)
     with ir.InsertionPoint(block):
         if inputs:
-            result = _rounded(block.arguments[0], element, kind)
+            result = narrowed(block.arguments[0])
         else:
             *at, index = (linalg.IndexOp(d).result for d in range(rank))
             at.append(arith.minsi(index, mlir.index(last - 1)))
             inside = arith.cmpi(arith.CmpIPredicate.slt, index, mlir.index(last))
-            result = _rounded(tensor.extract(found.tensor, [at[d] for d in positions]), element, kind)
+            result = narrowed(tensor.extract(found.tensor, [at[d] for d in positions]))
             result = arith.select(inside, result, mlir.constant(0, element))
         linalg.YieldOp([result])
     return new.operation
@@ -204,13 +220,17 @@ def _read(
     return replace(op, rebuild(op, operands=[*(o for o in operands_in(op) if o.instead in kept), read], body=body))
 
 
-def _read_parts(op: ir.Operation, side: int, packed: ir.Value, dims: tuple[int, ...]) -> None:
-    """The factor becomes the sum of its stored parts."""
+def _read_parts(
+    op: ir.Operation, side: int, packed: ir.Value, at: Sequence[int | ir.Value], guard: ir.Value | None = None
+) -> None:  # fmt: skip
+    """The factor becomes the sum of its stored parts, at dimensions or subscripts; 0 where a condition does not hold."""
     product = product_of(op)
     assert product is not None, "a sum of products, as the plan found"
     with ir.InsertionPoint(product), op.location:
-        *outer, last = (linalg.IndexOp(d).result for d in dims)
+        *outer, last = (linalg.IndexOp(d).result if isinstance(d, int) else d for d in at)
         found = [tensor.extract(packed, [*outer, mlir.index(n), last]) for n in range(bf16_split.COUNT)]
+        if guard is not None:
+            found = [arith.select(guard, part, mlir.constant(0, part.type)) for part in found]
         product.operands[side] = bf16_split.joined(product.operands[side], found)
 
 

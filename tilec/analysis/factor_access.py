@@ -30,9 +30,9 @@ SKIPPED = BOX // (2 * ROWS)
 @dataclass(frozen=True)
 class FactorAccess:
     """An element of a tensor of this `shape`, as far as its dimensions count: an operand's dimensions of one element do not.
-    `own`: the kernel dimensions of those that the subscripts speak of. `extents`: of kernel dimensions; those of one element do not
-    count, those that are not known do. `trails`: dimensions that do not count follow the others. `zeros`: how many each row of the
-    tensor has behind the elements that the program knows of.
+    `bytes`: of an element. `own`: the kernel dimensions of those that the subscripts speak of. `extents`: of kernel dimensions;
+    those of one element do not count, those that are not known do. `trails`: dimensions that do not count follow the others.
+    `zeros`: how many each row of the tensor has behind the elements that the program knows of.
 
     `along`, of a tile: for each dimension of the tensor the kernel dimension of which a block reads a tile there; None where it
     reads one place. `page`: elements along `paged` lie in pages of so many, each at a place of its own; 0: they do not."""
@@ -42,6 +42,7 @@ class FactorAccess:
     subscripts: tuple[Subscript, ...]
     own: tuple[int, ...]
     extents: Mapping[int, int]
+    bytes: int
     trails: bool = False
     zeros: int = 0
     along: tuple[int | None, ...] = ()
@@ -53,10 +54,6 @@ class FactorAccess:
         """The type of its elements in memory."""
         return str(self.access.element)
 
-    @property
-    def bytes(self) -> int:
-        """Of an element."""
-        return max(1, self.access.element.width // 8)
 
     @property
     def expression(self) -> Expr:
@@ -237,4 +234,5 @@ def factor_of_element(x: Expr) -> FactorAccess:
     """A factor of a chain, as its expressions tell it."""
     access = access_of_element(x)
     dims = access.subscripts[0].dims if access.subscripts else ()
-    return FactorAccess(access, tuple(access.shape), access.subscripts, tuple(range(len(dims))), {})
+    own, size = tuple(range(len(dims))), max(1, access.element.width // 8)
+    return FactorAccess(access, tuple(access.shape), access.subscripts, own, {}, size)

@@ -188,7 +188,7 @@ def _in_order(node: Node, kind: str, now: Tiles, g: Group, graph: Graph, target:
     cp.async pieces."""
     from tilec.plan.cuda.contraction import overhang, ranked_tiles
 
-    if not node.extracts or kind == bf16_split.KIND or scales_of(node):
+    if not node.extracts or scales_of(node):
         return []
     found: list[Way] = []
     for line in now.roles.inner:
@@ -225,7 +225,7 @@ def _stored_in_order(
     found = factor_access(node, core, g)
     made = graph.producer.get(found.access.tensor) if found else None
     if found is not None and found.access.exact and not (made is not None and made.inlined) and found.shape:
-        stored, order = in_order(found, own, line, size)
+        stored, order = in_order(found, own, line, size, kind == bf16_split.KIND)
         if stored.is_box((*own, line), {line: LINE // size}) and stored.offset(line) % (WIDE // size) == 0:
             longest = BOX // max((at.get(d, 1) for at in stored.factors for d in own), default=1)
             pieces = "async" if stored.is_pieces(line, None, WIDE // size) else ""
@@ -234,7 +234,8 @@ def _stored_in_order(
     numbers = {kernel_dim: d for d, kernel_dim in enumerate(g.space.dims[node])}
     p = Pack(node.name, SIDES[side], _dims(node, side, True, tuple(numbers[d] for d in roles.inner)), kind)
     last = node.extents[p.dims[-1]]
-    if last % (WIDE // size) or sum(node.extents[d] > 1 for d in p.dims) > RANK or _unfolds(node, p):
+    rank = sum(node.extents[d] > 1 for d in p.dims) + (kind == bf16_split.KIND)
+    if last % (WIDE // size) or rank > RANK or _unfolds(node, p):
         return None
     return Operand("tma", 1, pieces="async", unaligned=last * size % LINE != 0), [p]
 

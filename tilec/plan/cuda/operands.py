@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any
 
 from tilec.analysis import bf16_split
-from tilec.analysis.access import Access, access_of
+from tilec.analysis.access import Access, Subscript, access_of
 from tilec.analysis.directions import extract_directions
 from tilec.analysis.factor_access import FactorAccess
 from tilec.analysis.graph import Graph, Node, dims_of
@@ -28,6 +28,7 @@ from tilec.core import mlir
 from tilec.core.hardware import BOX, LINE, WIDE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
+from tilec.index.terms import term
 from tilec.kernels.matrix import ASYNC, BYTES, ELEMENTS
 from tilec.passes.tensor.pack import aligned
 from tilec.plan.groups import Group
@@ -132,7 +133,8 @@ def _roles(node: Node, g: Group, graph: Graph) -> list[Roles]:
     if not n or (order and order[-1] in m):  # of the result's dimensions of one element there is none to store along
         m, n, left, right = n, m, right, left
     k = [dims[d] for d in c.k if node.extents[d] > 1] or [dims[c.k[-1]]]
-    found = (factor_access(node, f, g) for f in (left, right))
+    read = (made_of.parts[0] if (made_of := bf16_split.parted(f)) else f for f in (left, right))
+    found = (factor_access(node, f, g) for f in read)
     ends = [d for factor in found if factor is not None and (d := factor.contiguous) in k and not scales_of(node)]
     orders = [tuple(k), *((*(d for d in k if d != end), end) for end in ends)]
     factors = {"left": left, "right": right}
@@ -200,7 +202,8 @@ def factor_access(node: Node, factor: ir.Value, g: Group) -> FactorAccess | None
     wide = [p for p, extent in enumerate(access.shape) if extent > 1 or access.operand is None]
     return FactorAccess(
         access, tuple(access.shape[p] for p in wide), tuple(access.subscripts[p] for p in wide), own,
-        dict(zip(own, node.extents)), trails=bool(wide) and wide[-1] < len(access.shape) - 1, zeros=_zeros(access.tensor),
+        dict(zip(own, node.extents)), max(1, access.element.width // 8),
+        trails=bool(wide) and wide[-1] < len(access.shape) - 1, zeros=_zeros(access.tensor),
     )  # fmt: skip
 
 
@@ -211,9 +214,12 @@ def in_aligned_rows(found: FactorAccess) -> FactorAccess:
     return replace(found, shape=(*outer, whole), zeros=whole - last)
 
 
-def in_order(found: FactorAccess, own: tuple[int, ...], line: int, size: int) -> tuple[FactorAccess, tuple[int, ...]]:
+def in_order(
+    found: FactorAccess, own: tuple[int, ...], line: int, size: int, in_parts: bool
+) -> tuple[FactorAccess, tuple[int, ...]]:  # fmt: skip
     """The same of the tensor that has elements of `size` bytes, and a dimension that `line` moves last: those that the dimensions
-    `own` move are in their order. And the order of the tensor's dimensions."""
+    `own` move are in their order; `in_parts`: with a further dimension, that of bf16 parts, before the last. And the order of the
+    tensor's dimensions."""
     position = [max((own.index(d) for d in at if d in own), default=-1) for at in found.factors]
     last = [p for p, at in enumerate(found.factors) if line in at][:1]
     others = [p for p in range(len(found.shape)) if p not in last]
@@ -223,10 +229,14 @@ def in_order(found: FactorAccess, own: tuple[int, ...], line: int, size: int) ->
     whole = [p for p, extent in enumerate(access.shape) if extent > 1 or access.operand is None]
     ones = [p for p in range(len(access.shape)) if p not in whole]
     *outer, row = (found.shape[p] for p in order)
-    guarded = frozenset(order.index(p) for p in access.guarded)
+    guarded, at = [order.index(p) for p in access.guarded], [found.subscripts[p] for p in order]
+    if in_parts:
+        guarded = [p + (p == len(outer)) for p in guarded]
+        outer.append(bf16_split.COUNT)
+        at.insert(-1, Subscript(term(0), at[-1].dims))
     stored = replace(
-        found, access=replace(access, guarded=guarded), shape=(*outer, aligned(row, size)),
-        subscripts=tuple(found.subscripts[p] for p in order), trails=False, zeros=aligned(row, size) - row,
+        found, access=replace(access, guarded=frozenset(guarded)), shape=(*outer, aligned(row, size)), subscripts=tuple(at),
+        bytes=size, trails=False, zeros=aligned(row, size) - row,
     )  # fmt: skip
     return stored, (*ones, *(whole[p] for p in order))
 

@@ -1,0 +1,67 @@
+"""Windows of f32 tensors that are stored first in bf16 parts, in an order of their dimensions in which TMA copies boxes of them."""
+
+import re
+
+import numpy as np
+import pytest
+from conftest import assert_within
+from tools import contractions as T
+from tools.cuda_kernels import compiled
+from tools.machines import H200, refitted
+
+from tilec.core.fitted import WarpgroupTimes
+from tilec.kernels import matrix
+
+pytestmark = pytest.mark.slow  # all stages of many tiles
+
+PARTS = refitted(H200, WarpgroupTimes, parts=1e-9)
+TILE = ("wgmma", 64, 64, 64, (4, 1))
+LAST = """op conv(x: {t}[N, H, W, C], f: {t}[K, R, S, C]) -> (y: f32[N, H, W, K]) {{
+ y[n, h, w, k] = sum[r, s, c](pad(x[n, h + r - 1, w + s - 1, c], 0) * f[k, r, s, c])
+}}
+"""
+FIRST = """op conv(x: {t}[N, C, H, W], f: {t}[K, C, R, S]) -> (y: f32[N, K, H, W]) {{
+ y[n, k, h, w] = sum[c, r, s](pad(x[n, c, h + r - 1, w + s - 1], 0) * f[k, c, r, s])
+}}
+"""
+FORMS = {
+    "channels last": (LAST, {}),
+    "channels first": (FIRST, {}),
+    "strided": (FIRST.replace("h + r", "2 * h + r").replace("w + s", "2 * w + s").replace("H, W], f", "2 * H, 2 * W], f"), {}),
+    "a single image": (
+        "op conv(x: {t}[C, H, W], f: {t}[K, C, R, S]) -> (y: f32[K, H, W]) {{\n"
+        " y[k, h, w] = sum[c, r, s](pad(x[c, h + r - 1, w + s - 1], 0) * f[k, c, r, s])\n}}", {},
+    ),
+}  # fmt: skip
+SIZES = {"N": 2, "C": 64, "H": 5, "W": 6, "K": 40, "R": 3, "S": 3}
+
+
+def lowered(name, kind, monkeypatch):
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
+    text, own = FORMS[name]
+    text = text.format(t=kind)
+    sizes = {k: v for k, v in (SIZES | own).items() if re.search(rf"\b{k}\b", text)}
+    specialised, result = T.lowered(text, sizes, PARTS, TILE, monkeypatch, pack=True)
+    return text, specialised, result
+
+
+@pytest.mark.parametrize("name, kind", [(name, "f32") for name in FORMS])
+def test_windows(name, kind, monkeypatch):
+    text, specialised, result = lowered(name, kind, monkeypatch)
+    options = result.plan.kernels[-1].options
+    assert options.multiplicand == {"f32": "bf16x3"}.get(kind, kind)
+    assert options.copies == ("tma", "tma")
+    inputs = T.arrays(specialised)
+    if kind == "f32":  # a number that has no parts: sums that it goes into are of whole numbers
+        inputs[0].reshape(-1)[inputs[0].size // 2] = np.inf
+    assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
+
+
+@pytest.mark.parametrize("name", ["channels last", "channels first"])
+def test_parts_pay_for_large_windows(name):
+    """And fit registers: no spills, no stack."""
+    sizes = {"N": 16, "C": 64, "H": 64, "W": 64, "K": 128, "R": 3, "S": 3}
+    _, result = T.lowered(FORMS[name][0].format(t="f32"), sizes, "h200")
+    assert [k.operation for k in result.plan.steps("pack")] == ["y", "y"]
+    assert result.plan.kernels[-1].options.multiplicand == "bf16x3"
+    assert len(compiled(result.emitted, "sm_90a")) == 3
