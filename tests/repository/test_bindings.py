@@ -18,7 +18,7 @@ TYPINGS = ROOT / "typings"
 SOURCES = [p for folder in ("tilec", "dsl", "passes", "runtime") for p in (ROOT / folder).rglob("*.py") if p.is_file()]
 MODULES = ("ir", "scf", "tensor", "func", "linalg")
 """Of the bindings, those with stubs; the types of the others stand in their generated Python."""
-STUBS = sorted(p for p in TYPINGS.rglob("*.pyi") if p.read_text(encoding="utf-8").strip())
+STUBS = sorted(p for p in (TYPINGS / "numba_cuda_mlir").rglob("*.pyi") if p.read_text(encoding="utf-8").strip())
 OF_THE_GENERATED = {"register_dialect", "register_operation", "register_value_caster"}
 """What modules of the bindings take from there: those of dialects, and `ir`."""
 
@@ -138,3 +138,16 @@ def test_nothing_is_stubbed_that_is_not_used(path):
         assert name in attributes | OF_THE_GENERATED or text.count(name) > 1, name
         for member in definitions(node) if isinstance(node, ast.ClassDef) else ():
             assert name_of(member).startswith("__") or name_of(member) in attributes, f"{name}.{name_of(member)}"
+
+
+def test_what_the_stub_of_llvmlite_says_is_installed():
+    """Its functions, and methods of its classes. Attributes are set by constructors, and it is a part: the rest is untyped."""
+    path, checked = TYPINGS / "llvmlite" / "ir.pyi", 0
+    module = module_of(path)
+    for node in definitions(ast.parse(path.read_text(encoding="utf-8"))):
+        for member in definitions(node) if isinstance(node, ast.ClassDef) else [node]:
+            owner = getattr(module, node.name) if isinstance(node, ast.ClassDef) else module
+            if isinstance(member, ast.FunctionDef) and member.name != "__getattr__":
+                assert callable(getattr(owner, member.name)), f"{node.name}.{member.name}"
+                checked += 1
+    assert checked > 20
