@@ -69,7 +69,7 @@ def test_kernels_of_the_callback_are_those_of_the_module():
     their order in the text of the module means nothing."""
     heard = []
     sizes = {"H": 48, "S": 1024, "D": 64, "M": 4096, "K": 768, "N": 2304}
-    made = lowered(SEVERAL, None, sizes, hear=lambda registers, text, kernel: heard.append((text, kernel)))[1].emitted
+    made = lowered(SEVERAL, None, sizes, on_kernel=lambda registers, text, kernel: heard.append((text, kernel)))[1].emitted
     assert made is not None and len(set(re.findall(r"^\w+ = set_registers.*$", made.module, re.MULTILINE))) == 4
     assert sorted(k.name for _, k in heard) == sorted(k.name for k in made.kernels) == ["f_o", "f_y"]
     modules = generated.alone(made.module)

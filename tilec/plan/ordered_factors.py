@@ -72,7 +72,7 @@ def _summing(g: Group) -> Node | None:
 
 def _ordered(g: Group, graph: Graph, target: Target) -> Ordered:
     from tilec.plan.cuda.choose import choose, choose_with
-    from tilec.plan.cuda.lines import line_bytes
+    from tilec.plan.cuda.lines import UNCOALESCED, line_bytes
     from tilec.plan.cuda.shared_memory import layout_of
     from tilec.plan.cuda.view import View, accesses
 
@@ -95,7 +95,7 @@ def _ordered(g: Group, graph: Graph, target: Target) -> Ordered:
         return Ordered((), before, before)
     layout = layout_of(kernel)
     own: dict[int | None, int] = {kernel_dim: d for d, kernel_dim in enumerate(g.space.dims[node])}
-    touched, lane = line_bytes(replace(view, kernel=kernel, ordered=frozenset()), layout), own.get(layout.lane)
+    touched, lane = line_bytes(replace(view, kernel=kernel, ordered=frozenset()), layout, UNCOALESCED), own.get(layout.lane)
     packs, after = [], predict(kernel.work, target).time_us
     for side, (value, kind) in small.items():
         dims = dims_of(value, node)

@@ -12,6 +12,7 @@ from tools import cuda_emulator
 from tools.cuda_kernels import compiled
 from tools.emulation import emulate
 from tools.lowering import lowered, planned, specialised
+from tools.plans import rewritten
 
 import tilec
 from tilec.core import mlir
@@ -363,11 +364,12 @@ op f(x: f32[256, 512], u: f32[512, 512], v: f32[512, 512], w: f32[512, 512]) -> 
 
 def test_shared_launches_need_no_more_memory():
     """The sums of columns could share a launch, for which `a` would have to stay until `c` is there."""
-    plan = planned(DELAYED, None, {})
+    plan = lowered(DELAYED, None, {}, rewritten(split=[]))[1].plan
     assert not plan.launches
     assert any("but temporaries would take 1.57 MB, and take 1.05 MB" in r.reason for r in plan.remarks)
     shared = f'[[plan]]\nprogram = "{plan.signature}"\ntarget = "h200"\n[plan.launches]\nf_l = ["f_p", "f_q"]\n'
-    sizes = [workspace(lowered(DELAYED, None, {}, schedule)[1]) for schedule in (None, schedule_of(shared))]
+    schedules = rewritten(split=[]), schedule_of(f"{shared}[plan.rewrites]\nsplit = []\n")
+    sizes = [workspace(lowered(DELAYED, None, {}, schedule)[1]) for schedule in schedules]
     assert sizes == [2 * 256 * 512 * 4, 3 * 256 * 512 * 4]
 
 

@@ -88,7 +88,7 @@ def test_few_warps_wait_for_themselves(together):
     (kernel,) = together.plan.kernels
     clocks = kernel.work.warp_clocks
     assert kernel.prediction.occupancy.blocks * kernel.options.block_threads == H200.sm.issued and clocks > 1
-    rate = H200.peak("fma.f32") * kernel.prediction.wave_efficiency / clocks
+    rate = H200.peak("fma.f32") * kernel.prediction.wave_efficiency * kernel.work.lanes / clocks
     assert kernel.prediction.terms["fma"] == pytest.approx(1e6 * kernel.work.flops["fma.f32"] / rate)
 
 
@@ -153,4 +153,4 @@ def test_loads_under_two_guards(height, width, rng, monkeypatch):
 def test_few_columns_have_small_blocks():
     """A mean of 49 places, which no threads share: 32 blocks of 256 threads with 8 elements each would leave 100 SMs idle."""
     (kernel,) = planned(MEAN, None, {"N": 64, "H": 7, "W": 7, "C": 960}).kernels
-    assert kernel.blocks > 0.9 * H200.units and kernel.prediction.time_us < 6.5
+    assert kernel.blocks > 0.9 * H200.units and kernel.prediction.time_us < 7.5

@@ -34,7 +34,7 @@ def columns(view: View, lane: int) -> list[Tiled]:
     while view.reduced and _is_small(view, plain[-1]) and (vector > 2 or threads > 2 * WARP):
         vector, threads = (vector // 2, threads) if vector > 2 else (vector, threads // 2)  # smaller blocks, for more SMs
         plain.append(_columns(view, lane, vector, None, 0, threads))
-    return plain
+    return plain[::-1]  # of those that take as long, the one on the most SMs
 
 
 def _is_small(view: View, tiled: Tiled) -> bool:

@@ -18,7 +18,7 @@ from tilec.plan.cuda.view import Numbers, View, strides_of
 UNCOALESCED = 2  # times as many lines as side by side: fewer cost little
 
 
-def line_bytes(view: View, layout: Layout, near: int = UNCOALESCED) -> dict[ir.Value, float]:
+def line_bytes(view: View, layout: Layout, near: int) -> dict[ir.Value, float]:
     """For each tensor that requests read that touch more than `near` times as many lines as they would side by side: the bytes of
     all lines that they touch, each as often as it is touched."""
     found: dict[ir.Value, float] = {}
