@@ -484,6 +484,15 @@ def test_periods_of_huge_divisors():
         assert period(i, x).constant == found
 
 
+def test_a_quotient_that_stands_in_a_product_beside_itself():
+    """Taken into the quotient around it, it came back as a remainder, for ever."""
+    b = index("b", 4)
+    inner = (minimum(term(64), 64 * (b // 2) + 2) + 31) // 32
+    x = (inner + b * inner) // 2
+    for n in range(4):
+        assert NONE.rebuilt(x, {b.leaf: term(n)}).constant == (1 + n) * ((min(64, 64 * (n // 2) + 2) + 31) // 32) // 2
+
+
 def test_a_failing_proof_takes_few_steps(world):
     """Facts that go in a circle, and choices of choices, come to an end."""
     N = size("N")

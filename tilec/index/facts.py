@@ -57,7 +57,7 @@ class Facts:
             if (digit := self._digit(small, g)) is not None and large is not term(0):
                 return more + self.div(large + digit, split(n, g)[0])
         inner = next((m[0] for m, f in rest.parts.items() if len(m) == 1 == f and m[0].op == "//"), None)
-        if inner is not None:  # (y // a + z) // n is (y + a * z) // (a * n)
+        if inner is not None and inner not in (rest - term(inner)).leaves:  # (y // a + z) // n is (y + a * z) // (a * n)
             of, by = inner.args
             return whole + self.div(of + by * (rest - term(inner)), by * n)
         return whole + leaf_of("//", "", (rest, n))
