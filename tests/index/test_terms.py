@@ -484,7 +484,7 @@ def test_periods_of_huge_divisors():
         assert period(i, x).constant == found
 
 
-def test_a_quotient_that_stands_in_a_product_beside_itself():
+def test_a_quotient_and_its_product_are_summed():
     """Taken into the quotient around it, it came back as a remainder, for ever."""
     b = index("b", 4)
     inner = (minimum(term(64), 64 * (b // 2) + 2) + 31) // 32
