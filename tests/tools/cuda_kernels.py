@@ -1,7 +1,6 @@
 """Kernels written by hand, for tests of device functions, of their compiler and of launches."""
 
 import re
-from collections.abc import Collection
 
 import pytest
 
@@ -39,13 +38,12 @@ TRIGONOMETRIC = re.compile(r"\b(sin|cos|tan)_f")
 """Functions whose reduction of huge arguments keeps a table in local memory, on a path that is never taken else."""
 
 
-def compiled(program: Emitted, chip: str, stack: Collection[str] = ()) -> list[tuple[KernelSource, Cubin]]:
-    """Every kernel of an emitted program with its cubin: without spills, stack or the assembler's warnings, which are errors.
-    `stack`: kernels that may have one."""
+def compiled(program: Emitted, chip: str) -> list[tuple[KernelSource, Cubin]]:
+    """Every kernel of an emitted program with its cubin: without spills, stack or the assembler's warnings, which are errors."""
     pytest.importorskip("cuda.core")
     found = []
     for kernel in program.kernels:
-        allow = ("stack",) if kernel.name in stack or TRIGONOMETRIC.search(kernel.text) else ()
+        allow = ("stack",) if TRIGONOMETRIC.search(kernel.text) else ()
         cubin = compile_kernel(
             program.module, kernel.name, chip, kernel.threads, parameters=kinds(kernel), allow=allow
         )

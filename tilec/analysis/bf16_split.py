@@ -68,22 +68,18 @@ def part_of(x: ir.Value, number: ir.Value) -> ir.Value:
     def rest(value: ir.Value) -> ir.Value:
         return arith.subf(value, arith.extf(value.type, arith.truncf(narrow, value)))
 
-    def chosen(values: list[ir.Value]) -> ir.Value:
-        first, *others = values
-        if not others:
-            return first
-        at = arith.cmpi(arith.CmpIPredicate.eq, number, mlir.index(COUNT - len(values)))
-        return arith.select(at, first, chosen(others))
-
-    second = rest(x)
-    part = arith.truncf(narrow, chosen([x, second, rest(second)]))
+    kept = x  # choices one after another: one within another is a branch, across which LLVM keeps the outcome in memory
+    for n in range(1, COUNT):
+        kept = arith.select(arith.cmpi(arith.CmpIPredicate.sge, number, mlir.index(n)), rest(kept), kept)
+    part = arith.truncf(narrow, kept)
     size, zero = math.absf(x), mlir.constant(0.0, x.type)
     inside = arith.andi(
         arith.cmpf(arith.CmpFPredicate.OGE, size, mlir.constant(TINY, x.type)),
         arith.cmpf(arith.CmpFPredicate.OLT, size, mlir.constant(HUGE, x.type)),
     )
     ordinary = arith.ori(inside, arith.cmpf(arith.CmpFPredicate.OEQ, x, zero))
-    mark = chosen([mlir.constant(float("nan"), narrow), *[mlir.constant(0.0, narrow)] * (COUNT - 1)])
+    is_first = arith.cmpi(arith.CmpIPredicate.eq, number, mlir.index(0))
+    mark = arith.select(is_first, mlir.constant(float("nan"), narrow), mlir.constant(0.0, narrow))
     return arith.select(ordinary, part, mark)
 
 

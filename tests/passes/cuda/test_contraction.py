@@ -234,10 +234,7 @@ def test_large_tiles_fit_registers(text, kind, sizes, target):
     instruction = {"mma.sync": "mma.sync", "wgmma": "wgmma.mma_async", "fma": "fma.rn"}
     plans = {plan.name: plan.options for plan in result.plan.kernels}
     assert any(isinstance(options, StoredContraction) for options in plans.values())
-    stores = [name for name, options in plans.items() if not isinstance(options, StoredContraction)]
-    # LLVM does not unroll the loops of 8 elements of the kernel that stores a window's weights in parts: 16 bytes of stack
-    for kernel, cubin in compiled(result.emitted, load(target).chip, stack=stores):  # one, or more where factors are stored first
-        assert cubin.stack <= 16
+    for kernel, cubin in compiled(result.emitted, load(target).chip):  # one, or two where a factor is packed first
         if isinstance(plans[kernel.name], StoredContraction):
             assert instruction[plans[kernel.name].instruction] in cubin.ptx
         assert kernel.shared <= load(target).sm.shared_per_block
