@@ -552,6 +552,48 @@ def test_answers_are_forgotten_at_last(monkeypatch):
     assert all(is_shared(i // n, i, n) for n in range(2, 200)) and len(answers._ANSWERS) <= 50
 
 
+def chained(step: Callable[[Term, Term, int], Term], first: Term, *others: Term) -> Term:
+    for k, x in enumerate(others, 1):
+        first = step(first, x, k)
+    return first
+
+
+def greatest_and_where(xs: list[Term]) -> Term:
+    """As unrolled loops and the threads of a warp find them: both are chosen by a condition on both."""
+    pairs = [(x, term(k)) for k, x in enumerate(xs)]
+    while len(pairs) > 1:
+        (a, p), (b, q), *pairs = pairs
+        later = below(a, b) | (equal(a, b) & below(q, p))
+        pairs.append((choose(later, b, a), choose(later, q, p)))
+    return pairs[0][0] + pairs[0][1]
+
+
+@pytest.mark.parametrize("made_of", [lambda k: index(f"i{k}", 64), lambda k: call(f"d{k}", low=-(2**31), high=2**31 - 1)])
+@pytest.mark.parametrize(
+    "form",
+    [
+        greatest_and_where,
+        lambda xs: chained(lambda t, x, k: choose(below(t, x), k, x + 1), *xs),
+        lambda xs: chained(lambda t, x, k: choose(below(x, k), t, x), *xs),
+        lambda xs: chained(lambda t, x, k: choose(below(x, k), x, t), *xs),
+        lambda xs: chained(lambda t, x, k: choose(below(t, x), x - t, t - x), *xs),
+        lambda xs: chained(lambda t, x, k: choose(below(t, 0), t + 1000, t) + x, *xs),
+        lambda xs: chained(lambda t, x, k: choose(equal(t % 3, 1), t // 2, t * 3 + x), *xs),
+        lambda xs: chained(lambda t, x, k: t + choose(at_least(x, 3), 2 * x, x + 1), *xs),
+        lambda xs: chained(lambda t, x, k: clamp(t + x, -3 * k, 100 + k), *xs),
+        lambda xs: chained(lambda t, x, k: minimum(t, x) if k % 2 else maximum(t, x), *xs),
+        lambda xs: chained(lambda t, x, k: (3 * t + x) // (k % 5 + 2), *xs),
+        lambda xs: chained(lambda t, x, k: (3 * t + x) % (k % 5 + 2), *xs),
+    ],
+)
+def test_a_long_chain_takes_few_questions(form, made_of):
+    """Not twice as many for each of its parts: choices in choices are simplified, and ranges taken by cases, to some depth."""
+    answers._ANSWERS.clear()
+    x = form([made_of(k) for k in range(12)])
+    NONE.fits(x, 32), NONE.proves(x), NONE.ends(x)
+    assert len(answers._ANSWERS) < 9000
+
+
 # ---- against a solver of whole numbers --------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from tilec.index.answers import remembered
 from tilec.index.factors import as_multiples
 from tilec.index.proofs import STEPS, cancelled, search
 from tilec.index.ranges import Ends, bounds_of, bounds_of_leaf
-from tilec.index.terms import Cond, Leaf, Term, call, leaf_of, remainders, split, sum_of, term
+from tilec.index.terms import NESTED, Cond, Leaf, Term, call, leaf_of, remainders, split, sum_of, term
 
 ROUNDS = 3  # of ends that follow from other ends
 
@@ -93,7 +93,8 @@ class Facts:
         known = self.decide(when)
         if known is not None or yes is no:
             return yes if known is not False else no
-        if any(leaf.args for x in (yes, no) for leaf in x.leaves):
+        inner = [leaf for x in (yes, no) for leaf in x.leaves if leaf.args]
+        if inner and max(leaf.choices for leaf in inner) < NESTED:
             yes, no = self.assume(when).simplified(yes), self.assume(~when).simplified(no)
         return yes if yes is no else leaf_of("if", "", (yes, no), (None, None), when)
 
@@ -161,6 +162,7 @@ class Facts:
         """The least and the greatest value over all indices, as terms in sizes; None where that is not known."""
         return self._end(x, 0), self._end(x, 1)
 
+    @remembered
     def _end(self, x: Term, side: int) -> Term | None:
         leaf = next((y for y in x.leaves if y.op == "call" or has_index(y)), None)
         if leaf is None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import Protocol
 
-from tilec.index.terms import Leaf, Term, remainders, split, term
+from tilec.index.terms import NESTED, Leaf, Term, remainders, split, term
 
 Ends = tuple[float, float]
 """The least and the greatest value: whole numbers, or infinite."""
@@ -62,7 +62,7 @@ def _by_parts(facts: Known, x: Term) -> Iterator[Ends]:
                 low, high = facts.bounds(leaf.args[0] + by * q)
                 quotient = _floor(low, by.number), _floor(high, by.number)
                 yield _sum(_product(quotient, (factor, factor)), facts.bounds(rest))
-        elif leaf.op in ("min", "if"):
+        elif leaf.op in ("min", "if") and leaf.choices <= NESTED:
             lows, highs = zip(*(facts.bounds(a * factor + r) for a in leaf.args))
             least = leaf.op == "min" and factor > 0
             yield (max if leaf.op == "min" and factor < 0 else min)(lows), (min if least else max)(highs)

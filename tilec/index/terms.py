@@ -26,6 +26,8 @@ from weakref import WeakValueDictionary
 Monomial = tuple["Leaf", ...]
 """A product of leaves, in their order; () is 1."""
 Order = tuple[int, str, bytes]
+NESTED = 4
+"""Choices and minima in one another whose cases are looked at: with each more, there are twice as many cases of cases."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +58,12 @@ class Leaf:
         if self.is_symbol:
             return frozenset({self})
         return frozenset().union(*(a.free for a in (*self.args, *(self.when.terms if self.when else ()))))
+
+    @cached_property
+    def choices(self) -> int:
+        """How many choices and minima stand in one another here."""
+        terms = [*self.args, *(self.when.terms if self.when else ())]
+        return (self.op in ("if", "min")) + max((x.choices for t in terms for x in t.leaves), default=0)
 
     @property
     def is_symbol(self) -> bool:
