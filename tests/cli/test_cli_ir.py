@@ -82,6 +82,16 @@ def test_opt_refuses_what_it_cannot_place(tilec, folder):
     assert "stage 'plan' does not come after 'tile'" in tilec("opt", "ir/04-tile.mlir", "--to", "plan")[2]
 
 
+@pytest.mark.parametrize("attribute", ["array<i640: 0, 1>", "{a = [array<f16: 1.0>]}", "loc(unknown)"])
+@pytest.mark.parametrize("name", ["tilec.dims", "other"])
+def test_opt_refuses_attributes_that_the_bindings_cannot_read(tilec, folder, name, attribute):
+    (folder / "a.mlir").write_text(
+        f"// tilec stage: plan, target: cpu\nmodule {{ func.func @f() attributes {{{name} = {attribute}}} {{ return }} }}\n"
+    )
+    status, _, err = tilec("opt", "a.mlir")
+    assert status == 1 and f"in 'a.mlir', `{name}` on func.func has a type that tilec cannot read" in err
+
+
 def test_edited_ir_is_obeyed(tilec, folder):
     """A tile that is changed in the dump after `plan` is the kernel's tile."""
     tilec("dump", "softmax.tile", "-D", "M=512,N=512", "-o", "ir")

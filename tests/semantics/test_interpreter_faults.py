@@ -51,6 +51,20 @@ def test_lanes_that_are_masked_touch_nothing():
     np.testing.assert_array_equal(run(body), [*range(1, 63), 1, 1])
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_lanes_that_store_a_vector_at_one_place(masked):
+    """Of values that each lane has computed, and that are the same."""
+    stores = f"""%low = arith.cmpi slt, %t, %c4 : index
+        %nought = arith.muli %t, %c0 : index
+        %whole = arith.index_cast %nought : index to i32
+        %number = arith.sitofp %whole : i32 to f32
+        %v = vector.broadcast %number : f32 to vector<4xf32>
+        scf.if %low {{ {"%STORE" if masked else ""} }} else {{ {stored("one")} }}
+        {"" if masked else "%STORE"}"""
+    store = "vector.store %v, %y[%c0] : memref<64xf32>, vector<4xf32>"
+    np.testing.assert_array_equal(run(stores.replace("%STORE", store)), [0] * 4 + [1] * 60)
+
+
 def test_unwritten():
     private = "%a = memref.alloca() : memref<2xf32, #gpu.address_space<private>>\n"
     read = "%v = memref.load %a[%c0] : memref<2xf32, #gpu.address_space<private>>\n"

@@ -12,7 +12,7 @@ import difflib
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilec.cli import common
 from tilec.cli.common import STAGES, coloured, prepare, show, stage_name, write, write_file
@@ -185,10 +185,31 @@ def parse_text(text: str, name: str) -> ir.Module:
     from tilec.core import mlir
 
     try:
-        return mlir.parse(text)
+        module = mlir.parse(text)
     except mlir.ir.MLIRError as error:
         messages = _first_messages(error).replace('"-":', f"{name}:")  # which is what MLIR calls a text
         raise CallError(f"'{name}' is not valid MLIR: {messages}") from None
+    for op in mlir.traverse(module.operation):
+        for attribute in op.attributes:
+            try:
+                _read_all(op.attributes, attribute)
+            except TypeError:  # MLIR's bindings have no class for it, such as an array of i640
+                hint = "no stage writes such a type: dump the file again"
+                raise CallError(f"in '{name}', `{attribute}` on {op.name} has a type that tilec cannot read", hint=hint) from None
+    return module
+
+
+def _read_all(attributes: Any, key: str | int) -> None:
+    """Reads an attribute of an operation, or an entry of one, with all that is in it. Raises TypeError."""
+    from tilec.core.mlir import ir
+
+    value = attributes[key]
+    if isinstance(value, ir.DictAttr):
+        for entry in value:
+            _read_all(value, entry.name)
+    elif isinstance(value, ir.ArrayAttr):
+        for n in range(len(value)):
+            _read_all(value, n)
 
 
 def _first_messages(error: Exception) -> str:
