@@ -12,7 +12,7 @@ import difflib
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tilec.cli import common
 from tilec.cli.common import STAGES, coloured, prepare, show, stage_name, write, write_file
@@ -192,24 +192,23 @@ def parse_text(text: str, name: str) -> ir.Module:
     for op in mlir.traverse(module.operation):
         for attribute in op.attributes:
             try:
-                _read_all(op.attributes, attribute)
+                _read_all(op.attributes[attribute])
             except TypeError:  # MLIR's bindings have no class for it, such as an array of i640
                 hint = "no stage writes such a type: dump the file again"
                 raise CallError(f"in '{name}', `{attribute}` on {op.name} has a type that tilec cannot read", hint=hint) from None
     return module
 
 
-def _read_all(attributes: Any, key: str | int) -> None:
-    """Reads an attribute of an operation, or an entry of one, with all that is in it. Raises TypeError."""
+def _read_all(attribute: ir.Attribute) -> None:
+    """Reads what is in an attribute. Raises TypeError."""
     from tilec.core.mlir import ir
 
-    value = attributes[key]
-    if isinstance(value, ir.DictAttr):
-        for entry in value:
-            _read_all(value, entry.name)
-    elif isinstance(value, ir.ArrayAttr):
-        for n in range(len(value)):
-            _read_all(value, n)
+    if isinstance(attribute, ir.DictAttr):
+        for entry in attribute:
+            _read_all(entry.attr)
+    elif isinstance(attribute, ir.ArrayAttr):
+        for item in attribute:
+            _read_all(item)
 
 
 def _first_messages(error: Exception) -> str:

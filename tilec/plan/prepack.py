@@ -36,7 +36,7 @@ from tilec.plan.steps import Applied, Pack, Step
 
 if TYPE_CHECKING:
     from tilec.plan.cuda.contraction import Tiles
-    from tilec.plan.cuda.operands import Operand, Roles
+    from tilec.plan.cuda.operands import FactorAccess, Operand, Roles
 
 UNFOLDED = 2  # times as many elements as are read: beyond, a window would be stored once for each place it covers
 
@@ -224,7 +224,7 @@ def _stored_in_order(
     core = factor(node.op, side, kind)
     found = factor_access(node, core, g)
     made = graph.producer.get(found.access.tensor) if found else None
-    if found is not None and found.access.exact and not (made is not None and made.inlined) and found.shape:
+    if found is not None and found.access.exact and not (made is not None and made.inlined) and _is_stored(found, kind):
         stored, order = in_order(found, own, line, size, kind == bf16_split.KIND)
         if stored.is_box((*own, line), {line: LINE // size}) and stored.offset(line) % (WIDE // size) == 0:
             longest = BOX // max((at.get(d, 1) for at in stored.factors for d in own), default=1)
@@ -238,6 +238,14 @@ def _stored_in_order(
     if last % (WIDE // size) or rank > RANK or _unfolds(node, p):
         return None
     return Operand("tma", 1, pieces="async", unaligned=last * size % LINE != 0), [p]
+
+
+def _is_stored(found: FactorAccess, kind: str) -> bool:
+    """Whether the tensor that a factor is an element of may be stored as `kind`: its elements are of that type, or are rounded to
+    it. One of narrower elements would be read as they are."""
+    element = found.access.element
+    rounded = isinstance(element, ir.FloatType) and found.bytes > BYTES[kind]
+    return bool(found.shape) and (rounded or str(element) == ELEMENTS.get(kind, kind))
 
 
 def _ways(node: Node, kind: str, now: Tiles, g: Group, graph: Graph) -> list[list[Pack]]:

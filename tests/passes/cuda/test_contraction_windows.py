@@ -313,6 +313,21 @@ def test_channels_are_stored_last_where_that_pays(kind, using):
     assert not lowering.planned(text, None, large | {"N": 1, "H": 8, "W": 8}).steps("pack")
 
 
+@pytest.mark.some(4)
+@pytest.mark.parametrize("images", ["f16", "f8e4m3", "i8", "i32", "f32"])
+@pytest.mark.parametrize("filters", ["bf16", "f8e5m2", "u8", "f32"])
+def test_tensors_of_other_types_than_are_multiplied(images, filters):
+    """One of narrower elements, or of as many bits, is left as it is: it would be read at its own type."""
+    using = " using bf16" if "f32" in (images, filters) else ""
+    text = IMAGES_FIRST.replace("{using}", using).replace("{t}", images, 1).replace("{t}", filters, 1).format(o="f32")
+    sizes = {"N": 8, "C": 64, "H": 32, "W": 32, "K": 128, "R": 3, "S": 3}
+    made = lowering.lowered(text, None, sizes, emit=False)[1]
+    bits = {"x": images, "f": filters}
+    for pack in made.plan.steps("pack"):
+        stored = bits["x" if pack.side == "left" else "f"]
+        assert not pack.order or stored in ("f32", pack.kind)
+
+
 TWICE = """op conv(x: {t}[N, C, H, W], f: {t}[K, C, R, S], g: {t}[K, C, R, S]) -> (y: {o}[N, K, H, W]) {{
  t[n, k, h, w] = sum[c, r, s](pad(x[n, c, h + r - 1, w + s - 1], 0) * f[k, c, r, s]){using}
  y[n, k, h, w] = (sum[c, r, s](pad(x[n, c, h + r - 1, w + s - 1], 0) * g[k, c, r, s]){using}) + t[n, k, h, w]
