@@ -22,6 +22,7 @@ import numpy as np
 from tilec.core.conversions import to_float
 from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import BOOL, DTYPES, F32, I64, DType, from_numpy
+from tilec.runtime import huge_pages
 
 if TYPE_CHECKING:
     import cupy
@@ -315,7 +316,8 @@ def empty_like_kind(example: object, shape: tuple[int, ...], dtype: DType, devic
     """
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(example, torch.Tensor):
-        return torch.empty(shape, dtype=to_torch(dtype.name), device=_torch_device(device))
+        made = torch.empty(shape, dtype=to_torch(dtype.name), device=_torch_device(device))
+        return huge_pages.advised(made) if device == "cpu" else made
     if device == "cpu":
         return np.empty(shape, dtype.numpy)
     if cupy is not None and (torch is None or isinstance(example, cupy.ndarray)):
@@ -357,7 +359,8 @@ def new_tensor(element: torch.Tensor, shape: tuple[int, ...]) -> Callable[[], to
     like = element.expand(shape) if math.prod(shape) > 1 else element.new_empty(shape)  # of few elements, with their strides
     for kept in (element, like):
         kept.untyped_storage().resize_(0)
-    return partial(sys.modules["torch"].empty_like, like)
+    new = partial(sys.modules["torch"].empty_like, like)
+    return huge_pages.allocator(new, math.prod(shape) * like.element_size()) if like.is_cpu else new
 
 
 class _Memory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
@@ -12,6 +13,7 @@ from tilec.api import Op
 from tilec.core.diagnostics import CallError, CheckError
 from tilec.driver import fast_call
 from tilec.driver.executable import Executable
+from tilec.runtime import huge_pages
 from tilec.torch import segments
 from tilec.torch.aliases import returns
 from tilec.torch.failures import report
@@ -37,12 +39,11 @@ def bind(
     inputs = [(dtype, *how) for dtype, how in zip(types, lie)]
     made = [(r.made, row_major(r.made)) if k in remade else (r.shape, r.strides) for k, r in enumerate(results)]
     outputs = [(dtype, *how) for (_, dtype, _), how in zip(built.outputs, made)]
-    empty = empty_strided(device)
-    fresh = [partial(empty, *how, r.dtype) for how, r in zip(made, results)]
+    fresh = [new_strided(*how, r.dtype, device) for how, r in zip(made, results)]
     numbers = [a.number for a in arguments]
     if freed is not None and not (into or gapped or remade or built.emitted.sites):
         read = [k for k, n in enumerate(numbers) if n in freed]
-        found = segments.prepare(built, device, written.given, numbers, inputs, outputs, fresh, empty, read, otherwise)
+        found = segments.prepare(built, device, written.given, numbers, inputs, outputs, fresh, new_strided, read, otherwise)
         if found is not None:
             return found
     shared = {k: n for k, n in into.items() if n not in numbers or built.emitted.may_share(numbers.index(n), k)}
@@ -73,9 +74,14 @@ def _without_gaps(call: Call, gapped: Sequence[int], remade: Mapping[int, Callab
     return copied
 
 
-def empty_strided(device: str | int) -> Callable[..., torch.Tensor]:
-    """PyTorch's shortest way to a tensor of a shape, strides and a type: that of generated code."""
-    return getattr(torch._C._dynamo.guards, f"_empty_strided_{'cpu' if device == 'cpu' else 'cuda'}")
+def new_strided(
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: str | int
+) -> Callable[[], torch.Tensor]:
+    """A function that allocates a tensor of a shape, strides without gaps and a type, by PyTorch's shortest way: that of generated
+    code."""
+    empty = getattr(torch._C._dynamo.guards, f"_empty_strided_{'cpu' if device == 'cpu' else 'cuda'}")
+    new = partial(empty, shape, strides, dtype)
+    return huge_pages.allocator(new, math.prod(shape) * dtype.itemsize) if device == "cpu" else new
 
 
 def _arrays(arguments: Sequence[Argument], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:

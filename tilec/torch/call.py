@@ -24,7 +24,7 @@ from tilec.torch.aliases import returns
 from tilec.torch.aten import dtype_of
 from tilec.torch.aten.scatters import CHANGES
 from tilec.torch.background import in_background, wait
-from tilec.torch.bound import bind, copying, eager_call, empty_strided, general
+from tilec.torch.bound import bind, copying, eager_call, general
 from tilec.torch.concrete import Undecided, concrete, is_symbolic, traced
 from tilec.torch.failures import report, warn
 from tilec.torch.options import Options
@@ -299,4 +299,4 @@ def _sized(graph: fx.Graph, values: Sequence[Value | Undecided], mode: FakeTenso
     return made
 
 
-__all__ = ["MOST_SIZES", "Partition", "bind", "eager_call", "empty_strided", "program", "wait"]
+__all__ = ["MOST_SIZES", "Partition", "bind", "eager_call", "program", "wait"]

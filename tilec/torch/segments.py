@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -79,11 +78,11 @@ def _misfit(*values: torch.Tensor) -> NoReturn:
 
 def prepare(
     built: Executable, device: str | int, values: int, takes: Sequence[int], inputs: Sequence[Strided], outputs: Sequence[Strided],
-    new: Sequence[New], empty: Callable[..., torch.Tensor], freed: Collection[int], whole: Call,
+    new: Sequence[New], empty: Callable[..., New], freed: Collection[int], whole: Call,
 ) -> Segmented | None:  # fmt: skip
-    """A program's segments as a function of so many values; all else is as in `fast_call.prepare`. `empty` allocates tensors of a
-    shape, strides and a type. `freed`: inputs that are freed when they are let go. None where machine code cannot call them, or
-    where there is one segment without a workspace, which is the program itself."""
+    """A program's segments as a function of so many values; all else is as in `fast_call.prepare`. `empty` makes
+    functions like those of `new` from a shape, strides, a type and a device. `freed`: inputs that are freed when they are let go.
+    None where machine code cannot call them, or where there is one segment without a workspace, which is the program itself."""
     cut, parts = built.cut(freed)
     if len(parts) == 1 and not cut.segments[0].workspace:
         return None
@@ -93,7 +92,7 @@ def prepare(
         named = [*zip(segment.inputs, part.compiled.inputs), *zip(segment.outputs, part.outputs)]
         how = [lies[n] if n < len(lies) else (U8, shape, (1,)) for n, (_, _, shape) in named]
         made = [
-            new[n - count] if n < len(lies) else partial(empty, shape, (1,), torch.uint8)
+            new[n - count] if n < len(lies) else empty(shape, (1,), torch.uint8, device)
             for n, (_, _, shape) in zip(segment.outputs, part.outputs)
         ]
         given = len(segment.inputs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -14,7 +13,8 @@ from tilec.driver import fast_call
 from tilec.driver.executable import Executable
 from tilec.process.forking import compiling
 from tilec.runtime import buffers
-from tilec.torch.call import MOST_SIZES, Key, empty_strided
+from tilec.torch.bound import new_strided
+from tilec.torch.call import MOST_SIZES, Key
 from tilec.torch.types import Results
 
 MOST_RECENT = 8  # calls that are tried one after the other, each of which compares types and sizes
@@ -65,7 +65,7 @@ class SizedCalls:
     def _prepared(self, executable: Executable, device: str | int, count: int) -> Call | None:
         inputs = [(dtype, shape, buffers.row_major(shape)) for _, dtype, shape in executable.compiled.inputs]
         outputs = [(dtype, shape, buffers.row_major(shape)) for _, dtype, shape in executable.outputs]
-        new = [partial(empty_strided(device), s, steps, buffers.to_torch(d.name)) for d, s, steps in outputs]
+        new = [new_strided(s, steps, buffers.to_torch(d.name), device) for d, s, steps in outputs]
         call = fast_call.prepare(executable, device, count, range(count), inputs, outputs, new, _no)
         if call is None or not any(kernel.sites for kernel in executable.emitted.kernels):
             return call

@@ -213,7 +213,7 @@ def write(
         return
     if buffer.row_of is None and not differs(offset):
         offset = np.full(context.lanes, offset)
-    elif buffer.row_of is None and offset.shape[0] == 1:  # all lanes store a vector at one place
+    elif buffer.row_of is None and differs(offset) and offset.shape[0] == 1:  # all lanes store a vector at one place
         offset = np.broadcast_to(offset, (context.lanes, *offset.shape[1:]))
     index = buffer.index(offset)
     if mask is not None:
