@@ -403,6 +403,27 @@ def test_open_sizes_that_divide_others():
     assert not NONE.proves(G - 1 - c // (C // G)) and C % G is not term(0)
 
 
+@pytest.mark.parametrize("most", [None, 4096])
+@pytest.mark.parametrize("k", [3, 8, 16])
+def test_blocks_of_open_sizes_whose_elements_change_places(k, most):
+    N, j = size("N", k, most, multiple=k), index("j", 64)
+    n = index("n", N)
+    block, at = n // k * k, n % k
+    for x in (block + (n + k // 2) % k, block + k - 1 - at, block + 5 * n % k, block + (n + j) % k, block + j * n % k,
+              N - k - block + at, N - k - block + (n + 1) % k, block + n // 2 % k, at * (N // k) + n // k):  # fmt: skip
+        assert NONE.proves(x) and NONE.proves(N - 1 - x), x
+        assert not NONE.proves(x - 1) and not NONE.proves(N - 2 - x), x
+
+
+def test_open_blocks_whose_elements_change_places():
+    M, B = size("M"), size("B")
+    N, n, j = M * B, index("n", M * B), index("j", B)
+    block, at = n // B * B, n % B
+    for x in (block + (n + 1) % B, block + B - 1 - at, block + (n + j) % B, (n + 1) % B * M + n // B, at * M + n // B):
+        assert NONE.proves(x) and NONE.proves(N - 1 - x), x
+        assert not NONE.proves(x - 1) and not NONE.proves(N - 2 - x), x
+
+
 def test_views():
     M, N = size("M"), size("N")
     p, m, n = index("p", M * N), index("m", M), index("n", N)

@@ -12,7 +12,7 @@ from math import gcd, inf
 from typing import Protocol
 
 from tilec.index.answers import remembered
-from tilec.index.terms import Cond, Leaf, Term, at_least, split, sum_of, term, total
+from tilec.index.terms import Cond, Leaf, Term, at_least, remainders, split, sum_of, term, total
 
 STEPS = 24
 """Of one proof: with 80 no more was proved of 2,400 questions, and the slowest took 40 times as long."""
@@ -32,7 +32,7 @@ class Known(Protocol):
 
 def search(facts: Known, p: Term, steps: list[int]) -> bool:
     """Whether p >= 0 where the facts hold, in as many steps as are left of `steps`."""
-    p = _tight(p)
+    p = _tight(facts, p)
     low, high = facts.bounds(p)
     if low >= 0 or high < 0 or steps[0] <= 0 or not p.leaves:
         return low >= 0
@@ -40,6 +40,10 @@ def search(facts: Known, p: Term, steps: list[int]) -> bool:
     if any(m[0] in m[1:] for m in p.parts if m):  # N * N - 2 * N + 2 is M * M + 1 for M = N - 1, which is not negative
         lows = {x: facts.bounds(term(x))[0] for x in p.leaves}
         if -inf not in lows.values() and all(f >= 0 for f in _moved(p, lows).parts.values()):
+            return True
+    for c, _, k, other in remainders(p, partial=True):  # 0 to k - 1
+        (least, most), positive = facts.bounds(c), facts.is_divisor(k)
+        if positive and (least >= 0 or most <= 0) and search(facts, other if least >= 0 else other + c * (k - 1), steps):
             return True
     leaf = _last(facts, p.leaves)
     return any(all(search(here, q, steps) for here, q in case) for case in _cases(facts, leaf, *p.collect(leaf)))
@@ -104,8 +108,12 @@ def _moved(p: Term, by: Mapping[Leaf, float]) -> Term:
     return total([reduce(Term.__mul__, (term(x) + int(by[x]) for x in m), term(f)) for m, f in p.parts.items()])
 
 
-def _tight(p: Term) -> Term:
-    """A sum of integers that is at least 0 just where p is: its factors' common divisor is taken out."""
+def _tight(facts: Known, p: Term) -> Term:
+    """A sum of integers that is at least 0 only where p is: its parts' common divisors are taken out."""
+    for leaf in p.leaves if p.parts and () not in p.parts else ():
+        c, r = p.collect(leaf)
+        if r is term(0) and facts.is_divisor(term(leaf)):
+            return _tight(facts, c)
     g = gcd(*(f for m, f in p.parts.items() if m))
     return sum_of({m: f // g for m, f in p.parts.items() if f // g}) if g > 1 else p
 
