@@ -25,12 +25,12 @@ def negative(a):
 
 
 def masked(a, b):
-    return Expr("arith.select", (CONDITION, a, b))
+    return Expr("arith.select", (CONDITION, a, b), "")
 
 
 FACTORS = {
     "a product": (times(X, constant(3.0)), X, 3.0, times(STATE, constant(3.0))),
-    "from the left": (times(constant(3.0), X), X, 3.0, times(STATE, constant(3.0))),
+    "from the left": (times(constant(3.0), X), X, 3.0, times(constant(3.0), STATE)),
     "several": (over(times(X, constant(3.0)), constant(2.0)), X, 1.5, over(times(STATE, constant(3.0)), constant(2.0))),
     "twice negative": (negative(times(X, constant(-2.0))), X, 2.0, negative(times(STATE, constant(-2.0)))),
     "a mask": (masked(times(X, constant(2.0)), constant(-inf)), masked(X, constant(-inf)), 2.0, times(STATE, constant(2.0))),

@@ -58,7 +58,7 @@ def drawn(rule: Rule) -> dict[str, np.ndarray]:
     """Numbers of each variable's interval: the ends, evenly, and by magnitude."""
     rng, found = np.random.default_rng(0), {}
     for name, given in rule.arguments.items():
-        if len(given) != 2 or name == "k":
+        if len(given) != 2 or name == "k" or np.isinf(given[0]):
             found[name] = rng.choice(given, 3 * COUNT)
             continue
         low, high = given
@@ -72,7 +72,7 @@ def drawn(rule: Rule) -> dict[str, np.ndarray]:
 
 
 def variables(x: Expr) -> dict[str, Expr]:
-    own = {x.key: x} if x.op == "variable" else {}
+    own = {x.key: x} if x.op in ("variable", "numeral") else {}
     return own | {k: v for a in x.args for k, v in variables(a).items()}
 
 
@@ -83,11 +83,12 @@ IDS = [f"{rule.name} {n}" for n, rule in enumerate(RULES)]
 def test_every_rule_errs_by_no_more_than_it_says(rule):
     values = drawn(rule)
     assert rule.source and set(values) == set(variables(rule.pattern))
-    constants = values.pop("c", [None])  # the replacement is made of this number
-    for c in np.random.default_rng(1).choice(np.unique(constants), 24) if "c" in rule.arguments else constants:
-        numbers = {} if c is None else {"c": float(c)}
-        terms = variables(rule.pattern) | {k: constant(v) for k, v in numbers.items()}
-        x = rule.pattern.replace(lambda p, t=terms: t.get(p.key) if p.op == "variable" else None)
+    terms, rng = variables(rule.pattern), np.random.default_rng(1)
+    numerals = {k: values.pop(k) for k, part in terms.items() if part.op == "numeral"}  # the replacement is made of these numbers
+    for _ in range(24 if numerals else 1):
+        numbers = {k: float(rng.choice(np.unique(v))) for k, v in numerals.items()}
+        terms = terms | {k: constant(v) for k, v in numbers.items()}
+        x = rule.pattern.replace(lambda p, t=terms: t.get(p.key) if p.op in ("variable", "numeral") else None)
         now = rule.replace(rule.pattern, terms)
         with np.errstate(all="ignore"):
             if not (rule.error or rule.roundings):
@@ -105,12 +106,13 @@ def test_every_rule_errs_by_no_more_than_it_says(rule):
 
 @pytest.mark.parametrize("rule", RULES, ids=IDS)
 def test_every_rule_fits_its_own_pattern_alone(rule):
-    leaves = {name: Expr("element", key=name, type=x.type) for name, x in variables(rule.pattern).items()}
-    x = rule.pattern.replace(lambda p: leaves[p.key] if p.op == "variable" else None)
+    own = variables(rule.pattern)
+    leaves = {n: constant(3.0) if x.op == "numeral" else Expr("element", key=n, type=x.type) for n, x in own.items()}
+    x = rule.pattern.replace(lambda p: leaves[p.key] if p.op in ("variable", "numeral") else None)
     assert match(rule.pattern, x) == leaves
-    assert match(rule.pattern, Expr("arith.negf", (x,))) is None
+    assert match(rule.pattern, Expr("math.ceil", (x,))) is None
     other = Expr(x.op, (*x.args[:-1], Expr("element", key="another")), x.key, type=x.type)
-    if rule.pattern.args[-1].op != "variable":
+    if rule.pattern.args[-1].op != "variable":  # numerals are numbers alone
         assert match(rule.pattern, other) is None
 
 

@@ -28,6 +28,7 @@ from tilec.analysis.factor_access import FactorAccess, factor_of_element
 from tilec.analysis.linear_factor import linear_factor
 from tilec.analysis.online_reduction import derive
 from tilec.analysis.products import stored_term
+from tilec.analysis.rules import rewritten
 from tilec.analysis.subscripts import head_group
 from tilec.analysis.weights import largest, narrow_type, without_rounding
 from tilec.core import mlir
@@ -138,7 +139,7 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
     scores = made[0]
     totals = dict(enumerate(reader.totals))
     plain = lambda x: without_idle_roundings(with_single_conditions(x), totals)  # noqa: E731
-    others = [replace(t, term=_factored(plain(t.term))) for t in reader.totals if t not in made]
+    others = [replace(t, term=rewritten(plain(t.term), "chain")) for t in reader.totals if t not in made]
     online = derive(others, between, rounded=True)
     if isinstance(online, str):
         raise Unreadable(online)
@@ -287,22 +288,6 @@ def _cheapened(x: Expr) -> Expr:
         return None if z is part or not 2.0**-100 < abs(c) < 2.0**100 else Expr("arith.mulf", (z.replace(cheap), constant(c)))
 
     return x.replace(cheap)
-
-
-def _factored(x: Expr) -> Expr:
-    """A term with one product in place of two that share a factor and are added: p g - p d is p (g - d)."""
-
-    def common(part: Expr) -> Expr | None:
-        if part.op not in ("arith.addf", "arith.subf") or any(a.op != "arith.mulf" for a in part.args):
-            return None
-        one, other = part.args
-        for n, factor in enumerate(one.args):
-            if factor in other.args:
-                rest = (one.args[1 - n], other.args[1 - other.args.index(factor)])
-                return Expr("arith.mulf", (factor, Expr(part.op, rest)))
-        return None
-
-    return x.replace(common)
 
 
 # ---- masks -------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def around(op: ir.Operation) -> ir.Operation:
 
 def update_of(op: ir.Operation) -> ir.Operation:
     """What a reduction with one result combines its state and a term by."""
-    return mlir.definition(list(mlir.body_of(op).operations)[-1].operation.operands[0])
+    return mlir.definition(mlir.yielded(op)[0])
 
 
 def is_elementwise(op: ir.Operation) -> bool:

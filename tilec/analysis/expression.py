@@ -185,8 +185,7 @@ class Reader:
         if "tilec.scan" in operation.attributes:
             raise Unreadable(f"{_name(operation)} is a scan")
         body = _Body(self, operation, own)
-        (*_, end) = block.operations
-        value = end.operation.operands[number]
+        value = mlir.yielded(operation)[number]
         if not reduction:
             return body.expression(value)
         state = list(block.arguments)[len(inputs) + number]
@@ -201,9 +200,8 @@ class Reader:
 
     def _extreme(self, operation: ir.Operation, number: int, own: Dims, body: _Body) -> Expr:
         """The value or the position of an argmax or argmin: both are selected by one comparison of the value."""
-        (*_, end) = body.block.operations
         states = list(body.block.arguments)[len(mlir.inputs_of(operation)) :]
-        updates = [mlir.definition(v) for v in end.operation.operands]
+        updates = [mlir.definition(v) for v in mlir.yielded(operation)]
         condition = updates[number].operands[0]
         chosen = [n for n, u in enumerate(updates) if _chooses(u, condition, states[n])]
         values = [n for n in chosen if isinstance(states[n].type, ir.FloatType)]

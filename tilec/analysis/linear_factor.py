@@ -1,48 +1,51 @@
-"""Numbers that a scalar is multiplied by: x = c z, read from its expression."""
+"""Numbers that a scalar is multiplied by: x = c z, read from its expression by the rules of `factor`."""
 
 from __future__ import annotations
 
-from math import inf
-
 from tilec.analysis.expression import Expr
+from tilec.analysis.rules import rules_for, rules_on
+
+
+def varying(x: Expr) -> list[int]:
+    """Which operands are neither numbers nor conditions."""
+    return [n for n, a in enumerate(x.args) if a.number is None and a.type != "i1"]
+
+
+def _with_factor(x: Expr) -> Expr:
+    """An expression as a product with a number, where the rules make it one: of its one varying operand first."""
+    if not rules_on(x.op, "factor") or len(own := varying(x)) != 1:
+        return x
+    args = (*x.args[: own[0]], _with_factor(x.args[own[0]]), *x.args[own[0] + 1 :])
+    changed = Expr(x.op, args, x.key, x.own_dims, x.type, x.template)
+    return next((rule.replace(changed, found) for rule, found in rules_for(changed, "factor")), x)
 
 
 def linear_factor(x: Expr) -> tuple[Expr, float]:
     """(z, c) with x = c z for a number c; a condition's -inf (+inf) stays what it is under a positive c."""
-    z, c, _ = _peeled(x)
-    return z, c
+    product = _with_factor(x)
+    if product.op == "arith.mulf":
+        for z, c in (product.args, product.args[::-1]):
+            if c.number:
+                return z, c.number
+    return x, 1.0
 
 
 def inside(x: Expr, state: Expr) -> tuple[Expr, Expr]:
     """A maximum's term without a positive factor, and that factor applied to the maximum: rounding keeps order, so
     this is exact."""
-    z, c, taken = _peeled(x)
+    z, c = linear_factor(x)
     if c == 1 or c <= 0:
         return x, state
-    for op, number in taken:
-        state = Expr(op, (state, *number))
-    return z, state
+    core = z
+    while core.op == "arith.select" and len(own := varying(core)) == 1:
+        core = core.args[own[0]]
+    return z, _applied(x, core, state)
 
 
-def _peeled(x: Expr) -> tuple[Expr, float, list[tuple[str, tuple[Expr, ...]]]]:
-    """z and c, and what makes x of z, the innermost first: a product or a quotient with its number, or a negation."""
-    match x.op:
-        case "arith.mulf" | "arith.divf":
-            a, b = x.args
-            if x.op == "arith.mulf" and a.number is not None:
-                a, b = b, a
-            if b.number:
-                z, c, taken = _peeled(a)
-                return z, c * b.number if x.op == "arith.mulf" else c / b.number, [*taken, (x.op, (b,))]
-        case "arith.negf":
-            z, c, taken = _peeled(x.args[0])
-            return z, -c, [*taken, (x.op, ())]
-        case "arith.select":
-            condition, a, b = x.args
-            for own, outside, order in ((a, b, 1), (b, a, -1)):
-                if outside.number in (inf, -inf):
-                    z, c, taken = _peeled(own)
-                    if c > 0:
-                        chosen = (condition, *(z, outside)[::order])
-                        return Expr(x.op, chosen, x.key, x.own_dims, x.type, x.template), c, taken
-    return x, 1.0, []
+def _applied(x: Expr, core: Expr, state: Expr) -> Expr:
+    """What `x` is where its part `core` is `state`, and conditions choose what is made of that part."""
+    if x == core:
+        return state
+    (n,) = varying(x)
+    changed = _applied(x.args[n], core, state)
+    return changed if x.op == "arith.select" else Expr(x.op, (*x.args[:n], changed, *x.args[n + 1 :]))

@@ -1,11 +1,12 @@
 """Patterns of expressions, and one matcher of them: for values of an operation's body, and for `Expr`s.
 
-A pattern is an `Expr` whose leaves are variables and numbers. A variable stands for the same part wherever it is.
+A pattern is an `Expr` whose leaves are variables, numerals and numbers. A variable stands for the same part wherever it is, a
+numeral for a number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tilec.analysis.expression import Expr, attributes_of, constant
 from tilec.core import mlir
@@ -21,29 +22,44 @@ def variable(name: str, type_: str = "f32") -> Expr:
     return Expr("variable", key=name, type=type_)
 
 
-def match(pattern: Expr, x: Scalar) -> dict[str, Scalar] | None:
-    """What the pattern's variables stand for in an expression; None where it has another form. Operands of sums and products may be
-    in either order."""
-    return _match(pattern, x, {})
+def numeral(name: str) -> Expr:
+    return Expr("numeral", key=name)
 
 
-def _match(pattern: Expr, x: Scalar, found: dict[str, Scalar]) -> dict[str, Scalar] | None:
-    if pattern.op == "variable":
-        known = found.get(pattern.key)
-        return found | {pattern.key: x} if known is None else found if known == x else None
-    if pattern.op == "constant":
-        return found if number(x) == pattern.key else None
-    if name_of(x) != pattern.op or (pattern.key is not None and pattern.key != _attributes(x)):
-        return None
-    parts = parts_of(x)
-    return _all(pattern, parts, found) or (_all(pattern, parts[::-1], found) if pattern.op in _COMMUTATIVE else None)
+Condition = Callable[[Scalar, Found], bool]
+"""Of an expression that a pattern fits, and what its variables stand for."""
 
 
-def _all(pattern: Expr, parts: Sequence[Scalar], found: dict[str, Scalar]) -> dict[str, Scalar] | None:
-    now: dict[str, Scalar] | None = found
-    for p, part in zip(pattern.args, parts):
-        now = _match(p, part, now) if now is not None else None
-    return now
+def always(_: Scalar, __: Found) -> bool:
+    return True
+
+
+def match(pattern: Expr, x: Scalar, condition: Condition = always) -> Found | None:
+    """What the pattern's variables stand for in an expression, such that a condition holds; None where it has another form.
+    Operands of sums and products may be in either order."""
+    return next((found for found in _matches(pattern, x, {}) if condition(x, found)), None)
+
+
+def _matches(pattern: Expr, x: Scalar, found: Found) -> Iterator[Found]:
+    if pattern.op in ("variable", "numeral"):
+        known = found.get(pattern.key, x)
+        if known == x and (pattern.op == "variable" or number(x) is not None):
+            yield {**found, pattern.key: x}
+    elif pattern.op == "constant":
+        if number(x) == pattern.key:
+            yield found
+    elif name_of(x) == pattern.op and (pattern.key is None or pattern.key == _attributes(x)):
+        parts = parts_of(x)
+        for order in (parts, parts[::-1])[: 2 if pattern.op in _COMMUTATIVE else 1]:
+            yield from _all(pattern.args, order, found)
+
+
+def _all(patterns: Sequence[Expr], parts: Sequence[Scalar], found: Found) -> Iterator[Found]:
+    if not patterns:
+        yield found
+        return
+    for now in _matches(patterns[0], parts[0], found):
+        yield from _all(patterns[1:], parts[1:], now)
 
 
 # ---- both kinds of expressions ----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from tilec.analysis import softmax_weights as weights
 from tilec.analysis.float_ranges import range_of
-from tilec.analysis.products import factors_of
+from tilec.analysis.products import factors_of, summed
 from tilec.analysis.rules import NAMED, Rule, rules_for
 from tilec.core import mlir
 from tilec.core.functions import HIDDEN
@@ -60,7 +60,7 @@ class _Analysis:
             return number < len(mlir.inputs_of(owner)) and self.gains(owner.operands[number])
         if mlir.is_generic(op):
             result = list(op.results).index(value)
-            return self.gains(list(mlir.body_of(op).operations)[-1].operands[result])
+            return self.gains(mlir.yielded(op)[result])
         if op.name == "tensor.extract" or len(op.regions):
             return True
         return _has_form(op) or any(self.gains(v) for v in op.operands)
@@ -91,7 +91,7 @@ def _generic(op: ir.Operation, state: _Analysis) -> None:
     sums: list[ir.Operation] = []
     kind = mlir.get_string(op, "tilec.multiplicand")
     if kind in HIDDEN and (factors := factors_of(op)) is not None:
-        total = mlir.definition(list(block.operations)[-1].operands[0])
+        total = mlir.definition(mlir.yielded(op)[0])
         sums += [total, *(made for v in total.operands if (made := mlir.definition(v)) is not None)]
         for factor in factors:
             state.allow(factor, HIDDEN[kind])
@@ -99,7 +99,7 @@ def _generic(op: ir.Operation, state: _Analysis) -> None:
         inner = view.operation
         if inner.name == "linalg.yield":
             for n, (value, result) in enumerate(zip(inner.operands, op.results)):
-                term = _term_of_sum(op, value, n) if reduces else None
+                term = _term_of_sum(op, n) if reduces else None
                 if term is not None:
                     sums.append(mlir.definition(value))
                     value, made = term, mlir.definition(term)
@@ -121,22 +121,16 @@ def _is_extreme(value: ir.Value) -> bool:
     return made is not None and made.name in ("arith.maximumf", "arith.minimumf")
 
 
-def _term_of_sum(op: ir.Operation, value: ir.Value, n: int) -> ir.Value | None:
+def _term_of_sum(op: ir.Operation, n: int) -> ir.Value | None:
     """The terms of a reduction's result `n`, if none is negative: such a sum errs by no more than its terms."""
-    add, fill = mlir.definition(value), mlir.definition(mlir.outputs_of(op)[n])
-    arguments = list(mlir.body_of(op).arguments)
-    so_far = arguments[len(mlir.inputs_of(op)) + n]
-    if add is None or add.name != "arith.addf" or so_far not in list(add.operands):
+    if (term := summed(op, n)) is None:
         return None
-    if fill is None or fill.name != "linalg.fill" or mlir.constant_value(fill.operands[0]) != 0:
-        return None
-    term = add.operands[1] if add.operands[0] == so_far else add.operands[0]
-    found = range_of(term)
+    found, arguments = range_of(term), list(mlir.body_of(op).arguments)
     if term in arguments:  # made by an operation before
         maker = mlir.definition(op.operands[arguments.index(term)])
         if maker is not None and mlir.is_generic(maker) and "reduction" not in mlir.iterators_of(maker):
             result = list(maker.results).index(op.operands[arguments.index(term)])
-            found = range_of(list(mlir.body_of(maker).operations)[-1].operands[result])
+            found = range_of(mlir.yielded(maker)[result])
     return term if found[0] >= 0 else None
 
 

@@ -38,14 +38,28 @@ def factors_of(op: ir.Operation) -> tuple[ir.Value, ir.Value] | None:
 
 def product_of(op: ir.Operation) -> ir.Operation | None:
     """The product that an operation adds to its one state; None where it adds another term."""
-    body = mlir.body_of(op)
-    (total, *others) = list(body.operations)[-1].operation.operands
-    state, added = list(body.arguments)[-1], mlir.definition(total)
-    if others or added is None or added.name not in _PRODUCTS or state not in list(added.operands):
+    added, term = combined(op) or (None, None)
+    if added is None or term is None or len(op.results) > 1:
         return None
-    a, b = added.operands
-    product = mlir.definition(b if a == state else a)
-    return product if product is not None and product.name == _PRODUCTS[added.name] else None
+    product = mlir.definition(term)
+    return product if product is not None and product.name == _PRODUCTS.get(added.name) else None
+
+
+def combined(op: ir.Operation, number: int = 0) -> tuple[ir.Operation, ir.Value] | None:
+    """What combines a state with a term, for the result of this number, and the term; None where it is made in another way."""
+    state, update = list(mlir.body_of(op).arguments)[len(mlir.inputs_of(op)) + number], mlir.definition(mlir.yielded(op)[number])
+    if update is None or len(update.operands) != 2 or state not in list(update.operands):
+        return None
+    a, b = update.operands
+    return update, b if a == state else a
+
+
+def summed(op: ir.Operation, number: int) -> ir.Value | None:
+    """The term of the sum, from 0 on, that the result of this number is."""
+    update, term = combined(op, number) or (None, None)
+    fill = mlir.definition(mlir.outputs_of(op)[number])
+    from_zero = fill is not None and fill.name == "linalg.fill" and mlir.constant_value(fill.operands[0]) == 0
+    return term if update is not None and update.name == "arith.addf" and from_zero else None
 
 
 def leaves_of(value: ir.Value) -> list[ir.Value]:

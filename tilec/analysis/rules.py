@@ -3,37 +3,45 @@
     exp(x)              ->  exp2(x log2(e) / 2)^2            the square reaches subnormal numbers, the instruction does not
     1 / (1 + exp(-x))   ->  e / (1 + e), e = exp(min(x, 60))
     x / 2.0             ->  x * 0.5                          exact
+    x * 2.0 / 3.0       ->  x * (2 / 3)                      so that analyses find the number that `x` is multiplied by
 
 Rules of `fuse` are approximations. `tilec/analysis/precision.py` allows them where a rounding hides their error, or where they stay
 within a function's documented error. Approximate instructions have `fastmath<afn>`; quotients with `arcp` are products with an
 approximate reciprocal. They are for CUDA; a CPU uses those for arguments within a known range: `near` and `below`. The rules of
-`simplify` are exact, and hold everywhere.
+`simplify` are exact, and hold everywhere. Those of `factor` and `chain` are for expressions that analyses read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tilec.analysis import softmax_weights as weights
 from tilec.analysis.expression import Expr, constant
 from tilec.analysis.float_ranges import NEAR, is_shared, range_of
-from tilec.analysis.patterns import Found, Scalar, match, name_of, number, parts_of, read, type_of, variable
+from tilec.analysis.patterns import (
+    Condition,
+    Found,
+    Scalar,
+    always,
+    match,
+    name_of,
+    number,
+    numeral,
+    parts_of,
+    read,
+    type_of,
+    variable,
+)
 from tilec.core import mlir
 from tilec.core.coefficients import COS, ERF, ERFC, EXPM1_NEAR, LARGER, LOG1P, LOG1P_NEAR, LOG2_NEAR, SIN
 from tilec.core.diagnostics import InternalError
 
 Interval = tuple[float, float]
-Condition = Callable[[Scalar, Found], bool]
-"""Of an expression that a pattern fits, and what its variables stand for."""
 LOG2_E = math.log2(math.e)
 SCALE = 2.0**64
-
-
-def _always(_: Scalar, __: Found) -> bool:
-    return True
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class Rule:
     stage: str = "fuse"
     kinds: tuple[str, ...] = ("cuda",)
     type: str | None = "f32"
-    condition: Condition = _always
+    condition: Condition = always
 
     def replace(self, x: Scalar, found: Found) -> Expr:
         """What takes the place of `x`, in its type."""
@@ -67,7 +75,8 @@ class Rule:
 # ---- expressions ------------------------------------------------------------------------------------------------------
 
 AFN, ARCP = (f"fastmath = #arith.fastmath<{flag}>" for flag in ("afn", "arcp"))
-X, Y = variable("x"), variable("y")
+X, Y, Z, A, C = *map(variable, "xyz"), numeral("a"), numeral("c")
+K = variable("k", "i1")
 ONE = constant(1.0)
 
 
@@ -237,8 +246,7 @@ def _has_power(_: Scalar, found: Found) -> bool:
 
 
 def _has_factor(_: Scalar, found: Found) -> bool:
-    factor = number(found["c"])
-    return factor is not None and 2.0**-16 <= abs(factor) <= 2.0**16
+    return 2.0**-16 <= abs(number(found["c"]) or 0) <= 2.0**16
 
 
 def _is_quotient(shared: bool, of_weights: bool | None = None) -> Condition:
@@ -255,8 +263,8 @@ def _is_quotient(shared: bool, of_weights: bool | None = None) -> Condition:
 
 def _is_power_of_two(_: Scalar, found: Found) -> bool:
     """A subnormal inverse would round."""
-    divisor = number(found["c"])
-    if divisor is None or not math.isfinite(divisor) or abs(math.frexp(divisor)[0]) != 0.5:
+    divisor = number(found["c"]) or 0
+    if not math.isfinite(divisor) or abs(math.frexp(divisor)[0]) != 0.5:
         return False
     return 1e-30 < abs(1 / divisor) < 1e30
 
@@ -269,6 +277,15 @@ def _is_widened_zero(x: Scalar, found: Found) -> bool:
     return isinstance(widened, Expr) or len(mlir.uses(widened)) == 1
 
 
+def _is_no_zero(_: Scalar, found: Found) -> bool:
+    return all(number(part) != 0 for name, part in found.items() if name in "ac")
+
+
+def _is_mask(_: Scalar, found: Found) -> bool:
+    """Whether a positive number leaves the other choice what it is."""
+    return (number(found["a"]) or 0) > 0 and number(found["z"]) in (math.inf, -math.inf)
+
+
 # ---- the table --------------------------------------------------------------------------------------------------------
 
 _SMALL = _call("math.exp", _negated(_absolute(X)))
@@ -278,6 +295,7 @@ SIGMOIDS = (
 )
 ALL: Interval = (-3e38, 3e38)
 NORMAL: Interval = (2.0**-126, 3e38)
+NUMBERS = tuple(sign * 1.7**n for n in range(-20, 20) for sign in (1, -1))
 POWERS = tuple(sign * 2.0**n for n in range(-99, 100, 9) for sign in (1, -1))
 CODE = "instructions of sm_90; errors of PTX ISA 8, `ex2.approx`, `lg2.approx`, `rcp.approx`, `tanh.approx`, `sqrt.approx`"
 FIT = "`tilec/core/coefficients.py`"
@@ -318,6 +336,15 @@ def _near(op: str, form: str, saved: int, **error: Any) -> Rule:
     )  # fmt: skip
 
 
+def _factor(
+    name: str, pattern: Expr, replacement: Callable[..., Expr], condition: Condition = _is_no_zero, **more: tuple[float, ...]
+) -> Rule:
+    """An expression as a product with a number."""
+    arguments = {"x": (-1e8, 1e8)} | {leaf.key: NUMBERS for leaf in pattern.leaves if leaf.op == "numeral"} | more
+    return Rule(name, pattern, replacement, arguments, "real numbers: the factor and the product are rounded", roundings=2.1,
+                kinds=(), stage="factor", type=None, condition=condition)  # fmt: skip
+
+
 RULES = (
     Rule("exp", _function("exp"), _exp, {"x": (-87, 88)}, CODE, error=2.0**-16, saved=5),
     Rule("exp_weight", _function("exp"), lambda x: _approximate("exp2", _times(x, LOG2_E)), {"x": (-16, 0)},
@@ -356,32 +383,53 @@ RULES = (
          {"x": (-1e18, 1e18), "y": (1e-18, 1e18)}, "the nearest float: `_divide_rounded` in `tilec/runtime/cuda/device/scalar.py`",
          roundings=1, condition=_is_quotient(shared=True)),
     Rule("one_plus_tanh", _plus(_call("math.tanh", X), 1.0), _one_plus_tanh, {"x": (-43, 3e38)}, CODE, error=2.0**-16, saved=9),
-    Rule("one_plus_erf", _plus(_call("math.erf", _times(X, variable("c"))), 1.0), _one_plus_erf,
+    Rule("one_plus_erf", _plus(_call("math.erf", _times(X, C)), 1.0), _one_plus_erf,
          {"x": (-2.4, 40), "c": (0.5, 1.5)}, FIT, error=2.0**-13, saved=12, condition=_has_factor),
     Rule("one_plus_erf", _plus(_call("math.erf", X), 1.0), _one_plus_erf, {"x": (-3.6, 40)}, FIT, error=2.0**-13, saved=12),
-    Rule("divided_by_power_of_two", _over(X, variable("c")), lambda x, c: _times(x, 1 / c.key), {"x": (-1e8, 1e8), "c": POWERS},
+    Rule("divided_by_power_of_two", _over(X, C), lambda x, c: _times(x, 1 / c.key), {"x": (-1e8, 1e8), "c": POWERS},
          "IEEE 754: both round the same number", condition=_is_power_of_two, kinds=(), stage="simplify", type=None),
-    *(Rule("chosen_before_" + op, Expr("arith.select", (variable("k", "i1"), Expr(op, (X,)), variable("z"))),
+    *(Rule("chosen_before_" + op, _choice(K, Expr(op, (X,)), Z),
            lambda k, x, z, op=op: Expr(op, (_choice(k, x, constant(0, x.type)),)), {"k": (0, 1), "x": (-100, 100), "z": (0.0,)},
            "an element, or 0, is then loaded under a condition; widening keeps every value", condition=_is_widened_zero, kinds=(),
            stage="simplify", type=None)
       for op in ("arith.extf", "arith.extsi")),
+    _factor("product_of_product", _times(_times(X, A), C), lambda x, a, c: _times(x, a.key * c.key)),
+    _factor("quotient_of_product", _over(_times(X, A), C), lambda x, a, c: _times(x, a.key / c.key)),
+    _factor("quotient", _over(X, C), lambda x, c: _times(x, 1 / c.key)),
+    _factor("negated_product", _negated(_times(X, A)), lambda x, a: _times(x, -a.key)),
+    _factor("negated", _negated(X), lambda x: _times(x, -1.0)),
+    *(_factor(name, _choice(K, *(_times(X, A), numeral("z"))[::order]),
+              lambda k, x, a, z, order=order: _times(replace(_choice(k, *(x, z)[::order]), key=""), a),
+              condition=_is_mask, k=(0, 1), z=(-math.inf, math.inf))
+      for name, order in (("product_or_infinite", 1), ("infinite_or_product", -1))),
+    *(Rule("common_factor", op(_times(X, Y), _times(X, Z)), lambda x, y, z, op=op: _times(x, op(y, z)),
+           dict.fromkeys("xyz", (-1e6, 1e6)), "one rounding fewer", roundings=2.1, kinds=(), stage="chain")
+      for op in (_plus, _minus)),
 )  # fmt: skip
 """Of one operation the shortest first."""
 NAMED = {rule.name: rule for rule in reversed(RULES)}
-_BY_OPERATION: dict[str, list[Rule]] = {}
+_BY_OPERATION: dict[tuple[str, str], list[Rule]] = {}
 for _rule in RULES:
-    _BY_OPERATION.setdefault(_rule.pattern.op, []).append(_rule)
+    _BY_OPERATION.setdefault((_rule.stage, _rule.pattern.op), []).append(_rule)
+
+
+def rules_on(operation: str, stage: str) -> Sequence[Rule]:
+    """The rules of a stage for expressions that an operation of this name computes."""
+    return _BY_OPERATION.get((stage, operation), ())
 
 
 def rules_for(x: Scalar, stage: str = "fuse", kind: str | None = "cuda") -> Iterator[tuple[Rule, Found]]:
     """The rules of a stage that an expression fits, in the table's order, with what their variables stand for; of `fuse` those for
     targets of a kind ("cuda", "cpu")."""
-    for rule in _BY_OPERATION.get(name_of(x), ()):
-        if rule.stage == stage and (stage != "fuse" or kind in rule.kinds) and rule.type in (None, type_of(x)):
-            found = match(rule.pattern, x)
-            if found is not None and rule.condition(x, found):
-                yield rule, found
+    for rule in rules_on(name_of(x), stage):
+        able = (stage != "fuse" or kind in rule.kinds) and rule.type in (None, type_of(x))
+        if able and (found := match(rule.pattern, x, rule.condition)) is not None:
+            yield rule, found
+
+
+def rewritten(x: Expr, stage: str) -> Expr:
+    """An expression of which each part that a rule of a stage fits is what the rule makes of it; outer parts first."""
+    return x.replace(lambda part: next((rule.replace(part, found) for rule, found in rules_for(part, stage)), None))
 
 
 def replacement(name: str, x: Scalar) -> Expr:

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from math import inf, prod
 
+from tilec.analysis.expression import Expr, constant
+from tilec.analysis.patterns import match, variable
+from tilec.analysis.products import summed
 from tilec.core import mlir
 from tilec.core.mlir import ir
 
@@ -20,19 +23,21 @@ ERROR = 2.0**-19
 """Relative to the sum, of up to four million weights; of more it is a smaller share of what the sum may err by."""
 
 
+_WEIGHT = Expr("math.exp", (Expr("arith.subf", (variable("x"), variable("maximum"))),))
+_SIZE = Expr("math.absf", (variable("x"),))
+_FINITE = Expr("arith.select", (Expr("arith.cmpf", (_SIZE, constant(inf))), variable("x"), constant(0)))
+
+
 def is_weight(term: ir.Operation, reader: ir.Operation, result: int) -> bool:
     """Whether `term`, an operation in the body of the sum `reader`, is a weight of those that are added to its result with
     this number, and these are many."""
-    if term.name != "math.exp" or str(term.results[0].type) != "f32":
-        return False
-    difference = mlir.definition(term.operands[0])
-    if difference is None or difference.name != "arith.subf" or difference.block != term.block:
+    if len(term.results) != 1 or str(term.results[0].type) != "f32":
         return False
     maps, extents = [mlir.map_dims(m) for m in mlir.maps_of(reader)], mlir.extents_of(reader)
     kept = maps[len(mlir.inputs_of(reader)) + result]
     if mlir.DYNAMIC in extents or prod(e for d, e in enumerate(extents) if d not in kept) < LEAST:
         return False
-    maximum_dims = dims_of_maximum(difference.operands[0], difference.operands[1], or_zero=True)
+    maximum_dims = _dims_of_weight(term.results[0])
     return maximum_dims is not None and sorted(maximum_dims) == sorted(kept)
 
 
@@ -48,12 +53,8 @@ def is_sum(value: ir.Value) -> bool:
         return False
     number, maps = list(maker.results).index(sums), [mlir.map_dims(m) for m in mlir.maps_of(maker)]
     inputs, arguments = len(mlir.inputs_of(maker)), list(mlir.body_of(maker).arguments)
-    add, fill = mlir.definition(_yielded(maker)[number]), mlir.definition(mlir.outputs_of(maker)[number])
-    if add is None or add.name != "arith.addf" or arguments[inputs + number] not in list(add.operands):
+    if (term := summed(maker, number)) is None:
         return False
-    if fill is None or fill.name != "linalg.fill" or mlir.constant_value(fill.operands[0]) != 0:
-        return False
-    (term,) = [v for v in add.operands if v != arguments[inputs + number]] or [None]
     dims = {d: d for d in range(len(mlir.iterators_of(maker)))}
     if term in arguments[:inputs]:  # made by an operation before, whose dimensions are these
         made = maker.operands[arguments.index(term)]
@@ -62,13 +63,15 @@ def is_sum(value: ir.Value) -> bool:
             return False
         result = list(before.results).index(made)
         made_dims = mlir.map_dims(mlir.maps_of(before)[len(mlir.inputs_of(before)) + result])
-        dims, term = dict(zip(made_dims, maps[arguments.index(term)])), _yielded(before)[result]
-    weight = mlir.definition(term) if term is not None else None
-    difference = mlir.definition(weight.operands[0]) if weight is not None and weight.name == "math.exp" else None
-    if difference is None or difference.name != "arith.subf":
-        return False
-    maximum_dims = dims_of_maximum(difference.operands[0], difference.operands[1], or_zero=True)
+        dims, term = dict(zip(made_dims, maps[arguments.index(term)])), mlir.yielded(before)[result]
+    maximum_dims = _dims_of_weight(term)
     return maximum_dims is not None and sorted(dims.get(d, -1) for d in maximum_dims) == sorted(maps[inputs + number])
+
+
+def _dims_of_weight(term: ir.Value) -> list[int] | None:
+    """The dimensions of the maximum that a weight's exponent is a difference from; None of another term."""
+    found = match(_WEIGHT, term)
+    return None if found is None else dims_of_maximum(found["x"], found["maximum"], or_zero=True)
 
 
 def dims_of_maximum(value: ir.Value, largest: ir.Value, or_zero: bool = False) -> list[int] | None:
@@ -87,7 +90,7 @@ def dims_of_maximum(value: ir.Value, largest: ir.Value, or_zero: bool = False) -
         maker = mlir.definition(finite)
     if maker is None or not mlir.is_generic(maker) or len(maker.operands) != 2 or maker.operands[0] != tensor:
         return None
-    made = mlir.definition(_yielded(maker)[0])
+    made = mlir.definition(mlir.yielded(maker)[0])
     if made is None or made.name != "arith.maximumf":
         return None
     if {_widened(v) for v in made.operands} != {*mlir.body_of(maker).arguments}:
@@ -102,23 +105,11 @@ def _finite(op: ir.Operation) -> ir.Value | None:
     """x of an operation that yields x where |x| is not infinite, at the same place, and 0 elsewhere."""
     if len(op.results) != 1 or "reduction" in mlir.iterators_of(op):
         return None
-    choice = mlir.definition(_yielded(op)[0])
-    if choice is None or choice.name != "arith.select" or mlir.constant_value(choice.operands[2]) != 0:
+    if (found := match(_FINITE, mlir.yielded(op)[0])) is None:
         return None
-    condition, taken, _ = choice.operands
-    asked, arguments, maps = mlir.definition(condition), list(mlir.body_of(op).arguments), mlir.maps_of(op)
-    if taken not in arguments or asked is None or asked.name != "arith.cmpf":
-        return None
-    size = mlir.definition(asked.operands[0])
-    if size is None or size.name != "math.absf" or size.operands[0] != taken:
-        return None
-    n = arguments.index(taken)
-    same = n < len(mlir.inputs_of(op)) and maps[n] == maps[-1]
-    return op.operands[n] if same and mlir.constant_value(asked.operands[1]) == inf else None
-
-
-def _yielded(op: ir.Operation) -> list[ir.Value]:
-    return list(list(mlir.body_of(op).operations)[-1].operation.operands)
+    taken, arguments, maps = found["x"], list(mlir.body_of(op).arguments), mlir.maps_of(op)
+    n = arguments.index(taken) if taken in arguments else len(maps)
+    return op.operands[n] if n < len(mlir.inputs_of(op)) and maps[n] == maps[-1] else None
 
 
 def _widened(value: ir.Value) -> ir.Value:

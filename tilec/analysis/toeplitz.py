@@ -120,7 +120,7 @@ def _diagonal_of(op: ir.Operation, found: Mapping[ir.Value, Diagonal]) -> Diagon
     if not any(o.name == "linalg.index" for o in inner) and found.keys().isdisjoint(mlir.inputs_of(op)):
         return None
     terms, extents = BodyTerms(op, leaf=lambda x: _element(terms, x, found)), mlir.extents_of(op)
-    made = terms.of(list(block.operations)[-1].operands[0])
+    made = terms.of(mlir.yielded(op)[0])
     own = [
         {*mlir.map_dims(map_)}
         for value, map_, argument in zip(mlir.inputs_of(op), mlir.maps_of(op), block.arguments)

@@ -271,6 +271,11 @@ def body_of(op: ir.Operation) -> ir.Block:
     return op.regions[0].blocks[0]
 
 
+def yielded(op: ir.Operation) -> list[ir.Value]:
+    """What its body yields."""
+    return list(list(body_of(op).operations)[-1].operation.operands)
+
+
 def extents_of(op: ir.Operation) -> list[int]:
     """Static trip count of every iteration dimension (DYNAMIC where it is not static)."""
     maps = maps_of(op)
