@@ -117,6 +117,36 @@ def test_one_element_for_each_diagonal_gives_the_same_bits(case, rng):
     assert_within(written(body), arrays, list(after.values()), kind="cpu")
 
 
+def test_an_operand_that_is_not_read_has_no_diagonals():
+    with mlir.context(), ir.Location.unknown():
+        module = mlir.parse("""
+            #m = affine_map<(i, j) -> (i, j)>
+            func.func @f(%x: tensor<6x9xf32>) -> tensor<6x9xf32> {
+              %e = tensor.empty() : tensor<6x9xf32>
+              %t = linalg.generic {indexing_maps = [#m, #m], iterator_types = ["parallel", "parallel"]}
+                  ins(%x : tensor<6x9xf32>) outs(%e : tensor<6x9xf32>) attrs = {tilec.name = "t"} {
+              ^bb0(%a: f32, %o: f32):
+                %i = linalg.index 0 : index
+                %j = linalg.index 1 : index
+                %d = arith.subi %i, %j : index
+                %w = arith.index_cast %d : index to i64
+                %r = arith.sitofp %w : i64 to f32
+                linalg.yield %r : f32
+              } -> tensor<6x9xf32>
+              %y = linalg.generic {indexing_maps = [#m, #m, #m], iterator_types = ["parallel", "parallel"]}
+                  ins(%x, %t : tensor<6x9xf32>, tensor<6x9xf32>) outs(%e : tensor<6x9xf32>) attrs = {tilec.name = "y"} {
+              ^bb0(%a: f32, %b: f32, %o: f32):
+                %r = arith.addf %a, %b : f32
+                linalg.yield %r : f32
+              } -> tensor<6x9xf32>
+              return %y : tensor<6x9xf32>
+            }""")
+        (function,) = mlir.functions(module)
+        assert toeplitz_tensors(function) == {"t": ("t",)}
+        compress_toeplitz(function, ["t"])
+        assert "tensor<14xf32>" in str(function)
+
+
 def test_a_check_moves_to_the_diagonals(rng):
     arrays = inputs(rng)
     _, result = lowered(written(FORMS["a checked gather"][0]), None, arrays, target="cpu", end="simplify", emit=False)

@@ -94,9 +94,9 @@ def _closure(value: ir.Value, diagonal: Diagonal, found: Mapping[ir.Value, Diago
 def followed(
     op: ir.Operation, diagonal: Diagonal, found: Mapping[ir.Value, Diagonal]
 ) -> Iterator[tuple[ir.Value, Diagonal]]:
-    """What an operation reads by its own diagonals."""
-    for value, map_ in zip(mlir.inputs_of(op), mlir.maps_of(op)):
-        if {diagonal.first, diagonal.second} <= {*mlir.map_dims(map_)}:
+    """What an operation reads by its own diagonals; not operands that its body leaves alone."""
+    for value, map_, argument in zip(mlir.inputs_of(op), mlir.maps_of(op), mlir.body_of(op).arguments):
+        if {diagonal.first, diagonal.second} <= {*mlir.map_dims(map_)} and mlir.uses(argument):
             yield value, found[value]
 
 
