@@ -7,12 +7,14 @@ numeral for a number.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar, cast
 
 from tilec.analysis.expression import Expr, attributes_of, constant
 from tilec.core import mlir
 from tilec.core.mlir import ir
 
 Scalar = ir.Value | Expr
+S = TypeVar("S", bound=Scalar)
 Found = Mapping[str, Scalar]
 """What the variables of a pattern stand for."""
 _COMMUTATIVE = ("arith.addf", "arith.mulf")
@@ -34,10 +36,10 @@ def always(_: Scalar, __: Found) -> bool:
     return True
 
 
-def match(pattern: Expr, x: Scalar, condition: Condition = always) -> Found | None:
+def match(pattern: Expr, x: S, condition: Condition = always) -> Mapping[str, S] | None:
     """What the pattern's variables stand for in an expression, such that a condition holds; None where it has another form.
     Operands of sums and products may be in either order."""
-    return next((found for found in _matches(pattern, x, {}) if condition(x, found)), None)
+    return cast("Mapping[str, S] | None", next((found for found in _matches(pattern, x, {}) if condition(x, found)), None))
 
 
 def _matches(pattern: Expr, x: Scalar, found: Found) -> Iterator[Found]:
