@@ -15,13 +15,13 @@ from itertools import product
 from math import ceil, prod
 
 from tilec.core.fitted import ChainTimes, WarpgroupTimes
-from tilec.core.hardware import ROWS
+from tilec.core.hardware import LINE, ROWS, WIDE
 from tilec.core.target import Target
+from tilec.cost.block_tile import element_bytes, unit_type
 from tilec.cost.chain_waits import Block, warpgroups_wait, warps_wait
 from tilec.cost.contraction import COPY_LATENCIES, boosted, persistent_rounds
 from tilec.cost.model import Choice, Prediction, Work, predict, ranked, round_up
 
-LINE = 64  # 16-bit elements of a swizzled line
 MOST_PARTS = 256  # blocks that share rows
 PARTS_WAVES = 8  # rounds of such blocks
 DEEPEST = 8  # steps in shared memory; more hide no more latency
@@ -31,22 +31,29 @@ WARP_ROWS = (16, 32)
 """Rows of a warp that multiplies by `mma.sync`. With 32 it reads a tile from shared memory half as often for each row."""
 
 
-def chain_line(unit: str, columns: int) -> int:
-    """Elements of a line of `columns` in shared memory: whole swizzled lines for `wgmma`, and with padding for `mma.sync`."""
-    return round_up(columns, LINE) if unit == "wgmma" else round_up(columns, 16) + 8
+def product_depth(size: int) -> int:
+    """Elements of `size` bytes along the inner dimension that products come in: at least the 16 columns of two fragments."""
+    return max(16, 2 * WIDE // size)
 
 
-def reduction_depth(unit: str, inner: int) -> int:
-    """Elements of the inner dimension that one step of a reduced contraction has."""
-    return LINE if unit == "wgmma" else min(LINE, round_up(inner, 16))
+def chain_line(unit: str, columns: int, size: int) -> int:
+    """Elements of `size` bytes in a line of `columns` in shared memory: whole swizzled lines for `wgmma`, and with padding for
+    `mma.sync`."""
+    return round_up(columns, LINE // size) if unit == "wgmma" else round_up(columns, product_depth(size)) + WIDE // size
+
+
+def reduction_depth(unit: str, inner: int, size: int) -> int:
+    """Elements of `size` bytes of the inner dimension that one step of a reduced contraction has."""
+    return LINE // size if unit == "wgmma" else min(LINE // size, round_up(inner, product_depth(size)))
 
 
 @dataclass(frozen=True)
 class ChainProblem:
     """A contraction chain: `batch` problems of `rows` rows, each with `length` elements between the contractions. Scores
-    sum over `inner`, results have `columns`; 0 where no second contraction follows. `weight_terms`: the 16-bit numbers that make
-    up one weight. `share`: the share of scores in tiles that the mask does not exclude. `fma`, `special`: operations for each
-    score. `out_bytes`: bytes of a result's element. `k_major`: which of the scores' factors are contiguous along `inner`.
+    sum over `inner`, results have `columns`; 0 where no second contraction follows. `dtype`: in which the factors are multiplied.
+    `weight_terms`: the numbers of that type that make up one weight. `share`: the share of scores in tiles that the mask does not
+    exclude. `fma`, `special`: operations for each score. `out_bytes`: bytes of a result's element.
+    `k_major`: which of the scores' factors are contiguous along `inner`.
     `units`: the matrix instructions that may multiply. `row_extents`: of the dimensions of rows, where they are several, and
     `head_groups`: for each of them the number that a block's part has to divide; 0 where any will do. `score_bytes`: what is read
     for each score, from operands of `operand_bytes`; `line_bytes`: of the lines that requests touch for it, where threads read
@@ -84,6 +91,16 @@ class ChainProblem:
     other_registers: int = 0
     score_registers: float = 0
     more_inner: tuple[int, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Of a factor's element."""
+        return element_bytes(self.dtype)
+
+    @property
+    def line(self) -> int:
+        """Elements of a swizzled line."""
+        return LINE // self.bytes
 
     @property
     def firsts(self) -> tuple[int, ...]:
@@ -222,7 +239,8 @@ def _held(p: ChainProblem, unit: str, own: int, bn: int) -> int:
     if not p.columns:
         return scores
     wide = unit == "wgmma"  # else weights take the places of scores
-    weights = (p.weight_terms if wide else max(0, p.weight_terms - 2)) * scores // 2
+    words = p.bytes * p.weight_terms  # of four weights
+    weights = (words if wide else max(0, words - 4)) * scores // 4
     return len(p.firsts) * scores + sums + weights + p.other_registers + (int(scores * p.score_registers) if wide else 0)
 
 
@@ -236,7 +254,7 @@ def chain_registers(target: Target, p: ChainProblem, unit: str, bm: int, own: in
 
 def _is_no_step(size: int, p: ChainProblem, lines: bool) -> bool:
     """Whether half as many elements would do, or are no whole lines where these are asked for."""
-    return (lines and size % LINE > 0) or (size > (LINE if lines else 32) and size >= 2 * round_up(p.length, 16))
+    return (lines and size % p.line > 0) or (size > (p.line if lines else 32) and size >= 2 * round_up(p.length, 16))
 
 
 def _staged(target: Target, p: ChainProblem, tile: ChainTile, depths: Iterable[int]) -> Iterator[ChainTile]:
@@ -250,7 +268,7 @@ def _staged(target: Target, p: ChainProblem, tile: ChainTile, depths: Iterable[i
 def _reduction_tiles(target: Target, p: ChainProblem, unit: str) -> Iterator[ChainTile]:
     """Of reductions of the scores, whose factors come in steps of a line of `inner`."""
     assert target.sm is not None
-    fit, wide, steps = target.fit(ChainTimes), unit == "wgmma", ceil(p.inner / LINE)
+    fit, wide, steps = target.fit(ChainTimes), unit == "wgmma", ceil(p.inner / p.line)
     for (bm, own), bn, kept in product(_blocks(p, unit), range(32, 257, 32), (True, False)):
         if _is_no_step(bn, p, wide and not p.k_major[1]) or (wide and (bm > 2 * ROWS or kept > p.k_major[0])):
             continue
@@ -283,17 +301,17 @@ def _parts(target: Target, p: ChainProblem, tile: ChainTile) -> list[int]:
 def stage_bytes(p: ChainProblem, tile: ChainTile) -> int:
     """Shared memory of one step: tiles of K and V; without a second contraction of K, and of Q unless it stays there."""
     if p.columns:
-        inner = sum(chain_line(tile.unit, d) for d in p.firsts)
-        return 2 * tile.bn * (inner + chain_line(tile.unit, round_up(p.columns, 16)))
-    depth = reduction_depth(tile.unit, p.inner)
-    left = 0 if tile.kept_left else _tile_bytes(tile.unit, tile.bm, depth, p.k_major[0])
-    return left + _tile_bytes(tile.unit, tile.bn, depth, p.k_major[1])
+        inner = sum(chain_line(tile.unit, d, p.bytes) for d in p.firsts)
+        return p.bytes * tile.bn * (inner + chain_line(tile.unit, round_up(p.columns, 16), p.bytes))
+    depth = reduction_depth(tile.unit, p.inner, p.bytes)
+    left = 0 if tile.kept_left else _tile_bytes(p, tile.unit, tile.bm, depth, p.k_major[0])
+    return left + _tile_bytes(p, tile.unit, tile.bn, depth, p.k_major[1])
 
 
-def _tile_bytes(unit: str, rows: int, depth: int, k_major: bool) -> int:
+def _tile_bytes(p: ChainProblem, unit: str, rows: int, depth: int, k_major: bool) -> int:
     """Of a factor's tile, in lines of its inner dimension (`k_major`) or of rows."""
     lines, columns = (rows, depth) if k_major else (depth, rows)
-    return 2 * lines * chain_line(unit, columns)
+    return p.bytes * lines * chain_line(unit, columns, p.bytes)
 
 
 def chain_bytes(p: ChainProblem, tile: ChainTile) -> int:
@@ -301,9 +319,10 @@ def chain_bytes(p: ChainProblem, tile: ChainTile) -> int:
     and the list of its steps, where data choose them."""
     held = 0
     if p.columns:
-        held = 2 * tile.bm * tile.row_stages * sum(chain_line(tile.unit, d) for d in p.firsts)
+        held = p.bytes * tile.bm * tile.row_stages * sum(chain_line(tile.unit, d, p.bytes) for d in p.firsts)
     elif tile.kept_left:
-        held = _tile_bytes(tile.unit, tile.bm, round_up(p.inner, reduction_depth(tile.unit, p.inner)), p.k_major[0])
+        whole = round_up(p.inner, reduction_depth(tile.unit, p.inner, p.bytes))
+        held = _tile_bytes(p, tile.unit, tile.bm, whole, p.k_major[0])
     listed = 4 * (ceil(p.length / tile.bn) + 3) if p.listed else 0
     return held + tile.stages * stage_bytes(p, tile) + (2048 if tile.unit == "wgmma" else 0) + listed
 
@@ -323,16 +342,16 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     fit, blocks = target.fit(ChainTimes), rows * p.batch * tile.parts
     own = ROWS if tile.unit == "wgmma" else tile.warp_rows
     inner, columns = sum(round_up(d, 16) for d in p.firsts), round_up(p.columns, 16)
-    unit, flops = f"tensor.{p.dtype}@{tile.unit}", 2 * scores * (inner + p.weight_terms * columns)
+    unit, flops = f"tensor.{unit_type(p.dtype)}@{tile.unit}", 2 * scores * (inner + p.weight_terms * columns)
     further = 1.5 * p.weight_terms + 4 * (p.weight_terms - 1)  # weights taken apart and packed
-    loaded = 2 * scores * (inner + columns) / tile.bm
-    once = 2 * p.batch * (p.rows * sum(p.firsts) + p.length * (sum(p.firsts) + p.columns))
+    loaded = p.bytes * scores * (inner + columns) / tile.bm
+    once = p.bytes * p.batch * (p.rows * sum(p.firsts) + p.length * (sum(p.firsts) + p.columns))
     once = (once if p.factor_bytes is None else p.factor_bytes) + p.operand_bytes
     result = p.out_bytes * p.batch * p.rows * p.columns
     partial = 4 * p.batch * p.rows * tile.parts * (columns + 2) if tile.parts > 1 else 0
     work = Work(
         dram_read=once, dram_write=result, l2_bytes=loaded + scores * p.score_bytes + result + 2 * partial,
-        shared_bytes=loaded + scores * (2 * (inner + p.weight_terms * columns) / own + p.line_bytes),
+        shared_bytes=loaded + scores * (p.bytes * (inner + p.weight_terms * columns) / own + p.line_bytes),
         flops={unit: flops, "fma.f32": 2 * scores * (p.fma + further), "special": scores * p.special},
         pace={unit: fit.products} if tile.unit == "wgmma" else {},
         blocks=blocks, threads=tile.threads, registers=tile.registers, shared_per_block=tile.shared,
@@ -364,17 +383,17 @@ def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     rows, covered = tile.row_blocks or p.blocks(tile.bm), min(1.0, p.share + tile.bm / p.length * (p.share < 1))
     steps = ceil(ceil(p.length / tile.bn) * covered / tile.parts)  # of one block
     tiles, blocks = p.batch * rows * tile.parts * steps, p.batch * rows * tile.parts
-    scores, inner = tiles * tile.bm * tile.bn, round_up(p.inner, LINE)
-    loaded = tiles * inner * 2 * (tile.bn + (0 if tile.kept_left else tile.bm)) + 2 * p.batch * p.rows * inner
+    scores, inner = tiles * tile.bm * tile.bn, round_up(p.inner, p.line)
+    loaded = tiles * inner * p.bytes * (tile.bn + (0 if tile.kept_left else tile.bm)) + p.bytes * p.batch * p.rows * inner
     result = p.out_bytes * p.batch * p.rows
     arithmetic = {"fma.f32": 2 * scores * p.fma, "special": scores * p.special}
-    unit, flops = f"tensor.{p.dtype}@{tile.unit}", 2 * scores * inner
+    unit, flops = f"tensor.{unit_type(p.dtype)}@{tile.unit}", 2 * scores * inner
     waves = ceil(blocks / target.units)
     work = Work(
         dram_read=_reads(target, p, tile, waves, steps),
         dram_write=result,
         l2_bytes=loaded / (target.fit(WarpgroupTimes).l2 if tile.unit == "wgmma" else 1) + result,
-        shared_bytes=loaded + 2 * scores * inner * (1 / own + 1 / tile.bn),
+        shared_bytes=loaded + p.bytes * scores * inner * (1 / own + 1 / tile.bn),
         flops={unit: flops, **arithmetic},
         pace={unit: boosted(target, unit, flops)},
         blocks=blocks, threads=tile.threads, registers=tile.registers, shared_per_block=tile.shared,
@@ -387,7 +406,7 @@ def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     idle = fit.reduced_step_us * steps * waves
     if tile.unit == "mma.sync":
         overlap = found.occupancy.blocks > 1 and blocks > target.units
-        idle = fit.reduced_warp_step_us * steps * ceil(inner / LINE) * ceil(found.waves)
+        idle = fit.reduced_warp_step_us * steps * ceil(inner / p.line) * ceil(found.waves)
     computed = {u: terms[u] for u in ("fma", "special") if terms.get(u)}
     exposed = total = sum(computed.values())
     if overlap:
@@ -399,10 +418,11 @@ def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
 def _reads(target: Target, p: ChainProblem, tile: ChainTile, waves: int, steps: int) -> float:
     """DRAM bytes of the factors. Each wave of blocks goes through the columns of its parts, and again through its rows at each
     step, if L2 does not hold them."""
-    left, right, room = 2 * p.batch * p.rows * p.inner, 2 * p.batch * p.length * p.inner, target.l2.bytes
+    row = p.bytes * p.batch * p.inner
+    left, right, room = row * p.rows, row * p.length, target.l2.bytes
     if left + right <= 0.5 * room:
         return left + right
-    wave = min(p.blocks(tile.bm) * p.batch, target.units / tile.parts) * tile.bm * p.inner * 2
+    wave = min(p.blocks(tile.bm) * p.batch, target.units / tile.parts) * tile.bm * p.inner * p.bytes
     missed = 0 if tile.kept_left else max(0.0, wave - room)  # of each step, by all blocks of a wave
     return left + right * waves + missed * steps * waves
 

@@ -23,14 +23,16 @@ from tilec.core.fitted import ChainTimes
 from tilec.core.hardware import LINE, WARP
 from tilec.core.mlir import ir
 from tilec.core.target import Target
-from tilec.cost.chain import CHAIN_ROWS, ChainProblem, choose_chain_tile, reduction_depth
+from tilec.cost.block_tile import unit_type
+from tilec.cost.chain import CHAIN_ROWS, ChainProblem, choose_chain_tile, product_depth, reduction_depth
 
 HELD = 1 << 14  # bytes of an operand that L1 holds beside the tiles in shared memory
 WIDEST = 256  # columns of the product, and reduced elements of the scores: what registers and shared memory hold
 WEIGHT_TERMS = {
-    ("bf16", None): 3, ("bf16", "tf32"): 2, ("bf16", "bf16"): 1, ("f16", None): 2, ("f16", "tf32"): 1, ("f16", "bf16"): 1
+    ("bf16", None): 3, ("bf16", "tf32"): 2, ("bf16", "bf16"): 1, ("f16", None): 2, ("f16", "tf32"): 1, ("f16", "bf16"): 1,
+    ("tf32", "tf32"): 1, ("tf32", "bf16"): 1,
 }  # fmt: skip
-"""By the values' type and what `using` allows: in how many parts of that type an f32 weight is multiplied.
+"""By the type of the factors and what `using` allows: in how many parts of that type an f32 weight is multiplied.
 
 An f32 has 24 significant bits, a bf16 8 and the same exponents: three of them are an f32, so that three exact products
 add up to the exact one. An f16 has fewer exponents: two of them are a weight of at most 1 but for 2^-25."""
@@ -83,29 +85,43 @@ def _refuse(nodes: list[Node], space: Space, graph: Graph, target: Target) -> st
 
 def _refuse_storage(chain: Chain, space: Space) -> str | None:
     """Tiles lie in lines along the contiguous dimension, which is one of the two of a factor's tiles."""
-    kinds = {x.stored for x in chain.factors}
-    if kinds not in ({"bf16"}, {"f16"}):
-        return f"the factors are {' and '.join(sorted(kinds))}, where all must be bf16 or all f16"
+    kind = multiplicand_of(chain)
+    if kind is None:
+        kinds = " and ".join(sorted({x.stored for x in chain.factors}))
+        return f"the factors are {kinds}, where all must be bf16, all f16, or all f32 that `using` allows to be rounded"
     across = any(first.left.contiguous != first.inner for first in chain.firsts)
     by_rows = across and (chain.values is not None or len(chain.rows) > 1)
     if by_rows or any(x.contiguous is None for x in chain.factors):
         return "a factor is not contiguous along the index of which a block reads all elements"
-    between = space.extents[chain.between]
+    between, depth = space.extents[chain.between], product_depth(chain.left.bytes)
     for first in chain.firsts:
         inner = space.extents[first.inner]
-        if inner % 16 and not all(x.ends(first.inner, inner) for x in (first.left, first.right)):
-            return f"{inner} of a dimension's elements are no multiple of 16, and what follows them is not 0"
+        if inner % depth and not all(x.ends(first.inner, inner) for x in (first.left, first.right)):
+            return f"{inner} of a dimension's elements are no multiple of {depth}, and what follows them is not 0"
     if chain.values is not None and not chain.values.ends(chain.between, between):
         return "the values are a part of a dimension, and what follows them is not 0"
     return None
+
+
+def multiplicand_of(chain: Chain) -> str | None:
+    """The type in which matrix units multiply a chain's factors; None where there is none that loses no more than is allowed."""
+    (kind, *others) = {x.stored for x in chain.factors}
+    products = [first.total for first in chain.firsts] + ([chain.product.total] if chain.product else [])
+    if kind == "f32" and all(multiplicand_allowed(t.operation) in ("tf32", "bf16") for t in products):
+        kind = "tf32"
+    return kind if not others and kind in ("bf16", "f16", "tf32") else None
 
 
 def refuse_warpgroups(chain: Chain, extents: dict[int, int]) -> str | None:
     """Why TMA cannot load the factors' tiles, without which there is no `wgmma`."""
     if any(not {*chain.rows} <= {*first.left.along} for first in chain.firsts):
         return "a factor of one row has no dimension for the other rows of a box"
-    inner = extents[chain.inner]
-    steps = {} if chain.values is not None else {chain.inner: (reduction_depth("wgmma", inner), inner)}
+    inner, size = extents[chain.inner], chain.left.bytes
+    if size != 2 and chain.values is not None:
+        return "wgmma takes values of 16 bits alone as they lie, with columns side by side"
+    if size != 2 and any(x.contiguous != first.inner for first in chain.firsts for x in (first.left, first.right)):
+        return "wgmma takes factors that are contiguous along another index than that of their sum in 16 bits alone"
+    steps = {} if chain.values is not None else {chain.inner: (reduction_depth("wgmma", inner, size), inner)}
     return next((why for x in chain.factors if (why := x.refuse_box(steps)) is not None), None)
 
 
@@ -126,7 +142,9 @@ def chain_units(chain: Chain, extents: dict[int, int], target: Target) -> tuple[
     """The matrix instructions that the chain can take on a target."""
     tma = target.has("tma") and refuse_warpgroups(chain, extents) is None
     able = {"wgmma": tma, "mma.sync": refuse_warps(chain) is None}
-    return tuple(u for u in CHAIN_ROWS if u in target.instructions(chain.left.stored) and able[u])
+    kind = multiplicand_of(chain)
+    assert kind is not None
+    return tuple(u for u in CHAIN_ROWS if u in target.instructions(unit_type(kind)) and able[u])
 
 
 def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
@@ -138,7 +156,7 @@ def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, ta
     if not chain_units(chain, space.extents, target):
         return refuse_warpgroups(chain, space.extents) or refuse_warps(chain) or f"{target.name} lacks wgmma and TMA"
     if chain.values is not None and weight_terms_of(chain) is None:
-        return f"its {chain.weight_type} weights may be larger than an f16, and take bf16 factors, and not {chain.values.stored}"
+        return f"its {chain.weight_type} weights may be larger than an f16, and take bf16 factors, and not {multiplicand_of(chain)}"
     if not choose_chain_tile(target, chain_problem(nodes, space, graph, target)):
         return "no tile fits registers and shared memory"
     return None
@@ -148,8 +166,9 @@ def weight_terms_of(chain: Chain) -> int | None:
     """The number of products that one weight takes; 0 without a second contraction."""
     if chain.values is None or chain.product is None:
         return 0
-    kind, own = chain.values.stored, chain.weight_type
-    if own == kind:
+    kind, own = multiplicand_of(chain), chain.weight_type
+    assert kind is not None
+    if own == kind or (kind == "tf32" and own in ("bf16", "f16")):  # which a tf32 holds
         return 1
     if kind == "f16" and chain.weight_bound > LARGEST_WEIGHT:
         return None
@@ -203,7 +222,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     return ChainProblem(
         prod(extents[d] for d in chain.rows), extents[chain.between], extents[chain.inner],
         0 if chain.columns is None else extents[chain.columns],
-        prod(extents[d] for d in chain.batch), chain.left.stored, 3 if terms is None else terms,
+        prod(extents[d] for d in chain.batch), multiplicand_of(chain) or "", 3 if terms is None else terms,
         _share(chain, extents), fma + fit.load_operations * len(loaded), special, out,
         k_major=(chain.left.contiguous == chain.inner, chain.right.contiguous == chain.inner),
         units=chain_units(chain, extents, target),

@@ -14,7 +14,8 @@ from tilec.analysis.subscripts import subscripts
 from tilec.core import locations, mlir
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, memref, scf
-from tilec.cost.chain import chain_line
+from tilec.cost.chain import chain_line, product_depth
+from tilec.cost.model import round_up
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.values import At
 from tilec.passes.cuda.contraction.operands import piece_location
@@ -38,7 +39,8 @@ class CopiedTiles:
         self.lines, self.columns = prod(self.sizes.values()), box[self.across]
         self.element = ir.MemRefType(self.view.type).element_type
         self.bytes = self.element.width // 8
-        self.used, self.width = 16 * -(-self.columns // 16), chain_line(block.options.unit, self.columns)
+        self.used = round_up(self.columns, product_depth(self.bytes))
+        self.width = chain_line(block.options.unit, self.columns, self.bytes)
         self.tile = memref.AllocOp(local([slots, self.lines, self.width], self.element, SHARED), [], []).result
         locations.named(self.tile, f"{locations.argument(root(self.view)) or 'factor'}_tiles")
         strides, _ = ir.MemRefType(root(self.view).type).get_strides_and_offset()

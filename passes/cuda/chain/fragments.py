@@ -20,6 +20,9 @@ from tilec.analysis.expression import Expr
 from tilec.analysis.neighbours import Neighbours
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, memref, vector
+from tilec.cost.chain import product_depth
+from tilec.cost.model import round_up
+from tilec.kernels.matrix import BYTES
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.exchange import Exchange
 from tilec.passes.cuda.chain.masks import Tiles
@@ -36,6 +39,7 @@ from tilec.passes.cuda.chain.values import (
     statements,
 )
 from tilec.passes.cuda.chain.weights import Packer, exclude
+from tilec.passes.cuda.contraction.fragments import word_registers
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.memory_spaces import registers, root
 from tilec.passes.cuda.ring import carried_loop
@@ -74,7 +78,8 @@ class Fragments:
     def __init__(self, block: ChainBlock, thread: Thread, warp_row: Callable[[], Terms], high: int = 1):
         self.block, self.chain, self.thread, self.bn = block, block.chain, thread, block.bn
         chain, sizes = self.chain, block.sizes
-        self.depths, self.rows = [-(-sizes[first.inner] // 16) * 16 for first in chain.firsts], 2 * high
+        depth = product_depth(BYTES[block.options.multiplicand])
+        self.depths, self.rows = [round_up(sizes[first.inner], depth) for first in chain.firsts], 2 * high
         names = ("%scores", *(f"%scores_{n}" for n in range(2, len(chain.firsts) + 1)))
         self.products = [registers([self.bn // 8, self.rows, 2], name) for name in names]
         self.scores = self.products[0]
@@ -93,9 +98,9 @@ class Fragments:
         assert chain.columns is not None and chain.weights is not None
         self.wide = -(-self.block.sizes[chain.columns] // 16) * 16
         self.sums = registers([self.wide // 8, self.rows, 2], "%sums")
-        self.weights = registers([options.weight_terms * self.rows * self.bn // 8, 2], "%weights", options.multiplicand, words=True)
-        bounded = chain.weight_bound <= 1
-        self.packer = Packer(self.scores, self.weights, options.weight_terms, options.multiplicand, bounded)
+        self.words = self.rows * self.bn * BYTES[options.multiplicand] // 16  # of the weights' fragments
+        self.weights = word_registers(options.weight_terms * self.words, "%weights", options.multiplicand)
+        self.packer = Packer(self.scores, self.weights, options.weight_terms, chain.weight_bound <= 1)
 
     def _slack(self) -> int:
         """How far references may lag. Sums of a product are many, and worth a branch around their rescaling. What blocks that share

@@ -15,6 +15,7 @@ from tilec.core import locations, mlir, opcodes
 from tilec.core.hardware import LINE, ROWS
 from tilec.core.mlir import arith, ir
 from tilec.core.opcodes import WarpgroupProduct
+from tilec.kernels.matrix import BYTES
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.values import statements
 from tilec.passes.cuda.chain.warpgroups import LOADING, Engine, FactorTiles
@@ -30,7 +31,7 @@ class ReducedWarpgroups(Engine):
     def __init__(self, block: ChainBlock, thread: Thread):
         super().__init__(block, thread)
         chain, options = block.chain, block.options
-        self.depth, self.kept_left = LINE * 8 // mlir.type_of(options.multiplicand).width, bool(options.kept_left)
+        self.depth, self.kept_left = LINE // BYTES[options.multiplicand], bool(options.kept_left)
         self.steps = -(-block.sizes[chain.inner] // self.depth)
         self.majors = [x.contiguous == chain.inner for x in (chain.left, chain.right)]
         held = (self.steps * self.depth, 1) if self.kept_left else (self.depth, options.stages)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from tilec.core import mlir
 from tilec.core.mlir import arith, gpu, ir
 from tilec.cost.chain import reduction_depth
+from tilec.kernels.matrix import BYTES
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.copied_tiles import CopiedTiles
 from tilec.passes.cuda.chain.fragments import clear
@@ -31,7 +32,7 @@ class ReducedWarps(WarpProducts):
         super().__init__(block, thread)
         chain, self.kept_left = block.chain, bool(block.options.kept_left)
         inner = block.sizes[chain.inner]
-        self.depth = reduction_depth(block.options.unit, inner)
+        self.depth = reduction_depth(block.options.unit, inner, BYTES[block.options.multiplicand])
         self.steps = -(-inner // self.depth)
         end = {chain.inner: mlir.index(inner - 1)} if inner % self.depth else {}
         held, copies = (self.steps * self.depth, 1) if self.kept_left else (self.depth, self.stages)

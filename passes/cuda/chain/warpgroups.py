@@ -39,10 +39,10 @@ THREE = 32  # where three warpgroups multiply
 
 
 class FactorTiles(RingTiles):
-    """Tiles of a factor, in lines of 64 along its contiguous dimension: a slab has the lines of a box of `sizes` along the others,
-    and there are slabs for all of the `sizes` along that one. Each factor has a ring of its own; the rings of j's two factors are
-    in step, so one stage and one phase serve for both. Where elements lie in pages, a slab has a box for each of its pages, and a
-    lane of the first warp copies each."""
+    """Tiles of a factor, in lines of 128 bytes along its contiguous dimension: a slab has the lines of a box of `sizes` along the
+    others, and there are slabs for all of the `sizes` along that one. Each factor has a ring of its own; the rings of j's two
+    factors are in step, so one stage and one phase serve for both. Where elements lie in pages, a slab has a box for each of its
+    pages, and a lane of the first warp copies each."""
 
     def __init__(self, factor: FactorAccess, sizes: dict[int, int], values: Values, stages: int, roles: Roles, length: int):
         """`length`: elements along `between`."""
@@ -55,8 +55,9 @@ class FactorTiles(RingTiles):
         length = sizes.get(factor.paged, 1) if factor.page else 1
         self.pages, part = (max(1, length // factor.page), min(length, factor.page)) if factor.page else (1, 1)
         own = sizes | ({factor.paged: part} if factor.page else {})
+        rounded = "tf32" if ir.MemRefType(view.type).element_type.width == 32 else None
         box = [self.line if d == factor.contiguous else 1 if d is None else own.get(d, 1) for d in factor.along]
-        super().__init__(view, box, self.columns * self.pages, self.columns * self.slab, stages)
+        super().__init__(view, box, self.columns * self.pages, self.columns * self.slab, stages, rounded=rounded)
 
     def load(self, ring: Ring, stage: ir.Value, first: dict[int, ir.Value], factor: FactorAccess | None = None) -> None:
         """Starts the copies of the tile that begins at these subscripts of the block's part; `factor` is that of another block."""

@@ -16,14 +16,14 @@ from functools import partial
 
 from tilec.core import mlir
 from tilec.core.mlir import arith, gpu, ir
+from tilec.kernels.matrix import BYTES
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.copied_tiles import CopiedTiles
 from tilec.passes.cuda.chain.fragments import Fragments, Terms, clear
 from tilec.passes.cuda.chain.split import PartialStates
 from tilec.passes.cuda.chain.values import statements
-from tilec.passes.cuda.contraction.fragments import load_matrices, multiply_fragments
+from tilec.passes.cuda.contraction.fragments import load_fragment, multiply_fragments, word_registers
 from tilec.passes.cuda.contraction.problem import Thread
-from tilec.passes.cuda.memory_spaces import registers
 from tilec.passes.cuda.ring import CopyRing, carried_loop
 from tilec.passes.loops import loop, sum_of
 
@@ -36,6 +36,7 @@ class WarpProducts:
         self.high, self.stages = block.bm // (16 * block.options.warps), block.options.stages
         self.fragments = Fragments(block, thread, self._warp_row, self.high)
         self.left, self.right = self._part(4 * self.high, "%left"), self._part(4, "%right")
+        self.at_once = 32 // BYTES[block.options.multiplicand]  # places of k, by one instruction
         self.ends = {block.chain.between: mlir.index(block.length - 1)} if block.length % block.bn else {}
 
     def _warp_row(self) -> Terms:
@@ -43,7 +44,7 @@ class WarpProducts:
 
     def _part(self, words: int, name: str) -> ir.Value:
         """Words of a factor's fragments."""
-        return registers([words, 2], name, self.block.options.multiplicand, words=True)
+        return word_registers(words, name, self.block.options.multiplicand)
 
     def add_scores(
         self, left: tuple[CopiedTiles, ir.Value, ir.Value], right: tuple[CopiedTiles, ir.Value], depth: int,
@@ -53,15 +54,15 @@ class WarpProducts:
         contraction of this number. `left`: tiles, which one, and the first of its inner dimension; `right`: tiles and which one."""
         (rows, which, begin), (columns, slot) = left, right
         inner, sums = self.chain.firsts[number].inner, self.fragments.products[number]
-        with loop(depth // 16, rolled=rolled, name="depth") as step:
-            k = arith.muli(step, mlir.index(16))
+        with loop(depth // self.at_once, rolled=rolled, name="depth") as step:
+            k = arith.muli(step, mlir.index(self.at_once))
             with loop(self.high, name="high") as i:
                 row, word = sum_of([*self._warp_row(), (i, 16)]), arith.muli(i, mlir.index(4))
                 at, major = sum_of([(begin, 1), (k, 1)]), rows.across == inner
-                load_matrices(rows, which, row, at, self.left, word, self.thread, k_major=major, rows_first=True)
+                load_fragment(rows, which, row, at, self.left, word, self.thread, k_major=major, rows_first=True)
             with loop(self.block.bn // 16, name="columns") as j:
                 first, major = arith.muli(j, mlir.index(16)), columns.across == inner
-                load_matrices(columns, slot, first, k, self.right, mlir.index(0), self.thread, k_major=major, rows_first=False)
+                load_fragment(columns, slot, first, k, self.right, mlir.index(0), self.thread, k_major=major, rows_first=False)
                 self.multiply(sums, j, self.left, [])
 
     def multiply(self, sums: ir.Value, j: ir.Value, left: ir.Value, at: Terms, words: int = 4) -> None:
@@ -148,10 +149,12 @@ class Warps(WarpProducts):
 
     def _product(self, slot: ir.Value) -> None:
         """o += the weights, each in its parts, times a tile of the third factor."""
-        own, bn = self.fragments, self.block.bn
-        unrolled = self.block.options.weight_terms > 1  # else LLVM leaves the loop, and weights that it subscripts are memory
-        with loop(bn // 16, unroll=unrolled, name="depth") as step, loop(own.wide // 16, name="columns") as j:
-            k, first = arith.muli(step, mlir.index(16)), arith.muli(j, mlir.index(16))
-            load_matrices(self.v_tiles, slot, first, k, self.right, mlir.index(0), self.thread, k_major=False, rows_first=False)
+        own, steps = self.fragments, self.block.bn // self.at_once
+        # else LLVM leaves the loop, and weights that it subscripts are memory
+        unrolled = self.block.options.weight_terms > 1 or self.at_once < 16
+        with loop(steps, unroll=unrolled, name="depth") as step, loop(own.wide // 16, name="columns") as j:
+            k, first = arith.muli(step, mlir.index(self.at_once)), arith.muli(j, mlir.index(16))
+            zero, tiles = mlir.index(0), self.v_tiles
+            load_fragment(tiles, slot, first, k, self.right, zero, self.thread, k_major=False, rows_first=False, by_columns=True)
             with loop(self.block.options.weight_terms, name="part") as term:
-                self.multiply(own.sums, j, own.weights, [(term, self.high * bn // 4), (step, 4)], bn // 4)
+                self.multiply(own.sums, j, own.weights, [(term, own.words), (step, 4)], 4 * steps)

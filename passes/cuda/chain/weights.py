@@ -11,6 +11,7 @@ from tilec.core import mlir
 from tilec.core.mlir import arith, ir, math, memref, vector
 from tilec.passes.cuda.chain.masks import clamped, number_of
 from tilec.passes.cuda.chain.values import At, Values, halves, rows_of, selected
+from tilec.passes.cuda.contraction.fragments import round_words
 from tilec.passes.cuda.memory_spaces import registers
 from tilec.passes.loops import loop, sum_of
 
@@ -19,16 +20,20 @@ SMALL = 1 << 30  # beyond the places in a tile
 
 
 class Packer:
-    """Packs the weights in `scores` into `words`, fragments of a left factor: `terms` numbers of type `kind` for each."""
+    """Packs the weights in `scores` into `words`, fragments of a left factor: `terms` numbers of their type for each."""
 
-    def __init__(self, scores: ir.Value, words: ir.Value, terms: int, kind: str, bounded: bool):
-        self.s, self.w, self.terms, self.kind, self.bounded = scores, words, terms, kind, bounded
+    def __init__(self, scores: ir.Value, words: ir.Value, terms: int, bounded: bool):
+        self.s, self.w, self.terms, self.bounded = scores, words, terms, bounded
+        self.kind, self.each = ir.MemRefType(words.type).element_type, ir.MemRefType(words.type).shape[1]
         self.columns, self.high = 8 * ir.MemRefType(scores.type).shape[0], rows_of(scores) // 2
         self.pieces = registers([terms, 2], "%parts") if terms > 1 else None
 
     def pack(self) -> None:
         """Weights as words of the left factor's fragments."""
-        f32, narrow = ir.F32Type.get(), mlir.type_of(self.kind)
+        if self.each == 1:
+            self._round()
+            return
+        f32, narrow = ir.F32Type.get(), self.kind
         pair, words = ir.VectorType.get([2], f32), ir.VectorType.get([2], narrow)
         with (
             loop(self.columns // 8, name="fragment") as j,
@@ -47,6 +52,16 @@ class Packer:
                 word = [(low, 1), (term, self.high * self.columns // 4), (high, self.columns // 4), (j, 2)]
                 vector.StoreOp(rounded, self.w, [sum_of(word), mlir.index(0)])
 
+    def _round(self) -> None:
+        """Weights as tf32: a word has one. Of 8 places of k a thread has two, which are its adjacent columns: the other factor's
+        places are in their order."""
+        with loop(self.columns // 8, name="fragment") as j, loop(self.high, unroll=True, name="high") as high:
+            first = sum_of([(high, self.columns // 2), (j, 4)])
+            with loop(2, unroll=True, name="half") as low, loop(2, unroll=True, name="pair") as lane:
+                value = memref.LoadOp(self.s, [j, sum_of([(high, 2), (low, 1)]), lane]).result
+                memref.StoreOp(value, self.w, [sum_of([(first, 1), (lane, 2), (low, 1)]), mlir.index(0)])
+            round_words(self.w, first)
+
     def _split(self, j: ir.Value, half: ir.Value) -> None:
         """A weight as a sum of narrow numbers: its upper bits, those of what is left, and so on; all but the last exact.
 
@@ -60,11 +75,11 @@ class Packer:
                 if term == self.terms - 1:
                     piece = rest
                 else:
-                    if self.kind == "bf16":
+                    if isinstance(self.kind, ir.BF16Type):
                         bits = arith.andi(arith.bitcast(i32, rest), mlir.constant(UPPER, i32))
                         piece = arith.bitcast(f32, bits)
                     else:
-                        piece = arith.extf(f32, arith.truncf(mlir.type_of(self.kind), rest))
+                        piece = arith.extf(f32, arith.truncf(self.kind, rest))
                     left = arith.subf(rest, piece)
                     if term == 0 and not self.bounded:
                         infinite = arith.cmpf(

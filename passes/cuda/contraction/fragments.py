@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Protocol
 
 from tilec.core import locations, mlir
 from tilec.core.hardware import WARP, WIDE
@@ -25,13 +25,21 @@ from tilec.core.mlir import arith, gpu, ir, memref, nvgpu, vector
 from tilec.kernels import Contraction
 from tilec.kernels.contraction import widest
 from tilec.passes.cuda.contraction.operands import Stage
-from tilec.passes.cuda.contraction.problem import Problem, Side, Thread
+from tilec.passes.cuda.contraction.problem import Problem, Side, Thread, element_of
 from tilec.passes.cuda.memory_spaces import SHARED, local, registers
 from tilec.passes.loops import delinearise, loop, sum_of, when
 
 LINES = 4  # instructions for 16 numbers of a thread
 PARTS = ("now", "next")
 """Of the two parts of registers that a factor has: what is multiplied, and what is loaded meanwhile, by turns."""
+
+
+class StagedTiles(Protocol):
+    """A factor in shared memory: tiles in lines of k or of rows, and where an element lies in its line."""
+
+    tile: ir.Value
+
+    def column(self, line: ir.Value, column: ir.Value) -> ir.Value: ...
 
 
 @dataclass(frozen=True)
@@ -121,13 +129,8 @@ class MmaTile:
             (self._part(problem.left, words[0], which), self._part(problem.right, words[1], which)) for which in PARTS
         ]
 
-    def _words(self, count: int) -> ir.VectorType:
-        """So many 32-bit words of a fragment."""
-        return ir.VectorType.get([count, 32 // self.problem.element.width], self.problem.element)
-
     def _part(self, side: Side, words: int, which: str) -> ir.Value:
-        element = self.problem.element
-        return registers(self._words(words).shape, f"%{self.problem.tensor(side)}_{which}", element, words=element.width < 32)
+        return word_registers(words, f"%{self.problem.tensor(side)}_{which}", self.problem.options.multiplicand)
 
     def clear(self, value: ir.Value) -> None:
         with self._each_sum() as (at, _):
@@ -244,37 +247,8 @@ class MmaTile:
         """
         with loop(count, name="fragment") as number:
             first, i = sum_of([(start, 1), (number, 16)]), sum_of([(number, 1)], before)
-            if stage.side.major or self.problem.element.width == 16:
-                self._load_matrices(part, stage, first, slot, k, i, rows_first)
-            else:
-                self._load_words(part, stage, first, slot, k, i, rows_first)
-            if self.problem.options.multiplicand == "tf32":
-                self._round(part, i)
-
-    def _load_matrices(
-        self, part: ir.Value, stage: Stage, first: ir.Value, slot: ir.Value, k: ir.Value, i: ir.Value, rows_first: bool
-    ) -> None:
-        load_matrices(stage, slot, first, k, part, arith.muli(i, mlir.index(4)), self.thread, stage.side.major, rows_first)
-
-    def _load_words(
-        self, part: ir.Value, stage: Stage, first: ir.Value, slot: ir.Value, k: ir.Value, i: ir.Value, rows_first: bool
-    ) -> None:
-        """32-bit elements in lines of rows, one by one: lane l has row l / 4 of the place l % 4 of k."""
-        group, member = self.thread.group, self.thread.member
-        with loop(2, name="high") as high, loop(2, name="low") as low:
-            row_half, k_half = (low, high) if rows_first else (high, low)
-            line = sum_of([(k, 1), (k_half, self.half), (member, 1)])
-            row = sum_of([(first, 1), (row_half, 8), (group, 1)])
-            value = memref.LoadOp(stage.tile, [slot, line, stage.column(line, row)]).result
-            memref.StoreOp(value, part, [sum_of([(i, 4), (high, 2), (low, 1)]), mlir.index(0)])
-
-    def _round(self, part: ir.Value, i: ir.Value) -> None:
-        """To the nearest tf32, ties away from zero: the units would cut the last bits off."""
-        subscripts = [arith.muli(i, mlir.index(4)), mlir.index(0)]
-        narrow = ir.VectorType.get(self._words(4).shape, ir.FloatTF32Type.get())
-        away = ir.Attribute.parse("4 : i32")  # arith's to_nearest_away
-        cut = arith.TruncFOp(narrow, vector.LoadOp(self._words(4), part, subscripts).result, roundingmode=away)
-        vector.StoreOp(arith.extf(self._words(4), cut.result), part, subscripts)
+            word = arith.muli(i, mlir.index(4))
+            load_fragment(stage, slot, first, k, part, word, self.thread, stage.side.major, rows_first)
 
     def _multiply(self, parts: Sequence[ir.Value], row: ir.Value, column: ir.Value, i: ir.Value, j: ir.Value) -> None:
         """Adds the product of two fragments, by their numbers, to the sums `i`, `j`."""
@@ -282,7 +256,7 @@ class MmaTile:
         left, right = ((part, arith.muli(n, mlir.index(count))) for part, n, count in zip(parts, (row, column), words))
         left, right = (right, left) if self.transposed else (left, right)
         at = [i, j, mlir.index(0), mlir.index(0)]
-        multiply_fragments(self.sums, at, left, right, tf32=self.problem.options.multiplicand == "tf32")
+        multiply_fragments(self.sums, at, left, right)
 
     def chunks(self) -> Chunks:
         """16 rows and up to 64 columns each."""
@@ -334,13 +308,57 @@ def spill_pairs(
         put(replace(of_first, further=tuple(further)), *fragment_coordinates(thread, half, j))
 
 
+def word_registers(count: int, name: str, multiplicand: str) -> ir.Value:
+    """So many 32-bit words of a factor's fragments."""
+    element = element_of(multiplicand)
+    return registers([count, 32 // element.width], name, element, words=element.width < 32)
+
+
+def load_fragment(
+    tiles: StagedTiles, slot: ir.Value, first: ir.Value, k: ir.Value, part: ir.Value, word: ir.Value, thread: Thread, k_major: bool,
+    rows_first: bool, by_columns: bool = False,
+) -> None:  # fmt: skip
+    """A fragment of 16 rows and 32 bytes of k into four words of `part`, as `load_matrices` has them; f32 is rounded to tf32.
+    `by_columns`: in the order of k in which a thread has the columns of a result that is the left factor."""
+    width = ir.MemRefType(tiles.tile.type).element_type.width
+    if k_major or width == 16:  # a result's columns are in the order of words of 16 bits
+        load_matrices(tiles, slot, first, k, part, word, thread, k_major, rows_first)
+    else:
+        _load_words(tiles, slot, first, k, part, word, thread, rows_first, by_columns)
+    if width == 32:
+        round_words(part, word)
+
+
+def _load_words(
+    tiles: StagedTiles, slot: ir.Value, first: ir.Value, k: ir.Value, part: ir.Value, word: ir.Value, thread: Thread,
+    rows_first: bool, by_columns: bool,
+) -> None:  # fmt: skip
+    """32-bit elements in lines of rows, one by one: lane l has row l / 4 of the place l % 4 of k; or of the places of the columns
+    that it has of a result, 2 (l % 4) and the next."""
+    of_half, of_member = (1, 2) if by_columns else (4, 1)
+    with loop(2, name="high") as high, loop(2, name="low") as low:
+        row_half, k_half = (low, high) if rows_first else (high, low)
+        line = sum_of([(k, 1), (k_half, of_half), (thread.member, of_member)])
+        row = sum_of([(first, 1), (row_half, 8), (thread.group, 1)])
+        value = memref.LoadOp(tiles.tile, [slot, line, tiles.column(line, row)]).result
+        memref.StoreOp(value, part, [sum_of([(word, 1), (high, 2), (low, 1)]), mlir.index(0)])
+
+
+def round_words(part: ir.Value, word: ir.Value) -> None:
+    """Four words to the nearest tf32, ties away from zero: the units would cut the last bits off."""
+    at, f32, shape = [word, mlir.index(0)], ir.F32Type.get(), [4, 1]
+    words, narrow = ir.VectorType.get(shape, f32), ir.VectorType.get(shape, ir.FloatTF32Type.get())
+    away = ir.Attribute.parse("4 : i32")  # arith's to_nearest_away
+    cut = arith.TruncFOp(narrow, vector.LoadOp(words, part, at).result, roundingmode=away)
+    vector.StoreOp(arith.extf(words, cut.result), part, at)
+
+
 def load_matrices(
-    tiles: Any, slot: ir.Value, first: ir.Value, k: ir.Value, part: ir.Value, word: ir.Value, thread: Thread, k_major: bool,
+    tiles: StagedTiles, slot: ir.Value, first: ir.Value, k: ir.Value, part: ir.Value, word: ir.Value, thread: Thread, k_major: bool,
     rows_first: bool,
 ) -> None:  # fmt: skip
-    """A fragment of 16 rows and 32 bytes of k into four words of `part`: 8 rows and 16 bytes are a matrix. `tiles`: the memory
-    `tile`, in lines of k (`k_major`) or of rows, and `column`, where in its line an element lies. Matrices follow one another
-    by rows or by k first, as a left or a right factor has them.
+    """A fragment of 16 rows and 32 bytes of k into four words of `part`: 8 rows and 16 bytes are a matrix. `tiles` are in lines of
+    k (`k_major`) or of rows. Matrices follow one another by rows or by k first, as a left or a right factor has them.
 
     Lane l names row l % 8 of matrix l / 8. A tile that lies in lines of rows is transposed on the way."""
     element = ir.MemRefType(tiles.tile.type).element_type
@@ -357,8 +375,8 @@ def load_matrices(
 
 
 def multiply_fragments(
-    sums: ir.Value, at: list[ir.Value], left: tuple[ir.Value, ir.Value], right: tuple[ir.Value, ir.Value], tf32: bool = False
-) -> None:  # fmt: skip
+    sums: ir.Value, at: list[ir.Value], left: tuple[ir.Value, ir.Value], right: tuple[ir.Value, ir.Value]
+) -> None:
     """Adds the product of two fragments, each in words of its registers from a number on, to the fragment `at` of the sums."""
     element = ir.MemRefType(left[0].type).element_type
 
@@ -370,7 +388,7 @@ def multiply_fragments(
     type_ = ir.VectorType.get([2, 2], ir.MemRefType(sums.type).element_type)
     c = vector.LoadOp(type_, sums, at).result
     shape = ir.ArrayAttr.get([mlir.integer(n) for n in (16, 8, WIDE * 16 // element.width)])
-    total = nvgpu.MmaSyncOp(type_, a, b, c, shape, tf32Enabled=tf32 or None).result
+    total = nvgpu.MmaSyncOp(type_, a, b, c, shape, tf32Enabled=element.width == 32 or None).result
     vector.StoreOp(total, sums, at)
 
 

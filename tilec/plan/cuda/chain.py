@@ -34,7 +34,7 @@ def choose_chain(
     own: dict[str, Any] = products if chain.product else {"kept_left": tile.kept_left}
     head_groups, later = problem.head_groups if chain.head_groups else (0,), growing(chain, kernel.extents)
     built = ContractionChain(
-        unit=tile.unit, multiplicand=chain.left.stored, between=chain.between, rows=chain.rows, head_groups=head_groups,
+        unit=tile.unit, multiplicand=problem.dtype, between=chain.between, rows=chain.rows, head_groups=head_groups,
         pages=problem.pages,
         weight_terms=weight_terms, block=(tile.bm, tile.bn), warps=tile.warps, stages=tile.stages, ping_pong=tile.ping_pong,
         longest_first=bool(later), growing=later,
@@ -54,7 +54,7 @@ def choose_chain(
     kernel = replace(kernel, tile=sizes, options=built).weighed(target)
     line = kernel.lines[-1] if kernel.lines else None
     others = tuple((_describe(c.tile), c.prediction.time_us) for c in choices[:4])
-    why = f"{_describe(tile)}, {chain.left.stored}, {count(tile.stages, 'stage')}, {tile.threads} threads"
+    why = f"{_describe(tile)}, {problem.dtype}, {count(tile.stages, 'stage')}, {tile.threads} threads"
     remarks = [Remark("tiled", kernel.name, why, line, others)]
     states = ", ".join(c.total.name for c in chain.online.carried)
     how = ", rescaled when the running maximum grows" if chain.online.rescales else ""
@@ -64,7 +64,7 @@ def choose_chain(
         reason = f"the weights are rounded to {chain.weight_type} before a row's factor is applied to them, not after"
         remarks.append(Remark("rounded", chain.product.total.name, reason, line))
     if chain.product is not None and chain.values is not None and weight_terms > 1:
-        reason = f"a weight is a sum of {weight_terms} {chain.values.stored} numbers, which takes {weight_terms} products; "
+        reason = f"a weight is a sum of {weight_terms} {problem.dtype} numbers, which takes {weight_terms} products; "
         reason += "`using bf16` rounds the weights, and takes 1"
         remarks.append(Remark("exact", chain.product.total.name, reason, line))
     if chain.matches:
@@ -79,7 +79,7 @@ def choose_chain(
 def _group(problem: ChainProblem, tile: ChainTile, target: Target) -> int:
     """Problems whose factors that blocks share fill the better part of L2. Persistent blocks take their tiles in a fixed order: the
     fewest problems with which none has much more to do than others, of those that L2 holds unless that costs more."""
-    shared, fit = 2 * problem.length * (sum(problem.firsts) + problem.columns), target.fit(ChainTimes)
+    shared, fit = problem.bytes * problem.length * (sum(problem.firsts) + problem.columns), target.fit(ChainTimes)
     if tile.persistent:
         rows, all_of = problem.blocks(tile.bm), min(problem.batch, MANY)
         weigh = partial(longest_share, rows, blocks=target.units, tile_steps=fit.tile_steps)
