@@ -63,6 +63,22 @@ def test_a_gpu_s_convolutions_have_their_channels_last():
     assert "i3 in 0:6" not in text("cpu", torch.contiguous_format)
 
 
+def separable(x, each, points, back):
+    """Each channel alone, then a product of the channels, then each channel alone as a transposed convolution."""
+    return F.conv_transpose2d(F.conv2d(F.relu(F.conv2d(x, each, padding=1, groups=4)), points), back, groups=6)
+
+
+def test_convolutions_of_each_channel_lie_as_what_they_read():
+    with FakeTensorMode():
+        shapes = (2, 4, 8, 10), (4, 1, 3, 3), (6, 4, 1, 1), (6, 1, 2, 2)
+        given = [torch.empty(n, device="cuda") for n in shapes]
+        graph = make_fx(lambda *given: (separable(*given).relu(),), decomposition_table=decompositions())(*given).graph
+        made = [line.partition("where ")[2] for line in write(graph).text.splitlines() if "where" in line]
+    assert made[:2] == ["i0 in 0:2, i1 in 0:4, i2 in 0:8, i3 in 0:10"] * 2
+    assert made[2:4] == ["i0 in 0:2, i1 in 0:8, i2 in 0:10, i3 in 0:6", "i0 in 0:2, i1 in 0:9, i2 in 0:11, i3 in 0:6"]
+    assert_agrees(separable, *(torch.randn(n) for n in shapes))
+
+
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(
     "after",

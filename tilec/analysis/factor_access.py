@@ -54,7 +54,6 @@ class FactorAccess:
         """The type of its elements in memory."""
         return str(self.access.element)
 
-
     @property
     def expression(self) -> Expr:
         """What reads it in a chain."""
@@ -99,6 +98,13 @@ class FactorAccess:
         moved = frozenset[int]().union(*(self._moving(p) for p in range(len(self.subscripts) - 1)))
         ones = [d for d, factor in self.factors[-1].items() if factor == 1 and d not in moved]
         return max(ones, key=self.extents.__getitem__, default=None)
+
+    def stride(self, d: int) -> int:
+        """The bytes from an element to the next along a dimension; 0 where that varies."""
+        every = range(len(self.shape))
+        if any(d in self.opaque[p] for p in every):
+            return 0
+        return self.bytes * sum(self._step(p, d) * prod(self.shape[p + 1 :]) for p in every)
 
     def offset(self, line: int) -> int:
         """A number that divides the places in a row of the tensor where lines along a dimension begin; 0 where all begin there."""

@@ -195,6 +195,7 @@ class ContractionTimes(Group, name="contraction", kind="cuda"):
         "integer operations that the conversion of an element takes on its way to shared memory"
     )
     gather_operations: float = number("integer operations that an element at computed subscripts takes on that way")
+    cut_sectors: float = number("time of a sector of memory of which a part is written, over that of a whole one in L2", least=1)
     byte_operations: float = number(
         "integer operations that a number of 8 bits takes that a warp converts where it loads it from shared memory"
     )

@@ -10,9 +10,10 @@ from math import ceil, log2, prod
 from operator import itemgetter
 
 from tilec.core.fitted import ContractionTimes, WarpgroupTimes
+from tilec.core.hardware import LINE, SECTOR
 from tilec.core.target import Target
 from tilec.cost.block_tile import BlockTile, Contraction, element_bytes
-from tilec.cost.model import Choice, Prediction, Work, least, occupancy, predict, round_up
+from tilec.cost.model import Choice, Prediction, Work, balance, least, occupancy, predict, round_up
 from tilec.cost.ranking import Ranked, Ranking
 from tilec.cost.stream_k import l2_speed, parts_us, shared_rounds, shared_tiles
 from tilec.cost.tile_order import dram_reads, grouped, reads_once
@@ -175,9 +176,16 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
     flops = 2.0 * tiles * tile.bm * tile.bn * k * p.products
     unit = p.vector_unit if tile.instruction == "fma" else f"tensor.{p.unit_type}@{tile.instruction}"
     other = {u: n * p.batch * p.m * p.n for u, n in p.epilogue.items()}
+    exposed: dict[str, float] = {}
     if any(p.staged):
         operations = _staging(target, p, tile, tiles)
-        other["int"] = other.get("int", 0) + tiles * k * operations
+        singly = sum(s * size for s, size, alone in zip(p.staged, (tile.bm, tile.bn), p.alone) if alone)
+        other["int"] = other.get("int", 0) + tiles * k * max(0.0, operations - singly)
+        if singly:
+            exposed["int"] = 1e6 * tiles * k * singly / target.peak("int") / balance(tiles, target.units)
+    if any(p.apart):
+        lines = tiles * k * sum(n * size for n, size in zip(p.apart, (tile.bm, tile.bn)))
+        exposed["shared"] = 1e6 * LINE * lines / target.shared_rate
     if p.two_level:
         other["fma.f32"] = other.get("fma.f32", 0) + 2.0 * tiles * tile.bm * tile.bn * ceil(k / p.two_level)
     further = _further(p)
@@ -197,7 +205,7 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
     return Work(
         dram_read=dram_reads(target, p, tile) + further,
         dram_write=result,
-        l2_bytes=loaded + result + partial + further,
+        l2_bytes=loaded + result + partial + further + cut_bytes(target, p),
         shared_bytes=shared,
         flops={unit: flops, **{u: n + (flops if u == unit else 0) for u, n in other.items()}},
         pace=pace,
@@ -208,8 +216,14 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
         bytes_in_flight=(tile.stages - 1) * (p.widths[0] * tile.bm + p.widths[1] * tile.bn) * tile.bk * p.bytes / tile.threads,
         lanes=target.fit(ContractionTimes).warp_wait ** log2(tile.warps) if tile.instruction == "fma" else 1.0,
         serial_us=serial,
+        exposed_us=exposed,
         idle_us=idle,
     )
+
+
+def cut_bytes(target: Target, p: Contraction) -> float:
+    """Bytes that L2 could move while sectors are written of which a part is: it fetches the rest of them."""
+    return target.fit(ContractionTimes).cut_sectors * SECTOR * p.cut * p.batch * p.m * p.n * p.stored
 
 
 def _further(p: Contraction) -> float:

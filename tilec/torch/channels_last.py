@@ -75,7 +75,7 @@ def _convolved(graph: fx.Graph, refused: Callable[[fx.Node], str | None]) -> set
     for node in graph.nodes:
         if node.op != "call_function" or _rank(node) not in FORMATS:
             continue
-        if op_name(node) == "convolution":
+        if orders.sums_channels(node):
             depends = orders.reorders(node.meta["val"].device) and not refused(node)
         elif node.target is getitem:
             depends = node.args[0] in found

@@ -354,7 +354,7 @@ def test_a_tensor_that_two_products_read_is_stored_once(monkeypatch):
 
 def test_storing_once_pays_for_several_products():
     """Each alone would take longer with a copy of its own."""
-    sizes = {"N": 64, "C": 64, "H": 64, "W": 64, "K": 32, "R": 2, "S": 3}
+    sizes = {"N": 2, "C": 64, "H": 64, "W": 64, "K": 32, "R": 2, "S": 3}
     texts = [text.replace("{using}", " using tf32").format(t="f32", o="f32") for text in (IMAGES_FIRST, TWICE)]
     alone, both = (lowering.planned(text, None, sizes) for text in texts)
     assert not alone.steps("pack") and len(both.steps("pack")) == 4

@@ -67,20 +67,18 @@ def choose_contraction(
     if others:  # each result has columns of its own, and each contraction a loop of its own
         kernel = replace(kernel, grid=tuple(dict.fromkeys((*kernel.grid, *built.columns))), loop_groups=_nest_numbers(g.nodes))
     tiles = tuple(sizes.get(d, 1) for d in kernel.grid)
-    weigh = partial(_work, found.problem, target)
+    weigh = partial(_work, found, target)
     kernel = replace(kernel, tile=tiles, options=built, sram=_shared_bytes, weigh=weigh).weighed(target)
     return kernel, _remarks(kernel, built, tile, found.choices)
 
 
-def _work(problem: block_tile.Contraction, target: Target, kernel: KernelPlan) -> Work:
-    """Of a kernel of this problem with any tile and options: that of the blocks that its boxes take, which may be more than the
-    tiles of a flat C."""
+def _work(tiles: Tiles, target: Target, kernel: KernelPlan) -> Work:
+    """Of a kernel of this contraction with any tile and options."""
     built, tile = kernel.options, dict(zip(kernel.grid, kernel.tile))
     assert isinstance(built, (Contraction, WarpgroupContraction))
     (bm, bn, bk), warps, producers = built.block, prod(built.warps), 4 if built.instruction == "wgmma" else 0
     m, *n = (prod(ceil(kernel.extents[d] / tile[d]) for d in dims) for dims in (built.rows, *built.column_sets))
-    if (m, sum(n)) != (ceil(problem.m / bm), ceil(problem.n / bn)):
-        problem = replace(problem, m=m * bm, n=sum(n) * bn)
+    problem = tiles.boxes.whole(tiles.problem, built, tile)
     *_, registers = contraction.block_registers(target, problem, built.instruction, bm, bn, warps, producers)
     found = BlockTile(
         bm, bn, bk, built.stages, built.instruction, built.warps[0], built.warps[1], producers, group=built.group_rows,

@@ -14,9 +14,9 @@ The result is one of the families of `kernels/contraction.py`, which check what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from math import ceil, gcd, inf, prod
 from typing import NamedTuple
 
@@ -36,11 +36,13 @@ from tilec.cost.model import Choice
 from tilec.cost.ranking import Ranked, Ranking
 from tilec.cost.stream_k import shared_tiles
 from tilec.kernels.contraction import Contraction, WarpgroupContraction
-from tilec.kernels.matrix import ASYNC, BYTES, StoredContraction, whole_pieces
+from tilec.kernels.matrix import ASYNC, BYTES, StoredContraction
+from tilec.plan.cuda.boxes import Boxes
 from tilec.plan.cuda.operands import Operand, Roles, arrange, factor_access, warpgroup_copies
 from tilec.plan.groups import Group
 
 Sizes = dict[int, int]  # by kernel dimension
+Weighed = tuple[float, Choice] | None
 TWO_LEVEL = 128  # elements of k: a line of 8-bit numbers
 STAGES = 4  # of a ring that hides the latency of its loads
 
@@ -56,20 +58,11 @@ ONE_PRODUCT = SeveralProducts()
 
 
 class Fit(NamedTuple):
-    """A block's part of every dimension of C, the rows and the columns of all blocks, and the stages that have a use."""
+    """A block's part of every dimension of C, a kernel of this shape, and the stages that have a use."""
 
     sizes: Sizes
-    m: int
-    n: int
+    built: StoredContraction
     deepest: int
-
-    def rank(self, choice: Choice, problem: block_tile.Contraction, target: Target) -> float:
-        """By the predicted time with all blocks that the boxes take, which may be more than the tiles of a flat C."""
-        tile = choice.tile
-        if (self.m // tile.bm, self.n // tile.bn) == (ceil(problem.m / tile.bm), ceil(problem.n / tile.bn)):
-            return choice.rank
-        padded = replace(problem, m=self.m, n=self.n)
-        return Choice(tile, contraction.contraction_cost(target, fed(padded, tile.instruction), tile)).rank
 
 
 @dataclass(frozen=True)
@@ -84,12 +77,13 @@ class Tiles:
     build: Callable[[BlockTile], StoredContraction]
     fit: Callable[[BlockTile], Fit | None]
     instructions: list[str] | None
+    boxes: Boxes
 
     def variant(self, target: Target, **changes) -> Sequence[Choice]:
         """Tiles for the same factors and another problem, the fastest first; none of which blocks share steps."""
 
-        def weigh(choice: Choice) -> float | None:
-            return choice.rank if not choice.tile.stream_k and self.fit(choice.tile) else None
+        def weigh(choice: Choice) -> Weighed:
+            return (choice.rank, choice) if not choice.tile.stream_k and self.fit(choice.tile) else None
 
         return _ranked(target, replace(self.problem, **changes), self.instructions, weigh, lambda tile: 1)
 
@@ -101,9 +95,9 @@ class Tiles:
 
     def rank(self, tile: BlockTile, target: Target, **changes) -> float:
         """Of a tile, for the same factors and another problem."""
-        problem = fed(replace(self.problem, **changes), tile.instruction)
-        choice = Choice(tile, contraction.contraction_cost(target, problem, tile))
-        return self.fit(tile).rank(choice, problem, target)
+        found = self.fit(tile)
+        problem = self.boxes.whole(replace(self.problem, **changes), found.built, found.sizes)
+        return Choice(tile, contraction.contraction_cost(target, fed(problem, tile.instruction), tile)).rank
 
     def operand(self, factor: ir.Value) -> Operand:
         return next(self.operands[s] for s, f in self.roles.factors.items() if f == factor)
@@ -133,7 +127,7 @@ def fed_problem(
     return replace(
         problem, two_level=two_level_of(kind, node), staged=tuple(_staging(f, BYTES[kind], target) for f in sides),
         filled=tuple(_filling(copy, f, BYTES[kind], target) for copy, f in zip(copies, sides)),
-        unaligned=tuple(f.unaligned for f in sides), overhang=overhang(kind, roles, problem.k, g) if "tma" in copies else 1.0,
+        alone=tuple(_is_alone(f) for f in sides), unaligned=tuple(f.unaligned for f in sides), overhang=overhang(kind, roles, problem.k, g) if "tma" in copies else 1.0,
         widths=tuple(BYTES[f.stored or kind] / BYTES[kind] for f in sides),
         copied=tuple(1 if f.major or f.copy != "tma" else LINE // BYTES[kind] for f in sides),
     )  # fmt: skip
@@ -162,10 +156,8 @@ def _ranked_tiles(
     several: SeveralProducts, target: Target,
 ) -> Tiles:  # fmt: skip
     operands, extents = {"left": left, "right": right}, dict(own)
-    build = partial(
-        _built, kind=kind, roles=roles, operands=operands, target=target, extents=extents, two_level=problem.two_level,
-        several=several,
-    )  # fmt: skip
+    boxes = Boxes(roles, operands, problem, extents, target)
+    build = partial(_built, kind=kind, boxes=boxes, two_level=problem.two_level, several=several)
     known: dict[tuple, Fit | None] = {}  # by shape: several tiles have one, and differ in their stages
 
     def too_large(built: WarpgroupContraction) -> bool:
@@ -178,12 +170,10 @@ def _ranked_tiles(
         shape = tile.instruction, tile.bm, tile.bn, tile.bk, warps, tile.cluster, tile.kept, shares
         if shape not in known:
             built = build(tile)
-            sizes = _boxes_of(built, extents) if _is_buildable(built) else None
+            sizes = boxes.sizes(built) if _is_buildable(built) else None
             if sizes and isinstance(built, WarpgroupContraction) and (built.refuse_sizes(extents, sizes) or too_large(built)):
                 sizes = None
-            if sizes:
-                m, *n = (prod(ceil(extents[d] / sizes[d]) for d in dims) for dims in (built.rows, *built.column_sets))
-            known[shape] = Fit(sizes, m * tile.bm, sum(n) * tile.bn, built.deepest) if sizes else None
+            known[shape] = Fit(sizes, built, built.deepest) if sizes else None
         return known[shape]
 
     instructions = _instructions(kind, operands, target)
@@ -196,21 +186,23 @@ def _ranked_tiles(
             return times.mma_sync if both else 1
         return times.kept if tile.kept else times.stream_k if tile.stream_k else 1
 
-    def weigh(choice: Choice) -> float | None:
+    def weigh(choice: Choice) -> Weighed:
         tile, found = choice.tile, fit(choice.tile)
         if found is None or not (tile.instruction == "wgmma" or tile.stages <= found.deepest):
             return None
-        return slower(tile) * found.rank(choice, problem, target)
+        if (whole := boxes.whole(problem, found.built, found.sizes)) is not problem:
+            choice = Choice(tile, contraction.contraction_cost(target, fed(whole, tile.instruction), tile))
+        return slower(tile) * choice.rank, choice
 
     choices = _ranked(target, problem, instructions, weigh, slower)
-    return Tiles(kind, roles, operands, problem, choices, build, fit, instructions)
+    return Tiles(kind, roles, operands, problem, choices, build, fit, instructions, boxes)
 
 
 def _built(
-    tile: BlockTile, *, kind: str, roles: Roles, operands: dict[str, Operand], target: Target, extents: Sizes, two_level: int,
-    several: SeveralProducts,
-) -> StoredContraction:  # fmt: skip
+    tile: BlockTile, *, kind: str, boxes: Boxes, two_level: int, several: SeveralProducts
+) -> StoredContraction:
     """The kernel of this tile, with the stages that the model has given it."""
+    roles, operands, target, extents = boxes.roles, boxes.operands, boxes.target, boxes.extents
     left, right = operands["left"], operands["right"]
     by_warpgroups = tile.instruction == "wgmma"
     by = warpgroup_copies(operands) if by_warpgroups else [f.pieces or "registers" for f in (left, right)]
@@ -227,7 +219,7 @@ def _built(
         own["longest_box"] = (left.longest, right.longest)
         built = WarpgroupContraction(**common, persistent_blocks=blocks, **own, **several._asdict())
         if tile.stream_k:
-            return replace(built, stream_k=_shared_tiles(built, extents, tile.stream_k))
+            return replace(built, stream_k=_shared_tiles(built, boxes, tile.stream_k))
         return replace(built, kept_steps=built.steps(extents)) if tile.kept else built
     stored = {f"{side}_stored": f.stored for side, f in operands.items()}
     gathers = any(f.gathers and not f.pieces for f in operands.values())
@@ -236,12 +228,12 @@ def _built(
     return Contraction(**common, **stored, **warps, **own, unit=tile.instruction)
 
 
-def _shared_tiles(built: WarpgroupContraction, extents: Sizes, rounds: int) -> int:
+def _shared_tiles(built: WarpgroupContraction, boxes: Boxes, rounds: int) -> int:
     """Tiles whose steps blocks share, of those that there are."""
-    sizes = _boxes_of(built, extents) if _is_buildable(built) else None
+    sizes = boxes.sizes(built) if _is_buildable(built) else None
     if sizes is None:
         return 0
-    tiles = built.tiles({d: ceil(n / sizes.get(d, 1)) for d, n in extents.items() if d not in built.inner})
+    tiles = built.tiles({d: ceil(n / sizes.get(d, 1)) for d, n in boxes.extents.items() if d not in built.inner})
     return shared_tiles(tiles, built.persistent_blocks, rounds)
 
 
@@ -297,8 +289,12 @@ def _staging(operand: Operand, size: int, target: Target) -> float:
         return fit.byte_operations
     if operand.pieces in ("async8", "async4") and target.has("tma"):
         return target.fit(WarpgroupTimes).piece_operations * size / ASYNC[operand.pieces]
-    alone = operand.gathers or operand.one_by_one
-    return 0 if operand.pieces else fit.gather_operations if alone else fit.convert_operations
+    return 0 if operand.pieces else fit.gather_operations if _is_alone(operand) else fit.convert_operations
+
+
+def _is_alone(operand: Operand) -> bool:
+    """Whether threads load each element by itself."""
+    return not operand.pieces and not operand.stored and (operand.gathers or operand.one_by_one)
 
 
 def _filling(copy: str, operand: Operand, size: int, target: Target) -> float:
@@ -312,14 +308,16 @@ def _filling(copy: str, operand: Operand, size: int, target: Target) -> float:
 
 
 def _ranked(
-    target: Target, problem: block_tile.Contraction, instructions: list[str] | None, weigh: Callable[[Choice], float | None],
+    target: Target, problem: block_tile.Contraction, instructions: list[str] | None, weigh: Callable[[Choice], Weighed],
     slower: Callable[[BlockTile], float],
 ) -> Ranking[Choice]:  # fmt: skip
     """The tiles that can be built, the fastest first. An instruction whose products alone take longer than the best tile of one
-    before it has none. `weigh` takes a choice to its time, which is `slower` than that of its problem or of a larger one."""
+    before it has none. `weigh` takes a choice to its time, which is `slower` than that of its problem or of a larger one, and to
+    the choice with its boxes."""
 
     def weighed(family: contraction.Family, at: int) -> Iterator[Ranked[Choice]]:
-        return (((us, at, *numbers), c) for numbers, c in family.choices if (us := weigh(c)) is not None)
+        weighed = ((numbers, weigh(c)) for numbers, c in family.choices)
+        return (((found[0], at, *numbers), found[1]) for numbers, found in weighed if found is not None)
 
     ranking = Ranking[Choice]()
     for at, unit in enumerate(() if instructions is None else instructions or ("fma",)):
@@ -331,7 +329,7 @@ def _ranked(
 
 def fed(problem: block_tile.Contraction, instruction: str) -> block_tile.Contraction:
     """As the instruction's kernels are fed."""
-    return replace(problem, staged=problem.filled) if instruction == "wgmma" else problem
+    return replace(problem, staged=problem.filled, alone=(False, False)) if instruction == "wgmma" else problem
 
 
 def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> list[str] | None:
@@ -350,40 +348,3 @@ def _units_for_products(several: SeveralProducts, kind: str, operands: dict[str,
     """Of several products of one left factor: warps multiply those whose results meet, warpgroups those that TMA copies."""
     able = ["wgmma"] if {f.copy for f in operands.values()} == {"tma"} else []
     return able + (["mma.sync"] if not several.siblings and BYTES[kind] == 2 else [])
-
-
-def _boxes_of(built: StoredContraction, extents: Sizes) -> Sizes | None:
-    """The block's part of every dimension of C; None where a factor's pieces would not lie inside it."""
-    sizes: Sizes = {}
-    for side, dims in ((0, built.rows), *((1, dims) for dims in built.column_sets)):
-        box = _box(tuple(extents[d] for d in dims), (built.block[0], built.own_columns)[side], built.piece(side))
-        if box is None:
-            return None
-        sizes |= zip(dims, box)
-    return sizes
-
-
-@lru_cache(maxsize=1024)  # of one contraction, planned in several ways
-def _box(extents: tuple[int, ...], size: int, piece: int = 1) -> tuple[int, ...] | None:
-    """Sizes of a box of at most `size` points, such that the fewest boxes cover the extents; then the longest inside.
-
-    Runs along the last dimension consist of whole pieces, or the box is one run.
-    """
-    fitting = [b for b in _boxes(extents, size) if whole_pieces(b, piece)]
-    best = min(
-        fitting,
-        key=lambda box: (prod(ceil(e / t) for e, t in zip(extents, box)), [-t for t in reversed(box)]),
-        default=None,
-    )
-    return None if best is None else tuple(best)
-
-
-def _boxes(extents: Sequence[int], size: int) -> Iterator[list[int]]:
-    if not extents:
-        yield []
-        return
-    *outer, last = extents
-    powers = {1 << p for p in range(size.bit_length()) if 1 << p < last}
-    for inner in sorted(t for t in powers | {min(last, size)} if t <= size):
-        for box in _boxes(outer, size // inner):
-            yield [*box, inner]

@@ -52,8 +52,9 @@ class Operand:
     unaligned: bool = False
     alignable: bool = False  # TMA could copy it if the tensor's rows began at multiples of 16 bytes
     stored: str = ""  # its type in shared memory, if threads convert it where they load it from there
-    one_by_one: bool = False  # threads load its narrow elements one at a time, since its rows begin anywhere
+    one_by_one: bool = False  # threads load its elements one at a time: narrow ones whose rows begin anywhere, and windows'
     longest: int = BOX  # rows (or columns) of a box along one dimension
+    step: int = 0  # bytes from an element to its neighbour along rows (or columns); 0 where that is not known
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class Roles:
     factors: dict[str, ir.Value] = field(hash=False)
     inner_box: tuple[int, ...] = ()
     """Of `inner`, the elements of one step that TMA copies; empty where a step is along the last dimension only."""
+    result: tuple[int, ...] = ()
+    """The dimensions of the largest tensor that the kernel writes, in its order, but for those of one element."""
 
     def boxes(self, depth: int) -> dict[int, int]:
         """The elements of a step of `depth` along each dimension of k."""
@@ -138,7 +141,7 @@ def _roles(node: Node, g: Group, graph: Graph) -> list[Roles]:
     ends = [d for factor in found if factor is not None and (d := factor.contiguous) in k and not scales_of(node)]
     orders = [tuple(k), *((*(d for d in k if d != end), end) for end in ends)]
     factors = {"left": left, "right": right}
-    return [Roles(m, n, inner, factors) for inner in dict.fromkeys(orders)]
+    return [Roles(m, n, inner, factors, result=tuple(order)) for inner in dict.fromkeys(orders)]
 
 
 def _result_dims(node: Node, g: Group, graph: Graph) -> list[int]:
@@ -169,12 +172,13 @@ def operand_of(
     gathers = not found.access.is_affine
     if size == 1 and not major:  # of which matrix units take lines of k only
         return Operand("registers", 1, gathers)
+    own = roles.order(side)
+    step = found.stride(own[-1]) if own else 0
     if major and kind in ("bf16", "f16") and (narrow := converted(node, factor, target)) and target.has("cp_async"):
         pieces = "async" if found.is_pieces(roles.inner[-1], roles.inner, WIDE) else ""
-        return Operand(pieces or "registers", major, gathers, pieces=pieces, stored=narrow if pieces else "")
+        return Operand(pieces or "registers", major, gathers, pieces=pieces, stored=narrow if pieces else "", step=step)
     if str(found.access.element) != ELEMENTS.get(kind, kind) or along is None or not target.has("cp_async"):
-        return Operand("registers", major, gathers)
-    own = roles.order(side)
+        return Operand("registers", major, gathers, step=step)
     line, varying = (roles.inner[-1], own) if major else (own[-1], own[-1:])
     steps = {d: size for d, size in roles.boxes(LINE // size).items() if size > 1}
     lines = size == 2 or (major and kind not in ("f32", "i32", "f64"))  # as matrix units read them
@@ -192,7 +196,8 @@ def operand_of(
     if able and found.is_box(order, steps):
         longest = BOX // max((at.get(d, 1) for at in found.factors for d in varying), default=1)
         return Operand("tma", major, longest=longest, **others)
-    return Operand(pieces or "registers", major, one_by_one=not pieces and size < 4, **others)
+    alone = not pieces and (size < 4 or found.access.operand is None)
+    return Operand(pieces or "registers", major, one_by_one=alone, step=step, **others)
 
 
 def factor_access(node: Node, factor: ir.Value, g: Group) -> FactorAccess | None:

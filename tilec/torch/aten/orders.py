@@ -22,7 +22,8 @@ def reorders(device: torch.device) -> bool:
 def memory_orders(node: Node, values: Mapping[Node, Value]) -> dict[tuple[int, ...], tuple[int, ...]]:
     """The orders in which the dimensions of the node's results are stored, by shape, where they are not row-major. What follows
     reads them so, and results need no transpose. They are PyTorch's (channels last, heads behind places), but where the device
-    `reorders`, a convolution's result has its channels last in any case, and so have the values that are made of it. Where
+    `reorders`, the result of a convolution that `sums_channels` has its channels last in any case, and so have the values that are made
+    of it. Where
     PyTorch's result lies as an operand does, ours does, too."""
     value = node.meta.get("val")
     orders = {}
@@ -39,9 +40,19 @@ def memory_orders(node: Node, values: Mapping[Node, Value]) -> dict[tuple[int, .
         elif v.dim() > 2 and reorders(v.device) and found is not None:
             # a product's factor of three dimensions is often a transpose
             made = (_stored_as(n, values) for n in node.all_input_nodes if v.dim() > 3)
-            if op_name(node) == "convolution" or last in made:
+            if sums_channels(node) or last in made:
                 orders[shape] = last
     return orders
+
+
+def sums_channels(node: Node) -> bool:
+    """Whether the node is a convolution that is a product of matrices. One of each channel alone has the order of what it reads."""
+    if op_name(node) != "convolution":
+        return False
+    weight, transposed, groups = (node.args[n] for n in (1, 6, 8))
+    assert isinstance(weight, Node) and isinstance(groups, int)
+    shape = weight.meta["val"].shape
+    return (shape[0] // groups if transposed else shape[1]) > 1
 
 
 def _moved(v: torch.Tensor, node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] | None:
