@@ -40,7 +40,7 @@ def test_sectors_of_which_a_part_is_written(extents, box, size):
 
 @pytest.mark.parametrize("step, at_once, run", list(product((4, 8, 64, 512), (1, 4), (1, 2, 16, 128))))
 def test_lines_that_requests_touch(step, at_once, run):
-    """Runs lie so far apart that no line has parts of two."""
+    """Runs lie so far uncoalesced that no line has parts of two."""
     side = Side((4096, run), step=step, at_once=at_once)
     asked = WARP * at_once
 
@@ -48,8 +48,9 @@ def test_lines_that_requests_touch(step, at_once, run):
         places = [n // run * 1_000_000 + n % run * step for n in range(asked)]
         return len({at // LINE for at in places})
 
-    assert side.apart((1, run)) == pytest.approx((touched(min(run, asked)) - touched(asked)) / asked, abs=1.5 / min(run, asked))
-    assert side.apart((1, 4096)) == 0 == Side((4096, run)).apart((1, run))
+    more = (touched(min(run, asked)) - touched(asked)) / asked
+    assert side.uncoalesced((1, run)) == pytest.approx(more, abs=1.5 / min(run, asked))
+    assert side.uncoalesced((1, 4096)) == 0 == Side((4096, run)).uncoalesced((1, run))
 
 
 @pytest.mark.parametrize("extents", [(8, 508, 250), (8, 1026, 1026), (64, 130, 260), (3, 5), (7,), (16, 1, 131070)])

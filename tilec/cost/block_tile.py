@@ -22,8 +22,8 @@ class Contraction:
     brings all or none; `widths`: bytes of an element of A and of B in shared memory over those of `dtype` (less where threads
     convert on the way from there); `staged`: integer operations for an element of A and of B that threads bring to shared
     memory themselves (0 where the hardware copies), `filled` those for tiles that warpgroups multiply; `alone`: threads load each
-    element by itself, and multiply nothing meanwhile; `apart`: lines of memory that requests touch for an element that threads load,
-    besides those of one run; `cut`: sectors of which a part is written, for each element of C; `reads` and `epilogue`
+    element by itself, and multiply nothing meanwhile; `uncoalesced`: lines of memory that requests touch for an element that they
+    load, besides those of one run; `cut`: sectors of which a part is written, for each element of C; `reads` and `epilogue`
     are further bytes and operations per element of C that are fused behind (a bias, an activation). `sources`: bytes of the
     tensors that A and B are read from, 0 where they have no fewer than A and B: windows of a convolution share elements.
     `recurring`: B of neighbouring batches may be the same, at a place that data tell. `stored`: elements that are written for each
@@ -48,7 +48,7 @@ class Contraction:
     staged: tuple[float, float] = (0, 0)
     filled: tuple[float, float] = (0, 0)
     alone: tuple[bool, bool] = (False, False)
-    apart: tuple[float, float] = (0, 0)
+    uncoalesced: tuple[float, float] = (0, 0)
     cut: float = 0.0
     epilogue: Mapping[str, float] = field(default_factory=dict, hash=False)
     sources: tuple[int, int] = (0, 0)

@@ -183,9 +183,9 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
         other["int"] = other.get("int", 0) + tiles * k * max(0.0, operations - singly)
         if singly:
             exposed["int"] = 1e6 * tiles * k * singly / target.peak("int") / balance(tiles, target.units)
-    if any(p.apart):
-        lines = tiles * k * sum(n * size for n, size in zip(p.apart, (tile.bm, tile.bn)))
-        exposed["shared"] = 1e6 * LINE * lines / target.shared_rate
+    if any(p.uncoalesced):
+        touched = tiles * k * sum(n * size for n, size in zip(p.uncoalesced, (tile.bm, tile.bn)))
+        exposed["shared"] = 1e6 * LINE * touched / target.shared_rate
     if p.two_level:
         other["fma.f32"] = other.get("fma.f32", 0) + 2.0 * tiles * tile.bm * tile.bn * ceil(k / p.two_level)
     further = _further(p)

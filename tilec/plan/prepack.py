@@ -185,24 +185,26 @@ def _as_factors(node: Node, kind: str, now: Tiles, g: Group, graph: Graph, targe
 def _in_order(node: Node, kind: str, now: Tiles, g: Group, graph: Graph, target: Target) -> list[Way]:
     """The ways to store tensors that factors are elements of, at computed subscripts, with another dimension last: one that a
     dimension of k moves, and no dimension of the result. TMA then copies boxes along it, where windows move the others, and
-    cp.async pieces."""
-    from tilec.plan.cuda.contraction import overhang, ranked_tiles
+    cp.async pieces. Of few channels zeros make a piece, in both factors."""
+    from tilec.plan.cuda.contraction import overhang, ranked_tiles, with_operands
 
     if not node.extracts or scales_of(node):
         return []
     found: list[Way] = []
     for line in now.roles.inner:
         roles = replace(now.roles, inner=(*(d for d in now.roles.inner if d != line), line), inner_box=())
-        stored = {s: _stored_in_order(node, s, roles, kind, g, graph, target) for s in roles.factors}
+        extent = g.space.extents[line]
+        whole = round_up(extent, WIDE // BYTES[kind])
+        longer = Group(g.nodes, replace(g.space, extents=g.space.extents | {line: whole}))
+        stored = {s: _stored_in_order(node, s, roles, kind, longer, graph, target) for s in roles.factors}
         sides = [s for s in stored.values() if s is not None]
         if len(sides) < 2 or not any(p.order for _, packs in sides for p in packs):
             continue
         operands = dict(zip(stored, (f for f, _ in sides)))
-        problem = replace(
-            now.problem, staged=(0, 0), filled=(0, 0), unaligned=tuple(f.unaligned for f, _ in sides), copied=(1, 1),
-            widths=(1, 1), overhang=overhang(kind, roles, now.problem.k, g),
-        )  # fmt: skip
-        tiles = ranked_tiles(kind, roles, operands, problem, g, graph, target)
+        problem = replace(now.problem, k=now.problem.k // extent * whole)
+        problem = replace(problem, overhang=overhang(kind, roles, problem.k, longer))
+        problem = with_operands(problem, kind, operands, target)
+        tiles = ranked_tiles(kind, roles, operands, problem, longer, graph, target)
         able = ("wgmma", "mma.sync") if all(f.pieces for f, _ in sides) else ("wgmma",)
         best = next((c for c in tiles.choices if c.tile.instruction in able), None)
         if best is not None:
@@ -213,31 +215,38 @@ def _in_order(node: Node, kind: str, now: Tiles, g: Group, graph: Graph, target:
 def _stored_in_order(
     node: Node, role: str, roles: Roles, kind: str, g: Group, graph: Graph, target: Target
 ) -> tuple[Operand, list[Pack]] | None:
-    """How TMA copies a factor in lines along the last dimension of k, and what is stored for that; None where it cannot."""
+    """How a factor is copied in lines along the last dimension of k, and what is stored for that; None where it cannot be. That
+    dimension may be longer in `g` than in the program: zeros follow."""
     from tilec.plan.cuda.operands import Operand, factor_access, in_order, operand_of
 
     value, own, line, size = roles.factors[role], roles.order(role), roles.inner[-1], BYTES[kind]
+    numbers = {kernel_dim: d for d, kernel_dim in enumerate(g.space.dims[node])}
+    whole = g.space.extents[line]
+    padded = whole > node.extents[numbers[line]]
     now = operand_of(node, value, role, roles, kind, g, graph, target)
-    if now.copy == "tma" and now.major:
+    if now.copy == "tma" and now.major and not padded:
         return now, []
     side = 0 if value == node.contraction.left else 1
     core = factor(node.op, side, kind)
     found = factor_access(node, core, g)
     made = graph.producer.get(found.access.tensor) if found else None
     if found is not None and found.access.exact and not (made is not None and made.inlined) and _is_stored(found, kind):
-        stored, order = in_order(found, own, line, size, kind == bf16_split.KIND)
-        if stored.is_box((*own, line), {line: LINE // size}) and stored.offset(line) % (WIDE // size) == 0:
+        longer = replace(found, extents={**found.extents, line: whole})
+        stored, order = in_order(longer, own, line, size, kind == bf16_split.KIND)
+        boxed = stored.is_box((*own, line), {line: LINE // size}) and stored.offset(line) % (WIDE // size) == 0
+        pieces = "async" if stored.is_pieces(line, None, WIDE // size) else ""
+        if (boxed or pieces) and (not padded or found.access.operand is None):
             longest = BOX // max((at.get(d, 1) for at in stored.factors for d in own), default=1)
-            pieces = "async" if stored.is_pieces(line, None, WIDE // size) else ""
-            loaded = Operand("tma", 1, pieces=pieces, longest=longest, unaligned=stored.shape[-1] * size % LINE != 0)
+            unaligned = stored.shape[-1] * size % LINE != 0
+            loaded = Operand("tma" if boxed else pieces, 1, pieces=pieces, longest=longest, unaligned=unaligned, windows=True)
             return loaded, [Pack(node.name, SIDES[side], (), kind, (), order)]
-    numbers = {kernel_dim: d for d, kernel_dim in enumerate(g.space.dims[node])}
     p = Pack(node.name, SIDES[side], _dims(node, side, True, tuple(numbers[d] for d in roles.inner)), kind)
-    last = node.extents[p.dims[-1]]
     rank = sum(node.extents[d] > 1 for d in p.dims) + (kind == bf16_split.KIND)
-    if last % (WIDE // size) or rank > RANK or _unfolds(node, p):
+    if whole % (WIDE // size) or rank > RANK or _unfolds(node, p) or (padded and kind == bf16_split.KIND):
         return None
-    return Operand("tma", 1, pieces="async", unaligned=last * size % LINE != 0), [p]
+    if padded:
+        p = replace(p, extents=tuple(whole if d == numbers[line] else node.extents[d] for d in p.dims))
+    return Operand("tma", 1, pieces="async", unaligned=whole * size % LINE != 0), [p]
 
 
 def _is_stored(found: FactorAccess, kind: str) -> bool:

@@ -300,6 +300,44 @@ def test_tensors_are_stored_with_channels_last(name, kind, using, monkeypatch):
     assert len(result.plan.kernels) == 2 + len(others)
 
 
+THIRDS_FIRST = """op conv(x: {t}[N, C, 3 * H, 3 * W], f: {t}[K, C, R, S]) -> (y: {o}[N, K, H, W]) {{
+ y[n, k, h, w] = sum[c, r, s](pad(x[n, c, 3 * h + r - 1, 3 * w + s - 1], 0) * f[k, c, r, s]){using}
+}}
+"""
+PIECES = {
+    "images of three": (IMAGES_FIRST, FIRST | {"C": 3, "K": 20}, np_first),
+    "images of seven": (IMAGES_FIRST, FIRST | {"C": 7, "K": 20}, np_first),
+    "signals of three": (SIGNALS_FIRST, {"N": 2, "C": 3, "K": 24, "L": 37, "R": 3}, np_first),
+    "volumes of three": (VOLUMES_FIRST, FIRST | {"N": 1, "C": 3, "D": 3, "H": 3, "W": 5, "Q": 3}, np_first),
+    "every second": (STRIDED_FIRST, FIRST | {"C": 3, "H": 3}, lambda x, f: np_first(x, f, 2)),
+    "every third": (THIRDS_FIRST, FIRST | {"C": 3, "H": 3}, lambda x, f: np_first(x, f, 3)),
+    "every third of many": (THIRDS_FIRST, FIRST | {"C": 16, "H": 3}, lambda x, f: np_first(x, f, 3)),
+}
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("kind, using", [("bf16", ""), ("f32", " using tf32")])
+@pytest.mark.parametrize("name", PIECES)
+def test_few_channels_are_stored_in_pieces(name, kind, using, monkeypatch):
+    """With zeros behind, in both factors: a piece of 16 bytes is the channels of one place."""
+    text, sizes, expected = PIECES[name]
+    tile = mma(32, 32, 16 if using else 32)
+    result = check(text.replace("{using}", using), (kind, "f32"), sizes, tile, expected, monkeypatch, pack=True)
+    assert result.plan.kernels[-1].options.copies == ("async", "async")
+    images, weights = sorted(result.plan.steps("pack"), key=lambda p: not p.order)
+    assert images.order[-1] == 1 and len(weights.dims) == len(images.order)
+    channels = weights.extents[-1] if weights.extents else sizes["C"]
+    assert channels % (4 if using else 8) == 0 and channels - sizes["C"] < 8
+
+
+def test_strides_of_three_are_packed_where_that_pays():
+    """Boxes that skip two of three elements are no copies of TMA's."""
+    sizes = {"N": 64, "C": 64, "H": 64, "W": 64, "K": 128, "R": 3, "S": 3}
+    text = THIRDS_FIRST.replace("{using}", " using tf32").format(t="f32", o="f32")
+    plan = lowering.planned(text, None, sizes)
+    assert plan.steps("pack") and plan.kernels[-1].options.copies == ("async", "async")
+
+
 @pytest.mark.parametrize("kind, using", [("bf16", ""), ("f32", " using tf32")])
 def test_channels_are_stored_last_where_that_pays(kind, using):
     """And left where they are for a small convolution, which takes less time than a further kernel."""

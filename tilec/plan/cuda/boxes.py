@@ -2,9 +2,9 @@
 
     y[n, o, h, w]     256 columns are 1 x 1 x 250 of n, h and w, or 1 x 128 x 2
 
-The fewest boxes multiply the least. But a run of neighbours is as long as a box is: memory keeps sectors of 32 bytes, one of which a
-part is written takes longer than a whole one, and a request of a warp takes a line of 128 bytes at a time. Runs and products are
-weighed by their times.
+The fewest boxes multiply the least. But a run of neighbours is as long as a box is. Memory has sectors of 32 bytes, and one of
+which a part is written takes longer than a whole one. A request of a warp takes a line of 128 bytes at a time. Runs and products
+are weighed by their times.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Side:
         parts = sum(_cut(begin, run) for begin in range(0, SECTOR, each)) * each / SECTOR
         return parts * self.written / run
 
-    def apart(self, box: Box) -> float:
+    def uncoalesced(self, box: Box) -> float:
         """The lines that requests touch besides those of one run, for each element that threads load."""
         if not self.step:
             return 0.0
@@ -81,17 +81,17 @@ class Boxes:
         return found
 
     def whole(self, problem: block_tile.Contraction, built: StoredContraction, sizes: Mapping[int, int]) -> block_tile.Contraction:
-        """A problem of these factors with all blocks that boxes of these sizes take, which may be more than the tiles of a flat C, and
-        with what memory takes longer for their runs."""
+        """A problem of these factors with all blocks that boxes of these sizes take, which may be more than the tiles of a flat C,
+        and with what memory takes longer for their runs."""
         (bm, bn, _), (rows, *columns) = built.block, [dims for _, dims in self._dims(built)]
         m, *n = (prod(ceil(self.extents[d] / sizes[d]) for d in dims) for dims in (rows, *columns))
         if (m, sum(n)) != (ceil(problem.m / bm), ceil(problem.n / bn)):
             problem = replace(problem, m=m * bm, n=sum(n) * bn)
-        cut, apart = 0.0, [0.0, 0.0]
+        cut, uncoalesced = 0.0, [0.0, 0.0]
         for side, dims in self._dims(built):
             here, box = self._side(built, side, dims), tuple(sizes[d] for d in dims)
-            cut, apart[side] = max(cut, here.cut(box)), max(apart[side], here.apart(box))
-        return replace(problem, cut=cut, apart=(apart[0], apart[1])) if cut or any(apart) else problem
+            cut, uncoalesced[side] = max(cut, here.cut(box)), max(uncoalesced[side], here.uncoalesced(box))
+        return replace(problem, cut=cut, uncoalesced=(uncoalesced[0], uncoalesced[1])) if cut or any(uncoalesced) else problem
 
     def _dims(self, built: StoredContraction) -> list[tuple[int, tuple[int, ...]]]:
         return [(0, built.rows), *((1, dims) for dims in built.column_sets)]
@@ -128,18 +128,18 @@ class Prices:
 
     products: float
     cut: float
-    apart: float
+    uncoalesced: float
 
 
 @lru_cache(maxsize=4096)  # of one contraction, planned in several ways
 def best_box(side: Side, size: int, piece: int, prices: Prices) -> Box | None:
-    """Sizes of a box of at most `size` points for which the kernel takes the least time; of equals the fewest boxes, then the longest
-    inside. Runs along the last dimension consist of whole pieces, or the box is one run."""
+    """Sizes of a box of at most `size` points for which the kernel takes the least time; of equals the fewest boxes, then the
+    longest inside. Runs along the last dimension consist of whole pieces, or the box is one run."""
 
     def key(box: Box) -> tuple:
         boxes = prod(ceil(e / t) for e, t in zip(side.extents, box))
         more = max(1.0, boxes * size / max(1, prod(side.extents)))
-        us = more * (prices.products + prices.apart * side.apart(box)) + prices.cut * side.cut(box)
+        us = more * (prices.products + prices.uncoalesced * side.uncoalesced(box)) + prices.cut * side.cut(box)
         return round(us, 3), boxes, [-t for t in reversed(box)]
 
     return min((b for b in _boxes(side.extents, size) if whole_pieces(b, piece)), key=key, default=None)

@@ -14,7 +14,7 @@ from tilec.analysis.multiplicands import scaled_factor, scales_of
 from tilec.analysis.products import period_of
 from tilec.core.hardware import LINE
 from tilec.core.target import Target
-from tilec.cost import block_tile, contraction
+from tilec.cost import contraction
 from tilec.cost.block_tile import BlockTile
 from tilec.cost.model import Choice, Work, pick
 from tilec.cost.stream_k import rounds_of

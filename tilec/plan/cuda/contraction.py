@@ -123,11 +123,19 @@ def fed_problem(
 ) -> block_tile.Contraction:
     """With the way of its factors into shared memory."""
     problem = _problem(node, roles, kind, g, graph)
+    longer = overhang(kind, roles, problem.k, g) if "tma" in warpgroup_copies(operands) else 1.0
+    return with_operands(replace(problem, two_level=two_level_of(kind, node), overhang=longer), kind, operands, target)
+
+
+def with_operands(
+    problem: block_tile.Contraction, kind: str, operands: Mapping[str, Operand], target: Target
+) -> block_tile.Contraction:
+    """A problem whose factors go these ways into shared memory."""
     sides, copies = (operands["left"], operands["right"]), warpgroup_copies(operands)
     return replace(
-        problem, two_level=two_level_of(kind, node), staged=tuple(_staging(f, BYTES[kind], target) for f in sides),
+        problem, staged=tuple(_staging(f, BYTES[kind], target) for f in sides),
         filled=tuple(_filling(copy, f, BYTES[kind], target) for copy, f in zip(copies, sides)),
-        alone=tuple(_is_alone(f) for f in sides), unaligned=tuple(f.unaligned for f in sides), overhang=overhang(kind, roles, problem.k, g) if "tma" in copies else 1.0,
+        alone=tuple(_is_alone(f) for f in sides), unaligned=tuple(f.unaligned for f in sides),
         widths=tuple(BYTES[f.stored or kind] / BYTES[kind] for f in sides),
         copied=tuple(1 if f.major or f.copy != "tma" else LINE // BYTES[kind] for f in sides),
     )  # fmt: skip
@@ -287,7 +295,7 @@ def _staging(operand: Operand, size: int, target: Target) -> float:
     fit = target.fit(ContractionTimes)
     if operand.stored:
         return fit.byte_operations
-    if operand.pieces in ("async8", "async4") and target.has("tma"):
+    if operand.pieces and (operand.windows or operand.pieces != "async") and target.has("tma"):
         return target.fit(WarpgroupTimes).piece_operations * size / ASYNC[operand.pieces]
     return 0 if operand.pieces else fit.gather_operations if _is_alone(operand) else fit.convert_operations
 

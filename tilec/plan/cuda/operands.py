@@ -9,7 +9,7 @@ registers: as boxes by TMA, or in pieces of 16 bytes by cp.async. Threads comput
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -46,7 +46,8 @@ class Operand:
 
     copy: str
     major: int
-    gathers: bool = False  # reads at computed subscripts
+    gathers: bool = False  # reads at computed subscripts that are no sums of indices
+    windows: bool = False  # reads at computed subscripts
     pieces: str = ""  # the key of `ASYNC` by which cp.async can copy it
     boxed_pieces: str = ""  # the same where a step along k is a box
     unaligned: bool = False
@@ -103,7 +104,7 @@ def arrange(node: Node, kind: str, g: Group, graph: Graph, target: Target) -> tu
     return roles, operands
 
 
-def warpgroup_copies(operands: dict[str, Operand]) -> tuple[str, str]:
+def warpgroup_copies(operands: Mapping[str, Operand]) -> tuple[str, str]:
     """How factors reach tiles that warpgroups multiply, whose steps along k are boxes if TMA copies one of them."""
     left, right = operands["left"], operands["right"]
     boxed = "tma" in (left.copy, right.copy)
@@ -189,14 +190,16 @@ def operand_of(
     unaligned = found.shape[-1] * size % LINE != 0
     k = roles.inner
     in_order = not scales_of(node) or len(k) == 1 or found.extents[k[-1]] % (LINE // size) == 0  # steps number k
-    others: dict[str, Any] = {"gathers": gathers, "pieces": pieces, "boxed_pieces": boxed, "unaligned": unaligned}
+    windows = found.access.operand is None
+    others: dict[str, Any] = {"gathers": gathers, "windows": windows, "pieces": pieces, "boxed_pieces": boxed}
+    others["unaligned"] = unaligned
     able = target.has("tma") and lines and in_order and (not major or line in steps)
     order = (*varying, *steps) if major else (*steps, *varying)
     others["alignable"] = able and in_aligned_rows(found).is_box(order, steps)
     if able and found.is_box(order, steps):
         longest = BOX // max((at.get(d, 1) for at in found.factors for d in varying), default=1)
         return Operand("tma", major, longest=longest, **others)
-    alone = not pieces and (size < 4 or found.access.operand is None)
+    alone = not pieces and (size < 4 or windows)
     return Operand(pieces or "registers", major, one_by_one=alone, step=step, **others)
 
 

@@ -22,9 +22,8 @@ def reorders(device: torch.device) -> bool:
 def memory_orders(node: Node, values: Mapping[Node, Value]) -> dict[tuple[int, ...], tuple[int, ...]]:
     """The orders in which the dimensions of the node's results are stored, by shape, where they are not row-major. What follows
     reads them so, and results need no transpose. They are PyTorch's (channels last, heads behind places), but where the device
-    `reorders`, the result of a convolution that `sums_channels` has its channels last in any case, and so have the values that are made
-    of it. Where
-    PyTorch's result lies as an operand does, ours does, too."""
+    `reorders`, the result of a convolution that `sums_channels` has its channels last in any case, and so have the values
+    that are made of it. Where PyTorch's result lies as an operand does, ours does, too."""
     value = node.meta.get("val")
     orders = {}
     for v in value if isinstance(value, tuple | list) else [value]:
