@@ -51,7 +51,7 @@ def pack(
             return _store_tensor(op, side, kind, order, known)
         made = _store(op, side, dims, kind, extents or tuple(mlir.extents_of(op)[d] for d in dims))
         if kind == bf16_split.KIND:
-            _read_parts(op, side, made.results[0], dims)
+            _read_factor(op, side, kind, made.results[0], dims)
             return made, op
         return made, _read(op, factor(op, side, kind), made.results[0], dims, extents)
 
@@ -83,8 +83,9 @@ def _store_tensor(
     new = known or _in_aligned_rows(found, kind, order)
     if known is None:
         new.attributes["tilec.name"] = mlir.string(f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}")
-    if found.operand is not None and kind == bf16_split.KIND:
-        _read_parts(op, side, new.results[0], [mlir.map_dims(mlir.maps_of(op)[found.operand])[p] for p in order])
+    as_factor = kind == bf16_split.KIND or ir.ShapedType(new.results[0].type).element_type.width > found.element.width
+    if found.operand is not None and as_factor:
+        _read_factor(op, side, kind, new.results[0], [mlir.map_dims(mlir.maps_of(op)[found.operand])[p] for p in order])
         return new, op
     if found.operand is not None:
         _with_element(op, found.operand, new.results[0], order)
@@ -92,9 +93,9 @@ def _store_tensor(
     owner = mlir.definition(narrow(value))
     read = owner if owner.name == "tensor.extract" else mlir.definition(stored(owner.operands[1]))
     _, *at = read.operands
-    if kind == bf16_split.KIND:
+    if as_factor:
         guard = None if owner is read or owner == read else owner.operands[0]
-        _read_parts(op, side, new.results[0], [at[p] for p in order], guard)
+        _read_factor(op, side, kind, new.results[0], [at[p] for p in order], guard)
         return new, op
     with ir.InsertionPoint(read):
         element = tensor.extract(new.results[0], [at[p] for p in order or range(len(at))])
@@ -195,7 +196,9 @@ def _rounded(value: ir.Value, element: ir.Type, kind: str) -> ir.Value:
     if kind == "tf32":  # to nearest, ties away from zero: the matrix units would cut the last bits off
         away = ir.Attribute.parse("4 : i32")
         return arith.extf(element, arith.TruncFOp(ir.FloatTF32Type.get(), value, roundingmode=away).result)
-    return value if value.type == element else arith.truncf(element, value)
+    if value.type == element:
+        return value
+    return (arith.truncf if value.type.width >= element.width else arith.extf)(element, value)
 
 
 def _read(
@@ -220,18 +223,21 @@ def _read(
     return replace(op, rebuild(op, operands=[*(o for o in operands_in(op) if o.instead in kept), read], body=body))
 
 
-def _read_parts(
-    op: ir.Operation, side: int, packed: ir.Value, at: Sequence[int | ir.Value], guard: ir.Value | None = None
+def _read_factor(
+    op: ir.Operation, side: int, kind: str, packed: ir.Value, at: Sequence[int | ir.Value], guard: ir.Value | None = None
 ) -> None:  # fmt: skip
-    """The factor becomes the sum of its stored parts, at dimensions or subscripts; 0 where a condition does not hold."""
+    """The factor becomes what is stored of it at dimensions or subscripts, or the sum of its stored parts; 0 where a condition does
+    not hold."""
     product = product_of(op)
     assert product is not None, "a sum of products, as the plan found"
     with ir.InsertionPoint(product), op.location:
         *outer, last = (linalg.IndexOp(d).result if isinstance(d, int) else d for d in at)
-        found = [tensor.extract(packed, [*outer, mlir.index(n), last]) for n in range(bf16_split.COUNT)]
+        parts = [[mlir.index(n)] for n in range(bf16_split.COUNT)] if kind == bf16_split.KIND else [[]]
+        found = [tensor.extract(packed, [*outer, *part, last]) for part in parts]
         if guard is not None:
             found = [arith.select(guard, part, mlir.constant(0, part.type)) for part in found]
-        product.operands[side] = bf16_split.joined(product.operands[side], found)
+        old = product.operands[side]
+        product.operands[side] = bf16_split.joined(old, found) if kind == bf16_split.KIND else _widened(found[0], old)
 
 
 def _widened(element: ir.Value, factor: ir.Value) -> ir.Value:

@@ -21,7 +21,7 @@ from tilec.cost.block_tile import element_bytes, unit_type
 
 EIGHT_BIT_FLOATS = {"f8E4M3FN": "f8e4m3", "f8E5M2": "f8e5m2"}  # MLIR's names, and the language's
 _BYTES_AND_F8 = frozenset({"i8", "u8", *EIGHT_BIT_FLOATS})
-_HOLDS = {  # multiplicand: the stored types of which it holds every value, the fastest first
+HOLDS = {  # multiplicand: the stored types of which it holds every value, the fastest first
     "f8e4m3": frozenset({"f8E4M3FN"}),
     "f8e5m2": frozenset({"f8E5M2"}),
     "f16": _BYTES_AND_F8 | {"f16"},
@@ -87,7 +87,7 @@ def _without_loss(node: Node) -> tuple[str, ...]:
     if allowed not in (None, "f22"):
         return (allowed,)
     held = {held_by(node, f) for f in factors}
-    return tuple(kind for kind, types in _HOLDS.items() if held <= types) or (bf16_split.KIND,) * (held == {"f32"})
+    return tuple(kind for kind, types in HOLDS.items() if held <= types) or (bf16_split.KIND,) * (held == {"f32"})
 
 
 def held_by(node: Node, factor: ir.Value) -> str:

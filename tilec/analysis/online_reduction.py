@@ -59,7 +59,7 @@ def derive(totals: Sequence[Total], dim: int, exact: bool = False, rounded: bool
 
     `exact`: a state may be about a mean, and exponentials stay what they are, of a difference. Otherwise they are powers
     of 2 whose exponent is one fused multiply-add, which errs by as much as a large exponent is rounded by. `rounded`: a term
-    may be rounded to a narrow float before a row's factor is applied to it, where the program does so after."""
+    may be rounded to 16 bits before a row's factor is applied to it, where the program does so after."""
     carrier = _Carrier(dim, {t.number: t for t in totals}, exact, rounded)
     try:
         for total in totals:
@@ -220,7 +220,7 @@ class _Carrier:
             case "math.exp" | "math.exp2":
                 _, rescale, row = self.exponent(x)
                 return _Factor({(rescale.row, rescale.op): (rescale, row, 1)}, ())
-            case "arith.extf" | "arith.truncf" if self.rounded:
+            case "arith.extf" | "arith.truncf" if self.rounded and {x.type, x.args[0].type} & {"bf16", "f16"}:
                 return self.factor(x.args[0])
             case "arith.select" if self._is_row_choice(x):
                 return self.factor(x.args[1]).times(_Factor({}, ((x, x.op),)), self.exact)

@@ -34,7 +34,7 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
     for node in graph.nodes:
         if not _multiplies(node) or node.inlined:
             continue
-        before = _before(node, graph)
+        before = operations_before(node, graph)
         if target.kind == "cuda" and _join_all(node, before, graph, member, target, remarks, made, near, sizes):
             continue
         computed = [p for v in node.extracts if (p := graph.producer.get(v)) is not None]
@@ -124,9 +124,9 @@ def chain_factor_of(node: Node, graph: Graph) -> Node | None:
     for last in graph.in_order({reader, *_after(reader, graph)}):
         if last.contraction is None:
             continue
-        before = _before(last, graph)
+        before = operations_before(last, graph)
         pair = [n for n in before if n.contraction is not None and reader in (n, last)]
-        if any(n.reduced and n.contraction is None for n in before for first in pair if first in _before(n, graph)):
+        if any(n.reduced and n.contraction is None for n in before for first in pair if first in operations_before(n, graph)):
             return reader
     return None
 
@@ -262,7 +262,7 @@ def profitable(fused_us: float, separate: float) -> bool:
     return fused_us <= separate
 
 
-def _before(node: Node, graph: Graph) -> list[Node]:
+def operations_before(node: Node, graph: Graph) -> list[Node]:
     """The operations that `node` is computed from, back to contractions and no further."""
     found: dict[Node, None] = {}
     pending = list(graph.producers(node))

@@ -4,10 +4,11 @@
     toeplitz       a tensor is stored as one element for each diagonal               passes/tensor/toeplitz.py
     recompute      elements of a product that are read by number are computed anew   passes/tensor/gathered.py
     copies         a product is computed for each contraction that reads it          passes/tensor/copies.py
+    chain_factors  factors of contractions are stored so that these can be a chain   passes/tensor/pack.py
     split          a reduction is computed in parts, which are combined              passes/tensor/split.py
     pack           a factor is stored as the kernel of its product reads it          passes/tensor/pack.py
 
-The first four replace what else is in memory: the result of a contraction may then stay on chip. Splits and packs are steps of
+The first five replace what else is in memory: the result of a contraction may then stay on chip. Splits and packs are steps of
 kernels.
 """
 
@@ -27,6 +28,7 @@ from tilec.passes.tensor.split_concatenation import concatenations_of, split_con
 from tilec.passes.tensor.toeplitz import compress_toeplitz
 from tilec.plan import prepack, split_reduction
 from tilec.plan.chain import WIDEST
+from tilec.plan.chain_factors import chain_factors
 from tilec.plan.groups import Group
 from tilec.plan.model import Plan
 from tilec.plan.rewrite import Compared, Found, Rewrite
@@ -131,6 +133,17 @@ def _apply_copies(function: ir.Operation, steps: Sequence[Step]) -> None:
     copy_for_readers(function, WIDEST, [s.operation for s in steps])
 
 
+def _chain_factors(state: State) -> tuple[Applied, ...]:
+    return chain_factors(state.graph()) if state.target.kind == "cuda" and state.target.instructions("bf16") else ()
+
+
+def _find_chain_factors(state: State, without: Callable[[], Plan]) -> Found:
+    steps = _chain_factors(state)
+    names = ", ".join(a.step.stored for a in steps if isinstance(a.step, Pack))
+    done, undone = "with factors of a chain in 16 bits", "with factors as they are"
+    return Found(steps, compared=Compared("packed", names, (f"packing {names}",), done, undone))
+
+
 def _operations(steps: Sequence[Applied]) -> str:
     return ", ".join(a.step.operation for a in steps)
 
@@ -200,6 +213,7 @@ REWRITES = (
     Rewrite("toeplitz", _find_toeplitz, _toeplitz, _apply_toeplitz, lambda step, index: "one element for each diagonal"),
     Rewrite("recompute", _find_reads, _reads, _apply_reads, lambda step, index: "elements read by number are computed anew"),
     Rewrite("copies", _find_copies, _copies, _apply_copies, lambda step, index: "its own copy of the products that it reads"),
+    Rewrite("chain_factors", _find_chain_factors, _chain_factors, prepack.apply_packs, _describe_pack, Pack),
     Rewrite("split", _find_splits, _splits, split_reduction.apply_splits, _describe_split, Split, True, _exact_split),
     Rewrite("pack", _find_packs, _packs, prepack.apply_packs, _describe_pack, Pack, True),
 )

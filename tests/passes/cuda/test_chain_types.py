@@ -1,9 +1,13 @@
-"""Contraction chains whose factors are not of 16 bits: run thread by thread by the interpreter, where races are faults, by the
-emulator of printed kernels, and compiled. All within the program's error bounds, which `using tf32` widens."""
+"""Contraction chains whose factors are not of 16 bits, or are stored in 16 bits first. The interpreter runs them thread by thread,
+where races are faults, and the emulator as they are printed; they are compiled. All within the program's error bounds, which
+`using tf32` widens."""
 
 import pytest
+from conftest import assert_within
 from tools.attention_programs import PRODUCT, PROGRAMS, SCORES, SIZES
 from tools.chains import WITHOUT_WGMMA, check, reasons, warps
+from tools.chains import lowered as chain
+from tools.contractions import arrays, emulated
 from tools.cuda_kernels import compiled
 from tools.lowering import lowered, planned
 from tools.reduced_contractions import KEPT, PING_PONG, STEPS, TALL_WARPS, WARPS
@@ -12,6 +16,7 @@ from tools.reduced_contractions import SIZES as REDUCED_SIZES
 
 from tilec.core.diagnostics import Source
 from tilec.kernels import ContractionChain
+from tilec.semantics.interpreter import interpret
 
 
 def of_f32(text: str, using: str = " using tf32") -> str:
@@ -80,3 +85,69 @@ def test_compiled_in_tf32(depth, target, chip):
     _, result = lowered(Source("t.tile", of_f32(PROGRAMS["causal"])), None, sizes, target=target)
     ((_, cubin),) = compiled(result.emitted, chip)
     assert "f32.tf32.tf32.f32" in cubin.ptx
+
+
+# ---- stored in 16 bits first -----------------------------------------------------------------------------------------
+
+
+ATTENTION = """op f({factors}) -> (o: f32[B, H, S, D]) {{
+    z[b, h, i, j] = sum[d](q[b, h, i, d] * k[b, {h}, j, d]){first}
+    p[b, h, i, j] = {p}(softmax[j](z[b, h, i, j] / 4 if j <= i else -inf))
+    o[b, h, i, d] = sum[j](p[b, h, i, j] * v[b, {h}, j, d]){last}
+}}"""
+IN_ONE = """op f(x: f8e4m3[B, S, 3, H, D]) -> (o: f32[B, S, H, D]) {
+    s[b, h, i, j] = sum[d](x[b, i, 0, h, d] * x[b, j, 1, h, d]) / 8
+    p[b, h, i, j] = softmax[j](s[b, h, i, j])
+    o[b, i, h, d] = sum[j](p[b, h, i, j] * x[b, j, 2, h, d]) using bf16
+}"""
+
+
+def attention(kinds: str = "f8e4m3", first: str = "", last: str = " using bf16", weights: str = "", heads: str = "h") -> str:
+    """Attention of factors of one type, or of three."""
+    of_heads = heads.replace("h", "H")
+    q, k, v = kinds.split() if " " in kinds else (kinds,) * 3
+    factors = f"q: {q}[B, H, S, D], k: {k}[B, {of_heads}, S, D], v: {v}[B, {of_heads}, S, D]"
+    return ATTENTION.format(factors=factors, first=first, last=last, p=weights, h=heads)
+
+
+STORED = {
+    "f8e4m3": attention(),
+    "f8e5m2, exact weights": attention("f8e5m2", last=""),
+    "bf16 queries": attention("bf16 f8e4m3 f8e4m3"),
+    "f16 values": attention("f8e4m3 f8e4m3 f16"),
+    "two types of 8 bits": attention("f8e4m3 f8e5m2 f8e4m3", last=" using tf32"),
+    "f32 that may be bf16": attention("f32", " using bf16"),
+    "grouped heads": attention(heads="h // 2"),
+    "all in one tensor": IN_ONE,
+}
+LONG = {"B": 1, "H": 2, "S": 104, "D": 32}
+
+
+@pytest.mark.crossed
+@pytest.mark.parametrize("printed", [False, True])
+@pytest.mark.parametrize("name", STORED)
+def test_stored_first(name, printed, monkeypatch):
+    specialised, result = chain(STORED[name], LONG, None, monkeypatch, chain_factors=True)
+    *storing, last = result.plan.kernels
+    assert isinstance(last.options, ContractionChain)
+    assert len(storing) == {"bf16 queries": 2, "f16 values": 2, "all in one tensor": 1}.get(name, 3)
+    inputs = arrays(specialised)
+    found = emulated(specialised, result, inputs) if printed else interpret(result.texts["map"], inputs)
+    assert_within(STORED[name], inputs, found, kind="cuda")
+
+
+@pytest.mark.parametrize("kinds", ["f8e4m3", "bf16"])
+@pytest.mark.parametrize("weights", ["f8e4m3", "f8e5m2"])
+def test_weights_of_8_bits_are_rounded_where_the_program_does(kinds, weights):
+    """A row's factor after that rounding would leave other numbers: a weight of 1/1000 may be no f8."""
+    assert f"is rounded to {'f8E4M3FN' if weights == 'f8e4m3' else 'f8E5M2'} before it is scaled" in reasons(
+        attention(kinds, last="", weights=weights), LONG
+    )
+
+
+def test_nothing_is_stored_for_products_that_are_no_chain():
+    """Factors that have 16 bits; f32 that may not be rounded; a result no larger than its factors."""
+    sizes = {"B": 1, "H": 16, "S": 4096, "D": 64}
+    for text, at in ((attention("bf16"), sizes), (attention("f32"), sizes), (attention(), sizes | {"S": 64})):
+        assert not planned(Source("t.tile", text), None, at).steps("chain_factors")
+    assert len(planned(Source("t.tile", attention()), None, sizes).steps("chain_factors")) == 3
