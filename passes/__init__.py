@@ -15,12 +15,14 @@ from tilec.passes.stage import stage
 from tilec.passes.tensor.approximate import approximate
 from tilec.passes.tensor.bounds import fold_bounds
 from tilec.passes.tensor.bufferize import bufferize
-from tilec.passes.tensor.collapsed import read_collapsed
-from tilec.passes.tensor.elements import forward_elements
+from tilec.passes.tensor.collapsed import read_collapsed, read_expanded
+from tilec.passes.tensor.elements import forward_elements, read_through_copies
+from tilec.passes.tensor.exclusive_scans import store_exclusive
 from tilec.passes.tensor.forward import forward
 from tilec.passes.tensor.fuse import fuse
 from tilec.passes.tensor.inplace import note_inplace
 from tilec.passes.tensor.integer_compare import compare_whole
+from tilec.passes.tensor.merged import merge_reduced
 from tilec.passes.tensor.narrow import narrow, narrow_for
 from tilec.passes.tensor.regroup import regroup
 from tilec.passes.tensor.share import share_equal
@@ -41,8 +43,10 @@ class Stage:
 STAGES: tuple[Stage, ...] = (
     Stage(
         "simplify", "canonical forms, common subexpressions, algebra",
-        ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize", narrow,
-         "canonicalize", regroup, read_collapsed, settle, "cse", share_equal, store_slice_updates),
+        ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize",
+         read_through_copies, store_exclusive, read_expanded, narrow,
+         "canonicalize", regroup, read_collapsed, merge_reduced, settle, "cse",
+         share_equal, store_slice_updates),
     ),
     Stage("plan", "decides kernels, tiles, memory, and changes of the program as a whole", ()),
     Stage(

@@ -107,6 +107,14 @@ class Body(Environment[ir.Value]):
             self.copy(op)
         return [self.value(v) for v in end.operands]
 
+    def needed(self) -> list[ir.Value]:
+        """What it yields, and its checks, without what neither takes: parts of what is known may not be there."""
+        *operations, end = [o.operation for o in self.block.operations]
+        for op in operations:
+            if not len(op.results):
+                self.copy(op)
+        return [self.value(v) for v in end.operands]
+
     def copy(self, op: ir.Operation) -> None:
         """Has the value of one of the body's operations, or makes its check."""
         if len(op.results):

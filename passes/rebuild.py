@@ -102,3 +102,34 @@ def replace(op: ir.Operation, new: ir.Operation) -> ir.Operation:
         before.replace_all_uses_with(after)
     op.erase()
     return new
+
+
+def expanded(value: ir.Value, at: int, parts: int, chunk: int) -> ir.Value:
+    """The tensor with one dimension written as two: no data moves. The same value for all that read the tensor so, which may
+    be one kernel."""
+    shaped = ir.ShapedType(value.type)
+    shape = list(shaped.shape)
+    new = [*shape[:at], parts, chunk, *shape[at + 1 :]]
+    groups = [[d] if d < at else [at, at + 1] if d == at else [d + 1] for d in range(len(shape))]
+    owner = mlir.definition(value)
+    if owner is not None and owner.name == "tensor.empty":  # only tells a trip count
+        return tensor.empty(new, shaped.element_type)
+    for user in mlir.uses(value):
+        if user.name == "tensor.expand_shape" and ir.ShapedType(user.results[0].type).shape == new:
+            return user.results[0]
+    with ir.InsertionPoint.at_block_begin(value.owner) if owner is None else ir.InsertionPoint.after(owner):
+        return tensor.ExpandShapeOp(mlir.tensor_type(new, shaped.element_type), value, groups, [], new).result
+
+
+def collapsed(value: ir.Value, at: int) -> ir.Value:
+    """The tensor with two dimensions in one: the same value for all of its readers."""
+    shaped = ir.ShapedType(value.type)
+    shape = list(shaped.shape)
+    new = [*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :]]
+    groups = [[d] if d < at else [at, at + 1] if d == at else [d + 1] for d in range(len(new))]
+    for user in mlir.uses(value):
+        if user.name == "tensor.collapse_shape" and list(ir.ShapedType(user.results[0].type).shape) == new:
+            return user.results[0]
+    owner = mlir.definition(value)
+    with ir.InsertionPoint.at_block_begin(value.owner) if owner is None else ir.InsertionPoint.after(owner):
+        return tensor.CollapseShapeOp(mlir.tensor_type(new, shaped.element_type), value, groups).result

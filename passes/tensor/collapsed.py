@@ -11,16 +11,56 @@ from __future__ import annotations
 from itertools import pairwise
 
 from tilec.analysis.index_terms import BodyTerms
-from tilec.analysis.products import index_dim, product_of
+from tilec.analysis.products import factors_of, index_dim, product_of
 from tilec.core import mlir
 from tilec.core.mlir import ir, tensor
-from tilec.passes.rebuild import Operand, operands_in, rebuild, replace
+from tilec.passes.emit import Body
+from tilec.passes.rebuild import Operand, collapsed, expanded, operands_in, rebuild, replace
+
+ROW = 8  # elements that are worth a row of their own
 
 
 def read_collapsed(module: ir.Operation) -> None:
     for op in [o for o in mlir.traverse(module) if mlir.is_generic(o)]:
         if mlir.get_string(op, "tilec.reduce") == "sum" and product_of(op) is not None:
             _join(op)
+
+
+def read_expanded(module: ir.Operation) -> None:
+    """Has operations that read one dimension of a tensor at two of their own read the tensor with two dimensions in its place:
+    `x[n, g * 8 + c]` is then an element at bare indices. Not contractions, whose tiles are boxes of the tensor."""
+    for op in [o for o in mlir.traverse(module) if mlir.is_generic(o)]:
+        if "tilec.scan" not in op.attributes and not _is_contraction(op):
+            _separate(op)
+
+
+def _is_contraction(op: ir.Operation) -> bool:
+    """Whether an operation sums products of which either factor has dimensions that the other lacks."""
+    factors, terms = factors_of(op), BodyTerms(op)
+    if "reduction" not in mlir.iterators_of(op) or factors is None:
+        return False
+    left, right = (frozenset(n for n, d in enumerate(terms.dims) if d.symbol in terms.of(f).free) for f in factors)
+    return bool(left - right and right - left)
+
+
+def _separate(op: ir.Operation) -> None:
+    terms, extents = BodyTerms(op), mlir.extents_of(op)
+    for load in [o.operation for o in mlir.body_of(op).operations if o.operation.name == "tensor.extract"]:
+        value, *subscripts = load.operands
+        shape, read, parts = list(ir.ShapedType(value.type).shape), list[int](), list[tuple[int, int, int]]()
+        for at, (e, x) in enumerate(zip(shape, map(terms.exact, subscripts))):
+            pair = [(a, b) for a in terms.dims_of(x) for b in terms.dims_of(x) if x is terms.dims[a] * extents[b] + terms.dims[b]]
+            if x in terms.dims and extents[terms.dims.index(x)] == e:
+                read.append(terms.dims.index(x))
+            elif pair and extents[pair[0][0]] * extents[pair[0][1]] == e and (at + 1 < len(shape) or extents[pair[0][1]] >= ROW):
+                read += pair[0]
+                parts.append((at, extents[pair[0][0]], extents[pair[0][1]]))
+        if parts and len(set(read)) == len(read) == len(shape) + len(parts):
+            for at, outer, inner in reversed(parts):
+                value = expanded(value, at, outer, inner)
+            with ir.InsertionPoint(op), op.location:
+                made = rebuild(op, operands=[*operands_in(op), Operand(value, read, load.results[0])], body=Body.needed)
+            return _separate(replace(op, made))
 
 
 def _join(op: ir.Operation) -> None:
@@ -57,24 +97,10 @@ def _in_one(load: ir.Operation, at: int, index: ir.Value) -> ir.Operation:
     """The load from the tensor with both dimensions in one."""
     value, *subscripts = load.operands
     with ir.InsertionPoint(load), load.location:
-        made = tensor.extract(_collapsed(value, at), [*subscripts[:at], index, *subscripts[at + 2 :]])
+        made = tensor.extract(collapsed(value, at), [*subscripts[:at], index, *subscripts[at + 2 :]])
     load.results[0].replace_all_uses_with(made)
     load.erase()
     return mlir.definition(made)
-
-
-def _collapsed(value: ir.Value, at: int) -> ir.Value:
-    """The tensor with two dimensions in one: the same value for all of its readers."""
-    shaped = ir.ShapedType(value.type)
-    shape = list(shaped.shape)
-    new = [*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :]]
-    groups = [[d] if d < at else [at, at + 1] if d == at else [d + 1] for d in range(len(new))]
-    for user in mlir.uses(value):
-        if user.name == "tensor.collapse_shape" and list(ir.ShapedType(user.results[0].type).shape) == new:
-            return user.results[0]
-    owner = mlir.definition(value)
-    with ir.InsertionPoint.at_block_begin(value.owner) if owner is None else ir.InsertionPoint.after(owner):
-        return tensor.CollapseShapeOp(mlir.tensor_type(new, shaped.element_type), value, groups).result
 
 
 def _bare(op: ir.Operation, load: ir.Operation) -> list[int] | None:
@@ -100,4 +126,4 @@ def _as_operand(op: ir.Operation, load: ir.Operation) -> ir.Operation:
         return replace(op, rebuild(op, operands=[*operands_in(op), Operand(load.operands[0], dims, load.results[0])]))
 
 
-__all__ = ["as_operands", "read_collapsed"]
+__all__ = ["as_operands", "read_collapsed", "read_expanded"]

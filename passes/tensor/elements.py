@@ -11,7 +11,7 @@ is a matter of cost.
 from __future__ import annotations
 
 from tilec.core import mlir
-from tilec.core.mlir import func, ir
+from tilec.core.mlir import func, ir, tensor
 from tilec.passes.emit import Body
 
 DEEP = 32  # operations through which an element is followed at other places than its reader's own
@@ -23,6 +23,31 @@ def forward_elements(module: ir.Operation) -> None:
         ops = [o.operation for o in mlir.entry(function).operations if mlir.is_generic(o.operation)]
         if len(elementwise := [op for op in ops if _is_elementwise(op)]) > 1:
             _forward(elementwise, OFTEN * len(ops), set(list(mlir.entry(function).operations)[-1].operands))
+
+
+def read_through_copies(module: ir.Operation) -> None:
+    """Has elements at computed subscripts be read from the tensor that another one is a copy of, where the copy has its dimensions
+    in the same order, with others among them."""
+    for load in [o for o in mlir.traverse(module) if o.name == "tensor.extract"]:
+        while (kept := _copied(load.operands[0])) is not None:
+            (source,) = mlir.inputs_of(mlir.definition(load.operands[0]))
+            subscripts = list(load.operands)[1:]
+            with ir.InsertionPoint(load), load.location:
+                made = tensor.extract(source, [subscripts[d] for d in kept])
+            load.results[0].replace_all_uses_with(made)
+            load.erase()
+            load = mlir.definition(made)
+
+
+def _copied(value: ir.Value) -> list[int] | None:
+    """The dimensions of a tensor that are those of the one that it is a copy of, if it is one."""
+    op = mlir.definition(value)
+    if op is None or not mlir.is_generic(op) or not _is_elementwise(op) or len(mlir.inputs_of(op)) != 1:
+        return None
+    read, written = map(mlir.map_dims, mlir.maps_of(op))
+    element, end = mlir.body_of(op).arguments[0], list(mlir.body_of(op).operations)[-1]
+    kept = [written.index(d) for d in read]
+    return kept if end.operands[0] == element and kept == sorted(set(kept)) else None
 
 
 def _forward(ops: list[ir.Operation], most: int, results: set[ir.Value]) -> None:

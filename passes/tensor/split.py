@@ -14,7 +14,7 @@ from __future__ import annotations
 from tilec.core import locations, mlir
 from tilec.core.mlir import affine, ir, linalg, tensor
 from tilec.passes.combiner import Combiner
-from tilec.passes.rebuild import NEW, Anew, Operand, operands_in, operands_out, rebuild
+from tilec.passes.rebuild import NEW, Anew, Operand, expanded, operands_in, operands_out, rebuild
 
 
 def refuse_split(op: ir.Operation, dim: int, parts: int) -> str | None:
@@ -47,7 +47,7 @@ def _partial(op: ir.Operation, dim: int, parts: int) -> ir.Operation:
     for read in operands_in(op):
         if dim in read.dims:
             at = read.dims.index(dim)
-            read = Operand(_expanded(read.value, at, parts, chunk), [*read.dims[:at], NEW, *read.dims[at:]], read.instead)
+            read = Operand(expanded(read.value, at, parts, chunk), [*read.dims[:at], NEW, *read.dims[at:]], read.instead)
         operands.append(read)
     for out in operands_out(op):
         shaped = ir.ShapedType(out.value.type)
@@ -103,23 +103,6 @@ def _combine(op: ir.Operation, partial: ir.Operation) -> ir.Operation:
         kept = mlir.map_dims(mlir.maps_of(op)[len(mlir.inputs_of(op))])
         locations.set_indices(new.operation, [names[0], *(names[d + 1] for d in kept)])
     return new.operation
-
-
-def _expanded(value: ir.Value, at: int, parts: int, chunk: int) -> ir.Value:
-    """The tensor with one dimension written as two: no data moves. The same value for all reductions of the tensor, so that parts
-    of several may be one kernel."""
-    shaped = ir.ShapedType(value.type)
-    shape = list(shaped.shape)
-    new = [*shape[:at], parts, chunk, *shape[at + 1 :]]
-    groups = [[d] if d < at else [at, at + 1] if d == at else [d + 1] for d in range(len(shape))]
-    owner = mlir.definition(value)
-    if owner is not None and owner.name == "tensor.empty":  # only tells a trip count
-        return tensor.empty(new, shaped.element_type)
-    for user in mlir.uses(value):
-        if user.name == "tensor.expand_shape" and ir.ShapedType(user.results[0].type).shape == new:
-            return user.results[0]
-    with ir.InsertionPoint.at_block_begin(value.owner) if owner is None else ir.InsertionPoint.after(owner):
-        return tensor.ExpandShapeOp(mlir.tensor_type(new, shaped.element_type), value, groups, [], new).result
 
 
 def fill_value(value: ir.Value) -> ir.Value | None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from conftest import assert_within
 from tools.contractions import check, mma
+from tools.emulation import run_printed
 from tools.lowering import lowered, planned
 
 import tilec
@@ -99,3 +100,35 @@ def test_a_shape_of_a_shape_follows_what_it_shows(target, rng):
     found = op.interpret("map", *inputs.values())
     assert op.stages["simplify"].count("tensor.collapse_shape") >= 2
     assert_within(TWICE, list(inputs.values()), list(found), kind="cuda" if target == "h200" else "cpu")
+
+
+GROUPED = {
+    "group norm": """op f(x: f32[B, 24, H], w: f32[24]) -> (y: f32[B, 3, 8, H]) {
+        m[b, g] = mean[c in 0:8, h](x[b, g * 8 + c, h])
+        v[b, g] = mean[c in 0:8, h]((x[b, g * 8 + c, h] - m[b, g]) ** 2)
+        y[b, g, c, h] = (x[b, g * 8 + c, h] - m[b, g]) * rsqrt(v[b, g] + 1e-5) * w[g * 8 + c] where g in 0:3, c in 0:8
+    }""",
+    "the last dimension": "op f(x: f32[B, 24, H], w: f32[24]) -> (y: f32[3]) { y[g] = sum[c in 0:8](w[g * 8 + c]) where g in 0:3 }",
+    "products of the same place": """op f(x: f32[B, 24, H], w: f32[24]) -> (y: f32[B, 3]) {
+        y[b, g] = sum[c in 0:8, h](x[b, g * 8 + c, h] * w[g * 8 + c]) where g in 0:3
+    }""",
+    "of a result": """op f(x: f32[B, 24, H], w: f32[24]) -> (t: f32[B, 24, H], y: f32[B, 3]) {
+        t[b, d, h] = x[b, d, h] * w[d]
+        y[b, g] = max[c in 0:8, h](t[b, g * 8 + c, h]) where g in 0:3
+    }""",
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("target", ["h200", "cpu"])
+def test_groups_are_read_at_bare_indices(name, target, rng):
+    """One dimension that is read at two is shown as two: no access is computed."""
+    text = GROUPED[name]
+    inputs = {"x": rng.standard_normal((2, 24, 5)).astype(np.float32), "w": rng.standard_normal(24).astype(np.float32)}
+    special, result = lowered(text, None, inputs, target=target)
+    assert "tensor.expand_shape" in result.texts["simplify"] and "tensor.extract" not in result.texts["simplify"]
+    kind = "cuda" if target == "h200" else "cpu"
+    for stage in STAGES:
+        assert_within(text, inputs, list(interpret(result.texts[stage], inputs).values()), kind=kind)
+    if target == "h200":
+        assert_within(text, inputs, run_printed(special, result, inputs)[0], kind=kind)

@@ -1,0 +1,158 @@
+"""merged: neighbouring dimensions over which a norm reduces, and over which its result is stored, become one.
+
+    m[n, c] = mean[h, w](x[n, c, h, w]);  y[n, c, h, w] = x[n, c, h, w] - m[n, c]
+                                          ->      m[n, c] = mean[k](x[n, c, k]);  y[n, c, k] = x[n, c, k] - m[n, c]
+
+No data move. A row is then all that a norm reduces, which the blocks of a cluster may keep. The dimensions of all tensors and
+operations that depend on one another are merged together, or stay: an operation that reads one of the two alone keeps both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from tilec.core import mlir
+from tilec.core.mlir import ir, tensor
+from tilec.passes.rebuild import Operand, collapsed, operands_in, operands_out, rebuild
+
+MOST = 1 << 20  # elements of a row: blocks of a cluster keep no longer ones, and for those that they keep one dimension is enough
+Pair = tuple[ir.Operation, int, int]
+"""Two dimensions of an operation, the outer one first."""
+Boundary = tuple[ir.Value, int]
+"""Of a tensor: between dimension n and the next."""
+
+
+class _Separate(Exception):
+    """Something needs the two dimensions."""
+
+
+def merge_reduced(module: ir.Operation) -> None:
+    for function in mlir.functions(module):
+        while (found := _mergeable(function)) is not None:
+            _merge(function, *found)
+
+
+def _mergeable(function: ir.Operation) -> tuple[dict[ir.Operation, tuple[int, int]], dict[ir.Value, int]] | None:
+    """The dimensions of operations, and the boundaries of tensors, that are merged together: those of a reduction and of what is
+    stored of the same elements."""
+    for op in [o.operation for o in mlir.entry(function).operations if mlir.is_generic(o.operation)]:
+        kinds, extents = mlir.iterators_of(op), mlir.extents_of(op)
+        if prod(e for e, kind in zip(extents, kinds) if kind == "reduction") > MOST:
+            continue
+        for read in operands_in(op):
+            for outer, inner in zip(read.dims, read.dims[1:]):
+                if kinds[outer] == kinds[inner] == "reduction":
+                    found = _closure((op, outer, inner))
+                    if found is not None and any(mlir.iterators_of(o)[d] == "parallel" for o, (d, _) in found[0].items()):
+                        return found
+    return None
+
+
+def _closure(seed: Pair) -> tuple[dict[ir.Operation, tuple[int, int]], dict[ir.Value, int]] | None:
+    ops, values, waiting = dict[ir.Operation, tuple[int, int]](), dict[ir.Value, int](), [seed]
+    try:
+        while waiting:
+            op, outer, inner = waiting.pop()
+            if ops.setdefault(op, (outer, inner)) != (outer, inner):
+                return None
+            for value, at in _boundaries(op, outer, inner):
+                if value not in values:
+                    values[value] = at
+                    waiting += _neighbours(value, at)
+                elif values[value] != at:
+                    return None
+                waiting += [p for p in _neighbours(value, at) if p[0] not in ops]
+    except _Separate:
+        return None
+    return ops, values
+
+
+def _boundaries(op: ir.Operation, outer: int, inner: int) -> Iterator[Boundary]:
+    """The boundaries of an operation's tensors that are between two of its dimensions."""
+    kinds, extents = mlir.iterators_of(op), mlir.extents_of(op)
+    indices = [o for o in mlir.traverse(op) if o.name == "linalg.index"]
+    if (
+        kinds[outer] != kinds[inner]
+        or "tilec.scan" in op.attributes
+        or "tilec.position" in op.attributes
+        or 0 in extents
+        or any(ir.IntegerAttr(i.attributes["dim"]).value in (outer, inner) for i in indices)
+    ):
+        raise _Separate
+    for number, operand in enumerate((*operands_in(op), *operands_out(op))):
+        dims = list(operand.dims)
+        if outer not in dims and inner not in dims:
+            continue
+        if [outer, inner] not in [dims[n : n + 2] for n in range(len(dims))]:
+            raise _Separate
+        inputs = len(mlir.inputs_of(op))
+        yield operand.value if number < inputs else op.results[number - inputs], dims.index(outer)
+
+
+def _neighbours(value: ir.Value, at: int) -> list[Pair]:
+    """The dimensions of the operations that make and read a tensor, on both sides of a boundary of it."""
+    owner, found = mlir.definition(value), list[Pair]()
+    if owner is not None and mlir.is_generic(owner):
+        number = list(owner.results).index(value)
+        dims = operands_out(owner)[number].dims
+        found.append((owner, dims[at], dims[at + 1]))
+    elif owner is not None and owner.name == "tensor.empty":
+        return []  # each operation has one of its own
+    elif owner is not None and owner.name != "tensor.expand_shape":
+        raise _Separate
+    for user in mlir.uses(value):
+        if user.name == "func.return":
+            continue
+        if not mlir.is_generic(user):
+            raise _Separate
+        found += [(user, o.dims[at], o.dims[at + 1]) for o in operands_in(user) if o.value == value]
+    return found
+
+
+def _merge(function: ir.Operation, ops: dict[ir.Operation, tuple[int, int]], values: dict[ir.Value, int]) -> None:
+    shapes = [list(ir.ShapedType(v.type).shape) for v in list(mlir.entry(function).operations)[-1].operands]
+    merged = dict[ir.Value, ir.Value]()
+    for value, at in values.items():
+        owner = mlir.definition(value)
+        if owner is None or owner.name == "tensor.expand_shape":
+            merged[value] = collapsed(value, at)
+    in_order = [o.operation for o in mlir.entry(function).operations if o.operation in ops]
+    for op, (outer, inner) in [(op, ops[op]) for op in in_order]:
+
+        def shown(operand: Operand, outer: int = outer) -> Operand:
+            dims = list(operand.dims)
+            if outer not in dims:
+                return operand
+            value = merged.get(operand.value)
+            return operand.of(_empty(operand.value, dims.index(outer)) if value is None else value)
+
+        with ir.InsertionPoint(op), op.location:
+            dims = [d for d in range(len(mlir.iterators_of(op))) if d != inner]
+            new = rebuild(op, dims, [*map(shown, operands_in(op))], outputs=[*map(shown, operands_out(op))])
+        for before, after in zip(op.results, new.results):
+            merged[after] = after
+            before.replace_all_uses_with(after)
+        op.erase()
+    _show_results(function, shapes)
+
+
+def _empty(value: ir.Value, at: int) -> ir.Value:
+    """A tensor like an empty or a full one, with two dimensions in one."""
+    owner, shaped = mlir.definition(value), ir.ShapedType(value.type)
+    shape = list(shaped.shape)
+    made = tensor.empty([*shape[:at], prod(shape[at : at + 2]), *shape[at + 2 :]], shaped.element_type)
+    return mlir.fill(owner.operands[0], made) if owner.name == "linalg.fill" else made
+
+
+def _show_results(function: ir.Operation, shapes: list[list[int]]) -> None:
+    """Has the function return what it has now, and know the shapes of the source."""
+    results = list(list(mlir.entry(function).operations)[-1].operands)
+    inputs = [a.type for a in mlir.entry(function).arguments]
+    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, [r.type for r in results]))
+    attributes = [ir.DictAttr(a) for a in ir.ArrayAttr(function.attributes["res_attrs"])]
+    for n, (value, shape) in enumerate(zip(results, shapes)):
+        if list(ir.ShapedType(value.type).shape) != shape and "tilec.shape" not in attributes[n]:
+            named = {a.name: a.attr for a in attributes[n]} | {"tilec.shape": mlir.integers(shape)}
+            attributes[n] = ir.DictAttr.get(named)
+    function.attributes["res_attrs"] = ir.ArrayAttr.get(attributes)
