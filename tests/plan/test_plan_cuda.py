@@ -333,3 +333,55 @@ def test_scalars_share_a_kernel():
 }"""
     plan = planned(text, M=64, N=64)
     assert sorted(k.nodes for k in plan.kernels) == [("d", "e", "g"), ("y",)]
+
+
+DOWN = "op f(x: f32[B, C, N]) -> (y: f32[B, C, N]) {{ y[b, c, n] = {} }}"
+KEPT = {
+    "a norm over channels": "x[b, c, n] / sqrt(mean[d](x[b, d, n] ** 2) + 1)",
+    "a softmax down columns": "softmax[c](x[b, c, n])",
+    "less their means": "x[b, c, n] - mean[d](x[b, d, n])",
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize(("channels", "length"), [(64, 4096), (3, 4095), (40, 998), (512, 1024)])
+def test_columns_stay_in_registers(name, channels, length):
+    """Several passes read them: a block holds them whole, and memory is read once."""
+    (kernel,) = planned(DOWN.format(KEPT[name]), B=64, C=channels, N=length).kernels
+    assert kernel.work.dram_read < 1.1 * 4 * 64 * channels * length
+
+
+@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("shape", [(2, 12, 40), (1, 33, 19), (2, 3, 64)])
+def test_columns_in_registers_are_right(name, shape, rng):
+    inputs = {"x": rng.standard_normal(shape).astype("float32")}
+    text = DOWN.format(KEPT[name])
+    special, result = lowered(text, None, inputs, target=replace(H200, units=1))
+    assert_within(text, inputs, run_printed(special, result, inputs)[0], kind="cuda")
+
+
+POOLED = """op f(x: f32[B, H, W]) -> (y: f32[B, {h}, {w}]) {{
+    y[b, i, j] = {kind}[r in 0:{n}, s in 0:{n}](x[b, i * {n} + r, j * {n} + s])
+}}"""
+
+
+@pytest.mark.parametrize("kind", ["sum", "max"])
+def test_neighbouring_windows_are_short_rows(kind, rng):
+    """Their elements lie side by side: neighbouring threads take them, and not the first elements of windows that lie apart."""
+    (kernel,) = planned(POOLED.format(h=186, w=186, n=11, kind=kind), B=64, H=2048, W=2048).kernels
+    assert kernel.options.name == "rows" and kernel.prediction.time_us < 1.2 * kernel.prediction.terms["dram"]
+    text = POOLED.format(h=3, w=4, n=11, kind=kind)
+    inputs = {"x": rng.standard_normal((2, 35, 46)).astype("float32")}
+    special, result = lowered(text, None, inputs, target=replace(H200, units=1))
+    assert_within(text, inputs, run_printed(special, result, inputs)[0], kind="cuda")
+
+
+def test_threads_that_all_sum_the_same_wait_for_each_line():
+    """Threads that lie along the dimensions of the result, and along none of the sums', would load the sums' elements one after
+    another: the sums have kernels of their own."""
+    text = """op f(x: f32[B, 72, N, N]) -> (y: f32[B, 8, 8, N, N]) {
+        m[b, g] = mean[c in 0:8, h, w](x[b, g * 8 + c, h, w]) where g in 0:8
+        v[b, g] = mean[c in 0:8, h, w]((x[b, g * 8 + c, h, w] - m[b, g]) ** 2) where g in 0:8
+        y[b, g, c, h, w] = (x[b, g * 8 + c, h, w] - m[b, g]) * rsqrt(v[b, g]) where g in 0:8, c in 0:8
+    }"""
+    assert ("y",) in [k.nodes for k in planned(text, B=112, N=512).kernels]

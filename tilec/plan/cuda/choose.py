@@ -40,7 +40,17 @@ from tilec.plan.cuda.online import choose_online
 from tilec.plan.cuda.rows import SHOWN, RowPlan, alone, choose_rows, describe, row_tiles, ruled_out_rows
 from tilec.plan.cuda.scan import ScanPlan, refuse_look_back, ruled_out_scan, scan_intermediate_bytes, scan_tiles
 from tilec.plan.cuda.shared_memory import fit, on_chip, too_much
-from tilec.plan.cuda.view import THREADS, View, accesses, lane_dim, lay_out, power, unrolled, vector_of
+from tilec.plan.cuda.view import (
+    THREADS,
+    View,
+    accesses,
+    lane_dim,
+    lanes_of_windows,
+    lay_out,
+    power,
+    unrolled,
+    vector_of,
+)
 from tilec.plan.groups import Group, Remark
 
 TRANSPOSE_SIDE = (
@@ -64,8 +74,6 @@ def choose_with(
 ) -> tuple[KernelPlan, list[Remark]]:
     """The same with tensors that are stored in the order of threads: see `View`."""
     view = View(kernel, g, graph, target, accesses(kernel, g, graph), pick, ordered)
-    kernel = replace(kernel, sram=on_chip(view).bytes)
-    lane, row = lane_dim(view), None
     contraction = next((n for n in g.nodes if n.contraction is not None), None)
     if is_contraction_chain(g.nodes):
         return choose_chain(kernel, g, graph, target, pick)
@@ -73,6 +81,17 @@ def choose_with(
         return planned
     if contraction is not None and not (contraction.contraction.m and contraction.contraction.n):
         contraction = None  # each number of both factors is read once
+    lane = lane_dim(view)
+    if contraction is None and (others := lanes_of_windows(view, lane)):
+        first = replace(view, pick=0)
+        lane = min((lane, *others), key=lambda d: _laid_out(first, d, None)[0].prediction.time_us)
+    return _laid_out(view, lane, contraction)
+
+
+def _laid_out(view: View, lane: int | None, contraction: Node | None) -> tuple[KernelPlan, list[Remark]]:
+    """The kernel with its threads along a dimension."""
+    g, target, row = view.group, view.target, None
+    kernel = replace(view.kernel, sram=on_chip(view).bytes)
     family: type[Threaded] = Points
     if contraction is not None:
         family, (tile, layout, why) = VectorContraction, _contraction(view, contraction)

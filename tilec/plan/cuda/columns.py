@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from math import ceil, prod
 
 from tilec.analysis.layout import Layout
@@ -34,7 +35,32 @@ def columns(view: View, lane: int) -> list[Tiled]:
     while view.reduced and _is_small(view, plain[-1]) and (vector > 2 or threads > 2 * WARP):
         vector, threads = (vector // 2, threads) if vector > 2 else (vector, threads // 2)  # smaller blocks, for more SMs
         plain.append(_columns(view, lane, vector, None, 0, threads))
-    return plain[::-1]  # of those that take as long, the one on the most SMs
+    return [*_kept(view, lane, vector_of(view, lane)), *plain[::-1]]  # of those that take as long, the one on the most SMs
+
+
+def _kept(view: View, lane: int, widest: int) -> list[Tiled]:
+    """Where several passes read the same columns: the layouts whose blocks have whole columns in their threads' registers, so that
+    memory is read once."""
+    dims = [d for d in view.reduced if view.extents[d] > 1]
+    read = [a for a in view.accesses if not a.written and len(a.readers) > 1 and {lane, *dims} <= {*a.dims}]
+    if not read or not dims or view.scanned:
+        return []
+    words = max(1, max(a.element for a in read) // WORD) * len(read)
+    longest, found = max(dims, key=lambda d: view.extents[d]), []
+    others = prod(view.extents[d] for d in dims if d != longest)
+    shapes = sorted(product((32, 16, 8), (32, 16, 8, 4)), key=lambda s: abs(power(prod(s)) - THREADS))  # as other blocks are
+    for lanes, threads in shapes:
+        steps = ceil(view.extents[longest] / threads) * others
+        vector = next((v for v in (8, 4, 2, 1) if v <= widest and v * steps * words <= HELD), 0)
+        if not vector or lanes * vector > power(view.extents[lane]) or threads >= 2 * view.extents[longest]:
+            continue
+        counts = {lane: lanes, longest: threads}
+        tile = {d: lanes * vector if d == lane else 1 for d in view.kernel.grid}
+        layout = lay_out(view, counts, {lane: vector}, {d: view.extents[d] for d in dims}, tile)
+        if layout.whole(dims):
+            text = f"{lanes} x {threads} threads, {count(vector, 'element')} an access, columns in registers"
+            found.append((tile, layout, text))
+    return found
 
 
 def _is_small(view: View, tiled: Tiled) -> bool:

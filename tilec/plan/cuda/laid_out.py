@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, gcd, prod
 
+from tilec.analysis.graph import Node
 from tilec.analysis.layout import Layout
 from tilec.analysis.traffic import LINE, OVERHEAD, bytes_of, element_bytes
 from tilec.core.fitted import Layouts
@@ -272,10 +274,17 @@ def _waiting_us(view: View, layout: Layout, work: cost.Work) -> float:
     for node in view.group.nodes:
         loaders = prod(layout.threads[d] for d in view.group.space.dims[node])
         if loaders < WARP:
-            read = [a for a in view.accesses if node.name in a.readers]
+            read = [*(a for a in view.accesses if node.name in a.readers), *_computed(view, node)]
             lines += max((_lines(a, layout) - 1 for a in read), default=0.0)
     at_once = cost.occupancy(view.target, work.threads, work.registers).blocks * view.target.units
     return 1e-3 * view.target.dram.latency_ns * max(0.0, lines) * ceil(work.blocks / max(1, at_once))
+
+
+def _computed(view: View, node: Node) -> Iterator[Access]:
+    """What an operation reads at computed subscripts, by the dimensions that they move with."""
+    for reader, value, strides in view.reads:
+        if reader is node and value in node.extracts:
+            yield Access(tuple(strides), bytes_of(value), element_bytes(ir.ShapedType(value.type).element_type), False)
 
 
 def _lines(access: Access, layout: Layout) -> float:

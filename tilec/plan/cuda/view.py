@@ -11,7 +11,7 @@ from tilec.analysis.directions import extract_directions, scattered_extracts, st
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.layout import Layout, make
 from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of
-from tilec.core.hardware import WIDE
+from tilec.core.hardware import SECTOR, WIDE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.kernels import KernelPlan
@@ -20,6 +20,7 @@ from tilec.plan.groups import Group
 UNROLLED = 8  # a dimension that a thread loops over alone is unrolled as a whole up to this
 Numbers = dict[int, int]  # by kernel dimension
 THREADS = 256  # a block's, where nothing asks for another number: eight warps hide latency and leave registers
+NEAR = 768  # instructions in the nearest cache of a scheduler: 12 KiB, by Jia et al., "Dissecting the NVIDIA Volta GPU", 2018
 HELD = 64  # elements of several dimensions together that a thread may hold: 40 to 110 registers
 
 
@@ -144,6 +145,16 @@ def lane_dim(view: View) -> int | None:
     return max(score, key=lambda d: (score[d], d))
 
 
+def lanes_of_windows(view: View, lane: int | None) -> list[int]:
+    """Reduced dimensions along which elements at computed subscripts are contiguous, where they lie apart along the lane's: windows
+    beside each other of a sector of memory or more, whose elements threads may take as those of short rows."""
+    if lane is None or view.scanned:
+        return []
+    steps = [(strides, element_bytes(ir.ShapedType(v.type).element_type)) for n, v, strides in view.reads if v in n.extracts]
+    found = {(d, size) for strides, size in steps if strides.get(lane, 0) > size for d in view.reduced if strides.get(d) == size}
+    return sorted({d for d, size in found if view.extents[d] * size >= SECTOR})
+
+
 def contiguous(access: Access, view: View) -> int | None:
     """The last dimension, where it is longer than one element."""
     if not access.dims or view.extents[access.dims[-1]] <= 1:
@@ -187,8 +198,10 @@ def unrolled(view: View, dims: Iterable[int], elements: int = 1) -> dict[int, in
     """Unrolled steps along dimensions that a thread has alone: short dimensions whole, the last first, as long as a thread
     can hold their elements together. Other dimensions go step by step: sixteen dimensions of 2 would be tens of
     thousands of elements. `elements` is the number of elements along the lane's dimension at each step; several dimensions
-    leave room for them."""
+    leave room for them, and a loop's instructions stay in the nearest cache."""
     steps, room = {}, min(HELD, max(UNROLLED, HELD // elements))
+    busiest = max((n.instructions for n in view.group.nodes), default=0)
+    room = max(1, min(room, int(NEAR / max(1.0, busiest * elements))))
     for d in sorted(dims, reverse=True):
         most = max(1, min(view.extents[d], UNROLLED, room))
         if view.extents[d] <= UNROLLED:  # a part of a short dimension that does not divide it would guard every step
