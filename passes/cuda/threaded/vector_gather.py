@@ -3,8 +3,8 @@
     for lane { y[lane] = table[ids[b], d + lane] }   ->   t = vector.load table[ids[b], d]; for lane { y[lane] = t[lane] }
 
 A load can be a vector if its last subscript increases with the lanes and begins at a multiple of their number, and no other
-subscript depends on the lanes. If a condition that is the same for all lanes selects the loaded element or 0, as `pad` does, the
-vector is loaded under that condition, at subscripts that need no clamp:
+subscript depends on the lanes. If a condition that is the same for all lanes selects the loaded element or a number, as `pad` does,
+the vector is loaded under that condition, at subscripts that need no clamp. Single elements are loaded so, too:
 
     for lane { y[lane] = select(0 <= i < 9, x[min(max(i, 0), 8), lane], 0) }   ->   t = 0; if 0 <= i < 9 { t = vector.load x[i, 0] }
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from tilec.analysis.index_terms import unclamped_value
 from tilec.analysis.layout import Layout
 from tilec.core import mlir
-from tilec.core.mlir import ir, memref, vector
+from tilec.core.mlir import arith, ir, memref, vector
 from tilec.index.questions import diagonal, is_adjacent
 from tilec.index.terms import Term
 from tilec.passes.cuda.memory_spaces import is_local, root
@@ -34,13 +34,16 @@ from tilec.passes.cuda.threaded.context import OperationContext
 from tilec.passes.emit import Body
 from tilec.passes.loops import Position, Threads, loop, sum_of, when
 
+ZEROS = ("0.0", "0", "False")  # but not -0.0
+
 
 def wide_loads(generic: OperationContext) -> list[ir.Operation]:
     """The loads of a body that can move all lanes of a step at a time, or whose elements a thread's neighbours share."""
     lanes = _lanes(generic)
     loads = [o.operation for o in generic.block.operations if o.operation.name == "memref.load"]
     if lanes == 1:
-        return [o for o in loads if not is_local(o.operands[0]) and _windows_of(generic, _conditions(generic, o))]
+        outside = [o for o in loads if len(o.operands) > 1 and not is_local(o.operands[0])]
+        return [o for o in outside if _guard_of(generic, o) or _windows_of(generic, _conditions(generic, o))]
     return [o for o in loads if _is_wide(generic, o, lanes)]
 
 
@@ -80,7 +83,7 @@ def is_index(generic: OperationContext, value: ir.Value, d: int | None) -> bool:
 
 def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, Gathered]:
     """This thread's part of a wide load, in registers, for the operations of the body whose results it has: the load, or the
-    selection of the loaded element or 0."""
+    selection of the loaded element or a number."""
     value, *subscripts = load.operands
     guard = _guard_of(generic, load)
     if guard is not None:
@@ -113,7 +116,22 @@ def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, G
                     vector.StoreOp(vector.LoadOp(type_, value, at).result, tile, slot)
                 else:
                     memref.StoreOp(memref.LoadOp(value, at).result, tile, slot)
+    if guard is not None and str(mlir.constant_value(guard.operands[2])) not in ZEROS:
+        _select(generic, guard, tile, windows)
     return {guard or load: Gathered(tile, windows, dict(generic.chunk))}
+
+
+def _select(generic: OperationContext, guard: ir.Operation, tile: ir.Value, windows: Sequence[Window]) -> None:
+    """Puts the number that a selection takes in place of zeros into the elements of a tile that were not loaded."""
+    threads, sizes = _unique(generic, windows)
+    with threads.slots(generic.dims, generic.chunk, sizes, lanes=False) as position:
+        for window in windows:
+            window.move(generic, position)
+        mapping: dict[ir.Value, ir.Value] = {}
+        condition, otherwise = (evaluate(generic, guard.operands[n], position, 0, mapping) for n in (0, 2))
+        for begin in range(_lanes(generic)):
+            slot = position.slot(generic.dims, begin)
+            memref.StoreOp(arith.select(condition, memref.LoadOp(tile, slot).result, otherwise), tile, slot)
 
 
 @dataclass(frozen=True)
@@ -246,13 +264,13 @@ def _window_of(generic: OperationContext, values: list[ir.Value], near: int, tak
 
 
 def _guard_of(generic: OperationContext, load: ir.Operation) -> ir.Operation | None:
-    """The selection of a loaded element or 0, which alone reads it, by a condition that is the same for all lanes."""
+    """The selection of a loaded element or a number, which alone reads it, by a condition that is the same for all lanes."""
     uses = mlir.uses(load.results[0])
     if len(uses) != 1 or uses[0].name != "arith.select" or uses[0].block != generic.block:
         return None
     condition, taken, otherwise = uses[0].operands
-    zero = taken == load.results[0] and str(mlir.constant_value(otherwise)) in ("0.0", "0", "False")  # but not -0.0
-    return uses[0] if zero and not _depends(generic, condition) else None
+    number = taken == load.results[0] and mlir.constant_value(otherwise) is not None
+    return uses[0] if number and not _depends(generic, condition) else None
 
 
 def evaluate(
