@@ -41,15 +41,7 @@ def sizes_of(example: Example, shape: str) -> Sizes:
     sizes = {name: values[n % len(values)] for n, name in enumerate(example.sizes)} | SMALL.get(example.name, {})
     for name in EVEN.get(example.name, ""):
         sizes[name] += sizes[name] % 2
-    if example.name in (
-        "attention",
-        "causal_attention",
-        "transformer_block",
-        "conv2d",
-        "batched_einsum",
-        "max_pool",
-        "rotary",
-    ):
+    if "attention" in example.name or example.name in ("transformer_block", "conv2d", "batched_einsum", "max_pool", "rotary"):
         keep = {"B": 2, "H": 3 if "attention" in example.name else sizes.get("H", 1)}
         sizes |= {k: min(v, keep[k]) for k, v in sizes.items() if k in keep and v > 1}
     return sizes
