@@ -131,8 +131,10 @@ class IndexPrinter(Printer):
         """Whether the shifted value is never negative, so that no sign has to be shifted in."""
         if isinstance(op.results[0].type, ir.IndexType):
             return True
+        if str(op.results[0].type) != "i64":
+            return False
         x = self.terms.exact(op.operands[0])
-        return str(op.results[0].type) == "i64" and NONE.fits(x, 32) and NONE.proves(x)
+        return NONE.fits(x, 32) and NONE.proves(x)
 
     def expression(self, op: ir.Operation) -> str:
         if op.name == "arith.shrui" and self._is_index(op):

@@ -24,6 +24,7 @@ from tilec.index.ranges import Ends, bounds_of, bounds_of_leaf
 from tilec.index.terms import NESTED, Cond, Leaf, Term, call, leaf_of, remainders, split, sum_of, term
 
 ROUNDS = 3  # of ends that follow from other ends
+DEEP = 16  # leaves in one another: values that are chosen and made of more, such as random numbers, are not simplified
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +95,7 @@ class Facts:
         if known is not None or yes is no:
             return yes if known is not False else no
         inner = [leaf for x in (yes, no) for leaf in x.leaves if leaf.args]
-        if inner and max(leaf.choices for leaf in inner) < NESTED:
+        if inner and max(leaf.choices for leaf in inner) < NESTED and max(leaf.order for leaf in inner)[0] <= DEEP:
             yes, no = self.assume(when).simplified(yes), self.assume(~when).simplified(no)
         return yes if yes is no else leaf_of("if", "", (yes, no), (None, None), when)
 

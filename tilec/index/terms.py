@@ -23,6 +23,8 @@ from threading import Lock
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
+from tilec.index.answers import remembered
+
 Monomial = tuple["Leaf", ...]
 """A product of leaves, in their order; () is 1."""
 Order = tuple[int, str, bytes]
@@ -367,12 +369,17 @@ def _without(m: Monomial, less: Monomial) -> Monomial | None:
     return tuple(left)
 
 
-def remainders(x: Term, partial: bool = False) -> Iterator[tuple[Term, Term, Term, Term]]:
+@remembered
+def remainders(x: Term, partial: bool = False) -> tuple[tuple[Term, Term, Term, Term], ...]:
     """(c, z, k, other), where x == c * (z % k) + other, and other has fewer parts: the remainders that a sum has. `partial`: also
     those whose quotient stays in the other parts, with another factor.
 
     i // 4 - 2 * (i // 8)   ->   1, i // 4, 2, 0            i + 14 * (i // 2)   ->   1, i, 2, 16 * (i // 2)
     """
+    return tuple(_remainders(x, partial))
+
+
+def _remainders(x: Term, partial: bool) -> Iterator[tuple[Term, Term, Term, Term]]:
     quotients = [leaf for leaf in x.leaves if leaf.op == "//"]
     for leaf in quotients:
         of, by = leaf.args
@@ -380,8 +387,10 @@ def remainders(x: Term, partial: bool = False) -> Iterator[tuple[Term, Term, Ter
         for inner in quotients:
             if inner is not leaf:
                 k, r = split(by, inner.args[1])
+                if r is not term(0):
+                    continue
                 more, less = split(of - inner.args[0], inner.args[1])
-                if r is less is term(0):
+                if less is term(0):
                     pairs.append((term(inner) + more, k))
         for z, k in pairs:
             c, r = split(x.collect(leaf)[0], -k)
@@ -400,7 +409,7 @@ def remainders(x: Term, partial: bool = False) -> Iterator[tuple[Term, Term, Ter
 def summands(x: Term) -> tuple[list[tuple[Term, Term, Term]], Term]:
     """The remainders of a sum, as (c, z, k) of c * (z % k), and what is left of it."""
     found = []
-    while first := next(remainders(x), None):
+    while first := next(iter(remainders(x)), None):
         *remainder, x = first
         found.append((remainder[0], remainder[1], remainder[2]))
     return found, x
