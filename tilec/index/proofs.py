@@ -41,7 +41,7 @@ def search(facts: Known, p: Term, steps: list[int]) -> bool:
         lows = {x: facts.bounds(term(x))[0] for x in p.leaves}
         if -inf not in lows.values() and all(f >= 0 for f in _moved(p, lows).parts.values()):
             return True
-    for c, _, k, other in remainders(p, partial=True):  # 0 to k - 1
+    for c, _, k, other in remainders(p, True):  # 0 to k - 1
         (least, most), positive = facts.bounds(c), facts.is_divisor(k)
         if positive and (least >= 0 or most <= 0) and search(facts, other if least >= 0 else other + c * (k - 1), steps):
             return True
