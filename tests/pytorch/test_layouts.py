@@ -63,16 +63,44 @@ def test_a_gpu_s_convolutions_have_their_channels_last():
     assert "i3 in 0:6" not in text("cpu", torch.contiguous_format)
 
 
+AFTER = {
+    "nothing": (lambda y: y, False),
+    "elementwise": (lambda y: F.gelu(y) * 2 + 1, False),
+    "pools": (lambda y: F.max_pool2d(F.relu(y), 2), False),
+    "norms of groups": (lambda y: F.relu(F.group_norm(y, 2)), False),
+    "means of images": (lambda y: F.softmax(y.mean((2, 3), keepdim=True) + 1, 1), False),
+    "rows": (lambda y: F.softmax(y, -1), False),
+    "a product": (lambda y: F.conv2d(F.relu(y), y.new_ones(5, 6, 2, 2)), True),
+    "a product of pools": (lambda y: F.conv2d(F.max_pool2d(y, 2), y.new_ones(5, 6, 1, 1)), True),
+    "channels": (lambda y: F.softmax(F.relu(y), 1), True),
+    "a maximum over channels": (lambda y: F.relu(y).amax(1, keepdim=True), True),
+    "a sum over channels": (lambda y: torch.tanh(y).sum(1), True),
+    "tokens": (lambda y: F.layer_norm(y.flatten(2).transpose(1, 2), (6,)), True),
+    "channels behind places": (lambda y: y.permute(0, 2, 3, 1) + 1, True),
+}
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_channels_are_last_for_what_goes_along_them(name):
+    after, last = AFTER[name]
+    with FakeTensorMode():
+        given = tensors(torch.contiguous_format, "cuda")[:2]
+        traced = make_fx(lambda x, w: (after(F.conv2d(x, w, padding=1)),), decomposition_table=decompositions())(*given)
+        (first, *_) = [line.partition("where ")[2] for line in write(traced.graph).text.splitlines() if "where" in line]
+    assert first == ("i0 in 0:2, i1 in 0:8, i2 in 0:10, i3 in 0:6" if last else "i0 in 0:2, i1 in 0:6, i2 in 0:8, i3 in 0:10")
+
+
 def separable(x, each, points, back):
     """Each channel alone, then a product of the channels, then each channel alone as a transposed convolution."""
-    return F.conv_transpose2d(F.conv2d(F.relu(F.conv2d(x, each, padding=1, groups=4)), points), back, groups=6)
+    y = F.conv_transpose2d(F.conv2d(F.relu(F.conv2d(x, each, padding=1, groups=4)), points), back, groups=6)
+    return y.amax(1)
 
 
 def test_convolutions_of_each_channel_lie_as_what_they_read():
     with FakeTensorMode():
         shapes = (2, 4, 8, 10), (4, 1, 3, 3), (6, 4, 1, 1), (6, 1, 2, 2)
         given = [torch.empty(n, device="cuda") for n in shapes]
-        graph = make_fx(lambda *given: (separable(*given).relu(),), decomposition_table=decompositions())(*given).graph
+        graph = make_fx(lambda *given: (separable(*given),), decomposition_table=decompositions())(*given).graph
         made = [line.partition("where ")[2] for line in write(graph).text.splitlines() if "where" in line]
     assert made[:2] == ["i0 in 0:2, i1 in 0:4, i2 in 0:8, i3 in 0:10"] * 2
     assert made[2:4] == ["i0 in 0:2, i1 in 0:8, i2 in 0:10, i3 in 0:6", "i0 in 0:2, i1 in 0:9, i2 in 0:11, i3 in 0:6"]

@@ -8,9 +8,13 @@ import torch
 from torch.fx import Node
 
 from tilec.torch import indices as ix
+from tilec.torch.aliases import tensors
 from tilec.torch.aten.table import Value, op_name
 from tilec.torch.layout import layout
 from tilec.torch.program import Tensor, positions
+
+ALONG = ("_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "sort")
+"""Operations along the dimension that is their second argument."""
 
 
 def reorders(device: torch.device) -> bool:
@@ -22,8 +26,8 @@ def reorders(device: torch.device) -> bool:
 def memory_orders(node: Node, values: Mapping[Node, Value]) -> dict[tuple[int, ...], tuple[int, ...]]:
     """The orders in which the dimensions of the node's results are stored, by shape, where they are not row-major. What follows
     reads them so, and results need no transpose. They are PyTorch's (channels last, heads behind places), but where the device
-    `reorders`, the result of a convolution that `sums_channels` has its channels last in any case, and so have the values
-    that are made of it. Where PyTorch's result lies as an operand does, ours does, too."""
+    `reorders`, the result of a convolution that `sums_channels` has its channels last where `by_channels` reads it, and so have the
+    values that are made of it. Where PyTorch's result lies as an operand does, ours does, too."""
     value = node.meta.get("val")
     orders = {}
     for v in value if isinstance(value, tuple | list) else [value]:
@@ -39,7 +43,7 @@ def memory_orders(node: Node, values: Mapping[Node, Value]) -> dict[tuple[int, .
         elif v.dim() > 2 and reorders(v.device) and found is not None:
             # a product's factor of three dimensions is often a transpose
             made = (_stored_as(n, values) for n in node.all_input_nodes if v.dim() > 3)
-            if sums_channels(node) or last in made:
+            if (sums_channels(node) and by_channels(node)) or last in made:
                 orders[shape] = last
     return orders
 
@@ -52,6 +56,39 @@ def sums_channels(node: Node) -> bool:
     assert isinstance(weight, Node) and isinstance(groups, int)
     shape = weight.meta["val"].shape
     return (shape[0] // groups if transposed else shape[1]) > 1
+
+
+def by_channels(node: Node) -> bool:
+    """Whether something that is made of images goes along their channels: a product, a reduction or a scan; or is to lie so. Where
+    nothing does, PyTorch's order is as fast, and results have it."""
+    pending, seen = [node], {node}
+    while pending:
+        read = pending.pop()
+        (image, *_) = tensors(read)
+        for user in read.users:
+            made = next(iter(tensors(user)), None)
+            if made is None or user in seen:
+                continue
+            if (sums_channels(user) and user.args[0] is read) or _goes_along_channels(user, image, made):
+                return True
+            if made.dim() > 2 and made.shape[1] == image.shape[1] and any(n != 1 for n in made.shape[2:]):
+                seen.add(user)
+                pending.append(user)
+    return False
+
+
+def _goes_along_channels(user: Node, image: torch.Tensor, made: torch.Tensor) -> bool:
+    before, channels, *places = image.shape
+    if channels > 1 and tuple(made.shape) in ((before, *places), (before, 1, *places)):
+        return True
+    if made.dim() != image.dim() or made.numel() != image.numel() or channels == 1:
+        return False
+    if made.shape != image.shape:  # a view with another order of dimensions
+        return made.shape[-1] == channels and made.stride(-1) == image.stride(1)
+    along = user.args[1] if len(user.args) > 1 else None
+    if op_name(user) in ALONG and type(along) is int and along % image.dim() == 1:
+        return True
+    return made.stride(1) == 1 != image.stride(1)
 
 
 def _moved(v: torch.Tensor, node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] | None:
