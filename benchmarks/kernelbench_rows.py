@@ -39,9 +39,13 @@ WAIT_S = 150.0  # for the kernels that another process compiles
 
 
 def compiled(module: torch.nn.Module, way: str) -> Callable:
-    """The module by a way, as a function of its own for Dynamo."""
-    if (arguments := WAYS[way]) is None:
-        return module
+    """The module by a way."""
+    return module if (arguments := WAYS[way]) is None else dynamo(module, **arguments)
+
+
+def dynamo(module: torch.nn.Module, **arguments: Any) -> Callable:
+    """The module by torch.compile, as a function of its own: Dynamo numbers a graph's inputs otherwise for a module, and kernels
+    that were compiled ahead would be others."""
     scope: dict[str, Any] = {"module": module}
     exec("def call(*inputs):\n    return module(*inputs)", scope)
     return torch.compile(scope["call"], dynamic=False, **arguments)
@@ -131,7 +135,7 @@ def compile_faked(made: Made, device: str, compile: Callable[[torch.fx.GraphModu
 
     with mode:
         made.to(faked)
-        made.call(torch.compile(made.module, dynamic=False, backend=backend))
+        made.call(dynamo(made.module, backend=backend))
 
 
 def predict(problem: Problem, target: str, dtype: torch.dtype) -> dict[str, Any]:

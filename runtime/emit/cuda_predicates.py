@@ -8,13 +8,19 @@ branches, such as those of a tile that is cut along two dimensions, the loads ha
 
 from __future__ import annotations
 
+import re
+
 from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.runtime.emit.cuda_memory import MemoryPrinter
 from tilec.runtime.emit.index import Memory
 
 _STORES = ("vector.store", "memref.store")
-_PLAIN = ("affine.apply", "scf.yield", "arith.constant", "arith.cmpi", "arith.andi")
+_PLAIN = ("affine.apply", "scf.yield", "arith.constant", "arith.cmpi")
+_INDEX = re.compile(
+    r"arith\.((add|sub|mul|and|or|xor|shl|max[su]|min[su]|shr[su])i|index_cast(ui)?|ext[su]i|trunci|select)"
+)
+"""What subscripts are made by, and defined for all values."""
 
 
 def guarded_loads(printer: MemoryPrinter, op: ir.Operation) -> bool:
@@ -53,7 +59,7 @@ def _stores(op: ir.Operation) -> list[ir.Operation]:
             if not (stores := _stores(inner) if inner.name == "scf.if" else _branches(inner)):
                 return []
             found += stores
-        elif inner.name not in _PLAIN and not _is_only_stored(inner):
+        elif not _is_plain(inner) and not _is_only_stored(inner):
             return []
     return found
 
@@ -68,9 +74,16 @@ def _branches(op: ir.Operation) -> list[ir.Operation]:
             if not (stores := _stores(inner) if inner.name == "scf.if" else _branches(inner)):
                 return []
             found += stores
-        elif inner.name not in _PLAIN:
+        elif not _is_plain(inner):
             return []
     return found
+
+
+def _is_plain(op: ir.Operation) -> bool:
+    """Whether it may be computed without need."""
+    return op.name in _PLAIN or (
+        _INDEX.fullmatch(op.name) is not None and isinstance(op.results[0].type, (ir.IndexType, ir.IntegerType))
+    )
 
 
 def _is_load(op: ir.Operation | ir.OpView | ir.Block) -> bool:

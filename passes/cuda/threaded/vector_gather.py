@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
+from math import prod
 
 from tilec.analysis.index_terms import unclamped_value
 from tilec.analysis.layout import Layout
@@ -43,8 +44,20 @@ def wide_loads(generic: OperationContext) -> list[ir.Operation]:
     loads = [o.operation for o in generic.block.operations if o.operation.name == "memref.load"]
     if lanes == 1:
         outside = [o for o in loads if len(o.operands) > 1 and not is_local(o.operands[0])]
-        return [o for o in outside if _guard_of(generic, o) or _windows_of(generic, _conditions(generic, o))]
+        alone = [o for o in outside if _guard_of(generic, o) or _is_guarded(generic, o)]
+        return [o for o in outside if o in alone or _windows_of(generic, _conditions(generic, o))]
     return [o for o in loads if _is_wide(generic, o, lanes)]
+
+
+def _is_guarded(generic: OperationContext, load: ir.Operation) -> bool:
+    """Whether the load of each of several steps is behind a branch, at the tile's edge, which the next one waits for; and its
+    subscripts are made of indices alone. Loads of their own are predicated."""
+    cut = any(isinstance(generic.sizes[d], ir.Value) for d in generic.dims)
+    steps = prod(generic.layout.steps[d] for d in generic.dims)
+    if not cut or steps == 1:
+        return False
+    made = [o for v in _conditions(generic, load) for o in mlir.slice_of(load.block, v)]
+    return not any(o.name == "memref.load" or any(v in load.block.arguments for v in o.operands) for o in made)
 
 
 def _lanes(generic: OperationContext) -> int:
@@ -187,14 +200,15 @@ def _unique(generic: OperationContext, windows: Sequence[Window]) -> tuple[Threa
     lengths = [1 if w.slides else w.length for w in windows]
     counts = [w.elements(layout, n) - w.begins(generic) for w, n in zip(windows, lengths)]
     threads.layout = _layout(layout, windows, counts)
-    for window, length in zip(windows, lengths):
+    for window in windows:
         d, size = window.neighbour, generic.sizes[window.neighbour]
-        begin = window.begins(generic)
         if isinstance(size, int) and size % layout.chunk(d) == 0:
             sizes[d] = threads.layout.chunk(d)
-        else:  # neighbours outside the tile need none
-            more = window.dilation * (length - 1) - begin
-            sizes[d] = sum_of([(size, 1)], more) if isinstance(size, ir.Value) else mlir.index(size + more)
+        else:  # neighbours outside the tile need none; what a round does not load, no later one does
+            more = window.dilation * (window.length - 1) - window.begins(generic)
+            earlier = [(value, -by) for value, by in window.round(generic.chunk)]
+            inside = [(size, 1)] if isinstance(size, ir.Value) else [(mlir.index(size), 1)]
+            sizes[d] = sum_of([*inside, *earlier], more)
         sizes[window.along] = 1
     return threads, sizes
 

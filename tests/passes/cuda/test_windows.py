@@ -72,10 +72,28 @@ def test_neighbours_share_windows(name, kind, height, width, rng):
         assert_within(text, inputs, list(interpret(result.texts["map"], inputs).values()), kind="cuda")
 
 
+@pytest.mark.some(6)
+@pytest.mark.parametrize("name", [n for n in WINDOWS if n not in ("apart", "apart along w")])
+@pytest.mark.parametrize("height, width", [(5, 7), (13, 2), (1, 23)])
+def test_neighbours_that_do_not_divide_a_dimension(name, height, width, rng):
+    """The last tile has fewer: what these need is loaded, in the first rounds of a loop along windows and in later ones."""
+    term, window, along = WINDOWS[name]
+    text, inputs = program("f32", term, window), drawn("f32", window, height, width, rng)
+    special, result = lowered(text, None, inputs, target=ONE)
+    (kernel,) = result.plan.kernels
+    assert set(kernel.options.adjacent_steps or ()) <= {*along}
+    assert kernel.options.adjacent_steps or height == 1
+    (out,), failed = run_printed(special, result, inputs)
+    assert not any(failed)
+    assert_within(text, inputs, out, kind="cuda")
+
+
 @pytest.mark.crossed
 @pytest.mark.parametrize("height, width", [(4, 8), (6, 7)])
 @pytest.mark.parametrize("kind", ["bf16", "f32"])
-@pytest.mark.parametrize("term", ["pad(x[n, c, h + r - 1, w + s - 1], 0)", "x[n, c, min(h + r, H - 1), min(w + s, W - 1)]"])
+@pytest.mark.parametrize(
+    "term", ["pad(x[n, c, h + r - 1, w + s - 1], 0)", "x[n, c, min(h + r, H - 1), min(w + s, W - 1)]"]
+)
 def test_neighbours_share_windows_channels_first(term, kind, height, width, rng):
     """Vectors would lie along a window: single elements, which neighbours along the height share."""
     text = f"""op dw(x: {kind}[N, C, H, W], f: {kind}[C, 3, 3]) -> (y: {kind}[N, C, H, W]) {{
@@ -229,3 +247,21 @@ def test_schedules_that_cut_neighbours_are_refused(tmp_path, rng):
             lowered(special, schedule=read_schedule(path), target=ONE)
     path.write_text(schedule)
     assert lowered(special, schedule=read_schedule(path), target=ONE)[1].plan.kernels == result.plan.kernels
+
+
+@pytest.mark.parametrize(
+    "subscripts", [("max(i - 1, 0), j", "min(i + 1, M - 1), j"), ("i, (j + 1) % N", "(i + 2) % M, j")]
+)
+def test_loads_of_the_last_tile_do_not_wait_for_one_another(subscripts, rng):
+    """With a branch for each step that loads and computes, every step waits for the one before it: loads are predicated instead."""
+    a, b = subscripts
+    text = f"op f(x: f32[M, N], u: f32[M, N]) -> (y: f32[M, N]) {{ y[i, j] = x[{a}] * x[{b}] - u[i, j] }}"
+    inputs = {n: rng.standard_normal((13, 70)).astype(np.float32) for n in "xu"}
+    special, result = lowered(text, None, inputs, target=ONE)
+    (kernel,) = result.plan.kernels
+    assert kernel.options.steps[0] > 1 and 13 % kernel.tile[0]
+    assert not re.search(r"= load_f32\(", result.emitted.module), result.emitted.module
+    assert result.emitted.module.count("load_f32x1_nc_where(") == 3
+    (out,), failed = run_printed(special, result, inputs)
+    assert not any(failed)
+    assert_within(text, inputs, out, kind="cuda")

@@ -83,7 +83,7 @@ def neighbours(view: View, lane: int, widest: int) -> list[Neighbours]:
     along = sorted(d for d in windows.by_dim if windows.by_dim[d])
     for vector in (v for v in (8, 4, 2) if v <= widest and v * windows.element >= WORD) if widest > 1 else (1,):
         most = MOST_SUMS // vector
-        options = {d: [(d, n) for n in range(1, most + 1) if view.extents[d] % n == 0] for d in windows.by_dim}
+        options = {d: [(d, n) for n in range(1, most + 1) if _may_cut(view, windows, d, n)] for d in windows.by_dim}
         choices = product(*(options[d] for d in along[-2:])) if along else ((o,) for d in options for o in options[d])
         for counts in map(dict, choices):
             sums = vector * prod(counts.values())
@@ -97,6 +97,12 @@ def neighbours(view: View, lane: int, widest: int) -> list[Neighbours]:
         if bool(n.lines) == bool(found[0].lines):  # loops that are written out do not wait, and others do
             by_vector.setdefault((n.vector, n.rounds > 1), []).append(n)
     return [n for n in found if n in by_vector.get((n.vector, n.rounds > 1), [])[:CHOICES]]
+
+
+def _may_cut(view: View, windows: _Windows, d: int, number: int) -> bool:
+    """Whether a dimension may have tiles of so many neighbours: all whole, or windows one place apart, whose loads at the edge are
+    predicated."""
+    return view.extents[d] % number == 0 or all(w.stride == 1 for w in windows.by_dim[d])
 
 
 def _shared(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iterator[Neighbours]:
