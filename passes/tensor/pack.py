@@ -198,7 +198,8 @@ def _rounded(value: ir.Value, element: ir.Type, kind: str) -> ir.Value:
         return arith.extf(element, arith.TruncFOp(ir.FloatTF32Type.get(), value, roundingmode=away).result)
     if value.type == element:
         return value
-    return (arith.truncf if value.type.width >= element.width else arith.extf)(element, value)
+    wider = ir.FloatType(value.type).width < ir.FloatType(element).width
+    return (arith.extf if wider else arith.truncf)(element, value)
 
 
 def _read(
