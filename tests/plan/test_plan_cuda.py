@@ -385,3 +385,18 @@ def test_threads_that_all_sum_the_same_wait_for_each_line():
         y[b, g, c, h, w] = (x[b, g * 8 + c, h, w] - m[b, g]) * rsqrt(v[b, g]) where g in 0:8, c in 0:8
     }"""
     assert ("y",) in [k.nodes for k in planned(text, B=112, N=512).kernels]
+
+
+def test_threads_share_columns_where_the_last_blocks_would_read_alone():
+    """3.1 waves of blocks that each read 4096 rows: the last of them would read alone. Shorter blocks end together."""
+    (few,) = planned(MIDDLE, B=128, M=4096, N=4095).kernels
+    assert few.blocks > 8 * H200.units * few.prediction.occupancy.blocks
+    (even,) = planned(MIDDLE, B=640, M=4096, N=4095).kernels
+    assert max(even.options.thread_counts) == even.options.block_threads == 256
+
+
+def test_a_loop_that_is_written_out_stays_in_the_instruction_cache():
+    """One loop once had 256 logarithms, which took three times as long as their instructions."""
+    text = "op f(x: f32[M, N], w: f32[M, N]) -> (y: f32) { y = sum[i, j](w[i, j] * (log(w[i, j]) - log(x[i, j]))) }"
+    kernel = planned(text, M=16384, N=16384).kernels[0]
+    assert prod(kernel.options.steps) * prod(kernel.options.vectors) <= 16

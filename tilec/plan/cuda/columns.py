@@ -15,9 +15,13 @@ from tilec.core.hardware import WARP, WIDE, WORD
 from tilec.core.quantities import by_sizes, count
 from tilec.cost import model as cost
 from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
+from tilec.plan.cuda.laid_out import work_laid_out
 from tilec.plan.cuda.online import online_reductions
 from tilec.plan.cuda.view import HELD, THREADS, UNROLLED, View, lay_out, power, unrolled, vector_of
 from tilec.plan.cuda.windows import Neighbours, map_neighbours, neighbours
+
+SHARED = 4  # threads of a column, where blocks would last too long
+WAVES = 8  # of blocks, from which on the last ones count for little
 
 Tiled = tuple[dict[int, int], Layout, str]  # a block's tile, its layout, and what the plan tells of it
 
@@ -32,10 +36,23 @@ def columns(view: View, lane: int) -> list[Tiled]:
         return [_columns(view, lane, n.vector, n, c, THREADS // 2) for n in found for c in _lanes(view, lane, n)]
     threads = THREADS if view.reduced else view.target.fit(Layouts).point_threads
     plain = [_columns(view, lane, vector, None, 0, threads)]
+    if view.reduced and _ends_unevenly(view, plain[0]):  # more threads a column, and so shorter blocks
+        plain.append(_columns(view, lane, vector, None, 0, threads, SHARED))
     while view.reduced and _is_small(view, plain[-1]) and (vector > 2 or threads > 2 * WARP):
         vector, threads = (vector // 2, threads) if vector > 2 else (vector, threads // 2)  # smaller blocks, for more SMs
         plain.append(_columns(view, lane, vector, None, 0, threads))
     return [*_kept(view, lane, vector_of(view, lane)), *plain[::-1]]  # of those that take as long, the one on the most SMs
+
+
+def _ends_unevenly(view: View, tiled: Tiled) -> bool:
+    """Whether no threads share a column, and few blocks are left after a few waves of them: they would read alone."""
+    tile, layout, _ = tiled
+    blocks = prod(ceil(view.extents[d] / tile.get(d, 1)) for d in view.kernel.grid)
+    kernel = replace(view.kernel, tile=tuple(tile.get(d, 1) for d in view.kernel.grid))
+    work = work_laid_out(kernel, view, layout)
+    most = cost.occupancy(view.target, work.threads, work.registers).blocks * view.target.units
+    alone = all(layout.threads[d] == 1 for d in view.reduced) and any(layout.chunks(d) > 1 for d in view.reduced)
+    return alone and most < blocks < WAVES * most and 0 < blocks % most < most / 2
 
 
 def _kept(view: View, lane: int, widest: int) -> list[Tiled]:
@@ -79,9 +96,9 @@ def _lanes(view: View, lane: int, near: Neighbours) -> list[int]:
     return [least << n for n in range(most.bit_length()) if least << n <= min(most, power(lanes))] if near.vector > 1 else [0]
 
 
-def _columns(view: View, lane: int, vector: int, near: Neighbours | None, lanes: int, budget: int) -> Tiled:
+def _columns(view: View, lane: int, vector: int, near: Neighbours | None, lanes: int, budget: int, least: int = 1) -> Tiled:
     """With so many elements an access, such neighbours if any, and with them so many threads along the contiguous dimension;
-    `budget`: threads of a block."""
+    `budget`: threads of a block; `least`: those that share a column."""
     kernel, extents, fit = view.kernel, view.extents, view.target.fit(Layouts)
     alone = {*view.scanned, *(near.lines if near else ())}
     splits = [d for d in view.reduced if d not in alone and extents[d] > UNROLLED]
@@ -90,7 +107,7 @@ def _columns(view: View, lane: int, vector: int, near: Neighbours | None, lanes:
     joined = bool(splits and online_reductions(view)) and _split(view, points) > 1
     if joined:  # the states of several reductions take registers: one word an access, and more of them
         vector = min(vector, max(1, WORD // min((a.element for a in view.accesses if not a.written), default=WORD)))
-    narrow = _split(view, points // (vector * prod(near.counts.values() if near else ()))) if splits else 1
+    narrow = max(least, _split(view, points // (vector * prod(near.counts.values() if near else ())))) if splits else 1
     blocks = points // (16 * vector) / view.target.units  # an SM, with 16 lanes along a row: 256 bytes of it
     line = (
         8 if blocks < fit.few_blocks else 16 if blocks < (fit.online_line_blocks if joined else fit.line_blocks) else 32

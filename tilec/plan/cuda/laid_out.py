@@ -247,7 +247,7 @@ def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
         shared_bytes=0.0 if isinstance(kernel.options, Transpose) else sum(line_bytes(view, layout, near).values()),
         warp_clocks=view.target.fit(Layouts).warp_clocks,
     )  # fmt: skip
-    work = replace(work, serial_us=_waiting_us(view, layout, work))
+    work = replace(work, serial_us=_waiting_us(view, layout, work) + _left_over_us(view, layout, work))
     return work_of_windows(view, layout, dict(zip(kernel.grid, kernel.tile)), work) if layout.dense else work
 
 
@@ -278,6 +278,18 @@ def _waiting_us(view: View, layout: Layout, work: cost.Work) -> float:
             lines += max((_lines(a, layout) - 1 for a in read), default=0.0)
     at_once = cost.occupancy(view.target, work.threads, work.registers).blocks * view.target.units
     return 1e-3 * view.target.dram.latency_ns * max(0.0, lines) * ceil(work.blocks / max(1, at_once))
+
+
+def _left_over_us(view: View, layout: Layout, work: cost.Work) -> float:
+    """Microseconds at the end of a kernel of long loops in which the last blocks, where fewer are left than run at a time, wait for
+    their loads alone; they count for less in later waves, when blocks no longer start together."""
+    most = cost.occupancy(view.target, work.threads, work.registers).blocks * view.target.units
+    waves, rest = divmod(work.blocks, max(1, most))
+    if not waves or not rest or not view.reduced or view.scanned:
+        return 0.0
+    rounds = prod(layout.chunks(d) for d in view.reduced)
+    each = 1e6 * work.dram_read / work.blocks / view.target.dram.rate(view.target.units)
+    return max(0.0, 1e-3 * view.target.dram.latency_ns * (rounds - 1) - rest * each) / waves
 
 
 def _computed(view: View, node: Node) -> Iterator[Access]:

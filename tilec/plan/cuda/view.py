@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
@@ -194,13 +194,13 @@ def power(value: float) -> int:
     return 1 << max(0, ceil(value) - 1).bit_length()
 
 
-def unrolled(view: View, dims: Iterable[int], elements: int = 1) -> dict[int, int]:
+def unrolled(view: View, dims: Collection[int], elements: int = 1) -> dict[int, int]:
     """Unrolled steps along dimensions that a thread has alone: short dimensions whole, the last first, as long as a thread
     can hold their elements together. Other dimensions go step by step: sixteen dimensions of 2 would be tens of
     thousands of elements. `elements` is the number of elements along the lane's dimension at each step; several dimensions
     leave room for them, and a loop's instructions stay in the nearest cache."""
     steps, room = {}, min(HELD, max(UNROLLED, HELD // elements))
-    busiest = max((n.instructions for n in view.group.nodes), default=0)
+    busiest = max((n.instructions for n in view.group.nodes if {*view.group.space.dims[n]} & {*dims}), default=0)
     room = max(1, min(room, int(NEAR / max(1.0, busiest * elements))))
     for d in sorted(dims, reverse=True):
         most = max(1, min(view.extents[d], UNROLLED, room))
