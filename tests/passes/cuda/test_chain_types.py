@@ -74,6 +74,7 @@ def test_planned_before_kernels_that_store_scores():
     sizes = {"B": 1, "H": 16, "S": 4096, "T": 4096, "D": 64, "E": 64}
     (kernel,) = planned(Source("t.tile", of_f32(PROGRAMS["causal"])), None, sizes).kernels
     assert isinstance(kernel.options, ContractionChain) and kernel.options.unit == "mma.sync"
+    assert kernel.options.group_batch == 16  # L2 holds more than half of their factors: fewer would end late
 
 
 @pytest.mark.slow

@@ -11,8 +11,16 @@ from tilec.analysis.graph import Graph
 from tilec.core.fitted import ChainTimes
 from tilec.core.quantities import count
 from tilec.core.target import Target
-from tilec.cost.chain import ChainProblem, ChainTile, chain_bytes, chain_registers, chain_work, choose_chain_tile
-from tilec.cost.chain_order import longest_share
+from tilec.cost.chain import (
+    ChainProblem,
+    ChainTile,
+    chain_bytes,
+    chain_cost,
+    chain_registers,
+    chain_work,
+    choose_chain_tile,
+)
+from tilec.cost.chain_order import last_end, longest_share
 from tilec.cost.model import Work, pick
 from tilec.kernels import ContractionChain, Family, KernelPlan
 from tilec.plan.chain import chain_of, chain_problem, growing, refuse_warpgroups, refuse_warps, weight_terms_of
@@ -78,7 +86,8 @@ def choose_chain(
 
 def _group(problem: ChainProblem, tile: ChainTile, target: Target) -> int:
     """Problems whose factors that blocks share fill the better part of L2. Persistent blocks take their tiles in a fixed order: the
-    fewest problems with which none has much more to do than others, of those that L2 holds unless that costs more."""
+    fewest problems with which none has much more to do than others, of those that L2 holds unless that costs more. Where tiles
+    have a block each, the longest of the last problems may begin late: then these take turns with others, too."""
     shared, fit = problem.bytes * problem.length * (sum(problem.firsts) + problem.columns), target.fit(ChainTimes)
     if tile.persistent:
         rows, all_of = problem.blocks(tile.bm), min(problem.batch, MANY)
@@ -91,7 +100,16 @@ def _group(problem: ChainProblem, tile: ChainTile, target: Target) -> int:
         if min(held.values()) > fit.beyond_l2 * min(most.values()):
             held = most
         return next(n for n, share in held.items() if share <= EVEN * min(held.values()))
-    return max(1, min(problem.batch, int(0.5 * target.l2.bytes / shared)))
+    held_by_l2 = max(1, min(problem.batch, int(0.5 * target.l2.bytes / shared)))
+    rows, all_of = problem.blocks(tile.bm), min(problem.batch, MANY)
+    if held_by_l2 >= all_of or all_of * rows > MANY or problem.by_data:  # data tell how long tiles take
+        return held_by_l2
+    at_once = target.units * chain_cost(target, problem, tile).occupancy.blocks
+    ends = {n: last_end(rows, all_of, n, at_once, fit.tile_steps) for n in range(held_by_l2, all_of + 1)}
+    least = min(ends.values())
+    if ends[held_by_l2] <= fit.beyond_l2 * least:
+        return held_by_l2
+    return next(n for n, end in ends.items() if end <= EVEN * least)
 
 
 MANY = 2048
