@@ -15,8 +15,6 @@ from tilec.torch.program import Tensor, positions
 
 ALONG = ("_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "sort")
 """Operations along the dimension that is their second argument."""
-SEVERAL = ("native_group_norm", "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional")
-"""Norms over several dimensions: rows of these would be as short as the last one."""
 
 
 def reorders(device: torch.device) -> bool:
@@ -61,7 +59,7 @@ def sums_channels(node: Node) -> bool:
 
 
 def by_channels(node: Node) -> bool:
-    """Whether something that is made of images goes along their channels: a product, a reduction, a norm, a scan; or is to lie so.
+    """Whether something that is made of images goes along their channels: a product, a reduction or a scan; or is to lie so.
     Where nothing does, PyTorch's order is as fast, and results have it."""
     pending, seen = [node], {node}
     while pending:
@@ -81,8 +79,6 @@ def by_channels(node: Node) -> bool:
 
 def _goes_along_channels(user: Node, image: torch.Tensor, made: torch.Tensor) -> bool:
     before, channels, *extents = image.shape
-    if op_name(user) in SEVERAL:
-        return True
     if channels > 1 and tuple(made.shape) in ((before, *extents), (before, 1, *extents)):
         return True
     if made.dim() != image.dim() or made.numel() != image.numel() or channels == 1:
