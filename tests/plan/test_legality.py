@@ -45,6 +45,20 @@ def test_a_kernel_runs_as_a_whole(together, other, reason):
     assert (found if isinstance(found, str) else None) == reason
 
 
+def test_a_product_that_reads_no_other_is_no_part_of_a_chain():
+    text = """op f(a: f32[M, K], b: f32[K, N], u: f32[M, N], v: f32[N, L]) -> (e: f32[M, L], d: f32[M, L]) {
+        c[i, j] = sum[k](a[i, k] * b[k, j])
+        e[i, l] = sum[j](c[i, j] * v[j, l])
+        d[i, l] = sum[j](u[i, j] * v[j, l])
+    }"""
+    _, result = lowered(text, None, {"M": 64, "N": 64, "K": 64, "L": 64}, target="cpu", end="simplify", emit=False)
+    with mlir.context(), ir.Location.unknown():
+        module = mlir.parse(result.texts["simplify"])
+        graph = build_graph(mlir.functions(module)[0])
+        found = refuse(graph.nodes, graph, {}, load("cpu"))
+    assert found == "both are contractions, and the tile that one writes is not the tile that the other reads"
+
+
 ATTENTION = """op f(q: bf16[H, S, D], k: bf16[H, T, D], v: bf16[H, T, D]) -> (o: bf16[H, S, D]) {
     c[h, j, d] = bf16(k[h, j, d] * 2)
     s[h, i, j] = sum[d](q[h, i, d] * c[h, j, d])

@@ -89,6 +89,13 @@ def test_a_thread_holds_few_results_of_long_dimensions():
         assert prod(kernel.options.steps[d] for d in dims) * max(kernel.options.vectors) <= 64
 
 
+@pytest.mark.parametrize("length, parts", [(2**22 - 3, []), (2 * (2**21 - 9), [2]), (2**22, [256])])
+def test_a_sum_has_as_many_parts_as_divide_its_length(length, parts):
+    """The first is a prime, the second twice a prime."""
+    plan = planned("op f(x: f32[N]) -> (y: f32) { y = sum[i](x[i]) }", N=length)
+    assert [step.parts for step in plan.steps("split")] == parts
+
+
 def test_a_scanned_row_that_has_no_room_is_in_memory():
     """A tile that no block has room for was priced, which failed, before the group was refused."""
     text = "op f(x: i32[N, 1]) -> (y: i32[N, 1, 1]) { y[i, j, l] = cumsum[i](cumsum[i](x[i, l])) where j in 0:1 }"

@@ -61,7 +61,7 @@ def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: T
     contractions = [n for n in nodes if n.contraction is not None]
     if target.kind == "cuda" and are_siblings(nodes):
         return refuse_siblings(nodes, space, graph, target)
-    if is_contraction_chain(nodes) and (len(contractions) == 1 or _connected(nodes, graph)):
+    if is_contraction_chain(nodes) and _connected(nodes, graph):
         if target.kind == "cuda":
             return refuse_contraction_chain(nodes, space, graph, target)
         if len(contractions) > 2:

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from conftest import assert_within
-from tools.lowering import lowered
+from tools.lowering import lowered, planned
 from tools.plans import built
 
 import tilec
@@ -106,6 +106,12 @@ def test_a_kernel_around_it(source):
     arrays = [drawn("f32", *s) for s in shapes]
     found = interpreted(source, arrays, mapped(64, 4, 4))
     assert_within(source, arrays, found)
+
+
+@pytest.mark.parametrize("parts, threads", [(1, 128), (2, 512), (3, 512)])
+def test_rows_of_several_parts_of_the_largest_block_have_it(parts, threads):
+    plan = planned(SUM.format("f32"), None, {"M": 4096, "N": parts * 512 * 4 * 2})
+    assert any(r.verb == "tiled" and f"{threads} threads a row" in r.reason for r in plan.remarks)
 
 
 def test_few_long_rows_are_shared():
