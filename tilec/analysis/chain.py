@@ -27,9 +27,9 @@ from tilec.analysis.extremes import without_idle_roundings
 from tilec.analysis.factor_access import FactorAccess, factor_of_element
 from tilec.analysis.linear_factor import linear_factor
 from tilec.analysis.online_reduction import derive
-from tilec.analysis.products import stored_term
+from tilec.analysis.products import stored
 from tilec.analysis.rules import rewritten
-from tilec.analysis.subscripts import head_group
+from tilec.analysis.subscripts import periods, subscripts
 from tilec.analysis.weights import largest, narrow_type, without_rounding
 from tilec.core import mlir
 from tilec.core.mlir import ir
@@ -159,7 +159,7 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
     weights, values = _product(product) if product else (None, None)
     shared_by = [*rights, *([] if values is None else [values])]
     own = [d for d in scores.dims if all(d in x.dims for x in lefts)]
-    head_groups = {d: n for d in own if (n := head_group(d, *shared_by))}
+    head_groups = {d: n for d, n in periods(own, [p for x in shared_by for p in subscripts(x)]).items() if n > 1}
     rows = {d for d in own if not any(d in x.dims for x in rights) or d in head_groups} - {between}
     rows = rows if known is None else {d for d in rows if d in known}
     single: set[int] = set()
@@ -211,7 +211,7 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
 def _factors(term: Expr) -> tuple[Expr, Expr]:
     if term.op != "arith.mulf":
         raise Unreadable("the first contraction is not a sum of products")
-    left, right = (stored_term(a) for a in term.args)
+    left, right = (stored(a) for a in term.args)
     if left.op != "element" or right.op != "element":
         raise Unreadable("the factors of the first contraction are computed, and not stored")
     return left, right
@@ -223,8 +223,8 @@ def _product(product: Carried) -> tuple[Expr, Expr]:
     if product.term.op != "arith.mulf":
         raise Unreadable(f"{name} is not a sum of products")
     own = set(product.total.dims)
-    pair = sorted(product.term.args, key=lambda a: stored_term(a).op == "element" and bool(own & a.dims))
-    weights, values = pair[0], stored_term(pair[1])
+    pair = sorted(product.term.args, key=lambda a: stored(a).op == "element" and bool(own & a.dims))
+    weights, values = pair[0], stored(pair[1])
     if values.op != "element":
         raise Unreadable(f"the values that {name} adds up are computed, and not stored")
     if values.dims & weights.dims - {d for d in values.dims if d in own} - set(product.total.reduced):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from tilec.analysis.expression import Expr
 from tilec.analysis.index_terms import ExprTerms
 from tilec.index import questions
@@ -12,23 +14,16 @@ def subscripts(x: Expr) -> tuple[Expr, ...]:
     return x.args or tuple(Expr("index", own_dims=(d,), type="index") for d in x.own_dims)
 
 
-def step(x: Expr, d: int) -> int | None:
-    """By how much an integer expression grows from one number of dimension `d` to the next; None where that varies."""
+def steps(x: Expr, dims: Iterable[int]) -> list[dict[int, int]]:
+    """For each subscript of an element, by how much it grows along dimensions: from each number of them to the next."""
     terms = ExprTerms()
-    found = questions.step(terms.of(x), terms.dim(d))
-    return None if found is None else found.constant
+    read = [{d: questions.step(terms.of(s), terms.dim(d)) for d in dims} for s in subscripts(x)]
+    return [{d: s.constant or 0 for d, s in own.items() if s is not None} for own in read]
 
 
-def head_group(d: int, *factors: Expr) -> int:
-    """A number such that the factors are the same for as many elements along dimension `d`, from each multiple of it on; 0 where
-    each element has another one."""
+def periods(dims: Iterable[int], xs: Sequence[Expr]) -> dict[int, int]:
+    """For each dimension, the number by whose quotient alone expressions depend on it: 1 where each element has another one, 0
+    where they do not depend on it."""
     terms = ExprTerms()
-    found = questions.period(terms.dim(d), *(terms.of(p) for x in factors for p in subscripts(x))).constant or 0
-    return found if found > 1 else 0
-
-
-def period(x: Expr, d: int) -> int:
-    """The number by whose quotient alone an expression depends on dimension `d`: 1 where it is another one for every element, 0
-    where it does not depend on it."""
-    terms = ExprTerms()
-    return questions.period(terms.dim(d), terms.of(x)).constant or 0
+    read = [terms.of(x) for x in xs]
+    return {d: questions.period(terms.dim(d), *read).constant or 0 for d in dims}

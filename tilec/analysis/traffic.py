@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from tilec.analysis import bf16_split
@@ -158,3 +159,14 @@ def _unit(node: Node, target: Target) -> str:
         if node.contraction.integer:
             return "int"
     return "fma.f64" if wide else "fma.f32"
+
+
+def strides(value: ir.Value, subscripts: Sequence[Mapping[int, int]]) -> dict[int, int]:
+    """Bytes by which an access moves along each dimension that its subscripts grow along."""
+    shaped, found = ir.ShapedType(value.type), dict[int, int]()
+    stride = element_bytes(shaped.element_type)
+    for steps, extent in zip(reversed(subscripts), reversed(shaped.shape)):
+        for d, step in steps.items():
+            found[d] = found.get(d, 0) + step * stride
+        stride *= extent
+    return {d: moved for d, moved in found.items() if moved}

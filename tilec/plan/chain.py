@@ -16,8 +16,8 @@ from tilec.analysis.neighbours import SIZE, Neighbours
 from tilec.analysis.operation_costs import instructions_of
 from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space
-from tilec.analysis.subscripts import step, subscripts
-from tilec.analysis.traffic import element_bytes, outputs_of
+from tilec.analysis.subscripts import steps, subscripts
+from tilec.analysis.traffic import element_bytes, outputs_of, strides
 from tilec.analysis.weights import without_rounding
 from tilec.core.fitted import ChainTimes
 from tilec.core.hardware import LINE, WARP
@@ -256,12 +256,11 @@ def line_bytes(x: Expr, row: int, column: int) -> float:
     """Bytes of the lines that the requests of a warp for one element for each of its scores touch, for each score: of 8 rows and,
     two columns apart, 4 columns. 0 for what is read two columns at a time. Places that data tell count as one."""
     type_ = ir.ShapedType(x.key.type)
-    size, shape = element_bytes(type_.element_type), type_.shape
+    size = element_bytes(type_.element_type)
     if not x.args and x.own_dims[-1:] == (column,) and size in (2, 4):
         return 0.0
-    down, along = (
-        size * sum((step(s, d) or 0) * prod(shape[n + 1 :]) for n, s in enumerate(subscripts(x))) for d in (row, column)
-    )
+    moved = strides(x.key, steps(x, (row, column)))
+    down, along = moved.get(row, 0), moved.get(column, 0)
     lines = {(r * down + 2 * c * along) // LINE for r in range(8) for c in range(4)}
     return len(lines) * LINE / WARP
 

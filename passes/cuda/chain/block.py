@@ -10,7 +10,7 @@ from typing import Any
 
 from tilec.analysis.chain import Chain, read_chain
 from tilec.analysis.expression import Expr, Reader, parts_of
-from tilec.analysis.subscripts import period
+from tilec.analysis.subscripts import periods
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.hardware import WARPGROUP
@@ -101,7 +101,7 @@ class ChainBlock:
                 return self.subscripts.build(condition, At(at, mlir.index(0)))
 
             sizes = {d: self.box.get(d, self.sizes[d]) for d in sorted(condition.dims)}
-            steps = {d: max(1, period(condition, d)) for d in sizes}
+            steps = {d: max(1, n) for d, n in periods(sizes, [condition]).items()}
             counts = {d: -(-size // steps[d]) for d, size in sizes.items()}
             with nullcontext() if (first := self._is_first(condition)) is None else when(first):
                 check_each(counts, self.sizes, number, threads, holds, message, steps)

@@ -9,7 +9,7 @@ from math import prod
 from tilec.analysis.directions import steps_of_extracts
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.loop_bodies import nest_time_us
-from tilec.analysis.traffic import element_bytes, intermediates
+from tilec.analysis.traffic import element_bytes, intermediates, strides
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost.loops import Access, LoopProblem, Nest, Tiling, loop_lines
@@ -73,14 +73,7 @@ def _nest(
 def _access(
     value: ir.Value, subscripts: list[dict[int, int]], kept: bool, grid: tuple[int, ...], numbers: dict[ir.Value, int]
 ) -> Access:
-    shaped = ir.ShapedType(value.type)
-    element = element_bytes(shaped.element_type)
-    steps: dict[int, int] = {}
-    stride = element
-    for moved, extent in zip(reversed(subscripts), reversed(shaped.shape)):
-        for d, step in moved.items():
-            steps[d] = steps.get(d, 0) + step * stride
-        stride *= extent
+    moved = strides(value, subscripts)
     if kept:  # a block has its own part, at one place
-        steps = {d: step for d, step in steps.items() if d not in grid}
-    return Access(numbers.setdefault(value, len(numbers)), element, {d: s for d, s in steps.items() if s}, kept)
+        moved = {d: step for d, step in moved.items() if d not in grid}
+    return Access(numbers.setdefault(value, len(numbers)), element_bytes(ir.ShapedType(value.type).element_type), moved, kept)

@@ -10,7 +10,7 @@ from math import ceil, prod
 from tilec.analysis.directions import extract_directions, scattered_extracts, steps_of_extracts
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.layout import Layout, make
-from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of
+from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of, strides
 from tilec.core.hardware import SECTOR, WIDE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
@@ -96,26 +96,15 @@ def _reads(g: Group) -> Iterator[tuple[Node, ir.Value, Numbers]]:
         dims = g.space.dims[node]
         for read in node.reads:
             if read.value in outside:
-                yield node, read.value, _strides(read.value, [{dims[d]: 1} for d in read.dims])
+                yield node, read.value, strides(read.value, [{dims[d]: 1} for d in read.dims])
         for number, subscripts in steps_of_extracts(node):
             value = node.outside[number]
-            yield node, value, _strides(value, [dict(zip(dims, steps)) for steps in subscripts])
-
-
-def _strides(value: ir.Value, subscripts: Sequence[Numbers]) -> Numbers:
-    """Bytes by which an access moves along each dimension that its subscripts grow along."""
-    shaped, found = ir.ShapedType(value.type), dict[int, int]()
-    stride = element_bytes(shaped.element_type)
-    for steps, extent in zip(reversed(subscripts), reversed(shaped.shape)):
-        for d, step in steps.items():
-            found[d] = found.get(d, 0) + step * stride
-        stride *= extent
-    return {d: moved for d, moved in found.items() if moved}
+            yield node, value, strides(value, [dict(zip(dims, steps)) for steps in subscripts])
 
 
 def strides_of(value: ir.Value, dims: Sequence[int]) -> Numbers:
     """Bytes between neighbours along each of the kernel dimensions that are a tensor's subscripts."""
-    return _strides(value, [{d: 1} for d in dims])
+    return strides(value, [{d: 1} for d in dims])
 
 
 def _access(
