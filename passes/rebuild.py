@@ -112,7 +112,7 @@ def expanded(value: ir.Value, at: int, parts: int, chunk: int) -> ir.Value:
     new = [*shape[:at], parts, chunk, *shape[at + 1 :]]
     groups = [[d] if d < at else [at, at + 1] if d == at else [d + 1] for d in range(len(shape))]
     owner = mlir.definition(value)
-    if owner is not None and owner.name == "tensor.empty":  # only tells a trip count
+    if mlir.is_empty(value):  # only tells a trip count
         return tensor.empty(new, shaped.element_type)
     for user in mlir.uses(value):
         if user.name == "tensor.expand_shape" and ir.ShapedType(user.results[0].type).shape == new:

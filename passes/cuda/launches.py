@@ -26,7 +26,7 @@ from tilec.core.opcodes import NamedBarrier
 from tilec.core.order import topological
 from tilec.passes.cuda.memory_spaces import root
 from tilec.passes.loops import below, when
-from tilec.passes.tensor.outline import renaming
+from tilec.passes.tensor.outline import name_launch, renaming
 
 LAUNCHES = "tilec.launches"
 _LOCAL = ("memref.alloc", "memref.alloca")
@@ -250,9 +250,7 @@ def _call(name: str, launch: _Launch, checks: list[str], calls: Sequence[ir.Oper
     with ir.InsertionPoint(calls[0]), mlir.fused_location(calls):
         call = func.CallOp([], launch.name, [v for old in calls for v in old.operands])
     if launch.name != name:
-        call.attributes["tilec.launch"] = mlir.string(name)
-        if renamed := {old: new for old, new in (renaming(launch.checks, checks) or {}).items() if old != new}:
-            call.attributes["tilec.checks"] = ir.DictAttr.get({old: mlir.string(new) for old, new in renamed.items()})
+        name_launch(call, name, launch.checks, checks)
     for old in calls:
         old.erase()
 

@@ -17,7 +17,6 @@ from tilec.core import locations, mlir
 from tilec.core.mlir import ir, linalg, tensor
 from tilec.passes.emit import Body
 from tilec.passes.rebuild import Operand, operands_in, rebuild, replace
-from tilec.passes.tensor.split import fill_value
 
 PURE = ("arith", "math", "affine")
 
@@ -131,7 +130,7 @@ def _reduction(reader: ir.Operation, made: ir.Operation, dims: list[int], subscr
     with made.location:
         state = ir.ShapedType(made.results[0].type).element_type
         empty = tensor.empty([sizes[d] for d in range(len(dims))], state)
-        start_value = fill_value(mlir.outputs_of(made)[0])
+        start_value = mlir.fill_value(mlir.outputs_of(made)[0])
         assert start_value is not None, "`_contraction_of` asks"
         start = mlir.fill(start_value, empty)
         new, block = mlir.generic(
@@ -187,7 +186,7 @@ def _contraction_of(value: ir.Value) -> ir.Operation | None:
     if op is None or not mlir.is_generic(op):
         return None
     if mlir.get_string(op, "tilec.reduce") == "sum" and "tilec.scan" not in op.attributes and factors_of(op) is not None:
-        return op if fill_value(mlir.outputs_of(op)[0]) is not None else None
+        return op if mlir.fill_value(mlir.outputs_of(op)[0]) is not None else None
     if not _is_elementwise(op):
         return None
     found = [c for v in mlir.inputs_of(op) if (c := _contraction_of(v)) is not None]

@@ -63,9 +63,7 @@ class Outliner:
                 self._function(name, [*local, *ops], inputs, results)
             call = self._call(kernel.name, inputs, results)
         if kernel.name != name:
-            call.attributes["tilec.launch"] = mlir.string(name)
-            if renamed := {old: new for old, new in (renaming(kernel.checks, checks) or {}).items() if old != new}:
-                call.attributes["tilec.checks"] = ir.DictAttr.get({old: mlir.string(new) for old, new in renamed.items()})
+            name_launch(call, name, kernel.checks, checks)
         for old, new in zip(results, call.results):
             self.names[new] = self._name(old)
             old.replace_all_uses_with(new)
@@ -135,6 +133,13 @@ def renaming(first: list[str], second: list[str]) -> dict[str, str] | None:
     found: dict[str, str] = {}
     same = all(found.setdefault(old, new) == new for old, new in zip(first, second, strict=True))
     return found if same else None
+
+
+def name_launch(call: ir.OpView, name: str, known: list[str], checks: list[str]) -> None:
+    """A call of a kernel that is isomorphic has the name and the messages of its own."""
+    call.attributes["tilec.launch"] = mlir.string(name)
+    if renamed := {old: new for old, new in (renaming(known, checks) or {}).items() if old != new}:
+        call.attributes["tilec.checks"] = ir.DictAttr.get({old: mlir.string(new) for old, new in renamed.items()})
 
 
 def _name_dims(kernel: ir.Operation, op: ir.Operation) -> None:

@@ -60,8 +60,7 @@ def _reduce_nothing(op: ir.Operation) -> bool:
     if len(op.results) != 1 or "tilec.scan" in op.attributes:
         return False
     (start,), (out_map,) = mlir.outputs_of(op), mlir.maps_of(op)[len(mlir.inputs_of(op)) :]
-    fill = mlir.definition(start)
-    if fill is None or fill.name != "linalg.fill":
+    if (identity := mlir.fill_value(start)) is None:
         return False
     order = {d: n for n, d in enumerate(d for d, k in enumerate(kinds) if k == "parallel")}
     type_ = ir.RankedTensorType(op.results[0].type)
@@ -71,7 +70,7 @@ def _reduce_nothing(op: ir.Operation) -> bool:
         made, block = mlir.generic([type_], [], [empty], [target], ["parallel"] * len(order))
         made.attributes["tilec.name"] = op.attributes["tilec.name"]
         with ir.InsertionPoint(block):
-            linalg.YieldOp([fill.operands[0]])
+            linalg.YieldOp([identity])
     op.results[0].replace_all_uses_with(made.results[0])
     op.erase()
     return True
@@ -122,12 +121,7 @@ def _drop_unread(op: ir.Operation) -> bool:
 
 def _unread(op: ir.Operation) -> int | None:
     pairs = zip(mlir.inputs_of(op), mlir.body_of(op).arguments)
-    return next((n for n, (value, a) in enumerate(pairs) if not mlir.uses(a) and not _is_empty(value)), None)
-
-
-def _is_empty(value: ir.Value) -> bool:
-    owner = mlir.definition(value)
-    return owner is not None and owner.name == "tensor.empty"
+    return next((n for n, (value, a) in enumerate(pairs) if not mlir.uses(a) and not mlir.is_empty(value)), None)
 
 
 def _without_inputs(op: ir.Operation, dropped: set[int], element: ir.Value | None = None) -> ir.Operation:

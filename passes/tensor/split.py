@@ -24,7 +24,7 @@ def refuse_split(op: ir.Operation, dim: int, parts: int) -> str | None:
     extent = mlir.extents_of(op)[dim]
     if parts < 2 or extent % parts:
         return f"{extent} elements cannot be {parts} equal parts"
-    if any(fill_value(v) is None for v in mlir.outputs_of(op)):
+    if any(mlir.fill_value(v) is None for v in mlir.outputs_of(op)):
         return "it starts from a value that is not constant"
     return None
 
@@ -51,7 +51,7 @@ def _partial(op: ir.Operation, dim: int, parts: int) -> ir.Operation:
         operands.append(read)
     for out in operands_out(op):
         shaped = ir.ShapedType(out.value.type)
-        start = fill_value(out.value)
+        start = mlir.fill_value(out.value)
         assert start is not None, "asked above"
         filled = mlir.fill(start, tensor.empty([parts, *shaped.shape], shaped.element_type))
         outputs.append(Operand(filled, [NEW, *out.dims], out.instead))
@@ -103,9 +103,3 @@ def _combine(op: ir.Operation, partial: ir.Operation) -> ir.Operation:
         kept = mlir.map_dims(mlir.maps_of(op)[len(mlir.inputs_of(op))])
         locations.set_indices(new.operation, [names[0], *(names[d + 1] for d in kept)])
     return new.operation
-
-
-def fill_value(value: ir.Value) -> ir.Value | None:
-    """The constant that a tensor is full of."""
-    owner = mlir.definition(value)
-    return owner.operands[0] if owner is not None and owner.name == "linalg.fill" else None

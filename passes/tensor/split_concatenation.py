@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from tilec.analysis.concatenation import Concatenation, around, concatenation_of, ends_of, update_of
+from tilec.analysis.concatenation import Concatenation, around, concatenation_of, ends_of
+from tilec.analysis.products import combined
 from tilec.core import locations, mlir
 from tilec.core.mlir import affine, arith, ir, linalg, tensor
 from tilec.passes.rebuild import Anew, Operand, operands_in, operands_out, rebuild
 from tilec.passes.tensor.bounds import fold_function
 from tilec.passes.tensor.collapsed import as_operands
-from tilec.passes.tensor.split import fill_value
 
 
 def concatenations_of(function: ir.Operation, deepest: int) -> list[ir.Operation]:
@@ -77,8 +77,8 @@ class _Cut:
             for load in [o for o in mlir.uses(value) if o.name == "tensor.extract" and o.operands[0] == value]:
                 names.append(_name(around(load)))
                 self._read_piece(load, p, pieces)
-        for value, combined in self.whole.items():
-            value.replace_all_uses_with(combined)
+        for value, whole in self.whole.items():
+            value.replace_all_uses_with(whole)
         for op, _ in reversed(self.found.operations):
             if not any(map(mlir.uses, op.results)):
                 op.erase()
@@ -99,8 +99,10 @@ class _Cut:
 
     def _combined(self, op: ir.Operation, parts: list[ir.Value]) -> ir.Value:
         """A reduction of all elements, from those of the pieces."""
-        update, state, rank = update_of(op), list(mlir.body_of(op).arguments)[-1], ir.ShapedType(op.results[0].type).rank
-        type_, whole = ir.ShapedType(op.results[0].type), mlir.projection(rank, range(rank))
+        found, type_ = combined(op), ir.ShapedType(op.results[0].type)
+        assert found is not None
+        update, term = found
+        rank, whole = type_.rank, mlir.projection(type_.rank, range(type_.rank))
         out = tensor.empty(list(type_.shape), type_.element_type)
         made, block = mlir.generic([type_], parts, [out], [whole] * (len(parts) + 1), ["parallel"] * rank)
         made.attributes["tilec.name"] = mlir.string(_name(op))
@@ -110,10 +112,9 @@ class _Cut:
         with ir.InsertionPoint(block):
             total, *others = list(block.arguments)[:-1]
             for other in others:
-                operands = [total if v == state else other for v in update.operands]
                 copy = update.clone()
-                for n, value in enumerate(operands):
-                    copy.operands[n] = value
+                for n, value in enumerate(update.operands):
+                    copy.operands[n] = other if value == term else total
                 total = copy.results[0]
             linalg.YieldOp([total])
         return made.results[0]
@@ -154,7 +155,7 @@ class _Piece:
 
     def _output(self, written: Operand) -> ir.Value:
         shape = [self.extents[d] for d in written.dims if d in self.dims]
-        out, start = tensor.empty(shape, ir.ShapedType(written.value.type).element_type), fill_value(written.value)
+        out, start = tensor.empty(shape, ir.ShapedType(written.value.type).element_type), mlir.fill_value(written.value)
         return out if start is None or not self._reduces else mlir.fill(start, out)
 
     @property

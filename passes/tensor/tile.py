@@ -187,8 +187,7 @@ class _Tiler:
     def input(self, value: ir.Value, dims: list[int]) -> ir.Value:
         if value in self.tiles:
             return self.tiles[value]
-        owner = value.owner
-        if not isinstance(owner, ir.Block) and owner.name == "tensor.empty":
+        if mlir.is_empty(value):
             return self.fresh(value, dims)
         return self.slice(value, dims)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from tilec.analysis.carried import Online
-from tilec.analysis.expression import Expr, constant
+from tilec.analysis.expression import Expr, constant, parts_of
 from tilec.analysis.index_terms import ExprTerms
 from tilec.core.mlir import ir
 from tilec.index.terms import Cond, Term
@@ -146,10 +146,7 @@ def matches_of(online: Online, rows: Set[int]) -> Iterator[Match]:
 
 
 def _conditions(x: Expr) -> Iterator[Expr]:
-    if x.op == "arith.select":
-        yield x.args[0]
-    for a in x.args:
-        yield from _conditions(a)
+    return (part.args[0] for part in parts_of(x) if part.op == "arith.select")
 
 
 def where(x: Expr, condition: Expr, holds: bool) -> Expr:

@@ -18,7 +18,7 @@ from itertools import pairwise
 from math import prod
 
 from tilec.analysis.index_terms import BodyTerms
-from tilec.analysis.products import product_of
+from tilec.analysis.products import combined, product_of
 from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.index.facts import NONE, Ends
@@ -74,11 +74,6 @@ def around(op: ir.Operation) -> ir.Operation:
     while not mlir.is_generic(op):
         op = op.parent.operation
     return op
-
-
-def update_of(op: ir.Operation) -> ir.Operation:
-    """What a reduction with one result combines its state and a term by."""
-    return mlir.definition(mlir.yielded(op)[0])
 
 
 def is_elementwise(op: ir.Operation) -> bool:
@@ -200,9 +195,9 @@ def _may_be_cut(op: ir.Operation, d: int) -> bool:
     if any(o is None or o.name not in ("tensor.empty", "linalg.fill") for o in starts):
         return False
     if mlir.iterators_of(op)[d] == "reduction":
-        update, state = update_of(op), list(mlir.body_of(op).arguments)[-1]
+        update, state = (combined(op) or (None,))[0], list(mlir.body_of(op).arguments)[-1]
         able = len(op.results) == 1 and starts[0].name == "linalg.fill" and update is not None and update.name in COMBINED
-        return able and list(update.operands).count(state) == 1 and mlir.uses(state) == [update]
+        return able and mlir.uses(state) == [update]
     return product_of(op) is None or "reduction" not in mlir.iterators_of(op)  # a factor of a product is a whole
 
 
@@ -220,4 +215,4 @@ def _pieces(points: Sequence[int]) -> Iterator[Piece]:
         yield from ((n, n + 1) for n in range(a, b)) if b - a <= SINGLE else [(a, b)]
 
 
-__all__ = ["Concatenation", "around", "concatenation_of", "ends_of", "is_elementwise", "update_of"]
+__all__ = ["Concatenation", "around", "concatenation_of", "ends_of", "is_elementwise"]

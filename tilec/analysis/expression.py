@@ -69,10 +69,7 @@ class Expr:
     @property
     def leaves(self) -> Iterator[Expr]:
         """The parts that have no operands."""
-        if not self.args:
-            yield self
-        for a in self.args:
-            yield from a.leaves
+        return (x for x in parts_of(self) if not x.args)
 
     @property
     def number(self) -> float | None:

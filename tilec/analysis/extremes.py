@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import inf
 
 from tilec.analysis.expression import Expr, Total, constant
+from tilec.analysis.patterns import choice, compared
 
 Totals = Mapping[int, Total]
 
@@ -28,7 +29,7 @@ def moved(row: Expr, by: Expr, nothing: Expr) -> Expr:
     none of the row, whose value may be a number all the same: then the state, which is 0, stays."""
     if not _depends_on_more(row):
         return by
-    return _choice(nothing, _choice(equals(row, inf), row, constant(0.0)), by)
+    return choice(nothing, choice(equals(row, inf), row, constant(0.0)), by)
 
 
 def _depends_on_more(row: Expr) -> bool:
@@ -39,11 +40,7 @@ def _depends_on_more(row: Expr) -> bool:
 
 
 def equals(x: Expr, number: float) -> Expr:
-    return Expr("arith.cmpf", (x, constant(number)), "predicate=1 : i64", type="i1")
-
-
-def _choice(condition: Expr, taken: Expr, otherwise: Expr) -> Expr:
-    return Expr("arith.select", (condition, taken, otherwise))
+    return compared(1, x, number)
 
 
 def below(x: Expr, row: Callable[[Expr], bool], totals: Totals) -> Expr | None:

@@ -359,16 +359,11 @@ def _pattern(op: ir.Operation, approximate: Mapping[ir.Operation, str], outside:
         "part": "tilec.part" in op.attributes,
     }
     return _Pattern(
-        [(n, dims[n]) for n, v in enumerate(inputs) if arguments[n] in used and not _is_empty(v)],
+        [(n, dims[n]) for n, v in enumerate(inputs) if arguments[n] in used and not mlir.is_empty(v)],
         [offset[inner.operands[0]] for inner in body if inner.name == "tensor.extract"],
         dims[len(inputs) :],
         numbers,
     )
-
-
-def _is_empty(value: ir.Value) -> bool:
-    owner = mlir.definition(value)
-    return owner is not None and owner.name == "tensor.empty"
 
 
 def _contraction(node: Node) -> Contraction | None:

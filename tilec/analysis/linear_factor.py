@@ -36,16 +36,14 @@ def inside(x: Expr, state: Expr) -> tuple[Expr, Expr]:
     z, c = linear_factor(x)
     if c == 1 or c <= 0:
         return x, state
-    core = z
-    while core.op == "arith.select" and len(own := varying(core)) == 1:
-        core = core.args[own[0]]
-    return z, _applied(x, core, state)
+    return z, _applied(x, z, state)
 
 
-def _applied(x: Expr, core: Expr, state: Expr) -> Expr:
-    """What `x` is where its part `core` is `state`, and conditions choose what is made of that part."""
-    if x == core:
+def _applied(x: Expr, z: Expr, state: Expr) -> Expr:
+    """What makes `x` of `z`, made of a state; what conditions choose alone counts."""
+    if x == z:
         return state
     (n,) = varying(x)
-    changed = _applied(x.args[n], core, state)
-    return changed if x.op == "arith.select" else Expr(x.op, (*x.args[:n], changed, *x.args[n + 1 :]))
+    if x.op == "arith.select":
+        return _applied(x.args[n], z.args[n], state)
+    return Expr(x.op, (*x.args[:n], _applied(x.args[n], z, state), *x.args[n + 1 :]))

@@ -28,15 +28,21 @@ def numeral(name: str) -> Expr:
     return Expr("numeral", key=name)
 
 
+def choice(condition: Expr, taken: Expr, otherwise: Expr) -> Expr:
+    return Expr("arith.select", (condition, taken, otherwise), type=taken.type)
+
+
+def compared(predicate: int, a: Expr, b: Expr | float) -> Expr:
+    """A comparison of floats, by MLIR's number of it."""
+    b = b if isinstance(b, Expr) else constant(b, a.type)
+    return Expr("arith.cmpf", (a, b), f"predicate={predicate} : i64", type="i1")
+
+
 Condition = Callable[[Scalar, Found], bool]
 """Of an expression that a pattern fits, and what its variables stand for."""
 
 
-def always(_: Scalar, __: Found) -> bool:
-    return True
-
-
-def match(pattern: Expr, x: S, condition: Condition = always) -> Mapping[str, S] | None:
+def match(pattern: Expr, x: S, condition: Condition = lambda _, __: True) -> Mapping[str, S] | None:
     """What the pattern's variables stand for in an expression, such that a condition holds; None where it has another form.
     Operands of sums and products may be in either order."""
     return cast("Mapping[str, S] | None", next((found for found in _matches(pattern, x, {}) if condition(x, found)), None))

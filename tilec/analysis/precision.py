@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from tilec.analysis import softmax_weights as weights
 from tilec.analysis.float_ranges import range_of
+from tilec.analysis.patterns import name_of
 from tilec.analysis.products import factors_of, summed
 from tilec.analysis.rules import NAMED, Rule, rules_for
 from tilec.core import mlir
@@ -117,8 +118,7 @@ def _generic(op: ir.Operation, state: _Analysis) -> None:
 
 def _is_extreme(value: ir.Value) -> bool:
     """Whether a reduction's new state is the larger or the smaller of two."""
-    made = mlir.definition(value)
-    return made is not None and made.name in ("arith.maximumf", "arith.minimumf")
+    return name_of(value) in ("arith.maximumf", "arith.minimumf")
 
 
 def _term_of_sum(op: ir.Operation, n: int) -> ir.Value | None:

@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd
+from typing import cast
 
-from tilec.analysis.expression import Expr
 from tilec.analysis.index_terms import BodyTerms
+from tilec.analysis.patterns import S, name_of, parts_of
 from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.index.questions import period
@@ -38,11 +39,10 @@ def factors_of(op: ir.Operation) -> tuple[ir.Value, ir.Value] | None:
 
 def product_of(op: ir.Operation) -> ir.Operation | None:
     """The product that an operation adds to its one state; None where it adds another term."""
-    added, term = combined(op) or (None, None)
-    if added is None or term is None or len(op.results) > 1:
+    if (found := combined(op)) is None or len(op.results) > 1:
         return None
-    product = mlir.definition(term)
-    return product if product is not None and product.name == _PRODUCTS.get(added.name) else None
+    added, term = found
+    return mlir.definition(term) if name_of(term) == _PRODUCTS.get(added.name) else None
 
 
 def combined(op: ir.Operation, number: int = 0) -> tuple[ir.Operation, ir.Value] | None:
@@ -56,18 +56,16 @@ def combined(op: ir.Operation, number: int = 0) -> tuple[ir.Operation, ir.Value]
 
 def summed(op: ir.Operation, number: int) -> ir.Value | None:
     """The term of the sum, from 0 on, that the result of this number is."""
-    update, term = combined(op, number) or (None, None)
-    fill = mlir.definition(mlir.outputs_of(op)[number])
-    from_zero = fill is not None and fill.name == "linalg.fill" and mlir.constant_value(fill.operands[0]) == 0
-    return term if update is not None and update.name == "arith.addf" and from_zero else None
+    found, start = combined(op, number), mlir.fill_value(mlir.outputs_of(op)[number])
+    from_zero = start is not None and mlir.constant_value(start) == 0
+    return found[1] if found is not None and found[0].name == "arith.addf" and from_zero else None
 
 
 def leaves_of(value: ir.Value) -> list[ir.Value]:
     """What a value is the float product of, with as many factors as there are."""
-    owner = mlir.definition(value)
-    if owner is None or owner.name != "arith.mulf":
+    if name_of(value) != "arith.mulf":
         return [value]
-    return [leaf for factor in owner.operands for leaf in leaves_of(factor)]
+    return [leaf for factor in mlir.definition(value).operands for leaf in leaves_of(factor)]
 
 
 @dataclass(frozen=True)
@@ -121,18 +119,12 @@ def index_dim(op: ir.Operation) -> int:
     return ir.IntegerAttr(op.attributes["dim"]).value
 
 
-def stored(factor: ir.Value) -> ir.Value:
+def stored(factor: S) -> S:
     """A factor before it was widened: that loses nothing, so matrix units can take the narrow one."""
-    owner = mlir.definition(factor)
-    return factor if owner is None or owner.name not in _WIDENED else stored(owner.operands[0])
+    return stored(cast("S", parts_of(factor)[0])) if name_of(factor) in _WIDENED else factor
 
 
 def narrow(factor: ir.Value) -> ir.Value:
     """A factor before it was widened or made a float from an integer."""
-    plain, owner = stored(factor), mlir.definition(stored(factor))
-    return plain if owner is None or owner.name not in _FROM_INTEGERS else stored(owner.operands[0])
-
-
-def stored_term(x: Expr) -> Expr:
-    """The same of an expression."""
-    return stored_term(x.args[0]) if x.op in _WIDENED else x
+    plain = stored(factor)
+    return stored(mlir.definition(plain).operands[0]) if name_of(plain) in _FROM_INTEGERS else plain

@@ -25,7 +25,8 @@ from tilec.analysis.patterns import (
     Condition,
     Found,
     Scalar,
-    always,
+    choice,
+    compared,
     match,
     name_of,
     number,
@@ -65,7 +66,7 @@ class Rule:
     stage: str = "fuse"
     kinds: tuple[str, ...] = ("cuda",)
     type: str | None = "f32"
-    condition: Condition = always
+    condition: Condition = lambda _, __: True
 
     def replace(self, x: Scalar, found: Found) -> Expr:
         """What takes the place of `x`, in its type."""
@@ -113,20 +114,11 @@ def _quotient(a: Expr | float, b: Expr) -> Expr:
     return _call("arith.divf", a, b, key=ARCP)
 
 
-def _compared(predicate: int, a: Expr, b: Expr | float) -> Expr:
-    b = b if isinstance(b, Expr) else constant(b, a.type)
-    return Expr("arith.cmpf", (a, b), f"predicate={predicate} : i64", type="i1")
-
-
 OEQ, OGT, OLT = 1, 2, 4  # predicates of arith.cmpf
 
 
-def _choice(condition: Expr, taken: Expr, otherwise: Expr) -> Expr:
-    return Expr("arith.select", (condition, taken, otherwise), type=taken.type)
-
-
 def _is_near(x: Expr, limit: float) -> Expr:
-    return _compared(OLT, _absolute(x), limit)
+    return compared(OLT, _absolute(x), limit)
 
 
 def _polynomial(x: Expr, coefficients: tuple[float, ...]) -> Expr:
@@ -178,7 +170,7 @@ def _one_plus_erf(x: Expr, c: Expr = ONE) -> Expr:
     scaled = _times(x, factor * math.sqrt(LOG2_E))
     larger = _approximate("exp2", _fma(scaled, _negated(scaled), LARGER))
     tail = _times(_times_polynomial(t, ERFC), larger)
-    return _choice(_compared(OLT if factor > 0 else OGT, x, 0.0), tail, _minus(constant(2.0), tail))
+    return choice(compared(OLT if factor > 0 else OGT, x, 0.0), tail, _minus(constant(2.0), tail))
 
 
 def _erf(x: Expr) -> Expr:
@@ -192,11 +184,11 @@ def _log(x: Expr) -> Expr:
 
 
 def _log1p(x: Expr) -> Expr:
-    return _choice(_is_near(x, 0.125), _times_polynomial(x, LOG1P_NEAR), _log(_plus(x, 1.0)))
+    return choice(_is_near(x, 0.125), _times_polynomial(x, LOG1P_NEAR), _log(_plus(x, 1.0)))
 
 
 def _expm1(x: Expr) -> Expr:
-    return _choice(_is_near(x, 0.5), _times_polynomial(x, EXPM1_NEAR), _minus(_exp(x), ONE))
+    return choice(_is_near(x, 0.5), _times_polynomial(x, EXPM1_NEAR), _minus(_exp(x), ONE))
 
 
 def _power(x: Expr, y: Expr) -> Expr:
@@ -204,17 +196,17 @@ def _power(x: Expr, y: Expr) -> Expr:
     1/8 from 1 log2.approx has that."""
     from_one = _minus(x, ONE)
     far = _times(_approximate("log2", x), 0.5)
-    half = _choice(_is_near(from_one, 0.125), _times_polynomial(from_one, LOG2_NEAR), far)
+    half = choice(_is_near(from_one, 0.125), _times_polynomial(from_one, LOG2_NEAR), far)
     root = _approximate("exp2", _times(half, y))
-    one = Expr("arith.ori", (_compared(OEQ, x, 1.0), _compared(OEQ, y, 0.0)), type="i1")
-    return _choice(one, ONE, _times(root, root))
+    one = Expr("arith.ori", (compared(OEQ, x, 1.0), compared(OEQ, y, 0.0)), type="i1")
+    return choice(one, ONE, _times(root, root))
 
 
 def _divide_shared(x: Expr, y: Expr) -> Expr:
     """The scale and the reciprocal are the same for many elements, so that two products are left for each. The scale, a power of
     two, keeps the divisor from the ends of the range."""
-    large, small = _compared(OGT, _absolute(y), SCALE), _compared(OLT, _absolute(y), 1 / SCALE)
-    scale = _choice(large, constant(1 / SCALE), _choice(small, constant(SCALE), ONE))
+    large, small = compared(OGT, _absolute(y), SCALE), compared(OLT, _absolute(y), 1 / SCALE)
+    scale = choice(large, constant(1 / SCALE), choice(small, constant(SCALE), ONE))
     return _times(_times(x, scale), _quotient(1.0, _times(y, scale)))
 
 
@@ -291,7 +283,7 @@ def _is_mask(_: Scalar, found: Found) -> bool:
 _SMALL = _call("math.exp", _negated(_absolute(X)))
 SIGMOIDS = (
     _over(1.0, _plus(_call("math.exp", _negated(X)), 1.0)),
-    _over(_choice(_compared(OLT, X, 0.0), _SMALL, ONE), _plus(_SMALL, 1.0)),
+    _over(choice(compared(OLT, X, 0.0), _SMALL, ONE), _plus(_SMALL, 1.0)),
 )
 ALL: Interval = (-3e38, 3e38)
 NORMAL: Interval = (2.0**-126, 3e38)
@@ -388,8 +380,8 @@ RULES = (
     Rule("one_plus_erf", _plus(_call("math.erf", X), 1.0), _one_plus_erf, {"x": (-3.6, 40)}, FIT, error=2.0**-13, saved=12),
     Rule("divided_by_power_of_two", _over(X, C), lambda x, c: _times(x, 1 / c.key), {"x": (-1e8, 1e8), "c": POWERS},
          "IEEE 754: both round the same number", condition=_is_power_of_two, kinds=(), stage="simplify", type=None),
-    *(Rule("chosen_before_" + op, _choice(K, Expr(op, (X,)), Z),
-           lambda k, x, z, op=op: Expr(op, (_choice(k, x, constant(0, x.type)),)), {"k": (0, 1), "x": (-100, 100), "z": (0.0,)},
+    *(Rule("chosen_before_" + op, choice(K, Expr(op, (X,)), Z),
+           lambda k, x, z, op=op: Expr(op, (choice(k, x, constant(0, x.type)),)), {"k": (0, 1), "x": (-100, 100), "z": (0.0,)},
            "an element, or 0, is then loaded under a condition; widening keeps every value", condition=_is_widened_zero, kinds=(),
            stage="simplify", type=None)
       for op in ("arith.extf", "arith.extsi")),
@@ -398,8 +390,8 @@ RULES = (
     _factor("quotient", _over(X, C), lambda x, c: _times(x, 1 / c.key)),
     _factor("negated_product", _negated(_times(X, A)), lambda x, a: _times(x, -a.key)),
     _factor("negated", _negated(X), lambda x: _times(x, -1.0)),
-    *(_factor(name, _choice(K, *(_times(X, A), numeral("z"))[::order]),
-              lambda k, x, a, z, order=order: _times(replace(_choice(k, *(x, z)[::order]), key=""), a),
+    *(_factor(name, choice(K, *(_times(X, A), numeral("z"))[::order]),
+              lambda k, x, a, z, order=order: _times(replace(choice(k, *(x, z)[::order]), key=""), a),
               condition=_is_mask, k=(0, 1), z=(-math.inf, math.inf))
       for name, order in (("product_or_infinite", 1), ("infinite_or_product", -1))),
     *(Rule("common_factor", op(_times(X, Y), _times(X, Z)), lambda x, y, z, op=op: _times(x, op(y, z)),

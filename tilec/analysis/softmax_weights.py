@@ -14,7 +14,7 @@ from math import inf, prod
 
 from tilec.analysis.expression import Expr, constant
 from tilec.analysis.patterns import match, variable
-from tilec.analysis.products import summed
+from tilec.analysis.products import stored, summed
 from tilec.core import mlir
 from tilec.core.mlir import ir
 
@@ -77,7 +77,7 @@ def _dims_of_weight(term: ir.Value) -> list[int] | None:
 def dims_of_maximum(value: ir.Value, largest: ir.Value, or_zero: bool = False) -> list[int] | None:
     """The dimensions at which `largest` is read, where one operation reads it and `value`, and it is the maximum of elements
     of a tensor of which that is one; None where it is not. With `or_zero` also what stands for an infinite maximum by 0."""
-    value, largest = _widened(value), _widened(largest)
+    value, largest = stored(value), stored(largest)
     reader = ir.BlockArgument(value).owner.owner.operation if mlir.definition(value) is None else None
     arguments = [] if reader is None or not mlir.is_generic(reader) else list(mlir.body_of(reader).arguments)
     if reader is None or value not in arguments or largest not in arguments:
@@ -93,7 +93,7 @@ def dims_of_maximum(value: ir.Value, largest: ir.Value, or_zero: bool = False) -
     made = mlir.definition(mlir.yielded(maker)[0])
     if made is None or made.name != "arith.maximumf":
         return None
-    if {_widened(v) for v in made.operands} != {*mlir.body_of(maker).arguments}:
+    if {stored(v) for v in made.operands} != {*mlir.body_of(maker).arguments}:
         return None
     full, kept = (mlir.map_dims(m) for m in mlir.maps_of(maker))
     if len(full) != len(tensor_dims) or not {*kept} <= {*full} or [tensor_dims[full.index(d)] for d in kept] != short:
@@ -110,9 +110,3 @@ def _finite(op: ir.Operation) -> ir.Value | None:
     taken, arguments, maps = found["x"], list(mlir.body_of(op).arguments), mlir.maps_of(op)
     n = arguments.index(taken) if taken in arguments else len(maps)
     return op.operands[n] if n < len(mlir.inputs_of(op)) and maps[n] == maps[-1] else None
-
-
-def _widened(value: ir.Value) -> ir.Value:
-    """What a conversion to a wider float is of: the same number."""
-    op = mlir.definition(value)
-    return op.operands[0] if op is not None and op.name == "arith.extf" else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from tilec.analysis.expression import Expr
+from tilec.analysis.linear_factor import linear_factor
 
 
 def narrow_type(x: Expr) -> str:
@@ -41,7 +42,6 @@ def largest(x: Expr) -> float:
         case "arith.extf" | "arith.truncf":
             return largest(x.args[0])
         case "arith.mulf" | "arith.divf":
-            a, b = x.args if x.args[1].number is not None else x.args[::-1]
-            if b.number and (x.op == "arith.mulf" or a is x.args[0]):
-                return largest(a) * (abs(b.number) if x.op == "arith.mulf" else 1 / abs(b.number))
+            z, c = linear_factor(x)
+            return inf if z is x else largest(z) * abs(c)
     return inf

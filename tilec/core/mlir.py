@@ -130,6 +130,18 @@ SHOWN = ("tensor.expand_shape", "tensor.collapse_shape", "tensor.insert_slice")
 """Operations of the program that make no data: their first operand is in memory, and so is what they return."""
 
 
+def fill_value(value: ir.Value) -> ir.Value | None:
+    """The constant that a tensor is full of."""
+    owner = definition(value)
+    return owner.operands[0] if owner is not None and owner.name == "linalg.fill" else None
+
+
+def is_empty(value: ir.Value) -> bool:
+    """Whether a tensor tells a size alone."""
+    owner = definition(value)
+    return owner is not None and owner.name == "tensor.empty"
+
+
 def source_of(value: ir.Value) -> ir.Value:
     """The tensor behind a value that only shows it with another shape, or as a part of another tensor's memory."""
     while (owner := definition(value)) is not None and owner.name in SHOWN:

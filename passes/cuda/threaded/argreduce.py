@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilec.analysis.expression import Expr
+from tilec.analysis.patterns import compared, match, numeral, variable
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, memref
 from tilec.index.questions import factor
@@ -64,34 +66,21 @@ def _running_index(generic: OperationContext, n: int, update: ir.Value, along: i
     return Ascending(n, along, own, before, choice, better)
 
 
-UNORDERED = {
-    arith.CmpFPredicate.OGT.value: arith.CmpFPredicate.UGT,
-    arith.CmpFPredicate.OLT.value: arith.CmpFPredicate.ULT,
+X, BEST = variable("x"), variable("best")
+_NAN, _OTHER = (compared(arith.CmpFPredicate.UNE.value, v, v) for v in (X, BEST))
+_ALONE = Expr("arith.andi", (_NAN, Expr("arith.xori", (_OTHER, numeral("true")))))
+_BEYOND = {
+    arith.CmpFPredicate.UGT: Expr("arith.ori", (compared(arith.CmpFPredicate.OGT.value, X, BEST), _ALONE)),
+    arith.CmpFPredicate.ULT: Expr("arith.ori", (compared(arith.CmpFPredicate.OLT.value, X, BEST), _ALONE)),
 }
 
 
 def _beyond(op: ir.Operation) -> tuple[ir.Value, ir.Value, arith.CmpFPredicate] | None:
     """x, best and the comparison of x > best | isnan(x) & !isnan(best), or with <, with NaN on the other side of it."""
-    parts = [mlir.definition(v) for v in op.operands] if op.name == "arith.ori" else []
-    if [p is not None and p.name for p in parts] != ["arith.cmpf", "arith.andi"]:
-        return None
-    beyond, alone = parts
-    x, best = beyond.operands
-    nan, number = (mlir.definition(v) for v in alone.operands)
-    other = mlir.definition(number.operands[0]) if number is not None and number.name == "arith.xori" else None
-    if not _is_nan(nan, x) or not _is_nan(other, best) or mlir.constant_value(number.operands[1]) not in (True, -1):
-        return None
-    predicate = UNORDERED.get(ir.IntegerAttr(beyond.attributes["predicate"]).value)
-    return None if predicate is None else (x, best, predicate)
-
-
-def _is_nan(op: ir.Operation | None, value: ir.Value) -> bool:
-    return (
-        op is not None
-        and op.name == "arith.cmpf"
-        and ir.IntegerAttr(op.attributes["predicate"]).value == arith.CmpFPredicate.UNE.value
-        and list(op.operands) == [value, value]
-    )
+    for predicate, pattern in _BEYOND.items():
+        if op.name == pattern.op and (found := match(pattern, op.results[0])) is not None:
+            return found["x"], found["best"], predicate
+    return None
 
 
 def start(generic: OperationContext, a: Ascending) -> ir.Value:

@@ -75,10 +75,14 @@ def stage_rows(
             with ir.InsertionPoint(first), first.location:
                 tile = make_tile(value, dims, layout)
                 make_copy(buffer, tile, dims, None).operation.attributes[DRAIN_COPY] = ir.UnitAttr.get()
-        for op in generics:
-            for n, (operand, read_dims) in enumerate(zip(mlir.inputs_of(op), operand_dims(op))):
-                if operand == value and read_dims == dims:
-                    op.operands[n] = tile
+        _read_instead(generics, value, dims, tile)
+
+
+def _read_instead(generics: list[ir.Operation], value: ir.Value, dims: list[int], tile: ir.Value) -> None:
+    for op in generics:
+        for n, (operand, read_dims) in enumerate(zip(mlir.inputs_of(op), operand_dims(op))):
+            if operand == value and read_dims == dims:
+                op.operands[n] = tile
 
 
 def hold_rows(
@@ -95,10 +99,7 @@ def hold_rows(
             buffer = make_tile(value, dims, layout)
             copy = make_copy(value, buffer, dims, None).operation
             copy.attributes[STAGES], copy.attributes[HYBRID_CHUNKS] = mlir.integer(0), mlir.integer(hybrid_chunks)
-        for op in readers:
-            for n, (operand, read_dims) in enumerate(zip(mlir.inputs_of(op), operand_dims(op))):
-                if operand == value and read_dims == dims:
-                    op.operands[n] = buffer
+        _read_instead(readers, value, dims, buffer)
 
 
 def row_inputs(

@@ -50,20 +50,10 @@ def _name(op: ir.Operation) -> str:
     return named.name_str if isinstance(named, ir.NameLoc) else op.results[0].get_name()
 
 
-@operation("memref.dealloc", "memref.assume_alignment")
-def _nothing(code: Code, op: ir.Operation) -> Step | None:
+@operation("memref.dealloc", "memref.assume_alignment", "memref.cast", "tensor.cast")
+def _same(code: Code, op: ir.Operation) -> Step | None:
     if not len(op.results):
         return None
-    (source,), (r,) = code.operands(op), code.results(op)
-
-    def step(values: Values, mask: Mask) -> None:
-        values[r] = values[source]
-
-    return step
-
-
-@operation("memref.cast", "tensor.cast")
-def _cast(code: Code, op: ir.Operation) -> Step:
     (source,), (r,) = code.operands(op), code.results(op)
 
     def step(values: Values, mask: Mask) -> None:
