@@ -35,26 +35,27 @@ def _pairs(kernel: ir.Operation) -> list[tuple[int, int]]:
         if dims == set().union(*own) and all(user == end for r in op.results for user in mlir.uses(r))
     ]
     begin, found = len(arguments) - len(end.operands), list[tuple[int, int]]()
+    inputs = {argument: k for k, argument in enumerate(arguments[:begin])}
     for number, value in enumerate(end.operands):
         op = mlir.definition(value)
         if op not in alone:
             continue
-        found += [(k, begin + number) for k in range(begin) if _has_same_layout(op, value, arguments[k])]
+        operands = list(op.operands)[: len(op.operands) - len(op.results)]
+        needed = {operands[n] for n in _needed(mlir.body_of(op), list(op.results).index(value)) if n < len(operands)}
+        read = sorted(inputs[v] for v in needed if v in inputs)
+        found += [(k, begin + number) for k in read if _has_same_layout(op, value, arguments[k])]
     return found
 
 
 def _has_same_layout(op: ir.Operation, value: ir.Value, read: ir.Value) -> bool:
-    """Whether an operation alone reads a tensor, and makes each element of a result of the tensor's at the same place."""
+    """Whether an operation alone reads a tensor, and makes each element of a result at the place of the tensor's that it reads."""
     if read.type != value.type:
         return False
     inputs, maps = len(op.operands) - len(op.results), mlir.maps_of(op)
-    made = list(op.results).index(value)
-    own, numbers = maps[inputs + made], [n for n in range(inputs) if op.operands[n] == read]
+    own, numbers = maps[inputs + list(op.results).index(value)], [n for n in range(inputs) if op.operands[n] == read]
     if "reduction" in mlir.iterators_of(op) or "tilec.scan" in op.attributes or not own.is_permutation:
         return False
-    if any(maps[n] != own for n in numbers) or any(user != op for user in mlir.uses(read)):
-        return False
-    return not _needed(mlir.body_of(op), made).isdisjoint(numbers)
+    return all(maps[n] == own for n in numbers) and all(user == op for user in mlir.uses(read))
 
 
 def _needed(body: ir.Block, made: int) -> set[int]:
