@@ -16,6 +16,7 @@ from tilec.passes.tensor.approximate import approximate
 from tilec.passes.tensor.bounds import fold_bounds
 from tilec.passes.tensor.bufferize import bufferize
 from tilec.passes.tensor.collapsed import read_collapsed, read_expanded
+from tilec.passes.tensor.corrected import correct_squares
 from tilec.passes.tensor.elements import forward_elements, read_through_copies
 from tilec.passes.tensor.exclusive_scans import store_exclusive
 from tilec.passes.tensor.forward import forward
@@ -45,7 +46,7 @@ STAGES: tuple[Stage, ...] = (
         "simplify", "canonical forms, common subexpressions, algebra",
         ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize",
          read_through_copies, store_exclusive, read_expanded, narrow,
-         "canonicalize", regroup, read_collapsed, merge_reduced, settle, "cse",
+         "canonicalize", regroup, read_collapsed, correct_squares, merge_reduced, settle, "cse",
          share_equal, store_slice_updates),
     ),
     Stage("plan", "decides kernels, tiles, memory, and changes of the program as a whole", ()),

@@ -8,6 +8,7 @@ import pytest
 from conftest import OTHER_ORDER, assert_close
 
 from tilec.analysis import online_reduction
+from tilec.analysis.carried import Carried
 from tilec.analysis.expression import Expr, Reader, Unreadable
 from tilec.core import mlir
 from tilec.core.diagnostics import Source
@@ -96,6 +97,10 @@ SQUARES = {
     "from the mean, negated": HEAD
     + """(y: f32[M]) { a[i] = mean[j](x[i, j] * w[i, j])
  y[i] = sum[j]((a[i] - x[i, j] * w[i, j]) ** 2) + a[i] }""",
+    "distances alone": HEAD
+    + """(y: f32[M]) { a[i] = mean[j](x[i, j])
+ m[i] = max[j](x[i, j])
+ y[i] = sum[j](m[i] - x[i, j]) + a[i] }""",
     "library's log-sum-exp": HEAD + "(y: f32[M]) { y[i] = logsumexp[j](x[i, j]) }",
     "from the largest": HEAD
     + """(y: f32[M]) { m[i] = max[j](x[i, j])
@@ -206,11 +211,19 @@ def exponent(found: online_reduction.Online, rescale: online_reduction.Rescale, 
     return np.where(env["state", rescale.extreme][..., 0] == identity, np.inf, row)
 
 
+def about_mean(c: Carried, states: dict, count: int, off: np.ndarray) -> np.ndarray:
+    """A sum of distances from a mean, or of their squares, from those from a mean that is `off` more."""
+    rest = states[c.rest]
+    if c.rest == c.total.number:
+        return rest + count * off
+    return states[c.total.number] + off * (2 * rest + count * off)
+
+
 def walk(
     found: online_reduction.Online, output: Expr, extents: dict[int, int], inputs, rng, dims, exact: bool = True
 ) -> np.ndarray:
     """Brings the states up to date chunk by chunk, as the module says."""
-    stream = found.dim
+    (stream,) = found.dims
     others = [d for d in extents if d != stream]
     shape = [extents[d] for d in others]
     grid = {d: g[..., None] for d, g in zip(others, np.meshgrid(*map(np.arange, shape), indexing="ij"))}
@@ -221,7 +234,7 @@ def walk(
     while start < extents[stream]:
         end = min(extents[stream], start + int(rng.integers(1, 7)))
         at = {**grid, stream: np.arange(start, end)}
-        sums, sum_before = {}, {}
+        sums, sum_before, distances = {}, {}, {}
         for c in sorted(found.carried, key=lambda c: c.about is not None):
             state = states[c.total.number]
             if c.rescale is not None:
@@ -235,11 +248,21 @@ def walk(
             env |= {("mean", n): m[..., None] for n, m in means.items()}
             terms = np.broadcast_to(evaluate(c.term, env, at), (*shape, end - start))
             if c.about is not None:
-                before = sum_before[c.about] / max(1, start) - means[c.about]
-                state = state + before**2 * start * (end - start) / end
-            if c.total.combine == "arith.addf" and c.about is None:
+                distances[c.total.number] = add(terms)
+                continue
+            if c.total.combine == "arith.addf":
                 sums[c.total.number], sum_before[c.total.number] = terms, state
             states[c.total.number] = NUMPY[c.total.combine](state, NUMPY[c.total.combine].reduce(terms, axis=-1))
+        old_states = dict(states)
+        for c in (c for c in found.carried if c.about is not None):
+            counts = (start, end - start)
+            totals = (sum_before[c.about], add(sums[c.about]))
+            mean = sum(totals) / sum(counts)
+            sides = [
+                about_mean(c, given, n, total / max(1, n) - mean)
+                for given, n, total in zip((old_states, distances), counts, totals)
+            ]
+            states[c.total.number] = sum(sides)
         for s in found.rescales:
             env |= {("state", n): v[..., None] for n, v in states.items()}
             old[s.number] = exponent(found, s, env, grid)
@@ -274,7 +297,7 @@ def test_carried(name, exact, case):
     text = (CARRIED | SQUARES | NOT_EXACT)[name]
     with mlir.context(), ir.Location.unknown(), np.errstate(all="ignore"):
         _keep, function, reader, output, streams = read(text)
-        found = online_reduction.derive(reader.totals, *streams, exact=exact)
+        found = online_reduction.derive(reader.totals, streams, exact=exact)
         assert not isinstance(found, str), found
         assert len(found.carried) == STATES.get(name, len(found.carried))
         arrays = inputs_for(case, rng)
@@ -299,7 +322,7 @@ def test_refused(name):
     with mlir.context(), ir.Location.unknown():
         try:
             _keep, _, reader, _, streams = read(text)
-            found = online_reduction.derive(reader.totals, min(streams))
+            found = online_reduction.derive(reader.totals, streams)
         except Unreadable as error:
             found = str(error)
     assert isinstance(found, str) and reason in found, found
@@ -309,9 +332,10 @@ def test_squares_are_of_distances_from_the_mean():
     """What is iterated depends on no earlier reduction; without the sum of the elements there is no mean."""
     with mlir.context(), ir.Location.unknown():
         _keep, _, reader, _, streams = read(SQUARES["variance"])
-        mean, square = online_reduction.derive(reader.totals, *streams, exact=True).carried
-        alone = online_reduction.derive(reader.totals[1:], *streams, exact=True)
-    assert square.about == mean.total.number and not square.term.totals
+        mean, rest, square = online_reduction.derive(reader.totals, streams, exact=True).carried
+        alone = online_reduction.derive(reader.totals[1:], streams, exact=True)
+    assert square.about == rest.about == mean.total.number and not square.term.totals | rest.term.totals
+    assert square.rest == rest.rest == rest.total.number >= 0
     assert not isinstance(alone, str) and alone.carried[0].about is None
 
 
@@ -320,13 +344,13 @@ def test_squares_of_distances_that_a_row_scales_are_no_distances_from_a_mean():
     text = HEAD + f"(y: f32[M]) {{ a[i] = mean[j](x[i, j])\n s[i] = max[j](x[i, j])\n y[i] = sum[j](({scaled}) * ({scaled})) }}"
     with mlir.context(), ir.Location.unknown():
         _keep, _, reader, _, streams = read(text)
-        assert isinstance(online_reduction.derive(reader.totals, *streams, exact=True), str)
+        assert isinstance(online_reduction.derive(reader.totals, streams, exact=True), str)
 
 
 def test_softmax_is_one_rescaled_state():
     with mlir.context(), ir.Location.unknown():
         _keep, _, reader, _, streams = read(CARRIED["softmax"])
-        m, s, y = online_reduction.derive(reader.totals, *streams).carried
+        m, s, y = online_reduction.derive(reader.totals, streams).carried
     assert (m.rescale, m.total.combine) == (None, "arith.maximumf")
     assert s.rescale is y.rescale and s.rescale is not None
     assert s.term.op == "math.exp2" and y.term.op == "arith.mulf" and y.term.args[0] == s.term
@@ -336,6 +360,6 @@ def test_softmax_is_one_rescaled_state():
 def test_a_positive_factor_is_applied_to_the_maximum_once():
     with mlir.context(), ir.Location.unknown():
         _keep, _, reader, _, streams = read(CARRIED["scaled and masked"])
-        m, *_ = online_reduction.derive(reader.totals, *streams).carried
+        m, *_ = online_reduction.derive(reader.totals, streams).carried
     assert m.term.op == "arith.select" and m.term.args[1].op == "element"
     assert m.final.op == "arith.divf" and m.final.args[0].op == "state"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from tilec.analysis.expression import POSITION, Expr, Total, constant
+from tilec.analysis.expression import POSITION, Dims, Expr, Total, constant
 from tilec.analysis.linear_factor import linear_factor
 
 IDENTITY = {"arith.addf": 0.0, "arith.maximumf": -inf, "arith.minimumf": inf, POSITION: 2**31 - 1}
@@ -29,8 +29,9 @@ class Carried:
     In `term`, the leaf "reference" is the reference of a rescale. In `final`, the value that the reduction has, there
     is also "state", the carried one. A state with a `rescale` is multiplied by op(new - old), to the `power`, when its
     reference moves.
-    One that is `about` another sum is of squares of distances from the mean of what that adds up: the leaf "mean" (its
-    `key` is that sum's number) is this mean so far, "count" how many elements there were; both also stand in `final`.
+    One that is `about` another sum is of distances from the mean of what that adds up, or of their squares: the leaf "mean" (its
+    `key` is that sum's number) is this mean so far, rounded; "count" how many elements there were; both also stand in `final`.
+    `rest` is the number of the sum of the distances, which is what the mean was rounded by, times the count; its own is that.
     """
 
     total: Total
@@ -39,6 +40,7 @@ class Carried:
     rescale: Rescale | None
     about: int | None = None
     power: int = 1
+    rest: int | None = None
 
     @property
     def locates(self) -> int | None:
@@ -52,13 +54,19 @@ class Carried:
 
 @dataclass(frozen=True)
 class Online:
-    """The states of an online reduction along dimension `dim`, in the order in which they are updated."""
+    """The states of an online reduction along dimensions, in the order in which they are updated."""
 
-    dim: int
+    dims: Dims
     carried: tuple[Carried, ...]
     rescales: tuple[Rescale, ...]
     shared: tuple[tuple[int, Expr], ...] = ()
     """Reductions without a state of their own, and their values by the states of others."""
+
+    @property
+    def dim(self) -> int:
+        """The only dimension."""
+        (dim,) = self.dims
+        return dim
 
     def final(self, expression: Expr) -> Expr:
         """An expression of complete reductions, in terms of states and references."""

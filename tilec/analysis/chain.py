@@ -140,7 +140,7 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
     totals = dict(enumerate(reader.totals))
     plain = lambda x: without_idle_roundings(with_single_conditions(x), totals)  # noqa: E731
     others = [replace(t, term=rewritten(plain(t.term), "chain")) for t in reader.totals if t not in made]
-    online = derive(others, between, rounded=True)
+    online = derive(others, (between,), rounded=True)
     if isinstance(online, str):
         raise Unreadable(online)
     wide = [c for c in online.carried if set(c.total.dims) - set(scores.dims)]

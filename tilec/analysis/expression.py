@@ -107,7 +107,8 @@ _BEYOND = {2: "arith.maximumf", 4: "arith.minimumf"}  # cmpf x, best: ogt, olt
 class Total:
     """A reduction: `combine` ("arith.addf", ...) of `term` over the dimensions `reduced`; one for each `dims`.
 
-    `POSITION` of the index `term`: the least one of an element that is the extreme of reduction `extreme`.
+    `POSITION` of the index `term`: the least one of an element that is the extreme of reduction `extreme`. One of a
+    number below 0 is carried beside one of the `operation`, and no result.
     """
 
     number: int
@@ -168,6 +169,10 @@ class Reader:
         """The kernel dimensions of one result of an operation of the kernel, in the order of its tensor's."""
         out = mlir.maps_of(operation)[len(mlir.inputs_of(operation)) + number]
         return tuple(self.dims[operation][d] for d in mlir.map_dims(out))
+
+    def value(self, operation: ir.Operation, value: ir.Value) -> Expr:
+        """A value of the body of an operation of the kernel, at its own dimensions. Raises Unreadable."""
+        return _Body(self, operation, self.dims[operation]).expression(value)
 
     def checks(self, operation: ir.Operation) -> Iterator[tuple[Expr, str]]:
         """Conditions of an operation's run-time checks, with the message of each."""

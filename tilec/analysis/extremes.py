@@ -43,6 +43,11 @@ def equals(x: Expr, number: float) -> Expr:
     return compared(1, x, number)
 
 
+def is_finite(x: Expr) -> Expr:
+    """Of what is no less than 0."""
+    return compared(4, x, inf)
+
+
 def below(x: Expr, row: Callable[[Expr], bool], totals: Totals) -> Expr | None:
     """The element's part of what one or more values of a row are taken from, each no less than that; None of anything else. The
     largest of `x` is then made of the largest element's part as `x` is made of it."""

@@ -15,9 +15,15 @@ factor, so that the old factor of the partial sum can be replaced by the new one
 What takes the place of the maximum in an exponent may be another value of the row, such as a maximum that is replaced where
 it is infinite, or a log-sum-exp. The state is relative to the maximum all the same, and moved to that value at the end.
 
-A sum of squares of distances from a row's value, (z - a)^2, is that from the mean of `z` and n (mean - a)^2: nothing
-cancels, as both are sums of squares. The first does not depend on `a`, and two of them are combined as in Chan, Golub &
-LeVeque, "Algorithms for computing the sample variance" (1983). A variance takes one pass in this way.
+A sum of distances from a row's value, z - a, or of their squares, follows from those from the mean m of `z`, which do not depend
+on `a`:
+
+    r = sum (z - m)        sum (z - a)   = r + n (m - a)
+    q = sum (z - m)^2      sum (z - a)^2 = q + (m - a) (2 r + n (m - a))
+
+So does the step from one mean to that of more elements. A mean is rounded, and r, which would be 0 of numbers, is what it was
+rounded by: no digits are lost where `z` is large beside its distances. A variance takes one pass in this way, as in Chan, Golub &
+LeVeque, "Algorithms for computing the sample variance" (1983), but for r.
 
 The recurrence is derived from the expressions alone; no operation is known by name. The recurrence is that of
 Milakov & Gimelshein, "Online normalizer calculation for softmax" (2018), in the generality of Rabe & Staats,
@@ -34,14 +40,14 @@ exp(0) = 1, or by exp(+inf) from 0 to NaN, which is what the definition gives fo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import e as EULER
 from math import isclose, log2
 from typing import TypeVar
 
 from tilec.analysis.carried import IDENTITY, Carried, Online, Rescale
-from tilec.analysis.expression import POSITION, Expr, Total, constant
-from tilec.analysis.extremes import below, equals, moved
+from tilec.analysis.expression import POSITION, Dims, Expr, Total, constant
+from tilec.analysis.extremes import below, equals, is_finite, moved
 from tilec.analysis.linear_factor import inside, linear_factor
 
 LOG2E = log2(EULER)
@@ -54,26 +60,26 @@ class _Refused(Exception):
     pass
 
 
-def derive(totals: Sequence[Total], dim: int, exact: bool = False, rounded: bool = False) -> Online | str:
-    """How the reductions over `dim` among `totals`, each after those it reads, are carried; or why they cannot be.
+def derive(totals: Sequence[Total], dims: Dims, exact: bool = False, rounded: bool = False) -> Online | str:
+    """How the reductions over `dims` among `totals`, each after those it reads, are carried; or why they cannot be.
 
     `exact`: a state may be about a mean, and exponentials stay what they are, of a difference. Otherwise they are powers
     of 2 whose exponent is one fused multiply-add, which errs by as much as a large exponent is rounded by. `rounded`: a term
     may be rounded to 16 bits before a row's factor is applied to it, where the program does so after."""
-    carrier = _Carrier(dim, {t.number: t for t in totals}, exact, rounded)
+    carrier = _Carrier(frozenset(dims), {t.number: t for t in totals}, exact, rounded)
     try:
         for total in totals:
-            if dim in total.reduced:
+            if carrier.dims & total.reduced:
                 carrier.add(total)
     except _Refused as refused:
         return str(refused)
     own = tuple(c for n, c in carrier.carried.items() if n not in carrier.shared)
-    return Online(dim, own, tuple(carrier.rescales.values()), tuple(carrier.shared.items()))
+    return Online(tuple(dims), own, tuple(carrier.rescales.values()), tuple(carrier.shared.items()))
 
 
 class _Carrier:
-    def __init__(self, dim: int, totals: dict[int, Total], exact: bool, rounded: bool):
-        self.dim, self.totals, self.exact, self.rounded = dim, totals, exact, rounded
+    def __init__(self, dims: frozenset[int], totals: dict[int, Total], exact: bool, rounded: bool):
+        self.dims, self.totals, self.exact, self.rounded = dims, totals, exact, rounded
         self.carried: dict[int, Carried] = {}
         self.shared: dict[int, Expr] = {}
         self.rescales: dict[tuple[Expr, str], Rescale] = {}
@@ -87,7 +93,7 @@ class _Carrier:
 
     def row(self, x: Expr) -> bool:
         """Whether it is the same for all elements of the pass."""
-        return self.dim not in x.dims
+        return not self.dims & x.dims
 
     def names(self, x: Expr) -> str:
         return ", ".join(self.totals[n].name for n in sorted(x.totals & self.carried.keys()))
@@ -95,8 +101,10 @@ class _Carrier:
     # ---- reductions ----------------------------------------------------------------------------------------
 
     def add(self, total: Total) -> None:
-        if total.reduced != {self.dim}:
-            raise _Refused(f"{total.name} reduces over more than one index")
+        if total.number in self.carried:
+            return
+        if total.reduced != self.dims:
+            raise _Refused(f"{total.name} reduces over other indices")
         if total.combine == POSITION:
             self.carried[total.number] = self.position(total)
             return
@@ -114,8 +122,8 @@ class _Carrier:
             final = self.of_distances(total)
             self.carried[total.number], self.shared[total.number] = Carried(total, total.term, final, None), final
             return
-        if self.exact and (carried := self.square(total, state)):
-            self.carried[total.number] = carried
+        if self.exact and (made := self.distances(total)):
+            self.carried |= {c.total.number: c for c in made}
             return
         factor = self.factor(total.term)
         rescale, row, power = next(iter(factor.exponents.values()), (None, None, 1))
@@ -160,7 +168,7 @@ class _Carrier:
         return Expr(op, (now.args[0], final, now.args[2]), now.key, now.own_dims, now.type, now.template)
 
     def position(self, total: Total) -> Carried:
-        index = Expr("index", own_dims=(self.dim,), type="index")
+        index = Expr("index", own_dims=tuple(self.dims), type="index")
         if self.exact or total.term.op != "arith.index_cast" or total.term.args[0] != index:
             raise _Refused(f"{total.name} is not the index of an extreme")
         state = Expr("state", key=total.number, own_dims=total.dims, type="i32")
@@ -172,33 +180,52 @@ class _Carrier:
         finals = {n: c.final for n, c in self.carried.items()}
         return x.replace(lambda part: finals.get(part.key) if part.op == "total" else None)
 
-    # ---- squares -------------------------------------------------------------------------------------------
+    # ---- distances -----------------------------------------------------------------------------------------
 
-    def square(self, total: Total, state: Expr) -> Carried | None:
-        """A sum of (z - a)^2, for a row's value `a`, where the sum of `z` is carried, too."""
-        x = total.term
-        if x.op != "arith.mulf" or x.args[0] != x.args[1]:
-            return None
+    def distances(self, total: Total) -> list[Carried]:
+        """A sum of z - a or of (z - a)^2, for a row's value `a`, where the sum of `z` is carried, too; with the sum of distances
+        from the mean if that is not carried yet."""
+        squared = total.term.op == "arith.mulf" and total.term.args[0] == total.term.args[1]
+        term = total.term.args[0] if squared else total.term
         try:
-            element, row = self.parts(x.args[0])
+            element, row = self.parts(term)
         except _Refused:
-            return None
+            return []
         if element is None or row is None:
-            return None
+            return []
         z, sign = (element.args[0], -1) if element.op == "arith.negf" else (element, 1)
-        known = (
-            t
-            for t in self.totals.values()
-            if (t.combine, t.reduced, t.term) == ("arith.addf", frozenset({self.dim}), z)
-        )
-        if (sums := next(known, None)) is None:
-            return None
+        if (sums := self._sum_of(z)) is None:
+            return []
         mean = Expr("mean", key=sums.number, own_dims=sums.dims)
         distance = Expr("arith.subf", (z, mean))
         off = Expr("arith.addf" if sign > 0 else "arith.subf", (mean, self.current(row)))
-        more = Expr("arith.mulf", (Expr("count"), Expr("arith.mulf", (off, off))))
-        final = Expr("arith.addf", (state, more))
-        return Carried(total, Expr("arith.mulf", (distance, distance)), final, None, sums.number)
+        moved = Expr("arith.mulf", (Expr("count"), off))
+        known = next((c for c in self.carried.values() if c.about == sums.number and c.rest == c.total.number), None)
+        own = known.total if known else total if not squared else self._sum_of(term) or self._hidden(sums)
+        rest = Expr("state", key=own.number, own_dims=own.dims)
+        made: list[Carried] = []
+        if known is None:
+            value = Expr("arith.addf", (rest, moved))
+            value = value if sign > 0 else Expr("arith.negf", (value,))
+            made.append(Carried(own, distance, value, None, sums.number, rest=own.number))
+        elif not squared:
+            return []
+        if squared:
+            state = Expr("state", key=total.number, own_dims=total.dims)
+            double = Expr("arith.addf", (rest, Expr("arith.addf", (rest, moved))))
+            final = Expr("arith.addf", (state, Expr("arith.mulf", (off, double))))
+            final = Expr("arith.select", (is_finite(state), final, state))
+            made.append(Carried(total, Expr("arith.mulf", (distance, distance)), final, None, sums.number, rest=own.number))
+        return made
+
+    def _sum_of(self, term: Expr) -> Total | None:
+        return next(
+            (t for t in self.totals.values() if (t.combine, t.reduced, t.term) == ("arith.addf", self.dims, term)), None
+        )
+
+    def _hidden(self, sums: Total) -> Total:
+        """A sum of the state alone, which the program does not have."""
+        return replace(sums, number=-1 - sums.number, name=f"{sums.name}.rest")
 
     # ---- factors -------------------------------------------------------------------------------------------
 

@@ -1,10 +1,10 @@
 """map, for CUDA: online reductions, which read one another, in one pass.
 
     s = generic sum(x)                         for chunk {
-    a = generic (s / n)                          x1 = load x[chunk]
-    v = generic sum((x - a)^2)        ->         s1 = sum(x1);  v1 = sum((x1 - s1 / count)^2)
-                                                 s, v, count = s + s1, v + v1 + ..., count + ...  }
-                                               s, v, count = those of the other threads, likewise
+    a = generic (s / n)                          x1 = load x[chunk];  s1 = sum(x1)
+    v = generic sum((x - a)^2)        ->         r1, v1 = sum(x1 - s1 / count), sum((x1 - s1 / count)^2)
+                                                 s, r, v, count = s + s1, r + r1 + ..., v + v1 + ..., count + ...  }
+                                               s, r, v, count = those of the other threads, likewise
 
 The combination of states is derived from the dependences between the reductions (`tilec.analysis.online_reduction`). So
 is the value that a
@@ -64,8 +64,7 @@ class OnlineMapper:
         for op in ops:
             for n in range(len(mlir.outputs_of(op))):
                 reader.result(op, n)
-        (dim,) = self.reduced
-        online = derive(reader.totals, dim, exact=True)
+        online = derive(reader.totals, tuple(self.reduced), exact=True)
         if isinstance(online, str):
             raise InternalError(f"reductions that were planned as online reductions are none: {online}", "map")
         return online
@@ -75,7 +74,7 @@ class OnlineMapper:
             mapper.chunk = self.first.chunk
             self._load(mapper, lambda m, n: m.layout.whole(m.operand_dims[n]))
         self.first._enter(self.first.loops, self._reduce)
-        if any(mapper.has_copies(n) for mapper, n in map(self._made_by, self.carried.values())):
+        if any(mapper.has_copies(n) for mapper, n in map(self._made_by, self.results)):
             gpu.BarrierOp()  # as after an operation alone: threads read each other's last stores
 
     def _load(self, mapper: GenericMapper, wanted: Callable[[GenericMapper, int], bool]) -> None:
@@ -103,10 +102,10 @@ class OnlineMapper:
         with self.threads.slots(self.state_dims, {}, None, lanes=True) as position:
             at = position.slot(self.state_dims)
             states = self._read(self.tiles, at)
-            finals = {n: self._value(c.final, states, position) for n, c in self.carried.items()}
+            finals = {c.total.number: self._value(c.final, states, position) for c in self.results}
             for n, value in finals.items():
                 memref.StoreOp(value, self.tiles[n], at)
-        for c in self.carried.values():
+        for c in self.results:
             mapper, n = self._made_by(c)
             mapper.tiles[n] = self.tiles[c.total.number]
             mapper._store_state(n)
@@ -191,11 +190,24 @@ class OnlineMapper:
                     sides = [arith.mulf(side, factor) for side, factor in zip(sides, moved)]
             made[n] = ir.Operation.create(c.total.combine, results=[a[0].type], operands=sides).results[0]
             if c.about is not None:
-                distance = arith.subf(_mean(right, c.about, self.count), _mean(left, c.about, self.count))
                 made[self.count] = arith.addf(left[self.count], right[self.count])
-                share = arith.mulf(arith.mulf(left[self.count], right[self.count]), _inverse(made[self.count]))
-                made[n] = arith.addf(made[n], arith.mulf(arith.mulf(distance, distance), share))
+                moved = [self._about(c, side, _mean(made, c.about, self.count)) for side in (left, right)]
+                about = arith.addf(*moved)
+                if c.rest != n:
+                    limit = mlir.constant(inf, about.type)
+                    about = arith.select(arith.cmpf(arith.CmpFPredicate.OLT, made[n], limit), about, made[n])
+                made[n] = about
         return [made[n] for n in group]
+
+    def _about(self, c: Carried, states: Values, mean: ir.Value) -> ir.Value:
+        """A sum of distances from a mean, or of their squares, as one of those from another mean."""
+        assert c.about is not None and c.rest is not None
+        off, rest = arith.subf(_mean(states, c.about, self.count), mean), states[c.rest]
+        share = arith.mulf(states[self.count], off)
+        if c.rest == c.total.number:
+            return arith.addf(rest, share)
+        double = arith.addf(rest, arith.addf(rest, share))
+        return arith.addf(states[c.total.number], arith.mulf(off, double))
 
     def _factor(self, rescale: Rescale, old: Values, new: Values) -> ir.Value:
         """The rescaling factor of a state from one reference to another; 0 if no element has been seen."""
@@ -209,15 +221,22 @@ class OnlineMapper:
         nothing = arith.cmpf(arith.CmpFPredicate.OEQ, seen, identity)
         return arith.select(nothing, mlir.constant(inf, row.type), row)
 
+    @property
+    def results(self) -> list[Carried]:
+        """Those that the program has."""
+        return [c for c in self.carried.values() if c.total.number >= 0]
+
     def _state(self, c: Carried) -> ir.Value:
+        if c.total.number < 0:
+            return self._array(f"%{c.total.name}")
         mapper, n = self._made_by(c)
         return mapper._state_tile(n)
 
     def _made_by(self, c: Carried) -> tuple[GenericMapper, int]:
         """The operation of a reduction, and which of its operands the state is."""
         mapper = next(m for m in self.mappers if m.op == c.total.operation)
-        same = [t for t in self.carried.values() if t.total.operation == c.total.operation]
-        return mapper, mapper.count + same.index(c)
+        same = sorted(t.total.number for t in self.results if t.total.operation == c.total.operation)
+        return mapper, mapper.count + same.index(c.total.number)
 
     def _array(self, name: str) -> ir.Value:
         return self.kernel.private(self.state_dims, ir.F32Type.get(), name)

@@ -9,6 +9,7 @@ from math import prod
 from tilec.analysis.directions import steps_of_extracts
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.loop_bodies import nest_time_us
+from tilec.analysis.loop_groups import GroupedOp, loop_nests
 from tilec.analysis.traffic import element_bytes, intermediates, strides
 from tilec.core.mlir import ir
 from tilec.core.target import Target
@@ -29,11 +30,15 @@ class LoopsWork:
 
     def __call__(self, kernel: KernelPlan) -> Work:
         tile = {d: min(t, kernel.extents[d]) for d, t in zip(kernel.grid, kernel.tile)}
-        orders = tuple(kernel.loops.get(n, tuple(range(len(kernel.dims[n])))) for n in kernel.nodes)
+        merged = self._merged(kernel)
+        orders = tuple(
+            kernel.loops.get(kernel.nodes[n], tuple(range(len(self._nests[n].dims)))) for n in merged
+        )
+        problem = replace(self._problem, nests=tuple(merged.values()))
         options = kernel.options
         transposed = options.transposed if isinstance(options, RegisterTranspose) else ()
         square = options.lanes if isinstance(options, RegisterTranspose) else 1
-        lines = loop_lines(self.target, self._problem, Tiling(tile, orders, transposed, square))
+        lines = loop_lines(self.target, problem, Tiling(tile, orders, transposed, square))
         own, loops = self.own, self._innermost_us(kernel, tile)
         return replace(
             own, blocks=max(1, kernel.blocks), loops_us=loops, waits_us=lines.waits_us, l2_bytes=lines.l2, l3_bytes=lines.l3,
@@ -50,12 +55,31 @@ class LoopsWork:
             loops += nest_time_us(node, kernel.loops[name], sizes, self.target, along)
         return min(cut, whole) * loops
 
+    def _merged(self, kernel: KernelPlan) -> dict[int, Nest]:
+        """The loop nests, by the number of each one's first operation: operations of one nest load an element once."""
+        nodes = self.group.nodes
+        ops = [
+            GroupedOp(
+                kernel.loop_groups.get(name, 0), dims, frozenset(dims[d] for d in node.reduced), node.scan is not None
+            )
+            for name, node, dims in zip(kernel.nodes, nodes, kernel.dims.values())
+        ]
+        found: dict[int, Nest] = {}
+        for number, nest in zip(loop_nests(ops, "cpu"), self._nests):
+            first = found.setdefault(number, nest)
+            more = tuple(a for a in nest.accesses if a not in first.accesses)
+            found[number] = replace(first, accesses=first.accesses + more)
+        return found
+
     @cached_property
-    def _problem(self) -> LoopProblem:
+    def _nests(self) -> list[Nest]:
         space, kept = self.group.space, {value for _, value in intermediates(self.group.nodes, self.graph)}
         numbers: dict[ir.Value, int] = {}
-        nests = [_nest(node, space.dims[node], kept, space.grid, numbers) for node in self.group.nodes]
-        return LoopProblem(tuple(nests), dict(space.extents), tuple(space.grid))
+        return [_nest(node, space.dims[node], kept, space.grid, numbers) for node in self.group.nodes]
+
+    @cached_property
+    def _problem(self) -> LoopProblem:
+        return LoopProblem((), dict(self.group.space.extents), tuple(self.group.space.grid))
 
 
 def _nest(

@@ -225,7 +225,7 @@ def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     assert sm is not None
     covered = [n.name for n in online_reductions(view)] if isinstance(kernel.options, Threaded) and kernel.options.online else []
     reread = sum(
-        a.bytes * (len({covered[0] if n in covered else n for n in a.readers}) - 1)
+        a.bytes * (len({view.nests[covered[0] if n in covered else n] for n in a.readers}) - 1)
         for a in view.accesses
         if not a.written and not layout.whole(a.dims)
     )

@@ -1,8 +1,8 @@
 """Online reductions of a CUDA kernel: the reductions that share one pass, although some read others (see
 `tilec.analysis.online_reduction`).
 
-A kernel has the option `online` if all its reductions run along one dimension, and no other operation runs along that
-dimension before the last reduction is complete.
+A kernel has the option `online` if all its reductions run along the same dimensions, and no other operation runs along
+one of them before the last reduction is complete.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tilec.analysis.carried import Online
-from tilec.analysis.expression import Reader, Unreadable
+from tilec.analysis.expression import Dims, Reader, Unreadable
 from tilec.analysis.graph import Node
 from tilec.analysis.online_reduction import derive
 
@@ -30,15 +30,15 @@ def online_reductions(view: View) -> list[Node]:
     (dims,) = reduced
     last = max(view.kernel.loop_groups[n.name] for n in nodes)
     others = [n for n in view.group.nodes if n not in nodes and dims & set(space.dims[n])]
-    if len(dims) != 1 or last == 0 or any(view.kernel.loop_groups[n.name] <= last for n in others):
+    if last == 0 or any(view.kernel.loop_groups[n.name] <= last for n in others):
         return []
-    online = _derive(view, nodes, min(dims))
+    online = _derive(view, nodes, tuple(sorted(dims)))
     if online is None or len({c.total.dims for c in online.carried}) > 1:
         return []
     return nodes
 
 
-def _derive(view: View, nodes: list[Node], dim: int) -> Online | None:
+def _derive(view: View, nodes: list[Node], reduced: Dims) -> Online | None:
     dims = {n.op: view.group.space.dims[n] for n in view.group.nodes}
     reader = Reader(dims, partial(view.graph.maker_in, view.group.nodes))
     try:
@@ -47,7 +47,7 @@ def _derive(view: View, nodes: list[Node], dim: int) -> Online | None:
                 reader.result(n.op, k)
     except Unreadable:
         return None
-    online = derive(reader.totals, dim, exact=True)
+    online = derive(reader.totals, reduced, exact=True)
     return None if isinstance(online, str) else online
 
 

@@ -16,7 +16,6 @@ from math import prod
 from typing import Any
 
 from tilec.analysis.layout import Layout, make
-from tilec.analysis.loop_groups import GroupedOp, loop_nests
 from tilec.analysis.traffic import element_bytes, intermediates
 from tilec.core.hardware import WARP
 from tilec.core.mlir import ir
@@ -84,24 +83,17 @@ class OnChip:
 def on_chip(view: View) -> OnChip:
     """The intermediates, states and inputs of a kernel's operations."""
     nodes, dims = view.group.nodes, view.group.space.dims
-    grouped_ops = [
-        GroupedOp(
-            view.kernel.loop_groups[n.name], dims[n], frozenset(dims[n][d] for d in n.reduced), n.scan is not None
-        )
-        for n in nodes
-    ]
-    number = dict(zip(nodes, loop_nests(grouped_ops, "cuda")))
+    number = {n: view.nests[n.name] for n in nodes}
     states, made, read = [], [], {}
     carried = set()
-    for node, grouped in zip(nodes, grouped_ops):
+    for node in nodes:
         for result in node.results:
             if any(d not in result.dims for d in node.reduced):
                 carried.add(result.value)
                 scans = dims[node][node.scan] if node.scan is not None else None
+                reduced = frozenset(dims[node][d] for d in node.reduced)
                 states.append(
-                    Piece(
-                        _kernel_dims(dims[node], result), _element(result.value), reduced=grouped.reduced, scans=scans
-                    )
+                    Piece(_kernel_dims(dims[node], result), _element(result.value), reduced=reduced, scans=scans)
                 )
         for r in node.reads:
             read.setdefault((r.value, _kernel_dims(dims[node], r)), set()).add(number[node])

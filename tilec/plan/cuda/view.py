@@ -10,6 +10,7 @@ from math import ceil, prod
 from tilec.analysis.directions import extract_directions, scattered_extracts, steps_of_extracts
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.layout import Layout, make
+from tilec.analysis.loop_groups import GroupedOp, loop_nests
 from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of, strides
 from tilec.core.hardware import SECTOR, WIDE
 from tilec.core.mlir import ir
@@ -60,6 +61,18 @@ class View:
     @cached_property
     def scanned(self) -> frozenset[int]:
         return frozenset(self.group.space.dims[n][n.scan] for n in self.group.nodes if n.scan is not None)
+
+    @cached_property
+    def nests(self) -> dict[str, int]:
+        """The loop nest of each operation, by number."""
+        nodes, dims = self.group.nodes, self.group.space.dims
+        ops = [
+            GroupedOp(
+                self.kernel.loop_groups[n.name], dims[n], frozenset(dims[n][d] for d in n.reduced), n.scan is not None
+            )
+            for n in nodes
+        ]
+        return {n.name: number for n, number in zip(nodes, loop_nests(ops, "cuda"))}
 
     @cached_property
     def reads(self) -> list[tuple[Node, ir.Value, Numbers]]:

@@ -81,10 +81,7 @@ def position(call: Call) -> Tensor:
 @expresses("var var_mean", smooth=True)
 @expresses("std std_mean", smooth=True, whole="squares are added up in f64, and neither overflow nor vanish in f32")
 def variance(call: Call) -> Value:
-    """In two passes: of the differences from the mean m, whose own error is taken out again (Chan, Golub and LeVeque, "Algorithms
-    for computing the sample variance", 1983):
-
-        sum[k]((x[k] - m) ** 2) - sum[k](x[k] - m) ** 2 / n
+    """In two passes: of the differences from the mean, whose own error the compiler takes out again (`passes/tensor/corrected.py`).
 
     Squares for a deviation are added up in f64, where they neither overflow nor vanish. Other differences are scaled by a power of
     two near 1 / sqrt(n): the sum of their squares is about as large as the variance, and does not overflow before it does."""
@@ -106,14 +103,11 @@ def variance(call: Call) -> Value:
         scale, scaled = 1.0, lambda text: f"{widest}({text})"
     off = lambda k: f"({x.at(*k)} - {mean.along(k, x.shape)})"  # noqa: E731
     squares = call.graph.emit(*reducing("sum", x, axes, True, lambda k: f"{scaled(off(k))} * {scaled(off(k))}", widest))
-    rest = call.graph.emit(*reducing("sum", x, axes, True, off, wide))
     divisor = count - correction
 
     def expression(i: list[Index]) -> str:
-        error = scaled(rest.at(*i))
         total = squares.at(*i)
-        text = f"(max({total} - {error} * {error} / {literal(float(count))}, 0) if {total} < inf else {total})"
-        text = f"{text} / {literal(float(divisor) * scale**2)}" if divisor > 0 else f"{text} * inf"
+        text = f"{total} / {literal(float(divisor) * scale**2)}" if divisor > 0 else f"{total} * inf"
         return f"{dtype}(sqrt({text}))" if deviation else text
 
     made = call.emit(squares.shape, dtype, expression)
