@@ -68,6 +68,23 @@ def test_rewrites_that_cannot_be(rewrites, message):
     assert all(part in str(raised.value) for part in message) and "given.sched.toml:" in str(raised.value)
 
 
+def test_factors_with_longer_lines_are_stored_together():
+    """Lines of k with zeros behind them are as long in both factors: one alone would meet what lies behind the other."""
+    text = "op f(a: bf16[M, K], b: bf16[K, N]) -> (c: bf16[M, N]) { c[i, j] = sum[k](a[i, k] * b[k, j]) }"
+
+    def given(**section):
+        sizes = {"M": 2046, "N": 1998, "K": 2002}
+        return lowered(text, None, sizes, scheduled(**section), end="plan", emit=False)[1].plan
+
+    both = [{"operation": "c.sum", "side": side} for side in ("left", "right")]
+    left, right = given(rewrites={"pack": both}).steps("pack")
+    assert left.extents[1] == right.extents[0] > 2002
+    for alone in both:
+        with pytest.raises(CallError, match=r"has longer lines than `c\.sum` multiplies, and the other factor has not") as raised:
+            given(rewrites={"pack": [alone]})
+        assert 'side = "left"' in str(raised.value) and 'side = "right"' in str(raised.value)
+
+
 def test_explain_lists_the_steps():
     special, result = lowered(LONG, None, MANY, end="plan", emit=False)
     (step,) = result.plan.steps("split")

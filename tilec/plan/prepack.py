@@ -333,6 +333,19 @@ def _dims(node: Node, side: int, major: bool, k: tuple[int, ...]) -> tuple[int, 
     return (*batch, *own, *k) if major else (*batch, *k, *own)
 
 
+def lacking(function: ir.Operation, packs: Sequence[Step]) -> str:
+    """What is missing beside packs: lines of k are as long in both factors. The further products are 0 only where both are."""
+    by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}
+    given = [p for p in packs if isinstance(p, Pack)]
+    for p in given:
+        extents, kinds = mlir.extents_of(by_name[p.operation]), mlir.iterators_of(by_name[p.operation])
+        longer = {d: n for d, n in zip(p.dims, p.extents) if n > extents[d] and kinds[d] == "reduction"}
+        others = [dict(zip(q.dims, q.extents)) for q in given if q.operation == p.operation and q.side != p.side]
+        if any(other.get(d) != n for d, n in longer.items() for other in others or [{}]):
+            return f"`{p.stored}` has longer lines than `{p.operation}` multiplies, and the other factor has not"
+    return ""
+
+
 def apply_packs(function: ir.Operation, packs: Sequence[Step]) -> None:
     """Stores factors. A tensor that several products read in one order is stored once, before the first of them."""
     by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}

@@ -44,7 +44,8 @@ class Rewrite:
     """A kind of change. `find` returns the steps that may pay, given a function that makes the plan without them. `named` returns
     those that a schedule file may name, whatever they cost, and `exact` a further one by its fields, or why there is none. `apply`
     carries steps out in a function. `describe` says what a step does, given the names of
-    its operation's dimensions. Steps `of_kernels` are found in the kernels of a program, and
+    its operation's dimensions. `lacks` tells what is missing beside the steps that a schedule file names, or "". Steps `of_kernels`
+    are found in the kernels of a program, and
     applied once cheap operations are computed inside their readers."""
 
     name: str
@@ -55,3 +56,4 @@ class Rewrite:
     step: type[Step] = Step
     of_kernels: bool = False
     exact: Callable[[State, Mapping[str, records.Value]], Applied | str] = lambda state, fields: ""
+    lacks: Callable[[ir.Operation, Sequence[Step]], str] = lambda function, steps: ""

@@ -215,5 +215,5 @@ REWRITES = (
     Rewrite("copies", _find_copies, _copies, _apply_copies, lambda step, index: "its own copy of the products that it reads"),
     Rewrite("chain_factors", _find_chain_factors, _chain_factors, prepack.apply_packs, _describe_pack, Pack),
     Rewrite("split", _find_splits, _splits, split_reduction.apply_splits, _describe_split, Split, True, _exact_split),
-    Rewrite("pack", _find_packs, _packs, prepack.apply_packs, _describe_pack, Pack, True),
+    Rewrite("pack", _find_packs, _packs, prepack.apply_packs, _describe_pack, Pack, True, lacks=prepack.lacking),
 )

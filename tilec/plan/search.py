@@ -106,6 +106,9 @@ def _demanded(rewrite: Rewrite, state: State, demands: Sequence[Mapping[str, rec
             exact = rewrite.exact(state, demand)
             found = [_refused(rewrite, demand, known, exact)] if not isinstance(exact, Applied) else [exact]
         steps += [a for a in found if a not in steps]
+    if why := rewrite.lacks(state.function, [a.step for a in steps]):
+        hint = f"write {' and '.join(written(a) for a in known if a.step.operation in {s.step.operation for s in steps})}"
+        raise StepRefused(rewrite.name, f"the rewrite `{rewrite.name}` cannot be applied: {why}", hint)
     return tuple(steps)
 
 
