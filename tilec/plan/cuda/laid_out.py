@@ -275,7 +275,7 @@ def _waiting_us(view: View, layout: Layout, work: cost.Work) -> float:
         loaders = prod(layout.threads[d] for d in view.group.space.dims[node])
         if loaders < WARP:
             read = [*(a for a in view.accesses if node.name in a.readers), *_computed(view, node)]
-            lines += max((_lines(a, layout) - 1 for a in read), default=0.0)
+            lines += max([0.0, *(_lines(a, layout) - 1 for a in read)])
     at_once = cost.occupancy(view.target, work.threads, work.registers).blocks * view.target.units
     return 1e-3 * view.target.dram.latency_ns * max(0.0, lines) * ceil(work.blocks / max(1, at_once))
 
