@@ -16,7 +16,7 @@ from tilec.core.mlir import arith, ir, memref
 from tilec.kernels import WarpgroupContraction
 from tilec.kernels.contraction import SPAN
 from tilec.passes.cuda.contraction.fragments import fragment_coordinates
-from tilec.passes.cuda.contraction.problem import Problem, Side
+from tilec.passes.cuda.contraction.problem import Problem, Side, all_of
 from tilec.passes.cuda.contraction.scales import Scales
 from tilec.passes.cuda.contraction.stream_k import Part
 from tilec.passes.cuda.memory_spaces import registers
@@ -116,6 +116,10 @@ class PartialSums:
         memref.StoreOp(nothing, check, [zero])
         with self._each_sum() as at:
             product = arith.mulf(memref.LoadOp(self.sums, at).result, nothing)  # NaN of what is not finite
+            if (exists := self._exists(*at)) is not None:
+                chosen = arith.SelectOp(exists, product, nothing)
+                chosen.attributes["tilec.both"] = ir.UnitAttr.get()
+                product = chosen.result
             memref.StoreOp(arith.addf(memref.LoadOp(check, [zero]).result, product), check, [zero])
         wrong = arith.cmpf(arith.CmpFPredicate.UNE, memref.LoadOp(check, [zero]).result, nothing)
         with when(wrong):
@@ -132,6 +136,15 @@ class PartialSums:
                         added = arith.mulf(memref.LoadOp(rows, [half]).result, factor)
                         total = arith.addf(memref.LoadOp(self.sums, [j, half, lane]).result, added)
                         memref.StoreOp(total, self.sums, [j, half, lane])
+
+    def _exists(self, j: ir.Value, half: ir.Value, lane: ir.Value) -> ir.Value | None:
+        """Whether a sum is one of rows and columns that copies fill: of others it is of what shared memory held before. None where
+        all are filled; at the edge of a tensor they are, with zeros."""
+        problem = self.problem
+        row, column = fragment_coordinates(self.shape.thread, half, j)
+        places = ((problem.left, self.shape.row(row)), (problem.right, sum_of([(column, 1), (lane, 1)])))
+        at = problem.coordinates(*places)
+        return all_of([c for side, _ in places if not side.full for c in problem.inside(side, at)])
 
     def _whole(self, side: Side, number: ir.Value, k: ir.Value) -> ir.Value:
         where = self.problem.existing(side, self.problem.coordinates((side, number), (None, k)))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from conftest import assert_within
 from tools import contractions as T
+from tools import cuda_emulator
 from tools.cuda_kernels import compiled
 from tools.machines import H200, refitted
 
@@ -55,6 +56,17 @@ def test_windows(name, kind, monkeypatch):
     if kind == "f32":  # a number that has no parts: sums that it goes into are of whole numbers
         inputs[0].reshape(-1)[inputs[0].size // 2] = np.inf
     assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
+
+
+@pytest.mark.parametrize("name", ["channels last", "channels first"])
+def test_results_do_not_depend_on_what_shared_memory_held(name, monkeypatch):
+    """Boxes may have fewer rows than tiles: sums of the others, which may be NaN, do not have a thread add its products anew."""
+    _, specialised, result = lowered(name, "f32", monkeypatch)
+    inputs, found = T.arrays(specialised), []
+    for byte in (0xA5, 0xFF):  # a small number, and NaN
+        monkeypatch.setattr(cuda_emulator, "CANARY", byte)
+        found.append([y.tobytes() for y in T.emulated(specialised, result, inputs)])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", ["channels last", "channels first"])
