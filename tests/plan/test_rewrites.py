@@ -68,7 +68,7 @@ def test_rewrites_that_cannot_be(rewrites, message):
     assert all(part in str(raised.value) for part in message) and "given.sched.toml:" in str(raised.value)
 
 
-def test_factors_with_longer_lines_are_stored_together():
+def test_factors_with_longer_lines_are_stored_in_pairs():
     """Lines of k with zeros behind them are as long in both factors: one alone would meet what lies behind the other."""
     text = "op f(a: bf16[M, K], b: bf16[K, N]) -> (c: bf16[M, N]) { c[i, j] = sum[k](a[i, k] * b[k, j]) }"
 

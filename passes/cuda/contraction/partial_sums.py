@@ -142,9 +142,9 @@ class PartialSums:
         all are filled; at the edge of a tensor they are, with zeros."""
         problem = self.problem
         row, column = fragment_coordinates(self.shape.thread, half, j)
-        places = ((problem.left, self.shape.row(row)), (problem.right, sum_of([(column, 1), (lane, 1)])))
-        at = problem.coordinates(*places)
-        return all_of([c for side, _ in places if not side.full for c in problem.inside(side, at)])
+        positions = ((problem.left, self.shape.row(row)), (problem.right, sum_of([(column, 1), (lane, 1)])))
+        at = problem.coordinates(*positions)
+        return all_of([c for side, _ in positions if not side.full for c in problem.inside(side, at)])
 
     def _whole(self, side: Side, number: ir.Value, k: ir.Value) -> ir.Value:
         where = self.problem.existing(side, self.problem.coordinates((side, number), (None, k)))
