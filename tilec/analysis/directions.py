@@ -10,8 +10,8 @@ from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.isomorphic import of_structure
 from tilec.core import mlir
 from tilec.core.mlir import ir
-from tilec.index.questions import is_adjacent, step, unclamped
-from tilec.index.terms import Term
+from tilec.index.questions import in_lanes, is_adjacent, period, step, unclamped
+from tilec.index.terms import Term, term
 
 
 def extract_directions(node: Node) -> dict[int, float]:
@@ -86,9 +86,32 @@ def has_windows(node: Node) -> bool:
 def steps_of_extracts(node: Node) -> list[tuple[int, list[list[int]]]]:
     """The computed accesses of an operation: the number of the tensor among `node.outside`, and by how much each subscript grows
     along each dimension (`step_inside`)."""
-    offset, dims, terms = {v: n for n, v in enumerate(node.outside)}, range(len(node.extents)), node.terms
+    return [(n, [[step_inside(node.terms, s, d) for d in range(len(node.extents))] for s in own]) for n, own in _subscripts(node)]
+
+
+@of_structure
+def mean_steps_of_extracts(node: Node) -> list[tuple[int, list[list[float]]]]:
+    """The same by how much each subscript grows on average (`mean_step`): so the threads of a warp lie apart in memory."""
+    return [(n, [[mean_step(node.terms, s, d) for d in range(len(node.extents))] for s in own]) for n, own in _subscripts(node)]
+
+
+def _subscripts(node: Node) -> list[tuple[int, list[Term]]]:
+    numbers = {v: n for n, v in enumerate(node.outside)}
     loads = [list(op.operands) for op in _loads(node)]
-    return [(offset[v], [[step_inside(terms, terms.of(s), d) for d in dims] for s in subscripts]) for v, *subscripts in loads]
+    return [(numbers[v], [node.terms.of(s) for s in subscripts]) for v, *subscripts in loads]
+
+
+def mean_step(terms: BodyTerms, subscript: Term, d: int) -> float:
+    """By how much a subscript grows from one number of dimension `d` to the next, on average over the numbers that share a
+    quotient: `i // 2` by 0.5. Inside the bounds to which it is clamped; 0 where that varies, or is 0."""
+    inside, index = unclamped(subscript), terms.dims[d]
+    shared = period(index, inside).constant or 1
+    if shared == 1:
+        return step_inside(terms, subscript, d)
+    moved, lane = in_lanes(index, index, shared)
+    blocks = moved.free - {lane}  # none where one quotient is all
+    found = step(in_lanes(inside, index, shared)[0], term(next(iter(blocks)))) if blocks else None
+    return 0 if found is None else (found.constant or 0) / shared
 
 
 def step_inside(terms: BodyTerms, subscript: Term, d: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import ceil, floor, prod
 
 from tilec.analysis import bf16_split
 from tilec.analysis.graph import Graph, Node, element_bytes
@@ -161,12 +161,12 @@ def _unit(node: Node, target: Target) -> str:
     return "fma.f64" if wide else "fma.f32"
 
 
-def strides(value: ir.Value, subscripts: Sequence[Mapping[int, int]]) -> dict[int, int]:
-    """Bytes by which an access moves along each dimension that its subscripts grow along."""
-    shaped, found = ir.ShapedType(value.type), dict[int, int]()
+def strides(value: ir.Value, subscripts: Sequence[Mapping[int, float]]) -> dict[int, int]:
+    """Bytes by which an access moves along each dimension that its subscripts grow along, on average."""
+    shaped, found = ir.ShapedType(value.type), dict[int, float]()
     stride = element_bytes(shaped.element_type)
     for steps, extent in zip(reversed(subscripts), reversed(shaped.shape)):
         for d, step in steps.items():
             found[d] = found.get(d, 0) + step * stride
         stride *= extent
-    return {d: moved for d, moved in found.items() if moved}
+    return {d: ceil(moved) if moved > 0 else floor(moved) for d, moved in found.items() if moved}

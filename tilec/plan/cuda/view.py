@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
 
-from tilec.analysis.directions import extract_directions, scattered_extracts, steps_of_extracts
+from tilec.analysis.directions import extract_directions, mean_steps_of_extracts, scattered_extracts
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.layout import Layout, make
 from tilec.analysis.loop_groups import GroupedOp, loop_nests
@@ -110,7 +110,7 @@ def _reads(g: Group) -> Iterator[tuple[Node, ir.Value, Numbers]]:
         for read in node.reads:
             if read.value in outside:
                 yield node, read.value, strides(read.value, [{dims[d]: 1} for d in read.dims])
-        for number, subscripts in steps_of_extracts(node):
+        for number, subscripts in mean_steps_of_extracts(node):
             value = node.outside[number]
             yield node, value, strides(value, [dict(zip(dims, steps)) for steps in subscripts])
 
