@@ -235,7 +235,8 @@ def _stored_in_order(
         stored, order = in_order(longer, own, line, size, kind == bf16_split.KIND)
         boxed = stored.is_box((*own, line), {line: LINE // size}) and stored.offset(line) % (WIDE // size) == 0
         pieces = "async" if stored.is_pieces(line, None, WIDE // size) else ""
-        if (boxed or pieces) and (not padded or found.access.operand is None):
+        ends = stored.shape[-1] - stored.zeros == node.extents[numbers[line]]  # else other elements follow, not zeros
+        if (boxed or pieces) and (not padded or (ends and found.access.operand is None)):
             longest = BOX // max((at.get(d, 1) for at in stored.factors for d in own), default=1)
             unaligned = stored.shape[-1] * size % LINE != 0
             loaded = Operand("tma" if boxed else pieces, 1, pieces=pieces, longest=longest, unaligned=unaligned, windows=True)
@@ -340,8 +341,9 @@ def lacking(function: ir.Operation, packs: Sequence[Step]) -> str:
     for p in given:
         extents, kinds = mlir.extents_of(by_name[p.operation]), mlir.iterators_of(by_name[p.operation])
         longer = {d: n for d, n in zip(p.dims, p.extents) if n > extents[d] and kinds[d] == "reduction"}
-        others = [dict(zip(q.dims, q.extents)) for q in given if q.operation == p.operation and q.side != p.side]
-        if any(other.get(d) != n for d, n in longer.items() for other in others or [{}]):
+        others = [q for q in given if q.operation == p.operation and q.side != p.side]
+        longs = [dict(zip(q.dims, q.extents)) for q in others if not q.order]  # a tensor in order has zeros behind its lines
+        if any(long.get(d) != n for d, n in longer.items() for long in longs or [{}] * (not others)):
             return f"`{p.stored}` has longer lines than `{p.operation}` multiplies, and the other factor has not"
     return ""
 

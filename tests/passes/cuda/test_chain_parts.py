@@ -55,6 +55,7 @@ FLAT_QUERIES = {
     "heads in a dimension with columns": ("q: bf16[B, H * D]", "b, h * D + d"),
     "a part of such a dimension": ("q: bf16[B, 3 * H * D]", "b, h * D + d + H * D"),
     "of one sequence": ("q: bf16[1, H * D]", "0, h * D + d"),
+    "a part of one sequence": ("q: bf16[1, 3 * H * D]", "0, h * D + d + H * D"),
 }
 """Queries whose tensor has no dimension of heads."""
 
@@ -106,7 +107,7 @@ def test_one_query_at_computed_subscripts(name, tile, monkeypatch):
 def test_one_row_without_a_box():
     """Merged with the dimension of one sequence, that of heads and columns is alone: TMA has no box of rows."""
     sizes = {"B": 1, "H": 32, "T": 8192, "D": 64}
-    (kernel,) = planned(Source("t.tile", of_one_flat_query("of one sequence")), None, sizes).kernels
+    (kernel,) = planned(Source("t.tile", of_one_flat_query("a part of one sequence")), None, sizes).kernels
     assert isinstance(kernel.options, ContractionChain) and kernel.options.unit == "mma.sync"
     assert "a factor of one row has no dimension for the other rows of a box" in kernel.ruled_out["wgmma"]
 

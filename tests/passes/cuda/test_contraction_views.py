@@ -136,8 +136,8 @@ def test_factors_in_lines_that_tma_cannot_copy_are_stored_in_longer_ones(name, m
 
 HANGING = {  # the order of the computed factor, sizes, what is stored: its extents
     "lines of rows": ("[b, t, m]", {}, ((),)),
-    "lines of rows that end within pieces": ("[b, t, m]", {"M": 35}, ((3, 21, 64),)),
-    "lines of k": ("[m, b, t]", {}, ((40, 3, 64), (3, 64, 48))),
+    "lines of rows that end within pieces": ("[b, t, m]", {"M": 35}, ((63, 64),)),
+    "lines of k": ("[m, b, t]", {}, ((40, 64), (64, 48))),
     "longer lines of k": ("[m, b, t]", {"T": 72}, ((),)),
 }
 

@@ -105,6 +105,11 @@ def _may_cut(view: View, windows: _Windows, d: int, number: int) -> bool:
     return view.extents[d] % number == 0 or all(w.stride == 1 for w in windows.by_dim[d])
 
 
+def _beyond(view: View, counts: Numbers) -> float:
+    """How many times as many elements whole tiles of so many neighbours have."""
+    return prod(round_up(view.extents[d], n) / view.extents[d] for d, n in counts.items())
+
+
 def _shared(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iterator[Neighbours]:
     """The neighbours with the elements of all their windows in registers; or, along two dimensions, with those of a line of
     windows, while a loop goes along the first dimension. Short dimensions of windows that are not shared are written out or not."""
@@ -130,7 +135,8 @@ def _shared(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iter
             unrolled_dims = (*other_dims, *(w.along for d in counts for w in short[d] if not (lines and d == first)))
             if lines and not _innermost(view, short[first][0].along, unrolled_dims):
                 continue
-            yield Neighbours(counts, vector, unrolled_dims, rounds, _instructions(accesses, windows, vector) / sums)
+            each = _beyond(view, counts) * _instructions(accesses, windows, vector) / sums
+            yield Neighbours(counts, vector, unrolled_dims, rounds, each)
 
 
 def _long(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iterator[Neighbours]:
@@ -147,7 +153,8 @@ def _long(view: View, windows: _Windows, counts: Numbers, vector: int) -> Iterat
         rounds = prod(view.extents[p] for p in view.reduced) // length
         accesses = rounds * (_covered(number, length, [w]) + length * windows.factors)
         if sums + (number + w.dilation + windows.factors) * words <= most:
-            yield Neighbours(counts, vector, (), rounds, _instructions(accesses, windows, vector) / sums, (w.along,))
+            each = _beyond(view, counts) * _instructions(accesses, windows, vector) / sums
+            yield Neighbours(counts, vector, (), rounds, each, (w.along,))
 
 
 def _innermost(view: View, along: int, unrolled: Sequence[int]) -> bool:
@@ -231,7 +238,7 @@ def work_of_windows(view: View, layout: Layout, tile: Mapping[int, int], work: W
     factors = window_elements * windows.factors
     shared = rounds * (_instructions(accesses, windows, vector) + factors * _factor(view, lane, windows, vector))
     own = sum(n.iterations * (_arithmetic(n) if windows_of(n) else n.instructions) for n in view.group.nodes)
-    issued = 2 * (own + elements * (shared / (vector * prod(near.values())) + OVERHEAD))
+    issued = 2 * (own + elements * (_beyond(view, near) * shared / (vector * prod(near.values())) + OVERHEAD))
     pieces = tile.get(lane, 1) * windows.element / SECTOR  # of memory, side by side
     read = (halo * ceil(pieces) / pieces - 1) * sum(bytes_of(v) for n in view.group.nodes for v in set(n.extracts))
     registers = ADDRESSES + vector * prod(near.values()) + words_of_windows(view, layout)
