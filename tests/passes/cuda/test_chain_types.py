@@ -74,7 +74,7 @@ def test_planned_before_kernels_that_store_scores():
     sizes = {"B": 1, "H": 16, "S": 4096, "T": 4096, "D": 64, "E": 64}
     (kernel,) = planned(Source("t.tile", of_f32(PROGRAMS["causal"])), None, sizes).kernels
     assert isinstance(kernel.options, ContractionChain) and kernel.options.unit == "mma.sync"
-    assert kernel.options.group_batch == 16  # L2 holds more than half of their factors: fewer would end late
+    assert kernel.options.group_batch == 16  # half of L2 holds the factors of 12: turns of 12 would leave 4 that begin late
 
 
 @pytest.mark.slow
