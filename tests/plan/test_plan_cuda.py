@@ -12,6 +12,7 @@ from tools import TESTS
 from tools.contractions import arrays
 from tools.emulation import run_printed
 from tools.lowering import lowered
+from tools.plans import rewritten
 
 from tilec.core.targets import load
 from tilec.kernels.contraction import WarpgroupContraction
@@ -142,7 +143,7 @@ def test_several_long_reductions_down_few_columns_are_split(text, sums):
 def test_parts_of_several_reductions_are_added(text):
     """Those that read one tensor are one kernel. Of dependent ones, each waits for the sums before it. Equal kernels that add parts
     share a launch, in which each has operands of its own."""
-    special, result = lowered(text, None, {"N": 8, "H": 32, "W": 32, "C": 64}, target=H200)
+    special, result = lowered(text, None, {"N": 8, "H": 32, "W": 32, "C": 64}, rewritten(split=True), target=H200)
     assert len(result.plan.steps("split")) == 2
     inputs = arrays(special)
     assert_within(text, inputs, run_printed(special, result, inputs)[0], kind="cuda")

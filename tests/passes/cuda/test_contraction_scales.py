@@ -77,7 +77,7 @@ def test_tiles_have_whole_groups_of_columns_that_share_scales():
 @pytest.mark.parametrize("target", ["a100", "cpu"])
 def test_elsewhere_scales_are_multiplied_in(target):
     text = PROGRAM.format(t="f8e4m3", b="N, K", bi="n, k", s="M, K // 32", si="m, k // 32", u="N", ui="n")
-    _, plan = planned(text, {"M": 64, "N": 64, "K": 256}, target)
+    _, plan = planned(text, {"M": 512, "N": 512, "K": 256}, target)
     assert len(plan.kernels) == 1
 
 
