@@ -316,8 +316,7 @@ def empty_like_kind(example: object, shape: tuple[int, ...], dtype: DType, devic
     """
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(example, torch.Tensor):
-        made = torch.empty(shape, dtype=to_torch(dtype.name), device=_torch_device(device))
-        return huge_pages.advised(made) if device == "cpu" else made
+        return huge_pages.advised(torch.empty(shape, dtype=to_torch(dtype.name), device=_torch_device(device)))
     if device == "cpu":
         return np.empty(shape, dtype.numpy)
     if cupy is not None and (torch is None or isinstance(example, cupy.ndarray)):

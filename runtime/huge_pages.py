@@ -30,9 +30,9 @@ def _madvise() -> Callable[[int, int, int], int] | None:
 
 
 def advised(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, on the CPU; its whole pages are to be huge ones. A system that has none ignores it."""
+    """The tensor; on the CPU its whole pages are to be huge ones. A system that has none ignores it."""
     advise, size = _madvise(), tensor.nbytes
-    if advise is not None and size >= LEAST_BYTES:
+    if advise is not None and size >= LEAST_BYTES and tensor.is_cpu:
         pointer = tensor.data_ptr()
         start = -(-pointer // mmap.PAGESIZE) * mmap.PAGESIZE
         advise(start, (pointer + size - start) // mmap.PAGESIZE * mmap.PAGESIZE, mmap.MADV_HUGEPAGE)

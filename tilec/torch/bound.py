@@ -115,7 +115,7 @@ def general(
             if arguments:
                 made = op(*_arrays(arguments, values))
             else:
-                made = op(out=[torch.empty(r.made, dtype=r.dtype) for r in results])
+                made = op(out=[huge_pages.advised(torch.empty(r.made, dtype=r.dtype)) for r in results])
         except CheckError:  # a CallError, too: of the values, and PyTorch would compute with the same ones
             raise
         except CallError as error:  # an array that kernels cannot read
@@ -153,7 +153,8 @@ def _restride(result: Result) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda made: made.as_strided(shape, strides)
 
     def copied(made: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(shape, strides, dtype=made.dtype, device=made.device).copy_(made.view(shape))
+        new = torch.empty_strided(shape, strides, dtype=made.dtype, device=made.device)
+        return huge_pages.advised(new).copy_(made.view(shape))
 
     return copied
 

@@ -51,6 +51,12 @@ def test_results_of_compiled_graphs(strides):
             assert y.stride() == strides
 
 
+def test_results_of_graphs_without_arguments():
+    with torch.no_grad():
+        made = torch.compile(lambda: torch.arange(LARGE, dtype=torch.float32) * 2, backend="tilec")()
+    assert asked_for(made) and made[3] == 6
+
+
 def test_a_system_without_huge_pages(monkeypatch):
     monkeypatch.setattr(huge_pages, "_madvise", lambda: None)
     x = torch.ones(LARGE)
