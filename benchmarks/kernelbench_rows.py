@@ -9,7 +9,6 @@ be three times what rounding inputs and parameters to tf32 makes. Random results
 from __future__ import annotations
 
 import copy
-import fcntl
 import gc
 import math
 import os
@@ -24,15 +23,17 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.device import BesideButCompiling, alone, reserve
 from benchmarks.kernelbench_problems import Made, Problem, make, variants
 from benchmarks.measure import on_gpu
-from benchmarks.model_rows import ERROR, LEAST, device_lock, full_f32, kernels_of
+from benchmarks.model_rows import ERROR, LEAST, full_f32, kernels_of
 
 WAYS: dict[str, dict[str, Any] | None] = {"eager": None, "torch.compile": {}, "tilec": {"backend": "tilec"}}
 """Arguments of torch.compile."""
 WORST = 16.0  # the least bound of an element's error, over that of root mean squares
 MOMENTS = 0.02  # by which those of random results may differ
 SHARE = 0.75  # of the GPU's memory, for f64
+MEMORY = 3.0  # times the bytes of a problem, that its results in f64 and in each way take
 CHUNK = 1 << 26  # elements that are compared at a time
 SLOW = 0.9  # of the best peer's speed: what is below is profiled
 WAIT_S = 150.0  # for the kernels that another process compiles
@@ -232,14 +233,15 @@ def measure(problem: Problem, dtype: torch.dtype, compiled_too: bool) -> dict[st
     drawn = list(zip(range(4), variants(problem, dtype)))
     while not _mark(problem).exists() and time.monotonic() < end:
         time.sleep(0.05)
-    with device_lock(fcntl.LOCK_EX):
+    reserve(int(MEMORY * drawn[0][1][1].bytes))
+    with BesideButCompiling() as device:
         for _, tried in drawn:
             attempt, planned = tried
             with suppress(RuntimeError, ValueError, IndexError):  # what meta tensors do not tell, such as memory
                 made = make(problem, "cuda", dtype, attempt)
                 made.call(made.module)
                 break
-            _free()
+            gc.collect()
         else:
             return {"group": f"level {problem.level}", "error": "eager mode fails"}
         facts = _about(problem, planned) | {
@@ -250,23 +252,22 @@ def measure(problem: Problem, dtype: torch.dtype, compiled_too: bool) -> dict[st
         calls: dict[str, Callable] = {"eager": made.module}
         for way in WAYS if compiled_too else ("eager", "tilec"):
             try:
-                function, start = compiled(made.module, way), time.perf_counter()
+                function, start, waited = compiled(made.module, way), time.perf_counter(), device.waited_s
                 result = judge.seeded(function)
                 torch.cuda.synchronize()
-                facts["first_s"][way] = round(time.perf_counter() - start, 2)
+                facts["first_s"][way] = round(time.perf_counter() - start - device.waited_s + waited, 2)
                 facts["error_share"][way], facts["worst"][way] = judge.share(result)
                 calls[way] = function
             except Exception as error:
                 text = " | ".join(line for line in str(error).splitlines() if line.strip())
                 facts["errors"][way] = f"{type(error).__name__}: {text[:400]}"
             result = None
-            _free()
         facts |= _taken(report().graphs) | {"right": facts["error_share"].get("tilec", math.inf) <= 1}
         del judge
-        _free()
         steps = {way: (lambda f=function: made.call(f)) for way, function in calls.items()}
         for step in steps.values():
             step()
+    with alone():
         timed = on_gpu(steps)
         facts["times_us"] = {w: t.median for w, t in timed.items()}
         facts["range_us"] = {w: (t.low, t.high) for w, t in timed.items()}
@@ -276,12 +277,6 @@ def measure(problem: Problem, dtype: torch.dtype, compiled_too: bool) -> dict[st
         if best < SLOW * facts["times_us"]["tilec"]:
             facts["kernels"] = kernels_of(steps["tilec"])
     return facts
-
-
-def _free() -> None:
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 class Judge:
@@ -302,7 +297,7 @@ class Judge:
         if not self.want:
             with full_f32():
                 self.want = self._wider(torch.float32) if not self.random else _tensors(self.seeded(made.module))
-        _free()
+        gc.collect()
         self.least = LEAST[dtype]
         self.bounds = [(0.0, 0.0)] * len(self.want)
         self.bounds = self._errors(_tensors(self.seeded(made.module)))

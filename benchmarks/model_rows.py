@@ -7,22 +7,20 @@ may be three times that of eager mode.
 from __future__ import annotations
 
 import copy
-import fcntl
 import gc
-import os
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import model_loads as loads
+from benchmarks.device import alone, beside
 from benchmarks.measure import in_turn
 from benchmarks.model_loads import Load
 
@@ -164,7 +162,7 @@ def measure(load: Load, task: str, setting: Setting) -> dict[str, Any]:
     if setting.device == "cuda":
         torch.cuda.init()
     calls: dict[str, Callable] = {}
-    with device_lock(fcntl.LOCK_SH), _within(COMPILE_S):
+    with beside(), _within(COMPILE_S):
         state = Task(load, task, setting)
         facts: dict[str, Any] = {
             "group": task, "kind": load.kind, "sizes": load.sizes(setting.small, setting.layers),
@@ -174,7 +172,7 @@ def measure(load: Load, task: str, setting: Setting) -> dict[str, Any]:
         for way in setting.ways(task):
             with _telling(facts, way):
                 calls[way] = _compiled(state, way, facts)
-    with device_lock(fcntl.LOCK_EX):
+    with alone():
         yardstick: dict[str, float] = {}
         for way in list(calls):
             with _telling(facts, way):
@@ -272,16 +270,6 @@ def wait(device: str) -> None:
     """Until the device has done all that was asked of it."""
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-@contextmanager
-def device_lock(lock: int) -> Iterator[None]:
-    """With the device, beside others (LOCK_SH) or alone (LOCK_EX)."""
-    folder = os.environ.get("BENCHMARKS_FOLDER")
-    with open(Path(folder) / "device.lock", "w") if folder else nullcontext() as file:
-        if file is not None:
-            fcntl.flock(file, lock)
-        yield
 
 
 @contextmanager

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import subprocess
 import sys
+import threading
 from functools import partial
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import kernelbench_problems, kernelbench_report, kernelbench_rows  # noqa: E402
+from benchmarks import device, kernelbench_problems, kernelbench_report, kernelbench_rows  # noqa: E402
 
 CONVOLUTION = """
 import torch
@@ -240,3 +242,41 @@ def test_the_command_measures_every_problem(folder, tmp_path, more):
         done.stdout
     )
     assert all(r["prepared_s"]["tilec"] > 0 and r["predicted_us"] > 0 for r in rows), done.stderr
+
+
+def test_one_row_has_the_device_alone_and_compiling_gives_it_away(tmp_path, monkeypatch):
+    """Two rows have it beside each other; a third that asks for it alone waits until one of them compiles and the other ends."""
+    monkeypatch.setenv("BENCHMARKS_FOLDER", str(tmp_path))
+    seen, timed = [], threading.Event()
+
+    def time_alone() -> None:
+        with device.alone():
+            seen.append("timed")
+            timed.set()
+
+    def backend(graph, inputs):
+        assert timed.wait(20)  # while this compiles, another row is timed
+        seen.append("compiled")
+        return graph.forward
+
+    torch._dynamo.reset()
+    with device.BesideButCompiling():
+        with device.beside():
+            other = threading.Thread(target=time_alone)
+            other.start()
+            assert not timed.wait(0.2), "two rows have the device"
+        assert not timed.wait(0.2), "this row has the device"
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
+        seen.append("called")
+        assert not _free(tmp_path), "it has the device again"
+    other.join()
+    assert seen == ["timed", "compiled", "called"] and _free(tmp_path)
+
+
+def _free(folder) -> bool:
+    with open(folder / "device.lock") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
