@@ -1,4 +1,5 @@
-"""The CPU suite: what fits into main memory but not into a cache, products, what memory limits, and what compiling costs."""
+"""The CPU suite: what fits into main memory but not into a cache, products, every example, what memory limits, and what
+compiling costs."""
 
 from __future__ import annotations
 
@@ -7,21 +8,25 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 
 import numpy as np
 
 from benchmarks import workloads as w
+from benchmarks.cpu_examples import Drawn, examples
 from benchmarks.cpu_loads import loads
 from benchmarks.machine import has
 from benchmarks.measure import Times, on_cpu
 from benchmarks.runner import Row
+from benchmarks.torch_peers import on_host
 from tilec.core.dtypes import DTYPES
 
 SHAPE = (4096, 4096)
 AGAIN = "tilec again"
 LARGE = 1 << 26  # bytes of a result, from which on pages that are new to a process are a good part of its time
 WORTH = 1 << 21  # bytes of inputs, from which on torch.compile, which looks at much in each call, may be the fastest
+SLOW = 0.2  # seconds of a call of NumPy, from which on one is timed and no more
 BF16 = DTYPES["bf16"].numpy
 
 
@@ -30,6 +35,7 @@ def suite() -> list[Row]:
     rows += [
         Row(f"compile {name}", lambda name=name: compile_times(name), 240) for name in ("softmax", "transformer_block")
     ]
+    rows += [Row(x.name, lambda x=x: compare(x, "example", rounds=5, budget=0.02), 240) for x in examples()]
     return rows + [Row(x.name, lambda x=x: compare(x, "memory", rounds=5, budget=0.02), 240) for x in loads()]
 
 
@@ -91,11 +97,18 @@ def compare(load: w.Workload, group: str = "cpu", **timing) -> dict:
     facts["bytes"] = float(sum(a.nbytes for a in (*arrays, *results)))
     given: dict[str, Callable] = {"tilec": lambda: op(*arrays, out=result)}
     fresh: dict[str, Callable] = {"tilec": lambda: op(*arrays)}
+    once: dict[str, float] = {}
+    wide = [a.astype(np.float32) if a.dtype == BF16 else a for a in arrays]  # NumPy would convert numbers one by one
     if load.numpy is not None:
-        fresh["numpy"] = lambda: load.numpy(*arrays)
+        start = time.perf_counter()
+        load.numpy(*wide)
+        if (seconds := time.perf_counter() - start) < SLOW:
+            fresh["numpy"] = lambda: load.numpy(*wide)
+        else:
+            once["numpy"] = 1e6 * seconds
     if load.numpy_out is not None:
         out = np.empty_like(result)
-        given["numpy"] = lambda: load.numpy_out(*arrays, out)
+        given["numpy"] = lambda: load.numpy_out(*wide, out)
     notes: dict[str, str] = {}
     for name, add in (("torch", _add_torch), ("torch.compile", _add_compiled), ("jax", _add_jax)):
         if not has(name.split(".")[0]):
@@ -106,7 +119,7 @@ def compare(load: w.Workload, group: str = "cpu", **timing) -> dict:
             notes[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
     given[AGAIN], fresh[AGAIN] = given["tilec"], fresh["tilec"]
     times = on_cpu({f"{name}, out=": call for name, call in given.items()} | fresh, **timing)
-    facts["times_us"] = {k: t.median for k, t in times.items()}
+    facts["times_us"] = {k: t.median for k, t in times.items()} | once
     facts["range_us"] = {k: (t.low, t.high) for k, t in times.items()}
     return facts | {"noise": _noise(times), "notes": notes}
 
@@ -118,29 +131,23 @@ def _noise(times: dict[str, Times]) -> float:
 
 def check(load: w.Workload, arrays: list[np.ndarray], results: list[np.ndarray]) -> dict:
     """The largest share of the allowed error that tilec's result uses: 1 at the end of the program's error bound."""
+    if isinstance(load, Drawn):
+        share = load.error_share(arrays, results)
+        return {"right": share <= 1, "error_share": share}
     if load.rows is not None:
         arrays, results = [arrays[0][: load.rows], *arrays[1:]], [r[: load.rows] for r in results]
     share = w.share_of_bound(load.program, load.op, arrays, results, "cpu")
     return {"right": share <= 1, "error_share": share}
 
 
-def _tensor(array: np.ndarray):
-    """The same memory for PyTorch, which does not know NumPy's bf16."""
-    import torch
-
-    return (
-        torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16) if array.dtype == BF16 else torch.from_numpy(array)
-    )
-
-
 def _add_torch(load, arrays, results, given, fresh) -> None:
     import torch
 
     torch.set_num_threads(_cores())
-    tensors = [_tensor(a) for a in arrays]
+    tensors = [on_host(a) for a in arrays]
     fresh["torch"] = lambda: load.torch(*tensors)
     if load.torch_out is not None:
-        out = torch.empty_like(_tensor(results[0]))
+        out = torch.empty_like(on_host(results[0]))
         given["torch"] = lambda: load.torch_out(*tensors, out)
 
 
@@ -151,12 +158,12 @@ def _add_compiled(load, arrays, results, given, fresh) -> None:
     if load.flops or sum(a.nbytes for a in arrays) < WORTH:
         return  # it calls the same product, and a small array's call takes it longer than the others
     torch._dynamo.reset()  # or the eighth row is refused, and runs eagerly
-    tensors = [_tensor(a) for a in arrays]
+    tensors = [on_host(a) for a in arrays]
     allocate = torch.compile(load.torch, dynamic=False)
     allocate(*tensors)
     fresh["torch.compile"] = lambda: allocate(*tensors)
     if len(results) == 1 and results[0].nbytes >= LARGE:
-        out = torch.empty_like(_tensor(results[0]))
+        out = torch.empty_like(on_host(results[0]))
         store = torch.compile(lambda target, *inputs: target.copy_(load.torch(*inputs)), dynamic=False)
         store(out, *tensors)
         given["torch.compile"] = lambda: store(out, *tensors)

@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tools import ROOT
 
@@ -59,6 +60,22 @@ def test_a_row_of_the_memory_suite_has_its_facts():
     fast, slow = row | {"tilec_us": row["copy_us"]}, row | {"tilec_us": 2 * row["copy_us"]}
     assert next(t for t in targets([fast]) if "of copy" in t[0])[3]
     assert not next(t for t in targets([slow]) if "of copy" in t[0])[3]
+
+
+def test_every_example_is_a_row_of_the_cpu_suite(monkeypatch):
+    from benchmarks import cpu, cpu_examples
+
+    rows = {row.name for row in cpu.suite()}
+    assert {f"example {name}" for name in cpu_examples.EXAMPLES} <= rows
+    monkeypatch.setattr(cpu_examples, "BYTES", 1 << 12)
+    monkeypatch.setattr(cpu, "WORTH", 1 << 30)  # torch.compile takes seconds
+    small = {x.example.name: x for x in cpu_examples.examples()}
+    for name in ("transpose", "top1", "rmsnorm", "dropout"):
+        facts = cpu.compare(small[name], "example", rounds=1, budget=0)
+        assert facts["right"] and 1 << 10 < facts["bytes"] <= 1 << 12, name
+        assert facts["times_us"].keys() >= {"tilec", "torch"} and ("numpy" in facts["times_us"]) == (name != "dropout")
+    wrong = [np.zeros_like(r) for r in small["transpose"].example.expected({"x": np.ones((3, 3), np.float32)})]
+    assert small["transpose"].error_share([np.ones((3, 3), np.float32)], wrong) > 1
 
 
 @pytest.mark.parametrize("name", ["", ", two kernels", ", tensor maps", ", a check to wait for"])
