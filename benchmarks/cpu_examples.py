@@ -6,14 +6,18 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks.torch_peers import error_share, on_host
-from benchmarks.workloads import EXAMPLES, Example, Workload, share_of_bound
+from benchmarks.workloads import EXAMPLES, Workload, share_of_bound
 from tilec.core.source import read_source
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
+
+if TYPE_CHECKING:
+    from expectations import Example
 
 BYTES = 1 << 25  # of inputs and results, at most
 

@@ -18,7 +18,7 @@ from tilec.semantics.comparison import compare
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-from expectations import EXAMPLES, Bound, Example, unit_roundoff
+from expectations import EXAMPLES, Bound, unit_roundoff
 
 EPS = 2.0**-24
 

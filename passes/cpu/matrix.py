@@ -1,15 +1,16 @@
-"""stage, for the CPU: sums of products by a matrix unit (AMX), where it computes them as IEEE 754 says.
+"""stage, for the CPU: sums of products by a matrix unit (AMX), or by vectors of pairs (AVX512-BF16), where these compute them as
+IEEE 754 says.
 
-AMX takes pairs of bf16 along k, and adds to f32. A factor with more bits is a sum of several bf16 (`split`): three have all
+Both take pairs of bf16 along k, and add to f32. A factor with more bits is a sum of several bf16 (`split`): three have all
 bits of an f32. Of the products of two numbers' parts those are computed whose numbers add up to less than three, the smallest
 first. The others are at most 2^-22 of the whole product together.
 
-AMX takes subnormal numbers for 0, factors and results, so that tiny numbers are noticed: where the smallest number of a panel of
+Both take subnormal numbers for 0, factors and results, so that tiny numbers are noticed: where the smallest number of a panel of
 each factor could make a product of which a bit is below 2^-126, vectors multiply the tile (`exact_products`). No sum of larger
 products is subnormal, as each product is a multiple of 2^-125. Infinities in parts are noticed in the same way: a part
 of the other factor may be 0.
 
-Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS.
+Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS and VDPBF16PS.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LEAST = 254 - 110 + 1  # of the sum of two biased exponents, each perhaps one to
 LEAST_IN_PARTS = LEAST + 16  # the last bits of the products of parts are as many places further down
 LEAST_EXPONENT = 24 + 1  # of a number whose last part is not subnormal
 INFINITE = 0x7F80
-ROWS = 8  # of a tile that vectors multiply at a time
+ROWS = 8  # of a tile that vectors of f32 multiply at a time, at most
 
 
 def split(x: ir.Value, count: int) -> list[ir.Value]:
@@ -150,8 +151,8 @@ def is_plain(c: Contraction, left: ir.Value, right: ir.Value) -> ir.Value:
 
 
 def products(c: Contraction, start: ir.Value | None, left: ir.Value, right: ir.Value, count: Size, out: ir.Value) -> None:
-    """out = start + left * right over `count` products, by the matrix unit; without a `start`, out += left * right."""
-    pairs, zero = STEP // 2, mlir.index(0)
+    """out = start + left * right over `count` products, by its instruction; without a `start`, out += left * right."""
+    pairs, zero = STEP // 2 if c.instruction == "amx" else 1, mlir.index(0)
     tile, a_type, b_type = (
         ir.VectorType.get(shape, element)
         for shape, element in (
@@ -161,7 +162,7 @@ def products(c: Contraction, start: ir.Value | None, left: ir.Value, right: ir.V
         )
     )
     words = ir.VectorType.get([pairs, c.right.width, 1], ir.IntegerType.get_signless(32))
-    bound = quotient(round_up(count, STEP), 2)
+    bound = quotient(round_up(count, 2 * pairs), 2)
     initial = vector.LoadOp(tile, out, [zero, zero]) if start is None else vector.BroadcastOp(tile, start)
     k_loop = scf.ForOp(zero, mlir.index(bound) if isinstance(bound, int) else bound, mlir.index(pairs), [initial.result])
     locations.named(k_loop, f"{locations.joined(c.names.get(d, 'k') for d in c.inner)}_pair", "sums")
@@ -216,10 +217,11 @@ def widen(c: Contraction, panel: ir.Value, count: Size, out: ir.Value, is_left: 
 def exact_products(c: Contraction, start: ir.Value | None, count: Size, out: ir.Value, wide: Widened) -> None:
     """The same by vectors, of widened panels."""
     zero, left, right = mlir.index(0), part_of(wide.left, 0), part_of(wide.right, 0)
+    rows = max(n for n in range(1, ROWS + 1) if c.left.width % n == 0)
     tile, column, row = (
-        ir.VectorType.get(shape, c.element) for shape in ([ROWS, c.right.width], [ROWS, 1], [1, c.right.width])
+        ir.VectorType.get(shape, c.element) for shape in ([rows, c.right.width], [rows, 1], [1, c.right.width])
     )
-    with loop(0, c.left.width, ROWS, "row") as r:
+    with loop(0, c.left.width, rows, "row") as r:
         bound = mlir.index(count) if isinstance(count, int) else count
         initial = vector.LoadOp(tile, out, [r, zero]) if start is None else vector.BroadcastOp(tile, start)
         k_loop = scf.ForOp(zero, bound, mlir.index(1), [initial.result])

@@ -82,6 +82,7 @@ class Contraction:
         sizes = sizes_of(self.operands, self.operand_dims)
         rows, columns, inner = (tuple(own[k] for k in dims) for dims in (options.rows, options.columns, options.inner))
         width, along = options.register_tile, [own[k] for k in options.along]
+        self.instruction = options.instruction
         self.matrix = options.instruction != "fma"
         factors = self._factors(rows, columns)
         self.columns_outer = options.columns_outer

@@ -156,6 +156,39 @@ def contract(typingctx, a, b, sums):
     return sums(a, b, sums), generate
 
 
+class _BFloat(ir.Type):
+    """LLVM's type, which llvmlite does not have."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+@intrinsic
+def add_pairs(typingctx, a, b, sums):
+    """sums + a * b of pairs of bf16, the second of each first: a column `a` of one pair, a row `b` of a pair of each column."""
+
+    def generate(context, builder, signature, arguments):
+        column, row, before = (_vectors(builder, tile) for tile in arguments)
+        vector, words = before[0].type, ir.VectorType(ir.IntType(32), before[0].type.count)
+        pairs, one = ir.VectorType(_BFloat(), 2 * vector.count), ir.VectorType(ir.IntType(32), 1)
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * vector.count}"
+        add = builder.module.globals.get(name)
+        add = add or ir.Function(builder.module, ir.FunctionType(vector, [vector, pairs, pairs]), name)
+        row, after = [builder.bitcast(b, pairs) for b in row], []
+        for n, pair in enumerate(column):
+            splat = builder.bitcast(_splat(builder, builder.bitcast(pair, one), words.count), pairs)
+            after += [builder.call(add, [before[n * len(row) + j], splat, b]) for j, b in enumerate(row)]
+        return _tile(context, builder, sums, after)
+
+    return sums(a, b, sums), generate
+
+
 def _words(element: types.Type):
     """The bits of a tile as elements of another width; each vector of it is one vector."""
 
@@ -214,5 +247,6 @@ def transpose(typingctx, tile):
 
 
 __all__ = [
-    "add_tiles", "contract", "interleave", "load_tile", "splat_tile", "store_tile", "transpose", "words_of_16", "words_of_32",
+    "add_pairs", "add_tiles", "contract", "interleave", "load_tile", "splat_tile", "store_tile", "transpose", "words_of_16",
+    "words_of_32",
 ]  # fmt: skip

@@ -156,7 +156,7 @@ class _CpuPrinter(Printer):
         """The operations of `runtime/cpu/tile.py`, by its names."""
         texts = [self.text.get(v, "") for v in op.operands]
         match op.name:
-            case "vector.load" if ir.VectorType(op.results[0].type).rank == 3:  # a matrix unit's, which loads by itself
+            case "vector.load" if _is_of_unit(op.results[0]):  # which loads by itself
                 memory, offset = self.address(op.operands[0], list(op.operands)[1:])
                 self.text[op.results[0]] = f"{memory.base}, {offset}, {memory.strides[-3]}"
             case "vector.load" if _is_state(op.results[0]):
@@ -179,7 +179,7 @@ class _CpuPrinter(Printer):
                 self.bind(op.results[0], self.splat(texts[0], op.results[0]), self.variable(op, 0, "all"))
             case "vector.transpose":
                 self.bind(op.results[0], f"{self.use('transpose')}({texts[0]})", self.variable(op, 0, "transposed"))
-            case "vector.bitcast" if ir.VectorType(op.results[0].type).rank == 3:  # of a matrix unit's load
+            case "vector.bitcast" if _is_of_unit(op.results[0]):
                 self.text[op.results[0]] = texts[0]
             case "vector.bitcast":
                 wide = ir.VectorType(op.results[0].type).element_type.width
@@ -188,9 +188,10 @@ class _CpuPrinter(Printer):
                 self.bind(op.results[0], f"{self.use('interleave')}({', '.join(texts)})", self.variable(op, 0, "pairs"))
             case "vector.contract":
                 name = texts[2] if _continues(op) else self.variable(op)
-                if _is_by_pairs(op):
+                if _is_by_unit(op):
                     texts.append(str(_kept(op)))
-                function = "contract_pairs" if _is_by_pairs(op) else "contract"
+                by_vectors = "add_pairs" if ir.VectorType(op.operands[0].type).rank == 3 else "contract"
+                function = "contract_pairs" if _is_by_unit(op) else by_vectors
                 self.bind(op.results[0], f"{self.use(function)}({', '.join(texts)})", name)
             case _:
                 super().backend_operation(op)
@@ -278,13 +279,15 @@ def _is_bf16(value: ir.Value) -> bool:
 
 
 def _shape(tile: ir.Value) -> str:
-    shape = ir.VectorType(tile.type).shape
-    return ", ".join(map(str, shape if len(shape) > 1 else [1, *shape]))
+    """Rows and lanes; a row of pairs is one of so many numbers."""
+    rows, *lanes = (1, *shape) if len(shape := ir.VectorType(tile.type).shape) == 1 else shape
+    return f"{rows}, {prod(lanes)}"
 
 
 def _row_stride(memory: Memory, tile: ir.Value) -> str | int:
     """Elements from one row of a tile to the next in memory."""
-    return memory.strides[-2] if ir.VectorType(tile.type).rank > 1 else 0
+    rank = ir.VectorType(tile.type).rank
+    return memory.strides[-rank] if rank > 1 else 0
 
 
 def _is_square(op: ir.Operation) -> bool:
@@ -292,14 +295,19 @@ def _is_square(op: ir.Operation) -> bool:
     return len(shape) == 2 and len(set(shape)) == 1
 
 
-def _is_by_pairs(op: ir.Operation) -> bool:
-    """Whether a product is a matrix unit's."""
-    return op.name == "vector.contract" and ir.VectorType(op.operands[0].type).rank == 3
+def _is_of_unit(tile: ir.Value) -> bool:
+    """Whether it is a factor of a matrix unit's product: many pairs along k. Vectors take one at a time."""
+    type_ = ir.VectorType(tile.type)
+    return bool(type_.rank == 3 and 1 not in type_.shape[:2])
+
+
+def _is_by_unit(op: ir.Operation) -> bool:
+    return op.name == "vector.contract" and _is_of_unit(op.operands[0])
 
 
 def _is_state(value: ir.Value) -> bool:
     """Whether a matrix unit adds to it."""
-    return any(_is_by_pairs(user) for use in value.uses for user in mlir.uses(_state(use)))
+    return any(_is_by_unit(user) for use in value.uses for user in mlir.uses(_state(use)))
 
 
 def _kept(op: ir.Operation) -> int:

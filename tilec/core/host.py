@@ -37,7 +37,7 @@ def estimate() -> Target:
         l2=_level(generic.l2, sizes.get(2), loads / 2, cores),
         l3=_level(generic.l3, sizes.get(3), loads / 4, cores) if generic.l3 and (3 in sizes or not sizes) else None,
         fma={"f32": round(peak, 6), "f64": round(peak / 2, 6)},
-        tensor={"bf16": {"amx": round(1e-3 * cores * clock * AMX_OPERATIONS, 6)}} if "amx_bf16" in flags else {},
+        tensor=_matrix_units(flags, 1e-3 * cores * clock, peak),
         rates=replace(
             generic.rates,
             special=core.fma_units * core.simd_bytes / 80,
@@ -47,6 +47,15 @@ def estimate() -> Target:
         fitted=generic.fitted.inherited(generic.name),
         note="estimated from the system; `tilec doctor --calibrate` measures it",
     )
+
+
+def _matrix_units(flags: set[str], clocks: float, peak: float) -> dict[str, dict[str, float]]:
+    """TFLOP/s of instructions that add products of bf16 to f32, of all cores. `peak`: that of f32, whose vectors have half as many
+    numbers. Intel's vectors of pairs take twice a clock (Fog, "Instruction tables")."""
+    pairs = peak * (2 if _cpuinfo("vendor_id") == "AuthenticAMD" else 1)
+    found = {"amx": ("amx_bf16", clocks * AMX_OPERATIONS), "dot": ("avx512_bf16", pairs)}
+    units = {unit: round(rate, 6) for unit, (flag, rate) in found.items() if flag in flags}
+    return {"bf16": units} if units else {}
 
 
 @cache

@@ -22,6 +22,7 @@ CACHED_SUMS = 1 << 17  # of a block, which several steps along k add to in memor
 AMX_STEP = 32  # products along k of an instruction
 AMX_LATENCY, AMX_LOAD = 52, 8  # clocks from one sum of a tile to the next one, and of a tile's load: Intel's optimization manual
 STORE = 2  # loads of a vector that take as long as its store: two in a clock and one, of AVX-512 (Intel's optimization manual)
+BF16 = 2  # bytes
 MOST_PARTS = 3  # bf16 of which a number is the sum: all bits of an f32
 PACKED = ("along", "across", "gathered")  # how a factor lies, for whoever packs it
 
@@ -139,7 +140,8 @@ def block_times(target: Target, p: PanelProblem, b: Blocking) -> BlockTimes:
     if b.instruction != "fma":
         packing += k * fit.split_ns * sum(length * count for length, count in zip((m, n), p.parts) if count > 1)
         kept = steps > 1 and m * n <= CACHED_SUMS  # sums that a core's cache holds until they are complete: half the time
-        packing += fit.unit_tile_ns * (m // b.mr) * (n // b.nr) * (1 + steps / 2 if kept else steps)
+        share = b.mr * b.nr / (2 * AMX_SIDE) ** 2 if b.instruction == "dot" else 1
+        packing += share * fit.unit_tile_ns * (m // b.mr) * (n // b.nr) * (1 + steps / 2 if kept else steps)
     sums = 2 * m * n * p.size * steps / (target.l2.unit_gbs or 32)
     return BlockTimes(products, packing, sums + (m * n * steps * fit.store_across_ns if p.across else 0.0))
 
@@ -149,7 +151,7 @@ def step_ns(target: Target, b: Blocking, size: int, parts: tuple[int, int], inne
     rows or columns of the inner side where they do not fit L1. What does not fit L2 comes from beyond it."""
     assert target.l1 is not None
     from_l2 = target.l2.unit_gbs * target.l2.achievable or 32
-    if b.instruction != "fma":
+    if b.instruction == "amx":
         sums, tiles = b.mr * b.nr // AMX_SIDE**2, (b.mr + b.nr) // AMX_SIDE
         busy = 2e9 * AMX_SIDE**2 / (target.peak(f"tensor.bf16@{b.instruction}") / target.units)
         clocks = max(AMX_LATENCY, AMX_LOAD * tiles) / AMX_STEP
@@ -161,18 +163,21 @@ def step_ns(target: Target, b: Blocking, size: int, parts: tuple[int, int], inne
     assert core is not None
     whole = core.simd_bytes // size
     vectors = ceil(b.nr / whole)  # whatever vectors a kernel has: LLVM joins them, or takes them apart
-    fma = 1e9 * 2 * whole * b.mr * vectors / (target.peak("fma.f64" if size == 8 else "fma.f32") / target.units)
+    unit, number, at_once = ("fma.f64" if size == 8 else "fma.f32"), size, 1
+    if b.instruction == "dot":
+        unit, number, at_once = "tensor.bf16@dot", BF16, 2
+    fma = 1e9 * 2 * whole * b.mr * vectors / (target.peak(unit) / target.units)
     spilled = max(0, b.mr * vectors + vectors + 1 - core.vector_registers)  # stored, and loaded again
     latency = core.fma_latency + (fit.forward_clocks if spilled else 0)
-    clocks = max((b.mr + vectors + (1 + STORE) * spilled) / fit.loads_per_clock, latency)
+    clocks = max((b.mr + vectors + (1 + STORE) * spilled) / fit.loads_per_clock, latency) / at_once
     panel = b.mr if b.columns_outer else b.nr
-    held = b.depth * inner * size
-    far = size * panel * (held > target.l1.bytes)
-    other = size * (b.nr if b.columns_outer else b.mr)
+    held = b.depth * inner * number
+    far = number * panel * (held > target.l1.bytes)
+    other = number * (b.nr if b.columns_outer else b.mr)
     far += other * (b.depth * other > target.l1.bytes)
     beyond = 0.0
     if held > target.l2.bytes and target.l3 is not None:
-        beyond = size * panel / (target.l3.unit_gbs * target.l3.achievable or 16)
+        beyond = number * panel / (target.l3.unit_gbs * target.l3.achievable or 16)
     return max(fma, clocks / target.clock_ghz) + fit.exposed_l2 * far / from_l2 + beyond
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 from tilec.core.quantities import by_sizes
 from tilec.core.target import Target
-from tilec.cost.panels import AMX_SIDE
+from tilec.cost.panels import AMX_SIDE, MOST_PARTS
 from tilec.kernels.base import Family, KernelPlan, Refusal, listed, option
 
 LANES = (2, 4, 8, 16)  # of a tile that is transposed in registers: `runtime/cpu/tile.py`
 VECTORS = (16, 32, 64)  # bytes of a vector
 BYTES = {"f32": 4, "f64": 8}
+INSTRUCTIONS = ("fma", "amx", "dot")
 MOST_SUMS = 64  # vectors of sums: each is written out in a kernel
 
 
@@ -64,7 +65,9 @@ class Panels(Family, name="panels", backend="cpu"):
     element: str = option("the type of the sums", fixed=True)
     multiplicand: str = option("the type that both factors are stored in, or rounded to", fixed=True)
     instruction: str = option(
-        '"fma": the sums are vectors; "amx": tiles of a matrix unit, to which it adds products of bf16', off="fma"
+        '"fma": the sums are vectors; "amx": tiles of a matrix unit, to which it adds products of bf16; "dot": vectors, to which '
+        "AVX512-BF16 adds pairs of such products",
+        off="fma",
     )
     parts: tuple[int, ...] = option(
         "of how many bf16 a matrix unit takes each number of the left and of the right factor as the sum", (0, 0), fixed=True
@@ -101,12 +104,14 @@ class Panels(Family, name="panels", backend="cpu"):
         if self.instruction not in instructions:
             known = " or ".join(f'"{i}"' for i in instructions)
             return Refusal("instruction", f"`instruction` must be {known}, not {self.instruction}")
-        if self.instruction == "amx":
-            if tile[0] % AMX_SIDE or tile[1] % AMX_SIDE or max(tile) > 2 * AMX_SIDE:
-                why = f"`register_tile` must have {AMX_SIDE} or {2 * AMX_SIDE} rows and columns for `instruction = \"amx\"`"
-                return Refusal("register_tile", why)
-            if self.depths and self.depths[-1] % 2 and any(d > 1 for d in self.depths[:-1]):
-                return Refusal("depths", "the last of `depths` must be even: a matrix unit takes pairs")
+        if self.instruction == "amx" and (tile[0] % AMX_SIDE or tile[1] % AMX_SIDE or max(tile) > 2 * AMX_SIDE):
+            why = f"`register_tile` must have {AMX_SIDE} or {2 * AMX_SIDE} rows and columns for `instruction = \"amx\"`"
+            return Refusal("register_tile", why)
+        if self.instruction == "dot" and tile[1] % AMX_SIDE:
+            why = f"`register_tile` must have a multiple of {AMX_SIDE} columns for `instruction = \"dot\"`"
+            return Refusal("register_tile", why)
+        if self.instruction != "fma" and self.depths and self.depths[-1] % 2 and any(d > 1 for d in self.depths[:-1]):
+            return Refusal("depths", f"the last of `depths` must be even: {self.instruction} takes pairs")
         if len(self.depths) != len(self.inner) or min(self.depths, default=1) < 1:
             why = f"`depths` must have {len(self.inner)} numbers of at least 1, one for each inner dimension"
             return Refusal("depths", why)
@@ -141,9 +146,11 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
     register_tiles: tuple[int, ...] = option("rows and columns of the tile whose sums stay in registers, of each contraction")
     lanes: int = option("columns of one vector", modelled=False)
     depths: tuple[int, ...] = option("elements along each contraction's inner dimension that are packed at a time")
-    matrix: tuple[int, ...] = option("for each contraction, 1 where AMX makes its products, of bf16, 0 where vectors do")
+    matrix: tuple[int, ...] = option(
+        'for each contraction the number of its `instruction`: 0 for "fma", 1 for "amx", 2 for "dot" (see `panels`)'
+    )
     parts: tuple[int, ...] = option(
-        "of how many bf16 AMX takes each number of the left and of the right factor of each contraction as the sum", fixed=True
+        "of how many bf16 `matrix` takes each number of the left and of the right factor of each contraction as the sum", fixed=True
     )
     columns_outer: tuple[int, ...] = option("for each contraction, 1 for the option `columns_outer` of `panels`, 0 without it")
 
@@ -153,7 +160,7 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
         return Panels(
             rows=self.rows[n : n + 1], columns=self.columns[n : n + 1], inner=self.inner[n : n + 1], along=self.along[pair],
             element=self.element, multiplicand=self.element, parts=self.parts[pair],
-            instruction="amx" if self.matrix[n] else "fma", register_tile=self.register_tiles[pair],
+            instruction=INSTRUCTIONS[self.matrix[n]], register_tile=self.register_tiles[pair],
             lanes=self.lanes, depths=self.depths[n : n + 1], columns_outer=bool(self.columns_outer[n]),
         )  # fmt: skip
 
@@ -162,7 +169,8 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
             yield from list(self.contraction(n).described(names))[:2]
         yield "register_tiles", " and ".join(by_sizes(self.contraction(n).register_tile) for n in range(len(self.rows)))
         yield "depths", " and ".join(f"{n} of {names[d]}" for n, d in zip(self.depths, self.inner)) + " packed at a time"
-        units = (f"amx, of {x} and {y} bf16" if n else "fma" for n, x, y in zip(self.matrix, self.parts[::2], self.parts[1::2]))
+        products = zip((INSTRUCTIONS[n] for n in self.matrix), self.parts[::2], self.parts[1::2])
+        units = (name if name == "fma" else f"{name}, of {x} and {y} bf16" for name, x, y in products)
         yield "matrix", " and ".join(units)
         yield "columns_outer", " and ".join("true" if n else "false" for n in self.columns_outer)
         for between, row, a, b, number in self.masks():
@@ -180,9 +188,9 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
         for name, each in (("register_tiles", 2), ("depths", 1), ("columns_outer", 1), ("matrix", 1)):
             if len(getattr(self, name)) != each * count:
                 return Refusal(name, f"`{name}` must have {each * count} numbers")
-        for name in ("columns_outer", "matrix"):
-            if not set(getattr(self, name)) <= {0, 1}:
-                return Refusal(name, f"`{name}` must have 0 or 1 for each contraction")
+        for name, most in (("columns_outer", 1), ("matrix", len(INSTRUCTIONS) - 1)):
+            if not set(getattr(self, name)) <= {*range(most + 1)}:
+                return Refusal(name, f"`{name}` must have {_listed(tuple(range(most + 1)))} for each contraction")
         for n in range(count):
             if found := self.contraction(n).refuse(kernel, planned, target):
                 own = {"register_tile": "register_tiles", "instruction": "matrix"}
@@ -191,8 +199,10 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
 
 
 def matrix_instructions(parts: tuple[int, ...], target: Target) -> tuple[str, ...]:
-    """The matrix units that multiply factors of so many bf16, none where there are no such numbers, and add up f32."""
-    return tuple(i for i in target.instructions("bf16") if i == "amx" and min(parts))
+    """The instructions that multiply factors of so many bf16, none where there are no such numbers, and add up f32. Vectors of
+    pairs are no faster than those of f32 for several."""
+    most = {"amx": MOST_PARTS, "dot": 1}
+    return tuple(i for i in target.instructions("bf16") if min(parts) and max(parts) <= most.get(i, 0))
 
 
 def _listed(numbers: tuple[int, ...]) -> str:

@@ -72,19 +72,21 @@ def test_attention(name, sizes, rng, always):
 
 
 @pytest.mark.crossed
-@pytest.mark.skipif("amx_bf16" not in host.estimate().features, reason="this CPU has no AMX")
+@pytest.mark.parametrize("unit", ["amx", "dot"])
 @pytest.mark.parametrize("sizes", [(1, 40, 40, 5, 3), (2, 70, 45, 16, 16), (1, 33, 600, 9, 40)])
 @pytest.mark.parametrize("rounds", ["", " using bf16"])
-def test_attention_by_amx(sizes, rounds, rng, always, monkeypatch):
+def test_attention_of_bf16(sizes, rounds, unit, rng, always, monkeypatch):
+    if unit not in host.estimate().instructions("bf16"):
+        pytest.skip(f"this CPU has no {unit}")
     h, s, t, d, e = sizes
     program = ATTENTION.format(scores=SCORES["causal"][0]).replace("f32", "bf16").replace("v[h, j, d])", f"v[h, j, d]){rounds}")
     q, k, v = (rng.standard_normal(x).astype(ml_dtypes.bfloat16) for x in ((h, s, d), (h, t, d), (h, t, e)))
     time_us = panels.panel_us
-    monkeypatch.setattr(panels, "panel_us", lambda t, p, b: time_us(t, p, b) * (1e3 if b.instruction == "fma" else 1))
+    monkeypatch.setattr(panels, "panel_us", lambda t, p, b: time_us(t, p, b) * (1 if b.instruction == unit else 1e3))
     op = tilec.compile(program, target="cpu")
     assert_within(program, [q, k, v], op(q, k, v), kind="cpu")
     assert is_chain(op) and op.plan.kernels[0].options.parts == (1, 1, 1 if rounds else 3, 1)
-    assert op.plan.kernels[0].options.matrix == (1, 1)
+    assert op.plan.kernels[0].options.matrix == ((1, 1) if unit == "amx" else (2, 2) if rounds else (2, 0))
 
 
 def test_masked_elements_are_skipped(always):

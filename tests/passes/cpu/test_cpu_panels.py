@@ -29,11 +29,20 @@ def always(monkeypatch):
     monkeypatch.setattr(panels, "GAIN_US", -np.inf)
 
 
-@pytest.fixture
-def by_unit(monkeypatch):
-    """A matrix unit where one is possible, so that small shapes test it."""
+@pytest.fixture(params=["amx", "dot"])
+def by_unit(request, monkeypatch):
+    """An instruction for products of bf16, wherever it is possible, so that small shapes test it."""
     time_us = panels.panel_us
-    monkeypatch.setattr(panels, "panel_us", lambda t, p, b: time_us(t, p, b) * (1e3 if b.instruction == "fma" else 1))
+    monkeypatch.setattr(panels, "panel_us", lambda t, p, b: time_us(t, p, b) * (1 if b.instruction == request.param else 1e3))
+    return request.param
+
+
+@pytest.fixture
+def on_host(by_unit):
+    """Where this CPU has the instruction."""
+    if by_unit not in host.estimate().instructions("bf16"):
+        pytest.skip(f"this CPU has no {by_unit}")
+    return by_unit
 
 
 @pytest.fixture
@@ -172,7 +181,7 @@ def test_small_images_have_vectors_of_channels():
 # ---- matrix units ------------------------------------------------------------------------------------------
 
 BF16 = "op f(a: bf16[M, K], b: bf16[K, N]) -> (c: f32[M, N]) { c[m, n] = sum[k](a[m, k] * b[k, n]) }"
-AMX_FORMS = {  # as FORMS, of bf16
+UNIT_FORMS = {  # as FORMS, of bf16
     "plain": ("a: bf16[M, K], b: bf16[K, N]", "c[m, n] = sum[k](a[m, k] * b[k, n])", "mk,kn->mn", "MK KN"),
     "left along m": ("a: bf16[K, M], b: bf16[K, N]", "c[m, n] = sum[k](a[k, m] * b[k, n])", "km,kn->mn", "KM KN"),
     "right along k": ("a: bf16[M, K], b: bf16[N, K]", "c[m, n] = sum[k](a[m, k] * b[n, k])", "mk,nk->mn", "MK NK"),
@@ -190,11 +199,10 @@ def numbers(shape, rng, dtype=ml_dtypes.bfloat16, scale=1.0):
 
 
 @pytest.mark.crossed
-@pytest.mark.skipif("amx_bf16" not in host.estimate().features, reason="this CPU has no AMX")
 @pytest.mark.parametrize("sizes", [(1, 40, 3), (16, 16, 32), (33, 31, 65), (100, 97, 1030), (64, 256, 511)])
-@pytest.mark.parametrize("form", AMX_FORMS)
-def test_products_of_bf16_by_amx(form, sizes, rng, compiled, always, by_unit):
-    parameters, body, einsum, shapes = AMX_FORMS[form]
+@pytest.mark.parametrize("form", UNIT_FORMS)
+def test_products_of_bf16(form, sizes, rng, compiled, always, on_host):
+    parameters, body, einsum, shapes = UNIT_FORMS[form]
     extents = dict(zip("MNK", sizes))
     a, b = (tuple(extents[d] for d in dims) for dims in shapes.split())
     rounded = form == "rounded"
@@ -204,12 +212,13 @@ def test_products_of_bf16_by_amx(form, sizes, rng, compiled, always, by_unit):
     expected = None if rounded else np.einsum(einsum, *(x.astype(np.float64) for x in inputs))
     op = compiled(text)
     assert_within(text, inputs, op(*inputs), kind="cpu", expected=expected)
-    assert any("contract_pairs(" in k.source for k in op.kernels) == (min(sizes[:2]) > 1)
+    function = {"amx": "contract_pairs(", "dot": "add_pairs("}[on_host]
+    assert any(function in k.source for k in op.kernels) == (min(sizes[:2]) > 1)
 
 
 @pytest.mark.parametrize("kind", ["tiny", "subnormal", "zeros", "nan", "infinity", "one tiny number"])
-def test_numbers_that_amx_takes_for_0(kind, rng, compiled, always, by_unit):
-    """AMX has no subnormal numbers: plain loops compute tiles whose products might be such."""
+def test_numbers_that_are_taken_for_0(kind, rng, compiled, always, on_host):
+    """AMX and vectors of pairs have no subnormal numbers: plain loops compute tiles whose products might be such."""
     a, b = numbers((40, 70), rng), numbers((70, 50), rng)
     match kind:
         case "tiny":
@@ -232,18 +241,19 @@ def test_numbers_that_amx_takes_for_0(kind, rng, compiled, always, by_unit):
 
 @pytest.mark.parametrize("form", ["plain", "right along k"])
 @pytest.mark.parametrize("scale", [1.0, 1e-20])
-def test_every_stage_of_a_product_by_amx(form, scale, rng, by_unit):
+def test_every_stage_of_a_product_of_bf16(form, scale, rng, by_unit):
     """For a described machine, whatever the host is: each stage's IR is interpreted."""
-    parameters, body, einsum, shapes = AMX_FORMS[form]
+    parameters, body, einsum, shapes = UNIT_FORMS[form]
     sizes = {"M": 5, "N": 17 if scale == 1 else 9, "K": 35}
     a, b = (numbers([sizes[d] for d in dims], rng, scale=scale) for dims in shapes.split())
     text = f"op f({parameters}) -> (c: f32[M, N]) {{ {body} }}"
     target = load(BUILT_IN / "cpu.toml")
     target = refitted(target, NestTimes, vector_issue=1e-5)
     target = refitted(target, PanelTimes, pack_along_ns=0.01, pack_across_ns=0.01)
-    target = replace(target, tensor={"bf16": {"amx": 500.0}})
+    target = replace(target, tensor={"bf16": {by_unit: 500.0}})
     program, result = lowering.lowered(text, None, sizes, target=target)
-    assert "vector<16x" in result.texts["map"] and "x2xbf16>" in result.texts["map"]
+    assert result.plan.kernels[0].options.instruction == by_unit
+    assert re.search({"amx": "vector<16x", "dot": r"vector<\d+x1x2xbf16"}[by_unit], result.texts["map"])
     for stage in ("tile", "stage", "map"):
         (found,) = interpret_stage(program, result.texts, stage, {"a": a, "b": b}).values()
         expected = np.einsum(einsum, a.astype(np.float64), b.astype(np.float64))
@@ -258,8 +268,8 @@ def lowered(text: str, end: str = "map", **sizes: int):
     return lowering.lowered(text, None, sizes, target=load(BUILT_IN / "cpu.toml"), end=end)[1]
 
 
-def test_every_stage_of_a_product_by_amx_across_the_result(rng, by_unit, across):
-    test_every_stage_of_a_product_by_amx("plain", 1.0, rng, by_unit)
+def test_every_stage_of_a_product_of_bf16_across_the_result(rng, by_unit, across):
+    test_every_stage_of_a_product_of_bf16("plain", 1.0, rng, by_unit)
 
 
 def test_small_sizes_are_plain_loops():

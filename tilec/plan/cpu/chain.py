@@ -19,6 +19,7 @@ from tilec.core.target import Target
 from tilec.cost.model import Work, predict
 from tilec.cost.panels import PanelProblem, panel_work
 from tilec.kernels import KernelPlan, PanelChain, Panels
+from tilec.kernels.cpu import INSTRUCTIONS
 from tilec.plan.chain import chain_of
 from tilec.plan.cpu.panels import blocking_of, contiguous_along, parts_of, predicted_us, problem_of, register_tile
 from tilec.plan.groups import Group, Remark
@@ -176,7 +177,7 @@ def _rows(nodes: list[Node], space: Space, graph: Graph, target: Target) -> int:
     parts = {max(ceil(extent / most), n) for n in (1, 2, 3, 4, 8, 16, 32)}
     candidates = {ceil(extent / n) for n in parts}
     tiles = {rows // TILE * TILE for rows in (most, *candidates)}  # a matrix unit computes whole tiles
-    by_unit = any(register_tile(n, most, target).instruction != "fma" for n in contractions)
+    by_unit = any(register_tile(n, most, target).instruction == "amx" for n in contractions)
     found = sorted(tiles - {0} if by_unit and max(tiles) else candidates, reverse=True)
     between = space.extents[_dims(contractions[-1], space)[2]] if _bounds(nodes, space, graph) else 0
 
@@ -190,7 +191,7 @@ def _rows(nodes: list[Node], space: Space, graph: Graph, target: Target) -> int:
 
 def _weights(nodes: list[Node], graph: Graph, space: Space, target: Target) -> int:
     """Bytes of a row of factors that the chain computes, as a matrix unit takes them."""
-    if "amx" not in target.instructions("bf16"):
+    if not target.instructions("bf16"):
         return 0
     made = {r.value for n in nodes for r in n.results if not graph.is_returned(n)}
     inside = [n for n in nodes if n.contraction is not None and any(r.value in made for r in n.reads)]
@@ -212,7 +213,7 @@ def choose_chain(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> 
         panels, numbers = register_tile(node, rows, target), parts_of(node)
         tiles += [panels.mr, panels.nr]
         depths.append(panels.depth)
-        matrix.append(int(panels.instruction != "fma"))
+        matrix.append(INSTRUCTIONS.index(panels.instruction))
         parts += numbers
         outer.append(int(panels.columns_outer))
         own = {k: d for d, k in enumerate(space.dims[node])}

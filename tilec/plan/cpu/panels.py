@@ -28,7 +28,7 @@ from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost.model import NoFurtherChoice, Work
-from tilec.cost.panels import AMX_SIDE, MOST_PARTS, Blocking, PanelProblem, depths_of, even, panel_us, panel_work
+from tilec.cost.panels import AMX_SIDE, BF16, MOST_PARTS, Blocking, PanelProblem, depths_of, even, panel_us, panel_work
 from tilec.kernels import KernelPlan, Panels
 from tilec.kernels.cpu import matrix_instructions
 from tilec.plan.groups import Group, Remark
@@ -136,7 +136,8 @@ def _panel_tiles(node: Node, roles: Roles, rows: int, target: Target) -> list[tu
     columns = tuple(node.extents[d] for d in roles.columns)
     box = (*(1 for _ in roles.rows[1:]), rows)
     found = []
-    if matrix_instructions(parts := _parts(node, roles), target):
+    units = matrix_instructions(parts := _parts(node, roles), target)
+    if "amx" in units:
         mr, nr = (AMX_SIDE * min(2, ceil(n / AMX_SIDE)) for n in (rows, columns[-1]))
         share = 3 if max(parts) == 1 else 8  # of L1, by the left factor's panel
         depth = even(depths_of([prod(extents)], target.l1.bytes // (share * mr * max(parts))), [prod(extents)])[0]
@@ -147,9 +148,12 @@ def _panel_tiles(node: Node, roles: Roles, rows: int, target: Target) -> list[tu
     mr = ceil(rows / ceil(rows / highest))
     depth = depths_of([prod(extents)], target.l1.bytes // (3 * mr * size))[0]
     found.append(Blocking("fma", mr, vectors * lanes, box, columns, depth))
+    if "dot" in units:
+        depth = even(depths_of([prod(extents)], target.l1.bytes // (3 * mr * BF16)), [prod(extents)])[0]
+        found.append(Blocking("dot", mr, vectors * lanes, box, columns, depth))
     problem, of_l2 = panel_problem(node, roles), target.l2.bytes // 8
     for n, b in enumerate(found):  # where the columns' panels are more than a part of a core's cache, the rows' ones stay there
-        packed = b.depth * prod(columns) * (size if b.instruction == "fma" else 2 * problem.parts[1])
+        packed = b.depth * prod(columns) * (size if b.instruction == "fma" else BF16 * problem.parts[1])
         found[n] = replace(b, columns_outer=packed > of_l2)
     return [(panel_us(target, problem, b), b) for b in found]
 
@@ -261,27 +265,34 @@ def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator
     rows, columns, inner = ([node.extents[d] for d in dims] for dims in (roles.rows, roles.columns, roles.inner))
     if prod((*rows, *columns, *inner)) == 0:
         return
-    for v in (1, 2, 3, 4):
+    units = matrix_instructions(parts := _parts(node, roles), target)
+    for instruction, v in product(("fma", "dot") if "dot" in units else ("fma",), (1, 2, 3, 4)):
+        number = BF16 if instruction == "dot" else size
         highest = (
             target.core.vector_registers - 1 - v
         ) // v  # others: a row of the right factor, an element of the left
         shares = (ceil(rows[-1] / parts) for parts in (1, target.units))
         for mr in {highest, *(ceil(share / ceil(share / highest)) for share in shares)}:
-            depths = {prod(depths_of(inner, 2 * target.l1.bytes // (5 * mr * size)))}
+            deep = {depths_of(inner, 2 * target.l1.bytes // (5 * mr * number))}
             if prod(rows) <= highest:  # packed once, used once: a few rows of memory at a time, which stay in L1
-                depths |= {prod(depths_of(inner, n)) for n in PACKED_INNER}
-            for depth, a, b in product(depths, _boxes(rows, mr), _boxes(columns, v * lanes)):
-                if depth * prod(b) * size <= target.l2.bytes // 2:
-                    yield Blocking("fma", mr, v * lanes, a, b, depth)
-    if matrix_instructions(parts := _parts(node, roles), target):
+                deep |= {depths_of(inner, n) for n in PACKED_INNER}
+            if instruction == "dot":
+                deep = {d for own in deep if _in_pairs(d := even(own, inner))}
+            for depth, a, b in product({*map(prod, deep)}, _boxes(rows, mr), _boxes(columns, v * lanes)):
+                if depth * prod(b) * number <= target.l2.bytes // 2:
+                    yield Blocking(instruction, mr, v * lanes, a, b, depth)
+    if "amx" in units:
         of_l1 = (2.0, 4.0, 8.0) if len(inner) == 1 else (4 / 3, 2.0, 4.0, 8.0)  # steps of equal size are worth some of it
         for mr, nr, share in product((AMX_SIDE, 2 * AMX_SIDE), (AMX_SIDE, 2 * AMX_SIDE), of_l1):
             deep = even(depths_of(inner, int(target.l1.bytes / (2 * mr * share * parts[0]))), inner)
-            if deep[-1] % 2 and any(d > 1 for d in deep[:-1]):
-                continue  # pairs lie along the last dimension
             for a, b in product(_boxes(rows, mr), _boxes(columns, nr)):
-                if prod(deep) * prod(b) * 2 * parts[1] <= target.l2.bytes // 2:
+                if _in_pairs(deep) and prod(deep) * prod(b) * BF16 * parts[1] <= target.l2.bytes // 2:
                     yield Blocking("amx", mr, nr, a, b, prod(deep))
+
+
+def _in_pairs(depths: tuple[int, ...]) -> bool:
+    """Whether whole pairs lie along the last dimension."""
+    return not depths[-1] % 2 or all(d == 1 for d in depths[:-1])
 
 
 def _parts(node: Node, roles: Roles) -> tuple[int, int]:
