@@ -30,7 +30,7 @@ from tilec.core import locations, mlir
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, linalg, tensor
 from tilec.kernels.matrix import ELEMENTS
-from tilec.passes.rebuild import NEW, Anew, Operand, added, operands_in, rebuild, replace
+from tilec.passes.rebuild import Anew, Operand, added, operands_in, rebuild, replace
 
 SIDES = ("left", "right")  # the factors of a product in the order in which the body has them
 
@@ -51,7 +51,7 @@ def pack(
             return _store_tensor(op, side, kind, order, known)
         made = _store(op, side, dims, kind, extents or tuple(mlir.extents_of(op)[d] for d in dims))
         if kind == bf16_split.KIND:
-            _read_factor(op, side, kind, made.results[0], dims)
+            _read_factor(op, side, kind, made, dims)
             return made, op
         return made, _read(op, factor(op, side, kind), made.results[0], dims, extents)
 
@@ -85,7 +85,7 @@ def _store_tensor(
         new.attributes["tilec.name"] = mlir.string(f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}")
     as_factor = kind == bf16_split.KIND or ir.ShapedType(new.results[0].type).element_type.width > found.element.width
     if found.operand is not None and as_factor:
-        _read_factor(op, side, kind, new.results[0], [mlir.map_dims(mlir.maps_of(op)[found.operand])[p] for p in order])
+        _read_factor(op, side, kind, new, [mlir.map_dims(mlir.maps_of(op)[found.operand])[p] for p in order])
         return new, op
     if found.operand is not None:
         _with_element(op, found.operand, new.results[0], order)
@@ -95,7 +95,7 @@ def _store_tensor(
     _, *at = read.operands
     if as_factor:
         guard = None if owner is read or owner == read else owner.operands[0]
-        _read_factor(op, side, kind, new.results[0], [at[p] for p in order], guard)
+        _read_factor(op, side, kind, new, [at[p] for p in order], guard)
         return new, op
     with ir.InsertionPoint(read):
         element = tensor.extract(new.results[0], [at[p] for p in order or range(len(at))])
@@ -107,31 +107,23 @@ def _store_tensor(
 def _in_aligned_rows(found: Access, kind: str, order: tuple[int, ...]) -> ir.Operation:
     """A tensor with its dimensions in an order, as `kind`, or as it is; zeros follow its rows."""
     element = mlir.type_of(ELEMENTS.get(kind, kind)) if order else found.element
-    count, order = len(found.shape), order or tuple(range(len(found.shape)))
+    rank, order = len(found.shape), order or tuple(range(len(found.shape)))
     *outer, last = (found.shape[p] for p in order)
-    whole, in_parts = aligned(last, element.width // 8), kind == bf16_split.KIND
-    rank, positions = count + in_parts, [order.index(p) for p in range(count)]
-    if in_parts:  # one after another for each line
-        outer.append(bf16_split.COUNT)
-        positions = [p + (p == count - 1) for p in positions]
-    out = tensor.empty([*outer, whole], element)
-
-    def narrowed(value: ir.Value) -> ir.Value:
-        return bf16_split.part_of(value, linalg.IndexOp(rank - 2).result) if in_parts else _rounded(value, element, kind)
-
+    whole, positions = aligned(last, element.width // 8), [order.index(p) for p in range(rank)]
+    outs = [tensor.empty([*outer, whole], element) for _ in range(_stored_count(kind))]
     own, read = mlir.projection(rank, range(rank)), mlir.projection(rank, positions)
-    inputs = [found.tensor] if whole == last else []
-    new, block = mlir.generic([out.type], inputs, [out], [read, own] if inputs else [own], ["parallel"] * rank)
+    inputs, maps = ([found.tensor], [read]) if whole == last else ([], [])
+    new, block = mlir.generic([o.type for o in outs], inputs, outs, [*maps, *(own for _ in outs)], ["parallel"] * rank)
     with ir.InsertionPoint(block):
         if inputs:
-            result = narrowed(block.arguments[0])
+            results = _stored_as(block.arguments[0], element, kind)
         else:
             *at, index = (linalg.IndexOp(d).result for d in range(rank))
             at.append(arith.minsi(index, mlir.index(last - 1)))
             inside = arith.cmpi(arith.CmpIPredicate.slt, index, mlir.index(last))
-            result = narrowed(tensor.extract(found.tensor, [at[d] for d in positions]))
-            result = arith.select(inside, result, mlir.constant(0, element))
-        linalg.YieldOp([result])
+            results = _stored_as(tensor.extract(found.tensor, [at[d] for d in positions]), element, kind)
+            results = [arith.select(inside, r, mlir.constant(0, element)) for r in results]
+        linalg.YieldOp(results)
     return new.operation
 
 
@@ -169,10 +161,6 @@ def _store(op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, whole:
     ends = {d: lengths[d] for d, extent in zip(dims, whole) if lengths.get(d, extent) < extent}
     beyond = [o for o in operands if not ends.keys().isdisjoint(o.dims)]  # read where they exist
     operands = [o for o in operands if o not in beyond]
-    shape, in_parts = list(whole), kind == bf16_split.KIND
-    if in_parts:  # one after another for each line
-        shape.insert(-1, bf16_split.COUNT)
-        dims = (*dims[:-1], NEW, dims[-1])
 
     def body(here: Anew) -> list[ir.Value]:
         at = {d: here.own(d) for d in dims} if ends else {}
@@ -180,16 +168,26 @@ def _store(op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, whole:
         at |= {d: arith.minsi(at[d], mlir.index(end - 1)) for d, end in ends.items()}
         here.known |= {o.instead: tensor.extract(o.value, [at[d] for d in o.dims]) for o in beyond}
         here.index = at.__getitem__ if ends else here.own
-        result = here.value(value)
-        result = bf16_split.part_of(result, here.own(NEW)) if in_parts else _rounded(result, element, kind)
-        return [arith.select(reduce(arith.andi, exists), result, mlir.constant(0, element)) if exists else result]
+        results = _stored_as(here.value(value), element, kind)
+        inside = reduce(arith.andi, exists) if exists else None
+        return results if inside is None else [arith.select(inside, r, mlir.constant(0, element)) for r in results]
 
-    out = added(tensor.empty(shape, element), dims)
+    outs = [added(tensor.empty(list(whole), element), dims) for _ in range(_stored_count(kind))]
     name = f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}"
-    new = rebuild(op, dims, operands, body, outputs=[out], iterators=["parallel"] * len(dims), name=name)
+    new = rebuild(op, dims, operands, body, outputs=outs, iterators=["parallel"] * len(dims), name=name)
     if names := locations.indices(op):
-        locations.set_indices(new, ["part" if d == NEW else names[d] for d in dims])
+        locations.set_indices(new, [names[d] for d in dims])
     return new
+
+
+def _stored_count(kind: str) -> int:
+    """The tensors in which a factor is stored. bf16 parts have one each: a further dimension could be one too many for TMA."""
+    return bf16_split.COUNT if kind == bf16_split.KIND else 1
+
+
+def _stored_as(value: ir.Value, element: ir.Type, kind: str) -> list[ir.Value]:
+    """What each of them has of a factor's value."""
+    return bf16_split.parts_of(value) if kind == bf16_split.KIND else [_rounded(value, element, kind)]
 
 
 def _rounded(value: ir.Value, element: ir.Type, kind: str) -> ir.Value:
@@ -225,16 +223,15 @@ def _read(
 
 
 def _read_factor(
-    op: ir.Operation, side: int, kind: str, packed: ir.Value, at: Sequence[int | ir.Value], guard: ir.Value | None = None
+    op: ir.Operation, side: int, kind: str, made: ir.Operation, at: Sequence[int | ir.Value], guard: ir.Value | None = None
 ) -> None:  # fmt: skip
     """The factor becomes what is stored of it at dimensions or subscripts, or the sum of its stored parts; 0 where a condition does
     not hold."""
     product = product_of(op)
     assert product is not None, "a sum of products, as the plan found"
     with ir.InsertionPoint(product), op.location:
-        *outer, last = (linalg.IndexOp(d).result if isinstance(d, int) else d for d in at)
-        parts = [[mlir.index(n)] for n in range(bf16_split.COUNT)] if kind == bf16_split.KIND else [[]]
-        found = [tensor.extract(packed, [*outer, *part, last]) for part in parts]
+        subscripts = [linalg.IndexOp(d).result if isinstance(d, int) else d for d in at]
+        found = [tensor.extract(stored, subscripts) for stored in made.results]
         if guard is not None:
             found = [arith.select(guard, part, mlir.constant(0, part.type)) for part in found]
         old = product.operands[side]

@@ -61,26 +61,21 @@ def joined(whole: ir.Value, parts: list[ir.Value]) -> ir.Value:
     return arith.select(arith.cmpf(arith.CmpFPredicate.ORD, wide[0], wide[0]), total, whole)
 
 
-def part_of(x: ir.Value, number: ir.Value) -> ir.Value:
-    """Part `number`, an index, of an f32."""
-    narrow = ir.BF16Type.get()
-
-    def rest(value: ir.Value) -> ir.Value:
-        return arith.subf(value, arith.extf(value.type, arith.truncf(narrow, value)))
-
-    kept = x  # choices one after another: one within another is a branch, across which LLVM keeps the outcome in memory
-    for n in range(1, COUNT):
-        kept = arith.select(arith.cmpi(arith.CmpIPredicate.sge, number, mlir.index(n)), rest(kept), kept)
-    part = arith.truncf(narrow, kept)
+def parts_of(x: ir.Value) -> list[ir.Value]:
+    """Those of an f32."""
+    narrow, parts, rest = ir.BF16Type.get(), list[ir.Value](), x
+    for _ in range(COUNT):
+        if parts:
+            rest = arith.subf(rest, arith.extf(x.type, parts[-1]))
+        parts.append(arith.truncf(narrow, rest))
     size, zero = math.absf(x), mlir.constant(0.0, x.type)
     inside = arith.andi(
         arith.cmpf(arith.CmpFPredicate.OGE, size, mlir.constant(TINY, x.type)),
         arith.cmpf(arith.CmpFPredicate.OLT, size, mlir.constant(HUGE, x.type)),
     )
     ordinary = arith.ori(inside, arith.cmpf(arith.CmpFPredicate.OEQ, x, zero))
-    is_first = arith.cmpi(arith.CmpIPredicate.eq, number, mlir.index(0))
-    mark = arith.select(is_first, mlir.constant(float("nan"), narrow), mlir.constant(0.0, narrow))
-    return arith.select(ordinary, part, mark)
+    marks = [float("nan"), *(0.0 for _ in parts[1:])]
+    return [arith.select(ordinary, part, mlir.constant(mark, narrow)) for part, mark in zip(parts, marks)]
 
 
-__all__ = ["COUNT", "KIND", "PRODUCTS", "Parted", "joined", "part_of", "parted"]
+__all__ = ["COUNT", "KIND", "PRODUCTS", "Parted", "joined", "parted", "parts_of"]

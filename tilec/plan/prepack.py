@@ -232,7 +232,7 @@ def _stored_in_order(
     made = graph.producer.get(found.access.tensor) if found else None
     if found is not None and found.access.exact and not (made is not None and made.inlined) and _is_stored(found, kind):
         longer = replace(found, extents={**found.extents, line: whole})
-        stored, order = in_order(longer, own, line, size, kind == bf16_split.KIND)
+        stored, order = in_order(longer, own, line, size)
         boxed = stored.is_box((*own, line), {line: LINE // size}) and stored.offset(line) % (WIDE // size) == 0
         pieces = "async" if stored.is_pieces(line, None, WIDE // size) else ""
         ends = stored.shape[-1] - stored.zeros == node.extents[numbers[line]]  # else other elements follow, not zeros
@@ -242,7 +242,7 @@ def _stored_in_order(
             loaded = Operand("tma" if boxed else pieces, 1, pieces=pieces, longest=longest, unaligned=unaligned, windows=True)
             return loaded, [Pack(node.name, SIDES[side], (), kind, (), order)]
     p = Pack(node.name, SIDES[side], _dims(node, side, True, tuple(numbers[d] for d in roles.inner)), kind)
-    rank = sum(node.extents[d] > 1 for d in p.dims) + (kind == bf16_split.KIND)
+    rank = sum(node.extents[d] > 1 for d in p.dims)
     if whole % (WIDE // size) or rank > RANK or _unfolds(node, p) or (padded and kind == bf16_split.KIND):
         return None
     if padded:

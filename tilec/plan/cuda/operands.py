@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any
 
 from tilec.analysis import bf16_split
-from tilec.analysis.access import Access, Subscript, access_of
+from tilec.analysis.access import Access, access_of
 from tilec.analysis.directions import extract_directions
 from tilec.analysis.factor_access import FactorAccess
 from tilec.analysis.graph import Graph, Node, dims_of
@@ -28,7 +28,6 @@ from tilec.core import mlir
 from tilec.core.hardware import BOX, LINE, WIDE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
-from tilec.index.terms import term
 from tilec.kernels.matrix import ASYNC, BYTES, ELEMENTS
 from tilec.passes.tensor.pack import aligned
 from tilec.plan.groups import Group
@@ -222,12 +221,9 @@ def in_aligned_rows(found: FactorAccess) -> FactorAccess:
     return replace(found, shape=(*outer, whole), zeros=whole - last)
 
 
-def in_order(
-    found: FactorAccess, own: tuple[int, ...], line: int, size: int, in_parts: bool
-) -> tuple[FactorAccess, tuple[int, ...]]:  # fmt: skip
+def in_order(found: FactorAccess, own: tuple[int, ...], line: int, size: int) -> tuple[FactorAccess, tuple[int, ...]]:
     """The same of the tensor that has elements of `size` bytes, and a dimension that `line` moves last: those that the dimensions
-    `own` move are in their order; `in_parts`: with a further dimension, that of bf16 parts, before the last. And the order of the
-    tensor's dimensions."""
+    `own` move are in their order. And the order of the tensor's dimensions."""
     position = [max((own.index(d) for d in at if d in own), default=-1) for at in found.factors]
     last = [p for p, at in enumerate(found.factors) if line in at][:1]
     others = [p for p in range(len(found.shape)) if p not in last]
@@ -238,10 +234,6 @@ def in_order(
     ones = [p for p in range(len(access.shape)) if p not in whole]
     *outer, row = (found.shape[p] for p in order)
     guarded, at = [order.index(p) for p in access.guarded], [found.subscripts[p] for p in order]
-    if in_parts:
-        guarded = [p + (p == len(outer)) for p in guarded]
-        outer.append(bf16_split.COUNT)
-        at.insert(-1, Subscript(term(0), at[-1].dims))
     stored = replace(
         found, access=replace(access, guarded=frozenset(guarded)), shape=(*outer, aligned(row, size)), subscripts=tuple(at),
         bytes=size, trails=False, zeros=aligned(row, size) - row,

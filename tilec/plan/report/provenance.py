@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tilec.analysis import bf16_split
 from tilec.core.diagnostics import Source, Span
 from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
@@ -49,8 +48,7 @@ class Provenance:
             if not pack.dims:
                 return tuple(f"d{k}" for k in range(len(extents)))
             own = self._own(pack.operation, 1 + max(pack.dims))
-            names = [own[d] for d in pack.dims]
-            return tuple([*names[:-1], "part", names[-1]] if pack.kind == bf16_split.KIND else names)
+            return tuple(own[d] for d in pack.dims)
         return self._own(operation, len(extents))
 
     def index(self, operation: str, dim: int) -> str:
