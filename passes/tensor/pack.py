@@ -27,10 +27,10 @@ from tilec.analysis import bf16_split
 from tilec.analysis.access import Access, access_of
 from tilec.analysis.products import arguments_of, factors_of, narrow, product_of, scaled, stored
 from tilec.core import locations, mlir
-from tilec.core.hardware import WIDE
+from tilec.core.hardware import RANK, WIDE
 from tilec.core.mlir import arith, ir, linalg, tensor
 from tilec.kernels.matrix import ELEMENTS
-from tilec.passes.rebuild import Anew, Operand, added, operands_in, rebuild, replace
+from tilec.passes.rebuild import Anew, Operand, added, collapsed, operands_in, rebuild, replace
 
 SIDES = ("left", "right")  # the factors of a product in the order in which the body has them
 
@@ -98,7 +98,7 @@ def _store_tensor(
         _read_factor(op, side, kind, new, [at[p] for p in order], guard)
         return new, op
     with ir.InsertionPoint(read):
-        element = tensor.extract(new.results[0], [at[p] for p in order or range(len(at))])
+        element = _element(new.results[0], [at[p] for p in order or range(len(at))])
         read.results[0].replace_all_uses_with(_widened(element, read.results[0]))
     read.erase()
     return new, op
@@ -147,7 +147,7 @@ def _with_element(op: ir.Operation, number: int, longer: ir.Value, order: tuple[
     body, dims, extents = mlir.body_of(op), mlir.map_dims(mlir.maps_of(op)[number]), mlir.extents_of(op)
     argument = body.arguments[number]
     with ir.InsertionPoint.at_block_begin(body):
-        element = tensor.extract(longer, [linalg.IndexOp(dims[p]).result for p in order or range(len(dims))])
+        element = _element(longer, [linalg.IndexOp(dims[p]).result for p in order or range(len(dims))])
         argument.replace_all_uses_with(_widened(element, argument))
     op.operands[number] = tensor.empty([extents[d] for d in dims], argument.type)
 
@@ -231,11 +231,21 @@ def _read_factor(
     assert product is not None, "a sum of products, as the plan found"
     with ir.InsertionPoint(product), op.location:
         subscripts = [linalg.IndexOp(d).result if isinstance(d, int) else d for d in at]
-        found = [tensor.extract(stored, subscripts) for stored in made.results]
+        found = [_element(stored, subscripts) for stored in made.results]
         if guard is not None:
             found = [arith.select(guard, part, mlir.constant(0, part.type)) for part in found]
         old = product.operands[side]
         product.operands[side] = bf16_split.joined(old, found) if kind == bf16_split.KIND else _widened(found[0], old)
+
+
+def _element(stored: ir.Value, at: Sequence[ir.Value]) -> ir.Value:
+    """One of what is stored, of which the first of more dimensions than TMA takes are read as one."""
+    first, *others = at
+    while len(others) >= RANK:
+        second, *others = others
+        length = ir.ShapedType(stored.type).shape[1]
+        first, stored = arith.addi(arith.muli(first, mlir.index(length)), second), collapsed(stored, 0)
+    return tensor.extract(stored, [first, *others])
 
 
 def _widened(element: ir.Value, factor: ir.Value) -> ir.Value:

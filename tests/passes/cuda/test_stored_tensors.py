@@ -34,7 +34,7 @@ FORMS = {
     ),
     "one dimension": (
         "op conv(x: {t}[N, C, W], f: {t}[K, C, S]) -> (y: f32[N, K, W]) {{\n"
-        " y[n, k, w] = sum[c, s](pad(x[n, c, w + s - 1], 0) * f[k, c, s])\n}}", {},
+        " y[n, k, w] = sum[c, s](pad(x[n, c, w + s - 1], 0) * f[k, c, s])\n}}", {"W": 64},
     ),
     "three dimensions": (
         "op conv(x: {t}[N, C, D, H, W], f: {t}[K, C, Q, R, S]) -> (y: f32[N, K, D, H, W]) {{\n"
@@ -50,9 +50,19 @@ FORMS = {
         FIRST.replace("C, H", "G * C, H").replace("f: {t}[K", "f: {t}[G, K").replace("[N, K, H", "[N, G, K, H")
         .replace("y[n, k", "y[n, g, k").replace("x[n, c,", "x[n, g * C + c,").replace("f[k", "f[g, k"), {"G": 2},
     ),
+    "three dimensions, grouped": (
+        "op conv(x: {t}[N, G * C, D, H, W], f: {t}[G, K, C, Q, R, S]) -> (y: f32[N, G, K, D, H, W]) {{\n"
+        " y[n, g, k, d, h, w] = sum[c, q, r, s](pad(x[n, g * C + c, d + q - 1, h + r - 1, w + s - 1], 0) * f[g, k, c, q, r, s])"
+        "\n}}", {"N": 1, "G": 2, "D": 3, "Q": 2, "H": 4, "R": 2},
+    ),
+    "images of several groups": (
+        "op conv(x: {t}[N, G, C, D, H, W], f: {t}[G, K, C, Q, R, S]) -> (y: f32[N, G, K, D, H, W]) {{\n"
+        " y[n, g, k, d, h, w] = sum[c, q, r, s](pad(x[n, g, c, d + q - 1, h + r - 1, w + s - 1], 0) * f[g, k, c, q, r, s])"
+        "\n}}", {"N": 1, "G": 2, "D": 3, "Q": 2, "H": 4, "R": 2},
+    ),
 }  # fmt: skip
 SIZES = {"N": 2, "C": 64, "H": 5, "W": 6, "K": 40, "R": 3, "S": 3}
-LARGE = {"N": 8, "C": 64, "D": 16, "H": 32, "W": 32, "K": 64, "Q": 3, "R": 3, "S": 3, "G": 4}
+LARGE = {"N": 8, "C": 64, "D": 16, "H": 32, "W": 32, "K": 128, "Q": 3, "R": 3, "S": 3, "G": 4}
 
 
 def written(name, kind, sizes):

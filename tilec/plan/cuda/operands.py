@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any
 
 from tilec.analysis import bf16_split
-from tilec.analysis.access import Access, access_of
+from tilec.analysis.access import Access, Subscript, access_of
 from tilec.analysis.directions import extract_directions
 from tilec.analysis.factor_access import FactorAccess
 from tilec.analysis.graph import Graph, Node, dims_of
@@ -25,7 +25,7 @@ from tilec.analysis.isomorphic import of_operation
 from tilec.analysis.multiplicands import converted, scaled_factor, scales_of
 from tilec.analysis.traffic import outputs_of
 from tilec.core import mlir
-from tilec.core.hardware import BOX, LINE, WIDE
+from tilec.core.hardware import BOX, LINE, RANK, WIDE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.kernels.matrix import ASYNC, BYTES, ELEMENTS
@@ -223,17 +223,23 @@ def in_aligned_rows(found: FactorAccess) -> FactorAccess:
 
 def in_order(found: FactorAccess, own: tuple[int, ...], line: int, size: int) -> tuple[FactorAccess, tuple[int, ...]]:
     """The same of the tensor that has elements of `size` bytes, and a dimension that `line` moves last: those that the dimensions
-    `own` move are in their order. And the order of the tensor's dimensions."""
+    `own` move are in their order. And the order of the tensor's dimensions. Of more than TMA takes the first are one: those that no
+    dimension of `own` moves."""
     position = [max((own.index(d) for d in at if d in own), default=-1) for at in found.factors]
     last = [p for p, at in enumerate(found.factors) if line in at][:1]
     others = [p for p in range(len(found.shape)) if p not in last]
     moved = iter(sorted((p for p in others if position[p] >= 0), key=position.__getitem__))
+    if len(found.shape) > RANK:
+        others.sort(key=lambda p: position[p] >= 0)
     order = [next(moved) if position[p] >= 0 else p for p in others] + last
     access = found.access
     whole = [p for p, extent in enumerate(access.shape) if extent > 1 or access.operand is None]
     ones = [p for p in range(len(access.shape)) if p not in whole]
     *outer, row = (found.shape[p] for p in order)
     guarded, at = [order.index(p) for p in access.guarded], [found.subscripts[p] for p in order]
+    while len(outer) >= RANK and not {0, 1} & {*guarded}:
+        at[:2] = [Subscript(at[0].term * outer[1] + at[1].term, at[1].dims)]
+        outer[:2], guarded = [prod(outer[:2])], [p - 1 for p in guarded]
     stored = replace(
         found, access=replace(access, guarded=frozenset(guarded)), shape=(*outer, aligned(row, size)), subscripts=tuple(at),
         bytes=size, trails=False, zeros=aligned(row, size) - row,
@@ -249,6 +255,8 @@ def _access(node: Node, factor: ir.Value) -> Access | None:
 def _zeros(value: ir.Value) -> int:
     """Behind each row of a tensor that the plan has a kernel store for a contraction."""
     owner = mlir.definition(value)
+    while owner is not None and owner.name == "tensor.collapse_shape":
+        owner = mlir.definition(owner.operands[0])
     return (mlir.get_integer(owner, "tilec.stored") or 0) if owner is not None else 0
 
 
