@@ -64,6 +64,21 @@ def test_dimensions_leave_room_for_the_vectors_of_a_lane():
     assert max(both.options.vectors) == 8 and prod(both.options.vectors) * prod(both.options.steps) <= 64
 
 
+HUBER = """op f(x: f32[N, M], y: f32[N, M]) -> (mean: f32) {
+    d[i, j] = abs(x[i, j] - y[i, j])
+    mean = mean[i, j](d[i, j] * d[i, j] * 0.5 if d[i, j] < 1.0 else d[i, j] - 0.5)
+}"""
+
+
+@pytest.mark.parametrize("rows", [32768, 4099])
+def test_steps_with_guards_load_no_more_than_a_thread_holds(rows):
+    """All loads of guarded steps come before the first use. A thread once loaded 192 elements in 3 of 32 rows, and spilled."""
+    partial, _ = planned(HUBER, N=rows, M=32768).kernels
+    steps, vectors = prod(partial.options.steps), prod(partial.options.vectors)
+    even = all(e % s == 0 for e, s in zip(list(partial.extents.values())[1:-1], partial.options.steps[1:-1]))
+    assert even or 2 * steps * vectors <= 64
+
+
 TRANSPOSED = """op f(q: bf16[B, H, S, D], k: bf16[C, G, S, D]) -> (y: bf16[B, H, S, D], z: bf16[C, G, S, D]) {
     a[s, d] = s * 10000 ** (d / D) where s in 0:S, d in 0:D
     y[b, h, s, d] = q[b, h, s, d] * cos(a[s, d])

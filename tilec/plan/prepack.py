@@ -277,9 +277,9 @@ def _ways(node: Node, kind: str, now: Tiles, g: Group, graph: Graph) -> list[lis
     if any(sum(node.extents[d] > 1 for d in p.dims) > RANK for p in packs) or (scales_of(node) and not whole):
         return found  # steps number k of sums that are scaled
     if any(node.extents[p.dims[-1]] % (WIDE // size) for p in packs):
-        if kind == bf16_split.KIND or node.extracts:
+        if node.extracts:
             return found
-        packs = _padded(node, kind, majors, packs, k)
+        packs = [_aligned(node, p) for p in packs] if kind == bf16_split.KIND else _padded(node, kind, majors, packs, k)
     return found if any(_lies_so(node, p, graph) for p in packs) else [*found, packs]
 
 
@@ -319,6 +319,12 @@ def _padded(node: Node, kind: str, majors: list[bool], packs: list[Pack], inner:
     return found
 
 
+def _aligned(node: Node, p: Pack) -> Pack:
+    """With zeros at the end of lines that are read no further than they go without."""
+    *outer, last = (node.extents[d] for d in p.dims)
+    return replace(p, extents=(*outer, round_up(last, WIDE // BYTES[p.kind]))) if last % (WIDE // BYTES[p.kind]) else p
+
+
 def _boxes(node: Node, k: tuple[int, ...], depth: int) -> bool:
     """Whether tiles of k, its dimensions in this order, are boxes of a tensor."""
     wide = [node.extents[d] for d in k if node.extents[d] > 1]
@@ -337,7 +343,7 @@ def _dims(node: Node, side: int, major: bool, k: tuple[int, ...]) -> tuple[int, 
 def lacking(function: ir.Operation, packs: Sequence[Step]) -> str:
     """What is missing beside packs: lines of k are as long in both factors. The further products are 0 only where both are."""
     by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}
-    given = [p for p in packs if isinstance(p, Pack)]
+    given = [p for p in packs if isinstance(p, Pack) and p.kind != bf16_split.KIND]
     for p in given:
         extents, kinds = mlir.extents_of(by_name[p.operation]), mlir.iterators_of(by_name[p.operation])
         longer = {d: n for d, n in zip(p.dims, p.extents) if n > extents[d] and kinds[d] == "reduction"}
@@ -356,7 +362,10 @@ def apply_packs(function: ir.Operation, packs: Sequence[Step]) -> None:
         assert isinstance(p, Pack)
         op = by_name[p.operation]
         key = (read_from(op, p.number, p.kind), p.order, p.kind) if p.order else None
+        extents = mlir.extents_of(op)
         stored, by_name[p.operation] = pack(op, p.number, p.dims, p.kind, p.extents, p.order, known.get(key))
-        stored.attributes["tilec.stored"] = mlir.integer(0 if p.dims else zeros_behind(stored, p.order))
+        in_parts = p.kind == bf16_split.KIND and p.extents
+        zeros = p.extents[-1] - extents[p.dims[-1]] if in_parts else 0 if p.dims else zeros_behind(stored, p.order)
+        stored.attributes["tilec.stored"] = mlir.integer(zeros)
         if key is not None:
             known[key] = stored

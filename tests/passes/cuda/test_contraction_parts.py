@@ -24,10 +24,12 @@ def lowered(text, sizes, monkeypatch):
     return specialised, result
 
 
+@pytest.mark.parametrize("sizes", [{"M": 72, "N": 72, "K": 136}, {"M": 67, "N": 69, "K": 131}], ids=["even", "odd"])
 @pytest.mark.parametrize("name", TEXTS)
-def test_products(name, monkeypatch):
+def test_products(name, sizes, monkeypatch):
+    """Lines of odd lengths are stored with zeros behind them."""
     text = TEXTS[name].format(t="f32", o="f32")
-    specialised, result = lowered(text, {"M": 72, "N": 72, "K": 136}, monkeypatch)
+    specialised, result = lowered(text, sizes, monkeypatch)
     inputs = T.arrays(specialised)
     assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
 
@@ -55,11 +57,14 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-def test_numbers_of_every_size(name, monkeypatch):
+EVEN, ODD = {"M": 64, "N": 72, "K": 72}, {"M": 65, "N": 71, "K": 73}
+
+
+@pytest.mark.parametrize("name, sizes", [*((n, EVEN) for n in NUMBERS), ("infinite", ODD), ("one tiny", ODD)])
+def test_numbers_of_every_size(name, sizes, monkeypatch):
     """What has no parts is noticed, and computed otherwise."""
     text = T.MATMUL.format(t="f32", o="f32")
-    specialised, result = lowered(text, {"M": 64, "N": 72, "K": 72}, monkeypatch)
+    specialised, result = lowered(text, sizes, monkeypatch)
     random = np.random.default_rng(1)
     with np.errstate(over="ignore"):
         inputs = [NUMBERS[name](random, [s.value for s in t.shape]).astype(np.float32) for t in specialised.inputs]
@@ -73,3 +78,8 @@ def test_parts_pay_for_large_products():
     _, result = T.lowered(T.MATMUL.format(t="f32", o="f32"), T.LARGE, "h200")
     assert result.plan.kernels[-1].options.multiplicand == "bf16x3"
     compiled(result.emitted, "sm_90a")
+
+
+def test_parts_of_lines_of_odd_lengths():
+    plan = planned(T.MATMUL.format(t="f32", o="f32"), None, {"M": 4097, "N": 4095, "K": 2049})
+    assert plan.kernels[-1].options.multiplicand == "bf16x3"

@@ -200,15 +200,19 @@ def unrolled(view: View, dims: Collection[int], elements: int = 1) -> dict[int, 
     """Unrolled steps along dimensions that a thread has alone: short dimensions whole, the last first, as long as a thread
     can hold their elements together. Other dimensions go step by step: sixteen dimensions of 2 would be tens of
     thousands of elements. `elements` is the number of elements along the lane's dimension at each step; several dimensions
-    leave room for them, and a loop's instructions stay in the nearest cache."""
+    leave room for them, and a loop's instructions stay in the nearest cache. Steps that do not divide a dimension have guards,
+    and all loads come before the first use: as many as a thread can hold."""
     steps, room = {}, min(HELD, max(UNROLLED, HELD // elements))
     busiest = max((n.instructions for n in view.group.nodes if {*view.group.space.dims[n]} & {*dims}), default=0)
     room = max(1, min(room, int(NEAR / max(1.0, busiest * elements))))
     for d in sorted(dims, reverse=True):
         most = max(1, min(view.extents[d], UNROLLED, room))
-        if view.extents[d] <= UNROLLED:  # a part of a short dimension that does not divide it would guard every step
-            most = max(n for n in range(1, most + 1) if view.extents[d] % n == 0) if view.extents[d] else most
-        steps[d] = most
+        even = max(n for n in range(1, most + 1) if view.extents[d] % n == 0) if view.extents[d] else most
+        if view.extents[d] <= UNROLLED or 2 * even > most:
+            steps[d] = even
+        else:
+            loaded = elements * sum(1 for a in view.accesses if d in a.dims and not a.written)
+            steps[d] = max(even, min(most, HELD // max(1, loaded)))
         room //= steps[d]
     return steps
 
