@@ -21,6 +21,7 @@ from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, math, memref, scf
 from tilec.passes.cpu.fill import map_copy, map_fill
 from tilec.passes.cpu.lanes import Lanes, count_for
+from tilec.passes.cpu.narrow_positions import narrow_positions
 from tilec.passes.cpu.transpose import map_transpose, whole
 from tilec.passes.emit import Body
 from tilec.passes.loops import sum_of
@@ -34,6 +35,8 @@ CODY_WAITE_LIMIT = {"f32": 2.0**17, "f64": 2.0**30}  # of the fast paths in runt
 def map_cpu(module: ir.Operation) -> None:
     for function in mlir.functions(module):
         if "tilec.kernel" in function.attributes:
+            for op in [o for o in mlir.traverse(function) if mlir.is_generic(o)]:
+                narrow_positions(op)
             for op in list(mlir.traverse(function)):
                 match op.name:
                     case "linalg.generic":

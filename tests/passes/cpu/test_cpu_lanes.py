@@ -61,6 +61,8 @@ FUSED = {
     "place of a choice": "y[i] = argmax[j](x[i, j] if j % 3 == 1 else -inf)",
     "place of a distance": "y[i] = argmin[j]((x[i, j] - x[i, 0]) ** 2)",
     "place along columns": "y[j] = argmax[i](x[i, j])",
+    "place and sum of places": "p[i] = argmax[j](x[i, j]); y[i] = sum[j](x[i, j] * j)",
+    "place in a row above": "p[i] = argmax[j](x[i, j]) + 1; y[i] = argmin[j](x[i, j]) * 5000000000",
 }
 
 
@@ -86,6 +88,19 @@ def test_lanes_are_vectors(name):
     vectors, scalars = (sum(bool(re.match(rf"\s+v?cmp\w*{kind}\s|\s+fcm\w+\s+{arm}", line)) for line in lines)
                         for kind, arm in (("ps", "v"), ("ss", "s")))  # fmt: skip
     assert vectors > 8 and vectors > scalars
+
+
+@pytest.mark.parametrize("shape", [(16, 512), (1201, 200), (300, 1030)])
+@pytest.mark.parametrize("name", ["place and largest", "both places", "place of a choice", "place along columns"])
+def test_places_are_short_while_they_are_chosen(name, shape):
+    """A vector has as many of them as of f32; the last blocks of a grid may have fewer rows."""
+    op = compiled(FUSED[name])
+    op(np.ones(shape, np.float32))
+    (kernel,) = op.kernels
+    text = code(kernel.source)
+    lanes = re.findall(r"lanes_\d+ = (\w+)_pointer", text)
+    assert "i32_pointer(" in text and "i64" not in lanes
+    run(FUSED[name], np.tile(rows_of(np.float32, shape[1])[7:11], (shape[0] // 4, 1)))
 
 
 def test_short_rows_have_no_lanes():
