@@ -34,7 +34,8 @@ def measured(suite: str) -> set[str]:
 
 def merge(path: Path) -> Path:
     """Puts the rows of a file of results into the newest results of its suite on the same GPU, with today's date, or into a file
-    of their own where there are none. Rows that are kept say of which run they are. The path of what is written."""
+    of their own where there are none. Rows that are kept say of which run they are, and on which CPU if that is another. The
+    path of what is written."""
     found = json.loads(path.read_text())
     today = datetime.date.today().isoformat()
     if not (earlier := sorted(RESULTS.glob(f"*-{found['suite']}.json"))):
@@ -50,6 +51,9 @@ def merge(path: Path) -> Path:
         for facts in (found, old)
     )
     run = f"{before.name[:10]}, commit {old['versions']['commit']}"
+    processors = [facts["machine"].get("cpu") for facts in (found, old)]
+    if not old["machine"]["gpu"] and processors[0] != processors[1]:
+        run += f", on {processors[1]}, {old['machine']['cores']} cores"
     rows = [fresh.pop(name, {"run": run} | r) for name, r in known.items()]
     place = before.with_name(f"{today}{before.name[10:]}")
     place.write_text(json.dumps(found | {"rows": [*rows, *fresh.values()]}, indent=1) + "\n")
@@ -129,7 +133,7 @@ def speed(row: dict, us: float | None) -> str:
 FUSED = ("softmax", "layernorm", "gelu")
 MULTIPLIED = {"matmul": 0.95, "linear": 0.95, "attention": 1.0, "conv2d": 1.0}
 """What CPUs should reach of the best peer's speed."""
-NARROW = 0.8  # in products of bf16
+NARROW = EXAMPLE = 0.9  # in products of bf16, and of every example
 
 
 def targets(suite: str, rows: list[dict]) -> list[tuple[str, float, float, bool]]:
@@ -152,6 +156,8 @@ def _cpu_targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
                 found.append((f"{name}: NumPy's time over ours", numpy, 2.0, numpy >= 2))
             if row["name"].startswith(FUSED) and best:
                 found.append((f"{name}: best peer's time over ours", best, 1.0, best >= 1))
+            if row.get("group") == "example" and best:
+                found.append((f"{name}: best peer's time over ours", best, EXAMPLE, best >= EXAMPLE))
             if row["name"].startswith("matmul") and numpy:
                 found.append((f"{name}: NumPy's time over ours", numpy, 0.7, numpy >= 0.7))
             if best and (wanted := MULTIPLIED.get(row["name"].split(" ")[0])):

@@ -151,7 +151,8 @@ def headlines() -> str:
             continue
         headings, cells = report.grid(suite, rows, end)
         of = {r.get("run", f"{path.name[:10]}, commit {facts['versions']['commit']}"): None for r in rows}
-        parts.append(f"{where}, {'; '.join(of)}, {meaning}:")
+        here = "" if all(", on " in run for run in of) else f"{where}, "  # rows of another machine name it
+        parts.append(f"{here}{'; '.join(of)}, {meaning}:")
         parts.append(table(headings, cells, range(1, len(headings))))
     if (found := newest("models")) is not None:
         parts.append(models_report.headline(found[1]))

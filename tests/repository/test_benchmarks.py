@@ -181,7 +181,7 @@ def test_products_on_a_cpu_have_targets():
     found = {what: (wanted, met) for what, _, wanted, met in report.targets("cpu", rows)}
     assert found == {
         "matmul 1024 f32: best peer's time over ours": (0.95, False),
-        "matmul 1024 bf16: best peer's time over ours": (0.8, True),
+        "matmul 1024 bf16: best peer's time over ours": (0.9, True),
         "attention full f32: best peer's time over ours": (1.0, False),
     }
 
@@ -312,6 +312,28 @@ def test_results_are_merged(tmp_path, monkeypatch):
     (tmp_path / "2999-01-02-h200-gpu.json").unlink()
     again = json.loads(report.merge(results("newer.json", "newer", [{"name": "c", "us": 3}])).read_text())
     assert [r.get("run", "").rpartition(" ")[2] for r in again["rows"]] == ["old", "new", ""]
+
+
+def test_merged_rows_of_another_cpu_say_so(tmp_path, monkeypatch):
+    import json
+
+    from benchmarks import report
+
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    for name, cpu in (("2020-01-02-x-cpu.json", "old"), ("new.json", "new")):
+        rows = [{"name": name, "us": 1}]
+        machine = {"gpu": "", "cpu": f"{cpu} processor", "cores": 2, "system": "Linux x"}
+        (tmp_path / name).write_text(json.dumps({"suite": "cpu", "machine": machine, "versions": {"commit": "c"}, "rows": rows}))
+    kept, _ = json.loads(report.merge(tmp_path / "new.json").read_text())["rows"]
+    assert kept["run"] == "2020-01-02, commit c, on old processor, 2 cores"
+
+
+def test_examples_have_targets_on_a_cpu():
+    from benchmarks.report import targets
+
+    times = {"tilec, out=": 1.0, "tilec": 1.0, "torch": 0.8, "numpy": 3.0}
+    found = targets("cpu", [{"name": "example x", "group": "example", "times_us": times}])
+    assert found == [("example x: best peer's time over ours", 0.8, 0.9, False)]
 
 
 def test_audited_plans_are_of_distinct_shapes():
