@@ -71,7 +71,7 @@ def fitting(e: Example) -> dict[str, int]:
     """The sizes for a GPU, the largest of which is halved until inputs and results are no more than BYTES."""
     sizes, tree = dict(e.bench_sizes), parse(read_source(e.path))
     while True:
-        special = specialise(tree, e.op, None, sizes)
+        special = specialise(tree, e.op, None, sizes, checked=True)
         tensors = (*special.inputs, *special.outputs)
         if sum(t.dtype.bytes * math.prod(n.value for n in t.shape) for t in tensors) <= BYTES:
             return sizes
