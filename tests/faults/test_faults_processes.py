@@ -99,6 +99,30 @@ def test_the_command_line_says_that_it_was_interrupted(tmp_path, monkeypatch):
     assert cli.main(["run", str(tmp_path / "a.tile")]) == 130
 
 
+def test_an_interrupt_while_a_class_is_made_is_one(tmp_path, monkeypatch):
+    """Python 3.11 raises another error then, as in an import within a call."""
+    from tilec.cli import command as cli
+    from tilec.driver import lowering
+
+    class Struck:
+        def __set_name__(self, owner, name):
+            raise KeyboardInterrupt
+
+    def importing(*given):
+        type("Made", (), {"field": Struck()})
+
+    (tmp_path / "a.tile").write_text("op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] }")
+    monkeypatch.setenv(cache.VARIABLE, "")
+    op, x = tilec.compile("y[i] = 3 * x[i]", target="cpu"), np.ones(3, np.float32)
+    for name in ("stages", "_emit"):
+        with monkeypatch.context() as patch:
+            patch.setattr(lowering, name, importing)
+            assert cli.main(["run", str(tmp_path / "a.tile"), "-D", "N=5"]) == 130
+            with pytest.raises(KeyboardInterrupt):
+                op(x)
+    assert (op(x) == 3).all()
+
+
 @pytest.mark.parametrize("processes", [4, pytest.param(32, marks=pytest.mark.slow)])
 def test_processes_that_compile_the_same_thing(processes, tmp_path):
     environment = os.environ | {cache.VARIABLE: str(tmp_path / "cache")}

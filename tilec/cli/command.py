@@ -20,6 +20,7 @@ from tilec.cli.defects import report_defect
 from tilec.cli.streams import open_streams, warnings_as
 from tilec.core.diagnostics import InternalError, TileError, printable_message
 from tilec.process import progress
+from tilec.process.interrupts import pass_on
 
 OK, MISTAKE, DEFECT, INTERRUPTED, PIPE_CLOSED = 0, 1, 70, 130, 141
 
@@ -76,8 +77,12 @@ def _drop_output() -> None:
 
 def _run(args: argparse.Namespace) -> int:
     module, _, function = args.command.partition(":")
-    with progress.shown(lambda what: note(what, "still")):
-        return getattr(import_module(f"tilec.cli.{module}"), function)(args)
+    try:
+        with progress.shown(lambda what: note(what, "still")):
+            return getattr(import_module(f"tilec.cli.{module}"), function)(args)
+    except Exception as error:
+        pass_on(error)
+        raise
 
 
 def _is_environment(error: Exception) -> bool:

@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
 
+from tilec.process.interrupts import pass_on
+
 with suppress(RuntimeError):  # once the main thread is over, it cannot be imported, and nothing uses it
     import concurrent.futures.thread  # noqa: F401 - likewise
 
@@ -29,12 +31,16 @@ _held: list[Any] = []  # locks of others, during a fork
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """A fork by another thread waits until this is left. Entered before any lock is taken."""
+    """A fork by another thread waits until this is left, and Ctrl-C leaves it as KeyboardInterrupt. Entered before any lock is
+    taken."""
     me = threading.get_ident()
     with _changed:
         _compiling[me] += 1
     try:
         yield
+    except Exception as error:
+        pass_on(error)
+        raise
     finally:
         with _changed:
             _compiling[me] -= 1

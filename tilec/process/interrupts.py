@@ -1,8 +1,9 @@
-"""Ctrl-C while Numba or MLIR registers names: the interruption waits until the registration is complete.
+"""Ctrl-C: where it waits, and where Python has made another error of it.
 
 Numba and the MLIR bindings register types, functions and dialects at their first use, for the life of the process. A
 KeyboardInterrupt in the middle would leave the first half registered, and every later attempt would fail: "duplicate
-registration", "already registered". Elsewhere Ctrl-C takes effect at once.
+registration", "already registered". There the interruption waits until the registration is complete. Elsewhere Ctrl-C takes
+effect at once.
 """
 
 from __future__ import annotations
@@ -28,3 +29,13 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if struck:
             handler(*struck[0])
+
+
+def pass_on(error: BaseException) -> None:
+    """Raises KeyboardInterrupt where an error was made of one. Python 3.11 makes a RuntimeError of all that is raised in a
+    `__set_name__`, where a class is made, and so within imports."""
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__) is not None and cause not in causes:
+        causes.append(cause)
+        if isinstance(cause, KeyboardInterrupt):
+            raise KeyboardInterrupt from error

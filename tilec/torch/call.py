@@ -18,6 +18,7 @@ from tilec.core.dtypes import DTYPES
 from tilec.driver.cuda_executable import CudaExecutable
 from tilec.driver.recipe import Signature
 from tilec.process.forking import compiling
+from tilec.process.interrupts import pass_on
 from tilec.process.workers import workers
 from tilec.runtime import buffers
 from tilec.torch.aliases import returns
@@ -174,6 +175,7 @@ class Partition:
             written = write(graph)
             made = self._bound(written, graph, key)
         except Exception as error:  # of any kind: PyTorch can run it
+            pass_on(error)
             found = error if isinstance(error, Unwritten) else blamed(error, written) if written is not None else None
             if found is not None and found.nodes and not self.last:
                 if found.failed and not self.options.strict:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tilec.process.interrupts import pass_on
 from tilec.torch.aten import (  # noqa: F401
     adaptive,
     antialiasing,
@@ -75,6 +76,7 @@ def refusal(node: Node) -> str | None:
     except Unsupported as error:
         return reason(error)
     except Exception as error:
+        pass_on(error)
         report([node], error)
         return reason(error)
     return None
