@@ -11,7 +11,10 @@ products that combine a reduction's state (their first operand) are marked `reas
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from tilec.analysis.float_ranges import range_of
@@ -19,9 +22,11 @@ from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.lane_invariance import NONE, LaneInvariance, find_lane_invariance, multiple
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, math, memref, scf
+from tilec.kernels import planned_kernels
 from tilec.passes.cpu.fill import map_copy, map_fill
 from tilec.passes.cpu.lanes import Lanes, count_for
 from tilec.passes.cpu.narrow_positions import narrow_positions
+from tilec.passes.cpu.partial_sums import PartialSums
 from tilec.passes.cpu.transpose import map_transpose, whole
 from tilec.passes.emit import Body
 from tilec.passes.loops import sum_of
@@ -33,6 +38,7 @@ CODY_WAITE_LIMIT = {"f32": 2.0**17, "f64": 2.0**30}  # of the fast paths in runt
 
 
 def map_cpu(module: ir.Operation) -> None:
+    planned = {function: kernel.tiles for function, kernel in planned_kernels(module)}
     for function in mlir.functions(module):
         if "tilec.kernel" in function.attributes:
             for op in [o for o in mlir.traverse(function) if mlir.is_generic(o)]:
@@ -40,7 +46,7 @@ def map_cpu(module: ir.Operation) -> None:
             for op in list(mlir.traverse(function)):
                 match op.name:
                     case "linalg.generic":
-                        _generic(op)
+                        _generic(op, planned.get(function, {}))
                     case "linalg.fill":
                         map_fill(op)
                     case "memref.copy":
@@ -49,7 +55,7 @@ def map_cpu(module: ir.Operation) -> None:
                         map_transpose(op)
 
 
-def _generic(op: ir.Operation) -> None:
+def _generic(op: ir.Operation, tiles: dict[int, int]) -> None:
     names = (mlir.get_string(op, "tilec.name") or "t").split(",")
     for name, out in zip(names, mlir.outputs_of(op)):
         owner = mlir.definition(out)
@@ -58,15 +64,18 @@ def _generic(op: ir.Operation) -> None:
         if owner is not None and owner.name == "memref.alloc":
             owner.attributes["tilec.name"] = mlir.string(name)  # its name in the printed kernel
     with ir.InsertionPoint(op), ir.Location.name(",".join(names), op.location):
-        _Nest(op).build()
+        _Nest(op, tiles).build()
     op.erase()
 
 
 class _Nest:
-    def __init__(self, op: ir.Operation):
+    """The loops of an operation. `tiles`: of its kernel's blocks, by dimension."""
+
+    def __init__(self, op: ir.Operation, tiles: dict[int, int]):
         self.op, self.block = op, mlir.body_of(op)
         self.maps = [mlir.map_dims(m) for m in mlir.maps_of(op)]
         self.operands = list(op.operands)
+        self.sized = [*zip(self.operands, self.maps)]
         self.count = len(mlir.inputs_of(op))
         self.order = mlir.get_integers(op, "tilec.loops") or list(range(len(mlir.iterators_of(op))))
         iterators = mlir.iterators_of(op)
@@ -85,6 +94,7 @@ class _Nest:
             self.carried = [n for n in outs if self.several not in self.maps[n]]
         known, dims = locations.loop_names(op), mlir.get_integers(op, "tilec.dims") or []
         self.names = {d: known.get(k) for d, k in enumerate(dims)}
+        self.tiles = {d: tiles[k] for d, k in enumerate(dims) if k in tiles}
         self.variables: dict[int, ir.Value] = {}
         self.elements: dict[int, ir.Value] = {}
         self.checks = {o.operation: self._dims(o.operands[0]) for o in self.block.operations if _is_check(o.operation)}
@@ -99,6 +109,7 @@ class _Nest:
         self.small_arguments = False
         plain = not self.trigonometric and len(self.carried) == len(self.operands) - self.count
         self.lanes = Lanes.of(op) if plain and self.inner else None
+        self.partial = None if self.lanes else PartialSums.of(op, self.outer, self.inner)
         self.lane_count = 0
         self.invariance = NONE
 
@@ -112,11 +123,15 @@ class _Nest:
             known = mlir.constant_value(self.extent(self.inner[-1]))
             self.lane_count = count_for(None if known is None else int(known))
             self.lane_memory = self.lanes.memory(self.lane_count) if self.lane_count else []
+        if self.partial is not None and self.partial.depth < len(self.outer):
+            extents = mlir.extents_of(self.op)
+            most = {d: self.tiles[d] if extents[d] == mlir.DYNAMIC else extents[d] for d in self.partial.dims}
+            self.partial_memory = self.partial.memory(self.op, most)
         self._enter(0)
 
     def extent(self, d: int) -> ir.Value:
         """The trip count of a dimension, from any operand that it subscripts."""
-        for value, dims in zip(self.operands, self.maps):
+        for value, dims in self.sized:
             if d in dims:
                 size = ir.ShapedType(value.type).shape[dims.index(d)]
                 if size == mlir.DYNAMIC:
@@ -157,9 +172,11 @@ class _Nest:
     def _store(self, value: ir.Value, n: int) -> None:
         memref.StoreOp(value, self.operands[n], [self.variables[d] for d in self.maps[n]])
 
-    def _loop(self, d: int, states: list[ir.Value], step: int = 1, start: ir.Value | None = None) -> scf.ForOp:
-        first = mlir.index(0) if start is None else start
-        loop = scf.ForOp(first, self.extent(d), mlir.index(step), states)
+    def _loop(
+        self, d: int, states: list[ir.Value], step: int = 1, start: ir.Value | None = None, end: ir.Value | None = None
+    ) -> scf.ForOp:
+        first, last = mlir.index(0) if start is None else start, self.extent(d) if end is None else end
+        loop = scf.ForOp(first, last, mlir.index(step), states)
         flags = bool(self.small_arguments and self.far)
         names = [None] * (len(states) - flags) + ["largest"] * flags
         locations.named(loop, self.names.get(d) or ("element" if flags else None), *names)
@@ -183,7 +200,7 @@ class _Nest:
     def _at_once(self, depth: int) -> None:
         """The two innermost loops, the outer one a reduction: several of its steps in each step of the inner one.
 
-        for i { for j { s[j] += x[i, j] } }   ->   for i by 8 { for j { s[j] = s[j] + x[i, j] + ... + x[i + 7, j] } }
+        for i { for j { s[j] += x[i, j] } }   ->   for i by 4 { for j { s[j] = s[j] + x[i, j] + ... + x[i + 3, j] } }
         """
         extent = self.extent(self.outer[depth])
         known = mlir.constant_value(extent)
@@ -191,10 +208,12 @@ class _Nest:
         for start, stop, count in ((0, end, STEPS), (end, extent, 1)):
             first, last = (mlir.index(v) if isinstance(v, int) else v for v in (start, stop))
             if mlir.constant_value(first) is None or mlir.constant_value(first) != mlir.constant_value(last):
-                self._steps(depth, scf.ForOp(first, last, mlir.index(count), []), count)
+                build = partial(self._steps, depth, count)
+                self._in_rounds(depth, last, build) if count > 1 else build(first, last)
 
-    def _steps(self, depth: int, loop: scf.ForOp, count: int) -> None:
+    def _steps(self, depth: int, count: int, first: ir.Value, last: ir.Value) -> None:
         assert self.several is not None
+        loop = scf.ForOp(first, last, mlir.index(count), [])
         locations.named(loop, self.names.get(self.several))
         with ir.InsertionPoint(loop.body):
             inner = self._loop(self.outer[depth + 1], [])
@@ -214,17 +233,13 @@ class _Nest:
     def _enter(self, depth: int) -> None:
         """The loops over `outer`, then the reductions."""
         self._load_ready()
-        if self.several is not None and self.outer[depth] == self.several:
-            self._at_once(depth)
-            return
         if depth < len(self.outer):
-            if not self.inner and depth == len(self.outer) - 1:
+            if self.outer[depth] == self.several:
+                self._at_once(depth)
+            elif not self.inner and depth == len(self.outer) - 1:
                 self._fast_path_first(lambda states: self._last_loop(depth, states), [])
-                return
-            loop = self._loop(self.outer[depth], [])
-            with ir.InsertionPoint(loop.body):
-                self._enter(depth + 1)
-                scf.YieldOp([])
+            else:
+                self._in_rounds(depth, self.extent(self.outer[depth]), partial(self._around, depth))
             return
         states = [self._load(n) for n in self.carried]
         results = (
@@ -232,6 +247,63 @@ class _Nest:
         )
         for value, n in zip(results, self.carried):
             self._store(value, n)
+
+    def _around(self, depth: int, start: ir.Value, end: ir.Value) -> None:
+        loop = self._loop(self.outer[depth], [], start=start, end=end)
+        with ir.InsertionPoint(loop.body):
+            self._enter(depth + 1)
+            scf.YieldOp([])
+        self._leave(self.outer[depth])
+
+    def _in_rounds(self, depth: int, end: ir.Value, build: Callable[[ir.Value, ir.Value], None]) -> None:
+        """The steps up to `end` of the loop at a depth, of which `build` makes some; in rounds where sums have these."""
+        sums = self.partial
+        if sums is None or depth != sums.depth:
+            build(mlir.index(0), end)
+            return
+        memory = dict(zip(sums.outs, self.partial_memory))
+
+        def part(n: int) -> tuple[ir.Value, list[ir.Value]]:
+            return memory[n], [self.variables[d] for d in sums.dims]
+
+        def clear() -> None:
+            for n in memory:
+                memref.StoreOp(mlir.constant(0.0, ir.ShapedType(memory[n].type).element_type), *part(n))
+
+        def add() -> None:
+            for n in memory:
+                self._store(arith.addf(self._load(n), memref.LoadOp(*part(n)).result), n)
+
+        with self._rounds(sums, self.outer[depth], end) as (_, first, last):
+            self._over(sums.dims, clear)
+            operands, maps = self.operands, self.maps
+            self.operands = [memory.get(n, v) for n, v in enumerate(operands)]
+            self.maps = [list(sums.dims) if n in memory else own for n, own in enumerate(maps)]
+            build(first, last)
+            self.operands, self.maps = operands, maps
+            self._over(sums.dims, add)
+            scf.YieldOp([])
+
+    @contextmanager
+    def _rounds(
+        self, sums: PartialSums, d: int, end: ir.Value, states: Sequence[ir.Value] = ()
+    ) -> Iterator[tuple[scf.ForOp, ir.Value, ir.Value]]:
+        """The loop over the rounds of a dimension's loop, and where each begins and ends."""
+        name = self.names.get(d) or "element"
+        rounds = locations.named(scf.ForOp(mlir.index(0), end, mlir.index(sums.step), list(states)), f"{name}_round")
+        with ir.InsertionPoint(rounds.body):
+            yield rounds, rounds.induction_variable, sums.end(rounds.induction_variable, end)
+
+    def _over(self, dims: Sequence[int], body: Callable[[], None]) -> None:
+        """Loops over dimensions of which all variables are forgotten then."""
+        if not dims:
+            body()
+            return
+        loop = self._loop(dims[0], [])
+        with ir.InsertionPoint(loop.body):
+            self._over(dims[1:], body)
+            scf.YieldOp([])
+        self._leave(dims[0])
 
     def _last_loop(self, depth: int, states: list[ir.Value]) -> list[ir.Value]:
         """The innermost loop of an operation without reductions; its only state is the flag of `_fast_path_first`."""
@@ -293,10 +365,23 @@ class _Nest:
         d, start = self.inner[depth], None
         if self.lane_count and depth == len(self.inner) - 1:
             start, states = self._in_lanes(d, states)
-        loop = self._loop(d, states, start=start)
+        sums = self.partial
+        if sums is None or sums.depth != len(self.outer) + depth:
+            return self._reduce_along(depth, states, start)
+        with self._rounds(sums, d, self.extent(d), states) as (rounds, first, last):
+            before, among = list(rounds.inner_iter_args), [n in sums.outs for n in self.carried]
+            cleared = [mlir.constant(0.0, v.type) if part else v for v, part in zip_longest(before, among)]
+            after = self._reduce_along(depth, cleared, first, last)
+            scf.YieldOp([arith.addf(a, b) if part else b for a, b, part in zip_longest(before, after, among)])
+        return list(rounds.results)
+
+    def _reduce_along(
+        self, depth: int, states: list[ir.Value], start: ir.Value | None = None, end: ir.Value | None = None
+    ) -> list[ir.Value]:
+        loop = self._loop(self.inner[depth], states, start=start, end=end)
         with ir.InsertionPoint(loop.body):
             scf.YieldOp(self._reduce(depth + 1, list(loop.inner_iter_args)))
-        self._leave(d)
+        self._leave(self.inner[depth])
         return list(loop.results)
 
     def _in_lanes(self, d: int, states: list[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:

@@ -40,6 +40,46 @@ def test_a_sum_is_read_once_for_four_rows():
     assert source.count("= y[") == 1
 
 
+OFFSET = {
+    "columns": ("y[j] = mean[i]((x[i, j] - mean[k](x[k, j])) ** 2)", (40_003, 5), 0),
+    "columns of an edge": ("y[j] = mean[i]((x[i, j] - mean[k](x[k, j])) ** 2)", (2050, 1301), 0),
+    "rows": ("y[i] = mean[j]((x[i, j] - mean[k](x[i, k])) ** 2)", (3, 100_001), 1),
+    "the middle": ("y[a, j] = mean[i]((x[a, i, j] - mean[k](x[a, k, j])) ** 2)", (2, 20_000, 16), 1),
+    "a batch": ("y[c] = mean[b, i]((x[b, c, i] - mean[a, k](x[a, c, k])) ** 2)", (3000, 2, 50), (0, 2)),
+    "channels last": ("y[c] = mean[b, i]((x[b, i, c] - mean[a, k](x[a, k, c])) ** 2)", (3000, 9, 8), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", OFFSET)
+def test_long_sums_are_added_up_in_rounds(name):
+    """A mean's error would be all of these variances."""
+    program, shape, axes = OFFSET[name]
+    x = (1e7 + 4 * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
+    op = compiled(program)
+    found, expected = op(x), x.astype(np.float64).var(axis=axes)
+    assert np.abs(found / expected - 1).max() < 1e-4 and "_round in range(" in op.kernels[0].source
+
+
+LONG = {
+    "sum of sums": ("y[j] = sum[a, i](x[a, i, j])", (40, 30, 7)),
+    "sums within": ("y[i, j] = sum[a](x[a, i, j])", (1100, 3, 7)),
+    "products": ("y[j] = sum[i](x[i, j] * x[i, 0])", (1029, 12)),
+    "long bodies": ("y[j] = sum[i](exp(x[i, j]) * tanh(x[i, j]) - sin(x[i, j]))", (1026, 9)),
+    "beside a maximum": ("m[j] = max[i](x[i, j]); y[j] = sum[i](x[i, j]); z[j] = argmin[i](x[i, j])", (1500, 9)),
+    "rows beside a maximum": ("m[i] = max[j](x[i, j]); y[i] = sum[j](x[i, j])", (2, 70_001)),
+    "rows of halves": ("y[i] = sum[j](f32(f16(x[i, j])))", (2, 70_001)),
+    "scan": ("y[i, j] = cumsum[i](x[i, j])", (1100, 3)),
+    "integers": ("y[j] = sum[i](i32(x[i, j] * 100))", (1100, 5)),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", LONG)
+def test_rounds_of_sums(name, dtype):
+    program, shape = LONG[name]
+    run(program, np.random.default_rng(0).standard_normal(shape).astype(dtype))
+
+
 def test_llvm_does_no_algebra_with_what_is_summed():
     """It takes leave to reorder for that, too: `x - x` became 0. Elements of memory need no cover."""
     x = np.full((4, 40), np.inf, np.float32)
