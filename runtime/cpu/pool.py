@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache, partial
@@ -12,8 +13,8 @@ from functools import cache, partial
 from tilec.process import forking
 from tilec.runtime.cpu import threads
 from tilec.runtime.cpu.objects import load_pool
-from tilec.runtime.native import pool
-from tilec.runtime.native.tables import Pool, Slot
+from tilec.runtime.native import pool, team
+from tilec.runtime.native.tables import Pool, Slot, Team
 
 _making = threading.Lock()
 _SIGNALS = (ctypes.c_uint8 * 1024)(*[255] * 1024)  # all of them, however a system writes that
@@ -28,7 +29,7 @@ def table() -> int:
 @cache
 def _table() -> int:
     memory = ctypes.create_string_buffer(
-        pool.LINE * (2 + threads.limit()) + pool.SLOTS * pool.slot_bytes(threads.limit())
+        pool.LINE * (3 + threads.limit()) + pool.SLOTS * pool.slot_bytes(threads.limit())
     )
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
     fill = partial(_fill, memory, load_pool(), threads.limit())
@@ -40,22 +41,31 @@ def _table() -> int:
 def _fill(memory: ctypes.Array[ctypes.c_char], functions: dict[str, int], limit: int) -> int:
     ctypes.memset(memory, 0, len(memory))
     start = -(-ctypes.addressof(memory) // pool.LINE) * pool.LINE
-    helpers, size = start + pool.LINE, pool.slot_bytes(limit)
+    of_team, helpers, size = start + pool.LINE, start + 2 * pool.LINE, pool.slot_bytes(limit)
     slots = helpers + pool.LINE * limit
     words = {
         Pool.run: functions[pool.RUN], Pool.share: functions[pool.SHARE], Pool.help: functions[pool.HELP], Pool.limit: limit,
         Pool.most: ctypes.addressof(threads.MOST), Pool.theirs: ctypes.addressof(threads.THEIRS), Pool.helpers: helpers,
-        Pool.slots: slots, Pool.slot_bytes: size,
+        Pool.slots: slots, Pool.slot_bytes: size, Pool.team: of_team,
     }  # fmt: skip
-    mask = None if os.name == "nt" else getattr(ctypes.CDLL(None), "pthread_sigmask", None)
-    if mask is not None:
-        words[Pool.mask] = ctypes.cast(mask, ctypes.c_void_p).value or 0
-        words |= {Pool.mask_how: signal.SIG_BLOCK, Pool.mask_all: ctypes.addressof(_SIGNALS)}
+    if sys.platform == "linux":
+        words |= {Pool.clock: _function("clock_gettime"), Pool.clock_of: _function("pthread_getcpuclockid")}
+    if mask := _function("pthread_sigmask"):
+        words |= {Pool.mask: mask, Pool.mask_how: signal.SIG_BLOCK, Pool.mask_all: ctypes.addressof(_SIGNALS)}
     for field, value in words.items():
         _write(start, field, value)
+    _write(of_team, Team.parallel, ctypes.addressof(threads.TEAM))
+    _write(of_team, Team.join, functions[team.JOIN])
     for number in range(pool.SLOTS):
         _write(slots + number * size, Slot.lock, _held_lock())
+        _write(slots + number * size, Slot.pool, start)
     return start
+
+
+def _function(name: str) -> int:
+    """The address of a function of the C library; 0 where it has none."""
+    found = None if os.name == "nt" else getattr(ctypes.CDLL(None), name, None)
+    return ctypes.cast(found, ctypes.c_void_p).value or 0 if found is not None else 0
 
 
 def _in_child() -> None:

@@ -10,22 +10,25 @@ others have left of theirs. A range's counter says which part is the next.
 The state of a slot holds how many helpers are inside, the number of free seats, and whether the caller sleeps. The next helper gets
 the free seat of the highest number. A helper reads the rest of a slot only while it is inside. Helpers look for free seats for a
 while, let others run after each look, and then sleep. Nothing here needs Python's global lock, or a lock that a fork could leave
-locked.
+locked. Where PyTorch's threads keep the processors, they run the blocks (`team.py`).
 """
 
 from __future__ import annotations
 
 from llvmlite import ir
 
-from tilec.runtime.native.tables import Helper, Pool, Slot
+from tilec.runtime.native import team
+from tilec.runtime.native.tables import Helper, Pool, Slot, Team
 from tilec.runtime.native.writer import I64, NULL, Writer
 
 RUN, SHARE, HELP, NOTHING = "tilec_run_blocks", "tilec_share_blocks", "tilec_help", "tilec_no_blocks"
-NAMES = (RUN, SHARE, HELP, NOTHING)
+NAMES = (RUN, SHARE, HELP, NOTHING, team.JOIN)
 SLOTS = 8  # launches at a time that helpers join; more are each their caller's alone
 LINE = 128  # bytes that no two threads write to at once
 PARTS = 4  # of a range, at most
 LOOKS = 1600  # of a helper, or of a caller that waits, before it sleeps: 0.4 ms; to wake it takes 25 to 100 us (an EPYC, virtual)
+OFTEN = 3_000_000  # nanoseconds of sleep, below which a helper looks for that long the next time
+MORE = 8  # times as many looks
 FAN = 2  # sleeping helpers that each one wakes
 SEAT, INSIDE, ASLEEP = 1 << 16, (1 << 16) - 1, 1 << 32
 FREE = ASLEEP - SEAT
@@ -34,7 +37,8 @@ FREE = ASLEEP - SEAT
 def module() -> ir.Module:
     module = ir.Module("tilec_pool")
     wake, work = _wake(module), _work(module)
-    _share(module, wake, work)
+    team.write_join(module, work)
+    _share(module, wake, work, team.write_chosen(module), team.write_run(module))
     _run(module)
     _help(module, wake, work)
     Writer(module, NOTHING, 4).done()  # the loop of a kernel whose blocks do nothing
@@ -65,7 +69,9 @@ def _run(module: ir.Module) -> None:
     f.done()
 
 
-def _share(module: ir.Module, wake: ir.Function, work: ir.Function) -> None:
+def _share(
+    module: ir.Module, wake: ir.Function, work: ir.Function, chosen: ir.Function, run: ir.Function
+) -> None:  # fmt: skip
     """(pool, loop, grid, threads, data, scratch, stride): all blocks, on at most so many threads, of which this is one."""
     f = Writer(module, SHARE, 7)
     b, (pool, loop, grid, threads, data, scratch, stride) = f.builder, f.args
@@ -89,6 +95,11 @@ def _share(module: ir.Module, wake: ir.Function, work: ir.Function) -> None:
     with f.times(threads) as n:
         f.store(NULL, f.add(slot, f.mul(f.add(n, 1), LINE)))
     state = f.add(slot, 8 * Slot.state)
+    parallel = f.peek(f.field(f.field(pool, Pool.team), Team.parallel))
+    with f.when(f.is_("!=", parallel, 0)), f.when(f.is_("!=", f.call(chosen, pool), 0)):
+        f.call(run, pool, slot, parallel)
+        f.exchange(f.add(slot, 8 * Slot.taken), NULL)
+        f.done()
     f.exchange(state, f.mul(helpers, SEAT))
     f.call(wake, pool, helpers)
     started = f.add(pool, 8 * Pool.started)
@@ -100,7 +111,9 @@ def _share(module: ir.Module, wake: ir.Function, work: ir.Function) -> None:
             f.store(pool, helper, 8 * Helper.pool)
             f.call("PyThread_start_new_thread", f.field(pool, Pool.help), helper)
     f.call(work, slot, 0)
-    f.change("and", state, ~FREE)
+    seats = f.builder.and_(f.change("and", state, ~FREE), I64(FREE))
+    with f.when(f.is_("!=", parallel, 0)), f.when(f.is_("==", seats, f.mul(helpers, SEAT))):
+        team.want(f, pool)
     looks = f.words(1)
     f.store(I64(LOOKS), looks)
     with f.repeat() as over:
@@ -176,7 +189,7 @@ def _help(module: ir.Module, wake: ir.Function, work: ir.Function) -> None:
         f.done()
     f.call("PyThread_acquire_lock", lock, 1)
     f.store(lock, helper, 8 * Helper.lock)
-    asleep, looks, found = f.add(helper, 8 * Helper.asleep), f.words(1), f.words(1)
+    asleep, looks, most, found = f.add(helper, 8 * Helper.asleep), f.words(1), f.words(1), f.words(1)
 
     def slot(n: ir.Value) -> ir.Value:
         return f.add(f.field(pool, Pool.slots), f.mul(n, f.field(pool, Pool.slot_bytes)))
@@ -185,6 +198,7 @@ def _help(module: ir.Module, wake: ir.Function, work: ir.Function) -> None:
         return b.and_(b.lshr(state, I64(16)), I64(INSIDE))
 
     f.store(NULL, looks)
+    f.store(I64(LOOKS), most)
     with f.repeat():
         f.store(f.add(f.load(looks), 1), looks)
         with f.times(I64(SLOTS)) as n:
@@ -201,7 +215,7 @@ def _help(module: ir.Module, wake: ir.Function, work: ir.Function) -> None:
                 with f.when(f.is_("==", left, ASLEEP + 1)):
                     f.call("PyThread_release_lock", f.field(each, Slot.lock))
                 f.store(NULL, looks)
-        with b.if_else(f.is_("<", f.load(looks), LOOKS)) as (look, sleep):
+        with b.if_else(f.is_("<", f.load(looks), f.load(most))) as (look, sleep):
             with look:
                 f.call("sched_yield")
             with sleep:
@@ -215,5 +229,9 @@ def _help(module: ir.Module, wake: ir.Function, work: ir.Function) -> None:
                 with f.when(f.is_("!=", f.load(found), 0)):
                     f.store(b.zext(f.swap(asleep, 1, 0), I64), mine)
                 with f.when(f.is_("==", f.load(mine), 0)):
+                    begin = team.now(f, pool)
                     f.call("PyThread_acquire_lock", lock, 1)
+                    slept = b.sub(team.now(f, pool), begin)
+                    often = b.and_(f.is_(">", slept, 0), f.is_("<", slept, OFTEN))
+                    f.store(b.select(often, I64(MORE * LOOKS), I64(LOOKS)), most)
     f.done()

@@ -141,7 +141,8 @@ class DeviceSpace(_Fields):
 class Pool(_Fields):
     """`run`, `share` and `help` are functions of `runtime/native/pool.py`. A launch has at most `limit` threads, for which programs
     have scratch memory. `most`: the address of a word that bounds them, too; `theirs`: of one that is 0, or the address of a
-    function that bounds them. So many helpers are `started`. `mask`: 0, or pthread_sigmask, with its arguments."""
+    function that bounds them. So many helpers are `started`. `mask`: 0, or pthread_sigmask, with its arguments. `clock`: 0, or
+    clock_gettime, and pthread_getcpuclockid. `team`: of a `Team`."""
 
     run = auto()
     share = auto()
@@ -156,6 +157,27 @@ class Pool(_Fields):
     mask = auto()
     mask_how = auto()
     mask_all = auto()
+    clock = auto()
+    clock_of = auto()
+    team = auto()
+
+
+class Team(_Fields):
+    """PyTorch's threads, for `runtime/native/team.py`. `parallel`: the address of a word that is 0, or the address of OpenMP's
+    function that has its threads call one of ours, `join`. The team of the thread `caller` has a thread with the clock `worker`,
+    which had run for `ran` nanoseconds when it was `looked` at, and most of the time `since` a moment. It has the launches `until`
+    another one, and then those of a phase of `span`. `wanted`: the thread whose team is to be known."""
+
+    parallel = auto()
+    join = auto()
+    caller = auto()
+    worker = auto()
+    looked = auto()
+    ran = auto()
+    since = auto()
+    until = auto()
+    span = auto()
+    wanted = auto()
 
 
 class Helper(_Fields):
@@ -168,7 +190,7 @@ class Helper(_Fields):
 
 class Slot(_Fields):
     """What `runtime/native/pool.py` knows of a launch; then comes a line of memory for the counter of each range. A caller that
-    waits for helpers sleeps at `lock`."""
+    waits for helpers sleeps at `lock`. Of a launch by a team: who the `caller` is, and when it was `done` with its blocks."""
 
     taken = auto()
     state = auto()
@@ -180,6 +202,9 @@ class Slot(_Fields):
     scratch = auto()
     stride = auto()
     lock = auto()
+    pool = auto()
+    caller = auto()
+    done = auto()
 
 
 class Call(_Fields):
