@@ -94,22 +94,40 @@ def _split_all(long: list[Node], g: Group, graph: Graph, target: Target) -> tupl
     """Splits of all long reductions of a kernel, such as the sums of a batch norm, whose data one of too few blocks reads again for
     each: if passes by many blocks take less time, although what was one kernel becomes several."""
     splits, separate_us = [], 0.0
-    for n in g.nodes:
-        space = space_of([n], graph)
-        assert not isinstance(space, str), space  # which an operation alone has
-        work = work_of([n], graph, space, target)
-        if n in long:
+    for at_once in _readings(long, g, graph):
+        space = space_of(at_once, graph)
+        assert not isinstance(space, str), space
+        work = work_of(at_once, graph, space, target)
+        parts = 1
+        for n in at_once if at_once[0] in long else ():
             found = _parts(n, g, target) if n.contraction is None else None
             if not isinstance(found, Split):
                 return [], found or ""
             splits.append(found)
-            combined = Work(dram_read=work.dram_write * found.parts, blocks=work.blocks)
-            work = replace(work, blocks=found.parts * work.blocks, dram_write=work.dram_write * found.parts)
+            parts = max(parts, found.parts)
+        if parts > 1:
+            combined = Work(dram_read=work.dram_write * parts, blocks=work.blocks)
+            work = replace(work, blocks=parts * work.blocks, dram_write=work.dram_write * parts)
             separate_us += predict(combined, target).time_us
         separate_us += predict(work, target).time_us
     fused_us = predict(work_of(g.nodes, graph, g.space, target), target).time_us
-    times = f"{duration(separate_us)} in parts, with a kernel for each operation, {duration(fused_us)} as one kernel"
+    times = f"{duration(separate_us)} in parts, with a kernel for each reading, {duration(fused_us)} as one kernel"
     return (splits, times) if separate_us < SAVING * fused_us else ([], times)
+
+
+def _readings(long: list[Node], g: Group, graph: Graph) -> list[list[Node]]:
+    """A kernel's operations, each alone, but for long reductions of the same tensors that wait for the same others: these are
+    computed while the tensors are read once."""
+    before: dict[Node, set[Node]] = {}
+    found: dict[object, list[Node]] = {}
+    for n in g.nodes:
+        producers = [p for p in graph.producers(n) if p in g.nodes]
+        before[n] = {a for p in producers for a in ({p} if p in long else set()) | before.get(p, set())}
+        read = (frozenset(mlir.inputs_of(n.op)), frozenset(before[n])) if n in long else n
+        if isinstance(space_of([*found.get(read, []), n], graph), str):
+            read = n
+        found.setdefault(read, []).append(n)
+    return list(found.values())
 
 
 def _parts(node: Node, g: Group, target: Target) -> Split | str | None:
