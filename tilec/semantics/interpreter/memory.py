@@ -96,7 +96,7 @@ class View:
         found, plain = self.offset, len(subscripts) - len(vector)
         for d, (subscript, extent, stride) in enumerate(zip(subscripts, self.shape, self.strides)):
             last = extent - (vector[d - plain] if d >= plain else 1)
-            if differs(subscript) or differs(last):
+            if (type(subscript) is not int and differs(subscript)) or (type(last) is not int and differs(last)):
                 outside = (subscript < 0) | (subscript > last)
                 if mask is not None:
                     outside = outside & mask
@@ -152,7 +152,7 @@ def read(view: View, offset: Index, op: ir.Operation, context: Context, mask: Ma
     index = buffer.index(offset)
     if buffer.written is not None:
         known = buffer.written[index] == buffer.full
-        if not known.all():
+        if not (known.all() if known.ndim else known):
             _unwritten(view, offset, known, op, context, mask)
     if buffer.running is not None:
         _complete(buffer, buffer.running, "read while a product that writes", op, context, mask)
@@ -232,6 +232,32 @@ def write(
         buffer.written[index] = buffer.full
 
 
+def may_read(view: View, context: Context) -> bool:
+    """Whether `read` finds no fault at any of a view's elements, and finds none after further writes by the same block."""
+    buffer = view.buffer
+    if buffer.row_of is not None or buffer.running is not None or buffer.guard is not None or not buffer.data.size:
+        return False
+    at = view.offsets()
+    if buffer.written is not None and not (buffer.written[at] == buffer.full).all():
+        return False
+    return buffer.owner is None or context.lanes is not None or not _others(buffer.owner[at], context).any()
+
+
+def may_write(view: View, context: Context) -> bool:
+    """Whether `write` finds no fault at any of a view's elements; they belong to the block from now on."""
+    buffer = view.buffer
+    if buffer.row_of is not None or buffer.held is not None or buffer.guard is not None or buffer.readonly:
+        return False
+    if context.lanes is None and context.first_block <= context.block:
+        at = view.offsets()
+        if buffer.owner is None:
+            buffer.owner = np.zeros(buffer.data.shape, np.int32)
+        if _others(buffer.owner[at], context).any():
+            return False
+        buffer.owner[at] = context.block
+    return True
+
+
 # ---- blocks of one loop ----------------------------------------------------------------------------------------------
 
 
@@ -247,13 +273,18 @@ def _own(view: View, offset: Index, op: ir.Operation, context: Context) -> None:
 def _same_block(view: View, offset: Index, op: ir.Operation, context: Context) -> None:
     assert view.buffer.owner is not None
     owner = view.buffer.owner[offset]
-    other = (owner >= context.first_block) & (owner != context.block)
-    if np.any(other):
+    other = _others(owner, context)
+    if other.any() if other.ndim else other:
         at = np.asarray(offset).reshape(-1)[first(np.atleast_1d(other).reshape(-1))]
         number = int(np.atleast_1d(owner)[np.atleast_1d(other)].flat[0]) - context.first_block
         mine = context.block - context.first_block
         what = f"{view.buffer.name or 'memory'}{_element(view, at)} is written by block {number} of a parallel loop"
         raise Fault("race", op, f"{what}, and block {mine} uses it")
+
+
+def _others(owner: np.ndarray, context: Context) -> np.ndarray:
+    """Which elements another block of the loop that runs has written."""
+    return (owner >= context.first_block) & (owner != context.block)
 
 
 def part(

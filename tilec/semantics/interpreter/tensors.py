@@ -31,7 +31,7 @@ from tilec.semantics.interpreter.code import (
     shape_of,
 )
 from tilec.semantics.interpreter.faults import Fault, Unsupported
-from tilec.semantics.interpreter.memory import Buffer, View, copy_of, part, read, write
+from tilec.semantics.interpreter.memory import Buffer, View, copy_of, may_read, may_write, part, read, write
 from tilec.semantics.interpreter.ranks import shared_dim
 
 # ---- linalg ----------------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class _Generic:
             views[self.inputs :] = [copy_of(v) for v in views[self.inputs :]]
         extents = self._extents(views)
         points = prod(extents[d] for d in self.parallel)
-        if points:
+        if prod(extents):
             self._run(values, views, extents, points)
         for r, view in zip(self.results, views[self.inputs :]):
             values[r] = view
@@ -149,24 +149,38 @@ class _Generic:
         context = values[0] = Points(outer, None if points == 1 else points)
         shape = [extents[d] for d in self.parallel]
         coordinates = np.indices(shape, np.int64).reshape(len(shape), points)
-        starts, strides = [], []
+        starts, offsets = [], []
         for view, dims in zip(views, self.maps):
             stride = dict(zip(dims, view.strides))
             start = sum((int(stride.get(d, 0)) * c for d, c in zip(self.parallel, coordinates)), int(view.offset))
             starts.append(int(np.asarray(start).reshape(-1)[0]) if points == 1 else np.broadcast_to(start, points))
-            strides.append([int(stride.get(d, 0)) for d in self.reduced])
+            by = tuple(int(stride.get(d, 0)) for d in self.reduced)
+            offsets.append(View(view.buffer, 0, tuple(extents[d] for d in self.reduced), by).offsets().tolist())
         for d, c in zip(self.parallel, coordinates):
             values[self.dims[d]] = int(c[0]) if points == 1 else c
-        for point in product(*(range(extents[d]) for d in self.reduced)):
+        loads = [
+            (slot, s, by, view, may_read(view, context))
+            for slot, used, s, by, view in zip(self.block.arguments, self.used, starts, offsets, views) if used
+        ]  # fmt: skip
+        stores = [
+            (slot, s, by, view, may_write(view, context))
+            for slot, s, by, view in zip(self.block.ends, *(x[self.inputs :] for x in (starts, offsets, views)))
+        ]  # fmt: skip
+        for step, point in enumerate(product(*(range(extents[d]) for d in self.reduced))):
             for d, index in zip(self.reduced, point):
                 values[self.dims[d]] = index
-            here = [s + sum(i * t for i, t in zip(point, by)) for s, by in zip(starts, strides)]
-            for slot, used, view, at in zip(self.block.arguments, self.used, views, here):
-                if used:
-                    values[slot] = read(view, at, self.op, context, None)
+            for slot, start, by, view, free in loads:
+                at = start + by[step]
+                values[slot] = view.buffer.data[at] if free else read(view, at, self.op, context, None)
             self.block.run(values, None)
-            for slot, view, at in zip(self.block.ends, views[self.inputs :], here[self.inputs :]):
-                write(view, at, values[slot], self.op, context, None)
+            for slot, start, by, view, free in stores:
+                at, buffer = start + by[step], view.buffer
+                if not free:
+                    write(view, at, values[slot], self.op, context, None)
+                    continue
+                buffer.data[at] = values[slot]
+                if buffer.written is not None:
+                    buffer.written[at] = buffer.full
         values[0] = outer
 
 
