@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -62,9 +63,12 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
+    """From here on a garbage collection looks at what tests make: modules and cases are a million objects that all stay."""
     from tools import guarded_calls  # which imports much of tilec
 
     guarded_calls.install()
+    gc.freeze()
+    gc.set_threshold(10_000, 20)
 
 
 @pytest.hookimpl(tryfirst=True)

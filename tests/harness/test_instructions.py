@@ -5,6 +5,7 @@ import math
 import random
 import re
 from fractions import Fraction
+from functools import cache
 
 import ml_dtypes
 import numpy as np
@@ -112,9 +113,12 @@ def compared(how: str, a, b) -> bool:
     return {"eq": a == b, "ne": a != b, "lt": a < b, "le": a <= b, "gt": a > b, "ge": a >= b}[how[:2]]
 
 
+match = cache(re.fullmatch)  # of a name, once for all numbers
+
+
 def expected(name: str, v: list):
     """What the instruction gives of these, or its lower bits do."""
-    if m := re.fullmatch(r"loop (\d) (\S+) ?(\S*)", name):
+    if m := match(r"loop (\d) (\S+) ?(\S*)", name):
         acc, kind = v[0], OPS[name].result
         for i in range(int(m[1])):
             step = expected(m[3], [i, v[1]]) if m[3] else v[1]
@@ -123,31 +127,31 @@ def expected(name: str, v: list):
         return acc
     if name.startswith("branch"):
         return v[1] if v[0] else expected(name.split()[1], v[1:])
-    if m := re.fullmatch(r"(pack|lower|upper) b(\d+)", name):
+    if m := match(r"(pack|lower|upper) b(\d+)", name):
         half = int(m[2]) // 2
         return v[0] + (v[1] << half) if m[1] == "pack" else v[0] >> (half if m[1] == "upper" else 0)
-    if m := re.fullmatch(r"(f\d\d) of bits", name):
+    if m := match(r"(f\d\d) of bits", name):
         return np.array(v[0], f"u{int(m[1][1:]) // 8}").view(KINDS[m[1]]).item()
-    if m := re.fullmatch(r"bits of (f\d\d)", name):
+    if m := match(r"bits of (f\d\d)", name):
         return 0 if math.isnan(v[0]) else int(np.array(v[0], KINDS[m[1]]).view(f"u{int(m[1][1:]) // 8}"))
-    if m := re.fullmatch(r"through (\w+)", name):
+    if m := match(r"through (\w+)", name):
         return rounded(Fraction(v[0]), m[1]) if math.isfinite(v[0]) and v[0] else v[0]
-    if m := re.fullmatch(r"setp\.(\w+)\.([suf])(\d+)", name):
+    if m := match(r"setp\.(\w+)\.([suf])(\d+)", name):
         return compared(m[1], *(v if m[2] == "f" else [cut(x, int(m[3]), m[2]) for x in v]))
     if name.startswith("selp"):
         return v[0] if v[2] else v[1]
-    if m := re.fullmatch(r"(\w+)\.pred", name):
+    if m := match(r"(\w+)\.pred", name):
         return {"and": all(v), "or": any(v), "xor": v[0] != v[-1], "not": not v[0]}[m[1]]
-    if m := re.fullmatch(r"cvt\.[su](\d+)\.([su])(\d+)(?: of b\d+)?", name):
+    if m := match(r"cvt\.[su](\d+)\.([su])(\d+)(?: of b\d+)?", name):
         return cut(v[0], int(m[3]), m[2])
-    if m := re.fullmatch(r"cvt\.rn\.(f\d+)\.([su])(\d+)", name):
+    if m := match(r"cvt\.rn\.(f\d+)\.([su])(\d+)", name):
         n = cut(v[0], int(m[3]), m[2])
         return rounded(Fraction(n), m[1]) if n else 0.0
-    if m := re.fullmatch(r"cvt\.(r\w)\.f32\.f64", name):
+    if m := match(r"cvt\.(r\w)\.f32\.f64", name):
         return rounded(Fraction(v[0]), "f32", m[1]) if math.isfinite(v[0]) and v[0] else v[0]
     if name == "cvt.f64.f32":
         return v[0]
-    if m := re.fullmatch(r"cvt\.(r[nzmp])i\.([suf])(\d+)\.f\d+", name):
+    if m := match(r"cvt\.(r[nzmp])i\.([suf])(\d+)\.f\d+", name):
         if not math.isfinite(v[0]):
             inf = {"s": 2 ** (int(m[3]) - 1), "u": 2 ** int(m[3])}.get(m[2], 0)
             return v[0] if m[2] == "f" else 0 if v[0] != v[0] else inf - 1 if v[0] > 0 else -inf if m[2] == "s" else 0
@@ -156,18 +160,18 @@ def expected(name: str, v: list):
             return math.copysign(float(whole), v[0])
         low, high = (-(2 ** (int(m[3]) - 1)), 2 ** (int(m[3]) - 1) - 1) if m[2] == "s" else (0, 2 ** int(m[3]) - 1)
         return max(low, min(high, whole))
-    if m := re.fullmatch(r"(min|max)(\.NaN)?\.f\d+", name):
+    if m := match(r"(min|max)(\.NaN)?\.f\d+", name):
         numbers = [x for x in v if x == x]
         if len(numbers) < (2 if m[2] else 1):
             return math.nan
         return {"min": min, "max": max}[m[1]](numbers, key=lambda x: (x, math.copysign(1, x)))
-    if m := re.fullmatch(r"(\w+)(?:\.rn)?\.(f\d+)", name):
+    if m := match(r"(\w+)(?:\.rn)?\.(f\d+)", name):
         if m[1] == "mov":
             return v[0]
         if m[1] in ("div", "rcp", "sqrt"):
             return divided(m[1], m[2], v)
         return float_op(m[1], m[2], v)
-    m = re.fullmatch(r"(.+)\.([sub])(\d+)", name)
+    m = match(r"(.+)\.([sub])(\d+)", name)
     return integer_op(m[1], m[2], int(m[3]), v)
 
 
@@ -187,8 +191,10 @@ def divided(base: str, kind: str, v: list[float]) -> float:
     return math.copysign(0.0, sign) if a == 0 or math.isinf(b) else rounded(Fraction(a) / Fraction(b), kind)
 
 
-def operand(draw: Draw, kind: str) -> np.ndarray:
-    """Numbers of an input, of which divisors are neither 0 nor -1."""
+@cache
+def operand(kind: str, place: int) -> np.ndarray:
+    """Numbers of an instruction's operand, the same for all that have one of the kind there; divisors are neither 0 nor -1."""
+    draw = Draw(f"{kind} {place}")
     if kind == "pred":
         return np.array([draw.random.random() < 0.5 for _ in range(THREADS)])
     if kind in ALIASES:
@@ -202,11 +208,10 @@ FAMILIES = sorted({re.split(r"[. ]", name)[0] for name in OPS})
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_instructions_compute(family):
-    draw = Draw(family)
     names = [name for name in OPS if re.split(r"[. ]", name)[0] == family]
     for name in random.Random(0).sample(names, 40) if family == "loop" else names:
         op = OPS[name]
-        inputs = [operand(draw, kind) for kind in op.operands]
+        inputs = [operand(kind, place) for place, kind in enumerate(op.operands)]
         with np.errstate(all="ignore"):
             found = op.value(*inputs)
         assert found.dtype == KINDS[op.result] and found.shape == (THREADS,), name

@@ -5,12 +5,22 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
+
 from tilec.process.collection import frozen, uncollected
 
 
 class Ring:
     def __init__(self):
         self.own = self
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_out():
+    """The tests' own process leaves out what it has collected (conftest.py)."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 def test_what_is_there_is_left_out_and_what_comes_is_not():

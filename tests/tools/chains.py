@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +37,12 @@ def without_wgmma(name: str) -> Target:
     return replace(machine, tensor=rates)
 
 
+def chains_pay(monkeypatch) -> None:
+    """Every chain that is legal is made. What its operations would take apart is not weighed, which takes a third of a lowering."""
+    monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
+    monkeypatch.setattr(chain_fusion, "time_us", lambda *_: math.inf)
+
+
 def lowered(
     text: str, sizes: dict[str, int], tile: tuple[int, int] | ChainTile | None, monkeypatch, target: str | Target = "h200",
     **rewrites: Any,
@@ -47,7 +54,7 @@ def lowered(
             made = ChainTile(*tile, 2, 168 if tile[0] < 192 else 128, 0, ping_pong=tile[0] > 64)
         rest = lambda t, p: [Choice(made, c.prediction) for c in choose_chain_tile(t, p)[:1]]  # noqa: E731
         monkeypatch.setattr("tilec.plan.cuda.chain.choose_chain_tile", rest)
-    monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
+    chains_pay(monkeypatch)
     schedule = rewritten(**rewrites) if rewrites else None
     specialised, result = lower_text(Source("t.tile", text), None, sizes, schedule, target, locations=True)
     assert_reads_back(result)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from conftest import assert_within
+from tools.chains import chains_pay
 from tools.contractions import arrays, emulated
 from tools.lowering import assert_reads_back
 from tools.lowering import lowered as lower_text
@@ -10,7 +11,6 @@ from tools.plans import operations, rewritten
 
 from tilec.core.diagnostics import Source
 from tilec.kernels import ContractionChain
-from tilec.plan import chain_fusion
 from tilec.semantics.interpreter import interpret
 
 HEAD = "op f(x: bf16[M, D], w: bf16[V, D], t: i64[M]{}) -> ({}) {{\n s[i, v] = sum[d](x[i, d] * w[v, d]){}\n"
@@ -32,7 +32,7 @@ ANEW = rewritten(recompute=True)
 
 @pytest.fixture
 def always(monkeypatch):
-    monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
+    chains_pay(monkeypatch)
 
 
 def inputs_of(specialised, seed=5):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tools.chains import WITHOUT_WGMMA, check, lowered, without_wgmma
+from tools.chains import WITHOUT_WGMMA, chains_pay, check, lowered, without_wgmma
 from tools.contractions import arrays_of, emulated
 from tools.cuda_kernels import compiled
 from tools.lowering import lowered as lower_text
@@ -26,7 +26,6 @@ from tilec.core.diagnostics import CallError, Source
 from tilec.core.targets import load
 from tilec.cost.chain import ChainTile
 from tilec.kernels import ContractionChain
-from tilec.plan import chain_fusion
 from tilec.semantics.interpreter import interpret
 
 
@@ -204,7 +203,7 @@ def test_drawn(seed, monkeypatch):
     ],
 )
 def test_refused(text, sizes, reason, monkeypatch):
-    monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
+    chains_pay(monkeypatch)
     plan = planned(Source("t.tile", text), None, sizes)
     remarks = "\n".join(map(str, plan.remarks))
     assert reason in remarks, remarks
