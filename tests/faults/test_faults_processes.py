@@ -41,7 +41,7 @@ def times(few: int, many: int):
     return pytest.mark.parametrize("times", [few, pytest.param(many, marks=pytest.mark.slow)])
 
 
-@times(16, 500)
+@times(8, 500)
 def test_killed_while_compiling_and_caching(times, tmp_path):
     found = faults("kill", times, times, tmp_path)
     assert found["wrong"] == [], found["told"]
@@ -123,7 +123,7 @@ def test_an_interrupt_while_a_class_is_made_is_one(tmp_path, monkeypatch):
     assert (op(x) == 3).all()
 
 
-@pytest.mark.parametrize("processes", [4, pytest.param(32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [2, pytest.param(32, marks=pytest.mark.slow)])
 def test_processes_that_compile_the_same_thing(processes, tmp_path):
     environment = os.environ | {cache.VARIABLE: str(tmp_path / "cache")}
     started = [

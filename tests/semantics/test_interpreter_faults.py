@@ -156,6 +156,57 @@ def test_blocks_of_a_parallel_loop():
     np.testing.assert_array_equal(interpret(text.format("+ 0"), [])["y"], np.ones(4))
 
 
+PART = "strided<[1], offset: ?>"
+SUMS = f"""func.func @main(%x: memref<4xf32> {{tilec.name = "x"}}, %y: memref<2xf32> {{tilec.name = "y"}})
+    attributes {{tilec.inputs = 1 : i64}} {{
+    %zero = arith.constant 0.0 : f32
+    %m = memref.alloc() : memref<4xf32>
+    scf.forall (%i) in (2) {{
+      %at = affine.apply affine_map<(d0) -> (d0 * 2)>(%i)
+      %read = affine.apply affine_map<(d0) -> (READ)>(%i)
+      %put = affine.apply affine_map<(d0) -> (PUT)>(%i)
+      %a = memref.subview %x[%at] [COPIED] [1] : memref<4xf32> to memref<COPIEDxf32, {PART}>
+      %b = memref.subview %m[%at] [COPIED] [1] : memref<4xf32> to memref<COPIEDxf32, {PART}>
+      memref.copy %a, %b : memref<COPIEDxf32, {PART}> to memref<COPIEDxf32, {PART}>
+      %c = memref.subview %m[%read] [2] [1] : memref<4xf32> to memref<2xf32, {PART}>
+      %s = memref.subview %y[%put] [1] [1] : memref<2xf32> to memref<1xf32, {PART}>
+      FILL
+      linalg.generic {{indexing_maps = [affine_map<(d0, d1) -> (d1)>, affine_map<(d0, d1) -> (d0)>],
+                      iterator_types = ["parallel", "reduction"]}}
+        ins(%c : memref<2xf32, {PART}>) outs(%s : memref<1xf32, {PART}>) {{
+        ^bb0(%v: f32, %t: f32):
+          %n = arith.addf %v, %t : f32
+          linalg.yield %n : f32
+      }}
+    }}
+    return }}"""
+
+
+@pytest.mark.parametrize(
+    "changed, fault",
+    [
+        ({}, None), ({"COPIED": "1"}, "unwritten: %alloc at element 1 is read"),
+        ({"FILL": ""}, "unwritten: 'y' at element 0 is read"),
+        ({"PUT": "0", "FILL": ""}, "unwritten: 'y' at element 0 is read"),
+        ({"PUT": "0"}, "race: 'y' at element 0 is written by block 0 of a parallel loop, and block 1 uses it"),
+        ({"PUT": "0", "FILL": "", "%v, %t": "%v, %v"}, "race: 'y' at element 0 is written by block 0 of a parallel loop"),
+        ({"READ": "0"}, "race: %alloc at element 0 is written by block 0 of a parallel loop, and block 1 uses it"),
+        ({"READ": "d0"}, "race: %alloc at element 1 is written by block 0"),
+    ],
+)  # fmt: skip
+def test_sums_of_blocks(changed, fault):
+    """An operation's elements are looked at together before it begins, and one by one where any is at fault."""
+    fill = f"linalg.fill ins(%zero : f32) outs(%s : memref<1xf32, {PART}>)"
+    text, x = SUMS, np.arange(1, 5, dtype=np.float32)
+    for word, instead in ({"READ": "d0 * 2", "PUT": "d0", "COPIED": "2", "FILL": fill} | changed).items():
+        text = text.replace(word, instead)
+    if fault is None:
+        assert interpret(text, [x])["y"].tolist() == [3, 7]
+    else:
+        with pytest.raises(Fault, match=fault):
+            interpret(text, [x])
+
+
 # ---- threads that part, or wait --------------------------------------------------------------------------------------
 
 
