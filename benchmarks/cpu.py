@@ -18,6 +18,7 @@ from benchmarks.cpu_examples import Drawn, examples
 from benchmarks.cpu_loads import loads
 from benchmarks.machine import has
 from benchmarks.measure import Times, on_cpu
+from benchmarks.report import TENSORS
 from benchmarks.runner import Row
 from benchmarks.torch_peers import on_host
 from tilec.core.dtypes import DTYPES
@@ -109,6 +110,9 @@ def compare(load: w.Workload, group: str = "cpu", **timing) -> dict:
     if load.numpy_out is not None:
         out = np.empty_like(result)
         given["numpy"] = lambda: load.numpy_out(*wide, out)
+    if has("torch") and max(r.nbytes for r in results) >= LARGE:
+        tensors = [on_host(a) for a in arrays]
+        fresh[TENSORS] = lambda: op(*tensors)
     notes: dict[str, str] = {}
     for name, add in (("torch", _add_torch), ("torch.compile", _add_compiled), ("jax", _add_jax)):
         if not has(name.split(".")[0]):

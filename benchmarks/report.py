@@ -133,6 +133,8 @@ def speed(row: dict, us: float | None) -> str:
 FUSED = ("softmax", "layernorm", "gelu")
 MULTIPLIED = {"matmul": 0.95, "linear": 0.95, "attention": 1.0, "conv2d": 1.0}
 """What CPUs should reach of the best peer's speed."""
+TENSORS = "tilec, of tensors"
+ALLOCATED = ("copy", "transpose 4096", "softmax 4096", "layernorm 4096", "rmsnorm 4096")  # of large results, bound by memory
 NARROW = EXAMPLE = 0.9  # in products of bf16, and of every example
 
 
@@ -156,6 +158,9 @@ def _cpu_targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
                 found.append((f"{name}: NumPy's time over ours", numpy, 2.0, numpy >= 2))
             if row["name"].startswith(FUSED) and best:
                 found.append((f"{name}: best peer's time over ours", best, 1.0, best >= 1))
+            torch = min((t[k] for k in ("torch", "torch.compile") if k in t), default=None)
+            if not end and row["name"].startswith(ALLOCATED) and (value := ratio(torch, t.get(TENSORS))):
+                found.append((f"{name}, of tensors: PyTorch's best time over ours", value, 2.5, value >= 2.5))
             if row.get("group") == "example" and best:
                 found.append((f"{name}: best peer's time over ours", best, EXAMPLE, best >= EXAMPLE))
             if row["name"].startswith("matmul") and numpy:

@@ -328,6 +328,15 @@ def test_merged_rows_of_another_cpu_say_so(tmp_path, monkeypatch):
     assert kept["run"] == "2020-01-02, commit c, on old processor, 2 cores"
 
 
+def test_large_results_for_pytorch_have_targets_on_a_cpu():
+    from benchmarks.report import TENSORS, targets
+
+    times = {"tilec": 1.0, TENSORS: 1.0, "torch": 3.0, "torch.compile": 2.0}
+    row = {"name": "copy 4096x4096 f32", "times_us": times}
+    found = {what: value for what, value, wanted, _ in targets("cpu", [row]) if wanted == 2.5}
+    assert found == {"copy 4096x4096 f32, of tensors: PyTorch's best time over ours": 2.0}
+
+
 def test_examples_have_targets_on_a_cpu():
     from benchmarks.report import targets
 
