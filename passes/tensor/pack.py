@@ -14,6 +14,11 @@ be stored with its dimensions in another order, too, such as images with their c
     c[n, h, k] += x[n, c, h + r] * w[k, c, r]   ->   c.left[n, h, c] = x[n, c, h]
                                                      c[n, h, k] += c.left[n, h + r, c] * w[k, c, r]
 
+Words of 32 bits that meet weights in registers are stored with *evens first*: of any two neighbours along k a thread has either
+both weights or none, and of a product it has every fourth place of k.
+
+    o[i, d] += p[i, j] * v[j, d]   ->   o.right[j % 2, d, j / 2] = v[j, d];   o[i, d] += p[i, j] * o.right[j % 2, d, j / 2]
+
 Every tile of columns needs the factor of M x K elements. If threads compute it again for each tile (a conversion, a
 prologue, another order in memory), that takes longer than the products. TMA can copy a factor that is stored once.
 """
@@ -30,25 +35,26 @@ from tilec.core import locations, mlir
 from tilec.core.hardware import RANK, WIDE
 from tilec.core.mlir import arith, ir, linalg, tensor
 from tilec.kernels.matrix import ELEMENTS
-from tilec.passes.rebuild import Anew, Operand, added, collapsed, operands_in, rebuild, replace
+from tilec.passes.rebuild import Anew, Operand, added, collapsed, expanded, operands_in, rebuild, replace
 
 SIDES = ("left", "right")  # the factors of a product in the order in which the body has them
 
 
 def pack(
     op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, extents: tuple[int, ...] = (), order: tuple[int, ...] = (),
-    known: ir.Operation | None = None,
+    known: ir.Operation | None = None, evens_first: bool = False,
 ) -> tuple[ir.Operation, ir.Operation]:  # fmt: skip
     """Stores factor `side` of a sum of products as `kind`, over the operation's `dims` in that order. `extents`: along
     them, with the zeros that follow, or none; those of k must be the same for both factors. Without any dimension, the tensor that
     the factor is an element of is aligned, and with an `order`, stored as `kind` with its dimensions in this order; `known` has
-    stored it so already.
+    stored it so already. `evens_first`: a further, first dimension has the elements of even number along the last one, then the
+    others.
 
     Returns the operation that computes it and the contraction that reads it instead.
     """
     with ir.InsertionPoint(op), op.location:
         if not dims:
-            return _store_tensor(op, side, kind, order, known)
+            return _store_tensor(op, side, kind, order, known, evens_first)
         made = _store(op, side, dims, kind, extents or tuple(mlir.extents_of(op)[d] for d in dims))
         if kind == bf16_split.KIND:
             _read_factor(op, side, kind, made, dims)
@@ -75,12 +81,12 @@ def read_from(op: ir.Operation, side: int, kind: str) -> ir.Value:
 
 
 def _store_tensor(
-    op: ir.Operation, side: int, kind: str, order: tuple[int, ...], known: ir.Operation | None
+    op: ir.Operation, side: int, kind: str, order: tuple[int, ...], known: ir.Operation | None, evens_first: bool
 ) -> tuple[ir.Operation, ir.Operation]:  # fmt: skip
     value = factor(op, side, kind)
     found = access_of(op, value)
     assert found is not None, "an element of a tensor, as the plan found"
-    new = known or _in_aligned_rows(found, kind, order)
+    new = known or (_with_evens_first if evens_first else _in_aligned_rows)(found, kind, order)
     if known is None:
         new.attributes["tilec.name"] = mlir.string(f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}")
     as_factor = kind == bf16_split.KIND or ir.ShapedType(new.results[0].type).element_type.width > found.element.width
@@ -88,7 +94,7 @@ def _store_tensor(
         _read_factor(op, side, kind, new, [mlir.map_dims(mlir.maps_of(op)[found.operand])[p] for p in order])
         return new, op
     if found.operand is not None:
-        _with_element(op, found.operand, new.results[0], order)
+        _with_element(op, found.operand, new.results[0], order, evens_first)
         return new, op
     owner = mlir.definition(narrow(value))
     read = owner if owner.name == "tensor.extract" else mlir.definition(stored(owner.operands[1]))
@@ -98,7 +104,7 @@ def _store_tensor(
         _read_factor(op, side, kind, new, [at[p] for p in order], guard)
         return new, op
     with ir.InsertionPoint(read):
-        element = _element(new.results[0], [at[p] for p in order or range(len(at))])
+        element = _element(new.results[0], [at[p] for p in order or range(len(at))], evens_first)
         read.results[0].replace_all_uses_with(_widened(element, read.results[0]))
     read.erase()
     return new, op
@@ -127,6 +133,21 @@ def _in_aligned_rows(found: Access, kind: str, order: tuple[int, ...]) -> ir.Ope
     return new.operation
 
 
+def _with_evens_first(found: Access, kind: str, order: tuple[int, ...]) -> ir.Operation:
+    """The same, with the elements of even number along the last dimension before the others."""
+    *outer, at = order
+    element, rank = mlir.type_of(ELEMENTS.get(kind, kind)), len(order) + 1
+    source = expanded(found.tensor, at, found.shape[at] // 2, 2)
+    loops = {p: n + 1 for n, p in enumerate(order)}
+    read = [d for p in range(len(order)) for d in ([loops[p], 0] if p == at else [loops[p]])]
+    out = tensor.empty([2, *(found.shape[p] for p in outer), found.shape[at] // 2], element)
+    maps = [mlir.projection(rank, read), mlir.projection(rank, range(rank))]
+    new, block = mlir.generic([out.type], [source], [out], maps, ["parallel"] * rank)
+    with ir.InsertionPoint(block):
+        linalg.YieldOp([_rounded(block.arguments[0], element, kind)])
+    return new.operation
+
+
 def zeros_behind(made: ir.Operation, order: tuple[int, ...]) -> int:
     """How many zeros follow each row of a tensor that was stored in this order, or as it was."""
     for read in mlir.traverse(made):
@@ -142,12 +163,12 @@ def aligned(extent: int, size: int) -> int:
     return -(-extent // each) * each
 
 
-def _with_element(op: ir.Operation, number: int, longer: ir.Value, order: tuple[int, ...]) -> None:
+def _with_element(op: ir.Operation, number: int, longer: ir.Value, order: tuple[int, ...], evens_first: bool) -> None:
     """Has an operation read a tensor at subscripts in place of an operand, which tells the extents of dimensions alone then."""
     body, dims, extents = mlir.body_of(op), mlir.map_dims(mlir.maps_of(op)[number]), mlir.extents_of(op)
     argument = body.arguments[number]
     with ir.InsertionPoint.at_block_begin(body):
-        element = _element(longer, [linalg.IndexOp(dims[p]).result for p in order or range(len(dims))])
+        element = _element(longer, [linalg.IndexOp(dims[p]).result for p in order or range(len(dims))], evens_first)
         argument.replace_all_uses_with(_widened(element, argument))
     op.operands[number] = tensor.empty([extents[d] for d in dims], argument.type)
 
@@ -238,8 +259,12 @@ def _read_factor(
         product.operands[side] = bf16_split.joined(old, found) if kind == bf16_split.KIND else _widened(found[0], old)
 
 
-def _element(stored: ir.Value, at: Sequence[ir.Value]) -> ir.Value:
+def _element(stored: ir.Value, at: Sequence[ir.Value], evens_first: bool = False) -> ir.Value:
     """One of what is stored, of which the first of more dimensions than TMA takes are read as one."""
+    if evens_first:
+        *outer, last = at
+        two = mlir.index(2)
+        return tensor.extract(stored, [arith.remui(last, two), *outer, arith.divui(last, two)])
     first, *others = at
     while len(others) >= RANK:
         second, *others = others

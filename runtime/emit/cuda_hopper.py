@@ -124,9 +124,11 @@ def _call(printer: MemoryPrinter, op: ir.Operation) -> None:
             sums, *others = (printer.memory[v] for v in op.operands)
             more = sum(m.element == sums.element and m.shape == sums.shape for m in others)  # the results of other products
             count, words = prod(sums.shape), [m.shape[0] for m in others[more:]]  # factors in registers: not to be changed before
-            ending = [*([sums.element] if sums.element != "f32" else []), *([f"and_{more}"] if more else [])]
+            word = ["f32" for m in others[more:] if m.element == "f32"][:1]  # else packed
+            ending = [*([sums.element] if sums.element != "f32" else []), *([f"and_{more}"] if more else []), *word]
             name = "_".join(map(str, ("wgmma_wait", running, count, *words, *ending)))
             arguments = ", ".join([str(running), str(count), f'"{sums.element}"', *map(str, words)] + [f"more={more}"] * (more > 0))
+            arguments += "".join(f', word="{kind}"' for kind in word)
             name = printer.define(name, "wgmma_wait", f"({arguments})")
             printer.line(f"{name}({', '.join(f'{m.base}, 0' for m in (sums, *others))})")
         case RemoteArrive():

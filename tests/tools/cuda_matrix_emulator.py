@@ -304,13 +304,14 @@ class _Barrier:
 
 
 def _left(fragments: list[np.ndarray]) -> np.ndarray:
-    """64 x 16 of the 128 threads' words: row lane / 4 and eight below, columns from 2 (lane % 4) and eight further."""
-    result = np.zeros((64, 16), fragments[0].dtype)
+    """64 rows of 32 bytes of the 128 threads' words: row lane / 4 and eight below, the word lane % 4 and four further."""
+    each = fragments[0].size // 4
+    result = np.zeros((64, 8 * each), fragments[0].dtype)
     for thread, values in enumerate(fragments):
-        row, column = 16 * (thread // 32) + thread % 32 // 4, 2 * (thread % 4)
-        for word, pair in enumerate(values.reshape(4, 2)):
-            at = column + 8 * (word // 2)
-            result[row + 8 * (word % 2), at : at + 2] = pair
+        row, column = 16 * (thread // 32) + thread % 32 // 4, each * (thread % 4)
+        for word, held in enumerate(values.reshape(4, each)):
+            at = column + 4 * each * (word // 2)
+            result[row + 8 * (word % 2), at : at + each] = held
     return result
 
 

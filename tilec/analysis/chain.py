@@ -194,7 +194,9 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
     orders = [tuple(single) or tuple(d for d in first.left.along if d in rows) for first in firsts]
     if len({*orders}) > 1:
         raise Unreadable(f"the rows of {' and '.join(t.name for t in made)} lie in different orders")
-    values_factor = None if values is None else factor_of_element(values).tile({between, *columns}, shared_dims, paged=between)
+    values_factor = None
+    if values is not None:
+        values_factor = factor_of_element(values, weighted=True).tile({between, *columns}, shared_dims, paged=between)
     weight_type = "f32" if weights is None else narrow_type(weights)
     if weights is not None and values is not None:
         weights = without_rounding(weights, values.type)

@@ -32,7 +32,8 @@ class FactorAccess:
     """An element of a tensor of this `shape`, as far as its dimensions count: an operand's dimensions of one element do not.
     `bytes`: of an element. `own`: the kernel dimensions of those that the subscripts speak of. `extents`: of kernel dimensions;
     those of one element do not count, those that are not known do. `trails`: dimensions that do not count follow the others.
-    `zeros`: how many each row of the tensor has behind the elements that the program knows of.
+    `zeros`: how many each row of the tensor has behind the elements that the program knows of. `evens_first`: memory has a
+    further, first dimension, of the elements of even number along the last one and of the others (`passes/tensor/pack.py`).
 
     `along`, of a tile: for each dimension of the tensor the kernel dimension of which a block reads a tile there; None where it
     reads one place. `page`: elements along `paged` lie in pages of so many, each at a place of its own; 0: they do not."""
@@ -45,6 +46,7 @@ class FactorAccess:
     bytes: int
     trails: bool = False
     zeros: int = 0
+    evens_first: bool = False
     along: tuple[int | None, ...] = ()
     page: int = 0
     paged: int = -1
@@ -236,9 +238,18 @@ def _is_flat(dims: list[int], inner: tuple[int, ...]) -> bool:
     return tuple(dims[first : first + len(inner)]) == inner
 
 
-def factor_of_element(x: Expr) -> FactorAccess:
-    """A factor of a chain, as its expressions tell it."""
+def factor_of_element(x: Expr, weighted: bool = False) -> FactorAccess:
+    """A factor of a chain, as its expressions tell it; `weighted`: of the product of weights."""
     access = access_of_element(x)
     dims = access.subscripts[0].dims if access.subscripts else ()
     own, size = tuple(range(len(dims))), max(1, access.element.width // 8)
-    return FactorAccess(access, tuple(access.shape), access.subscripts, own, {}, size)
+    shape, at = tuple(access.shape), access.subscripts
+    if evens_first := weighted and _has_evens_first(shape, at):
+        whole = next(d for d in dims if d // 2 is at[-1].term)
+        shape, at = (*shape[1:-1], 2 * shape[-1]), (*at[1:-1], Subscript(whole, dims))
+    return FactorAccess(access, shape, at, own, {}, size, evens_first=evens_first)
+
+
+def _has_evens_first(shape: tuple[int, ...], at: tuple[Subscript, ...]) -> bool:
+    """Whether the first and the last subscript tell one index so."""
+    return len(shape) > 1 and shape[0] == 2 and any(d % 2 is at[0].term and d // 2 is at[-1].term for d in at[-1].dims)

@@ -58,7 +58,8 @@ class ChainProblem:
     `head_groups`: for each of them the number that a block's part has to divide; 0 where any will do. `score_bytes`: what is read
     for each score, from operands of `operand_bytes`; `line_bytes`: of the lines that requests touch for it, where threads read
     apart. `factor_bytes`: of the factors, of which several heads may share some.
-    `line_steps`: steps are whole lines, since a factor lies along them. `listed`: a block lists the steps that data leave it.
+    `line_steps`: steps are a multiple of so many whole lines, since a factor lies along them; 0: of none. `listed`: a block lists
+    the steps that data leave it.
     `pages`: elements of the length that lie side by side, by factor, where memory tells the place of each page.
     `by_data`: data tell how many steps a block has. `other_registers`: that the computation of weights takes.
     `score_registers`: for each score, that operands which are read ahead take. `more_inner`: what further contractions sum over,
@@ -84,7 +85,7 @@ class ChainProblem:
     operand_bytes: int = 0
     line_bytes: float = 0
     factor_bytes: int | None = None
-    line_steps: bool = False
+    line_steps: int = 0
     listed: bool = False
     pages: tuple[int, ...] = ()
     by_data: bool = False
@@ -252,9 +253,9 @@ def chain_registers(target: Target, p: ChainProblem, unit: str, bm: int, own: in
     return min(target.sm.registers_per_thread, _held(p, unit, own, bn) + target.fit(ChainTimes).warp_other)
 
 
-def _is_no_step(size: int, p: ChainProblem, lines: bool) -> bool:
-    """Whether half as many elements would do, or are no whole lines where these are asked for."""
-    return (lines and size % p.line > 0) or (size > (p.line if lines else 32) and size >= 2 * round_up(p.length, 16))
+def _is_no_step(size: int, p: ChainProblem, lines: int) -> bool:
+    """Whether half as many elements would do, or are no whole lines, a multiple of so many, where these are asked for."""
+    return (lines > 0 and size % (lines * p.line) > 0) or (size > (lines * p.line or 32) and size >= 2 * round_up(p.length, 16))
 
 
 def _staged(target: Target, p: ChainProblem, tile: ChainTile, depths: Iterable[int]) -> Iterator[ChainTile]:

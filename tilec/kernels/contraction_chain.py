@@ -134,6 +134,9 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
         if self.unit == "wgmma" and not fits_pages(self.block[1], self.pages):
             why = f"a step of {self.block[1]} elements has no whole pages of {max(self.pages)}, and is no part of one"
             return Refusal("block", why)
+        words = self.unit == "wgmma" and self.has_product and BYTES[self.multiplicand] == 4
+        if words and self.block[1] % (2 * LINE // 4):  # lines of even, and of odd numbers
+            return Refusal("block", f"wgmma takes steps of a multiple of {2 * LINE // 4} weights of 32 bits, not {self.block[1]}")
         heights = (16,) if self.unit == "wgmma" else WARP_ROWS
         if self.warps < 1 or self.block[0] % self.warps or self.block[0] // self.warps not in heights:
             of = " or ".join(str(self.block[0] // n) for n in heights if self.block[0] >= n)

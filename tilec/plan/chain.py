@@ -117,8 +117,8 @@ def refuse_warpgroups(chain: Chain, extents: dict[int, int]) -> str | None:
     if any(not {*chain.rows} <= {*first.left.along} for first in chain.firsts):
         return "a factor of one row has no dimension for the other rows of a box"
     inner, size = extents[chain.inner], chain.left.bytes
-    if size != 2 and chain.values is not None:
-        return "wgmma takes values of 16 bits alone as they lie, with columns side by side"
+    if chain.values is not None and (size != 2) != chain.values.evens_first:
+        return "wgmma takes values of 16 bits as they lie, and of 32 bits where those of even numbers along k come first"
     if size != 2 and any(x.contiguous != first.inner for first in chain.firsts for x in (first.left, first.right)):
         return "wgmma takes factors that are contiguous along another index than that of their sum in 16 bits alone"
     steps = {} if chain.values is not None else {chain.inner: (reduction_depth("wgmma", inner, size), inner)}
@@ -136,6 +136,11 @@ def _lies_between(chain: Chain) -> bool:
     """Whether a factor of a chain with a second contraction is contiguous along the index between the contractions."""
     rights = [first.right for first in chain.firsts]
     return chain.values is not None and chain.between in [x.contiguous for x in (*rights, chain.values)]
+
+
+def _lines_of_steps(chain: Chain) -> int:
+    """The lines of which a step has a multiple: one where a factor lies along steps, and one of even and one of odd numbers."""
+    return _lies_between(chain) + (chain.values is not None and chain.values.evens_first)
 
 
 def chain_units(chain: Chain, extents: dict[int, int], target: Target) -> tuple[str, ...]:
@@ -236,7 +241,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
         by_data=bool(chain.matches) or any(leaf.op == "element" for m in chain.masks for x, _ in m.bounds for leaf in x),
         score_registers=sum(0.5 for p in {p for p in per_score if p.key.type.element_type.width == 16}),
         other_registers=(fit.exchange_registers if exchanged else 0) + (further if len(chain.firsts) > 1 else 0),
-        line_steps=_lies_between(chain), more_inner=tuple(extents[first.inner] for first in chain.firsts[1:]),
+        line_steps=_lines_of_steps(chain), more_inner=tuple(extents[first.inner] for first in chain.firsts[1:]),
     )  # fmt: skip
 
 

@@ -1,10 +1,11 @@
-"""Factors of contraction chains that are stored in 16 bits first: a chain's weights are made in registers, and are multiplied with
-factors as they lie in memory.
+"""Factors of contraction chains that are stored first, in 16 bits or as tf32: a chain's weights are made in registers, and are
+multiplied with factors as they lie in memory.
 
     s = sum[d](q * k);  p = softmax(s);  o = sum[j](p * v)        ->        s.left = bf16(q);  s.right = bf16(k);  o.right = bf16(v)
                                                                             s = sum[d](s.left * s.right);  ...
 
-A bf16 holds every number of 8 bits, and what `using bf16` allows an f32 to be rounded to.
+A bf16 holds every number of 8 bits, and what `using bf16` allows an f32 to be rounded to. As tf32 the values alone are stored, with
+j last: `wgmma` reads words along k, in the order in which a thread has its weights (`Pack.evens_first`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from tilec.analysis.access import access_of
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.multiplicands import HOLDS, held_by
 from tilec.core import mlir
+from tilec.core.hardware import WIDE
 from tilec.core.mlir import ir
+from tilec.core.target import Target
 from tilec.passes.tensor.pack import SIDES, factor
 from tilec.plan.chain import WIDEST
 from tilec.plan.chain_fusion import operations_before
@@ -25,7 +28,7 @@ from tilec.plan.steps import Applied, Pack
 KINDS = ("bf16", "f16")
 
 
-def chain_factors(graph: Graph) -> tuple[Applied, ...]:
+def chain_factors(graph: Graph, target: Target) -> tuple[Applied, ...]:
     """The factors to be stored, of all contractions that might be one chain with another."""
     found: dict[Pack, Applied] = {}
     for last in graph.nodes:
@@ -34,7 +37,7 @@ def chain_factors(graph: Graph) -> tuple[Applied, ...]:
         before = operations_before(last, graph)
         firsts = [n for n in before if _is_first(n)]
         if firsts:
-            found |= {p: Applied("chain_factors", p, line=last.line) for p in _packs(firsts, last, {*before}, graph)}
+            found |= {p: Applied("chain_factors", p, line=last.line) for p in _packs(firsts, last, {*before}, graph, target)}
     return tuple(found.values())
 
 
@@ -47,7 +50,7 @@ def _is_first(node: Node) -> bool:
     return 0 < k <= WIDEST and m * n > (m + n) * k
 
 
-def _packs(firsts: list[Node], last: Node, before: set[Node], graph: Graph) -> list[Pack]:
+def _packs(firsts: list[Node], last: Node, before: set[Node], graph: Graph, target: Target) -> list[Pack]:
     """Of the factors that no operation `before` the last one makes: one type for all, or none where they have it."""
     sides = [(n, side) for n in firsts for side in (0, 1)]
     of_last = [(last, side) for side in (0, 1) if before.isdisjoint(graph.producer.get(v) for v in read_by(last, side, "bf16"))]
@@ -55,13 +58,31 @@ def _packs(firsts: list[Node], last: Node, before: set[Node], graph: Graph) -> l
     held = {kind for *_, kind in factors}
     if len(of_last) != 1 or held in ({"bf16"}, {"f16"}):
         return []
-    if all(mlir.get_string(n.op, "tilec.multiplicand") == "bf16" for n in (*firsts, last)):
+    allowed = {mlir.get_string(n.op, "tilec.multiplicand") for n in (*firsts, last)}
+    if held == {"f32"} and "tf32" in allowed <= {"tf32", "bf16"} and "wgmma" in target.instructions("tf32"):
+        values = _values(last, of_last[0][1])
+        return [values] if values is not None else []
+    if allowed == {"bf16"}:
         held = {"bf16" if kind == "f32" else kind for kind in held}
     kind = next((kind for kind in KINDS if held <= HOLDS[kind]), None)
     if kind is None:
         return []
     made = [_pack(n, side, kind) for n, side, own in factors if own != kind]
     return [] if None in made else [p for p in made if p is not None]
+
+
+def _values(last: Node, side: int) -> Pack | None:
+    """The values with k last, as words that `wgmma` reads."""
+    assert last.contraction is not None
+    found = access_of(last.op, _value(last, side))
+    k = [d for d in last.contraction.k if last.extents[d] > 1]
+    if found is None or not found.exact or len(k) != 1 or last.extents[k[0]] % (WIDE // 2):
+        return None
+    at = [p for p, s in enumerate(found.subscripts) if s.bare == k[0] and found.shape[p] == last.extents[k[0]]]
+    if not at:
+        return None
+    order = (*(p for p in range(len(found.shape)) if p != at[0]), at[0])
+    return Pack(last.name, SIDES[side], (), "tf32", (), order, evens_first=True)
 
 
 def _value(node: Node, side: int) -> ir.Value:

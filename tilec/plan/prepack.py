@@ -361,9 +361,9 @@ def apply_packs(function: ir.Operation, packs: Sequence[Step]) -> None:
     for p in sorted(packs, key=lambda p: position[p.operation]):
         assert isinstance(p, Pack)
         op = by_name[p.operation]
-        key = (read_from(op, p.number, p.kind), p.order, p.kind) if p.order else None
+        key = (read_from(op, p.number, p.kind), p.order, p.kind, p.evens_first) if p.order else None
         extents = mlir.extents_of(op)
-        stored, by_name[p.operation] = pack(op, p.number, p.dims, p.kind, p.extents, p.order, known.get(key))
+        stored, by_name[p.operation] = pack(op, p.number, p.dims, p.kind, p.extents, p.order, known.get(key), p.evens_first)
         in_parts = p.kind == bf16_split.KIND and p.extents
         zeros = p.extents[-1] - extents[p.dims[-1]] if in_parts else 0 if p.dims else zeros_behind(stored, p.order)
         stored.attributes["tilec.stored"] = mlir.integer(zeros)

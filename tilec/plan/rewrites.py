@@ -134,13 +134,13 @@ def _apply_copies(function: ir.Operation, steps: Sequence[Step]) -> None:
 
 
 def _chain_factors(state: State) -> tuple[Applied, ...]:
-    return chain_factors(state.graph()) if state.target.kind == "cuda" and state.target.instructions("bf16") else ()
+    return chain_factors(state.graph(), state.target) if state.target.kind == "cuda" and state.target.instructions("bf16") else ()
 
 
 def _find_chain_factors(state: State, without: Callable[[], Plan]) -> Found:
     steps = _chain_factors(state)
     names = ", ".join(a.step.stored for a in steps if isinstance(a.step, Pack))
-    done, undone = "with factors of a chain in 16 bits", "with factors as they are"
+    done, undone = "with factors as a chain multiplies them", "with factors as they are"
     return Found(steps, compared=Compared("packed", names, (f"packing {names}",), done, undone))
 
 
@@ -202,8 +202,8 @@ def _unsplit(state: State) -> tuple[list[Group], Graph]:
 def _describe_pack(step: Step, index: Callable[[int], str]) -> str:
     assert isinstance(step, Pack)
     if step.order:
-        dims = ", ".join(map(str, step.order))
-        return f"the tensor of its {step.side} factor is stored first, as {step.kind}, its dimensions in the order {dims}"
+        dims, last = ", ".join(map(str, step.order)), ", even elements of the last one first" * step.evens_first
+        return f"the tensor of its {step.side} factor is stored first, as {step.kind}, its dimensions in the order {dims}{last}"
     order = f"by {', '.join(map(index, step.dims))}" if step.dims else "in aligned rows"
     return f"its {step.side} factor is stored first, as {step.kind}, {order}"
 

@@ -31,13 +31,15 @@ class Split(Step):
 class Pack(Step):
     """The factor `side` of a sum of products is stored over dimensions `dims` of its operation, as `kind`. `extents`: along them,
     with the zeros that follow; empty where none do. Without `dims`, the tensor that it is an element of is stored, in aligned
-    rows: its dimensions in this `order`, as `kind`, or as they are."""
+    rows: its dimensions in this `order`, as `kind`, or as they are. `evens_first`: a further, first dimension has the
+    elements of even number along the last one, then the others."""
 
     side: str
     dims: tuple[int, ...]
     kind: str
     extents: tuple[int, ...] = ()
     order: tuple[int, ...] = ()
+    evens_first: bool = False
 
     @property
     def number(self) -> int:

@@ -100,7 +100,8 @@ class Fragments:
         self.sums = registers([self.wide // 8, self.rows, 2], "%sums")
         self.words = self.rows * self.bn * BYTES[options.multiplicand] // 16  # of the weights' fragments
         self.weights = word_registers(options.weight_terms * self.words, "%weights", options.multiplicand)
-        self.packer = Packer(self.scores, self.weights, options.weight_terms, chain.weight_bound <= 1)
+        evens_first = chain.values is not None and chain.values.evens_first
+        self.packer = Packer(self.scores, self.weights, options.weight_terms, chain.weight_bound <= 1, evens_first)
 
     def _slack(self) -> int:
         """How far references may lag. Sums of a product are many, and worth a branch around their rescaling. What blocks that share

@@ -57,6 +57,7 @@ class FactorTiles(RingTiles):
         own = sizes | ({factor.paged: part} if factor.page else {})
         rounded = "tf32" if ir.MemRefType(view.type).element_type.width == 32 else None
         box = [self.line if d == factor.contiguous else 1 if d is None else own.get(d, 1) for d in factor.along]
+        box = [1, *box] if factor.evens_first else box
         super().__init__(view, box, self.columns * self.pages, self.columns * self.slab, stages, rounded=rounded)
 
     def load(self, ring: Ring, stage: ir.Value, first: dict[int, ir.Value], factor: FactorAccess | None = None) -> None:
@@ -79,6 +80,10 @@ class FactorTiles(RingTiles):
                 d = self.lines_along
                 at = first | {d: sum_of([(first[d], 1)] if d in first else [], slab * self.line)}
                 corner = self._in_page(at, factor) if factor.page else self._corner(at, factor)
+                if factor.evens_first:
+                    odd, line = divmod(slab, self.columns // 2)
+                    half = arith.divui(first[d], mlir.index(2))
+                    corner = [mlir.index(odd), *corner[1:-1], sum_of([(half, 1)], line * self.line)]
                 ring.copy(self, stage, target, [sum_of([(a, 1), (b, 1)]) for a, b in zip(corner, offsets)] if offsets else corner)
 
     def _corner(self, at: dict[int, ir.Value], factor: FactorAccess) -> list[ir.Value]:

@@ -20,10 +20,11 @@ SMALL = 1 << 30  # beyond the places in a tile
 
 
 class Packer:
-    """Packs the weights in `scores` into `words`, fragments of a left factor: `terms` numbers of their type for each."""
+    """Packs the weights in `scores` into `words`, fragments of a left factor: `terms` numbers of their type for each.
+    `evens_first`: the other factor has its places of k in this order, and not in that of a thread's columns."""
 
-    def __init__(self, scores: ir.Value, words: ir.Value, terms: int, bounded: bool):
-        self.s, self.w, self.terms, self.bounded = scores, words, terms, bounded
+    def __init__(self, scores: ir.Value, words: ir.Value, terms: int, bounded: bool, evens_first: bool):
+        self.s, self.w, self.terms, self.bounded, self.evens_first = scores, words, terms, bounded, evens_first
         self.kind, self.each = ir.MemRefType(words.type).element_type, ir.MemRefType(words.type).shape[1]
         self.columns, self.high = 8 * ir.MemRefType(scores.type).shape[0], rows_of(scores) // 2
         self.pieces = registers([terms, 2], "%parts") if terms > 1 else None
@@ -53,12 +54,16 @@ class Packer:
                 vector.StoreOp(rounded, self.w, [sum_of(word), mlir.index(0)])
 
     def _round(self) -> None:
-        """Weights as tf32: a word has one. Of 8 places of k a thread has two, which are its adjacent columns: the other factor's
-        places are in their order."""
+        """Weights as tf32: a word has one. Of 8 places of k a thread has two, four apart. They are its adjacent columns; or those
+        of even number in two neighbouring fragments, and of odd number in the second half of k."""
         with loop(self.columns // 8, name="fragment") as j, loop(self.high, unroll=True, name="high") as high:
             first = sum_of([(high, self.columns // 2), (j, 4)])
             with loop(2, unroll=True, name="half") as low, loop(2, unroll=True, name="pair") as lane:
-                value = memref.LoadOp(self.s, [j, sum_of([(high, 2), (low, 1)]), lane]).result
+                at = [j, sum_of([(high, 2), (low, 1)]), lane]
+                if self.evens_first:
+                    two, odd = (operation(j, mlir.index(self.columns // 16)) for operation in (arith.remui, arith.divui))
+                    at = [sum_of([(two, 2), (lane, 1)]), at[1], odd]
+                value = memref.LoadOp(self.s, at).result
                 memref.StoreOp(value, self.w, [sum_of([(first, 1), (lane, 2), (low, 1)]), mlir.index(0)])
             round_words(self.w, first)
 

@@ -70,11 +70,16 @@ _MMA = {
 }
 
 
+def _word(dtype: str) -> str:
+    """The type of a word of a factor's fragment."""
+    return "f32" if dtype == "tf32" else "i32"
+
+
 def mma(dtype: str) -> DeviceFunction:
     """`mma_bf16(acc, acc_at, a, a_at, b, b_at)`: acc[0:4] += A (4 words) x B (2 words), one warp, row times
     column."""
     shape, kinds, words_a, words_b, element = _MMA[dtype]
-    letter, word = _LETTER[element], "f32" if dtype == "tf32" else "i32"
+    letter, word = _LETTER[element], _word(dtype)
 
     def group(first: int, count: int) -> str:
         return "{" + ", ".join(f"${first + j}" for j in range(count)) + "}"
@@ -129,7 +134,7 @@ def wgmma(
 
     `f(acc, at, a, b, keep)`: descriptors `a` and `b` of tiles in shared memory advance by `step_a`, `step_b` (units of
     16 bytes) per step, or by `slab_a`, `slab_b` where a line of 128 bytes has ended; `keep` 0 begins from zero. With
-    `registers`, A comes from an int32 array, 4 words per step: `f(acc, at, a, a_at, b, keep)`. The result is there only
+    `registers`, A comes from an array of words, 4 per step: `f(acc, at, a, a_at, b, keep)`. The result is there only
     after a `wgmma_wait` that names the same accumulators. One assembly block ties the accumulators to the same registers
     before and after, so nothing moves between the steps.
     """
@@ -157,17 +162,18 @@ def wgmma(
         text += f"{'p' if step == 0 else '1'}{scale}{transposes};\n"
     text += "wgmma.commit_group.sync.aligned;\n}"
     inputs = [(letter, f"%acc_v{i}") for i in range(count)]
-    inputs += [("r", f"%a_v{i}") for i in range(words_a)] if registers else [("l", "%a")]
+    word = _word(dtype)
+    inputs += [("r", f"%a_v{i}_i32") for i in range(words_a)] if registers else [("l", "%a")]
     inputs += [("l", "%b"), ("r", "%keep")]
     body = [indices("acc", "at", count), read("acc", element, count)]
     if registers:
-        body += [indices("a", "a_at", words_a), read("a", "i32", words_a)]
+        body += [indices("a", "a_at", words_a), read("a", word, words_a), _cast("a_v", words_a, word, "i32")]
     body += [
         f"%product = {asm(text, letter * count, inputs, ties=count)}",
         extract("%product", letter * count, "new"),
         write("acc", element, [f"%new{i}" for i in range(count)]),
     ]
-    operand_a: dict[str, Parameter] = {"a": Array("i32"), "a_at": "i64"} if registers else {"a": "i64"}
+    operand_a: dict[str, Parameter] = {"a": Array(word), "a_at": "i64"} if registers else {"a": "i64"}
     parameters: dict[str, Parameter] = {
         "acc": Array(element),
         "at": "i64",
@@ -186,28 +192,35 @@ def _advance(step: int, k: int, within: int, slab: int) -> int:
     return step * within if not slab else step // line * slab + step % line * within
 
 
-def wgmma_wait(groups: int, accumulators: int, element: str = "f32", words: int = 0, more: int = 0) -> DeviceFunction:
+def wgmma_wait(
+    groups: int, accumulators: int, element: str = "f32", words: int = 0, more: int = 0, word: str = "i32"
+) -> DeviceFunction:  # fmt: skip
     """`f(acc, at)`: waits until at most `groups` newest groups run, and hands the accumulators through.
 
     The sums of an asynchronous product must pass through the wait's own assembly as tied operands, or LLVM,
     which sees values and not the hardware, moves their uses above it. With `words`, `f(acc, at, a, a_at)`
-    also hands through an A operand in registers, which must not be overwritten before its product is over; with `more`,
-    `f(acc, at, acc2, acc2_at, ...)` the accumulators of so many further products.
+    also hands through an A operand in registers, of type `word`, which must not be overwritten before its product is over; with
+    `more`, `f(acc, at, acc2, acc2_at, ...)` the accumulators of so many further products.
     """
     names = ["acc", *(f"acc{n + 2}" for n in range(more))]
-    arrays = [(name, element, _LETTER[element], accumulators) for name in names] + [("a", "i32", "r", words)] * (words > 0)
+    arrays = [(name, element, _LETTER[element], accumulators) for name in names] + [("a", word, "r", words)] * (words > 0)
     letters = "".join(letter * count for _, _, letter, count in arrays)
-    inputs = [(letter, f"%{name}_v{i}") for name, _, letter, count in arrays for i in range(count)]
+    inputs = [(letter, f"%{name}_v{i}{'_i32' * (name == 'a')}") for name, _, letter, count in arrays for i in range(count)]
     text, parameters, body, first = f"wgmma.wait_group.sync.aligned {groups};", dict[str, Parameter](), list[str](), 0
     for name, kind, _, count in arrays:
         at = "at" if name == "acc" else f"{name}_at"
         parameters |= {name: Array(kind), at: "i64"}
         body += [indices(name, at, count), read(name, kind, count)]
+    body += [_cast("a_v", words, word, "i32")]
     body += [f"%held = {asm(text, letters, inputs, ties=len(letters))}", extract("%held", letters, "new")]
     for name, kind, _, count in arrays:
-        body.append(write(name, kind, [f"%new{first + i}" for i in range(count)]))
+        made = [f"%new{first + i}" for i in range(count)]
+        if name == "a":
+            body += [f"{v}_word = arith.bitcast {v} : i32 to {kind}" for v in made]
+            made = [f"{v}_word" for v in made]
+        body.append(write(name, kind, made))
         first += count
-    name = f"wgmma_wait_{groups}_{accumulators}_{element}_{words}" + (f"_{more}" if more else "")
+    name = f"wgmma_wait_{groups}_{accumulators}_{element}_{words}" + (f"_{more}" if more else "") + (word != "i32") * f"_{word}"
     return define(name, parameters, None, "\n".join(body))
 
 

@@ -1,11 +1,11 @@
-"""Contraction chains whose factors are not of 16 bits, or are stored in 16 bits first. The interpreter runs them thread by thread,
+"""Contraction chains whose factors are not of 16 bits, or are stored first. The interpreter runs them thread by thread,
 where races are faults, and the emulator as they are printed; they are compiled. All within the program's error bounds, which
 `using tf32` widens."""
 
 import pytest
 from conftest import assert_within
 from tools.attention_programs import PRODUCT, PROGRAMS, SCORES, SIZES
-from tools.chains import WITHOUT_WGMMA, check, reasons, warps
+from tools.chains import WITHOUT_WGMMA, check, reasons, warps, without_wgmma
 from tools.chains import lowered as chain
 from tools.contractions import arrays, emulated
 from tools.cuda_kernels import compiled
@@ -15,6 +15,7 @@ from tools.reduced_contractions import PROGRAMS as REDUCED
 from tools.reduced_contractions import SIZES as REDUCED_SIZES
 
 from tilec.core.diagnostics import Source
+from tilec.cost.chain import ChainTile
 from tilec.kernels import ContractionChain
 from tilec.semantics.interpreter import interpret
 
@@ -48,6 +49,53 @@ def test_printed_in_tf32(d, e, monkeypatch):
     check(of_f32(PROGRAMS["causal"]), SIZES | {"D": d, "E": e}, warps(32, 32), monkeypatch, printed=True)
 
 
+LONGER = SIZES | {"S": 104, "T": 136, "D": 32}  # scores are more than their factors; columns of no whole step
+GROUPS = {
+    "two": (128, 64), "long steps": (64, 128), "three": (192, 64), "parts": ChainTile(64, 64, 2, 168, 0, ping_pong=False, parts=2),
+    "persistent": ChainTile(128, 64, 2, 168, 0, persistent=True, row_stages=2),
+}  # fmt: skip
+
+
+def stored_along_k(text, sizes, tile, monkeypatch, printed=False):
+    """A chain by `wgmma`, behind a kernel that stores its values."""
+    specialised, result = chain(text, sizes, tile, monkeypatch, chain_factors=True)
+    _, last = result.plan.kernels
+    assert (last.options.unit, last.options.multiplicand) == ("wgmma", "tf32")
+    inputs = arrays(specialised)
+    found = emulated(specialised, result, inputs) if printed else interpret(result.texts["map"], inputs)
+    assert_within(text, inputs, found, kind="cuda")
+
+
+@pytest.mark.crossed
+@pytest.mark.parametrize("tile", GROUPS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_stored_along_k(name, tile, monkeypatch):
+    stored_along_k(of_f32(PROGRAMS[name]), LONGER, GROUPS[tile], monkeypatch)
+
+
+@pytest.mark.parametrize("heads", ["h", "h // 2"])
+def test_values_of_grouped_heads_stored_along_k(heads, monkeypatch):
+    sizes = {"B": 2, "H": 2, "S": 136, "D": 32}
+    stored_along_k(attention("f32", " using tf32", " using tf32", heads=heads), sizes, (64, 64), monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", ["two", "long steps"])
+def test_values_stored_along_k_printed(tile, monkeypatch):
+    sizes = LONGER | {"S": 72, "T": 72, "E": 24}
+    stored_along_k(of_f32(PROGRAMS["causal"]), sizes, GROUPS[tile], monkeypatch, printed=True)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f32"])
+def test_values_of_16_bits_are_read_as_they_lie(kind):
+    """The program's own text may have values with evens first: wgmma takes words so. Others are stored in order first."""
+    text = of_f32(PROGRAMS["softmax"]) if kind == "f32" else PROGRAMS["softmax"]
+    text = text.replace(f"v: {kind}[B, H, T, E]", f"v: {kind}[2, B, H, E, T // 2]")
+    text = text.replace("v[b, h, j, e]", "v[j % 2, b, h, e, j // 2]")
+    plan = planned(Source("t.tile", text), None, SIZES | {"S": 4096, "T": 4096})
+    assert plan.kernels[-1].options.unit == "wgmma" and len(plan.kernels) == {"bf16": 2, "f32": 1}[kind]
+
+
 @pytest.mark.crossed
 @pytest.mark.parametrize("tile", [KEPT, STEPS, PING_PONG, WARPS, TALL_WARPS], ids=["kept", "steps", "ping-pong", "warps", "tall"])
 @pytest.mark.parametrize("name", REDUCED)
@@ -70,9 +118,11 @@ def test_every_product_allows_rounding():
 
 
 def test_planned_before_kernels_that_store_scores():
-    """The plan's own choice, on a GPU whose `wgmma` cannot take the values as they lie."""
+    """The plan's own choice: where `wgmma` can take the values, they are stored along k first."""
     sizes = {"B": 1, "H": 16, "S": 4096, "T": 4096, "D": 64, "E": 64}
-    (kernel,) = planned(Source("t.tile", of_f32(PROGRAMS["causal"])), None, sizes).kernels
+    stored, last = planned(Source("t.tile", of_f32(PROGRAMS["causal"])), None, sizes).kernels
+    assert isinstance(last.options, ContractionChain) and last.options.unit == "wgmma" and stored.options.name == "transpose"
+    (kernel,) = planned(Source("t.tile", of_f32(PROGRAMS["causal"])), None, sizes, without_wgmma("h200")).kernels
     assert isinstance(kernel.options, ContractionChain) and kernel.options.unit == "mma.sync"
     assert kernel.options.group_batch == 16  # half of L2 holds the factors of 12: turns of 12 would leave 4 that begin late
 
@@ -84,8 +134,8 @@ def test_compiled_in_tf32(depth, target, chip):
     """No spills, no stack."""
     sizes = {"B": 4, "H": 16, "S": 4096, "T": 4096, "D": depth, "E": depth}
     _, result = lowered(Source("t.tile", of_f32(PROGRAMS["causal"])), None, sizes, target=target)
-    ((_, cubin),) = compiled(result.emitted, chip)
-    assert "f32.tf32.tf32.f32" in cubin.ptx
+    *_, (_, cubin) = compiled(result.emitted, chip)
+    assert "f32.tf32.tf32" in cubin.ptx
 
 
 # ---- stored in 16 bits first -----------------------------------------------------------------------------------------
