@@ -74,12 +74,12 @@ def max_pool(call: Call) -> Value:
         return value, None
     window, count = pool.window, prod(pool.window.extent)
     taps = ix.unflat(ix.name("k", count), window.extent)
-    best = call.graph.emit(shape, "i64", lambda i: f"argmax[k in 0:{count}]({element(i, taps)})" if count > 1 else "0")
-    if count > 1 and DTYPES[dtype].is_float:  # argmax takes the first NaN
-        first, tap = best, ix.flat(r, ix.row_major(window.extent))
-        text = tap.sum_text()
-        last = call.graph.emit(shape, "i64", lambda i: f"max[{over}]({text} if isnan({element(i, r)}) else -1)")
-        best = call.graph.emit(shape, "i64", lambda i: f"{last.at(*i)} if {last.at(*i)} >= 0 else {first.at(*i)}")
+    best = call.graph.emit(shape, "i64", lambda i: _first(value.at(*i), element(i, taps), count, dtype) if count > 1 else "0")
+    if count > 1 and DTYPES[dtype].is_float:  # of NaNs the last
+        counted = best
+        best = call.graph.emit(
+            shape, "i64", lambda i: f"{count - 1} - {counted.at(*i)} if isnan({value.at(*i)}) else {counted.at(*i)}"
+        )
 
     def where(i: list[Index]) -> str:
         chosen = ix.unflat(ix.opaque(best.at(*i), (0, count - 1)) if count > 1 else ix.number(0), window.extent)
@@ -87,6 +87,14 @@ def max_pool(call: Call) -> Value:
         return " + ".join(f"{a} * {s}" if s > 1 else a for a, s in zip(at, ix.row_major(pool.spatial)))
 
     return value, call.graph.emit(shape, position, where)
+
+
+def _first(largest: str, element: str, count: int, dtype: str) -> str:
+    """The first of `count` elements that is the largest one; where that is NaN, how many elements follow the last NaN."""
+    first = f"k if {element} == {largest} else {count}"
+    if DTYPES[dtype].is_float:
+        first = f"({count - 1} - k if isnan({element}) else {count}) if isnan({largest}) else ({first})"
+    return f"min[k in 0:{count}]({first})"
 
 
 def _inside(at: Index, step: int) -> str:
