@@ -87,6 +87,7 @@ _BLUR = "op blur(x: f32[M, N]) -> (y: f32[M - 2, N - 2]) { y[i, j] = mean[r in 0
 
 _HEADS = "op heads(x: f32[B, S, H, D]) -> (y: f32[B, H, S, D]) { y[b, h, s, d] = x[b, s, h, d] * 2 }"
 _POOL = "op pool(x: f32[N, H, W, C]) -> (y: f32[N, C]) { y[n, c] = mean[h, w](x[n, h, w, c] * x[n, h, w, c]) }"
+_BY_KEY = "op gradient(x: f32[T, D], k: i64[T]) -> (y: f32[V, D]) { y[v, d] = sum[t](x[t, d] if k[t] == v else 0) where v in 0:V }"
 
 PROGRAMS: dict[str, tuple[Edited, ...]] = {
     "cpu": (
@@ -104,6 +105,7 @@ PROGRAMS: dict[str, tuple[Edited, ...]] = {
         Edited("points", "jacobi", {"M": 8192, "N": 8192}),
         Edited("columns", "variance", {"M": 16384, "N": 4096}),
         Edited("columns", _BLUR, {"M": 4096, "N": 8192}),
+        Edited("by_key", _BY_KEY, {"T": 32768, "D": 1024, "V": 50000}),
         Edited("rows", "softmax", {"M": 8192, "N": 4096}),
         Edited("rows", "layernorm", {"M": 8192, "N": 8192}),
         Edited("scan", "cumsum", {"M": 4096, "N": 8192}),

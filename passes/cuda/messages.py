@@ -32,7 +32,7 @@ def add_flags(function: ir.Operation, shape: list[int], name: str) -> None:
 def add_memory(
     kernels: Sequence[ir.Operation], types: Mapping[str, ir.Type], cleared: str = "", stays_clear: bool = False
 ) -> None:
-    """Gives kernels memory as their last arguments. Where the program calls the first, it calls one after another, with the first
+    """Gives kernels memory as their last arguments. Where the program calls one of them, it calls one after another, with that
     one's arguments. `cleared`: that of this name is zero before; `stays_clear`: and after the calls."""
     names = [ir.DictAttr.get({"tilec.name": mlir.string(name)}) for name in types]
     symbols = [ir.StringAttr(kernel.attributes["sym_name"]).value for kernel in kernels]
@@ -45,7 +45,7 @@ def add_memory(
         kernel.attributes["arg_attrs"] = ir.ArrayAttr.get([*ir.ArrayAttr(kernel.attributes["arg_attrs"]), *names])
     (program,) = [f for f in mlir.functions(kernels[0].parent) if "tilec.kernel" not in f.attributes]
     for call in [view.operation for view in mlir.entry(program).operations]:
-        if call.name == "func.call" and ir.FlatSymbolRefAttr(call.attributes["callee"]).value == symbols[0]:
+        if call.name == "func.call" and (callee := ir.FlatSymbolRefAttr(call.attributes["callee"]).value) in symbols:
             with ir.InsertionPoint(call), call.location:
                 memory = {name: memref.AllocOp(type_, [], []) for name, type_ in types.items()}
                 if cleared:
@@ -56,7 +56,7 @@ def add_memory(
                     new = func.CallOp([], symbol, [*call.operands, *(m.result for m in memory.values())])
                     carry_over(call, new)
                     if launch := mlir.get_string(call, "tilec.launch"):
-                        new.attributes["tilec.launch"] = mlir.string(launch + symbol.removeprefix(symbols[0]))
+                        new.attributes["tilec.launch"] = mlir.string(launch + symbol.removeprefix(callee))
             call.erase()
 
 

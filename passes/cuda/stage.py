@@ -49,9 +49,9 @@ def _stage(function: ir.Operation, tiles: dict[int, int], options: Threaded) -> 
         spread(function, layout.lane, options.cluster_blocks, layout.vectors[layout.lane])
         layout = _layout(function, tiles, options)
     if stages := options.rows_in_flight:
-        stage_rows(function, layout, list(tiles), stages, _tile_like, _copy)
+        stage_rows(function, layout, list(tiles), stages, _tile_like, copy_of_tile)
     elif options.residency == "smem":
-        hold_rows(function, layout, options.hybrid_chunks or 0, _tile_like, _copy)
+        hold_rows(function, layout, options.hybrid_chunks or 0, _tile_like, copy_of_tile)
     generics = [op for op in mlir.traverse(function) if mlir.is_generic(op)]
     for op in generics:
         for n in range(len(mlir.inputs_of(op)), len(op.operands)):
@@ -60,7 +60,7 @@ def _stage(function: ir.Operation, tiles: dict[int, int], options: Threaded) -> 
         _transpose_inputs(op, list(options.transposed_dims), layout)
     if options.residency != "reload":
         _stage_inputs(generics, layout)
-    hoist_gathers(function, layout, stages > 0, _tile_like, _copy)
+    hoist_gathers(function, layout, stages > 0, _tile_like, copy_of_tile)
     generics = [op for op in mlir.traverse(function) if mlir.is_generic(op)]
     for op in generics:
         if STAGES in op.attributes:
@@ -107,7 +107,7 @@ def _stage_output(op: ir.Operation, n: int, layout: Layout) -> None:
                 if operand == value:
                     user.operands[position] = tile
         with ir.InsertionPoint(operation_after(op)):
-            _copy(tile, value, dims, op)
+            copy_of_tile(tile, value, dims, op)
 
 
 def _is_state(op: ir.Operation, n: int) -> bool:
@@ -128,7 +128,7 @@ def _stage_inputs(generics: list[ir.Operation], layout: Layout) -> None:
             continue
         with ir.InsertionPoint(ops[0]), ops[0].location:
             tile = _tile_like(value, list(position), layout)
-            _copy(value, tile, list(position), None)
+            copy_of_tile(value, tile, list(position), None)
         for op in ops:
             for n, (operand, read_dims) in enumerate(zip(mlir.inputs_of(op), operand_dims(op))):
                 if operand == value and tuple(read_dims) == position:
@@ -147,7 +147,7 @@ def _transpose_inputs(op: ir.Operation, along: list[int], layout: Layout) -> Non
             continue
         with ir.InsertionPoint(op), op.location:
             tile = _tile_like(value, dims, layout, pad=1)
-            _copy(value, tile, dims, None).attributes["tilec.transpose"] = mlir.integer(dims[-1])
+            copy_of_tile(value, tile, dims, None).attributes["tilec.transpose"] = mlir.integer(dims[-1])
         _set_space(root(tile), SHARED)
         op.operands[n] = tile
 
@@ -176,7 +176,7 @@ def _tile_like(
     return memref.SubViewOp(type_, tile, [], dynamic, [], [0] * len(sizes), sizes, ones).result
 
 
-def _copy(source: ir.Value, target: ir.Value, dims: list[int], op: ir.Operation | None) -> ir.OpView:
+def copy_of_tile(source: ir.Value, target: ir.Value, dims: list[int], op: ir.Operation | None) -> ir.OpView:
     rank = len(dims)
     identity = mlir.projection(rank, range(rank))
     copy, block = mlir.generic([], [source], [target], [identity, identity], ["parallel"] * rank)

@@ -39,6 +39,8 @@ class Program:
                 slow = replace(target.fit(NestTimes), vector_issue=1e-5)
                 groups = target.fitted.groups | {"nests": slow}
                 return replace(target, fitted=replace(target.fitted, groups=groups))
+            case "by_key":
+                return replace(target, units=2, rates=replace(target.rates, integer=1e-6))
             case "panel_chain":
                 return replace(target, dram=replace(target.dram, bandwidth_gbs=0.001))
             case "vector_contraction":
@@ -117,6 +119,12 @@ PROGRAMS = {
         "h200", "columns",
         "op f(x: f32[M, N]) -> (y: f32[N]) { m[j] = mean[i](x[i, j]) y[j] = mean[i]((x[i, j] - m[j]) ** 2) }",
         {"M": 40, "N": 24}, {"x": ("f32", (40, 24))},
+    ),
+    "sums by key": Program(
+        "h200", "by_key",
+        "op f(x: f32[T, D], k: i64[T]) -> (y: f32[V, D]) { s[v, d] = sum[t](x[t, d] if k[t] == v else 0) where v in 0:V "
+        "y[v, d] = s[v, d] + v }",
+        {"T": 70, "D": 24, "V": 3}, {"x": ("f32", (70, 24)), "k": ("i64", (70,))},
     ),
     "softmax": Program(
         "h200", "rows",

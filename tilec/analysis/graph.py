@@ -72,6 +72,11 @@ class Node:
         return not self.reduced
 
     @property
+    def has_checks(self) -> bool:
+        """Whether its own kernel carries out run-time checks, beside what it computes."""
+        return any(o.name == "cf.assert" for o in mlir.traverse(self.op))
+
+    @property
     def values(self) -> list[ir.Value]:
         """The tensors that it reads, in either way."""
         return [r.value for r in self.reads] + self.extracts

@@ -10,10 +10,10 @@ from tilec.kernels.contraction_chain import ContractionChain
 from tilec.kernels.cpu import LoopNest, PanelChain, Panels, RegisterTranspose
 from tilec.kernels.matrix import MatrixKernel, StoredContraction
 from tilec.kernels.rows import Rows, Scan
-from tilec.kernels.threaded import Columns, Points, Threaded, Transpose, VectorContraction
+from tilec.kernels.threaded import ByKey, Columns, Points, Threaded, Transpose, VectorContraction
 
 __all__ = [
-    "FAMILIES", "Columns", "Contraction", "ContractionChain", "Family", "KernelPlan", "LoopNest", "MatrixKernel", "PanelChain",
-    "Panels", "Planned", "Points", "Refusal", "Refused", "RegisterTranspose", "Rows", "Scan", "StoredContraction", "Threaded",
-    "Transpose", "VectorContraction", "WarpgroupContraction", "planned_kernels",
+    "FAMILIES", "ByKey", "Columns", "Contraction", "ContractionChain", "Family", "KernelPlan", "LoopNest", "MatrixKernel",
+    "PanelChain", "Panels", "Planned", "Points", "Refusal", "Refused", "RegisterTranspose", "Rows", "Scan", "StoredContraction",
+    "Threaded", "Transpose", "VectorContraction", "WarpgroupContraction", "planned_kernels",
 ]  # fmt: skip

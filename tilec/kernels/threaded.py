@@ -10,10 +10,14 @@ from typing import Any
 from tilec.analysis.layout import Layout, make
 from tilec.core.hardware import WARP
 from tilec.core.target import Target
+from tilec.cost.by_key import MOST_THREADS as MOST_SORTING_THREADS
+from tilec.cost.by_key import sort_bytes
 from tilec.kernels.base import Family, KernelPlan, Refusal, option
 
 MOST_THREADS = 1024  # of a block
 MOST_REGISTERS = 255  # of a thread
+HELD = 64  # elements that such a thread loads at a time
+MOST_SHARING = 512  # threads of a block that share the elements of a key: with more they would have too few registers
 WIDEST = 8  # elements of a vector
 UNROLLED = 256  # elements that a thread unrolls: more of a sine take the assembler minutes
 RESIDENCIES = ("reload", "registers", "smem")
@@ -245,6 +249,52 @@ class Transpose(Threaded, name="transpose"):
     @property
     def transposed_dims(self) -> tuple[int, ...]:
         return self.transposed
+
+
+@dataclass(frozen=True)
+class ByKey(Threaded, name="by_key"):
+    """A reduction by key: a kernel sorts the keys, others reduce the elements of each key. Results of many elements are made of
+    those of pieces."""
+
+    keys: int = option("the dimension that keys count", dims=True, fixed=True, shown="of {}")
+    along: int = option("the reduced dimension, along which keys lie", dims=True, fixed=True, shown="along {}")
+    sorting_blocks: int = option("blocks that sort, each the keys of a part of their range")
+    sorting_threads: int = option("threads of such a block")
+    piece: int = option("elements from which on those of one key are reduced in pieces")
+    overlap_sorting: bool | None = option(
+        "each of the kernels is launched while the one before it ends", default=None, off=False
+    )
+
+    def of_pieces(self, steps: int, threads: int) -> ByKey:
+        """The options of kernels in which so many threads, with so many steps each, share the elements of one key; fewer where
+        registers have no room for more."""
+        own = self.thread_counts[self.along]
+        most = max(own, min(threads, MOST_SHARING // self.block_threads * own))
+        counts = tuple(most if d == self.along else n for d, n in enumerate(self.thread_counts))
+        order = (*(d for d in self.thread_order if d != self.along), *([self.along] if most > 1 else []))
+        room = max(1, HELD // (max(self.vectors) * max(self.steps)))
+        wide = tuple(min(steps, room) if d == self.along else n for d, n in enumerate(self.steps))
+        return replace(self, thread_counts=counts, thread_order=order, steps=wide)
+
+    def refuse_rows(self, kernel: KernelPlan, target: Target) -> Refusal | None:
+        if self.thread_counts[self.keys] > 1 or dict(zip(kernel.grid, kernel.tile))[self.keys] > 1:
+            return Refusal("tile", "a block has the results of one key: the tile along its dimension must be 1")
+        for d, tile in zip(kernel.grid, kernel.tile):
+            if tile > self.thread_counts[d] * self.vectors[d] * self.steps[d]:
+                return Refusal("tile", f"a tile of {tile} has more elements than its threads hold at once")
+        if not (WARP <= self.sorting_threads <= MOST_SORTING_THREADS and self.sorting_threads & (self.sorting_threads - 1) == 0):
+            return Refusal("sorting_threads", f"`sorting_threads` must be a power of two from {WARP} to {MOST_SORTING_THREADS}")
+        if not 1 <= self.sorting_blocks <= kernel.extents[self.keys]:
+            return Refusal("sorting_blocks", f"`sorting_blocks` must be from 1 to {kernel.extents[self.keys]}, the number of keys")
+        most = target.multiprocessor.shared_per_block
+        if (size := sort_bytes(-(-kernel.extents[self.keys] // self.sorting_blocks), self.sorting_threads)) > most:
+            why = f"blocks of {self.sorting_threads} threads that sort take {size} bytes of shared memory, and have {most}"
+            return Refusal("sorting_threads", why)
+        if any(n > 1 for d, n in enumerate(self.vectors) if d in (self.keys, self.along)):
+            return Refusal("vectors", "elements of one key lie anywhere: vectors are along other dimensions")
+        if self.piece < 2:
+            return Refusal("piece", "`piece` must be at least 2")
+        return super().refuse_rows(kernel, target)
 
 
 def laid_out(layout: Layout) -> dict[str, Any]:

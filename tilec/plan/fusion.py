@@ -25,6 +25,7 @@ from tilec.core.target import Target
 from tilec.passes.tensor.inline import refuse_inline
 from tilec.plan.chain import is_contraction_chain, is_reduced_contraction
 from tilec.plan.chain_fusion import chain_factor_of, join_chains, time_us, traverses_several
+from tilec.plan.cuda.by_key import sorts_keys
 from tilec.plan.groups import Group, Remark, join, ordered
 from tilec.plan.legality import refuse
 from tilec.plan.sibling_fusion import join_siblings
@@ -172,6 +173,8 @@ def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
             why = f"inlining would compute its {operations:.0f} operations {repeats} times for each element"
         if why is None and len(node.extracts) and repeats > 1:
             why = "inlining would evaluate its computed subscripts more than once"
+        if why is None and node.has_checks and (reader := next((c for c in consumers if sorts_keys(c, target)), None)):
+            why = f"{reader.name} does not look at all elements, which are checked"
         if why is None and target.kind == "cuda" and (reader := chain_factor_of(node, graph)):
             why = f"the contraction chain of {reader.name} multiplies tiles that are loaded, and not computed"
         if why is None and (maker := _contraction_before(node, graph, epilogues)):

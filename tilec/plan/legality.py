@@ -12,6 +12,7 @@ from tilec.core.target import Target
 from tilec.passes.tensor.slice_updates import POSITION
 from tilec.plan.chain import is_contraction_chain, refuse_contraction_chain
 from tilec.plan.cpu.chain import refuse_panel_chain
+from tilec.plan.cuda.by_key import refuse_by_key
 from tilec.plan.groups import Group
 from tilec.plan.siblings import refuse_siblings
 
@@ -27,6 +28,8 @@ def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: T
     space = space_of(nodes, graph)
     if isinstance(space, str):
         return space
+    if why := refuse_by_key(nodes, space.dims, target):
+        return why
     if sum(n.contraction is not None for n in nodes):
         found = graph.memoise("refused", nodes, lambda: _refuse_contraction(nodes, space, graph, target))
         return found.reason(found.result, [n.name for n in nodes]) if found.result else space

@@ -141,7 +141,7 @@ def _offer(node: Node, g: Group, graph: Graph, target: Target) -> Offer | None:
     from tilec.plan.cuda.contraction import tiles_by, tiles_of
 
     kind = multiplicand_of(node, target)
-    if "wgmma" not in target.instructions(unit_type(kind)) or _has_checks(node):
+    if "wgmma" not in target.instructions(unit_type(kind)) or node.has_checks:
         return None
     now = tiles_by(kind, node, g, graph, target)
     if all(f.copy == "tma" for f in now.operands.values()):
@@ -298,11 +298,6 @@ def _unfolds(node: Node, p: Pack) -> bool:
     """Whether it would have too many elements for what it is made of."""
     sources = sum(map(elements, read_by(node, p.number, p.kind)))
     return bool(p.dims) and prod(node.extents[d] for d in p.dims) > UNFOLDED * sources
-
-
-def _has_checks(node: Node) -> bool:
-    """Whether the operation has run-time checks, which its own kernel carries out, beside what it multiplies."""
-    return any(o.name == "cf.assert" for o in mlir.traverse(node.op))
 
 
 def _padded(node: Node, kind: str, majors: list[bool], packs: list[Pack], inner: tuple[int, ...]) -> list[Pack]:

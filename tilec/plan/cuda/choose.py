@@ -32,6 +32,7 @@ from tilec.kernels import Columns, KernelPlan, Points, Rows, Scan, Threaded, Tra
 from tilec.kernels.threaded import laid_out
 from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
 from tilec.plan.chain import is_contraction_chain
+from tilec.plan.cuda.by_key import choose_by_key, sorts_keys
 from tilec.plan.cuda.chain import choose_chain
 from tilec.plan.cuda.choose_contraction import choose_contraction
 from tilec.plan.cuda.columns import Tiled, columns
@@ -75,6 +76,10 @@ def choose_with(
     """The same with tensors that are stored in the order of threads: see `View`."""
     view = View(kernel, g, graph, target, accesses(kernel, g, graph), pick, ordered)
     contraction = next((n for n in g.nodes if n.contraction is not None), None)
+    if (by_key := next((n for n in g.nodes if sorts_keys(n, target)), None)) is not None:
+        if pick:
+            raise cost.NoFurtherChoice
+        return choose_by_key(view, by_key)
     if is_contraction_chain(g.nodes):
         return choose_chain(kernel, g, graph, target, pick)
     if contraction is not None and (planned := choose_contraction(kernel, g, graph, target, pick)):

@@ -13,6 +13,7 @@ from tilec.core import targets
 from tilec.core.dtypes import DTYPES
 from tilec.core.fitted import SelectionTimes
 from tilec.core.target import Target
+from tilec.cost.by_key import sort_us
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +75,15 @@ def scatter_pays(device: torch.device, pairs: int, moved: int) -> bool:
     """Whether so many pairs of an element and a place are looked at sooner than PyTorch's kernel writes to computed positions,
     between so many bytes that it moves."""
     return pays(time_us(device, PAIR * pairs, pairs), launches_us(device) + moved_us(device, moved))
+
+
+def sum_by_key_pays(device: torch.device, count: int, keys: int, pairs: int, moved: int) -> bool:
+    """The same of sums of rows by keys, which a GPU may sort first (`tilec/analysis/by_key.py`). PyTorch's kernels sort, too."""
+    target = machine(device.type)
+    if target.sm is None or pairs == 0:
+        return scatter_pays(device, pairs, moved)
+    other = launches_us(device) + _sort_us(device, 1, count, "i64")
+    return scatter_pays(device, pairs, moved) or pays(sort_us(target, count, keys, 8), other + launches_us(device))
 
 
 def reads_pay(device: torch.device, reads: int) -> bool:

@@ -4,7 +4,8 @@
     last[j] = max[t](t if position[t] == j else -1)                   else the last write counts, as on the CPU; where PyTorch
     y[j] = v[last[j]] if last[j] >= 0 else x[j]                    leaves the order open, this is one of its results
 
-So a program looks at each pair of a write and a position. That is taken where it is no slower than PyTorch's writes (`costs`).
+So a program looks at each pair of a write and a position. That is taken where it is no slower than PyTorch's writes (`costs`). Sums
+of rows are reductions by key, for which a GPU sorts the positions first (`tilec/analysis/by_key.py`).
 """
 
 from __future__ import annotations
@@ -49,10 +50,13 @@ def positions_of(call: Call, given: Tensor, node: Node | None, extent: int, wrap
     return lambda i: made.at(*i)
 
 
-def affordable(call: Call, pairs: int, written: int) -> None:
-    """Raises Unsupported where so many pairs take longer than PyTorch's writes."""
+def affordable(call: Call, pairs: int, written: int, rows: tuple[int, int] | None = None) -> None:
+    """Raises Unsupported where so many pairs take longer than PyTorch's writes. `rows`: of a sum of whole rows, how many are
+    written, and to how many."""
     size = DTYPES[call.dtype].bits // 8
-    if not costs.scatter_pays(call.device, pairs, size * (2 * prod(call.shape) + written) + 8 * written):
+    moved = size * (2 * prod(call.shape) + written) + 8 * written
+    by_key = rows is not None and costs.sum_by_key_pays(call.device, *rows, pairs, moved)
+    if not by_key and not costs.scatter_pays(call.device, pairs, moved):
         raise Unsupported(f"{call.name}: {TOO_MANY}")
 
 
@@ -168,7 +172,7 @@ def index_add(call: Call) -> Tensor:
     if list(source.shape) != written:
         raise Unsupported(f"{call.name}: rows of another shape")
     looked = prod(written) * x.shape[axis] if kind else count * x.shape[axis]
-    affordable(call, looked, prod(written))
+    affordable(call, looked, prod(written), (count, x.shape[axis]) if kind == "sum" else None)
     found = positions_of(call, index, node_at(call.node, 2), x.shape[axis], False)
     alpha = call.get("alpha", 1)
     if alpha not in (None, 1):
@@ -240,7 +244,8 @@ def index_put(call: Call) -> Tensor:
     else:
         ranks = None
         looked = writes * prod(x.shape) if call["accumulate"] else writes * targets
-        affordable(call, looked, prod(shape))
+        alone = call["accumulate"] and len(chosen) == len(index_shape) == 1
+        affordable(call, looked, prod(shape), (writes, targets) if alone else None)
     if ranks is not None:  # each position is written once: by the element of that rank
         return call.emit(call.shape, dtype, lambda i: value(i, [ix.opaque(
             f"clamp({ranks.at(i[chosen[0]])}, 0, {writes - 1})", (0, writes - 1))]))  # fmt: skip
@@ -312,7 +317,7 @@ def embedding_dense_backward(call: Call) -> Tensor:
         raise Unsupported(f"{call.name}: rows are divided by how often they were read")
     (rows, width), padding = call.shape, int(call["padding_idx"])
     reads = prod(call["indices"].shape)
-    affordable(call, reads * rows * width, reads * width)
+    affordable(call, reads * rows * width, reads * width, (reads, rows))
     gradient, index = call["grad_output"].reshaped((reads, width)), call["indices"].reshaped((reads,))
 
     def expression(i: list[Index]) -> str:

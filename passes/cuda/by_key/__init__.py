@@ -1,0 +1,1 @@
+"""map, for CUDA: reductions by key."""
