@@ -436,3 +436,15 @@ def test_a_loop_that_is_written_out_stays_in_the_instruction_cache():
     text = "op f(x: f32[M, N], w: f32[M, N]) -> (y: f32) { y = sum[i, j](w[i, j] * (log(w[i, j]) - log(x[i, j]))) }"
     kernel = planned(text, M=16384, N=16384).kernels[0]
     assert prod(kernel.options.steps) * prod(kernel.options.vectors) <= 16
+
+
+def test_elements_that_numbers_of_rows_scale_are_computed_again():
+    """For a second kernel, too, which would read them from memory as f32."""
+    source = """op f(x: bf16[M, N], g: bf16[M, N], m: f32[M], r: f32[M]) -> (y: bf16[M, N], w: f32[N]) {
+        h[i, j] = (x[i, j] - m[i]) * r[i]
+        a[i]    = sum[j](g[i, j] * h[i, j])
+        y[i, j] = g[i, j] - h[i, j] * a[i]
+        w[j]    = sum[i](g[i, j] * h[i, j])
+    }"""
+    plan = planned(source, M=16384, N=4096)
+    assert sorted(name for k in plan.kernels for name in k.outputs) == ["w", "y"]
