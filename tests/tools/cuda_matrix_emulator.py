@@ -257,10 +257,10 @@ class MatrixIntrinsics(Intrinsics):
 
         total = self._fused(128, words, multiply)
         warp, lane = self.state.thread % 128 // 32, self.state.thread % 32
-        for j, half, column in product(range(n // 8), range(2), range(2)):
-            place = at + 4 * j + 2 * half + column
-            value = total[16 * warp + 8 * half + lane // 4, 8 * j + 2 * (lane % 4) + column]
-            sums[place] = value if int(keep) == 0 else sums[place] + value
+        rows = total[[16 * warp + lane // 4, 16 * warp + lane // 4 + 8]].reshape(2, n // 8, 8)
+        values = rows[:, :, 2 * (lane % 4) : 2 * (lane % 4) + 2].transpose(1, 0, 2).reshape(-1)
+        place = slice(at, at + n // 2)
+        sums[place] = values if int(keep) == 0 else sums[place] + values
 
     def _operand(self, descriptor: int, rows: int, dtype, transposed: bool) -> np.ndarray:
         """Rows of 32 bytes of k by a matrix descriptor, as PTX defines it for 128 bytes of swizzle."""
@@ -269,13 +269,13 @@ class MatrixIntrinsics(Intrinsics):
         assert descriptor >> 62 == 1
         start, leading, stride = ((descriptor >> bits & 0x3FFF) << 4 for bits in (0, 16, 32))
         size = np.dtype(dtype).itemsize
-        result = np.zeros((rows, 32 // size), dtype)
-        line = 128 // size
-        for r, k in product(range(rows), range(32 // size)):
-            across, along = (k, r) if transposed else (r, k)
-            offset = across // 8 * stride + across % 8 * 128 + along % line * size + along // line * leading
-            result[r, k] = self.state.block.bytes_at(_swizzled(SHARED + start + offset), size).view(dtype)[0]
-        return result
+        line, block = 128 // size, self.state.block
+        r, k = np.indices((rows, 32 // size))
+        across, along = (k, r) if transposed else (r, k)
+        at = across // 8 * stride + across % 8 * 128 + along % line * size + along // line * leading
+        at = _swizzled(SHARED + start + at) - SHARED
+        assert at.min() >= 0 and at.max() + size <= len(block.shared), f"{at.max() + size} bytes of shared memory"
+        return block.shared[at[..., None] + np.arange(size)].view(dtype)[..., 0]
 
 
 class _Barrier:
