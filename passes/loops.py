@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from tilec.analysis.layout import Layout
 from tilec.core import locations, mlir
@@ -58,6 +59,10 @@ def when(condition: ir.Value) -> Iterator[scf.IfOp]:
     with ir.InsertionPoint(made.then_block):
         yield made
         scf.YieldOp([])
+
+
+def all_of(conditions: Sequence[ir.Value]) -> ir.Value | None:
+    return reduce(arith.andi, conditions) if conditions else None
 
 
 def below(value: ir.Value, limit: ir.Value | int) -> ir.Value:

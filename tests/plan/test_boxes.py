@@ -38,6 +38,15 @@ def test_sectors_of_which_a_part_is_written(extents, box, size):
     assert Side(extents, len(extents), size).cut(box) == pytest.approx(exact, rel=0.1, abs=1e-3)
 
 
+@pytest.mark.parametrize("extents, box, behind", [
+    ((64, 65), (2, 65), 2), ((64, 64), (1, 4), 2), ((9, 66), (1, 2), 4), ((64, 65), (1, 1), 2),
+])  # fmt: skip
+def test_runs_that_go_on_along_the_other_side(extents, box, behind):
+    """They are those of elements as many times as large."""
+    whole = Side(extents, len(extents), 4 * behind).cut(box) / behind
+    assert Side(extents, len(extents), 4, behind=behind).cut(box) == pytest.approx(whole)
+
+
 @pytest.mark.parametrize("step, at_once, run", list(product((4, 8, 64, 512), (1, 4), (1, 2, 16, 128))))
 def test_lines_that_requests_touch(step, at_once, run):
     """Runs lie so far uncoalesced that no line has parts of two."""
@@ -97,3 +106,19 @@ def test_windows_that_threads_load_are_dear():
     """Each element by itself, while nothing is multiplied: a copy in another order is made for them."""
     sizes = {"N": 32, "C": 64, "K": 128, "H": 1, "W": 131070, "R": 1, "S": 3}
     assert len(lowering.planned(CONVOLUTION, None, sizes).steps("pack")) == 2
+
+
+REMAINDERS = """op f(x: f32[B, C, H, W], w: f32[C, N, 4, 4]) -> (y: f32[B, N, H + 1, 2, W + 1, 2]) {
+ y[b, n, i, p, j, q] = sum[c, r in 0:2, s in 0:2](pad(x[b, c, i - r, j - s], 0) * w[c, n, 2 * r + p, 2 * s + q]) using tf32
+}
+"""
+
+
+@pytest.mark.parametrize("side", [32, 64, 77])
+def test_rows_go_on_where_columns_end(side):
+    """A transposed convolution with strides: the remainders by the strides are columns, and positions are rows, which lie between
+    them. Blocks of one position, of as many images, store 8 bytes at a time."""
+    sizes = {"B": 128, "C": 64, "N": 128, "H": side, "W": side}
+    kernel = lowering.planned(REMAINDERS, None, sizes).kernels[-1]
+    tile = dict(zip(kernel.grid, kernel.tile))
+    assert kernel.options.name == "warpgroup_contraction" and tile[kernel.options.rows[-1]] >= 8

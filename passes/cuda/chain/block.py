@@ -19,10 +19,10 @@ from tilec.kernels import ContractionChain, Planned
 from tilec.passes.cuda.chain.values import At, Values, halves
 from tilec.passes.cuda.contraction.checks import check_each
 from tilec.passes.cuda.contraction.grid import enter, erase, in_groups
-from tilec.passes.cuda.contraction.problem import Thread, all_of
+from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.cuda.ring import carried_loop
-from tilec.passes.loops import delinearise, sum_of, when
+from tilec.passes.loops import all_of, delinearise, sum_of, when
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from tilec.cost.model import round_up
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.values import At
 from tilec.passes.cuda.contraction.operands import piece_location
-from tilec.passes.cuda.contraction.problem import Thread, all_of
+from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.memory_spaces import SHARED, local, root
 from tilec.passes.cuda.ring import start_copy
-from tilec.passes.loops import below, delinearise, loop, sum_of, when
+from tilec.passes.loops import all_of, below, delinearise, loop, sum_of, when
 
 
 class CopiedTiles:

@@ -16,8 +16,8 @@ from math import prod
 from tilec.analysis.products import dims_of
 from tilec.core import mlir
 from tilec.core.mlir import cf, ir
-from tilec.passes.cuda.contraction.problem import FLAT, Problem, all_of
-from tilec.passes.loops import below, delinearise, loop, sum_of, when
+from tilec.passes.cuda.contraction.problem import FLAT, Problem
+from tilec.passes.loops import all_of, below, delinearise, loop, sum_of, when
 
 
 def check_subscripts(problem: Problem, number: ir.Value, threads: int) -> None:

@@ -24,11 +24,11 @@ from tilec.core import locations, mlir
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, memref, vector
 from tilec.passes.cuda.contraction.fragments import Chunks, Sums
-from tilec.passes.cuda.contraction.problem import Problem, Thread, all_of
+from tilec.passes.cuda.contraction.problem import Problem, Thread
 from tilec.passes.cuda.contraction.result_boxes import ResultBoxes, Use, synchronise, uses_of
 from tilec.passes.cuda.memory_spaces import SHARED, is_local, local, registers, root
 from tilec.passes.emit import Body
-from tilec.passes.loops import loop, sum_of, when
+from tilec.passes.loops import all_of, loop, sum_of, when
 
 
 def buffer(chunks: Chunks, warps: int, element: ir.Type, overlay: bool, products: int = 1) -> ir.Value:
@@ -72,12 +72,29 @@ class Epilogue:
     def _pieces_of_both(self, chunks: Chunks, chunk: ir.Value, width: int, per_row: int) -> None:
         with loop(chunks.rows * per_row // 32, name="piece") as i:
             number = sum_of([(i, 32), (self.thread.lane, 1)])
-            row, column = arith.divui(number, mlir.index(per_row)), arith.remui(number, mlir.index(per_row))
+            if self._rows_first(width):
+                row, column = arith.remui(number, mlir.index(chunks.rows)), arith.divui(number, mlir.index(chunks.rows))
+            else:
+                row, column = arith.divui(number, mlir.index(per_row)), arith.remui(number, mlir.index(per_row))
             subscripts = (
                 locations.named(row, "row"),
                 locations.named(arith.muli(column, mlir.index(width)), "column"),
             )
             self._elements(chunks.coordinates(chunk, *subscripts), subscripts, width, {}, "left", "right")
+
+    def _rows_first(self, width: int) -> bool:
+        """Whether a result goes on along rows where a thread's neighbours end, so that lanes lie along rows: of y[n, o, h, w, 2]
+        with columns of o and the last dimension."""
+        written = [
+            u for op in (*self.products, *self.after) for u in uses_of(op)[len(mlir.inputs_of(op)) :] if not is_local(u.value)
+        ]
+        left, last = self.problem.left, self.lane_dim
+        return (
+            width > 1
+            and width == self._extent()
+            and left.box[-1] > 1
+            and all(u.dims[-2:] == (left.dims[-1], last) for u in written)
+        )
 
     def _pieces_of_columns(self, chunks: Chunks, chunk: ir.Value, width: int, per_row: int) -> None:
         """All pieces of a thread have the same columns: what lies along columns alone is loaded once, and compilers compute once

@@ -20,10 +20,10 @@ from tilec.core import locations, mlir
 from tilec.core.hardware import LINE, WARPGROUP, WIDE
 from tilec.core.mlir import arith, ir, memref, scf, vector
 from tilec.kernels.matrix import ASYNC, padding
-from tilec.passes.cuda.contraction.problem import FLAT, Problem, Side, Thread, all_of
+from tilec.passes.cuda.contraction.problem import FLAT, Problem, Side, Thread
 from tilec.passes.cuda.memory_spaces import SHARED, is_local, local, registers, root
 from tilec.passes.cuda.ring import LineTiles, start_copy
-from tilec.passes.loops import loop, sum_of, when
+from tilec.passes.loops import all_of, loop, sum_of, when
 
 GROUP = 4
 """Vectors of a thread that are loaded before the first is stored, where one warpgroup fills tiles."""

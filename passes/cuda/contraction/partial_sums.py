@@ -16,12 +16,12 @@ from tilec.core.mlir import arith, ir, memref
 from tilec.kernels import WarpgroupContraction
 from tilec.kernels.contraction import SPAN
 from tilec.passes.cuda.contraction.fragments import fragment_coordinates
-from tilec.passes.cuda.contraction.problem import Problem, Side, all_of
+from tilec.passes.cuda.contraction.problem import Problem, Side
 from tilec.passes.cuda.contraction.scales import Scales
 from tilec.passes.cuda.contraction.stream_k import Part
 from tilec.passes.cuda.memory_spaces import registers
 from tilec.passes.cuda.ring import Ring, carried_loop
-from tilec.passes.loops import below, loop, sum_of, when
+from tilec.passes.loops import all_of, below, loop, sum_of, when
 
 _State = list[ir.Value]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from math import prod
 
 from tilec.analysis.access import Access, access_of
@@ -342,10 +342,6 @@ class Problem:
         """A value of the body at coordinates, in the staged type or that of `element`."""
         (result,), element = self.copied([value], at, elements), element or self.element
         return result if result.type == element else arith.truncf(element, result)
-
-
-def all_of(conditions: list[ir.Value]) -> ir.Value | None:
-    return reduce(arith.andi, conditions) if conditions else None
 
 
 def is_identity(type_: ir.MemRefType) -> bool:

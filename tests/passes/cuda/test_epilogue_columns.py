@@ -1,5 +1,5 @@
 """What an epilogue reads along columns alone, such as a batch norm's weights: a thread whose elements are of the same columns
-loads it once for all of its rows."""
+loads it once for all of its rows. Results that go on along rows where columns end: a thread's lanes lie along rows."""
 
 import re
 
@@ -28,3 +28,23 @@ def test_columns_are_loaded_once_for_all_rows(tile, columns, rows, monkeypatch):
     loads = re.findall(r"^( *)load_bf16x\d_nc\w*\([bv]_1", printed, re.MULTILINE)
     inside = re.findall(r"^( *)for piece in range\(\d+\):\n(?:\1 .*\n)*?\1 .*load_f32x\d_nc\w*\(r_1", printed, re.MULTILINE)
     assert len(loads) == 2 and inside and all(len(line) <= len(inside[-1]) for line in loads)
+
+
+PAIRS = """op f(x: f32[B, H, K], w: f32[N, K, 2], b: f32[N]) -> (y: f32[B, N, H, 2]) {{
+    y[b, n, h, p] = (sum[k](x[b, h, k] * w[n, k, p]) using {t}) + b[n]
+}}"""
+
+
+@pytest.mark.parametrize("tile", [mma(), mma(64, 64, 32, (2, 1))])
+@pytest.mark.parametrize("rows", [9, 16, 33])
+def test_lanes_lie_along_rows_where_a_result_goes_on_along_them(tile, rows, monkeypatch):
+    """The two elements of a thread are the last dimension, and those of the next lanes lie behind them."""
+
+    def pairs(x, w, b):
+        return np.einsum("bhk,nkp->bnhp", x, w) + b[:, None, None]
+
+    sizes = {"B": 5, "H": rows, "K": 32, "N": 24}
+    result = check(PAIRS, ("bf16", "f32"), sizes, tile, pairs, monkeypatch)
+    printed = result.emitted.module
+    assert re.search(r"\brow_\d = .*\btmp_\d+\)? & 15\n *column_\d = .* >> 4\) \* 2\n", printed)
+    assert re.search(r"store_f32x2\(y_1, 0, y \+", printed)

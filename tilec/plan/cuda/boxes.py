@@ -26,14 +26,16 @@ Box = tuple[int, ...]
 @dataclass(frozen=True)
 class Side:
     """Rows or columns of C, by the `extents` of their dimensions. `adjacent`: how many of the last ones are the last of the result,
-    in the same order, with elements of `written` bytes. `step`: the bytes from a factor's element to its neighbour along the last
-    dimension, where threads load `at_once` neighbours each; 0 where they do not, or go along another dimension."""
+    in the same order, but for those of the other side that are behind them, with so many elements of `written` bytes. `step`: the
+    bytes from a factor's element to its neighbour along the last dimension, where threads load `at_once` neighbours each; 0 where
+    they do not, or go along another dimension."""
 
     extents: Box
     adjacent: int = 0
     written: int = 4
     step: int = 0
     at_once: int = 1
+    behind: int = 1
 
     def cut(self, box: Box) -> float:
         """The sectors of which a part is written, for each element of the result."""
@@ -44,7 +46,7 @@ class Side:
             run, pitch = run * size, pitch * extent
             if size < extent:
                 break
-        run, pitch = run * self.written, pitch * self.written
+        run, pitch = run * self.behind * self.written, pitch * self.behind * self.written
         each = gcd(run, pitch, SECTOR)
         parts = sum(_cut(begin, run) for begin in range(0, SECTOR, each)) * each / SECTOR
         return parts * self.written / run
@@ -98,11 +100,24 @@ class Boxes:
 
     def _side(self, built: StoredContraction, side: int, dims: tuple[int, ...]) -> Side:
         extents, operand, copy = tuple(self.extents[d] for d in dims), self.operands[("left", "right")[side]], built.copies[side]
-        last, result = min(len(dims), len(self.roles.result)), self.roles.result
+        result, behind = self._ahead_of_columns(built) if side == 0 else (self.roles.result, 1)
+        if side == 1 and self._ahead_of_columns(built)[1] > 1:
+            result = ()  # rows go on where the columns end
+        last = min(len(dims), len(result))
         adjacent = next(n for n in range(last, -1, -1) if dims[len(dims) - n :] == result[len(result) - n :])
         step = 0 if built.k_major[side] or copy == "tma" or not dims else operand.step
         at_once = ASYNC.get(copy, operand.step) // operand.step if step and not operand.gathers else 1
-        return Side(extents, adjacent, self.problem.out_bytes, step, max(1, at_once))
+        return Side(extents, adjacent, self.problem.out_bytes, step, max(1, at_once), behind)
+
+    def _ahead_of_columns(self, built: StoredContraction) -> tuple[tuple[int, ...], int]:
+        """The result's dimensions without the last one, and the elements along it, where a thread stores all of these at once, and
+        the next dimension is the last of the rows (`rows_first` of `passes/cuda/contraction/epilogue.py`)."""
+        result, columns = self.roles.result, built.column_sets
+        if len(result) < 2 or len(columns) != 1 or not built.rows or not columns[0]:
+            return result, 1
+        *ahead, last = result
+        few = self.extents[last] in (2, 4, 8) and columns[0][-1] == last and ahead[-1] == built.rows[-1]
+        return (tuple(ahead), self.extents[last]) if few else (result, 1)
 
     def _prices(self, built: StoredContraction) -> tuple[Prices, Prices]:
         p, target, (bm, bn, _) = self.problem, self.target, built.block
