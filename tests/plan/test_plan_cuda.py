@@ -448,3 +448,11 @@ def test_elements_that_numbers_of_rows_scale_are_computed_again():
     }"""
     plan = planned(source, M=16384, N=4096)
     assert sorted(name for k in plan.kernels for name in k.outputs) == ["w", "y"]
+
+
+@pytest.mark.parametrize("width, tile", [(513, 513), (1025, 640), (512, 512), (700, 512)])
+def test_no_block_is_left_with_few_elements(width, tile):
+    """It takes as long as one with all of them."""
+    source = "op f(x: f32[M, N + 1]) -> (y: f32[M, N]) { y[i, j] = x[i, j + 1] * 2 where j in 0:N }"
+    (kernel,) = lowered(source, None, {"M": 65536, "N": width})[1].plan.kernels
+    assert kernel.tile[-1] == tile

@@ -21,6 +21,7 @@ from tilec.plan.cuda.view import HELD, THREADS, UNROLLED, View, lay_out, power, 
 from tilec.plan.cuda.windows import Neighbours, map_neighbours, neighbours
 
 SHARED = 4  # threads of a column, where blocks would last too long
+FEW_BLOCKS, SMALL = 4, 4  # blocks of a row, and the part of a block, 1 of so many, that gets no block of its own
 WAVES = 8  # of blocks, from which on the last ones count for little
 
 Tiled = tuple[dict[int, int], Layout, str]  # a block's tile, its layout, and what the plan tells of it
@@ -147,6 +148,8 @@ def _columns(view: View, lane: int, vector: int, near: Neighbours | None, lanes:
         _more_steps(view, (*others, lane), tile, steps, 2)  # two places to wait for at a time
     elif not view.reduced and (_is_busy(view) or _is_light(view, vector)):
         _more_steps(view, (lane, *others), tile, steps, 2)
+    if near is None and not view.reduced:
+        _without_rest(view.extents[lane], lane, counts[lane] * vector, tile, steps)
     layout = replace(lay_out(view, counts, {lane: vector}, steps, tile), dense=tuple(sorted(near.counts)) if near else ())
     threads = f"{by_sizes(counts[d] for d in layout.order)} threads" if layout.order else "1 thread"
     return (
@@ -154,6 +157,16 @@ def _columns(view: View, lane: int, vector: int, near: Neighbours | None, lanes:
         layout,
         f"{threads}, {count(vector, 'element')} an access, tiles of {by_sizes(tile[d] for d in kernel.grid)}",
     )
+
+
+def _without_rest(extent: int, lane: int, at_once: int, tile: dict[int, int], steps: dict[int, int]) -> None:
+    """A step more, of `at_once` elements each, where a block of its own would be left with few elements of a short row: it takes as
+    long as others do. 513 elements are 5 steps of 128, rather than a block of 4 and one of one element."""
+    blocks = ceil(extent / tile[lane])
+    rest = extent - (blocks - 1) * tile[lane]
+    if 1 < blocks <= FEW_BLOCKS and SMALL * rest <= tile[lane]:
+        steps[lane] = ceil(extent / ((blocks - 1) * at_once))
+        tile[lane] = min(extent, steps[lane] * at_once)
 
 
 def _hold_less(view: View, vector: int, steps: dict[int, int]) -> None:
