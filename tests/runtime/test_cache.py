@@ -1,6 +1,7 @@
 """The disk cache: whole entries or none, for many writers, on any kind of broken disk, and never from a
 shared directory."""
 
+import ast
 import json
 import os
 import subprocess
@@ -198,6 +199,23 @@ def test_equal_sources_have_one_digest(folder, tmp_path, monkeypatch):
     assert [cache._digest_of(tmp_path / name) for name in ("one", "two")] == [digests[0], other]
     (tmp_path / "two" / "std" / "b.tile").rename(tmp_path / "two" / "b.tile")
     assert cache._digest_of(tmp_path / "two") == "read again"
+
+
+def test_what_kernels_are_compiled_with_is_in_their_digest(monkeypatch):
+    """Functions that printed kernels call, and the numbers that these take from outside of `tilec.runtime`."""
+    from tilec.runtime.cpu import support
+    from tilec.runtime.cuda import intrinsics
+
+    outside = set()
+    for module in (support, intrinsics):
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("tilec."):
+                outside |= {node.module} if not node.module.startswith("tilec.runtime") else set()
+    assert outside == {"tilec.core.coefficients"}
+    before, read = cache.runtime_digest.__wrapped__(), Path.read_bytes
+    changed = {"coefficients.py": b"changed"}
+    monkeypatch.setattr(Path, "read_bytes", lambda path: changed.get(path.name) or read(path))
+    assert cache.runtime_digest.__wrapped__() != before
 
 
 def test_a_source_that_changed_changes_the_digest(tmp_path):

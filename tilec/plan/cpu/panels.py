@@ -284,10 +284,10 @@ def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator
     if "amx" in units:
         of_l1 = (2.0, 4.0, 8.0) if len(inner) == 1 else (4 / 3, 2.0, 4.0, 8.0)  # steps of equal size are worth some of it
         for mr, nr, share in product((AMX_SIDE, 2 * AMX_SIDE), (AMX_SIDE, 2 * AMX_SIDE), of_l1):
-            deep = even(depths_of(inner, int(target.l1.bytes / (2 * mr * share * parts[0]))), inner)
+            steps = even(depths_of(inner, int(target.l1.bytes / (2 * mr * share * parts[0]))), inner)
             for a, b in product(_boxes(rows, mr), _boxes(columns, nr)):
-                if _in_pairs(deep) and prod(deep) * prod(b) * BF16 * parts[1] <= target.l2.bytes // 2:
-                    yield Blocking("amx", mr, nr, a, b, prod(deep))
+                if _in_pairs(steps) and prod(steps) * prod(b) * BF16 * parts[1] <= target.l2.bytes // 2:
+                    yield Blocking("amx", mr, nr, a, b, prod(steps))
 
 
 def _in_pairs(depths: tuple[int, ...]) -> bool:
