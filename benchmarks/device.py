@@ -77,7 +77,7 @@ def reserve(count: int) -> None:
     import torch
 
     folder = os.environ.get("BENCHMARKS_FOLDER")
-    if folder is None:
+    if folder is None or not torch.cuda.is_available():
         return
     with open(Path(folder) / "device.memory", "w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)

@@ -32,14 +32,17 @@ def residency(modelled: bool) -> Any:
     )  # fmt: skip
 
 
+def thread_order(modelled: bool = True) -> tuple[int, ...]:
+    what = "the dimensions along which threads lie, in the order of thread numbers: consecutive threads lie along the first"
+    made: tuple[int, ...] = option(what, dims=True, modelled=modelled)
+    return made
+
+
 @dataclass(frozen=True)
 class Threaded(Family, backend="cuda"):
     """Options of the layout hold one number for each kernel dimension."""
 
-    thread_order: tuple[int, ...] = option(
-        "the dimensions along which threads lie, in the order of thread numbers: consecutive threads lie along the first",
-        dims=True,
-    )
+    thread_order: tuple[int, ...] = thread_order()
     thread_counts: tuple[int, ...] = option("threads along each dimension", by_dim=True)
     vectors: tuple[int, ...] = option(
         "elements of one load or store along each dimension", by_dim=True, shown="{} (elements of an access)"
@@ -260,7 +263,8 @@ class ByKey(Threaded, name="by_key"):
     along: int = option("the reduced dimension, along which keys lie", dims=True, fixed=True, shown="along {}")
     sorting_blocks: int = option("blocks that sort, each the keys of a part of their range")
     sorting_threads: int = option("threads of such a block")
-    piece: int = option("elements from which on those of one key are reduced in pieces")
+    piece: int = option("elements from which on those of one key are reduced in pieces", modelled=False)
+    thread_order: tuple[int, ...] = thread_order(modelled=False)
     overlap_sorting: bool | None = option(
         "each of the kernels is launched while the one before it ends", default=None, off=False
     )

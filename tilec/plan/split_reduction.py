@@ -29,6 +29,7 @@ MIN_PART = 1 << 14  # elements: less work is not worth a block and its share of 
 STEP = 64  # elements of k that a part has a multiple of
 
 SAVING = 0.9  # of its time, that a contraction in parts, or a kernel of several reductions, may take
+COMPARED = 1.5  # the same of several reductions where plans are compared: a block alone on an SM may take longer than its traffic
 
 
 def find(groups: list[Group], graph: Graph, target: Target) -> Found:
@@ -112,7 +113,8 @@ def _split_all(long: list[Node], g: Group, graph: Graph, target: Target) -> tupl
         separate_us += predict(work, target).time_us
     fused_us = predict(work_of(g.nodes, graph, g.space, target), target).time_us
     times = f"{duration(separate_us)} in parts, with a kernel for each reading, {duration(fused_us)} as one kernel"
-    return (splits, times) if separate_us < SAVING * fused_us else ([], times)
+    most = COMPARED if target.kind == "cuda" else SAVING
+    return (splits, times) if separate_us < most * fused_us else ([], times)
 
 
 def _readings(long: list[Node], g: Group, graph: Graph) -> list[list[Node]]:

@@ -15,6 +15,7 @@ from tilec.core.mlir import ir
 from tilec.core.registers import compiled
 from tilec.core.target import Target
 from tilec.cost import model as cost
+from tilec.cost.blame import ARITHMETIC
 from tilec.cost.row_tiles import Rows as RowProblem
 from tilec.cost.row_tiles import (
     RowTile,
@@ -248,7 +249,19 @@ def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
         warp_clocks=view.target.fit(Layouts).warp_clocks,
     )  # fmt: skip
     work = replace(work, serial_us=_waiting_us(view, layout, work) + _left_over_us(view, layout, work))
+    if covered:
+        work = replace(work, stall_ns=_between_loads_ns(view, layout, work))
     return work_of_windows(view, layout, dict(zip(kernel.grid, kernel.tile)), work) if layout.dense else work
+
+
+def _between_loads_ns(view: View, layout: Layout, work: cost.Work) -> float:
+    """Nanoseconds that a block computes between the loads of a round and those of the next, of joined reductions, which wait for
+    one another: nothing hides that where an SM has one block."""
+    rounds = prod(layout.chunks(d) for d in view.reduced)
+    if rounds < 2 or work.blocks > view.target.units:
+        return 0.0
+    terms = cost.predict(replace(work, serial_us=0.0), view.target).terms
+    return 1e3 * max((us for name, us in terms.items() if name in ARITHMETIC), default=0.0) / rounds
 
 
 def _written_out(view: View, layout: Layout) -> int:
