@@ -28,6 +28,9 @@ MIN_PART = 1 << 14  # elements: less work is not worth a block and its share of 
 
 STEP = 64  # elements of k that a part has a multiple of
 
+LONGEST = 1 << 14  # products of a part that are added one after another, where more parts take as long: the sum loses fewer digits
+EQUAL = 1.02  # of a time that is as long
+
 SAVING = 0.9  # of its time, that a contraction in parts, or a kernel of several reductions, may take
 COMPARED = 1.5  # the same of several reductions where plans are compared: a block alone on an SM may take longer than its traffic
 
@@ -173,12 +176,13 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
         )  # fmt: skip
         added = predict(combine, target).time_us
         problem = {"k": now.problem.k // parts, "batch": now.problem.batch * parts, "out": "f32", "epilogue": {}}
-        if added + now.least_us(target, **problem) >= best:
+        most = best * EQUAL if found is not None and summed // found.parts > LONGEST else best
+        if added + now.least_us(target, **problem) >= most:
             continue  # whatever the tiles
         tiles = now.variant(target, **problem)
-        time = tiles[0].prediction.time_us + added if tiles else best
-        if time < best:
-            best, found = time, Split(node.name, dim, parts)
+        time = tiles[0].prediction.time_us + added if tiles else most
+        if time < most:
+            best, found = min(best, time), Split(node.name, dim, parts)
     return (
         None
         if found is None
