@@ -136,7 +136,7 @@ def make_key(*parts: str | bytes) -> str:
 def runtime_digest() -> str:
     """Stands for the sources of `tilec.runtime`, and of the numbers that these take from elsewhere: generated kernels are compiled
     together with the functions they import."""
-    return make_key(_digest_of(_folder_of("tilec.runtime")), (_folder_of("tilec.core") / "coefficients.py").read_bytes())
+    return make_key(_digest_of(_folder_of("tilec.runtime")), (_folder_of("tilec") / "core" / "coefficients.py").read_bytes())
 
 
 @cache
