@@ -21,8 +21,6 @@ _INDEX = re.compile(
     r"arith\.((add|sub|mul|and|or|xor|shl|max[su]|min[su]|shr[su])i|index_cast(ui)?|ext[su]i|trunci|select)"
 )
 """What subscripts are made by, and defined for all values."""
-_DIVISIONS = ("arith.floordivsi", "arith.divui", "arith.remui")
-"""What they are made by, and defined where the divisor is a number above 0."""
 
 
 def guarded_loads(printer: MemoryPrinter, op: ir.Operation) -> bool:
@@ -83,8 +81,6 @@ def _branches(op: ir.Operation) -> list[ir.Operation]:
 
 def _is_plain(op: ir.Operation) -> bool:
     """Whether it may be computed without need."""
-    if op.name in _DIVISIONS:
-        return int(mlir.constant_value(op.operands[1]) or 0) > 0
     return op.name in _PLAIN or (
         _INDEX.fullmatch(op.name) is not None and isinstance(op.results[0].type, (ir.IndexType, ir.IntegerType))
     )

@@ -8,11 +8,6 @@ the vector is loaded under that condition, at subscripts that need no clamp. Sin
 
     for lane { y[lane] = select(0 <= i < 9, x[min(max(i, 0), 8), lane], 0) }   ->   t = 0; if 0 <= i < 9 { t = vector.load x[i, 0] }
 
-Of loads between which selects choose by indices alone, each is under the condition by which it is chosen, so that memory is read
-once, as where the results of several operations take turns:
-
-    y = select(i % 2 == 1, a[i / 2], b[i / 2])   ->   if i % 2 == 1 { t = a[i / 2] }; if not i % 2 == 1 { u = b[i / 2] }
-
 If a thread has neighbours (`Layout.dense`), and a load depends on their index i and on a window's index s by a sum of both alone,
 the elements of all their windows are loaded once: `x[i + s]` of 4 neighbours and windows of 3 are 6 elements, and not 12. The same
 along two dimensions: 2 x 4 neighbours and windows of 3 x 3 are 4 x 6 elements, and not 72. Where a loop goes along the windows, it
@@ -38,7 +33,7 @@ from tilec.index.terms import Term
 from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.cuda.threaded.context import OperationContext
 from tilec.passes.emit import Body
-from tilec.passes.loops import Position, Threads, all_of, loop, sum_of, when
+from tilec.passes.loops import Position, Threads, loop, sum_of, when
 
 ZEROS = ("0.0", "0", "False")  # but not -0.0
 
@@ -49,7 +44,7 @@ def wide_loads(generic: OperationContext) -> list[ir.Operation]:
     loads = [o.operation for o in generic.block.operations if o.operation.name == "memref.load"]
     if lanes == 1:
         outside = [o for o in loads if len(o.operands) > 1 and not is_local(o.operands[0])]
-        alone = [o for o in outside if _guard_of(generic, o) or _chosen_by(generic, o) or _is_guarded(generic, o)]
+        alone = [o for o in outside if _guard_of(generic, o) or _is_guarded(generic, o)]
         return [o for o in outside if o in alone or _windows_of(generic, _conditions(generic, o))]
     return [o for o in loads if _is_wide(generic, o, lanes)]
 
@@ -61,7 +56,8 @@ def _is_guarded(generic: OperationContext, load: ir.Operation) -> bool:
     steps = prod(generic.layout.steps[d] for d in generic.dims)
     if not cut or steps == 1:
         return False
-    return all(_is_of_indices(generic, v) for v in _conditions(generic, load))
+    made = [o for v in _conditions(generic, load) for o in mlir.slice_of(load.block, v)]
+    return not any(o.name == "memref.load" or any(v in load.block.arguments for v in o.operands) for o in made)
 
 
 def _lanes(generic: OperationContext) -> int:
@@ -107,7 +103,6 @@ def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, G
         holds = generic.terms.holds(guard.operands[0])
         subscripts = [unclamped_value(generic.terms, index, holds) for index in subscripts]
     windows = _windows_of(generic, [*subscripts, *(guard.operands[:1] if guard else ())])
-    choices = [(guard.operands[0], True)] if guard else _chosen_by(generic, load) if not windows else []
     threads, sizes = _unique(generic, windows)
     element = ir.MemRefType(value.type).element_type
     kernel, dims, lanes = generic.kernel, generic.dims, _lanes(generic)
@@ -122,13 +117,12 @@ def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, G
             window.move(generic, position)
         for begin in range(0, lanes, width):
             mapping: dict[ir.Value, ir.Value] = {}
-            slot = position.slot(dims, begin)
+            slot, condition = position.slot(dims, begin), None
             if guard is not None:
                 with loop(width, name="lane") as lane:
                     at = [*slot[:-1], sum_of([(lane, 1)], begin)] if lanes > 1 else slot
                     memref.StoreOp(mlir.constant(0, element), tile, at)
-            tests = [evaluate(generic, chosen, position, begin, mapping) for chosen, _ in choices]
-            condition = all_of([t if holds else arith.xori(t, mlir.constant(1, t.type)) for t, (_, holds) in zip(tests, choices)])
+                condition = evaluate(generic, guard.operands[0], position, begin, mapping)
             with nullcontext() if condition is None else when(condition):
                 at = [evaluate(generic, v, position, begin, mapping) for v in subscripts]
                 if lanes > 1:
@@ -291,34 +285,6 @@ def _guard_of(generic: OperationContext, load: ir.Operation) -> ir.Operation | N
     condition, taken, otherwise = uses[0].operands
     number = taken == load.results[0] and mlir.constant_value(otherwise) is not None
     return uses[0] if number and not _depends(generic, condition) else None
-
-
-def _chosen_by(generic: OperationContext, load: ir.Operation) -> list[tuple[ir.Value, bool]]:
-    """The conditions of selects between loads by which a loaded element is chosen, and whether each holds then. They are made of
-    indices, and the same for all lanes. The nearest one that holds is enough. None where a thread has one element, which has no
-    predicated load."""
-    if _lanes(generic) * prod(generic.layout.steps[d] for d in generic.dims) == 1:
-        return []
-    found: list[tuple[ir.Value, bool]] = []
-    value = load.results[0]
-    while len(uses := mlir.uses(value)) == 1 and uses[0].name == "arith.select" and uses[0].block == generic.block:
-        condition, taken, otherwise = uses[0].operands
-        if taken == otherwise or condition == value or _depends(generic, condition) or not _is_of_indices(generic, condition):
-            break
-        other = mlir.definition(otherwise if taken == value else taken)
-        if other is None or other.name not in ("memref.load", "arith.select"):
-            break
-        found.append((condition, taken == value))
-        if taken == value:
-            return found[-1:]
-        value = uses[0].results[0]
-    return found
-
-
-def _is_of_indices(generic: OperationContext, value: ir.Value) -> bool:
-    """Whether a value of the body is made of indices alone."""
-    made = mlir.slice_of(generic.block, value)
-    return not any(o.name == "memref.load" or any(v in generic.block.arguments for v in o.operands) for o in made)
 
 
 def evaluate(

@@ -73,28 +73,3 @@ def test_a_gather_outside_is_an_error_wherever_it_is_loaded(rng):
     inputs = {"i": np.array([0, 24, 1], np.int32), "t": rng.standard_normal((3, 24)).astype(np.float32)}
     _, result = lowered(text, None, inputs)
     assert any(cuda_emulator.run(result.emitted, list(inputs.values()), [np.zeros(3, np.float32)]))
-
-
-TURNS = """op f(a: f32[M, N, K], b: f32[M, N, K], c: f32[M, N, K], d: f32[M, N, K]) -> (y: f32[2 * M - 1, 2 * N - 1, K]) {
-    y[i, j, k] = 2 * (d[i // 2, j // 2, k] if i % 2 == 1 and j % 2 == 1 else c[i // 2, j // 2, k] if i % 2 == 1 and j % 2 == 0 else
-                      b[i // 2, j // 2, k] if i % 2 == 0 and j % 2 == 1 else a[i // 2, j // 2, k])
-        where i in 0:2 * M - 1, j in 0:2 * N - 1
-}"""
-
-
-@pytest.mark.parametrize("channels", [1, 3, 8])
-def test_tensors_that_take_turns(channels, rng):
-    inputs = [rng.standard_normal((4, 7, channels)).astype(np.float32) for _ in range(4)]
-    specialised, result = lowered(TURNS, None, {"M": 4, "N": 7, "K": channels})
-    outputs, _ = run_printed(specialised, result, inputs)
-    expected = np.empty((7, 13, channels))
-    for n, each in enumerate(inputs):
-        expected[n // 2 :: 2, n % 2 :: 2] = 2 * each[: 4 - n // 2, : 7 - n % 2]
-    np.testing.assert_array_equal(outputs[0], expected)
-
-
-@pytest.mark.parametrize("sizes", [{"M": 2048, "N": 1026, "K": 1}, {"M": 512, "N": 512, "K": 64}, {"M": 4, "N": 7, "K": 8}])
-def test_of_tensors_that_take_turns_one_is_loaded(sizes):
-    """Each load is under the condition by which its element is chosen: of a single element, and of a vector."""
-    printed = lowered(TURNS, None, sizes)[1].emitted.module
-    assert len(re.findall(r"\bload_f32x\d\w*_where\([abcd]_1", printed)) == 4 == len(re.findall(r"\bload_f32x?\d?\w*\(", printed))
