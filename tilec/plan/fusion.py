@@ -169,8 +169,10 @@ def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
         )
         recomputed = _between_loop_groups(node, consumers, graph, target)
         cheap = target.fit(Recompute).operations if recomputed else CHEAP
-        whole = sum(prod(node.extents[d] for d in {*r.dims}) == node.iterations for r in node.reads)
-        if why is None and repeats > 1 and (operations > cheap or whole + len(node.extracts) > 2):
+        reads = len(node.reads)
+        if not any(c.contraction is not None for c in consumers):  # a product's factor is read for each row or column
+            reads = sum(prod(node.extents[d] for d in {*r.dims}) == node.iterations for r in node.reads)
+        if why is None and repeats > 1 and (operations > cheap or reads + len(node.extracts) > 2):
             why = f"inlining would compute its {operations:.0f} operations {repeats} times for each element"
         if why is None and len(node.extracts) and repeats > 1:
             why = "inlining would evaluate its computed subscripts more than once"
