@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilec.analysis import products
 from tilec.core import mlir
 from tilec.core.mlir import ir
 
@@ -46,7 +47,7 @@ def by_key(op: ir.Operation) -> ByKey | None:
     (along,), kept = reduced, set(mlir.map_dims(mlir.maps_of(op)[-1]))
     for compared, key, number in _comparisons(op):
         keys = _index(number)
-        if keys in kept and dims_of(op, key) == {along} and _only_where(op, compared):
+        if keys in kept and _dims_of(op, key) == {along} and _only_where(op, compared):
             return ByKey(compared, key, keys, along)
     return None
 
@@ -56,7 +57,7 @@ def comparison_of(op: ir.Operation, along: int) -> tuple[ir.Operation, ir.Value]
     return next(
         (compared, key)
         for compared, key, number in _comparisons(op)
-        if dims_of(op, key) == {along} and along not in dims_of(op, number) and _only_where(op, compared)
+        if _dims_of(op, key) == {along} and along not in _dims_of(op, number) and _only_where(op, compared)
     )
 
 
@@ -77,26 +78,11 @@ def _index(value: ir.Value) -> int | None:
     made = mlir.definition(value)
     while made is not None and made.name == "arith.index_cast":
         made = mlir.definition(made.operands[0])
-    return ir.IntegerAttr(made.attributes["dim"]).value if made is not None and made.name == "linalg.index" else None
+    return products.index_dim(made) if made is not None and made.name == "linalg.index" else None
 
 
-def dims_of(op: ir.Operation, value: ir.Value) -> set[int]:
-    """The operation's dimensions that a value of its body depends on."""
-    block = mlir.body_of(op)
-    arguments = {a: set(mlir.map_dims(m)) for a, m in zip(block.arguments, mlir.maps_of(op))}
-    found, seen, pending = set[int](), set[ir.Value](), [value]
-    while pending:
-        if (one := pending.pop()) in seen:
-            continue
-        seen.add(one)
-        made = mlir.definition(one)
-        if one in arguments:
-            found |= arguments[one]
-        elif made is not None and made.name == "linalg.index":
-            found.add(ir.IntegerAttr(made.attributes["dim"]).value)
-        elif made is not None and made.block == block:
-            pending += made.operands
-    return found
+def _dims_of(op: ir.Operation, value: ir.Value) -> frozenset[int]:
+    return products.dims_of(mlir.body_of(op), value, [mlir.map_dims(m) for m in mlir.maps_of(op)])
 
 
 def _only_where(op: ir.Operation, compared: ir.Operation) -> bool:
