@@ -1,21 +1,74 @@
-"""One GPU for several processes of a benchmark: rows compile, run and are judged beside each other; one at a time is timed."""
+"""One GPU for several processes of a benchmark: rows compile, run and are judged beside each other. One at a time is timed, and the
+others are stopped meanwhile: calls that wait for the host would be slower beside processes that compile."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 SPARE = 4 << 30  # bytes of a GPU's memory that no row asks for: contexts of processes, and what libraries take
 
 
-def alone() -> AbstractContextManager[None]:
-    """With the device, and no other process."""
-    return _lock(fcntl.LOCK_EX)
+@contextmanager
+def alone() -> Iterator[None]:
+    """With the device, and no other process of the benchmark running."""
+    with _lock(fcntl.LOCK_EX):
+        if (folder := os.environ.get("BENCHMARKS_FOLDER")) is None:
+            yield
+            return
+        stopped, start = _others(), time.perf_counter()
+        try:
+            _signal(stopped, signal.SIGSTOP)
+            yield
+        finally:
+            total = _stopped_s() + time.perf_counter() - start
+            (Path(folder) / "device.stopped").write_text(repr(total))
+            _signal(stopped, signal.SIGCONT)
+
+
+def resume() -> None:
+    """In the parent: has all processes of the benchmark go on, where one that had stopped the others was killed."""
+    if "BENCHMARKS_FOLDER" in os.environ:
+        _signal(_others(), signal.SIGCONT)
+
+
+def _signal(processes: set[int], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def _others() -> set[int]:
+    """Processes that the benchmark's first one (`BENCHMARKS_PARENT`) has started, but this one, those that it has started, and
+    those that it stems from. None where there is no `/proc`."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+
+    def line(process: int) -> list[int]:
+        found = [process]
+        while (process := parents.get(process, 0)) > 0:
+            found.append(process)
+        return found
+
+    own, first = os.getpid(), int(os.environ.get("BENCHMARKS_PARENT", "-1"))
+    above = line(own)
+    return {p for p in parents if p not in above and own not in (of := line(p)) and first in of[1:]}
+
+
+def _stopped_s() -> float:
+    """Seconds for which this benchmark's processes were stopped so far, but the one that was timed."""
+    try:
+        return float((Path(os.environ["BENCHMARKS_FOLDER"]) / "device.stopped").read_text())
+    except (KeyError, FileNotFoundError):
+        return 0.0
 
 
 def beside() -> AbstractContextManager[None]:
@@ -37,11 +90,16 @@ def _lock(kind: int) -> Iterator[None]:
 
 
 class BesideButCompiling:
-    """A context that has the device beside others, but not while Dynamo compiles. `waited_s`: until it had it again."""
+    """A context that has the device beside others, but not while Dynamo compiles."""
 
     def __init__(self) -> None:
-        self.waited_s = 0.0
+        self._waited_s = 0.0
         self._held = ExitStack()
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds until it had the device again, and those for which it was stopped."""
+        return self._waited_s + _stopped_s()
 
     def __enter__(self) -> BesideButCompiling:
         from torch._dynamo.callback import callback_handler
@@ -59,9 +117,9 @@ class BesideButCompiling:
         self._release()
 
     def _take(self, *_: Any) -> None:
-        start = time.perf_counter()
+        start = time.perf_counter() - _stopped_s()
         self._held.enter_context(beside())
-        self.waited_s += time.perf_counter() - start
+        self._waited_s += time.perf_counter() - _stopped_s() - start
 
     def _release(self, *_: Any) -> None:
         import torch
@@ -87,4 +145,4 @@ def reserve(count: int) -> None:
         torch.empty(count, dtype=torch.uint8, device="cuda")  # freed at once: PyTorch's allocator keeps it
 
 
-__all__ = ["BesideButCompiling", "alone", "beside", "reserve"]
+__all__ = ["BesideButCompiling", "alone", "beside", "reserve", "resume"]

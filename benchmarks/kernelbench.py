@@ -1,8 +1,8 @@
 """python -m benchmarks kernelbench FOLDER: the problems of a checkout of KernelBench, as they stand or with other numbers.
 
 Each problem is a process of its own. Other processes compile kernels of problems that follow, without their memory; problems are
-judged beside each other, and one at a time is timed. `--predict TARGET` plans the problems for a target, without a GPU, and shows
-predicted times beside the least.
+judged beside each other, and one at a time is timed, the others stopped. `--predict TARGET` plans the problems for a target,
+without a GPU, and shows predicted times beside the least.
 """
 
 from __future__ import annotations
@@ -85,12 +85,13 @@ def run(options: argparse.Namespace) -> int:
     machine, console, facts = report.started(), Console(), dict[str, dict]()
     end, order = time.monotonic() + options.limit, {r.name: n for n, r in enumerate(rows)}
     whole = not (options.only or options.share or options.level or options.predict)
-    kept, path = options.json or whole, None
+    kept = options.json or whole
     name = f"kernelbench{'-bf16' * (options.dtype == 'bf16')}{'-varied' * (options.vary is not None)}"
     console.print(f"{len(rows)} problems", highlight=False)
     at_once = (options.workers or machine["cores"]) if options.predict else AT_ONCE
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(at_once) as pool:
-        os.environ |= {"BENCHMARKS_FOLDER": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torchinductor"}
+        os.environ |= {"BENCHMARKS_FOLDER": folder, "BENCHMARKS_PARENT": str(os.getpid())}
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/torchinductor"
         ahead, known = None, dict[str, dict]()
         if not options.predict:
             workers = max(1, machine["cores"] - AT_ONCE) if options.workers is None else options.workers
@@ -105,6 +106,8 @@ def run(options: argparse.Namespace) -> int:
         for done in as_completed(asked):
             found = done.result()
             facts[found["name"]] = found
+            if kept:
+                path = report.save(name, [facts[n] for n in sorted(facts, key=order.__getitem__)], options.json, machine)
             console.print(kernelbench_report.line(found), highlight=False, markup=False, soft_wrap=True)
         if ahead is not None:
             ahead.join()

@@ -107,7 +107,13 @@ def make(
     with torch.device(device):
         given = scope["get_init_inputs"]()
         left_out = _left_out(scope["Model"], given, drawn) if drawn else {}
-        module = scope["Model"](*given, **left_out)
+        try:
+            module = scope["Model"](*given, **left_out)
+        except RuntimeError as error:  # it computes its own numbers from tensors
+            if device != "meta" or "meta tensors" not in str(error):
+                raise
+            with torch.device("cpu"):
+                module = scope["Model"](*given, **left_out)
         made = Made(module, list(scope["get_inputs"]()), numbers | left_out)
     wanted = torch.device(device)
 

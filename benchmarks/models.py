@@ -84,7 +84,8 @@ def run(options: argparse.Namespace) -> int:
     command += ["--layers", str(options.layers)] if options.layers else []
     threads = str(max(1, machine["cores"] // max(1, workers)))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers or 1) as pool:
-        os.environ |= {"BENCHMARKS_FOLDER": folder, "TORCHINDUCTOR_COMPILE_THREADS": threads}
+        os.environ |= {"BENCHMARKS_FOLDER": folder, "BENCHMARKS_PARENT": str(os.getpid())}
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = threads
         path = None
         for first in range(0, len(rows), max(1, workers)):
             wave = rows[first : first + workers]

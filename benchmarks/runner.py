@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from benchmarks.device import resume
+
 MARK = "\x1e"  # begins a line of the worker that is for the parent
 
 
@@ -122,6 +124,7 @@ def run(
         finally:
             worker.kill()
             worker.wait()
+            resume()
     for row in waiting:
         yield {"name": row.name, "error": "not run: no time left"}
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import math
+import os
+import signal
 import subprocess
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -208,6 +211,34 @@ ROWS = [
 ]  # fmt: skip
 
 
+OWN_NUMBERS = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.steps = [x.item() for x in torch.linspace(0, 1, 3)]
+        self.layer = torch.nn.LSTM(width, width, batch_first=True)
+    def forward(self, x):
+        zero = torch.zeros(1, x.shape[0], x.shape[2], device=x.device)
+        return self.layer(x * self.steps[1], (zero, zero))[0]
+def get_inputs():
+    return [torch.rand(4, 3, 8)]
+def get_init_inputs():
+    return [8]
+"""
+
+
+def test_a_module_that_reads_tensors_and_makes_some_in_f32(folder, monkeypatch):
+    (folder / "level1" / "3_own.py").write_text(OWN_NUMBERS)
+    problem = kernelbench_problems.problems(folder)[1]
+    _, planned = next(kernelbench_problems.variants(problem, torch.float32))
+    assert planned.module.steps == [0, 0.5, 1] and planned.module.layer.weight_ih_l0.is_meta and planned.inputs[0].is_meta
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    made = kernelbench_problems.make(problem, "cpu", torch.float32)
+    judge = kernelbench_rows.Judge(problem, None, planned, made, torch.float32)
+    assert judge.kind == "full f32" and judge.share(made.call(made.module))[0] <= 1
+
+
 def test_ratios_are_over_the_faster_peer():
     assert [kernelbench_report.ratio(r) for r in ROWS] == [2.0, 0.5, 1.0, None]
     cells = {line[0]: line[1:9] for line in kernelbench_report.grid(ROWS)}
@@ -242,6 +273,42 @@ def test_the_command_measures_every_problem(folder, tmp_path, more):
         done.stdout
     )
     assert all(r["prepared_s"]["tilec"] > 0 and r["predicted_us"] > 0 for r in rows), done.stderr
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
+def test_others_are_stopped_while_a_row_is_timed(tmp_path, monkeypatch):
+    """A row stops the benchmark's other processes and what these have started, and counts how long; not a stranger, nor itself."""
+    monkeypatch.setenv("BENCHMARKS_FOLDER", str(tmp_path))
+    started = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    timed = """
+import sys, time
+from pathlib import Path
+from benchmarks.device import _stopped_s, alone
+def stopped(wanted):  # a signal may take a moment
+    end = time.monotonic() + 20
+    while True:
+        found = [Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split()[0] == "T" for p in sys.argv[2:]]
+        if found == wanted or time.monotonic() > end:
+            return found
+        time.sleep(0.01)
+with alone():
+    print(stopped([sys.argv[1] == "True"] * 3))
+print(stopped([False] * 3), _stopped_s() > 0)
+"""
+    stranger = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setenv("BENCHMARKS_PARENT", str(stranger.pid))
+    run = partial(subprocess.run, capture_output=True, text=True)
+    with subprocess.Popen([sys.executable, "-c", started], stdout=subprocess.PIPE, text=True) as other:
+        try:
+            processes = [str(other.pid), other.stdout.readline().strip(), str(stranger.pid)]
+            for parent, want in ((stranger.pid, False), (os.getpid(), True)):
+                monkeypatch.setenv("BENCHMARKS_PARENT", str(parent))
+                done = run([sys.executable, "-c", timed, str(want), *processes], cwd=Path(__file__).parents[2])
+                assert done.stdout.splitlines() == [str([want] * 3), f"{[False] * 3} True"], done.stderr
+        finally:
+            for process in processes[1:]:
+                os.kill(int(process), signal.SIGKILL)
+            stranger.wait()
 
 
 def test_one_row_has_the_device_alone_and_compiling_gives_it_away(tmp_path, monkeypatch):
