@@ -1,6 +1,6 @@
 """Machine code that earlier runs of CI compiled: `fetch STORE CACHE` puts it into tilec's cache, `keep CACHE STORE` takes the new.
 
-Only kernels' machine code is kept. Its key is the kernel's text with the sources of `tilec.runtime`, the versions of the compilers
+Only kernels' machine code is kept. Its key is the kernel's text with the sources that compile it, the versions of the compilers
 under it, and the processor. Therefore a run that finds it still parses, plans, lowers, prints and runs every program: it leaves out
 what Numba, LLVM and ptxas would make of the same text once more. What the cache knows of whole programs is not kept.
 

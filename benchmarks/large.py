@@ -25,7 +25,7 @@ from tilec.dsl.build import build
 from tilec.dsl.mistakes import read
 from tilec.dsl.modules import load_file
 from tilec.dsl.specialise import specialise
-from tilec.process.generated import functions, identity
+from tilec.runtime.generated import functions, identity
 from tilec.runtime.program import Emitted
 
 T = TypeVar("T")

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
@@ -133,10 +134,32 @@ def make_key(*parts: str | bytes) -> str:
 
 
 @cache
-def runtime_digest() -> str:
-    """Stands for the sources of `tilec.runtime`, and of the numbers that these take from elsewhere: generated kernels are compiled
-    together with the functions they import."""
-    return make_key(_digest_of(_folder_of("tilec.runtime")), (_folder_of("tilec") / "core" / "coefficients.py").read_bytes())
+def code_digest(*modules: str) -> str:
+    """Stands for the sources of these modules, and of all that they import of tilec: what machine code is made by, where `modules`
+    are its compiler and what printed kernels import. Without `tilec.process` and this module, which hand it on as it is."""
+    return make_key(*_sources(modules))
+
+
+def _sources(modules: Sequence[str]) -> Iterator[bytes]:
+    """The names and texts of modules, and of all that they import."""
+    folder, waiting, seen = _folder_of("tilec"), [*modules], {*modules}
+    while waiting:
+        path = folder.joinpath(*waiting.pop().split(".")[1:]).with_suffix(".py")
+        with suppress(OSError):  # there is none for a name in a module, nor for a package
+            yield from (str(path.relative_to(folder)).encode(), text := path.read_bytes())
+            new = [name for name in _imported(text.decode()) if name not in seen and not _NO_PART.match(name)]
+            waiting += new
+            seen.update(new)
+
+
+def _imported(text: str) -> dict[str, None]:
+    """The modules that a text imports, inside of functions, too; and names behind `import`, each of which could be a module."""
+    found = [(module, re.findall(r"\w+", names)) for module, names in _IMPORT.findall(text)]
+    return dict.fromkeys(name for module, names in found for name in (module, *(f"{module}.{n}" for n in names)))
+
+
+_IMPORT = re.compile(r"^ *from (tilec\b[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
+_NO_PART = re.compile(r"tilec\.(process|runtime\.cache)\b")
 
 
 @cache

@@ -24,11 +24,11 @@ from numba.core.cpu import CPUContext
 
 from tilec.process import progress
 from tilec.process.collection import uncollected
-from tilec.process.generated import identity
 from tilec.process.interrupts import uninterrupted
 from tilec.process.workers import workers
 from tilec.runtime.cpu.frontend import kernel_ir
 from tilec.runtime.cpu.masked_stores import without_single_masked_stores
+from tilec.runtime.generated import identity
 from tilec.runtime.program import KernelSource, Object
 
 ARGUMENTS = (types.int64, types.CPointer(types.int64), types.int64)

@@ -16,19 +16,21 @@ from llvmlite import ir
 
 from tilec.core.host import available_threads
 from tilec.process import progress
-from tilec.process.generated import alone, functions, identity
 from tilec.process.interrupts import uninterrupted
 from tilec.process.workers import workers
 from tilec.runtime import cache
 from tilec.runtime.cpu.load import MissingSymbol, load, machine
+from tilec.runtime.generated import alone, functions, identity
 from tilec.runtime.program import Emitted, Object
 
 COMPILER = "tilec.runtime.cpu.compile"
+PRINTED = "tilec.runtime.cpu.support"
+"""What printed kernels import."""
 
 
 def load_program(emitted: Emitted) -> dict[str, int]:
     """The address of every kernel's loop over blocks."""
-    key = cache.make_key("objects", emitted.module, cache.runtime_digest(), *_versions())
+    key = cache.make_key("objects", emitted.module, cache.code_digest(COMPILER, PRINTED), *_versions())
     if (found := cache.load(key)) is not None:
         try:
             return load_kernels(_from_cache(*found))
@@ -118,7 +120,7 @@ def load_pool() -> dict[str, int]:
 
 def _load_written(name: str, write: Callable[[], ir.Module], functions: Sequence[str]) -> dict[str, int]:
     """The addresses of functions of a module that tilec writes itself, from the disk cache if it was compiled before."""
-    key = cache.make_key(name, cache.runtime_digest(), *_versions())
+    key = cache.make_key(name, cache.code_digest(write.__module__, machine.__module__), *_versions())
     if (found := cache.load(key)) is not None:
         with suppress(KeyError, TypeError, MissingSymbol):
             return _load_functions(found[1]["image"], functions, found[0]["needs"])

@@ -9,14 +9,18 @@ from contextlib import suppress
 from typing import Any
 
 from tilec.core.host import available_cores
-from tilec.process import generated, progress
+from tilec.process import progress
 from tilec.process.collection import uncollected
 from tilec.process.interrupts import uninterrupted
 from tilec.process.workers import Abandoned, Workers, workers
-from tilec.runtime import cache
+from tilec.runtime import cache, generated
 from tilec.runtime.cpu.load import MissingSymbol
 from tilec.runtime.cpu.objects import load_native
 from tilec.runtime.program import Cubin, Emitted, KernelSource
+
+COMPILER, PRINTED = "tilec.runtime.cuda.compile", "tilec.runtime.cuda.intrinsics"
+"""What makes machine code, and what printed kernels import."""
+RELAX, ALLOW = True, ("stack", "spills", "warnings")
 
 
 class CompilationsInFlight:
@@ -55,7 +59,8 @@ def program_cubins(
     text to bytecode, which takes longer than to read them all.
     """
     asked = [(k.name, k.threads, parameters(k), registers.get(k.name)) for k in emitted.kernels]
-    key = cache.make_key("cubins", emitted.module, repr(asked), chip, cache.runtime_digest(), *versions())
+    code = cache.code_digest(COMPILER, PRINTED, generated.__name__)
+    key = cache.make_key("cubins", emitted.module, repr((asked, RELAX, ALLOW)), chip, code, *versions())
     if (found := cache.load(key)) is not None and (cubins := _from_cache(*found)) is not None:
         return cubins
     cubins = _compiled(emitted, chip, registers, in_flight)
@@ -125,8 +130,8 @@ def _compile(module: str, kernel: KernelSource, chip: str, registers: int | None
     from tilec.runtime.cuda.compile import compile_kernel
 
     return compile_kernel(
-        module, kernel.name, chip, kernel.threads, parameters=parameters(kernel), max_registers=registers, relax=True,
-        allow=("stack", "spills", "warnings"),
+        module, kernel.name, chip, kernel.threads, parameters=parameters(kernel), max_registers=registers, relax=RELAX,
+        allow=ALLOW,
     )  # fmt: skip
 
 

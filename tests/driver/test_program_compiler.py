@@ -14,8 +14,8 @@ from tilec.core.dtypes import DTYPES
 from tilec.driver import frontend, program_compiler
 from tilec.driver.frontend import PROGRAMS, read_program
 from tilec.driver.recipe import Recipe, end_unused_compilers, load_compilers
-from tilec.process import compile_server, generated
-from tilec.runtime import cache
+from tilec.process import compile_server
+from tilec.runtime import cache, generated
 from tilec.runtime.cuda import cubins
 
 pytestmark = pytest.mark.skipif(not compile_server._POSSIBLE, reason="processes of their own are for Linux")

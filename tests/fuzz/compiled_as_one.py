@@ -9,9 +9,9 @@ import llvmlite.binding as llvm
 from numba.core.compiler_lock import global_compiler_lock
 
 from tilec.process.collection import uncollected
-from tilec.process.generated import identity
 from tilec.runtime.cpu.compile import _execute, _Library, _read, _symbol
 from tilec.runtime.cpu.load import load
+from tilec.runtime.generated import identity
 from tilec.runtime.program import Emitted
 
 

@@ -4,14 +4,20 @@ shared directory."""
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tools.lowering import emitted
 
 from tilec.runtime import cache
+from tilec.runtime.cpu import objects
+from tilec.runtime.cuda import cubins
 
 KEY = cache.make_key("source", "sm_90a")
 
@@ -201,21 +207,45 @@ def test_equal_sources_have_one_digest(folder, tmp_path, monkeypatch):
     assert cache._digest_of(tmp_path / "two") == "read again"
 
 
-def test_what_kernels_are_compiled_with_is_in_their_digest(monkeypatch):
-    """Functions that printed kernels call, and the numbers that these take from outside of `tilec.runtime`."""
-    from tilec.runtime.cpu import support
-    from tilec.runtime.cuda import intrinsics
+COMPILERS = {"cpu": objects, "cuda": cubins}
 
-    outside = set()
-    for module in (support, intrinsics):
-        for node in ast.walk(ast.parse(Path(module.__file__).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("tilec."):
-                outside |= {node.module} if not node.module.startswith("tilec.runtime") else set()
-    assert outside == {"tilec.core.coefficients"}
-    before, read = cache.runtime_digest.__wrapped__(), Path.read_bytes
-    changed = {"coefficients.py": b"changed"}
-    monkeypatch.setattr(Path, "read_bytes", lambda path: changed.get(path.name) or read(path))
-    assert cache.runtime_digest.__wrapped__() != before
+
+@pytest.mark.parametrize("kind", COMPILERS)
+def test_what_kernels_are_compiled_with_is_in_their_digest(kind, monkeypatch):
+    """All that the compiler imports, read by the parser of Python, and no file of what prints or launches."""
+    modules = (COMPILERS[kind].COMPILER, COMPILERS[kind].PRINTED)
+    waiting, files = [*modules], dict[str, str]()
+    while waiting:
+        name = waiting.pop()
+        try:
+            found = find_spec(name)
+        except ModuleNotFoundError:
+            continue  # a name in a module
+        if found is None or name in files or name.startswith(("tilec.process", "tilec.runtime.cache")):
+            continue
+        files[name] = found.origin
+        for node in ast.walk(ast.parse(Path(found.origin).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "tilec":
+                waiting += [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+    packages = {name for name, origin in files.items() if origin.endswith("__init__.py")}
+    assert packages <= {"tilec.core", "tilec.process", "tilec.runtime", "tilec.runtime.cpu", "tilec.runtime.cuda"}
+    assert {"tilec.core.coefficients", "tilec.runtime.cpu.math_tables", *modules} <= files.keys()
+    others = re.compile(r"tilec\.(plan|passes|driver|runtime\.(emit|native|cuda\.launch))")
+    assert not any(map(others.match, files))
+    digest = partial(cache.code_digest.__wrapped__, *modules)
+    before, read = digest(), Path.read_bytes
+    for name, path in files.items():
+        monkeypatch.setattr(Path, "read_bytes", lambda p, path=path: b"" if p.samefile(path) else read(p))
+        assert (digest() == before) == (name in packages), name
+    monkeypatch.setattr(Path, "read_bytes", lambda p: b"" if p.stem == "cache" else read(p))
+    assert digest() == before
+
+
+@pytest.mark.parametrize("kind", COMPILERS)
+def test_printed_kernels_import_what_is_in_their_digest(kind):
+    text = "op f(x: f32[M, N]) -> (y: f32[M]) { y[i] = sum[j](exp(x[i, j])) }"
+    module = emitted(text, "f", {"M": 7, "N": 300}, target={"cuda": "h200"}.get(kind, kind)).module
+    assert set(re.findall(r"tilec\.[\w.]+(?= import)", module)) == {COMPILERS[kind].PRINTED}
 
 
 def test_a_source_that_changed_changes_the_digest(tmp_path):

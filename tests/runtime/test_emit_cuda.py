@@ -10,7 +10,7 @@ from expectations import EXAMPLES
 from tools.cuda_kernels import compiled
 from tools.lowering import emitted, lowered
 
-from tilec.process import generated
+from tilec.runtime import generated
 from tilec.runtime.cuda import cubins
 
 pytest.importorskip("numba_cuda_mlir.cuda")

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from tilec.core.diagnostics import CallError
 from tilec.process import compile_server
-from tilec.process.generated import identity
 from tilec.runtime.cpu.compile import compile_kernels
 from tilec.runtime.cpu.launch import CpuProgram
 from tilec.runtime.cpu.objects import COMPILER, load_kernels
+from tilec.runtime.generated import identity
 from tilec.runtime.program import Emitted, KernelSource, Object, Slot, Step
 from tilec.runtime.temporaries import Host, allocate
 

@@ -14,7 +14,7 @@ from expectations import EXAMPLES
 from tools.cuda_kernels import check, kernel
 from tools.lowering import emitted
 
-from tilec.process import generated
+from tilec.runtime import generated
 from tilec.runtime.cuda import compile as cuda_compile
 from tilec.runtime.cuda import frontend, lower
 from tilec.runtime.cuda.cubins import parameters

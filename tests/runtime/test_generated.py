@@ -1,6 +1,6 @@
 """Texts of generated modules: one kernel by itself."""
 
-from tilec.process.generated import alone, functions, identity
+from tilec.runtime.generated import alone, functions, identity
 
 MODULE = '''"""Kernels."""
 
