@@ -212,7 +212,7 @@ MISTAKES = {
     "unknown key": ([(r"^tile = ", "tiles = ")], "unknown key `tiles`", "did you mean `tile`?"),
     "no target": ([(r"^target = .*$", "")], "a plan needs `target`", ""),
     "option": (
-        [(r"\Z", "\n[plan.kernels.softmax_y.loop_nest]\nthreads = 3\n")], "family `loop_nest` has no option `threads`", "",
+        [(r"y.loop_nest\]$", "y.loop_nest]\nthreads = 3")], "family `loop_nest` has no option `threads`", "",
     ),
     "inlined reduction": (
         [(r"^inline = .*$", 'inline = ["s"]'), (r'"e", "s", "y"', '"e", "y"')],

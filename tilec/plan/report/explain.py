@@ -6,6 +6,7 @@ largest is the kernel's time, and says what to change.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
@@ -84,7 +85,7 @@ def _kernel(
     reported = _compared(p.time_us, measured)
     yield f"kernel {kernel.name}: {duration(p.time_us)}{reported}, bound by {_bound(p)}"
     yield _row("computes", ", ".join(kernel.nodes))
-    yield _row("writes", ", ".join(kernel.outputs))
+    yield _row("writes", ", ".join(name if n == 1 else f"{name} ({n} tensors)" for name, n in Counter(kernel.outputs).items()))
     yield _row("grid", _grid(kernel, where))
     yield from _parts(kernel)
     yield _row("kernel family", kernel.family.name)

@@ -179,7 +179,7 @@ class Schedule:
             kernels.append(obeyed)
             remarks += self._difference(kernel, obeyed)
         launches = self._launches(plan, kernels, section, number, remarks)
-        plan = replace(plan, kernels=tuple(kernels), launches=launches, remarks=())
+        plan = replace(plan, kernels=tuple(kernels), launches=launches, remarks=(), unscheduled=own.rewrites)
         same = plan.rewrites == own.rewrites
         if same and Fixed(_groups(plan), plan.inlined).same_as(Fixed(_groups(own), own.inlined)):
             return replace(plan, remarks=tuple(remarks))

@@ -99,7 +99,7 @@ def _plan(plan: Plan, specialised: Specialised, measured: Times | None) -> Table
         times += f", {measured[0]:.1f} us measured, {measured[1]:.1f} us for the compiler's own plan"
     _add(table, "target", plan.target.name, times)
     _add(table, "inline", _array(plan.inlined), "")
-    if plan.rewrites:
+    if plan.rewrites or plan.unscheduled:
         table.add("rewrites", _rewrites(plan))
     if plan.target.kind == "cuda" and len(plan.kernels) > 1:
         launches = tomlkit.table()
@@ -114,9 +114,9 @@ def _plan(plan: Plan, specialised: Specialised, measured: Times | None) -> Table
 
 
 def _rewrites(plan: Plan) -> Table:
-    """The steps by their rewrites, with their reasons."""
+    """The steps by their rewrites, with their reasons; none for a rewrite that the compiler would take and the plan does not."""
     table = tomlkit.table()
-    for name in dict.fromkeys(a.rewrite for a in plan.rewrites):
+    for name in dict.fromkeys(a.rewrite for a in (*plan.rewrites, *plan.unscheduled)):
         steps = [a for a in plan.rewrites if a.rewrite == name]
         for applied in steps:
             location = f"{short_location(applied.line)}: " if applied.line else ""
@@ -142,8 +142,7 @@ def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance) -> Table:
     options = tomlkit.table()
     for key, value in kernel.family.editable():
         _add(options, key, _array(value) if isinstance(value, tuple) else value, _dims(kernel, key, names))
-    if len(options):
-        table.add(kernel.family.name, options)
+    table.add(kernel.family.name, options)
     return table
 
 
