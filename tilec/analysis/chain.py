@@ -22,7 +22,7 @@ from math import inf
 
 from tilec.analysis.carried import Carried, Online
 from tilec.analysis.chain_masks import Mask, Match, folded, masks_of, matches_of, where, with_single_conditions
-from tilec.analysis.expression import Expr, Reader, Total, Unreadable, constant
+from tilec.analysis.expression import Expr, Reader, Total, Unreadable, constant, parts_of
 from tilec.analysis.extremes import without_idle_roundings
 from tilec.analysis.factor_access import FactorAccess, factor_of_element
 from tilec.analysis.linear_factor import linear_factor
@@ -37,12 +37,19 @@ from tilec.core.mlir import ir
 
 @dataclass(frozen=True)
 class First:
-    """A contraction whose result stays on chip: `left` has its rows, `right` its columns; it sums over dimension `inner`."""
+    """A contraction whose result stays on chip: `left` has its rows, `right` its columns; it sums over dimension `inner`.
+    `unsigned`: the factors are integers without sign."""
 
     total: Total
     left: FactorAccess
     right: FactorAccess
     inner: int
+    unsigned: bool = False
+
+    @property
+    def stored(self) -> set[str]:
+        """The types of its factors."""
+        return {"u8" if self.unsigned else x.stored for x in (self.left, self.right)}
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,11 @@ class Chain:
         """Those that are stored."""
         stored = [x for first in self.firsts for x in (first.left, first.right)]
         return (*stored, *(() if self.values is None else (self.values,)))
+
+    @property
+    def terms(self) -> tuple[Expr, ...]:
+        """What is computed of each score."""
+        return (*(c.term for c in self.online.carried), *(() if self.weights is None else (self.weights,)))
 
     @property
     def absorbing(self) -> float | None:
@@ -190,7 +202,8 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
     for total, left, right in zip(made, lefts, rights):
         (inner,) = total.reduced
         rows_factor = factor_of_element(left).tile({*rows, inner}, tiled, single=single)
-        firsts.append(First(total, rows_factor, factor_of_element(right).tile({between, inner}, shared_dims, paged=between), inner))
+        columns_factor = factor_of_element(right).tile({between, inner}, shared_dims, paged=between)
+        firsts.append(First(total, rows_factor, columns_factor, inner, total.term.args[0].op == "arith.extui"))
     orders = [tuple(single) or tuple(d for d in first.left.along if d in rows) for first in firsts]
     if len({*orders}) > 1:
         raise Unreadable(f"the rows of {' and '.join(t.name for t in made)} lie in different orders")
@@ -200,20 +213,26 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
     weight_type = "f32" if weights is None else narrow_type(weights)
     if weights is not None and values is not None:
         weights = without_rounding(weights, values.type)
-    score = Expr("total", key=scores.number, own_dims=scores.dims)
+    score = Expr("total", key=scores.number, own_dims=scores.dims, type=scores.term.type)
     chain = Chain(
         online, tuple(firsts), score, product, weights, weight_type, values_factor, orders[0], column, batch, head_groups, (),
     )  # fmt: skip
     masks = tuple(masks_of(online))
     chain = replace(chain, matches=tuple(matches_of(online, rows)) if product else ())
     masked = _with_score(_assuming(chain, masks))
-    return _with_score(chain) if masks and masked.absorbing is None else masked
+    chain = _with_score(chain) if masks and masked.absorbing is None else masked
+    integers = score.type != "f32"
+    if integers and (chain.score.type != "f32" or any(p == score for x in chain.terms for p in parts_of(x))):
+        raise Unreadable(f"the integers of {scores.name} are read in several ways, or not as f32")
+    return chain
 
 
 def _factors(term: Expr) -> tuple[Expr, Expr]:
-    if term.op != "arith.mulf":
+    if term.op not in ("arith.mulf", "arith.muli"):
         raise Unreadable("the first contraction is not a sum of products")
     left, right = (stored(a) for a in term.args)
+    if term.op == "arith.muli" and ({left.type, right.type} != {"i8"} or len({a.op for a in term.args}) > 1):
+        raise Unreadable("the first contraction multiplies integers that are neither i8 by i8 nor u8 by u8")
     if left.op != "element" or right.op != "element":
         raise Unreadable("the factors of the first contraction are computed, and not stored")
     return left, right
@@ -255,7 +274,8 @@ def _with_score(chain: Chain) -> Chain:
         whole = above if above.type == "f32" else whole
     if whole is chain.score:
         return chain
-    changed = _rewritten(chain, lambda x: x.replace(lambda p: chain.score if p == whole else None))
+    score = replace(chain.score, type="f32")
+    changed = _rewritten(chain, lambda x: x.replace(lambda p: score if p == whole else None))
     return replace(changed, score=_cheapened(whole))
 
 

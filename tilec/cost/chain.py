@@ -50,8 +50,9 @@ def reduction_depth(unit: str, inner: int, size: int) -> int:
 @dataclass(frozen=True)
 class ChainProblem:
     """A contraction chain: `batch` problems of `rows` rows, each with `length` elements between the contractions. Scores
-    sum over `inner`, results have `columns`; 0 where no second contraction follows. `dtype`: in which the factors are multiplied.
-    `weight_terms`: the numbers of that type that make up one weight. `share`: the share of scores in tiles that the mask does not
+    sum over `inner`, results have `columns`; 0 where no second contraction follows. `dtype`: in which the scores' factors are
+    multiplied. `of_values`: in which weights and values are, where that is another type. `weight_terms`: the numbers of it that
+    make up one weight. `share`: the share of scores in tiles that the mask does not
     exclude. `fma`, `special`: operations for each score. `out_bytes`: bytes of a result's element.
     `k_major`: which of the scores' factors are contiguous along `inner`.
     `units`: the matrix instructions that may multiply. `row_extents`: of the dimensions of rows, where they are several, and
@@ -92,11 +93,22 @@ class ChainProblem:
     other_registers: int = 0
     score_registers: float = 0
     more_inner: tuple[int, ...] = ()
+    of_values: str = ""
 
     @property
     def bytes(self) -> int:
-        """Of a factor's element."""
+        """Of an element of the scores' factors."""
         return element_bytes(self.dtype)
+
+    @property
+    def value_bytes(self) -> int:
+        """Of an element of the values."""
+        return element_bytes(self.of_values or self.dtype)
+
+    @property
+    def step_bytes(self) -> int:
+        """Of what each element of the length has of all factors."""
+        return self.bytes * sum(self.firsts) + self.value_bytes * self.columns
 
     @property
     def line(self) -> int:
@@ -240,7 +252,7 @@ def _held(p: ChainProblem, unit: str, own: int, bn: int) -> int:
     if not p.columns:
         return scores
     wide = unit == "wgmma"  # else weights take the places of scores
-    words = p.bytes * p.weight_terms  # of four weights
+    words = p.value_bytes * p.weight_terms  # of four weights
     weights = (words if wide else max(0, words - 4)) * scores // 4
     return len(p.firsts) * scores + sums + weights + p.other_registers + (int(scores * p.score_registers) if wide else 0)
 
@@ -255,7 +267,8 @@ def chain_registers(target: Target, p: ChainProblem, unit: str, bm: int, own: in
 
 def _is_no_step(size: int, p: ChainProblem, lines: int) -> bool:
     """Whether half as many elements would do, or are no whole lines, a multiple of so many, where these are asked for."""
-    return (lines > 0 and size % (lines * p.line) > 0) or (size > (lines * p.line or 32) and size >= 2 * round_up(p.length, 16))
+    least = lines * LINE // p.value_bytes
+    return (lines > 0 and size % least > 0) or (size > (least or 32) and size >= 2 * round_up(p.length, 16))
 
 
 def _staged(target: Target, p: ChainProblem, tile: ChainTile, depths: Iterable[int]) -> Iterator[ChainTile]:
@@ -302,8 +315,8 @@ def _parts(target: Target, p: ChainProblem, tile: ChainTile) -> list[int]:
 def stage_bytes(p: ChainProblem, tile: ChainTile) -> int:
     """Shared memory of one step: tiles of K and V; without a second contraction of K, and of Q unless it stays there."""
     if p.columns:
-        inner = sum(chain_line(tile.unit, d, p.bytes) for d in p.firsts)
-        return p.bytes * tile.bn * (inner + chain_line(tile.unit, round_up(p.columns, 16), p.bytes))
+        inner = p.bytes * sum(chain_line(tile.unit, d, p.bytes) for d in p.firsts)
+        return tile.bn * (inner + p.value_bytes * chain_line(tile.unit, round_up(p.columns, 16), p.value_bytes))
     depth = reduction_depth(tile.unit, p.inner, p.bytes)
     left = 0 if tile.kept_left else _tile_bytes(p, tile.unit, tile.bm, depth, p.k_major[0])
     return left + _tile_bytes(p, tile.unit, tile.bn, depth, p.k_major[1])
@@ -343,18 +356,21 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     fit, blocks = target.fit(ChainTimes), rows * p.batch * tile.parts
     own = ROWS if tile.unit == "wgmma" else tile.warp_rows
     inner, columns = sum(round_up(d, 16) for d in p.firsts), round_up(p.columns, 16)
-    unit, flops = f"tensor.{unit_type(p.dtype)}@{tile.unit}", 2 * scores * (inner + p.weight_terms * columns)
+    flops: dict[str, float] = {}
+    for kind, depth in ((p.dtype, inner), (p.of_values or p.dtype, p.weight_terms * columns)):
+        unit = f"tensor.{unit_type(kind)}@{tile.unit}"
+        flops[unit] = flops.get(unit, 0.0) + 2 * scores * depth
     further = 1.5 * p.weight_terms + 4 * (p.weight_terms - 1)  # weights taken apart and packed
-    loaded = p.bytes * scores * (inner + columns) / tile.bm
-    once = p.bytes * p.batch * (p.rows * sum(p.firsts) + p.length * (sum(p.firsts) + p.columns))
+    loaded = scores * (p.bytes * inner + p.value_bytes * columns) / tile.bm
+    once = p.batch * (p.bytes * p.rows * sum(p.firsts) + p.length * p.step_bytes)
     once = (once if p.factor_bytes is None else p.factor_bytes) + p.operand_bytes
     result = p.out_bytes * p.batch * p.rows * p.columns
     partial = 4 * p.batch * p.rows * tile.parts * (columns + 2) if tile.parts > 1 else 0
     work = Work(
         dram_read=once, dram_write=result, l2_bytes=loaded + scores * p.score_bytes + result + 2 * partial,
-        shared_bytes=loaded + scores * (p.bytes * (inner + p.weight_terms * columns) / own + p.line_bytes),
-        flops={unit: flops, "fma.f32": 2 * scores * (p.fma + further), "special": scores * p.special},
-        pace={unit: fit.products} if tile.unit == "wgmma" else {},
+        shared_bytes=loaded + scores * ((p.bytes * inner + p.value_bytes * p.weight_terms * columns) / own + p.line_bytes),
+        flops={**flops, "fma.f32": 2 * scores * (p.fma + further), "special": scores * p.special},
+        pace=dict.fromkeys(flops, fit.products) if tile.unit == "wgmma" else {},
         blocks=blocks, threads=tile.threads, registers=tile.registers, shared_per_block=tile.shared,
         bytes_in_flight=tile.shared / tile.threads * (1 - 1 / (tile.stages if tile.unit == "wgmma" else 2 * tile.stages)),
         serial_us=2e-3 * target.dram.latency_ns, launches=2 if tile.parts > 1 else 1,

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from tilec.core.hardware import LINE, ROWS, WARP, WARPGROUP
 from tilec.core.target import Target
+from tilec.cost.block_tile import unit_type
 from tilec.cost.chain import CHAIN_ROWS, MOST_PARTS, WARP_ROWS, fits_head_group, fits_pages
 from tilec.kernels.base import KernelPlan, Refusal, option
 from tilec.kernels.matrix import BYTES, MatrixKernel
@@ -36,8 +37,12 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
         "elements along `between` that lie side by side, by factor, where memory tells the place of each page", default=(),
         fixed=True, shown="{} elements side by side, at places that memory tells",
     )  # fmt: skip
+    of_values: str | None = option(
+        "the type in which weights are multiplied with values, where that is another than the scores' factors have", default=None,
+        fixed=True,
+    )  # fmt: skip
     weight_terms: int = option(
-        "numbers of the factors' type whose sum is one f32 weight of the second contraction; 0 without one", fixed=True,
+        "numbers of the values' type whose sum is one f32 weight of the second contraction; 0 without one", fixed=True,
         default=1, shown="{}: an f32 weight is a sum of so many numbers",
     )  # fmt: skip
     block: tuple[int, ...] = option(
@@ -116,13 +121,19 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
         return WARPGROUP * (self.warpgroups + 1) if self.unit == "wgmma" else WARP * self.warps
 
     @property
+    def weighted(self) -> str:
+        """The type in which weights are multiplied with values."""
+        return self.of_values or self.multiplicand
+
+    @property
     def blocks_per_tile(self) -> int:
         return 1 if self.blocks_per_row is None else self.blocks_per_row
 
     def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
         if self.unit not in CHAIN_ROWS:
             return Refusal("unit", f"`unit` must be one of {', '.join(CHAIN_ROWS)}, not {self.unit}")
-        if self.unit not in target.instructions(self.multiplicand) or (self.unit == "wgmma" and not target.has("tma")):
+        able = all(self.unit in target.instructions(unit_type(kind)) for kind in (self.multiplicand, self.weighted))
+        if not able or (self.unit == "wgmma" and not target.has("tma")):
             return Refusal("unit", f"{target.name} has no {self.unit}")
         if (why := kernel.ruled_out.get(self.unit)) is not None:
             return Refusal("unit", f"`unit` cannot be {self.unit}: {why}")
@@ -134,7 +145,7 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
         if self.unit == "wgmma" and not fits_pages(self.block[1], self.pages):
             why = f"a step of {self.block[1]} elements has no whole pages of {max(self.pages)}, and is no part of one"
             return Refusal("block", why)
-        words = self.unit == "wgmma" and self.has_product and BYTES[self.multiplicand] == 4
+        words = self.unit == "wgmma" and self.has_product and BYTES[self.weighted] == 4
         if words and self.block[1] % (2 * LINE // 4):  # lines of even, and of odd numbers
             return Refusal("block", f"wgmma takes steps of a multiple of {2 * LINE // 4} weights of 32 bits, not {self.block[1]}")
         heights = (16,) if self.unit == "wgmma" else WARP_ROWS

@@ -10,7 +10,7 @@ from math import prod
 
 from tilec.analysis.carried import Carried
 from tilec.analysis.chain import Chain, multiplicand_allowed, read_chain
-from tilec.analysis.expression import Expr, Reader, Unreadable, parts_of
+from tilec.analysis.expression import Expr, Reader, Total, Unreadable, parts_of
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.neighbours import SIZE, Neighbours
 from tilec.analysis.operation_costs import instructions_of
@@ -85,10 +85,10 @@ def _refuse(nodes: list[Node], space: Space, graph: Graph, target: Target) -> st
 
 def _refuse_storage(chain: Chain, space: Space) -> str | None:
     """Tiles lie in lines along the contiguous dimension, which is one of the two of a factor's tiles."""
-    kind = multiplicand_of(chain)
-    if kind is None:
+    if multiplicands_of(chain) is None:
         kinds = " and ".join(sorted({x.stored for x in chain.factors}))
-        return f"the factors are {kinds}, where all must be bf16, all f16, or all f32 that `using` allows to be rounded"
+        why = "where both of a product must be bf16, f16, or f32 that `using` allows to be rounded, or of the first one i8 or u8"
+        return f"the factors are {kinds}, {why}"
     across = any(first.left.contiguous != first.inner for first in chain.firsts)
     by_rows = across and (chain.values is not None or len(chain.rows) > 1)
     if by_rows or any(x.contiguous is None for x in chain.factors):
@@ -103,13 +103,21 @@ def _refuse_storage(chain: Chain, space: Space) -> str | None:
     return None
 
 
-def multiplicand_of(chain: Chain) -> str | None:
-    """The type in which matrix units multiply a chain's factors; None where there is none that loses no more than is allowed."""
-    (kind, *others) = {x.stored for x in chain.factors}
-    products = [first.total for first in chain.firsts] + ([chain.product.total] if chain.product else [])
+def multiplicands_of(chain: Chain) -> tuple[str, str] | None:
+    """The types in which matrix units multiply the factors of the scores, and weights and values; None where there are none that
+    lose no more than is allowed."""
+    scores = _multiplicand({kind for first in chain.firsts for kind in first.stored}, [first.total for first in chain.firsts])
+    if chain.product is None or chain.values is None:
+        return scores and (scores, scores)
+    product = _multiplicand({chain.values.stored}, [chain.product.total])
+    return (scores, product) if scores and product not in (None, "i8") else None
+
+
+def _multiplicand(stored: set[str], products: list[Total]) -> str | None:
+    (kind, *others) = stored
     if kind == "f32" and all(multiplicand_allowed(t.operation) in ("tf32", "bf16") for t in products):
         kind = "tf32"
-    return kind if not others and kind in ("bf16", "f16", "tf32") else None
+    return kind if not others and kind in ("bf16", "f16", "tf32", "i8", "u8") else None
 
 
 def refuse_warpgroups(chain: Chain, extents: dict[int, int]) -> str | None:
@@ -117,7 +125,7 @@ def refuse_warpgroups(chain: Chain, extents: dict[int, int]) -> str | None:
     if any(not {*chain.rows} <= {*first.left.along} for first in chain.firsts):
         return "a factor of one row has no dimension for the other rows of a box"
     inner, size = extents[chain.inner], chain.left.bytes
-    if chain.values is not None and (size != 2) != chain.values.evens_first:
+    if chain.values is not None and (chain.values.bytes != 2) != chain.values.evens_first:
         return "wgmma takes values of 16 bits as they lie, and of 32 bits where those of even numbers along k come first"
     if size != 2 and any(x.contiguous != first.inner for first in chain.firsts for x in (first.left, first.right)):
         return "wgmma takes factors that are contiguous along another index than that of their sum in 16 bits alone"
@@ -127,6 +135,10 @@ def refuse_warpgroups(chain: Chain, extents: dict[int, int]) -> str | None:
 
 def refuse_warps(chain: Chain) -> str | None:
     """Why warps cannot load and multiply the factors' tiles by `mma.sync`."""
+    if chain.left.bytes == 1 and any(x.contiguous != first.inner for first in chain.firsts for x in (first.left, first.right)):
+        return "factors of 8 bits have to be contiguous along the index of their sum"
+    if any(first.unsigned for first in chain.firsts):
+        return "integers without sign take wgmma"
     if _lies_between(chain):
         return "tiles that are contiguous along the index between the contractions take wgmma"
     return None
@@ -147,9 +159,9 @@ def chain_units(chain: Chain, extents: dict[int, int], target: Target) -> tuple[
     """The matrix instructions that the chain can take on a target."""
     tma = target.has("tma") and refuse_warpgroups(chain, extents) is None
     able = {"wgmma": tma, "mma.sync": refuse_warps(chain) is None}
-    kind = multiplicand_of(chain)
-    assert kind is not None
-    return tuple(u for u in CHAIN_ROWS if u in target.instructions(unit_type(kind)) and able[u])
+    kinds = multiplicands_of(chain)
+    assert kinds is not None
+    return tuple(u for u in CHAIN_ROWS if all(u in target.instructions(unit_type(k)) for k in kinds) and able[u])
 
 
 def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
@@ -161,7 +173,7 @@ def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, ta
     if not chain_units(chain, space.extents, target):
         return refuse_warpgroups(chain, space.extents) or refuse_warps(chain) or f"{target.name} lacks wgmma and TMA"
     if chain.values is not None and weight_terms_of(chain) is None:
-        return f"its {chain.weight_type} weights may be larger than an f16, and take bf16 factors, and not {multiplicand_of(chain)}"
+        return f"its {chain.weight_type} weights may be larger than an f16, and take bf16 factors, and not f16"
     if not choose_chain_tile(target, chain_problem(nodes, space, graph, target)):
         return "no tile fits registers and shared memory"
     return None
@@ -171,8 +183,9 @@ def weight_terms_of(chain: Chain) -> int | None:
     """The number of products that one weight takes; 0 without a second contraction."""
     if chain.values is None or chain.product is None:
         return 0
-    kind, own = multiplicand_of(chain), chain.weight_type
-    assert kind is not None
+    kinds, own = multiplicands_of(chain), chain.weight_type
+    assert kinds is not None
+    kind = kinds[1]
     if own == kind or (kind == "tf32" and own in ("bf16", "f16")):  # which a tf32 holds
         return 1
     if kind == "f16" and chain.weight_bound > LARGEST_WEIGHT:
@@ -223,11 +236,12 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     gathered = any(p.args and not p.dims & {*chain.rows} for p in loaded)
     further = fit.several_products_registers + fit.gathered_registers * gathered
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in outputs_of(nodes, graph))
-    terms = weight_terms_of(chain)
+    terms, kinds = weight_terms_of(chain), multiplicands_of(chain)
+    assert kinds is not None
     return ChainProblem(
         prod(extents[d] for d in chain.rows), extents[chain.between], extents[chain.inner],
         0 if chain.columns is None else extents[chain.columns],
-        prod(extents[d] for d in chain.batch), multiplicand_of(chain) or "", 3 if terms is None else terms,
+        prod(extents[d] for d in chain.batch), kinds[0], 3 if terms is None else terms,
         _share(chain, extents), fma + fit.load_operations * len(loaded), special, out,
         k_major=(chain.left.contiguous == chain.inner, chain.right.contiguous == chain.inner),
         units=chain_units(chain, extents, target),
@@ -242,6 +256,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
         score_registers=sum(0.5 for p in {p for p in per_score if p.key.type.element_type.width == 16}),
         other_registers=(fit.exchange_registers if exchanged else 0) + (further if len(chain.firsts) > 1 else 0),
         line_steps=_lines_of_steps(chain), more_inner=tuple(extents[first.inner] for first in chain.firsts[1:]),
+        of_values=kinds[1],
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ are those of a left factor's, so weights never pass through shared memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
@@ -50,8 +50,9 @@ Terms = list[tuple[ir.Value, int]]
 
 def clear(fragments: ir.Value) -> None:
     """Fragments of zeros."""
-    with loop(ir.MemRefType(fragments.type).shape[0], name="fragment") as j, pairs(rows_of(fragments)) as (half, lane):
-        memref.StoreOp(mlir.constant(0.0, ir.F32Type.get()), fragments, [j, half, lane])
+    type_ = ir.MemRefType(fragments.type)
+    with loop(type_.shape[0], name="fragment") as j, pairs(rows_of(fragments)) as (half, lane):
+        memref.StoreOp(mlir.constant(0, type_.element_type), fragments, [j, half, lane])
 
 
 def values_of(block: ChainBlock) -> Values:
@@ -71,8 +72,8 @@ class Fragments:
     """Fragments and states of a thread. `warp_row` makes the first of its warp's rows in the block, as a sum; a warp has `high`
     times 16 rows.
 
-    `products` are the fragments of the results of a tile's first contractions, of which `scores` is the first: what is computed of
-    them takes its place. `weights` are what that becomes as a left factor, `sums` those of the product.
+    `products` are the fragments of the results of a tile's first contractions. What is computed of them is in `scores`, which are
+    the first of them if that is f32. `weights` are what that becomes as a left factor, `sums` those of the product.
     """
 
     def __init__(self, block: ChainBlock, thread: Thread, warp_row: Callable[[], Terms], high: int = 1):
@@ -81,8 +82,9 @@ class Fragments:
         depth = product_depth(BYTES[block.options.multiplicand])
         self.depths, self.rows = [round_up(sizes[first.inner], depth) for first in chain.firsts], 2 * high
         names = ("%scores", *(f"%scores_{n}" for n in range(2, len(chain.firsts) + 1)))
-        self.products = [registers([self.bn // 8, self.rows, 2], name) for name in names]
-        self.scores = self.products[0]
+        kinds, shape = [first.total.term.type for first in chain.firsts], [self.bn // 8, self.rows, 2]
+        self.products = [registers(shape, name, kind) for name, kind in zip(names, kinds)]
+        self.scores = self.products[0] if kinds[0] == "f32" else registers(shape, "%scaled_scores")
         if chain.product is not None:
             self._allocate_product()
         group = thread.group
@@ -98,8 +100,8 @@ class Fragments:
         assert chain.columns is not None and chain.weights is not None
         self.wide = -(-self.block.sizes[chain.columns] // 16) * 16
         self.sums = registers([self.wide // 8, self.rows, 2], "%sums")
-        self.words = self.rows * self.bn * BYTES[options.multiplicand] // 16  # of the weights' fragments
-        self.weights = word_registers(options.weight_terms * self.words, "%weights", options.multiplicand)
+        self.words = self.rows * self.bn * BYTES[options.weighted] // 16  # of the weights' fragments
+        self.weights = word_registers(options.weight_terms * self.words, "%weights", options.weighted)
         evens_first = chain.values is not None and chain.values.evens_first
         self.packer = Packer(self.scores, self.weights, options.weight_terms, chain.weight_bound <= 1, evens_first)
 
@@ -109,7 +111,7 @@ class Fragments:
         chain, block = self.chain, self.block
         if chain.product is None or chain.product.rescale is None or block.parts > 1:
             return 0
-        return SLACK if block.options.multiplicand != "f16" or chain.weight_bound * 2**SLACK < ROOM else 0
+        return SLACK if block.options.weighted != "f16" or chain.weight_bound * 2**SLACK < ROOM else 0
 
     def _needed_tiles(self, span: Span) -> TileList:
         block, chain = self.block, self.chain
@@ -154,7 +156,7 @@ class Fragments:
         locate = partial(self._at, start)
         if chain.score.op != "total":
             with statements(first.total for first in chain.firsts):
-                self._score(locate)
+                self._score(start)
         if masked and chain.absorbing is not None:
             exclude(chain, self._bounds(), self.scores, self.values, self.block.largest, locate)
             masked = False
@@ -167,17 +169,17 @@ class Fragments:
         with statements(read) if read else ir.Location.current:
             self._weigh(start, term, masked)
 
-    def _score(self, locate: Callable[..., At]) -> None:
+    def _score(self, start: ir.Value) -> None:
         """What all else reads of a score, in the score's place. Memory is read for two adjacent columns at a time where it can
         be."""
         chain, ahead = self.chain, self.ahead
         pairs = {x: registers([2], "%pair", x.type) for x in self._pairs_in_memory() if x not in ahead}
         with loop(self.bn // 8, name="fragment") as j, halves(self.rows) as half:
-            at = locate(j, half, mlir.index(0))
+            at = self._at(start, j, half, mlir.index(0), self.products)
             for x, tile in pairs.items():
                 vector.StoreOp(self._pair(x, at), tile, [mlir.index(0)])
             with loop(2, unroll=True, name="pair") as lane:
-                at = locate(j, half, lane)
+                at = self._at(start, j, half, lane, self.products)
                 at.known |= {x: memref.LoadOp(tile, [lane]).result for x, tile in pairs.items()}
                 at.known |= {x: memref.LoadOp(tile, [j, half, lane]).result for x, tile in ahead.items()}
                 memref.StoreOp(self.values.build(chain.score, at), self.scores, [j, half, lane])
@@ -259,9 +261,13 @@ class Fragments:
         edge = [] if self.tiles.even else [({end: -1}, self.block.length - 1)]
         return [*(b for m in self.chain.masks for b in m.bounds), *edge]
 
-    def _at(self, start: ir.Value, j: ir.Value, half: ir.Value, lane: ir.Value) -> At:
+    def _at(
+        self, start: ir.Value, j: ir.Value, half: ir.Value, lane: ir.Value, products: Sequence[ir.Value] | None = None
+    ) -> At:  # fmt: skip
+        """One place of a tile. `products`: what it has of the first contractions, where their scores are not computed yet."""
         totals = (first.total.number for first in self.chain.firsts)
-        scores = {n: memref.LoadOp(tile, [j, half, lane]).result for n, tile in zip(totals, self.products)}
+        tiles = products or (self.scores, *self.products[1:])
+        scores = {n: memref.LoadOp(tile, [j, half, lane]).result for n, tile in zip(totals, tiles)}
         rows = self.block.rows_at(sum_of([(half, 8), (self.row, 1)]))
         first, offset = sum_of([(start, 1), (self.column, 1)]), sum_of([(lane, 1), (j, 8)])
         column = sum_of([(lane, 1), (start, 1), (j, 8), (self.column, 1)])

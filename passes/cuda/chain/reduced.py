@@ -82,7 +82,7 @@ class ReducedWarpgroups(Engine):
         self.parts.store()
 
     def _wait(self, running: int) -> None:
-        self.wait(running, self.fragments.scores)
+        self.wait(running, self.fragments.products[0])
 
     def _product(self, stage: ir.Value, step: ir.Value) -> None:
         """s (+)= the rows of this warpgroup times a tile of the right factor; from zero in the first step."""
@@ -97,4 +97,4 @@ class ReducedWarpgroups(Engine):
         product = WarpgroupProduct(self.block.bn, self.depth, self.block.options.multiplicand, *self.majors)
         with statements([self.chain.scores]):
             right = self.right.lines(stage, zero)
-            opcodes.call(self.block.function, product, [self.fragments.scores, left, right, step])
+            opcodes.call(self.block.function, product, [self.fragments.products[0], left, right, step])

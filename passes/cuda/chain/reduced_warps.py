@@ -75,7 +75,7 @@ class ReducedWarps(WarpProducts):
         """The scores of one tile."""
         zero = mlir.index(0)
         with statements([self.chain.scores]):
-            clear(self.fragments.scores)
+            clear(self.fragments.products[0])
             with carried_loop(zero, mlir.index(self.steps), [], name="step") as (step, _):
                 position = sum_of([(number, self.steps), (step, 1)])
                 self.ring.wait(self.stages - 2)

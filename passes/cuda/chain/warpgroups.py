@@ -278,7 +278,7 @@ class Warpgroups(Engine):
         """o += the weights, each in its parts, times a tile of the third factor."""
         bn, options, own = self.block.bn, self.block.options, self.fragments
         product = WarpgroupProduct(
-            own.wide, bn, options.multiplicand, right_k_major=not self.values_by_columns, left_in_registers=True,
+            own.wide, bn, options.weighted, right_k_major=not self.values_by_columns, left_in_registers=True,
             right_slab=self.v_tiles.slab,
         )  # fmt: skip
         for term in range(options.weight_terms):

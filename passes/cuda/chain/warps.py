@@ -28,6 +28,11 @@ from tilec.passes.cuda.ring import CopyRing, carried_loop
 from tilec.passes.loops import loop, sum_of
 
 
+def depth_at_once(kind: str) -> int:
+    """Of k, that one instruction multiplies."""
+    return 32 // BYTES[kind]
+
+
 class WarpProducts:
     """Products by the warps of a block, each of which has `high` times 16 of its rows."""
 
@@ -35,16 +40,12 @@ class WarpProducts:
         self.block, self.chain, self.thread = block, block.chain, thread
         self.high, self.stages = block.bm // (16 * block.options.warps), block.options.stages
         self.fragments = Fragments(block, thread, self._warp_row, self.high)
-        self.left, self.right = self._part(4 * self.high, "%left"), self._part(4, "%right")
-        self.at_once = 32 // BYTES[block.options.multiplicand]  # places of k, by one instruction
+        kind = block.options.multiplicand
+        self.left, self.right = word_registers(4 * self.high, "%left", kind), word_registers(4, "%right", kind)
         self.ends = {block.chain.between: mlir.index(block.length - 1)} if block.length % block.bn else {}
 
     def _warp_row(self) -> Terms:
         return [(self.thread.warp, 16 * self.high)]
-
-    def _part(self, words: int, name: str) -> ir.Value:
-        """Words of a factor's fragments."""
-        return word_registers(words, name, self.block.options.multiplicand)
 
     def add_scores(
         self, left: tuple[CopiedTiles, ir.Value, ir.Value], right: tuple[CopiedTiles, ir.Value], depth: int,
@@ -54,8 +55,9 @@ class WarpProducts:
         contraction of this number. `left`: tiles, which one, and the first of its inner dimension; `right`: tiles and which one."""
         (rows, which, begin), (columns, slot) = left, right
         inner, sums = self.chain.firsts[number].inner, self.fragments.products[number]
-        with loop(depth // self.at_once, rolled=rolled, name="depth") as step:
-            k = arith.muli(step, mlir.index(self.at_once))
+        at_once = depth_at_once(self.block.options.multiplicand)
+        with loop(depth // at_once, rolled=rolled, name="depth") as step:
+            k = arith.muli(step, mlir.index(at_once))
             with loop(self.high, name="high") as i:
                 row, word = sum_of([*self._warp_row(), (i, 16)]), arith.muli(i, mlir.index(4))
                 at, major = sum_of([(begin, 1), (k, 1)]), rows.across == inner
@@ -63,15 +65,15 @@ class WarpProducts:
             with loop(self.block.bn // 16, name="columns") as j:
                 first, major = arith.muli(j, mlir.index(16)), columns.across == inner
                 load_fragment(columns, slot, first, k, self.right, mlir.index(0), self.thread, k_major=major, rows_first=False)
-                self.multiply(sums, j, self.left, [])
+                self.multiply(sums, j, self.left, [], self.right)
 
-    def multiply(self, sums: ir.Value, j: ir.Value, left: ir.Value, at: Terms, words: int = 4) -> None:
+    def multiply(self, sums: ir.Value, j: ir.Value, left: ir.Value, at: Terms, right: ir.Value, words: int = 4) -> None:
         """Sums of 16 columns += the words of the left factor's fragments `at`, each so many `words` after the one above, times
         the right factor's."""
         with loop(2, name="eight") as n, loop(self.high, name="high") as i:
             position = [sum_of([(j, 2), (n, 1)]), arith.muli(i, mlir.index(2)), mlir.index(0)]
             word = sum_of([*at, (i, words)])
-            multiply_fragments(sums, position, (left, word), (self.right, arith.muli(n, mlir.index(2))))
+            multiply_fragments(sums, position, (left, word), (right, arith.muli(n, mlir.index(2))))
 
 
 class Warps(WarpProducts):
@@ -86,6 +88,7 @@ class Warps(WarpProducts):
         self.q_tiles = [tiles(x.left, block.box | own, 1, block.limits()) for x, own in zip(chain.firsts, inner)]
         self.k_tiles = [tiles(x.right, step | own, self.stages, self.ends) for x, own in zip(chain.firsts, inner)]
         self.v_tiles = tiles(chain.values, step | {chain.columns: sizes[chain.columns]}, self.stages, self.ends)
+        self.values = self.right if block.options.of_values is None else word_registers(4, "%values", block.options.of_values)
         self.parts = PartialStates(self.fragments)
         self.ring = CopyRing(self.stages, self.fragments.tiles.end)
 
@@ -149,12 +152,13 @@ class Warps(WarpProducts):
 
     def _product(self, slot: ir.Value) -> None:
         """o += the weights, each in its parts, times a tile of the third factor."""
-        own, steps = self.fragments, self.block.bn // self.at_once
+        own, at_once = self.fragments, depth_at_once(self.block.options.weighted)
+        steps = self.block.bn // at_once
         # else LLVM leaves the loop, and weights that it subscripts are memory
-        unrolled = self.block.options.weight_terms > 1 or self.at_once < 16
+        unrolled = self.block.options.weight_terms > 1 or at_once < 16
         with loop(steps, unroll=unrolled, name="depth") as step, loop(own.wide // 16, name="columns") as j:
-            k, first = arith.muli(step, mlir.index(self.at_once)), arith.muli(j, mlir.index(16))
+            k, first = arith.muli(step, mlir.index(at_once)), arith.muli(j, mlir.index(16))
             zero, tiles = mlir.index(0), self.v_tiles
-            load_fragment(tiles, slot, first, k, self.right, zero, self.thread, k_major=False, rows_first=False, by_columns=True)
+            load_fragment(tiles, slot, first, k, self.values, zero, self.thread, k_major=False, rows_first=False, by_columns=True)
             with loop(self.block.options.weight_terms, name="part") as term:
-                self.multiply(own.sums, j, own.weights, [(term, own.words), (step, 4)], 4 * steps)
+                self.multiply(own.sums, j, own.weights, [(term, own.words), (step, 4)], self.values, 4 * steps)

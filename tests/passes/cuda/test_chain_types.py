@@ -7,11 +7,12 @@ from conftest import assert_within
 from tools.attention_programs import PRODUCT, PROGRAMS, SCORES, SIZES
 from tools.chains import WITHOUT_WGMMA, check, reasons, warps, without_wgmma
 from tools.chains import lowered as chain
-from tools.contractions import arrays, emulated
+from tools.contractions import arrays, arrays_of, emulated
 from tools.cuda_kernels import compiled
 from tools.lowering import lowered, planned
 from tools.reduced_contractions import KEPT, PING_PONG, STEPS, TALL_WARPS, WARPS
 from tools.reduced_contractions import PROGRAMS as REDUCED
+from tools.reduced_contractions import SCORES as OF_REDUCED
 from tools.reduced_contractions import SIZES as REDUCED_SIZES
 
 from tilec.core.diagnostics import Source
@@ -114,7 +115,7 @@ def test_every_product_allows_rounding():
     whole = of_f32(PROGRAMS["softmax"])
     first, last = whole.replace(" using tf32", "", 1), " using tf32".join(whole.split(" using tf32")[:2]) + "\n}"
     for text in (first, last, of_f32(PROGRAMS["softmax"], "")):
-        assert "all f32 that `using` allows to be rounded" in reasons(text, SIZES)
+        assert "f32 that `using` allows to be rounded" in reasons(text, SIZES)
 
 
 def test_planned_before_kernels_that_store_scores():
@@ -136,6 +137,101 @@ def test_compiled_in_tf32(depth, target, chip):
     _, result = lowered(Source("t.tile", of_f32(PROGRAMS["causal"])), None, sizes, target=target)
     *_, (_, cubin) = compiled(result.emitted, chip)
     assert "f32.tf32.tf32" in cubin.ptx
+
+
+# ---- scores of integers ----------------------------------------------------------------------------------------------
+
+INTEGERS = """op f(q: {kind}[B, H, S, D], k: {kind}[B, {of_heads}, S, D], v: {v}[B, {of_heads}, S, E]) -> (o: f32[B, H, S, E]) {{
+    z[b, h, i, j] = sum[d](i32(q[b, h, i, d]) * i32(k[b, {heads}, j, d]))
+    s[b, h, i, j] = {scores}
+    p[b, h, i, j] = softmax[j](s[b, h, i, j])
+    o[b, h, i, e] = sum[j](p[b, h, i, j] * v[b, {heads}, j, e]){last}
+}}"""
+SCALED, CAUSAL = "f32(z[b, h, i, j]) * 0.001", " if j <= i else -inf"
+
+
+def integers(kind="i8", v="bf16", last=" using bf16", scores=SCALED + CAUSAL, heads="h") -> str:
+    """Attention whose scores are sums of products of integers."""
+    return INTEGERS.format(kind=kind, v=v, last=last, scores=scores, heads=heads, of_heads=heads.replace("h", "H"))
+
+
+OF_I8 = {"B": 1, "H": 2, "S": 72, "D": 64, "E": 64}
+VALUES = {
+    "rounded weights": ("bf16", " using bf16"), "exact weights": ("bf16", ""), "f16": ("f16", " using bf16"),
+    "tf32": ("f32", " using tf32"),
+}  # fmt: skip
+BY_UNITS = TILES | {"two": (128, 64), "three": (192, 64), "shared": GROUPS["parts"], "persistent": GROUPS["persistent"]}
+
+
+@pytest.mark.crossed
+@pytest.mark.parametrize("tile", BY_UNITS)
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("kind", ["i8", "u8"])
+def test_scores_of_integers(kind, values, tile, monkeypatch):
+    warped = tile in TILES
+    if (kind == "u8" and warped) or (values == "tf32" and not warped):
+        pytest.skip("warps multiply i8 alone; wgmma takes words of 32 bits in another order")
+    (kernel,) = check(integers(kind, *VALUES[values]), OF_I8, BY_UNITS[tile], monkeypatch).plan.kernels
+    assert kernel.options.multiplicand == kind and kernel.options.of_values == (VALUES[values][0] if values != "tf32" else "tf32")
+
+
+@pytest.mark.parametrize("tile", ["a warp", "two"])
+@pytest.mark.parametrize("name, text, sizes", [
+    ("full", integers(scores=SCALED), {"S": 65}), ("in groups", integers(heads="h // 2"), {"H": 4}),
+    ("narrow", integers(), {"D": 48, "E": 24}),
+    ("scaled by row and column", integers(scores="f32(z[b, h, i, j]) * (0.0001 * f32(i)) + f32(j) * 0.01"), {}),
+    ("scaled by 1", integers(scores="f32(z[b, h, i, j])"), {"D": 16}),
+])  # fmt: skip
+def test_printed_scores_of_integers(name, text, sizes, tile, monkeypatch):
+    """By the emulator, with the ends of i8 among the factors."""
+    sizes, tile = OF_I8 | {"S": 41, "D": 32, "E": 16} | sizes, BY_UNITS[tile]
+    inputs = arrays_of(text, sizes)
+    inputs[0][..., :3, :], inputs[0][..., 3, :], inputs[1][..., :2, :], inputs[1][..., 7, :] = -128, 127, -128, 127
+    check(text, sizes, tile, monkeypatch, inputs, printed=True)
+
+
+def test_odd_rows_of_integers(monkeypatch):
+    """33 bytes: no lines for TMA, and zeros after them."""
+    check(integers(), OF_I8 | {"S": 41, "D": 33, "E": 17}, TILES["a warp"], monkeypatch, printed=True)
+
+
+@pytest.mark.parametrize("tile", [KEPT, STEPS, PING_PONG, WARPS, TALL_WARPS], ids=["kept", "steps", "ping-pong", "warps", "tall"])
+@pytest.mark.parametrize("name", REDUCED)
+def test_reduced_integers(name, tile, monkeypatch):
+    text = REDUCED[name].replace("bf16[", "i8[")
+    integer = " n[i, j] = sum[d](i32(x[i, d]) * i32(y[j, d]))\n s[i, j] = f32(n[i, j]) * 0.001\n"
+    check(text.replace(OF_REDUCED, integer), REDUCED_SIZES | {"D": 160}, tile, monkeypatch)
+
+
+def test_integers_that_are_no_scores():
+    for text in (integers("i16"), integers().replace("k: i8", "k: u8")):
+        assert "neither i8 by i8 nor u8 by u8" in reasons(text, OF_I8)
+    assert "are read in several ways" in reasons(integers(scores=f"{SCALED} + f32(z[b, h, i, j] % 7)"), OF_I8)
+
+
+def test_weights_that_read_integers(monkeypatch):
+    """Their one conversion is the score."""
+    text = integers("i8", "bf16", "", SCALED).replace("sum[j](p[", "sum[j](f32(z[b, h, i, j]) * p[")
+    check(text, OF_I8, TILES["a warp"], monkeypatch)
+
+
+@pytest.mark.parametrize("depth, mask", [(64, ""), (64, CAUSAL), (128, ""), (128, CAUSAL)])
+def test_planned_as_chains_of_integers(depth, mask):
+    sizes = {"B": 1, "H": 16, "S": 4096, "D": depth, "E": depth}
+    for target, unit in (("h200", "wgmma"), ("a100", "mma.sync")):
+        (kernel,) = planned(Source("t.tile", integers(scores=SCALED + mask)), None, sizes, target).kernels
+        assert isinstance(kernel.options, ContractionChain) and kernel.options.unit == unit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target, chip", [*WITHOUT_WGMMA, ("h200", "sm_90a")])
+@pytest.mark.parametrize("depth", [64, 128])
+def test_compiled_integers(depth, target, chip):
+    """No spills, no stack."""
+    sizes = {"B": 4, "H": 16, "S": 4096, "D": depth, "E": depth}
+    _, result = lowered(Source("t.tile", integers()), None, sizes, target=target)
+    *_, (_, cubin) = compiled(result.emitted, chip)
+    assert "s32.s8.s8" in cubin.ptx
 
 
 # ---- stored in 16 bits first -----------------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ def test_drawn(seed, monkeypatch):
     "text, sizes, reason",
     [
         (program(" r[i, j] = s[i, j]\n z[i] = max[j](s[i, j])", "z: f32[M], r: f32[M, N]"), SIZES, ""),
-        (PROGRAMS["maximum"].replace("bf16", "f32"), SIZES, "the factors are f32, where all must be bf16"),
+        (PROGRAMS["maximum"].replace("bf16", "f32"), SIZES, "the factors are f32, where both of a product must be bf16"),
         (program(" z[i] = prod[j](s[i, j])"), SIZES, "z is not a sum, maximum or minimum of f32"),
         (program(" z[j] = max[i](s[i, j])", "z: f32[N]"), SIZES, ""),
     ],

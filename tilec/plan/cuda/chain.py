@@ -38,8 +38,9 @@ def choose_chain(
     assert weight_terms is not None
     left, right = problem.k_major
     blocks = target.units if tile.persistent else 0
-    products = {"persistent_blocks": blocks, "row_stages": tile.row_stages}
-    own: dict[str, Any] = products if chain.product else {"kept_left": tile.kept_left}
+    products: dict[str, Any] = {"persistent_blocks": blocks, "row_stages": tile.row_stages}
+    products |= {"of_values": problem.of_values} if problem.of_values != problem.dtype else {}
+    own = products if chain.product else {"kept_left": tile.kept_left}
     head_groups, later = problem.head_groups if chain.head_groups else (0,), growing(chain, kernel.extents)
     built = ContractionChain(
         unit=tile.unit, multiplicand=problem.dtype, between=chain.between, rows=chain.rows, head_groups=head_groups,
@@ -62,7 +63,8 @@ def choose_chain(
     kernel = replace(kernel, tile=sizes, options=built).weighed(target)
     line = kernel.lines[-1] if kernel.lines else None
     others = tuple((_describe(c.tile), c.prediction.time_us) for c in choices[:4])
-    why = f"{_describe(tile)}, {problem.dtype}, {count(tile.stages, 'stage')}, {tile.threads} threads"
+    kinds = " and ".join(dict.fromkeys((problem.dtype, problem.of_values)))
+    why = f"{_describe(tile)}, {kinds}, {count(tile.stages, 'stage')}, {tile.threads} threads"
     remarks = [Remark("tiled", kernel.name, why, line, others)]
     states = ", ".join(c.total.name for c in chain.online.carried)
     how = ", rescaled when the running maximum grows" if chain.online.rescales else ""
@@ -72,7 +74,7 @@ def choose_chain(
         reason = f"the weights are rounded to {chain.weight_type} before a row's factor is applied to them, not after"
         remarks.append(Remark("rounded", chain.product.total.name, reason, line))
     if chain.product is not None and chain.values is not None and weight_terms > 1:
-        reason = f"a weight is a sum of {weight_terms} {problem.dtype} numbers, which takes {weight_terms} products; "
+        reason = f"a weight is a sum of {weight_terms} {problem.of_values} numbers, which takes {weight_terms} products; "
         reason += "`using bf16` rounds the weights, and takes 1"
         remarks.append(Remark("exact", chain.product.total.name, reason, line))
     if chain.matches:
@@ -88,7 +90,7 @@ def _group(problem: ChainProblem, tile: ChainTile, target: Target) -> int:
     """Problems whose factors that blocks share fill the better part of L2. Persistent blocks take their tiles in a fixed order: the
     fewest problems with which none has much more to do than others, of those that L2 holds unless that costs more. Where tiles
     have a block each, the longest of the last problems may begin late: then these take turns with others, too."""
-    shared, fit = problem.bytes * problem.length * (sum(problem.firsts) + problem.columns), target.fit(ChainTimes)
+    shared, fit = problem.length * problem.step_bytes, target.fit(ChainTimes)
     if tile.persistent:
         rows, all_of = problem.blocks(tile.bm), min(problem.batch, MANY)
         weigh = partial(longest_share, rows, blocks=target.units, tile_steps=fit.tile_steps)
