@@ -22,20 +22,25 @@ def alone() -> Iterator[None]:
         if (folder := os.environ.get("BENCHMARKS_FOLDER")) is None:
             yield
             return
-        stopped, start = _others(), time.perf_counter()
+        holder, stopped, start = Path(folder) / "device.holder", _others(), time.perf_counter()
+        holder.write_text(str(os.getpid()))
         try:
             _signal(stopped, signal.SIGSTOP)
             yield
         finally:
             total = _stopped_s() + time.perf_counter() - start
             (Path(folder) / "device.stopped").write_text(repr(total))
+            holder.unlink()
             _signal(stopped, signal.SIGCONT)
 
 
-def resume() -> None:
-    """In the parent: has all processes of the benchmark go on, where one that had stopped the others was killed."""
-    if "BENCHMARKS_FOLDER" in os.environ:
-        _signal(_others(), signal.SIGCONT)
+def resume(killed: int) -> None:
+    """In the parent: has the benchmark's processes go on, where the one that was killed had stopped the others."""
+    holder = Path(os.environ.get("BENCHMARKS_FOLDER", os.devnull)) / "device.holder"
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if int(holder.read_text()) == killed:
+            holder.unlink()
+            _signal(_others(), signal.SIGCONT)
 
 
 def _signal(processes: set[int], number: signal.Signals) -> None:
@@ -45,8 +50,8 @@ def _signal(processes: set[int], number: signal.Signals) -> None:
 
 
 def _others() -> set[int]:
-    """Processes that the benchmark's first one (`BENCHMARKS_PARENT`) has started, but this one, those that it has started, and
-    those that it stems from. None where there is no `/proc`."""
+    """Processes that the benchmark's first one (`BENCHMARKS_PARENT`) has started, but this one, those that it stems from, and, but
+    in the first one, those that it has started. None where there is no `/proc`."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
@@ -60,7 +65,12 @@ def _others() -> set[int]:
 
     own, first = os.getpid(), int(os.environ.get("BENCHMARKS_PARENT", "-1"))
     above = line(own)
-    return {p for p in parents if p not in above and own not in (of := line(p)) and first in of[1:]}
+    return {p for p in parents if p not in above and first in (of := line(p))[1:] and (own == first or own not in of)}
+
+
+def running_s() -> float:
+    """A clock that stands while this process is stopped."""
+    return time.perf_counter() - _stopped_s()
 
 
 def _stopped_s() -> float:
@@ -90,16 +100,12 @@ def _lock(kind: int) -> Iterator[None]:
 
 
 class BesideButCompiling:
-    """A context that has the device beside others, but not while Dynamo compiles."""
+    """A context that has the device beside others, but not while Dynamo compiles. `waited_s`: until it had it again, by
+    `running_s`."""
 
     def __init__(self) -> None:
-        self._waited_s = 0.0
+        self.waited_s = 0.0
         self._held = ExitStack()
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds until it had the device again, and those for which it was stopped."""
-        return self._waited_s + _stopped_s()
 
     def __enter__(self) -> BesideButCompiling:
         from torch._dynamo.callback import callback_handler
@@ -117,9 +123,9 @@ class BesideButCompiling:
         self._release()
 
     def _take(self, *_: Any) -> None:
-        start = time.perf_counter() - _stopped_s()
+        start = running_s()
         self._held.enter_context(beside())
-        self._waited_s += time.perf_counter() - _stopped_s() - start
+        self.waited_s += running_s() - start
 
     def _release(self, *_: Any) -> None:
         import torch
@@ -145,4 +151,4 @@ def reserve(count: int) -> None:
         torch.empty(count, dtype=torch.uint8, device="cuda")  # freed at once: PyTorch's allocator keeps it
 
 
-__all__ = ["BesideButCompiling", "alone", "beside", "reserve", "resume"]
+__all__ = ["BesideButCompiling", "alone", "beside", "reserve", "resume", "running_s"]

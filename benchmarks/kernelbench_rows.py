@@ -23,7 +23,7 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.device import BesideButCompiling, alone, reserve
+from benchmarks.device import BesideButCompiling, alone, reserve, running_s
 from benchmarks.kernelbench_problems import Made, Problem, make, variants
 from benchmarks.measure import on_gpu
 from benchmarks.model_rows import ERROR, LEAST, full_f32, kernels_of
@@ -211,10 +211,10 @@ def prepare(problem: Problem, dtype: torch.dtype) -> dict[str, Any]:
         found: dict[str, Any] = {"prepared_s": {}}
         attempt, _ = next(variants(problem, dtype))
         for way, compile in (("tilec", backend), ("torch.compile", compile_fx)):
-            start, made = time.perf_counter(), make(problem, "meta", dtype, attempt)
+            start, made = running_s(), make(problem, "meta", dtype, attempt)
             with traced(None) as programs:
                 compile_faked(made, "cuda", compile)
-            found["prepared_s"][way] = round(time.perf_counter() - start, 2)
+            found["prepared_s"][way] = round(running_s() - start, 2)
             if way == "tilec":
                 found["predicted_us"] = sum(sum(p.values()) for *_, p in programs)
             torch._dynamo.reset()
@@ -252,10 +252,10 @@ def measure(problem: Problem, dtype: torch.dtype, compiled_too: bool) -> dict[st
         calls: dict[str, Callable] = {"eager": made.module}
         for way in WAYS if compiled_too else ("eager", "tilec"):
             try:
-                function, start, waited = compiled(made.module, way), time.perf_counter(), device.waited_s
+                function, start, waited = compiled(made.module, way), running_s(), device.waited_s
                 result = judge.seeded(function)
                 torch.cuda.synchronize()
-                facts["first_s"][way] = round(time.perf_counter() - start - device.waited_s + waited, 2)
+                facts["first_s"][way] = round(running_s() - start - device.waited_s + waited, 2)
                 facts["error_share"][way], facts["worst"][way] = judge.share(result)
                 calls[way] = function
             except Exception as error:

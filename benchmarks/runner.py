@@ -124,7 +124,7 @@ def run(
         finally:
             worker.kill()
             worker.wait()
-            resume()
+            resume(worker.pid)
     for row in waiting:
         yield {"name": row.name, "error": "not run: no time left"}
 

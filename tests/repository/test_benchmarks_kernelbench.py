@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 
@@ -275,6 +276,22 @@ def test_the_command_measures_every_problem(folder, tmp_path, more):
     assert all(r["prepared_s"]["tilec"] > 0 and r["predicted_us"] > 0 for r in rows), done.stderr
 
 
+HOLDS = """
+import time
+from benchmarks import device
+with device.alone():
+    print("alone", flush=True)
+    time.sleep(60)
+"""
+
+
+def _state_is(process: int, want: str) -> None:
+    end = time.monotonic() + 20
+    while (found := Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]) != want:
+        assert time.monotonic() < end, found
+        time.sleep(0.01)
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 def test_others_are_stopped_while_a_row_is_timed(tmp_path, monkeypatch):
     """A row stops the benchmark's other processes and what these have started, and counts how long; not a stranger, nor itself."""
@@ -305,8 +322,15 @@ print(stopped([False] * 3), _stopped_s() > 0)
                 monkeypatch.setenv("BENCHMARKS_PARENT", str(parent))
                 done = run([sys.executable, "-c", timed, str(want), *processes], cwd=Path(__file__).parents[2])
                 assert done.stdout.splitlines() == [str([want] * 3), f"{[False] * 3} True"], done.stderr
+            holds = subprocess.Popen([sys.executable, "-c", HOLDS], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE)
+            holds.stdout.readline()
+            holds.kill()
+            holds.wait()
+            for killed, want in ((other.pid, "T"), (holds.pid, "S")):
+                device.resume(killed)
+                _state_is(other.pid, want)
         finally:
-            for process in processes[1:]:
+            for process in processes:
                 os.kill(int(process), signal.SIGKILL)
             stranger.wait()
 
