@@ -8,13 +8,10 @@ import torch
 from torch.fx import Node
 
 from tilec.torch import indices as ix
-from tilec.torch.aliases import tensors
+from tilec.torch.aliases import schema_of, tensors
 from tilec.torch.aten.table import Value, op_name
 from tilec.torch.layout import layout
 from tilec.torch.program import Tensor, positions
-
-ALONG = ("_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "sort")
-"""Operations along the dimension that is their second argument."""
 
 
 def reorders(device: torch.device) -> bool:
@@ -85,10 +82,14 @@ def _goes_along_channels(user: Node, image: torch.Tensor, made: torch.Tensor) ->
         return False
     if made.shape != image.shape:  # a view with another order of dimensions
         return made.shape[-1] == channels and made.stride(-1) == image.stride(1)
-    along = user.args[1] if len(user.args) > 1 else None
-    if op_name(user) in ALONG and type(along) is int and along % image.dim() == 1:
-        return True
-    return made.stride(1) == 1 != image.stride(1)
+    return _along(user) in (1, 1 - image.dim()) or made.stride(1) == 1 != image.stride(1)
+
+
+def _along(node: Node) -> object:
+    """The dimension whose elements an operation puts together, which ATen's schemas call `dim`: of a softmax, a scan, a sort."""
+    schema = schema_of(node)
+    names = [a.name for a in schema.arguments] if schema is not None else []
+    return (dict(zip(names, node.args)) | node.kwargs).get("dim")
 
 
 def _moved(v: torch.Tensor, node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] | None:
