@@ -142,15 +142,12 @@ class Term:
 
     def collect(self, leaf: Leaf) -> tuple[Term, Term]:
         """(c, r), where it is c * leaf + r, and r is no sum with this leaf."""
-        c: dict[Monomial, int] = {}
-        r: dict[Monomial, int] = {}
-        for m, f in self.parts.items():
-            if leaf in m:
-                at = m.index(leaf)
-                c[m[:at] + m[at + 1 :]] = f
-            else:
-                r[m] = f
-        return sum_of(c), sum_of(r)
+        return self.factor(leaf), sum_of({m: f for m, f in self.parts.items() if leaf not in m}, ordered=True)
+
+    def factor(self, leaf: Leaf) -> Term:
+        """The c of `collect`."""
+        found = [(m, m.index(leaf), f) for m, f in self.parts.items() if leaf in m]
+        return sum_of({m[:at] + m[at + 1 :]: f for m, at, f in found})
 
     def __add__(self, other: Term | int) -> Term:
         return _plus(self, term(other), 1)
@@ -162,7 +159,7 @@ class Term:
         return _plus(term(other), self, -1)
 
     def __neg__(self) -> Term:
-        return sum_of({m: -f for m, f in self.parts.items()})
+        return sum_of({m: -f for m, f in self.parts.items()}, ordered=True)
 
     def __mul__(self, other: Term | int) -> Term:
         other = term(other)
@@ -254,11 +251,11 @@ _TERMS: WeakValueDictionary[frozenset[tuple[Monomial, int]], Term] = WeakValueDi
 _LEAVES: WeakValueDictionary[tuple[object, ...], Leaf] = WeakValueDictionary()
 
 
-def sum_of(parts: Mapping[Monomial, int]) -> Term:
-    """The term of these parts, none of which is 0."""
+def sum_of(parts: Mapping[Monomial, int], ordered: bool = False) -> Term:
+    """The term of these parts, none of which is 0. `ordered`: they come as in another term."""
     key = frozenset(parts.items())
     if (found := _TERMS.get(key)) is None:
-        made = Term(dict(sorted(parts.items(), key=_rank)) if len(parts) > 1 else parts)
+        made = Term(parts if ordered or len(parts) < 2 else dict(sorted(parts.items(), key=_rank)))
         with _LOCK:
             if (found := _TERMS.get(key)) is None:
                 found = _TERMS[key] = made
@@ -337,6 +334,8 @@ def call(name: str, *args: Term | int, low: int | None = None, high: int | None 
 
 def split(x: Term, n: Term) -> tuple[Term, Term]:
     """(q, r), where x == q * n + r: the parts of which n is a factor are taken out; of numbers, rounded down."""
+    if (number := x.constant) is not None and (by := n.constant) is not None:
+        return term(number // by), term(number % by)
     lead, b = max(n.parts.items(), key=_rank)
     q: dict[Monomial, int] = {}
     r: dict[Monomial, int] = {}
@@ -350,7 +349,7 @@ def split(x: Term, n: Term) -> tuple[Term, Term]:
             r[m] = f % b
     found = sum_of({m: f for m, f in q.items() if f})
     if len(n.parts) == 1:
-        return found, sum_of(r)
+        return found, sum_of(r, ordered=True)
     if not found.parts or max(map(len, found.parts)) > 4:
         return term(0), x
     left = x - found * n  # by a sum: what its largest part takes out
@@ -382,28 +381,42 @@ def remainders(x: Term, partial: bool = False) -> tuple[tuple[Term, Term, Term, 
 def _remainders(x: Term, partial: bool) -> Iterator[tuple[Term, Term, Term, Term]]:
     quotients = [leaf for leaf in x.leaves if leaf.op == "//"]
     for leaf in quotients:
-        of, by = leaf.args
-        pairs = [(of, by)]
-        for inner in quotients:
-            if inner is not leaf:
-                k, r = split(by, inner.args[1])
-                if r is not term(0):
-                    continue
-                more, less = split(of - inner.args[0], inner.args[1])
-                if less is term(0):
-                    pairs.append((term(inner) + more, k))
-        for z, k in pairs:
-            c, r = split(x.collect(leaf)[0], -k)
+        whole = x.factor(leaf)
+        others = (_of_quotient(leaf, inner) for inner in quotients if inner is not leaf)
+        for z, k in ((leaf.args[0], leaf.args[1]), *filter(None, others)):
+            c, r = split(whole, -k)
             if r is term(0):
-                other = x - c * (z - k * term(leaf))
-                if len(other.parts) - (() in other.parts) < len(x.parts) - (() in x.parts) - 1:
-                    yield c, z, k, other
+                other = _without_remainder(x, c, z, k, leaf)
+                if len(other) - (() in other) < len(x.parts) - (() in x.parts) - 1:
+                    yield c, z, k, sum_of(other)
             first = next((m for m in z.parts if m), ())
             if partial and first in x.parts and x.parts[first] % z.parts[first] == 0:
                 c = term(x.parts[first] // z.parts[first])
-                other = x - c * (z - k * term(leaf))
-                if len(other.parts) < len(x.parts):
-                    yield c, z, k, other
+                other = _without_remainder(x, c, z, k, leaf)
+                if len(other) < len(x.parts):
+                    yield c, z, k, sum_of(other)
+
+
+@remembered
+def _of_quotient(leaf: Leaf, inner: Leaf) -> tuple[Term, Term] | None:
+    """(z, k), where the quotient is z // k, and z is a sum with another quotient."""
+    (of, by), (of_inner, by_inner) = leaf.args, inner.args
+    k, r = split(by, by_inner)
+    more, less = split(of - of_inner, by_inner)
+    return (term(inner) + more, k) if r is less is term(0) else None
+
+
+def _without_remainder(x: Term, c: Term, z: Term, k: Term, leaf: Leaf) -> Mapping[Monomial, int]:
+    """The parts of x - c * (z % k), where the leaf is z // k. Most such sums are not kept, and no term is made of them."""
+    factor, by = c.constant, k.constant
+    if factor is None or by is None:
+        return (x - c * (z - k * term(leaf))).parts
+    parts = dict(x.parts)
+    for m, f in (*z.parts.items(), ((leaf,), -by)):
+        parts[m] = parts.get(m, 0) - factor * f
+        if not parts[m]:
+            del parts[m]
+    return parts
 
 
 def summands(x: Term) -> tuple[list[tuple[Term, Term, Term]], Term]:
