@@ -90,6 +90,8 @@ class IndexPrinter(Printer):
     def operand(self, op: ir.Operation, value: ir.Value) -> str:
         if op.name not in _COSTLY or mlir.constant_value(value) is not None or str(value.type) not in ("index", "i64"):
             return self.expr(value)
+        if _is_wide(mlir.definition(value)):  # it takes all 64 bits: proofs about random numbers are long, and find none
+            return self.expr(value)
         by_shift = op.name == "arith.shrui" or (
             op.name in _QUOTIENTS and _exponent(mlir.constant_value(op.operands[1]))
         )
@@ -131,7 +133,7 @@ class IndexPrinter(Printer):
         """Whether the shifted value is never negative, so that no sign has to be shifted in."""
         if isinstance(op.results[0].type, ir.IndexType):
             return True
-        if str(op.results[0].type) != "i64":
+        if str(op.results[0].type) != "i64" or _is_wide(mlir.definition(op.operands[0])):
             return False
         x = self.terms.exact(op.operands[0])
         return NONE.fits(x, 32) and NONE.proves(x)
