@@ -29,7 +29,7 @@ _MOST = 3  # dimensions whose orders are tried
 
 def correct_squares(module: ir.Operation) -> None:
     for op in [o for o in mlir.traverse(module) if _is_sum(o)]:
-        if (distance := _squared(op)) is not None and _adds_up_to_nothing(op, distance):
+        if (distance := squared(op)) is not None and _adds_up_to_nothing(op, distance):
             _correct(op, distance)
 
 
@@ -43,7 +43,7 @@ def _is_sum(op: ir.Operation) -> bool:
     )
 
 
-def _term(op: ir.Operation) -> ir.Value | None:
+def term_of(op: ir.Operation) -> ir.Value | None:
     """What a sum adds for each element."""
     (*_, end) = mlir.body_of(op).operations
     update, state = mlir.definition(end.operation.operands[0]), mlir.body_of(op).arguments[-1]
@@ -52,9 +52,9 @@ def _term(op: ir.Operation) -> ir.Value | None:
     return update.operands[1]
 
 
-def _squared(op: ir.Operation) -> ir.Value | None:
+def squared(op: ir.Operation) -> ir.Value | None:
     """The value whose squares a sum adds up."""
-    term = _term(op)
+    term = term_of(op)
     product = mlir.definition(term) if term is not None else None
     if product is None or product.name != "arith.mulf" or product.operands[0] != product.operands[1]:
         return None
@@ -69,7 +69,7 @@ def _adds_up_to_nothing(op: ir.Operation, distance: ir.Value) -> bool:
     extents, kinds = mlir.extents_of(op), mlir.iterators_of(op)
     reduced = [d for d, kind in enumerate(kinds) if kind == "reduction"]
     try:
-        x = _expression(op, distance, tuple(range(len(kinds))))
+        x = expression_of(op, distance, tuple(range(len(kinds))))
     except Unreadable:
         return False
     while x.op in _LINEAR or (x.op == "arith.mulf" and x.args[1].number is not None):
@@ -91,7 +91,7 @@ def _is_mean(a: Expr, z: Expr, reduced: list[int], extents: dict[int, int]) -> b
     made = mlir.definition(sums) if sums is not None else None
     if made is None or not _is_sum(made) or not isclose(number * prod(extents.values()), 1, rel_tol=1e-6):
         return False
-    term = _term(made)
+    term = term_of(made)
     return term is not None and any(_reads(made, term, dims) == z for dims in _orders(made, a.args[0].own_dims, reduced))
 
 
@@ -107,12 +107,12 @@ def _orders(made: ir.Operation, own: tuple[int, ...], reduced: list[int]) -> Ite
 
 def _reads(op: ir.Operation, value: ir.Value, dims: tuple[int, ...]) -> Expr | None:
     try:
-        return _expression(op, value, dims)
+        return expression_of(op, value, dims)
     except Unreadable:
         return None
 
 
-def _expression(op: ir.Operation, value: ir.Value, dims: tuple[int, ...]) -> Expr:
+def expression_of(op: ir.Operation, value: ir.Value, dims: tuple[int, ...]) -> Expr:
     """A value of an operation's body, through operations without reductions. Raises Unreadable."""
     return Reader({op: dims}, _elementwise, computed=True).value(op, value)
 

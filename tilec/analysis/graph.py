@@ -34,7 +34,8 @@ class Read:
 
 @dataclass(eq=False)
 class Node:
-    """One operation. `extracts` are tensors that its body reads at computed subscripts."""
+    """One operation. `extracts` are tensors that its body reads at computed subscripts, and `sources` computed ones that it reads
+    in another shape: both must be in memory."""
 
     name: str
     op: ir.Operation
@@ -42,6 +43,7 @@ class Node:
     reduced: frozenset[int]
     reads: list[Read]
     extracts: list[ir.Value]
+    sources: list[ir.Value]
     results: list[Read]
     flops: float
     special: float
@@ -78,8 +80,8 @@ class Node:
 
     @property
     def values(self) -> list[ir.Value]:
-        """The tensors that it reads, in either way."""
-        return [r.value for r in self.reads] + self.extracts
+        """The tensors that it reads, in any way."""
+        return [r.value for r in self.reads] + self.extracts + self.sources
 
     @property
     def operations(self) -> float:
@@ -156,11 +158,11 @@ class Graph:
         return found
 
     def awaited(self, node: Node) -> tuple[Node, ...]:
-        """Those that make what `node` reads, and of which all blocks must be complete before: parts of a reduction, and what is
-        read at computed subscripts."""
+        """Those that make what `node` reads, and of which all blocks must be complete before: parts of a reduction, unless `node`
+        makes the same ones of another, and what is read at computed subscripts."""
         if (found := self._awaited.get(node)) is None:
-            computed = {self.producer.get(value) for value in node.extracts}
-            found = self._awaited[node] = tuple([p for p in self.producers(node) if p.part or p in computed])
+            computed = {self.producer.get(value) for value in (*node.extracts, *node.sources)}
+            found = self._awaited[node] = tuple([p for p in self.producers(node) if (p.part and not node.part) or p in computed])
         return found
 
     def is_result(self, value: ir.Value) -> bool:
@@ -281,6 +283,7 @@ def _inline_into(node: Node, consumer: Node) -> None:
     times = max(1, reads_per_element(result.value, consumer))
     consumer.reads = list(dict.fromkeys(reads))
     consumer.extracts = consumer.extracts + node.extracts
+    consumer.sources = consumer.sources + node.sources
     consumer.size += times * node.size
     consumer.flops += times * node.flops
     consumer.special += times * node.special
@@ -314,13 +317,12 @@ def _node(op: ir.Operation, approximate: Mapping[ir.Operation, str], cache: Stru
     inputs = mlir.inputs_of(op)
     read = [*(inputs[n] for n, _ in pattern.reads), *(outside[n] for n in pattern.extracts)]
     sources = [(v, mlir.source_of(v)) for v in read]
-    reshaped = [source for v, source in sources if source != v and mlir.definition(source)]
     node = Node(
         name=mlir.get_string(op, "tilec.name") or "op",
         op=op,
         reads=[Read(inputs[n], dims) for n, dims in pattern.reads],
-        # tensors that are read in another shape, or at computed subscripts, must be in memory
-        extracts=[outside[n] for n in pattern.extracts] + reshaped,
+        extracts=[outside[n] for n in pattern.extracts],
+        sources=[source for v, source in sources if source != v and mlir.definition(source)],
         results=[Read(v, dims) for v, dims in zip(op.results, pattern.results)],
         line=mlir.source_line(op),
         structure=structure,

@@ -37,7 +37,7 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
         before = operations_before(node, graph)
         if target.kind == "cuda" and _join_all(node, before, graph, member, target, remarks, made, near, sizes):
             continue
-        computed = [p for v in node.extracts if (p := graph.producer.get(v)) is not None]
+        computed = [p for v in (*node.extracts, *node.sources) if (p := graph.producer.get(v)) is not None]
         for first in filter(_multiplies, before):
             if member[first] is member[node] and is_contraction_chain(member[node].nodes):
                 continue

@@ -153,7 +153,7 @@ def _operations(steps: Sequence[Applied]) -> str:
 
 def _find_splits(state: State, without: Callable[[], Plan]) -> Found:
     graph, groups, _ = state.grouped
-    return split_reduction.find(groups, graph, state.target)
+    return split_reduction.find(groups, graph, state.target, state.inlined)
 
 
 def _splits(state: State) -> tuple[Applied, ...]:

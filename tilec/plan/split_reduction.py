@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from math import ceil, isqrt, prod
 
 from tilec.analysis.graph import Graph, Node
@@ -17,10 +17,11 @@ from tilec.core.mlir import ir
 from tilec.core.quantities import count, duration
 from tilec.core.target import Target
 from tilec.cost.model import Work, predict
-from tilec.passes.tensor.split import refuse_split, split
+from tilec.passes.tensor.split import distance_of, refuse_split, split
 from tilec.plan.chain import is_contraction_chain
 from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Plan
+from tilec.plan.online import online_of
 from tilec.plan.rewrite import Compared, Found
 from tilec.plan.steps import Applied, Split, Step
 
@@ -35,12 +36,14 @@ SAVING = 0.9  # of its time, that a contraction in parts, or a kernel of several
 COMPARED = 1.5  # the same of several reductions where plans are compared: a block alone on an SM may take longer than its traffic
 
 
-def find(groups: list[Group], graph: Graph, target: Target) -> Found:
+def find(groups: list[Group], graph: Graph, target: Target, inlined: Callable[[], ir.Operation]) -> Found:
     """Splits of the long reductions of kernels that have too few blocks to fill the machine. On a GPU the parts take a second
-    kernel, and often a second look at the data: there the plans are compared."""
+    kernel, and often a second look at the data: there the plans are compared. `inlined` makes the program that is split."""
     steps, remarks = [], []
+    program = cache(inlined)  # it owns the operations
+    named = cache(lambda: named_operations(program()))
     for g in groups:
-        node, splits, reason = _of_kernel(g, graph, target)
+        node, splits, reason = _of_kernel(g, graph, target, named)
         steps += [Applied("split", s, reason, node.line) for s in splits]
         if reason:
             verb, subject = ("split", node.name) if splits else ("refused", f"to split {node.name}")
@@ -52,7 +55,7 @@ def find(groups: list[Group], graph: Graph, target: Target) -> Found:
     return Found(tuple(steps), tuple(remarks), Compared("split", ", ".join(names), refused, "split", "unsplit", _weighed_us))
 
 
-def _of_kernel(g: Group, graph: Graph, target: Target) -> tuple[Node, list[Split], str]:
+def _of_kernel(g: Group, graph: Graph, target: Target, named: Named) -> tuple[Node, list[Split], str]:
     """The splits of a kernel's reductions, and their reason, or that against them, which names a node."""
     node = max(g.nodes, key=lambda n: n.iterations)
     if node.contraction is not None and node.reduced and node.scan is None:
@@ -66,7 +69,11 @@ def _of_kernel(g: Group, graph: Graph, target: Target) -> tuple[Node, list[Split
     if len(long) == 1 and any(p in g.nodes for p in graph.producers(long[0])):
         return node, [], ""
     decide = _split if len(long) == 1 else _split_all
-    return long[0], *decide(long, g, graph, target)
+    return long[0], *decide(long, g, graph, target, named)
+
+
+Named = Callable[[], dict[str, ir.Operation]]
+"""The operations of the program that is split, by name."""
 
 
 def _weighed_us(plan: Plan) -> float:
@@ -83,7 +90,7 @@ def _long_reductions(g: Group) -> list[Node]:
     return sorted((n for n in whole if n.iterations > most // 4), key=lambda n: -n.iterations)
 
 
-def _split(long: list[Node], g: Group, graph: Graph, target: Target) -> tuple[list[Split], str]:
+def _split(long: list[Node], g: Group, graph: Graph, target: Target, named: Named) -> tuple[list[Split], str]:
     """The split, if there are too few blocks, and its reason, or that against it."""
     (node,) = long
     found = _parts(node, g, target)
@@ -94,20 +101,23 @@ def _split(long: list[Node], g: Group, graph: Graph, target: Target) -> tuple[li
     return [found], f"{found.parts} parts of {node.extents[found.dim] // found.parts} elements; {whole}"
 
 
-def _split_all(long: list[Node], g: Group, graph: Graph, target: Target) -> tuple[list[Split], str]:
+def _split_all(long: list[Node], g: Group, graph: Graph, target: Target, named: Named) -> tuple[list[Split], str]:
     """Splits of all long reductions of a kernel, such as the sums of a batch norm, whose data one of too few blocks reads again for
     each: if passes by many blocks take less time, although what was one kernel becomes several."""
-    splits, separate_us = [], 0.0
-    for at_once in _readings(long, g, graph):
+    about = _distances(long, g, graph, named)
+    splits, separate_us = dict[Node, Split](), 0.0
+    waiting = [n for n in long if n not in about]
+    for at_once in _readings(waiting, replace(g, nodes=[n for n in g.nodes if n not in about]), graph):
+        at_once += [n for n, (sums, _) in about.items() if sums in at_once]
         space = space_of(at_once, graph)
         assert not isinstance(space, str), space
         work = work_of(at_once, graph, space, target)
         parts = 1
         for n in at_once if at_once[0] in long else ():
-            found = _parts(n, g, target) if n.contraction is None else None
+            found = _like_sums(n, about[n], splits, g) if n in about else _parts(n, g, target) if n.contraction is None else None
             if not isinstance(found, Split):
                 return [], found or ""
-            splits.append(found)
+            splits[n] = found
             parts = max(parts, found.parts)
         if parts > 1:
             combined = Work(dram_read=work.dram_write * parts, blocks=work.blocks)
@@ -117,7 +127,28 @@ def _split_all(long: list[Node], g: Group, graph: Graph, target: Target) -> tupl
     fused_us = predict(work_of(g.nodes, graph, g.space, target), target).time_us
     times = f"{duration(separate_us)} in parts, with a kernel for each reading, {duration(fused_us)} as one kernel"
     most = COMPARED if target.kind == "cuda" else SAVING
-    return (splits, times) if separate_us < most * fused_us else ([], times)
+    return ([*splits.values()], times) if separate_us < most * fused_us else ([], times)
+
+
+def _distances(long: list[Node], g: Group, graph: Graph, named: Named) -> dict[Node, tuple[Node, Node | None]]:
+    """The sums of distances, or of their squares, from what depends on another sum; with that, and, of squares, with the sum of the
+    distances, if there is one. Sums of which that is true come before others."""
+    online = online_of(long, g, graph) if all(n.contraction is None for n in long) else None
+    if online is None:
+        return {}
+    about = [c for c in online.carried if c.about is not None and c.total.number >= 0]
+    made = {c.total.number: graph.producer[c.total.operation.results[0]] for c in online.carried if c.total.number >= 0}
+    about.sort(key=lambda c: c.rest != c.total.number)
+    found = {made[c.total.number]: (made[c.about or 0], made.get(c.rest or 0)) for c in about}
+    able = all(distance_of(named()[n.name], named()[sums.name].results[0]) for n, (sums, _) in found.items())
+    return found if able else {}
+
+
+def _like_sums(n: Node, about: tuple[Node, Node | None], splits: Mapping[Node, Split], g: Group) -> Split:
+    """The split of a sum of distances: along the dimension of that of the sum which they depend on."""
+    sums, rest = about
+    dim = g.space.dims[n].index(g.space.dims[sums][splits[sums].dim])
+    return Split(n.name, dim, splits[sums].parts, sums.name, rest.name if rest not in (None, n) else "")
 
 
 def _readings(long: list[Node], g: Group, graph: Graph) -> list[list[Node]]:
@@ -202,9 +233,12 @@ def _divisor(extent: int, limit: int) -> int:
     return max(d for d in small | {extent // d for d in small} if d <= limit)
 
 
+def named_operations(function: ir.Operation) -> dict[str, ir.Operation]:
+    return {mlir.get_string(op, "tilec.name") or "": op for op in mlir.traverse(function) if mlir.is_generic(op)}
+
+
 def apply_splits(function: ir.Operation, splits: Sequence[Step]) -> None:
-    by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}
+    named = named_operations(function)
     for s in splits:
         assert isinstance(s, Split)
-        part, _ = split(by_name[s.operation], s.dim, s.parts)
-        part.attributes["tilec.part"] = ir.UnitAttr.get()
+        named[s.operation] = split(named[s.operation], s.dim, s.parts, named.get(s.about), named.get(s.rest))

@@ -16,10 +16,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Split(Step):
-    """Dimension `dim` of a reduction becomes `parts` parts."""
+    """Dimension `dim` of a reduction becomes `parts` parts. A sum of distances from what depends on another sum, or of their
+    squares, has parts `about` those of the latter; `rest` is the sum of the same distances, where these are squared and the program
+    has it."""
 
     dim: int
     parts: int
+    about: str = ""
+    rest: str = ""
 
     @property
     def partial(self) -> str:

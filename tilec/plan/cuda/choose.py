@@ -211,8 +211,8 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
     found = []  # loops go over several dimensions: what the kernel does then depends on the layout
     for tile in row_tiles(view, lane, vector):
         sizes, layout = _thread_mapping(view, lane, tile)
-        kernel = replace(view.kernel, tile=tuple(sizes.get(d, 1) for d in view.kernel.grid))
-        work = work_laid_out(kernel, view, layout)
+        kernel = replace(view.kernel, tile=tuple(sizes.get(d, 1) for d in view.kernel.grid), options=Rows(**laid_out(layout)))
+        work = work_laid_out(_with(kernel, online=choose_online(view, layout)), view, layout)
         found.append((cost.predict(work, view.target).time_us, tile, sizes, layout))
     if view.pick >= len(found):
         raise cost.NoFurtherChoice

@@ -7,13 +7,10 @@ one of them before the last reduction is complete.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from tilec.analysis.carried import Online
-from tilec.analysis.expression import Dims, Reader, Unreadable
 from tilec.analysis.graph import Node
-from tilec.analysis.online_reduction import derive
+from tilec.plan.online import online_of
 
 if TYPE_CHECKING:
     from tilec.analysis.layout import Layout
@@ -32,23 +29,10 @@ def online_reductions(view: View) -> list[Node]:
     others = [n for n in view.group.nodes if n not in nodes and dims & set(space.dims[n])]
     if last == 0 or any(view.kernel.loop_groups[n.name] <= last for n in others):
         return []
-    online = _derive(view, nodes, tuple(sorted(dims)))
+    online = online_of(nodes, view.group, view.graph)
     if online is None or len({c.total.dims for c in online.carried}) > 1:
         return []
     return nodes
-
-
-def _derive(view: View, nodes: list[Node], reduced: Dims) -> Online | None:
-    dims = {n.op: view.group.space.dims[n] for n in view.group.nodes}
-    reader = Reader(dims, partial(view.graph.maker_in, view.group.nodes))
-    try:
-        for n in nodes:
-            for k in range(len(n.results)):
-                reader.result(n.op, k)
-    except Unreadable:
-        return None
-    online = derive(reader.totals, reduced, exact=True)
-    return None if isinstance(online, str) else online
 
 
 def choose_online(view: View, layout: Layout, waits: bool = False) -> bool | None:
