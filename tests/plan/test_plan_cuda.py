@@ -16,7 +16,7 @@ from tools.plans import rewritten
 
 from tilec.core.targets import load
 from tilec.kernels.contraction import WarpgroupContraction
-from tilec.plan.cuda import chain, contraction
+from tilec.plan.cuda import block_order, chain, contraction
 
 H200 = load("h200")
 CORPUS = TESTS / "fuzz" / "corpus"
@@ -480,3 +480,21 @@ def test_no_block_is_left_with_few_elements(width, tile):
     source = "op f(x: f32[M, N + 1]) -> (y: f32[M, N]) { y[i, j] = x[i, j + 1] * 2 where j in 0:N }"
     (kernel,) = lowered(source, None, {"M": 65536, "N": width})[1].plan.kernels
     assert kernel.tile[-1] == tile
+
+
+SHARED = "op f(x: f32[B, C, N], w: f32[C, N]) -> (y: f32[B, C, N]) { y[b, c, n] = x[b, c, n] * w[c, n] }"
+
+
+@pytest.mark.parametrize("b, c, grid", [(16, 256, (1, 2, 0)), (16, 16, (0, 1, 2)), (1, 256, (0, 1, 2))])
+def test_blocks_that_read_the_same_elements_run_beside_each_other(b, c, grid):
+    """Where what they share would leave the L2 cache in between: a layer norm's weights came from memory for each sample."""
+    (kernel,) = planned(SHARED, B=b, C=c, N=1 << 16).kernels
+    assert kernel.grid == grid and kernel.work.dram_read == 4 * (b + 1) * c << 16
+
+
+def test_blocks_in_another_order_compute_the_same(monkeypatch):
+    monkeypatch.setattr(block_order, "STAYS", 1e-6)
+    special, result = lowered(SHARED, None, {"B": 3, "C": 2, "N": 2052}, target=H200)
+    assert result.plan.kernels[0].grid == (1, 2, 0)
+    inputs = arrays(special)
+    assert_within(SHARED, inputs, run_printed(special, result, inputs)[0], kind="cuda")

@@ -32,6 +32,7 @@ from tilec.kernels import Columns, KernelPlan, Points, Rows, Scan, Threaded, Tra
 from tilec.kernels.threaded import laid_out
 from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
 from tilec.plan.chain import is_contraction_chain
+from tilec.plan.cuda.block_order import order_of_blocks
 from tilec.plan.cuda.by_key import choose_by_key, sorts_keys
 from tilec.plan.cuda.chain import choose_chain
 from tilec.plan.cuda.choose_contraction import choose_contraction
@@ -109,6 +110,8 @@ def _laid_out(view: View, lane: int | None, contraction: Node | None) -> tuple[K
     else:
         tile, layout, why, row = _rows(view, lane)
         family = Scan if isinstance(row, ScanPlan) else Rows
+    if family is Points:
+        kernel = replace(kernel, grid=order_of_blocks(view, [tile.get(d, 1) for d in kernel.grid]))
     sizes = tuple(tile.get(d, 1) for d in kernel.grid)
     further = {"transposed": transposed} if family is Transpose else {}
     kernel = replace(kernel, tile=sizes, options=family(**laid_out(layout), **further))

@@ -29,6 +29,7 @@ from tilec.cost.row_tiles import (
 from tilec.cost.rows import row_work
 from tilec.kernels import Columns, KernelPlan, Points, Rows, Scan, Threaded, Transpose, VectorContraction
 from tilec.kernels.rows import part_of
+from tilec.plan.cuda.block_order import reread_bytes
 from tilec.plan.cuda.lines import UNCOALESCED, lanes_at_work, line_bytes, slot_bytes
 from tilec.plan.cuda.online import online_reductions
 from tilec.plan.cuda.outer_products import work_of_products
@@ -230,6 +231,8 @@ def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
         for a in view.accesses
         if not a.written and not layout.whole(a.dims)
     )
+    if isinstance(kernel.options, Points):
+        reread += reread_bytes(view, kernel.grid, kernel.tile)
     held = max((layout.slots(a.dims) * max(1, a.element // 4) for a in view.accesses), default=0)
     dims, whole = view.group.space.dims, {a.value for a in view.accesses}  # read once, also where others ask for neighbours
     flight = sum(layout.slots(a.dims) * a.element for a in view.accesses if not a.written)
