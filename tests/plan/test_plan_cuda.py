@@ -486,7 +486,7 @@ SHARED = "op f(x: f32[B, C, N], w: f32[C, N]) -> (y: f32[B, C, N]) { y[b, c, n] 
 
 
 @pytest.mark.parametrize("b, c, grid", [(16, 256, (1, 2, 0)), (16, 16, (0, 1, 2)), (1, 256, (0, 1, 2))])
-def test_blocks_that_read_the_same_elements_run_beside_each_other(b, c, grid):
+def test_blocks_that_share_elements_are_neighbours(b, c, grid):
     """Where what they share would leave the L2 cache in between: a layer norm's weights came from memory for each sample."""
     (kernel,) = planned(SHARED, B=b, C=c, N=1 << 16).kernels
     assert kernel.grid == grid and kernel.work.dram_read == 4 * (b + 1) * c << 16
