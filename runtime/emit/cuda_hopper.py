@@ -121,16 +121,20 @@ def _call(printer: MemoryPrinter, op: ir.Operation) -> None:
             name = "named_barrier" if waits else "named_barrier_arrive"
             printer.line(f"{printer.use(name)}({', '.join(printer.expr(v) for v in op.operands)})")
         case WarpgroupWait(running):
-            sums, *others = (printer.memory[v] for v in op.operands)
-            more = sum(m.element == sums.element and m.shape == sums.shape for m in others)  # the results of other products
-            count, words = prod(sums.shape), [m.shape[0] for m in others[more:]]  # factors in registers: not to be changed before
-            word = ["f32" for m in others[more:] if m.element == "f32"][:1]  # else packed
-            ending = [*([sums.element] if sums.element != "f32" else []), *([f"and_{more}"] if more else []), *word]
-            name = "_".join(map(str, ("wgmma_wait", running, count, *words, *ending)))
-            arguments = ", ".join([str(running), str(count), f'"{sums.element}"', *map(str, words)] + [f"more={more}"] * (more > 0))
-            arguments += "".join(f', word="{kind}"' for kind in word)
-            name = printer.define(name, "wgmma_wait", f"({arguments})")
-            printer.line(f"{name}({', '.join(f'{m.base}, 0' for m in (sums, *others))})")
+            memory = [printer.memory[v] for v in op.operands]
+            sums, factors = ([m for m in memory if (len(m.shape) == len(memory[0].shape)) == own] for own in (True, False))
+            count, *more = (prod(m.shape) for m in sums)  # of the results of other products
+            words = [m.shape[0] for m in factors]  # factors in registers: not to be changed before
+            word = [m.element for m in factors if m.element == "f32"][:1]  # else packed
+            ending = [] if sums[0].element == "f32" else [sums[0].element]
+            arguments = [str(running), str(count), f'"{sums[0].element}"', *map(str, words[:1])]
+            for key, counts in (("more", more), ("more_words", words[1:])):
+                ending += ["and", *map(str, counts)] if counts else []
+                arguments += [f"{key}={tuple(counts)}"] if counts else []
+            name = "_".join(map(str, ("wgmma_wait", running, count, *words[:1], *ending, *word)))
+            arguments += [f'word="{kind}"' for kind in word]
+            name = printer.define(name, "wgmma_wait", f"({', '.join(arguments)})")
+            printer.line(f"{name}({', '.join(f'{m.base}, 0' for m in (*sums, *factors))})")
         case RemoteArrive():
             barriers, number, block = op.operands
             own, block_number = _barrier(printer, barriers, number), f"{printer.use('i32')}({printer.expr(block)})"

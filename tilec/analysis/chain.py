@@ -3,9 +3,10 @@ second contraction, all in one loop over the index between them.
 
     s[i, j] = sum_d q[i, d] k[j, d]                 scores: made a tile at a time, never stored
     m, l    = reductions over j of s                states, online (`tilec.analysis.online_reduction`)
-    o[i, e] = sum_j w(s[i, j], m, l) v[j, e]        product, if there is one: adds the tile's weights times v
+    o[i, e] = sum_j w(s[i, j], m, l) v[j, e]        products, if there are some: each adds its weights of the tile times its v
 
-Weights may be made of the results of several contractions over the same rows and columns, as in the gradient of attention.
+Weights may be made of the results of several contractions over the same rows and columns, and several products may add up weights
+along j, each its own: of the gradients of attention, those of keys and of values.
 
 A block has some rows i, and loops over the tiles of j. This module decides whether operations have this form, and which
 tiles of j a mask leaves: conditions that are affine in indices get bounds over a tile (`Mask`).
@@ -53,26 +54,41 @@ class First:
 
 
 @dataclass(frozen=True)
+class Product:
+    """A contraction that comes last, as it is `carried`. `weights` and `values` are its factors; the program rounds a weight to
+    `weight_type`, as multiplying it does if that is the type of the values. `columns`: the kernel dimension that it alone has."""
+
+    carried: Carried
+    weights: Expr
+    weight_type: str
+    values: FactorAccess
+    columns: int
+
+    @property
+    def total(self) -> Total:
+        return self.carried.total
+
+    @property
+    def weight_bound(self) -> float:
+        """What no weight exceeds in absolute value, unless it is a NaN."""
+        return largest(self.weights)
+
+
+@dataclass(frozen=True)
 class Chain:
     """The parts of a contraction chain. `firsts` are the contractions of stored factors whose elements are reduced; the `scores`
-    are those of the first. `weights` and `values` are the factors of the product; the program rounds a weight to `weight_type`, as
-    multiplying it does if that is the type of the values. `rows` and `columns` are kernel dimensions of the product, `batch` the
-    dimensions of which a block has one element. A block may have as many elements of a dimension of rows as divide its number in
-    `head_groups`, where it has one: the right factors and `values` read its quotient by that. Without a second
-    contraction there are neither `product`, `weights`, `values` nor `columns`.
+    are those of the first. `products` are the contractions that come last, if there are some. `rows` are kernel dimensions of all
+    results, `batch` the dimensions of which a block has one element. A block may have as many elements of a dimension of rows as
+    divide its number in `head_groups`, where it has one: the right factors and the products' values read its quotient by that.
 
     `score` is what all else reads of a score, such as `20 * tanh(s / 20) + bias`: it takes the score's place in the terms of
-    `online` and in `weights`, which are those where no mask excludes an element."""
+    `online` and in weights, which are those where no mask excludes an element."""
 
     online: Online
     firsts: tuple[First, ...]
     score: Expr
-    product: Carried | None
-    weights: Expr | None
-    weight_type: str
-    values: FactorAccess | None
+    products: tuple[Product, ...]
     rows: tuple[int, ...]
-    columns: int | None
     batch: tuple[int, ...]
     head_groups: dict[int, int]
     masks: tuple[Mask, ...]
@@ -98,21 +114,39 @@ class Chain:
     def inner(self) -> int:
         return self.firsts[0].inner
 
+    def right_of(self, product: Product) -> int | None:
+        """The number of the first contraction whose tiles along `between` are those of a product's values, too."""
+
+        def renamed(x: Expr, inner: int) -> Expr:
+            dims = tuple(product.columns if d == inner else d for d in x.own_dims)
+            return replace(x, own_dims=dims, args=tuple(renamed(a, inner) for a in x.args))
+
+        for n, first in enumerate(self.firsts):
+            same = first.right.contiguous == first.inner and not first.right.evens_first
+            if same and renamed(first.right.expression, first.inner) == product.values.expression:
+                return n
+        return None
+
     @property
     def row_states(self) -> list[Carried]:
-        """What is carried for each row: all but the product."""
-        return [c for c in self.online.carried if c is not self.product]
+        """What is carried for each row: all but the products."""
+        return [c for c in self.online.carried if c.total.number not in self.columns]
+
+    @property
+    def columns(self) -> dict[int, int]:
+        """The dimension of the columns of each product, by its reduction's number."""
+        return {p.total.number: p.columns for p in self.products}
 
     @property
     def factors(self) -> tuple[FactorAccess, ...]:
         """Those that are stored."""
         stored = [x for first in self.firsts for x in (first.left, first.right)]
-        return (*stored, *(() if self.values is None else (self.values,)))
+        return (*stored, *(p.values for p in self.products))
 
     @property
     def terms(self) -> tuple[Expr, ...]:
         """What is computed of each score."""
-        return (*(c.term for c in self.online.carried), *(() if self.weights is None else (self.weights,)))
+        return (*(c.term for c in self.online.carried), *(p.weights for p in self.products))
 
     @property
     def absorbing(self) -> float | None:
@@ -122,11 +156,6 @@ class Chain:
             if all(t.number == c.identity for t, c in zip(swapped, self.online.carried)):
                 return number
         return None
-
-    @property
-    def weight_bound(self) -> float:
-        """What no weight exceeds in absolute value, unless it is a NaN."""
-        return inf if self.weights is None else largest(self.weights)
 
     def _score(self, x: Expr, number: float) -> Expr | None:
         return Expr("constant", key=number) if x.op == "total" and x.key == self.scores.number else None
@@ -156,20 +185,19 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
     if isinstance(online, str):
         raise Unreadable(online)
     wide = [c for c in online.carried if set(c.total.dims) - set(scores.dims)]
-    if len(wide) > 1 or len(online.carried) + len(online.shared) != len(others):
-        raise Unreadable("a single contraction must come last")
-    product = wide[0] if wide else None
-    last = product.total if product else scores
+    if len(online.carried) + len(online.shared) != len(others):
+        raise Unreadable("no further contractions than those of one index may come last")
+    last = wide[0].total if wide else scores
     for other in made[1:]:
         if set(other.dims) != set(scores.dims):
             raise Unreadable(f"{scores.name} and {other.name} have different indices")
-        if product is None:
+        if not wide:
             raise Unreadable(f"{scores.name} and {other.name} are reduced together, where no contraction follows")
     pairs = [_factors(t.term) for t in made]
     pairs = [pair[::-1] if between in pair[0].dims else pair for pair in pairs]
     lefts, rights = zip(*pairs)
-    weights, values = _product(product) if product else (None, None)
-    shared_by = [*rights, *([] if values is None else [values])]
+    factors = [_product(c) for c in wide]
+    shared_by = [*rights, *(values for _, values in factors)]
     own = [d for d in scores.dims if all(d in x.dims for x in lefts)]
     head_groups = {d: n for d, n in periods(own, [p for x in shared_by for p in subscripts(x)]).items() if n > 1}
     rows = {d for d in own if not any(d in x.dims for x in rights) or d in head_groups} - {between}
@@ -179,25 +207,30 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
         able = [d for d in own or scores.dims if d != between] if known is None else [d for d in scores.dims if d in known]
         rows = single = set(able[-1:])
         head_groups = dict.fromkeys(single, 1)
-    columns = set(last.dims) - set(scores.dims)
+    columns = [set(c.total.dims) - set(scores.dims) for c in wide]
     batch = tuple(d for d in scores.dims if d not in rows and d != between)
     reduced = [(t.reduced, "reduced indices") for t in made]
-    for found, what in (*reduced, *([(columns, "columns")] if product else [])):
+    for found, what in (*reduced, *((own_columns, "columns") for own_columns in columns)):
         if len(found) != 1:
-            names = " and ".join(dict.fromkeys((*(t.name for t in made), last.name)))
+            names = " and ".join(dict.fromkeys((*(t.name for t in made), *(c.total.name for c in wide or ()), last.name)))
             raise Unreadable(f"the {what} of {names} are {len(found)} dimensions, not one")
     if not rows:
         raise Unreadable(f"{scores.name} has no rows: no index that its first factor alone has")
-    carried_dims = {d for c in online.carried for d in c.total.dims}
-    if not carried_dims <= {*batch, *rows, *columns} or (values and values.dims - {*batch, *head_groups, *columns, between}):
-        raise Unreadable(f"{last.name} has indices that {scores.name} does not have")
+    all_columns = {d for own_columns in columns for d in own_columns}
+    for c in online.carried:
+        if not set(c.total.dims) <= {*batch, *rows, *all_columns}:
+            raise Unreadable(f"{c.total.name} has indices that {scores.name} does not have")
+    for c, (_, values), own_columns in zip(wide, factors, columns):
+        if values.dims - {*batch, *head_groups, *own_columns, between}:
+            raise Unreadable(f"{c.total.name} has indices that {scores.name} does not have")
     for dims in outputs:
         if between in dims:
             raise Unreadable(f"the result of {scores.name} is stored, element by element")
-        if not dims <= {*batch, *rows, *columns}:
+        if not dims <= {*batch, *rows, *all_columns}:
             raise Unreadable(f"a result has indices that {last.name} does not have")
-    column = next(iter(columns), None)
-    tiled = {*rows, between, *(d for t in made for d in t.reduced), *columns}
+        if len(dims & all_columns) > 1:
+            raise Unreadable("a result has the columns of two contractions")
+    tiled = {*rows, between, *(d for t in made for d in t.reduced), *all_columns}
     shared_dims, firsts = tiled - {*head_groups}, []
     for total, left, right in zip(made, lefts, rights):
         (inner,) = total.reduced
@@ -207,18 +240,14 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
     orders = [tuple(single) or tuple(d for d in first.left.along if d in rows) for first in firsts]
     if len({*orders}) > 1:
         raise Unreadable(f"the rows of {' and '.join(t.name for t in made)} lie in different orders")
-    values_factor = None
-    if values is not None:
-        values_factor = factor_of_element(values, weighted=True).tile({between, *columns}, shared_dims, paged=between)
-    weight_type = "f32" if weights is None else narrow_type(weights)
-    if weights is not None and values is not None:
-        weights = without_rounding(weights, values.type)
+    products = []
+    for c, (weights, values), (column,) in zip(wide, factors, columns):
+        access = factor_of_element(values, weighted=True).tile({between, column}, shared_dims, paged=between)
+        products.append(Product(c, without_rounding(weights, values.type), narrow_type(weights), access, column))
     score = Expr("total", key=scores.number, own_dims=scores.dims, type=scores.term.type)
-    chain = Chain(
-        online, tuple(firsts), score, product, weights, weight_type, values_factor, orders[0], column, batch, head_groups, (),
-    )  # fmt: skip
+    chain = Chain(online, tuple(firsts), score, tuple(products), orders[0], batch, head_groups, ())
     masks = tuple(masks_of(online))
-    chain = replace(chain, matches=tuple(matches_of(online, rows)) if product else ())
+    chain = replace(chain, matches=tuple(matches_of(online, rows)) if products else ())
     masked = _with_score(_assuming(chain, masks))
     chain = _with_score(chain) if masks and masked.absorbing is None else masked
     integers = score.type != "f32"
@@ -239,7 +268,7 @@ def _factors(term: Expr) -> tuple[Expr, Expr]:
 
 
 def _product(product: Carried) -> tuple[Expr, Expr]:
-    """The weights and the values of the last contraction."""
+    """The weights and the values of a contraction that comes last."""
     name = product.total.name
     if product.term.op != "arith.mulf":
         raise Unreadable(f"{name} is not a sum of products")
@@ -260,27 +289,28 @@ def _rewritten(chain: Chain, swap: Callable[[Expr], Expr]) -> Chain:
     """The chain with other terms."""
     carried = {c: replace(c, term=swap(c.term)) for c in chain.online.carried}
     online = replace(chain.online, carried=tuple(carried.values()))
-    product = chain.product and carried[chain.product]
-    return replace(chain, online=online, product=product, weights=chain.weights and swap(chain.weights))
+    products = tuple(replace(p, carried=carried[p.carried], weights=swap(p.weights)) for p in chain.products)
+    return replace(chain, online=online, products=products)
 
 
 def _with_score(chain: Chain) -> Chain:
     """The chain with the largest expression by which all else reads a score in the score's place."""
-    read = [c.term for c in chain.online.carried if c is not chain.product]
-    read += [] if chain.weights is None else [chain.weights]
+    read = [*(c.term for c in chain.row_states), *(p.weights for p in chain.products)]
     whole = above = chain.score
     while (reader := _reader_of(above, read)) is not None:
         above = reader
         whole = above if above.type == "f32" else whole
-    if whole is chain.score:
-        return chain
-    score = replace(chain.score, type="f32")
-    changed = _rewritten(chain, lambda x: x.replace(lambda p: score if p == whole else None))
-    return replace(changed, score=_cheapened(whole))
+    if whole is not chain.score:
+        score = replace(chain.score, type="f32")
+        chain = _rewritten(chain, lambda x: x.replace(lambda p: score if p == whole else None))
+    products = tuple(replace(p, weights=_cheapened(p.weights)) for p in chain.products)
+    return replace(chain, products=products, score=_cheapened(whole))
 
 
 def _reader_of(x: Expr, terms: list[Expr]) -> Expr | None:
-    """The one expression that reads `x` in all terms, if it reads no state."""
+    """The one expression that reads `x` in all terms, if it reads no state. A term that is `x` is read by no expression."""
+    if x in terms:
+        return None
     found: set[Expr] = set()
 
     def look(part: Expr) -> bool:
@@ -302,8 +332,8 @@ def _reads_state(x: Expr) -> bool:
 
 
 def _cheapened(x: Expr) -> Expr:
-    """A score with products in place of quotients by numbers, and one product in place of several. That is one rounding of a
-    score, of which its sum's bound leaves as much."""
+    """A score or a weight with products in place of quotients by numbers, and one product in place of several. That is one
+    rounding of a score, of which its sum's bound leaves as much."""
 
     def cheap(part: Expr) -> Expr | None:
         z, c = linear_factor(part) if part.totals and part.op in ("arith.divf", "arith.mulf") else (part, 1.0)

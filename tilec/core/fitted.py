@@ -266,6 +266,14 @@ class ChainTimes(Group, name="contraction_chain", kind="cuda"):
         "registers of a thread in which it exchanges with another one what each computed for the other", least=0, without=0
     )
     several_products_registers: int = number("the same where the results of several contractions meet in a weight", least=0)
+    several_results_registers: int = number(
+        "more of them for each further result", least=0,
+        stands="measured: with fewer, ptxas makes the products of two gradients of attention wait for each other",
+    )
+    at_once_registers: int = number(
+        "more registers for data where a step's weights are multiplied at once", least=0, without=0,
+        stands="measured: the most with which ptxas does not spill in two gradients of attention",
+    )
     gathered_registers: int = number(
         "more of them where an operand along the columns is read at computed subscripts, an element at a time", least=0,
         stands="measured: with fewer, ptxas spills in gradients of attention that read such an operand",

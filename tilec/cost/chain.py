@@ -64,7 +64,8 @@ class ChainProblem:
     `pages`: elements of the length that lie side by side, by factor, where memory tells the place of each page.
     `by_data`: data tell how many steps a block has. `other_registers`: that the computation of weights takes.
     `score_registers`: for each score, that operands which are read ahead take. `more_inner`: what further contractions sum over,
-    whose results meet the scores in the weights.
+    whose results meet the scores in the weights. `more_columns`: those of further results, each of weights of its own.
+    `columns_of_rights`: the results whose values are the tiles of a score's right factor.
     """
 
     rows: int
@@ -94,6 +95,8 @@ class ChainProblem:
     score_registers: float = 0
     more_inner: tuple[int, ...] = ()
     of_values: str = ""
+    more_columns: tuple[int, ...] = ()
+    columns_of_rights: int = 0
 
     @property
     def bytes(self) -> int:
@@ -108,7 +111,7 @@ class ChainProblem:
     @property
     def step_bytes(self) -> int:
         """Of what each element of the length has of all factors."""
-        return self.bytes * sum(self.firsts) + self.value_bytes * self.columns
+        return self.bytes * sum(self.firsts) + self.value_bytes * sum(self.products)
 
     @property
     def line(self) -> int:
@@ -119,6 +122,11 @@ class ChainProblem:
     def firsts(self) -> tuple[int, ...]:
         """What the contractions before the weights sum over."""
         return (self.inner, *self.more_inner)
+
+    @property
+    def products(self) -> tuple[int, ...]:
+        """The columns of all results."""
+        return (self.columns, *self.more_columns)
 
     def has_box(self, rows: int) -> bool:
         """Whether a block may have so many rows: not 16 where 24 go together."""
@@ -169,7 +177,8 @@ class ChainTile:
     Without a second contraction: steps of Q and K, or of K alone where Q is kept (`kept_left`); the groups alternate
     (`ping_pong`). `parts` blocks share their rows. `persistent`: as many blocks as run at a time compute tile after tile.
     `launched`: how many persistent blocks, 0 where each unit has one. `row_stages`: tiles whose rows are in shared memory.
-    `row_blocks`: of the rows of one problem, 0 for as few as there can be."""
+    `row_blocks`: of the rows of one problem, 0 for as few as there can be. `at_once`: weights are multiplied before the next step's
+    scores, and values that are right factors, too, are loaded once."""
 
     bm: int
     bn: int
@@ -185,6 +194,7 @@ class ChainTile:
     row_stages: int = 1
     launched: int = 0
     row_blocks: int = 0
+    at_once: bool = False
 
     @property
     def groups(self) -> int:
@@ -231,10 +241,11 @@ def _product_tiles(target: Target, p: ChainProblem, unit: str) -> Iterator[Chain
         most = fit.registers if bm < 3 * ROWS else fit.third_registers
         if not wide:
             most = fit.warp_registers if own == WARP_ROWS[0] else fit.tall_warp_registers
-        if _held(p, unit, own, bn) > most:
+        at_once = wide and bool(p.more_columns) and _held(p, unit, own, bn) > most
+        if _held(p, unit, own, bn, at_once) > most + at_once * fit.at_once_registers:
             continue
         registers = chain_registers(target, p, unit, bm, own, bn)
-        one = ChainTile(bm, bn, 1, registers, 0, ping_pong=wide and bm > ROWS, unit=unit, warp_rows=own)
+        one = ChainTile(bm, bn, 1, registers, 0, ping_pong=wide and bm > ROWS, unit=unit, warp_rows=own, at_once=at_once)
         for tile in _staged(target, p, one, (2, 3, 4) if wide else (1, 2)):
             if tile.stages <= 2 or p.rows < ROWS:  # deeper where the factors' bytes count, and not the products
                 yield tile
@@ -246,15 +257,16 @@ def _product_tiles(target: Target, p: ChainProblem, unit: str) -> Iterator[Chain
                 yield from (replace(tile, parts=parts) for parts in _parts(target, p, tile)[1:])
 
 
-def _held(p: ChainProblem, unit: str, own: int, bn: int) -> int:
+def _held(p: ChainProblem, unit: str, own: int, bn: int, at_once: bool = False) -> int:
     """Registers of a thread for data, whose warp has so many rows of its own."""
-    scores, sums = own * bn // 32, own * round_up(p.columns, 16) // 32
+    scores, sums = own * bn // 32, sum(own * round_up(c, 16) // 32 for c in p.products)
     if not p.columns:
         return scores
-    wide = unit == "wgmma"  # else weights take the places of scores
+    wide = unit == "wgmma" and not at_once  # else weights take the places of scores
     words = p.value_bytes * p.weight_terms  # of four weights
     weights = (words if wide else max(0, words - 4)) * scores // 4
-    return len(p.firsts) * scores + sums + weights + p.other_registers + (int(scores * p.score_registers) if wide else 0)
+    ahead = int(scores * p.score_registers) if unit == "wgmma" else 0
+    return len(p.firsts) * scores + sums + len(p.products) * weights + p.other_registers + ahead
 
 
 def chain_registers(target: Target, p: ChainProblem, unit: str, bm: int, own: int, bn: int) -> int:
@@ -316,10 +328,16 @@ def stage_bytes(p: ChainProblem, tile: ChainTile) -> int:
     """Shared memory of one step: tiles of K and V; without a second contraction of K, and of Q unless it stays there."""
     if p.columns:
         inner = p.bytes * sum(chain_line(tile.unit, d, p.bytes) for d in p.firsts)
-        return tile.bn * (inner + p.value_bytes * chain_line(tile.unit, round_up(p.columns, 16), p.value_bytes))
+        loaded = p.products[_shared(p, tile) :]
+        return tile.bn * (inner + p.value_bytes * sum(chain_line(tile.unit, round_up(c, 16), p.value_bytes) for c in loaded))
     depth = reduction_depth(tile.unit, p.inner, p.bytes)
     left = 0 if tile.kept_left else _tile_bytes(p, tile.unit, tile.bm, depth, p.k_major[0])
     return left + _tile_bytes(p, tile.unit, tile.bn, depth, p.k_major[1])
+
+
+def _shared(p: ChainProblem, tile: ChainTile) -> int:
+    """Results whose values are not loaded, since they are right factors."""
+    return p.columns_of_rights if tile.at_once else 0
 
 
 def _tile_bytes(p: ChainProblem, unit: str, rows: int, depth: int, k_major: bool) -> int:
@@ -355,16 +373,17 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     scores = p.batch * rows * tile.bm * min(covered, round_up(p.length, tile.bn))
     fit, blocks = target.fit(ChainTimes), rows * p.batch * tile.parts
     own = ROWS if tile.unit == "wgmma" else tile.warp_rows
-    inner, columns = sum(round_up(d, 16) for d in p.firsts), round_up(p.columns, 16)
+    inner, columns = (sum(round_up(d, 16) for d in dims) for dims in (p.firsts, p.products))
+    own_columns = sum(round_up(c, 16) for c in p.products[_shared(p, tile) :])
     flops: dict[str, float] = {}
     for kind, depth in ((p.dtype, inner), (p.of_values or p.dtype, p.weight_terms * columns)):
         unit = f"tensor.{unit_type(kind)}@{tile.unit}"
         flops[unit] = flops.get(unit, 0.0) + 2 * scores * depth
-    further = 1.5 * p.weight_terms + 4 * (p.weight_terms - 1)  # weights taken apart and packed
-    loaded = scores * (p.bytes * inner + p.value_bytes * columns) / tile.bm
+    further = len(p.products) * (1.5 * p.weight_terms + 4 * (p.weight_terms - 1))  # weights taken apart and packed
+    loaded = scores * (p.bytes * inner + p.value_bytes * own_columns) / tile.bm
     once = p.batch * (p.bytes * p.rows * sum(p.firsts) + p.length * p.step_bytes)
     once = (once if p.factor_bytes is None else p.factor_bytes) + p.operand_bytes
-    result = p.out_bytes * p.batch * p.rows * p.columns
+    result = p.out_bytes * p.batch * p.rows * sum(p.products) / len(p.products)
     partial = 4 * p.batch * p.rows * tile.parts * (columns + 2) if tile.parts > 1 else 0
     work = Work(
         dram_read=once, dram_write=result, l2_bytes=loaded + scores * p.score_bytes + result + 2 * partial,

@@ -65,6 +65,11 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
         "two warpgroups alternate: the matrix products of one run during the exponentials of the other", default=False,
         shown="{}: two warpgroups alternate",
     )  # fmt: skip
+    at_once: bool | None = option(
+        "by `wgmma`, weights are multiplied before the next step's scores are, which takes fewer registers; else the products of a "
+        "step's weights run while the next step's are computed", default=None, off=False,
+        shown="{}: weights are multiplied before the next step's scores are",
+    )  # fmt: skip
     longest_first: bool = option(
         "blocks of the last rows start first, since a causal mask leaves them the most steps", default=False,
         shown="{}: blocks of the last rows start first", modelled=False,
@@ -160,6 +165,8 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
             return Refusal("blocks_per_row", f"`blocks_per_row` must be from 1 to {MOST_PARTS}")
         if self.ping_pong and (self.unit != "wgmma" or self.warpgroups < 2):
             return Refusal("ping_pong", "`ping_pong` needs two warpgroups, so `wgmma` and 128 rows in `block`")
+        if self.at_once and self.unit != "wgmma":
+            return Refusal("at_once", "`at_once` needs `unit` = wgmma")
         if self.persistent_blocks and (self.persistent_blocks < 0 or self.unit != "wgmma" or self.blocks_per_tile > 1):
             why = "`persistent_blocks` must be at least 0, and needs `unit` = wgmma and `blocks_per_row` = 1"
             return Refusal("persistent_blocks", why)

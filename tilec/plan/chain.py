@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from math import prod
 
-from tilec.analysis.carried import Carried
-from tilec.analysis.chain import Chain, multiplicand_allowed, read_chain
+from tilec.analysis.chain import Chain, Product, multiplicand_allowed, read_chain
 from tilec.analysis.expression import Expr, Reader, Total, Unreadable, parts_of
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.neighbours import SIZE, Neighbours
@@ -18,7 +16,6 @@ from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space
 from tilec.analysis.subscripts import steps, subscripts
 from tilec.analysis.traffic import element_bytes, outputs_of, strides
-from tilec.analysis.weights import without_rounding
 from tilec.core.fitted import ChainTimes
 from tilec.core.hardware import LINE, WARP
 from tilec.core.mlir import ir
@@ -90,7 +87,7 @@ def _refuse_storage(chain: Chain, space: Space) -> str | None:
         why = "where both of a product must be bf16, f16, or f32 that `using` allows to be rounded, or of the first one i8 or u8"
         return f"the factors are {kinds}, {why}"
     across = any(first.left.contiguous != first.inner for first in chain.firsts)
-    by_rows = across and (chain.values is not None or len(chain.rows) > 1)
+    by_rows = across and (chain.products or len(chain.rows) > 1)
     if by_rows or any(x.contiguous is None for x in chain.factors):
         return "a factor is not contiguous along the index of which a block reads all elements"
     between, depth = space.extents[chain.between], product_depth(chain.left.bytes)
@@ -98,7 +95,7 @@ def _refuse_storage(chain: Chain, space: Space) -> str | None:
         inner = space.extents[first.inner]
         if inner % depth and not all(x.ends(first.inner, inner) for x in (first.left, first.right)):
             return f"{inner} of a dimension's elements are no multiple of {depth}, and what follows them is not 0"
-    if chain.values is not None and not chain.values.ends(chain.between, between):
+    if not all(p.values.ends(chain.between, between) for p in chain.products):
         return "the values are a part of a dimension, and what follows them is not 0"
     return None
 
@@ -107,9 +104,9 @@ def multiplicands_of(chain: Chain) -> tuple[str, str] | None:
     """The types in which matrix units multiply the factors of the scores, and weights and values; None where there are none that
     lose no more than is allowed."""
     scores = _multiplicand({kind for first in chain.firsts for kind in first.stored}, [first.total for first in chain.firsts])
-    if chain.product is None or chain.values is None:
-        return scores and (scores, scores)
-    product = _multiplicand({chain.values.stored}, [chain.product.total])
+    if not chain.products:
+        return (scores, scores) if scores else None
+    product = _multiplicand({p.values.stored for p in chain.products}, [p.total for p in chain.products])
     return (scores, product) if scores and product not in (None, "i8") else None
 
 
@@ -125,11 +122,11 @@ def refuse_warpgroups(chain: Chain, extents: dict[int, int]) -> str | None:
     if any(not {*chain.rows} <= {*first.left.along} for first in chain.firsts):
         return "a factor of one row has no dimension for the other rows of a box"
     inner, size = extents[chain.inner], chain.left.bytes
-    if chain.values is not None and (chain.values.bytes != 2) != chain.values.evens_first:
+    if any((p.values.bytes != 2) != p.values.evens_first for p in chain.products):
         return "wgmma takes values of 16 bits as they lie, and of 32 bits where those of even numbers along k come first"
     if size != 2 and any(x.contiguous != first.inner for first in chain.firsts for x in (first.left, first.right)):
         return "wgmma takes factors that are contiguous along another index than that of their sum in 16 bits alone"
-    steps = {} if chain.values is not None else {chain.inner: (reduction_depth("wgmma", inner, size), inner)}
+    steps = {} if chain.products else {chain.inner: (reduction_depth("wgmma", inner, size), inner)}
     return next((why for x in chain.factors if (why := x.refuse_box(steps)) is not None), None)
 
 
@@ -146,13 +143,13 @@ def refuse_warps(chain: Chain) -> str | None:
 
 def _lies_between(chain: Chain) -> bool:
     """Whether a factor of a chain with a second contraction is contiguous along the index between the contractions."""
-    rights = [first.right for first in chain.firsts]
-    return chain.values is not None and chain.between in [x.contiguous for x in (*rights, chain.values)]
+    factors = [*(first.right for first in chain.firsts), *(p.values for p in chain.products)]
+    return bool(chain.products) and chain.between in [x.contiguous for x in factors]
 
 
 def _lines_of_steps(chain: Chain) -> int:
     """The lines of which a step has a multiple: one where a factor lies along steps, and one of even and one of odd numbers."""
-    return _lies_between(chain) + (chain.values is not None and chain.values.evens_first)
+    return _lies_between(chain) + any(p.values.evens_first for p in chain.products)
 
 
 def chain_units(chain: Chain, extents: dict[int, int], target: Target) -> tuple[str, ...]:
@@ -165,34 +162,38 @@ def chain_units(chain: Chain, extents: dict[int, int], target: Target) -> tuple[
 
 
 def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
-    wide = [(x.inner, "reduced elements of the first") for x in chain.firsts] if chain.columns is not None else []
-    wide += [(chain.columns, "columns of the last")] if chain.columns is not None else []
+    wide = [(x.inner, "reduced elements of the first") for x in chain.firsts] if chain.products else []
+    wide += [(p.columns, "columns of the last") for p in chain.products]
     for d, what in wide:
         if space.extents[d] > WIDEST:
             return f"a block has room for {WIDEST} {what} contraction, not {space.extents[d]}"
     if not chain_units(chain, space.extents, target):
         return refuse_warpgroups(chain, space.extents) or refuse_warps(chain) or f"{target.name} lacks wgmma and TMA"
-    if chain.values is not None and weight_terms_of(chain) is None:
-        return f"its {chain.weight_type} weights may be larger than an f16, and take bf16 factors, and not f16"
+    if unable := next((p for p in chain.products if _terms_of(p, chain) is None), None):
+        return f"its {unable.weight_type} weights may be larger than an f16, and take bf16 factors, and not f16"
     if not choose_chain_tile(target, chain_problem(nodes, space, graph, target)):
         return "no tile fits registers and shared memory"
     return None
 
 
 def weight_terms_of(chain: Chain) -> int | None:
-    """The number of products that one weight takes; 0 without a second contraction."""
-    if chain.values is None or chain.product is None:
-        return 0
-    kinds, own = multiplicands_of(chain), chain.weight_type
+    """The number of products that one weight takes, the most of all; 0 without a second contraction."""
+    terms = [_terms_of(p, chain) for p in chain.products]
+    able = [n for n in terms if n is not None]
+    return max(able, default=0) if len(able) == len(terms) else None
+
+
+def _terms_of(product: Product, chain: Chain) -> int | None:
+    kinds, own = multiplicands_of(chain), product.weight_type
     assert kinds is not None
     kind = kinds[1]
     if own == kind or (kind == "tf32" and own in ("bf16", "f16")):  # which a tf32 holds
         return 1
-    if kind == "f16" and chain.weight_bound > LARGEST_WEIGHT:
+    if kind == "f16" and product.weight_bound > LARGEST_WEIGHT:
         return None
     if own != "f32":
         return 2 if kind == "bf16" else 1  # two bf16 have the bits of an f16
-    return WEIGHT_TERMS.get((kind, multiplicand_allowed(chain.product.total.operation)))
+    return WEIGHT_TERMS.get((kind, multiplicand_allowed(product.total.operation)))
 
 
 def chain_of(nodes: list[Node], space: Space, graph: Graph) -> Chain | str:
@@ -220,14 +221,14 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     chain = chain_of(nodes, space, graph)
     assert isinstance(chain, Chain)
     extents, fit = space.extents, target.fit(ChainTimes)
-    whole = (chain.score, *(_computed(chain, c) for c in chain.online.carried))
+    whole = (chain.score, *(c.term for c in chain.row_states), *(p.weights for p in chain.products))
     parts = {p for x in whole for p in parts_of(x) if chain.between in p.dims}  # the others are computed once a row
     special = sum(_SPECIAL.get(p.op, 0) for p in parts if p.args)
     near = Neighbours(chain.between)
-    exchanged = [] if chain.weights is None else list(near.worthwhile(chain.weights))
+    exchanged = [x for p in chain.products for x in near.worthwhile(p.weights)]
     shared_parts = {p for p in parts if exchanged and chain.between in p.dims and near.shares(p)}
     fma = sum(_instructions(p, graph) / (SIZE if p in shared_parts else 1) for p in parts) - special
-    fma += sum(chain.columns not in c.total.dims for c in chain.online.carried)
+    fma += len(chain.row_states) + sum(1 + (p.values.bytes < 4) for p in chain.products)  # as which a product is fitted
     factors = {x.expression for x in chain.factors}
     stored = {x.key for x in factors}
     read = lambda x: prod(-(-extents[d] // (chain.head_groups.get(d, 1) or 1)) for d in x.dims)  # noqa: E731
@@ -235,12 +236,13 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     per_score = [p for p in loaded if p.dims & {*chain.rows}]
     gathered = any(p.args and not p.dims & {*chain.rows} for p in loaded)
     further = fit.several_products_registers + fit.gathered_registers * gathered
+    further += fit.several_results_registers * (len(chain.products) - 1) if chain.products else 0
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in outputs_of(nodes, graph))
-    terms, kinds = weight_terms_of(chain), multiplicands_of(chain)
+    terms, kinds, columns = weight_terms_of(chain), multiplicands_of(chain), [extents[p.columns] for p in chain.products]
     assert kinds is not None
     return ChainProblem(
         prod(extents[d] for d in chain.rows), extents[chain.between], extents[chain.inner],
-        0 if chain.columns is None else extents[chain.columns],
+        columns[0] if columns else 0,
         prod(extents[d] for d in chain.batch), kinds[0], 3 if terms is None else terms,
         _share(chain, extents), fma + fit.load_operations * len(loaded), special, out,
         k_major=(chain.left.contiguous == chain.inner, chain.right.contiguous == chain.inner),
@@ -256,7 +258,8 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
         score_registers=sum(0.5 for p in {p for p in per_score if p.key.type.element_type.width == 16}),
         other_registers=(fit.exchange_registers if exchanged else 0) + (further if len(chain.firsts) > 1 else 0),
         line_steps=_lines_of_steps(chain), more_inner=tuple(extents[first.inner] for first in chain.firsts[1:]),
-        of_values=kinds[1],
+        of_values=kinds[1], more_columns=tuple(columns[1:]),
+        columns_of_rights=sum(chain.right_of(p) is not None for p in chain.products),
     )  # fmt: skip
 
 
@@ -288,14 +291,6 @@ def line_bytes(x: Expr, row: int, column: int) -> float:
 def _bytes(value: ir.Value) -> int:
     type_ = ir.ShapedType(value.type)
     return prod(type_.shape) * element_bytes(type_.element_type)
-
-
-def _computed(chain: Chain, carried: Carried) -> Expr:
-    """A term as the kernel computes it: what multiplying a weight rounds it to, it is not rounded to before."""
-    if carried is not chain.product or chain.values is None:
-        return carried.term
-    kind = chain.values.stored
-    return replace(carried.term, args=tuple(without_rounding(x, kind) for x in carried.term.args))
 
 
 def _instructions(p: Expr, graph: Graph) -> float:

@@ -9,7 +9,7 @@ from math import prod
 from tilec.analysis.ancestors import Ancestors
 from tilec.analysis.directions import has_windows
 from tilec.analysis.graph import Graph, Node
-from tilec.analysis.space import space_of
+from tilec.analysis.space import Space, space_of
 from tilec.analysis.traffic import work_of
 from tilec.core.mlir import ir
 from tilec.core.target import Target
@@ -61,6 +61,22 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
         whole = graph.in_order({m for n in core for m in member[n].nodes})
         if core and not _join(whole, graph, member, target, remarks) and len(core) < len(whole):
             _join(core, graph, member, target, remarks)
+    if target.kind == "cuda":
+        _join_results(graph, member, target, remarks)
+
+
+def _join_results(graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> None:
+    """Joins chains that read the same tensors, with which they may compute the same scores."""
+    readers: dict[ir.Value, list[Node]] = {}
+    for node in graph.nodes:
+        if node.contraction is None or node.inlined or not is_contraction_chain(member[node].nodes):
+            continue
+        for value in dict.fromkeys(node.values):
+            before = {id(member[n]): n for n in readers.setdefault(value, [])}
+            for other in before.values():
+                if member[other] is not member[node]:
+                    _join(graph.in_order((*member[other].nodes, *member[node].nodes)), graph, member, target, remarks)
+            readers[value].append(node)
 
 
 class _Waits:
@@ -191,10 +207,7 @@ def _join(
             remarks.append(Remark("refused", subject, space, line))
             return False
         if target.kind == "cuda":
-            fused_us = graph.memoise(
-                "chain", nodes,
-                lambda: choose_chain_tile(target, chain_problem(nodes, space, graph, target))[0].prediction.time_us,
-            ).result  # fmt: skip
+            fused_us = _chain_us(nodes, space, graph, target)
         else:
             fused_us = chain_us(nodes, space, graph, target)
     remainders = [r for g in groups for r in _without(g, nodes, graph, member, target)]
@@ -211,6 +224,12 @@ def _join(
     kernels = [Group(nodes, space), *remainders]
     join(kernels, member, remarks, subject, line, (fused_us, separate), len(groups), what, more, better)
     return True
+
+
+def _chain_us(nodes: list[Node], space: Space, graph: Graph, target: Target) -> float:
+    """Of a chain on a GPU, with its best tile."""
+    weigh = lambda: choose_chain_tile(target, chain_problem(nodes, space, graph, target))[0].prediction.time_us  # noqa: E731
+    return graph.memoise("chain", nodes, weigh).result
 
 
 def _without(g: Group, nodes: list[Node], graph: Graph, member: dict[Node, Group], target: Target) -> list[Group]:
@@ -233,7 +252,9 @@ def _time_us(g: Group, graph: Graph, target: Target) -> float:
     from tilec.plan.cuda.contraction import tiles_of
 
     nodes = [n for n in g.nodes if n.contraction is not None]
-    plain = len(nodes) == 1 and not is_contraction_chain(g.nodes) and 0 not in g.space.extents.values()
+    if is_contraction_chain(g.nodes):
+        return _chain_us(g.nodes, g.space, graph, target)
+    plain = len(nodes) == 1 and 0 not in g.space.extents.values()
     if plain and (choices := tiles_of(nodes[0], g, graph, target).choices):
         return choices[0].prediction.time_us
     by_layout = any(n.vector_product is not None for n in g.nodes) or traverses_several(g)

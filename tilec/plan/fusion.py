@@ -91,6 +91,8 @@ def _fuse_if_faster(
     nodes = graph.in_order((*mine.nodes, *theirs.nodes))
     if is_reduced_contraction(nodes) or (target.kind == "cuda" and are_siblings(nodes) and read_one_tensor(nodes)):
         return  # `join_chains` asks for all readers of the contraction at once, `join_siblings` by the best tiles
+    if is_contraction_chain(mine.nodes) and is_contraction_chain(theirs.nodes):
+        return  # `join_chains` knows what they compute both
     outcome = refuse(nodes, graph, member, target)
     if isinstance(outcome, str):
         remarks.append(Remark("refused", f"{other.name} with {node.name}", outcome, node.line))

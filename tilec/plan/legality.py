@@ -64,7 +64,7 @@ def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: T
     contractions = [n for n in nodes if n.contraction is not None]
     if target.kind == "cuda" and are_siblings(nodes):
         return refuse_siblings(nodes, space, graph, target)
-    if is_contraction_chain(nodes) and _connected(nodes, graph):
+    if is_contraction_chain(nodes) and _connected(nodes, space, graph):
         if target.kind == "cuda":
             return refuse_contraction_chain(nodes, space, graph, target)
         if len(contractions) > 2:
@@ -90,15 +90,17 @@ def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: T
     return None
 
 
-def _connected(nodes: list[Node], graph: Graph) -> bool:
-    """Whether the last contraction is computed from all others."""
-    last = [n for n in nodes if n.contraction is not None][-1]
-    inside, found, pending = set(nodes), set(), [last]
-    while pending:
-        near = [p for p in graph.producers(pending.pop()) if p in inside and p not in found]
-        found |= set(near)
-        pending += near
-    return sum(n.contraction is not None for n in found) == sum(n.contraction is not None for n in nodes) - 1
+def _connected(nodes: list[Node], space: Space, graph: Graph) -> bool:
+    """Whether there is one contraction; or each is computed from others or is what others are computed from, and those that come
+    last sum over the same dimensions."""
+    inside, before = set(nodes), dict[Node, set[Node]]()  # the contractions that each operation is computed from
+    for n in nodes:
+        near = [p for p in graph.producers(n) if p in inside and p is not n]
+        before[n] = {m for p in near for m in (*before[p], p) if m.contraction is not None}
+    contractions = {n for n in nodes if n.contraction is not None}
+    last = contractions - {m for n in contractions for m in before[n]}
+    sums = {frozenset(space.dims[n][d] for d in n.reduced) for n in last}
+    return len(contractions) == 1 or (all(before[n] for n in last) and len(sums) == 1)
 
 
 def _between(nodes: list[Node], graph: Graph, member: dict[Node, Group]) -> Node | None:

@@ -49,7 +49,7 @@ class ChainBlock:
         self.bm, self.bn = options.block
         self.operations = self._enter(number)
         self._read()
-        self.subscripts = Values(None, {})
+        self.subscripts = Values({})
 
     @contextmanager
     def each(self, state: list[ir.Value]) -> Iterator[tuple[ChainBlock, list[ir.Value]]]:

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 
 from tilec.analysis.carried import Carried
+from tilec.analysis.chain import Product
 from tilec.analysis.chain_masks import Linear
 from tilec.analysis.expression import Expr
 from tilec.analysis.neighbours import Neighbours
@@ -59,8 +61,7 @@ def values_of(block: ChainBlock) -> Values:
     """Of a block's elements."""
     chain = block.chain
     limits = block.limits() | ({chain.between: mlir.index(block.length - 1)} if block.length % block.bn else {})
-    product = None if chain.product is None else chain.product.total.number
-    return Values(product, limits, block.largest)
+    return Values(limits, block.largest)
 
 
 def tiles_of(block: ChainBlock, values: Values, find: Callable[[Span], TileList] | None = None) -> Tiles:
@@ -68,12 +69,23 @@ def tiles_of(block: ChainBlock, values: Values, find: Callable[[Span], TileList]
     return Tiles(block.chain, values, block.length, {d: block.sizes[d] for d in block.chain.rows}, block.bn, find)
 
 
+@dataclass(frozen=True)
+class Sums:
+    """The fragments of the results of a product: `sums` of `wide` columns, and `weights`, a left factor's words."""
+
+    product: Product
+    wide: int
+    sums: ir.Value
+    weights: ir.Value
+
+
 class Fragments:
     """Fragments and states of a thread. `warp_row` makes the first of its warp's rows in the block, as a sum; a warp has `high`
     times 16 rows.
 
-    `products` are the fragments of the results of a tile's first contractions. What is computed of them is in `scores`, which are
-    the first of them if that is f32. `weights` are what that becomes as a left factor, `sums` those of the product.
+    `products` are the fragments of the results of a tile's first contractions. What all else reads is in `scores`, which are the
+    first of them if that is f32; weights take the places of these, too. `results` are those of the last contractions, and `packers`
+    make the words of their weights.
     """
 
     def __init__(self, block: ChainBlock, thread: Thread, warp_row: Callable[[], Terms], high: int = 1):
@@ -85,33 +97,53 @@ class Fragments:
         kinds, shape = [first.total.term.type for first in chain.firsts], [self.bn // 8, self.rows, 2]
         self.products = [registers(shape, name, kind) for name, kind in zip(names, kinds)]
         self.scores = self.products[0] if kinds[0] == "f32" else registers(shape, "%scaled_scores")
-        if chain.product is not None:
-            self._allocate_product()
+        free = [self.scores, *(tile for tile, kind in zip(self.products[1:], kinds[1:]) if kind == "f32")]
+        self.weighed, self.packers, self.results = dict[Expr, ir.Value](), list[Packer](), list[Sums]()
+        self.words = self.rows * self.bn * BYTES[block.options.weighted] // 16  # of a product's weights, in one part
+        self._allocate_results(free)
         group = thread.group
         self.row = locations.named(sum_of([*warp_row(), (group, 1)]), "row")
         self.column = sum_of([(thread.member, 2)])
         self.values, self.neighbours = values_of(block), Neighbours(chain.between)
         self.tiles = tiles_of(block, self.values, self._needed_tiles if chain.matches else None)
-        self.states = States(chain.online, chain.product, self.values, self.rows, self._slack())
+        self.states = States(chain.online, chain.row_states, self.values, self.rows, self._slack())
         self.ahead: dict[Expr, ir.Value] = {}  # what is read of memory before the scores are there
 
-    def _allocate_product(self) -> None:
-        chain, options = self.chain, self.block.options
-        assert chain.columns is not None and chain.weights is not None
-        self.wide = -(-self.block.sizes[chain.columns] // 16) * 16
-        self.sums = registers([self.wide // 8, self.rows, 2], "%sums")
-        self.words = self.rows * self.bn * BYTES[options.weighted] // 16  # of the weights' fragments
-        self.weights = word_registers(options.weight_terms * self.words, "%weights", options.weighted)
-        evens_first = chain.values is not None and chain.values.evens_first
-        self.packer = Packer(self.scores, self.weights, options.weight_terms, chain.weight_bound <= 1, evens_first)
+    def _allocate_results(self, free: list[ir.Value]) -> None:
+        """Weights take the places of what they are computed of, while some are `free`."""
+        options, words = self.block.options, dict[tuple[Expr, bool], ir.Value]()
+        for n, p in enumerate(self.chain.products, start=1):
+            number, key = f"_{n}" if n > 1 else "", (p.weights, p.values.evens_first)
+            if p.weights not in self.weighed:
+                own = free.pop(0) if free else registers([self.bn // 8, self.rows, 2], f"%weighed{number}")
+                self.weighed[p.weights] = own
+            wide = -(-self.block.sizes[p.columns] // 16) * 16
+            sums = registers([wide // 8, self.rows, 2], f"%sums{number}")
+            if key not in words:
+                words[key] = word_registers(options.weight_terms * self.words, f"%weights{number}", options.weighted)
+                source, bounded = self.weighed[p.weights], p.weight_bound <= 1
+                self.packers.append(Packer(source, words[key], options.weight_terms, bounded, p.values.evens_first))
+            self.results.append(Sums(p, wide, sums, words[key]))
+
+    def pack(self) -> None:
+        """Weights as words of left factors' fragments."""
+        for packer in self.packers:
+            packer.pack()
+
+    @property
+    def multiplied(self) -> list[ir.Value]:
+        """The registers that products write, and read."""
+        return list(dict.fromkeys([*(r.sums for r in self.results), *(r.weights for r in self.results)]))
 
     def _slack(self) -> int:
         """How far references may lag. Sums of a product are many, and worth a branch around their rescaling. What blocks that share
         rows combine is relative to where their states are."""
         chain, block = self.chain, self.block
-        if chain.product is None or chain.product.rescale is None or block.parts > 1:
+        rescaled = [p for p in chain.products if p.carried.rescale is not None]
+        if not rescaled or block.parts > 1:
             return 0
-        return SLACK if block.options.weighted != "f16" or chain.weight_bound * 2**SLACK < ROOM else 0
+        bounded = all(p.weight_bound * 2**SLACK < ROOM for p in rescaled)
+        return SLACK if block.options.weighted != "f16" or bounded else 0
 
     def _needed_tiles(self, span: Span) -> TileList:
         block, chain = self.block, self.chain
@@ -124,8 +156,8 @@ class Fragments:
         """States and sums of nothing, while the first tiles arrive."""
         self.block.check(self.thread)
         self.states.clear()
-        if self.chain.product is not None:
-            clear(self.sums)
+        for r in self.results:
+            clear(r.sums)
 
     def traverse(self, loop_over_tiles: Callable[[list[ir.Value]], None], state: list[ir.Value], carried: bool) -> None:
         """Builds the loop over the block's tiles, passed by where it has none; then completes the states. `carried`: what follows
@@ -142,15 +174,14 @@ class Fragments:
 
     def store(self) -> None:
         """The results, from complete states and sums."""
-        chain, block = self.chain, self.block
-        sums, columns = (None, 0) if chain.columns is None else (self.sums, block.sizes[chain.columns])
+        block, sums = self.block, {r.product.total.number: r.sums for r in self.results}
         with (mlir.definition(block.outputs[-1].view) or block.function).location:
-            Results(block, self.values, sums, self.thread, self.row, self.column, self.rows, columns).store()
+            Results(block, self.values, sums, self.thread, self.row, self.column, self.rows).store()
 
     # ---- between the products ------------------------------------------------------------------------------
 
     def weigh(self, number: ir.Value, masked: bool) -> None:
-        """States brought up to date with the scores of the tile of this number; its weights, if any, overwrite the scores."""
+        """States brought up to date with the scores of the tile of this number; its weights, if any, overwrite them."""
         chain = self.chain
         start = self.tiles.first_line(number)
         locate = partial(self._at, start)
@@ -196,7 +227,7 @@ class Fragments:
         for x, tile in self.ahead.items():
             with loop(self.bn // 8, name="fragment") as j, halves(self.rows) as half:
                 position = [j, half, mlir.index(0)]
-                vector.StoreOp(self._pair(x, self._at(start, *position)), tile, position)
+                vector.StoreOp(self._pair(x, self._at(start, j, half, mlir.index(0))), tile, position)
 
     def _pair(self, x: Expr, at: At) -> ir.Value:
         """Two neighbours in memory."""
@@ -219,14 +250,14 @@ class Fragments:
         """Weights, and the sums that read earlier reductions, brought up to date."""
         self.states.rescale()
         rescaled = [c for c in self.states.rows if c.rescale is not None]
-        if self.chain.weights is None and len(rescaled) == 1:
+        if not self.weighed and len(rescaled) == 1:
             self._add_rescaled(rescaled[0], start, term)
             return
-        with self._elements(start, [] if self.chain.weights is None else [self.chain.weights]) as (at, lane, position):
+        with self._elements(start, self.weighed) as (at, lane, position):
             self.states.add(at, lane, term)
-            if self.chain.weights is not None:
-                value = selected(self._exists(at, masked), self.values.build(self.chain.weights, at), 0.0)
-                memref.StoreOp(value, self.scores, position)
+            values = [selected(self._exists(at, masked), self.values.build(w, at), 0.0) for w in self.weighed]
+            for value, tile in zip(values, self.weighed.values()):
+                memref.StoreOp(value, tile, position)
 
     def _add_rescaled(self, c: Carried, start: ir.Value, term: Callable[[Carried, At], ir.Value]) -> None:
         """All terms of a sum, in the scores' registers, then their sum: an exponential is not waited for next to its addition."""
@@ -239,7 +270,7 @@ class Fragments:
     def _elements(self, start: ir.Value, used: Iterable[Expr]) -> Iterator[tuple[At, ir.Value, list[ir.Value]]]:
         """Over a thread's scores: where each is, its column of two, and its subscripts. What neighbours share of the expressions
         `used` is known."""
-        shared = [x for u in used for x in self.neighbours.worthwhile(u)]
+        shared = list(dict.fromkeys(x for u in used for x in self.neighbours.worthwhile(u)))
         if not shared:
             with loop(self.bn // 8, name="fragment") as j, pairs(self.rows) as (half, lane):
                 yield self._at(start, j, half, lane), lane, [j, half, lane]
@@ -250,10 +281,10 @@ class Fragments:
             exchanged = Exchange(self.neighbours, self.values, self.thread, first, At(rows, half))
             tiles = {x: exchanged.compute(x) for x in shared}
             with loop(2, unroll=True, name="fragment") as n, loop(2, unroll=True, name="pair") as lane:
-                position = [sum_of([(two, 2), (n, 1)]), half, lane]
-                at = self._at(start, *position)
+                fragment = sum_of([(two, 2), (n, 1)])
+                at = self._at(start, fragment, half, lane)
                 at.known |= {x: memref.LoadOp(tile, [n, lane]).result for x, tile in tiles.items()}
-                yield at, lane, position
+                yield at, lane, [fragment, half, lane]
 
     def _bounds(self) -> list[Linear]:
         """What is at least 0 for the elements that exist and that no mask excludes."""
@@ -285,13 +316,13 @@ class Fragments:
 
     def rescale(self) -> None:
         """The sums, to where the references are now."""
-        product = self.chain.product
-        if product is None or product.rescale is None:
-            return
-        with when(self.states.moves(product.rescale)) if self.states.slack else nullcontext():
-            self._rescale(product)
+        for r in self.results:
+            if (rescale := r.product.carried.rescale) is None:
+                continue
+            with when(self.states.moves(rescale)) if self.states.slack else nullcontext():
+                self._rescale(r)
 
-    def _rescale(self, product: Carried) -> None:
-        with loop(self.wide // 8, name="fragment") as j, pairs(self.rows) as (half, lane):
-            at, factor = [j, half, lane], self.states.factor(product, half)
-            memref.StoreOp(arith.mulf(memref.LoadOp(self.sums, at).result, factor), self.sums, at)
+    def _rescale(self, r: Sums) -> None:
+        with loop(r.wide // 8, name="fragment") as j, pairs(self.rows) as (half, lane):
+            at, factor = [j, half, lane], self.states.factor(r.product.carried, half)
+            memref.StoreOp(arith.mulf(memref.LoadOp(r.sums, at).result, factor), r.sums, at)

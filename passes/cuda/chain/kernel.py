@@ -35,7 +35,7 @@ def map_chain(function: ir.Operation, planned: Planned) -> None:
         block = ChainBlock(function, planned, forall)
         if parts:
             parts(block)
-        ENGINES[options.unit, block.chain.product is not None](block, thread).run()
+        ENGINES[options.unit, bool(block.chain.products)](block, thread).run()
         erase(block.operations)
     forall.erase()
     erase_unused(function)

@@ -30,7 +30,7 @@ class Tiles:
         self.size, self.even = size, length % size == 0
         self.low, self.high = mlir.index(0), mlir.index(-(-length // size))  # where some element exists
         self.full_low, self.full_high = mlir.index(0), mlir.index(length // size)  # where all do
-        self.has_product = chain.product is not None
+        self.has_product = bool(chain.products)
         self.always, self.list = not chain.masks and find is None, None
         self.masked = bool(chain.masks) or not self.even
         self.ends = {}  # the block's first and last row

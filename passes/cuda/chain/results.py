@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
-from tilec.analysis.expression import Expr
+from tilec.analysis.expression import Expr, parts_of
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, memref, vector
 from tilec.passes.cuda.chain.block import ChainBlock, Output
@@ -16,30 +16,29 @@ from tilec.passes.loops import below, loop, sum_of, when
 
 
 class Results:
-    """Stores a block's outputs; `sums` are the product's, of `columns`, if there is one. A thread's first element is at `row`,
-    `column`, and it has `count` rows."""
+    """Stores a block's outputs; `sums` are those of products, by number. A thread's first element is at `row`, `column`, and it has
+    `count` rows."""
 
     def __init__(
-        self, block: ChainBlock, values: Values, sums: ir.Value | None, thread: Thread, row: ir.Value, column: ir.Value,
-        count: int, columns: int,
+        self, block: ChainBlock, values: Values, sums: dict[int, ir.Value], thread: Thread, row: ir.Value, column: ir.Value,
+        count: int,
     ):  # fmt: skip
         self.block, self.chain, self.values, self.outputs = block, block.chain, values, block.outputs
-        self.o, self.thread, self.row, self.column, self.count, self.columns = sums, thread, row, column, count, columns
+        self.sums, self.thread, self.row, self.column, self.count = sums, thread, row, column, count
 
     def store(self) -> None:
         with self.block.existing_rows(self.row, self.count, self.values) as (half, rows):
             self._store_row(rows, half)
 
     def _store_row(self, rows: dict[int, ir.Value], half: ir.Value) -> None:
-        chain = self.chain
         known: dict[Any, Any] = {}
         at = At(rows, half, known=known)
         for output in self.outputs:
-            final = chain.online.final(output.value)
+            final = self.chain.online.final(output.value)
             for part in hoisted(final, self._varies):
                 self.values.build(part, at)
-            if chain.columns in output.dims:
-                self._store_columns(output, final, rows, half, known)
+            if column := next((d for d in self.chain.columns.values() if d in output.dims), None):
+                self._store_columns(output, column, final, rows, half, known)
                 continue
             member = self.thread.member
             value = self.values.build(final, at)
@@ -48,29 +47,32 @@ class Results:
 
     def _varies(self, x: Expr) -> bool:
         """Whether a part of a result differs between the columns of a row."""
-        own = self.chain.product is not None and x.op == "state" and x.key == self.chain.product.total.number
-        return own or self.chain.columns in x.dims or any(self._varies(a) for a in x.args)
+        columns = self.chain.columns
+        own = x.op == "state" and x.key in columns
+        return own or not x.dims.isdisjoint(columns.values()) or any(self._varies(a) for a in x.args)
 
-    def _store_columns(self, output: Output, final: Expr, rows: dict[int, ir.Value], half: ir.Value, known: dict) -> None:
+    def _store_columns(
+        self, output: Output, dim: int, final: Expr, rows: dict[int, ir.Value], half: ir.Value, known: dict
+    ) -> None:
         """Two adjacent columns at a time, as one access where they are neighbours in memory."""
-        dim, element = self.chain.columns, ir.MemRefType(output.view.type).element_type
+        columns, element = self.block.sizes[dim], ir.MemRefType(output.view.type).element_type
         strides, _ = ir.MemRefType(root(output.view).type).get_strides_and_offset()
-        even = all(s % 2 == 0 for s in (self.columns, *strides[:-1]))
-        assert dim is not None
+        even = all(s % 2 == 0 for s in (columns, *strides[:-1]))
+        read = {p.key for p in parts_of(final) if p.op == "state"}
+        sums = {n: tile for n, tile in self.sums.items() if n in read}
         adjacent = output.dims[-1] == dim and even
         tile = registers([2], locations.argument(root(output.view)) or "%pair", element)
         with ExitStack() as stack:
-            j = stack.enter_context(loop(-(-self.columns // 8), name="fragment"))
+            j = stack.enter_context(loop(-(-columns // 8), name="fragment"))
             first = sum_of([(j, 8), (self.column, 1)])
-            if self.columns % 8 and even:
-                stack.enter_context(when(below(first, self.columns)))
+            if columns % 8 and even:
+                stack.enter_context(when(below(first, columns)))
             with loop(2, unroll=True, name="pair") as lane:
                 column = sum_of([(lane, 1), (j, 8), (self.column, 1)])
-                with nullcontext() if even else when(below(column, self.columns)):
-                    assert self.o is not None
-                    product = memref.LoadOp(self.o, [j, half, lane]).result
+                with nullcontext() if even else when(below(column, columns)):
+                    products = {n: memref.LoadOp(tile, [j, half, lane]).result for n, tile in sums.items()}
                     coordinates = {**rows, dim: column}
-                    value = self.values.build(final, At(coordinates, half, product=product, known=dict(known)))
+                    value = self.values.build(final, At(coordinates, half, products=products, known=dict(known)))
                     if adjacent:
                         memref.StoreOp(value, tile, [lane])
                     else:

@@ -44,7 +44,7 @@ class PartialStates:
             own.store()
             return
         arguments = list(mlir.entry(block.function).arguments)
-        sums = arguments.pop() if block.chain.product else None
+        sums = arguments.pop() if block.chain.products else None
         first = arith.cmpi(arith.CmpIPredicate.eq, own.column, mlir.index(0))
         with block.existing_rows(own.row, own.rows, own.values) as (half, rows):
             position = [block.number, block.part, *rows.values()]
@@ -53,12 +53,18 @@ class PartialStates:
                     value = memref.LoadOp(own.values.states[c.total.number], [half]).result
                     bits = arith.bitcast(ir.F32Type.get(), value) if c.locates is not None else value
                     memref.StoreOp(bits, arguments[-1], [mlir.index(n), *position])
-            if sums is not None:
-                with loop(own.wide // 8, name="fragment") as j:
-                    column = sum_of([(j, 8), (own.column, 1)])
+            for n, r in enumerate(own.results):
+                assert sums is not None
+                with loop(r.wide // 8, name="fragment") as j:
+                    column = sum_of([(j, 8), (own.column, 1)], n * widest(block))
                     type_ = ir.VectorType.get([2], ir.F32Type.get())
-                    pair = vector.LoadOp(type_, own.sums, [j, half, mlir.index(0)]).result
+                    pair = vector.LoadOp(type_, r.sums, [j, half, mlir.index(0)]).result
                     vector.StoreOp(pair, sums, [*position, column])
+
+
+def widest(block: ChainBlock) -> int:
+    """Columns of the widest product, which each of them has in memory."""
+    return max(-(-block.sizes[d] // 16) * 16 for d in block.chain.columns.values())
 
 
 def split(function: ir.Operation, planned: Planned) -> Callable[[ChainBlock], None]:
@@ -79,8 +85,8 @@ def split(function: ir.Operation, planned: Planned) -> Callable[[ChainBlock], No
         chain = block.chain
         counts = [block.count, block.parts, *(planned.tiles[d] for d in block.box)]
         shapes = {"states": [len(chain.row_states), *counts]}
-        if chain.columns is not None:
-            shapes["sums"] = [*counts, -(-block.sizes[chain.columns] // 16) * 16]
+        if chain.products:
+            shapes["sums"] = [*counts, len(chain.products) * widest(block)]
         add_memory([function, copy], {name: ir.MemRefType.get(shape, ir.F32Type.get()) for name, shape in shapes.items()})
         _Combined(copy, planned).build()
 
@@ -88,7 +94,7 @@ def split(function: ir.Operation, planned: Planned) -> Callable[[ChainBlock], No
 
 
 class _Combined:
-    """A thread has one element of the results: of a row, or of a row and a column of the product."""
+    """A thread has one element of the results: of a row, or of a row and a column of a product."""
 
     def __init__(self, function: ir.Operation, planned: Planned):
         self.function, self.planned = function, planned
@@ -115,35 +121,48 @@ class _Combined:
         self.function.attributes["tilec.threads"] = mlir.integer(THREADS)
         element = sum_of([(piece, THREADS), (thread, 1)])
         self.coordinates = delinearise(element, extents, [None] * len(extents))  # a row, and a column
-        self.values = Values(None, {})
-        columns = block.chain.columns
-        at = dict(zip([*block.box, *([] if columns is None else [columns])], self.coordinates))
-        conditions = [below(at[d], block.sizes[d]) for d in at]
-        conditions = conditions if prod(extents) % THREADS == 0 else [below(element, prod(extents)), *conditions]
-        with when(reduce(arith.andi, conditions)):
-            self._combine(At(at, mlir.index(0)))
+        self.values = Values({})
+        at, columns = dict(zip(block.box, self.coordinates)), list(block.chain.columns.values())
+        for column in dict.fromkeys(columns) or (None,):
+            own, conditions = at, list[ir.Value]()
+            if column is not None and (first := columns.index(column) * widest(block)):
+                own = at | {column: sum_of([(self.coordinates[-1], 1)], -first)}
+                conditions.append(arith.cmpi(arith.CmpIPredicate.sge, own[column], mlir.index(0)))
+            elif column is not None:
+                own = at | {column: self.coordinates[-1]}
+            conditions += [below(own[d], block.sizes[d]) for d in own]
+            conditions = conditions if prod(extents) % THREADS == 0 else [below(element, prod(extents)), *conditions]
+            with when(reduce(arith.andi, conditions)):
+                self._combine(At(own, mlir.index(0)), column, first=column in (None, *columns[:1]))
         erase(block.operations)
 
-    def _combine(self, at: At) -> None:
+    def _combine(self, at: At, column: int | None, first: bool) -> None:
+        """The results of this dimension of columns; of the `first`, also those without columns."""
         chain = self.block.chain
         for c in chain.online.carried:
-            at.known[_state(c)] = self._total(c, at)
+            if chain.columns.get(c.total.number, column) == column:
+                at.known[_state(c)] = self._total(c, at)
         for output in self.block.outputs:
             final = chain.online.final(output.value)
             subscripts = [at.coordinates.get(d, mlir.index(0)) for d in output.dims]
-            if self.sums is None or chain.columns in output.dims:
+            if column is None or column in output.dims:
                 memref.StoreOp(self.values.build(final, at), output.view, subscripts)
-            else:
+            elif first and not {*output.dims} & {*chain.columns.values()}:
                 with when(arith.cmpi(arith.CmpIPredicate.eq, self.coordinates[-1], mlir.index(0))):
                     known = At(at.coordinates, at.half, known=dict(at.known))
                     memref.StoreOp(self.values.build(final, known), output.view, subscripts)
 
     def _load(self, c: Carried, part: ir.Value) -> ir.Value:
         """The state of one part."""
-        tile, order = self.block.number, self.block.chain.row_states
+        tile, chain = self.block.number, self.block.chain
+        order = chain.row_states
         if c not in order:
             assert self.sums is not None
-            return memref.LoadOp(self.sums, [tile, part, *self.coordinates]).result
+            products = list(chain.columns.values())
+            same = products.index(chain.columns[c.total.number])  # the first of these columns
+            number = next(n for n, p in enumerate(chain.products) if p.carried is c)
+            *rows, column = self.coordinates
+            return memref.LoadOp(self.sums, [tile, part, *rows, sum_of([(column, 1)], (number - same) * widest(self.block))]).result
         rows = self.coordinates[: len(self.block.box)]
         value = memref.LoadOp(self.row_states, [mlir.index(order.index(c)), tile, part, *rows]).result
         return arith.bitcast(ir.IntegerType.get_signless(32), value) if c.locates is not None else value

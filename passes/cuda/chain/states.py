@@ -118,12 +118,11 @@ def none_of(c: Carried) -> ir.Value:
 
 
 class States:
-    """What is carried along j, but for the product's sums, for a thread's `rows`. A reference may lag by `slack` powers of 2 behind
-    what it follows, so that it rarely moves, and the sums of a product with it."""
+    """What is `carried` along j for a thread's `rows`: all but the products' sums. A reference may lag by `slack` powers of 2
+    behind what it follows, so that it rarely moves, and the sums of a product with it."""
 
-    def __init__(self, online: Online, product: Carried | None, values: Values, rows: int, slack: int = 0):
+    def __init__(self, online: Online, carried: list[Carried], values: Values, rows: int, slack: int = 0):
         self.online, self.values, self.count, self.slack = online, values, rows, slack
-        carried = [c for c in online.carried if c is not product]
         self.rows = [c for c in carried if c.locates is None]
         self.positions = Positions([c for c in carried if c.locates is not None], self.rows, values, rows)
         for c in self.rows:

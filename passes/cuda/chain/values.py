@@ -23,14 +23,15 @@ QUAD = (1, 2)  # distances of the threads that share a row
 
 @dataclass
 class At:
-    """One place: kernel dimensions as numbers, and the elements there of the first contractions' results, by number. `known` keeps
+    """One place: kernel dimensions as numbers, and the elements there of the first contractions' results (`scores`) and of the sums
+    of the last ones' (`products`), by number. `known` keeps
     what has been computed. `parts` has numbers as sums of one that all of a thread's elements share, and of one that is known when
     the kernel is compiled."""
 
     coordinates: dict[int, ir.Value]
     half: ir.Value
     scores: dict[int, ir.Value] = field(default_factory=dict)
-    product: ir.Value | None = None
+    products: dict[int, ir.Value] = field(default_factory=dict)
     known: dict[Expr, ir.Value] = field(default_factory=dict)
     parts: dict[int, tuple[ir.Value, ir.Value]] = field(default_factory=dict)
 
@@ -39,8 +40,8 @@ class Values:
     """Builds expressions at the insertion point. `states` and `references` hold one register array each, by number. `limits`: the
     last numbers along dimensions of which a tile may have fewer elements. No index is beyond `largest`."""
 
-    def __init__(self, product: int | None, limits: dict[int, ir.Value], largest: int = 1 << 24):
-        self.product, self.limits, self.largest = product, limits, largest
+    def __init__(self, limits: dict[int, ir.Value], largest: int = 1 << 24):
+        self.limits, self.largest = limits, largest
         self.states: dict[int, ir.Value] = {}
         self.references: dict[int, ir.Value] = {}
 
@@ -61,9 +62,8 @@ class Values:
                 return memref.LoadOp(x.key, self.coordinates(x, at)).result
             case "total":
                 return at.scores[x.key]
-            case "state" if x.key == self.product:
-                assert at.product is not None
-                return at.product
+            case "state" if x.key in at.products:
+                return at.products[x.key]
             case "state":
                 state = self.states[x.key]
                 rest = [mlir.index(0)] * (len(ir.MemRefType(state.type).shape) - 1)

@@ -6,8 +6,8 @@
                            states and weights from s; o rescaled; w = s in 16 bits } }
 
 The weights of a tile are multiplied one step later, so that the matrix units work while the next tile's weights are
-computed; and the warpgroups that multiply alternate (ping-pong), so that the products of one run during the arithmetic of
-the other.
+computed, unless this takes too many registers (`at_once`); and the warpgroups that multiply alternate (ping-pong), so that the
+products of one run during the arithmetic of the other.
 
 Sources: Shah et al., "FlashAttention-3" (2024), for the order of things; PTX ISA, "Register Fragments for
 wgmma.mma_async.m64nNk16", for the fragments.
@@ -137,20 +137,23 @@ class Warpgroups(Engine):
         super().__init__(block, thread)
         chain, sizes, stages = block.chain, block.sizes, block.options.stages
         values, step = block.subscripts, {chain.between: block.bn}
-        assert chain.values is not None and chain.columns is not None
-        columns, rows = sizes[chain.columns], block.options.row_stages or 1
-        self.values_by_columns = chain.values.contiguous != chain.between
-        if not self.values_by_columns:  # lines are of `between`, and as many of them as are multiplied
-            columns = -(-columns // 16) * 16
-        self.q_tiles, self.k_tiles = list[FactorTiles](), list[FactorTiles]()
+        rows = block.options.row_stages or 1
+        self.q_tiles, self.k_tiles, self.v_tiles = list[FactorTiles](), list[FactorTiles](), list[FactorTiles]()
         for first in chain.firsts:
             inner = {first.inner: -(-sizes[first.inner] // 16) * 16 if self._lies_between(first) else sizes[first.inner]}
             self.q_tiles.append(FactorTiles(first.left, block.box | inner, values, rows, self.roles, block.length))
             self.k_tiles.append(FactorTiles(first.right, step | inner, values, stages, self.roles, block.length))
-        self.v_tiles = FactorTiles(chain.values, step | {chain.columns: columns}, values, stages, self.roles, block.length)
-        self.q = Ring(self.q_tiles, rows, self.groups)
-        self.k, self.v = Ring(self.k_tiles, stages, self.groups), Ring([self.v_tiles], stages, self.groups, spare=True)
-        self.begin([self.q, self.k, self.v])
+        self.at_once, self.own_tiles = bool(block.options.at_once), list[FactorTiles]()
+        for p in chain.products:  # lines are of columns; or of `between`, and as many of them as are multiplied
+            columns = -(-sizes[p.columns] // 16) * 16 if p.values.contiguous == chain.between else sizes[p.columns]
+            if self.at_once and (right := chain.right_of(p)) is not None:
+                self.v_tiles.append(self.k_tiles[right])
+                continue
+            self.own_tiles.append(FactorTiles(p.values, step | {p.columns: columns}, values, stages, self.roles, block.length))
+            self.v_tiles.append(self.own_tiles[-1])
+        self.q, self.k = Ring(self.q_tiles, rows, self.groups), Ring(self.k_tiles, stages, self.groups)
+        self.v = Ring(self.own_tiles, stages, self.groups, spare=not self.at_once) if self.own_tiles else self.k
+        self.begin([*dict.fromkeys((self.q, self.k, self.v))])
 
     def _lies_between(self, first: First) -> bool:
         """Whether the right factor is contiguous along `between`."""
@@ -160,9 +163,7 @@ class Warpgroups(Engine):
         self.roles.divide(LOADING if self.groups < 3 else THREE, self._load, self._consume)
 
     def _consume(self) -> None:
-        assert self.chain.product is not None
-        zero, total = mlir.index(0), self.chain.product.total
-        where = ir.Location.name(total.name, total.operation.location)
+        zero, where = mlir.index(0), statements(p.total for p in self.chain.products)
         if self.alternate:
             with where:
                 begin_ping_pong(self.block.function, self.roles)
@@ -183,8 +184,10 @@ class Warpgroups(Engine):
                 self.q.wait_empty(row, row_phase)
             self._copy(self.q, self.q_tiles, row, {}, [first.left for first in block.chain.firsts])
             rights = [first.right for first in block.chain.firsts]
-            assert block.chain.values is not None
-            factors = ((self.k, self.k_tiles, rights), (self.v, [self.v_tiles], [block.chain.values]))
+            factors = [(self.k, self.k_tiles, rights)]
+            if self.own_tiles:
+                values = [p.values for own, p in zip(self.v_tiles, block.chain.products) if own in self.own_tiles]
+                factors.append((self.v, self.own_tiles, values))
             with carried_loop(tiles.begin, tiles.end, now) as (number, at):
                 stage, phase = at
                 line = locations.named(tiles.first_line(number), "start")
@@ -218,6 +221,11 @@ class Warpgroups(Engine):
     def _loop_over_tiles(self, rings: list[ir.Value]) -> None:
         """The first tile's weights; then, for each further tile, its weights under the product of those before."""
         one, own, (stage, phase) = mlir.index(1), self.fragments, rings
+        if self.at_once:
+            for first, end, masked in own.tiles.ranges(mlir.index(0)):
+                with carried_loop(first, end, rings) as (number, now):
+                    now[:] = self._whole_step(number, now, masked)
+            return
         if self.alternate:
             self.alternate("sync")
         self.k.wait_full(stage, phase)
@@ -228,7 +236,7 @@ class Warpgroups(Engine):
         self.wait(0, *own.products)
         self.k.release(stage, self.thread)
         own.weigh(own.tiles.begin, masked=own.tiles.masked)
-        own.packer.pack()
+        own.pack()
         state = [*self.k.next(stage, phase), stage, phase]  # this tile's stage and phase, and the last one's
         for first, end, masked in own.tiles.ranges(one):
             with carried_loop(first, end, state) as (number, now):
@@ -236,10 +244,34 @@ class Warpgroups(Engine):
         stage, phase = state[2:]
         self.v.wait_full(stage, phase)
         self._product(stage)
-        self.wait(0, own.sums, own.weights)
+        self.wait(0, *own.multiplied)
         if self.persistent:
             self.v.release(stage, self.thread)
         rings[:] = state[:2]
+
+    def _whole_step(self, number: ir.Value, state: list[ir.Value], masked: bool) -> list[ir.Value]:
+        """A tile's scores, its weights, and their products."""
+        own, (stage, phase), kept = self.fragments, state, self.own_tiles != self.v_tiles  # right factors are values, too
+        self.k.wait_full(stage, phase)
+        if self.alternate:
+            self.alternate("sync")
+        self._scores(stage)
+        own.read_ahead(number)
+        self.wait(0, *own.products)
+        if self.alternate:
+            self.alternate("arrive")
+        if not kept:
+            self.k.release(stage, self.thread)
+        own.weigh(number, masked)
+        own.rescale()
+        own.pack()
+        if self.own_tiles:
+            self.v.wait_full(stage, phase)
+        self._product(stage)
+        self.wait(0, *own.multiplied)
+        for ring in [self.k] * kept + [self.v] * bool(self.own_tiles):
+            ring.release(stage, self.thread)
+        return self.k.next(stage, phase)
 
     def _step(self, number: ir.Value, state: list[ir.Value], masked: bool) -> list[ir.Value]:
         stage, phase, before, old = state
@@ -253,14 +285,14 @@ class Warpgroups(Engine):
         if self.alternate:
             self.alternate("arrive")
         own.read_ahead(number)
-        self.wait(self.block.options.weight_terms, *own.products)
+        self.wait(self.block.options.weight_terms * len(own.results), *own.products)
         self.k.release(stage, self.thread)
         own.weigh(number, masked)
         self.v.branch()  # or the assembler moves the wait that follows above the exponentials
-        self.wait(0, own.sums, own.weights)
+        self.wait(0, *own.multiplied)
         self.v.release(before, self.thread)
         own.rescale()
-        own.packer.pack()
+        own.pack()
         return [*self.k.next(stage, phase), stage, phase]
 
     def _scores(self, stage: ir.Value) -> None:
@@ -275,13 +307,13 @@ class Warpgroups(Engine):
                 opcodes.call(self.block.function, product, [sums, *views, mlir.index(0)])
 
     def _product(self, stage: ir.Value) -> None:
-        """o += the weights, each in its parts, times a tile of the third factor."""
-        bn, options, own = self.block.bn, self.block.options, self.fragments
-        product = WarpgroupProduct(
-            own.wide, bn, options.weighted, right_k_major=not self.values_by_columns, left_in_registers=True,
-            right_slab=self.v_tiles.slab,
-        )  # fmt: skip
-        for term in range(options.weight_terms):
-            tile = self.v_tiles.lines(stage, mlir.index(0))
-            operands = [own.sums, own.weights, tile, mlir.index(term * bn // 4), mlir.index(1)]
-            opcodes.call(self.block.function, product, operands)
+        """o += the weights, each in its parts, times a tile of the third factor, of each product."""
+        bn, options = self.block.bn, self.block.options
+        for r, tiles in zip(self.fragments.results, self.v_tiles):
+            product = WarpgroupProduct(
+                r.wide, bn, options.weighted, right_k_major=r.product.values.contiguous == self.chain.between,
+                left_in_registers=True, right_slab=tiles.slab,
+            )  # fmt: skip
+            for term in range(options.weight_terms):
+                operands = [r.sums, r.weights, tiles.lines(stage, mlir.index(0)), mlir.index(term * bn // 4), mlir.index(1)]
+                opcodes.call(self.block.function, product, operands)

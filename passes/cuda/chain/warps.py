@@ -19,7 +19,7 @@ from tilec.core.mlir import arith, gpu, ir
 from tilec.kernels.matrix import BYTES
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.copied_tiles import CopiedTiles
-from tilec.passes.cuda.chain.fragments import Fragments, Terms, clear
+from tilec.passes.cuda.chain.fragments import Fragments, Sums, Terms, clear
 from tilec.passes.cuda.chain.split import PartialStates
 from tilec.passes.cuda.chain.values import statements
 from tilec.passes.cuda.contraction.fragments import load_fragment, multiply_fragments, word_registers
@@ -82,20 +82,17 @@ class Warps(WarpProducts):
     def __init__(self, block: ChainBlock, thread: Thread):
         super().__init__(block, thread)
         chain, sizes = block.chain, block.sizes
-        assert chain.values is not None and chain.columns is not None
         tiles = partial(CopiedTiles, block, thread)
         step, inner = {chain.between: block.bn}, [{x.inner: sizes[x.inner]} for x in chain.firsts]
         self.q_tiles = [tiles(x.left, block.box | own, 1, block.limits()) for x, own in zip(chain.firsts, inner)]
         self.k_tiles = [tiles(x.right, step | own, self.stages, self.ends) for x, own in zip(chain.firsts, inner)]
-        self.v_tiles = tiles(chain.values, step | {chain.columns: sizes[chain.columns]}, self.stages, self.ends)
+        self.v_tiles = [tiles(p.values, step | {p.columns: sizes[p.columns]}, self.stages, self.ends) for p in chain.products]
         self.values = self.right if block.options.of_values is None else word_registers(4, "%values", block.options.of_values)
         self.parts = PartialStates(self.fragments)
         self.ring = CopyRing(self.stages, self.fragments.tiles.end)
 
     def run(self) -> None:
-        product = self.chain.product
-        assert product is not None
-        with ir.Location.name(product.total.name, product.total.operation.location):
+        with statements(p.total for p in self.chain.products):
             self.fragments.clear()
             self.fragments.traverse(lambda _: self._loop_over_tiles(), [], False)
         self.parts.store()
@@ -105,7 +102,7 @@ class Warps(WarpProducts):
         for tiles in self.q_tiles:
             tiles.copy(mlir.index(0), {})
         for n in range(2 * self.stages - 1):
-            self._start([self.v_tiles] if n % 2 else self.k_tiles, sum_of([(begin, 1)], n // 2), exists=n < 2)
+            self._start(self.v_tiles if n % 2 else self.k_tiles, sum_of([(begin, 1)], n // 2), exists=n < 2)
         for first, end, masked in self.fragments.tiles.ranges(mlir.index(0)):
             with carried_loop(first, end, []) as (number, _):
                 self._step(number, masked)
@@ -113,13 +110,13 @@ class Warps(WarpProducts):
     def _step(self, number: ir.Value, masked: bool) -> None:
         own, slot = self.fragments, self.ring.stage_of(number)
         self._await()
-        self._start([self.v_tiles], sum_of([(number, 1)], self.stages - 1), exists=self.stages == 1)
+        self._start(self.v_tiles, sum_of([(number, 1)], self.stages - 1), exists=self.stages == 1)
         self._scores(slot)
         self._await()
         self._start(self.k_tiles, sum_of([(number, 1)], self.stages))
         own.weigh(number, masked)
         own.rescale()
-        own.packer.pack()
+        own.pack()
         self._product(slot)
 
     # ---- copies --------------------------------------------------------------------------------------------
@@ -151,14 +148,18 @@ class Warps(WarpProducts):
                 self.add_scores((self.q_tiles[n], zero, zero), (self.k_tiles[n], slot), depth, rolled=tight, number=n)
 
     def _product(self, slot: ir.Value) -> None:
-        """o += the weights, each in its parts, times a tile of the third factor."""
+        """o += the weights, each in its parts, times a tile of the third factor, of each product."""
+        for tiles, results in zip(self.v_tiles, self.fragments.results):
+            self._add(tiles, slot, results)
+
+    def _add(self, tiles: CopiedTiles, slot: ir.Value, r: Sums) -> None:
         own, at_once = self.fragments, depth_at_once(self.block.options.weighted)
         steps = self.block.bn // at_once
         # else LLVM leaves the loop, and weights that it subscripts are memory
         unrolled = self.block.options.weight_terms > 1 or at_once < 16
-        with loop(steps, unroll=unrolled, name="depth") as step, loop(own.wide // 16, name="columns") as j:
+        with loop(steps, unroll=unrolled, name="depth") as step, loop(r.wide // 16, name="columns") as j:
             k, first = arith.muli(step, mlir.index(at_once)), arith.muli(j, mlir.index(16))
-            zero, tiles = mlir.index(0), self.v_tiles
+            zero = mlir.index(0)
             load_fragment(tiles, slot, first, k, self.values, zero, self.thread, k_major=False, rows_first=False, by_columns=True)
             with loop(self.block.options.weight_terms, name="part") as term:
-                self.multiply(own.sums, j, own.weights, [(term, own.words), (step, 4)], self.values, 4 * steps)
+                self.multiply(r.sums, j, r.weights, [(term, own.words), (step, 4)], self.values, 4 * steps)

@@ -7,7 +7,7 @@ for wgmma.mma_async.m64nNk*".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from tilec.runtime.cuda.device.define import (
@@ -192,35 +192,43 @@ def _advance(step: int, k: int, within: int, slab: int) -> int:
     return step * within if not slab else step // line * slab + step % line * within
 
 
+def _numbered(name: str, counts: Iterable[int]) -> list[tuple[str, int]]:
+    """Counts with names `a`, `a2`, `a3` and so on."""
+    return [(name + str(n) * (n > 1), count) for n, count in enumerate(counts, start=1)]
+
+
 def wgmma_wait(
-    groups: int, accumulators: int, element: str = "f32", words: int = 0, more: int = 0, word: str = "i32"
+    groups: int, accumulators: int, element: str = "f32", words: int = 0, more: tuple[int, ...] = (), word: str = "i32",
+    more_words: tuple[int, ...] = (),
 ) -> DeviceFunction:  # fmt: skip
     """`f(acc, at)`: waits until at most `groups` newest groups run, and hands the accumulators through.
 
     The sums of an asynchronous product must pass through the wait's own assembly as tied operands, or LLVM,
     which sees values and not the hardware, moves their uses above it. With `words`, `f(acc, at, a, a_at)`
     also hands through an A operand in registers, of type `word`, which must not be overwritten before its product is over; with
-    `more`, `f(acc, at, acc2, acc2_at, ...)` the accumulators of so many further products.
+    `more`, `f(acc, at, acc2, acc2_at, ...)` so many accumulators of each further product, and with `more_words` such operands.
     """
-    names = ["acc", *(f"acc{n + 2}" for n in range(more))]
-    arrays = [(name, element, _LETTER[element], accumulators) for name in names] + [("a", word, "r", words)] * (words > 0)
+    arrays = [(name, element, _LETTER[element], count) for name, count in _numbered("acc", (accumulators, *more))]
+    arrays += [(name, word, "r", count) for name, count in _numbered("a", (words, *more_words) if words else ())]
     letters = "".join(letter * count for _, _, letter, count in arrays)
-    inputs = [(letter, f"%{name}_v{i}{'_i32' * (name == 'a')}") for name, _, letter, count in arrays for i in range(count)]
+    held = {name for name, _, letter, _ in arrays[1 + len(more) :]}
+    inputs = [(letter, f"%{name}_v{i}{'_i32' * (name in held)}") for name, _, letter, count in arrays for i in range(count)]
     text, parameters, body, first = f"wgmma.wait_group.sync.aligned {groups};", dict[str, Parameter](), list[str](), 0
     for name, kind, _, count in arrays:
         at = "at" if name == "acc" else f"{name}_at"
         parameters |= {name: Array(kind), at: "i64"}
         body += [indices(name, at, count), read(name, kind, count)]
-    body += [_cast("a_v", words, word, "i32")]
+    body += [_cast(f"{name}_v", count, word, "i32") for name, _, _, count in arrays if name in held]
     body += [f"%held = {asm(text, letters, inputs, ties=len(letters))}", extract("%held", letters, "new")]
     for name, kind, _, count in arrays:
         made = [f"%new{first + i}" for i in range(count)]
-        if name == "a":
+        if name in held:
             body += [f"{v}_word = arith.bitcast {v} : i32 to {kind}" for v in made]
             made = [f"{v}_word" for v in made]
         body.append(write(name, kind, made))
         first += count
-    name = f"wgmma_wait_{groups}_{accumulators}_{element}_{words}" + (f"_{more}" if more else "") + (word != "i32") * f"_{word}"
+    counts = "_and".join("".join(f"_{n}" for n in own) for own in ((words,), more, more_words) if own)
+    name = f"wgmma_wait_{groups}_{accumulators}_{element}{counts}" + (word != "i32") * f"_{word}"
     return define(name, parameters, None, "\n".join(body))
 
 

@@ -12,6 +12,7 @@ from tools.matrix_programs import GRADIENTS
 from tools.plans import operations
 
 from tilec.core.diagnostics import Source
+from tilec.cost.chain import ChainTile
 from tilec.kernels import ContractionChain, Points
 from tilec.plan.schedule.read import read_schedule
 from tilec.plan.schedule.write import write_schedule
@@ -115,6 +116,95 @@ def test_keys_are_values(monkeypatch):
     check(text, {"S": 72, "T": 80, "D": 64}, (64, 32), monkeypatch)
 
 
+# ---- several results -------------------------------------------------------------------------------------------------
+
+
+def columns(dk="ds[h, i, j] * q[h, i, d]", dv="p[h, i, j] * x[h, i, d]", score="(s[h, i, j] if j <= i else -inf)"):
+    """Two gradients that sum over the same rows."""
+    factors = "q: bf16[H, S, D], k: bf16[H, T, D], v: bf16[H, T, D], x: bf16[H, S, D], lse: f32[H, S], delta: f32[H, S]"
+    return f"""op f({factors}) -> (dk: bf16[H, T, D], dv: bf16[H, T, D]) {{
+    s[h, i, j] = sum[d](q[h, i, d] * k[h, j, d]) / 9
+    p[h, i, j] = exp({score} - lse[h, i])
+    g[h, i, j] = sum[d](x[h, i, d] * v[h, j, d])
+    ds[h, i, j] = p[h, i, j] * (g[h, i, j] - delta[h, i]) / 9
+    dk[h, j, d] = sum[i]({dk}) using bf16
+    dv[h, j, d] = sum[i]({dv}) using bf16
+}}"""
+
+
+def attended(results, sums):
+    """Attention with two tensors of values."""
+    return f"""op f(q: bf16[H, S, D], k: bf16[H, T, D], v: bf16[H, T, D], u: bf16[H, T, E]) -> ({results}) {{
+    s[h, i, j] = sum[d](q[h, i, d] * k[h, j, d]) / 8
+    p[h, i, j] = softmax[j](s[h, i, j])
+    {sums}
+}}"""
+
+
+DRAWN = "f32(rand(7, (h * S + i) * T + j) >= 0.3) / 0.7"
+BOTH = "a[h, i, d] = sum[j](p[h, i, j] * v[h, j, d]) using bf16 b[h, i, e] = sum[j](p[h, i, j] * u[h, j, e]) using bf16"
+PAIRS = {
+    "gradients": columns(),
+    "gradients, full": columns(score="s[h, i, j]"),
+    "gradients, dropped": columns(dv=f"p[h, i, j] * {DRAWN} * x[h, i, d]", dk=f"ds[h, i, j] * {DRAWN} * q[h, i, d]"),
+    "values of the other factor": columns("ds[h, i, j] * x[h, i, d]", "p[h, i, j] * q[h, i, d]"),
+    "values of their own": columns(dv="p[h, i, j] * y[h, i, d]").replace("x: ", "y: bf16[H, S, D], x: ", 1),
+    "equal weights": attended("a: bf16[H, S, D], b: f32[H, S, E]", BOTH),
+    "a result of both": attended("y: f32[H, S, D]", BOTH.replace("e]", "d]") + " y[h, i, d] = a[h, i, d] - b[h, i, d]").replace(
+        "T, E", "T, D"
+    ),
+    "a weight that is a part of the other": attended(
+        "a: bf16[H, S, D], b: f32[H, S, E]", BOTH.replace("(p[h, i, j] * u", "(2 * s[h, i, j] * p[h, i, j] * u")
+    ),
+}
+
+
+def pair_of_results(name, tile, monkeypatch, **more):
+    text = PAIRS[name]
+    sizes = SIZES | ({"E": 24} if "[H, T, E]" in text else {})
+    inputs = inputs_of(text, sizes) if "lse" in text else None
+    return check(text, sizes, tile, monkeypatch, inputs=inputs, **more)
+
+
+AT_ONCE = ChainTile(128, 32, 2, 168, 0, at_once=True, persistent=True, row_stages=2)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs(name, monkeypatch):
+    pair_of_results(name, (64, 32), monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["gradients", "values of the other factor", "values of their own", "equal weights"])
+def test_at_once(name, monkeypatch):
+    pair_of_results(name, AT_ONCE, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["gradients, full", "equal weights"])
+def test_pairs_by_warps(name, monkeypatch):
+    pair_of_results(name, warps(32, 32), monkeypatch, target="a100")
+
+
+@pytest.mark.parametrize("name", ["gradients", "equal weights"])
+def test_pairs_in_parts(name, monkeypatch):
+    """Products of different columns, each of whose sums of parts are added up."""
+    pair_of_results(name, warps(32, 32, parts=2), monkeypatch, target="a100")
+
+
+@pytest.mark.parametrize("tile", [(64, 32), AT_ONCE, warps(32, 32)])
+def test_pairs_printed(tile, monkeypatch):
+    target = "a100" if isinstance(tile, ChainTile) and tile.unit == "mma.sync" else "h200"
+    pair_of_results("gradients", tile, monkeypatch, printed=True, target=target)
+
+
+def test_values_that_are_factors_are_loaded_once(monkeypatch):
+    once = pair_of_results("gradients", AT_ONCE, monkeypatch)
+    each = pair_of_results("values of the other factor", AT_ONCE, monkeypatch)
+    both = [r.texts["map"].count("nvgpu.tma.create.descriptor") for r in (once, each)]
+    assert both == [4, 4]  # in each of them, `q` and `x` are factors and values
+    later = pair_of_results("gradients", (128, 32), monkeypatch)
+    assert later.texts["map"].count("nvgpu.tma.create.descriptor") == 6
+
+
 def test_reasons():
     text = """op f(q: bf16[S, D], k: bf16[T, D], x: bf16[S, D], v: bf16[T, D]) -> (z: f32[S]) {
     s[i, j] = sum[d](q[i, d] * k[j, d])
@@ -140,9 +230,10 @@ def gradients(sizes=LARGE, text=GRADIENTS, **more):
     return lowered(Source("t.tile", text), None, sizes, target="h200", **more)
 
 
-def test_each_gradient_has_its_own_products():
+def test_gradients_have_their_own_products():
     _, result = gradients()
-    assert len(result.plan.kernels) == 3 and all(isinstance(k.options, ContractionChain) for k in result.plan.kernels)
+    assert [k.name for k in result.plan.kernels] == ["f_dq", "f_dk_dv"]
+    assert all(isinstance(k.options, ContractionChain) for k in result.plan.kernels)
     assert "dv.sum" in operations(result.plan, "copies") and "recomputed" in str(result.plan.remarks)
     wide = [t for t in result.texts["map"].splitlines() if "memref.alloc" in t and "4096x4096" in t]
     assert not wide
@@ -195,6 +286,16 @@ def test_compiled(name, depth):
     assert chain.options.unit == "wgmma"
     assert all(isinstance(k.options, Points) for k in rest) and len(rest) <= 1  # what rounds the result, if as fast apart
     assert len(compiled(result.emitted, "sm_90a")) == 1 + len(rest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [64, 128])
+@pytest.mark.parametrize("name", ["gradients", "gradients, full", "gradients, dropped"])
+def test_compiled_pairs(name, depth):
+    sizes = {"S": 4096, "T": 4096, "D": depth, "H": 32}
+    _, result = lowered(Source("t.tile", PAIRS[name]), None, sizes, target="h200")
+    assert any(len(k.nodes) > 7 for k in result.plan.kernels)
+    compiled(result.emitted, "sm_90a")
 
 
 @pytest.mark.slow

@@ -40,7 +40,8 @@ def choose_chain(
     blocks = target.units if tile.persistent else 0
     products: dict[str, Any] = {"persistent_blocks": blocks, "row_stages": tile.row_stages}
     products |= {"of_values": problem.of_values} if problem.of_values != problem.dtype else {}
-    own = products if chain.product else {"kept_left": tile.kept_left}
+    products |= {"at_once": tile.at_once} if tile.unit == "wgmma" else {}
+    own = products if chain.products else {"kept_left": tile.kept_left}
     head_groups, later = problem.head_groups if chain.head_groups else (0,), growing(chain, kernel.extents)
     built = ContractionChain(
         unit=tile.unit, multiplicand=problem.dtype, between=chain.between, rows=chain.rows, head_groups=head_groups,
@@ -70,13 +71,14 @@ def choose_chain(
     how = ", rescaled when the running maximum grows" if chain.online.rescales else ""
     reason = f"computed in one pass over the elements of {chain.scores.name}{how}"
     remarks.append(Remark("online", states, reason, line))
-    if chain.product is not None and chain.weight_type != "f32" and chain.product.final.op != "state":
-        reason = f"the weights are rounded to {chain.weight_type} before a row's factor is applied to them, not after"
-        remarks.append(Remark("rounded", chain.product.total.name, reason, line))
-    if chain.product is not None and chain.values is not None and weight_terms > 1:
-        reason = f"a weight is a sum of {weight_terms} {problem.of_values} numbers, which takes {weight_terms} products; "
-        reason += "`using bf16` rounds the weights, and takes 1"
-        remarks.append(Remark("exact", chain.product.total.name, reason, line))
+    for p in chain.products:
+        if p.weight_type != "f32" and p.carried.final.op != "state":
+            reason = f"the weights are rounded to {p.weight_type} before a row's factor is applied to them, not after"
+            remarks.append(Remark("rounded", p.total.name, reason, line))
+        if weight_terms > 1:
+            reason = f"a weight is a sum of {weight_terms} {problem.of_values} numbers, which takes {weight_terms} products; "
+            reason += "`using bf16` rounds the weights, and takes 1"
+            remarks.append(Remark("exact", p.total.name, reason, line))
     if chain.matches:
         reason = "tiles in which no row's number may be a column's are left out: each block lists the others first"
         remarks.append(Remark("skipped", chain.scores.name, reason, line))
@@ -124,8 +126,11 @@ def _bytes(problem: ChainProblem, options: Family | None) -> int:
     """Shared memory of a block."""
     assert isinstance(options, ContractionChain)
     bm, bn = options.block
-    kept, rows = bool(options.kept_left), options.row_stages or 1
-    return chain_bytes(problem, ChainTile(bm, bn, options.stages, 0, 0, kept_left=kept, unit=options.unit, row_stages=rows))
+    tile = ChainTile(
+        bm, bn, options.stages, 0, 0, kept_left=bool(options.kept_left), unit=options.unit, row_stages=options.row_stages or 1,
+        at_once=bool(options.at_once),
+    )  # fmt: skip
+    return chain_bytes(problem, tile)
 
 
 def _work(problem: ChainProblem, target: Target, kernel: KernelPlan) -> Work:
@@ -139,6 +144,7 @@ def _work(problem: ChainProblem, target: Target, kernel: KernelPlan) -> Work:
         bool(options.persistent_blocks), options.row_stages or 1,
         options.persistent_blocks if options.persistent_blocks not in (None, target.units) else 0,
         prod(-(-kernel.extents[d] // t) for d, t in zip(kernel.grid, kernel.tile) if d in options.rows),
+        bool(options.at_once),
     )  # fmt: skip
     return chain_work(target, problem, tile)
 
@@ -147,4 +153,5 @@ def _describe(tile: ChainTile) -> str:
     left = "" if tile.kept_left else ", both factors in steps"
     parts = f", {tile.parts} blocks a row" if tile.parts > 1 else ""
     lasting = ", persistent blocks" if tile.persistent else ""
-    return f"{tile.unit}, {tile.bm} rows a block, steps of {tile.bn}{left}{parts}{lasting}"
+    once = ", multiplied at once" if tile.at_once else ""
+    return f"{tile.unit}, {tile.bm} rows a block, steps of {tile.bn}{once}{left}{parts}{lasting}"

@@ -160,7 +160,8 @@ def read(view: View, offset: Index, op: ir.Operation, context: Context, mask: Ma
         buffer.guard.read(buffer, offset, op, context, mask)
     elif buffer.owner is not None and context.lanes is None:
         _same_block(view, offset, op, context)
-    return buffer.data[index]
+    found = buffer.data[index]
+    return found if found.base is None else found.copy()  # a slice would follow later stores
 
 
 def _complete(buffer: Buffer, products: np.ndarray, how: str, op: ir.Operation, context: Context, mask: Mask) -> None:
