@@ -62,12 +62,20 @@ def _exponent(divisor: object) -> int | None:
     return None
 
 
+class _Ranges(ValueTerms):
+    """Terms whose ranges alone are asked for."""
+
+    def _arguments(self, op: ir.Operation) -> list[Term]:
+        """None: they say nothing of a range, and are most of a kernel."""
+        return []
+
+
 class IndexPrinter(Printer):
     def __init__(self, names: Names, comments: Comments) -> None:
         super().__init__(names, comments)
         self.thread_numbers: set[str] = set()  # variables that are a thread's or a block's number
         self.grid: dict[str, int] = {}  # how many values `gpu.thread_id`, `gpu.block_id` and their like have
-        self.terms = ValueTerms(self._launched)
+        self.terms = _Ranges(self._launched)
 
     def numbers(self, threads: int, blocks: int, cluster: int) -> None:
         """Of a launch of at most so many blocks."""

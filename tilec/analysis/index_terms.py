@@ -278,10 +278,13 @@ class ValueTerms(Reader[ir.Value]):
         number = list(op.results).index(x)
         if op.name.startswith(_COUNTS) or not (op.operands or op.regions):
             return self._outside(x)
-        inner = [o.results[0] for o in mlir.traverse(op) if o.name == "linalg.index"]
         ends = self.elements.get(op.operands[0]) if op.name == "tensor.extract" else None
-        args = map(self.of, [*mlir.operands_of(op), *inner])
-        return typed_call(str(x.type), f"{op.name}#{self._number(op)}.{number}", *args, ends=ends)
+        return typed_call(str(x.type), f"{op.name}#{self._number(op)}.{number}", *self._arguments(op), ends=ends)
+
+    def _arguments(self, op: ir.Operation) -> list[Term]:
+        """What an operation depends on that the algebra does not have."""
+        inner = [o.results[0] for o in mlir.traverse(op) if o.name == "linalg.index"]
+        return [self.of(v) for v in (*mlir.operands_of(op), *inner)]
 
 
 def unclamped_value(terms: ValueTerms, subscript: ir.Value, guard: Cond) -> ir.Value:
