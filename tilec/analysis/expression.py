@@ -58,13 +58,19 @@ class Expr:
         return frozenset(own).union(*(a.totals for a in self.args))
 
     def replace(self, swap: Callable[[Expr], Expr | None]) -> Expr:
-        """A copy in which every part that `swap` gives a value for is that value; outer parts are asked first."""
-        new = swap(self)
-        if new is not None:
-            return new
-        args = tuple(a.replace(swap) for a in self.args)
-        same = all(a is b for a, b in zip(args, self.args))
-        return self if same else Expr(self.op, args, self.key, self.own_dims, self.type, self.template)
+        """A copy in which every part that `swap` gives a value for is that value; outer parts are asked first, each once."""
+        known: dict[int, Expr] = {}  # by identity, as parts are shared
+
+        def replaced(x: Expr) -> Expr:
+            if (found := known.get(id(x))) is None:
+                if (found := swap(x)) is None:
+                    args = tuple(map(replaced, x.args))
+                    same = all(a is b for a, b in zip(args, x.args))
+                    found = x if same else Expr(x.op, args, x.key, x.own_dims, x.type, x.template)
+                known[id(x)] = found
+            return found
+
+        return replaced(self)
 
     @property
     def leaves(self) -> Iterator[Expr]:
@@ -78,10 +84,13 @@ class Expr:
 
 
 def parts_of(x: Expr) -> Iterator[Expr]:
-    """An expression and all that it is made of."""
-    yield x
-    for a in x.args:
-        yield from parts_of(a)
+    """An expression and all that it is made of, each part once."""
+    seen, waiting = set[int](), [x]
+    while waiting:
+        if id(part := waiting.pop()) not in seen:
+            seen.add(id(part))
+            yield part
+            waiting += reversed(part.args)
 
 
 def constant(value: float, type_: str = "f32") -> Expr:
