@@ -3,6 +3,7 @@ lines and messages."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -256,3 +257,11 @@ def test_blocks_that_share_rows_do_so_in_each_launch():
     for found in (outs, list(interpret(result.texts["map"], arrays).values())):
         for made, x in zip(found, arrays.values()):
             np.testing.assert_array_equal(made, np.cumsum(x, 1))
+
+
+def test_results_of_one_operation_keep_their_names():
+    """In the kernel that reads them, as in the one that makes them."""
+    text = "s[i] = sum[j](x[i, j]) q[i] = max[j](x[i, j]) y[i, k] = sum[j](a[i, j] * b[j, k]) * s[i] + q[i]"
+    source = Source("f.tile", f"op f(x: f32[64, 4096], a: f32[64, 32], b: f32[32, 48]) -> (y: f32[64, 48]) {{ {text} }}")
+    module = emitted(source, "f").module
+    assert re.findall(r"^def .*", module, re.MULTILINE) == ["def f_s_q(x, s, q):", "def f_y(a, b, s, q, y):"]

@@ -9,7 +9,18 @@ from tools.lowering import specialised
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, tensor
 from tilec.dsl.build import build
-from tilec.passes.rebuild import NEW, Anew, Operand, added, operands_in, operands_out, rebuild, replace
+from tilec.passes.rebuild import (
+    NEW,
+    Anew,
+    Operand,
+    added,
+    collapsed,
+    expanded,
+    operands_in,
+    operands_out,
+    rebuild,
+    replace,
+)
 from tilec.semantics.interpreter import interpret
 
 M, N = 4, 6
@@ -151,3 +162,13 @@ def test_a_dimension_that_goes():
                             body=lambda here: [here.known[mlir.body_of(op).arguments[0]]])  # fmt: skip
             replace(op, whole)
         np.testing.assert_array_equal(interpret(module, [X, V])["y"], np.tile(V + 2, (M, 1)))
+
+
+def test_a_dimension_written_as_two_and_back():
+    with mlir.context(), ir.Location.unknown():
+        module = build(specialised("op f(x: f32[4, 6, 5]) -> (y: f32[4, 6, 5]) { y[i, j, k] = x[i, j, k] + 1 }"))
+        x = mlir.inputs_of(only(module))[0]
+        two = expanded(x, 1, 2, 3)
+        assert list(ir.ShapedType(two.type).shape) == [4, 2, 3, 5] and expanded(x, 1, 2, 3) == two
+        assert list(ir.ShapedType(collapsed(two, 1).type).shape) == [4, 6, 5]
+        assert module.operation.verify()
