@@ -180,6 +180,15 @@ def test_parts_of_a_mean_and_a_variance_are_one_reading():
     assert plan.time_us < 2.2 * 128 * 64 * 112 * 112 * 4 / 4.3e6
 
 
+def test_sums_of_several_kernels_are_one_reading_in_parts():
+    """Down columns, a mean and a variance are kernels of their own until they are split."""
+    text = VARIANCES.replace("N, C, H, W", "N, H, W, C").replace("n, c, h, w", "n, h, w, c").replace(
+        "-> (", "-> (y: f32[N, H, W, C], "
+    ).replace("}", "y[n, h, w, c] = (x[n, h, w, c] - m[c]) * rsqrt(v[c] + 1e-5)\n}")
+    plan = planned(text, N=10, C=672, H=224, W=224)
+    assert len(plan.kernels) == 3 and sorted(s.about for s in plan.steps("split")) == ["", "m.sum", "m.sum"]
+
+
 def test_a_computed_tensor_in_parts_is_read_once():
     """What is stored in one shape and read in another is one tensor."""
     head, body = VARIANCES.split("{")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from math import ceil, isqrt, prod
 
 from tilec.analysis.graph import Graph, Node
@@ -40,14 +40,13 @@ def find(groups: list[Group], graph: Graph, target: Target, inlined: Callable[[]
     """Splits of the long reductions of kernels that have too few blocks to fill the machine. On a GPU the parts take a second
     kernel, and often a second look at the data: there the plans are compared. `inlined` makes the program that is split."""
     steps, remarks = [], []
-    program = cache(inlined)  # it owns the operations
-    named = cache(lambda: named_operations(program()))
     for g in groups:
-        node, splits, reason = _of_kernel(g, graph, target, named)
+        node, splits, reason = _of_kernel(g, graph, target)
         steps += [Applied("split", s, reason, node.line) for s in splits]
         if reason:
             verb, subject = ("split", node.name) if splits else ("refused", f"to split {node.name}")
             remarks.append(Remark(verb, subject, reason, node.line))
+    steps = _about_sums(steps, graph, inlined)
     if target.kind != "cuda" or not steps:
         return Found(tuple(steps), tuple(remarks))
     names = [a.step.operation for a in steps]
@@ -55,7 +54,7 @@ def find(groups: list[Group], graph: Graph, target: Target, inlined: Callable[[]
     return Found(tuple(steps), tuple(remarks), Compared("split", ", ".join(names), refused, "split", "unsplit", _weighed_us))
 
 
-def _of_kernel(g: Group, graph: Graph, target: Target, named: Named) -> tuple[Node, list[Split], str]:
+def _of_kernel(g: Group, graph: Graph, target: Target) -> tuple[Node, list[Split], str]:
     """The splits of a kernel's reductions, and their reason, or that against them, which names a node."""
     node = max(g.nodes, key=lambda n: n.iterations)
     if node.contraction is not None and node.reduced and node.scan is None:
@@ -69,11 +68,7 @@ def _of_kernel(g: Group, graph: Graph, target: Target, named: Named) -> tuple[No
     if len(long) == 1 and any(p in g.nodes for p in graph.producers(long[0])):
         return node, [], ""
     decide = _split if len(long) == 1 else _split_all
-    return long[0], *decide(long, g, graph, target, named)
-
-
-Named = Callable[[], dict[str, ir.Operation]]
-"""The operations of the program that is split, by name."""
+    return long[0], *decide(long, g, graph, target)
 
 
 def _weighed_us(plan: Plan) -> float:
@@ -90,7 +85,7 @@ def _long_reductions(g: Group) -> list[Node]:
     return sorted((n for n in whole if n.iterations > most // 4), key=lambda n: -n.iterations)
 
 
-def _split(long: list[Node], g: Group, graph: Graph, target: Target, named: Named) -> tuple[list[Split], str]:
+def _split(long: list[Node], g: Group, graph: Graph, target: Target) -> tuple[list[Split], str]:
     """The split, if there are too few blocks, and its reason, or that against it."""
     (node,) = long
     found = _parts(node, g, target)
@@ -101,23 +96,20 @@ def _split(long: list[Node], g: Group, graph: Graph, target: Target, named: Name
     return [found], f"{found.parts} parts of {node.extents[found.dim] // found.parts} elements; {whole}"
 
 
-def _split_all(long: list[Node], g: Group, graph: Graph, target: Target, named: Named) -> tuple[list[Split], str]:
+def _split_all(long: list[Node], g: Group, graph: Graph, target: Target) -> tuple[list[Split], str]:
     """Splits of all long reductions of a kernel, such as the sums of a batch norm, whose data one of too few blocks reads again for
     each: if passes by many blocks take less time, although what was one kernel becomes several."""
-    about = _distances(long, g, graph, named)
-    splits, separate_us = dict[Node, Split](), 0.0
-    waiting = [n for n in long if n not in about]
-    for at_once in _readings(waiting, replace(g, nodes=[n for n in g.nodes if n not in about]), graph):
-        at_once += [n for n, (sums, _) in about.items() if sums in at_once]
+    splits, separate_us = [], 0.0
+    for at_once in _readings(long, g, graph):
         space = space_of(at_once, graph)
         assert not isinstance(space, str), space
         work = work_of(at_once, graph, space, target)
         parts = 1
         for n in at_once if at_once[0] in long else ():
-            found = _like_sums(n, about[n], splits, g) if n in about else _parts(n, g, target) if n.contraction is None else None
+            found = _parts(n, g, target) if n.contraction is None else None
             if not isinstance(found, Split):
                 return [], found or ""
-            splits[n] = found
+            splits.append(found)
             parts = max(parts, found.parts)
         if parts > 1:
             combined = Work(dram_read=work.dram_write * parts, blocks=work.blocks)
@@ -127,28 +119,7 @@ def _split_all(long: list[Node], g: Group, graph: Graph, target: Target, named: 
     fused_us = predict(work_of(g.nodes, graph, g.space, target), target).time_us
     times = f"{duration(separate_us)} in parts, with a kernel for each reading, {duration(fused_us)} as one kernel"
     most = COMPARED if target.kind == "cuda" else SAVING
-    return ([*splits.values()], times) if separate_us < most * fused_us else ([], times)
-
-
-def _distances(long: list[Node], g: Group, graph: Graph, named: Named) -> dict[Node, tuple[Node, Node | None]]:
-    """The sums of distances, or of their squares, from what depends on another sum; with that, and, of squares, with the sum of the
-    distances, if there is one. Sums of which that is true come before others."""
-    online = online_of(long, g, graph) if all(n.contraction is None for n in long) else None
-    if online is None:
-        return {}
-    about = [c for c in online.carried if c.about is not None and c.total.number >= 0]
-    made = {c.total.number: graph.producer[c.total.operation.results[0]] for c in online.carried if c.total.number >= 0}
-    about.sort(key=lambda c: c.rest != c.total.number)
-    found = {made[c.total.number]: (made[c.about or 0], made.get(c.rest or 0)) for c in about}
-    able = all(distance_of(named()[n.name], named()[sums.name].results[0]) for n, (sums, _) in found.items())
-    return found if able else {}
-
-
-def _like_sums(n: Node, about: tuple[Node, Node | None], splits: Mapping[Node, Split], g: Group) -> Split:
-    """The split of a sum of distances: along the dimension of that of the sum which they depend on."""
-    sums, rest = about
-    dim = g.space.dims[n].index(g.space.dims[sums][splits[sums].dim])
-    return Split(n.name, dim, splits[sums].parts, sums.name, rest.name if rest not in (None, n) else "")
+    return (splits, times) if separate_us < most * fused_us else ([], times)
 
 
 def _readings(long: list[Node], g: Group, graph: Graph) -> list[list[Node]]:
@@ -164,6 +135,46 @@ def _readings(long: list[Node], g: Group, graph: Graph) -> list[list[Node]]:
             read = n
         found.setdefault(read, []).append(n)
     return list(found.values())
+
+
+def _about_sums(steps: list[Applied], graph: Graph, inlined: Callable[[], ir.Operation]) -> list[Applied]:
+    """The steps, where sums of distances from what another sum tells, or of their squares, have parts about those of that sum: no
+    part waits for another, and one reading makes all. They come after that sum, and squares after the distances themselves."""
+    nodes = {n.name: n for n in graph.nodes}
+    found = {nodes[a.step.operation]: a for a in steps}
+    about: dict[Node, Split] = {}
+    for sums, applied in found.items():
+        assert isinstance(applied.step, Split)
+        if sums.contraction is None and sums not in about:
+            about |= {n: s for n, s in _about(sums, applied.step, [*found], graph) if n not in about}
+    if about:
+        program = inlined()
+        named = named_operations(program)
+        about = {n: s for n, s in about.items() if distance_of(named[n.name], named[s.about].results[0])}
+    order = [*(n for n in found if n not in about), *sorted(about, key=lambda n: bool(about[n].rest))]
+    return [replace(found[n], step=about.get(n, found[n].step)) for n in order]
+
+
+def _about(sums: Node, step: Split, split: list[Node], graph: Graph) -> Iterator[tuple[Node, Split]]:
+    """The reductions that have parts about those of a sum, with their splits."""
+    rows = {sums}  # what is computed of the sum for each of its points
+    for n in graph.nodes:
+        if n.elementwise and n.iterations * prod(sums.extents[d] for d in sums.reduced) <= sums.iterations:
+            rows |= {n} if rows & {*graph.producers(n)} else set()
+    after = [n for n in split if n.iterations == sums.iterations and n not in rows and rows & {*graph.producers(n)}]
+    nodes = graph.in_order({*rows, *after})
+    space = space_of(nodes, graph) if after else ""
+    if isinstance(space, str) or len({frozenset(space.dims[n][d] for d in n.reduced) for n in (sums, *after)}) > 1:
+        return
+    online = online_of([sums, *after], Group(nodes, space), graph)
+    named = {c.total.number: c.total.name for c in online.carried if c.total.number >= 0} if online else {}
+    by_name = {n.name: n for n in after}
+    for c in online.carried if online else ():
+        if c.total.name in by_name and c.about is not None and named[c.about] == sums.name:
+            mine = by_name[c.total.name]
+            dim = space.dims[mine].index(space.dims[sums][step.dim])
+            rest = named.get(c.rest or 0, "") if c.rest != c.total.number else ""
+            yield mine, Split(mine.name, dim, step.parts, sums.name, rest)
 
 
 def _parts(node: Node, g: Group, target: Target) -> Split | str | None:
