@@ -10,6 +10,7 @@ from tools.lowering import lowered
 from tools.plans import rewritten
 
 import tilec
+from tilec.core.diagnostics import CallError
 from tilec.plan import split_reduction
 
 UNIT = 2.0**-24
@@ -92,3 +93,18 @@ def test_parts_with_infinities(rng, small_parts):
     mean, variance = run_printed(special, made, [x, np.zeros(8, np.float32)])[0]
     assert mean[0] == np.inf and mean[1] == -np.inf and np.isnan(mean[2]) and np.isfinite(mean[3:]).all()
     assert np.isnan(variance[:3]).all() and variance[3] == np.inf and 0 <= variance[4] < 1e-9
+
+
+def test_parts_as_a_schedule_names_them(small_parts):
+    text = program("columns", "a tensor")
+    steps = lowered(text, None, {}, rewritten(split=True), end="plan", emit=False)[1].plan.steps("split")
+    fields = [{k: v for k, v in vars(s).items() if v != ""} for s in steps]
+    again = lowered(text, None, {}, rewritten(split=fields[::-1]), end="plan", emit=False)[1].plan
+    assert {*again.steps("split")} == {*steps} and len(again.kernels) == 2
+    squares = next(s for s in steps if s.rest)
+    for given, words in (
+        ([squares.operation], "are about those of `m.sum`, which has to be in"),
+        ([{"operation": squares.operation, "dim": squares.dim, "parts": 2, "about": "m.sum"}], "leave out `about` and `rest`"),
+    ):
+        with pytest.raises(CallError, match=words):
+            lowered(text, None, {}, rewritten(split=given), end="plan", emit=False)

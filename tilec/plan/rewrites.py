@@ -171,6 +171,8 @@ def _exact_split(state: State, fields: Mapping[str, Any]) -> Applied | str:
         return ""
     if "dim" not in fields or "parts" not in fields:
         return "the compiler sees no need of parts; say `dim` and `parts` to have them in any case"
+    if "about" in fields or "rest" in fields:
+        return "parts are about those of another sum only where the compiler says so; leave out `about` and `rest`"
     step = Split(**fields)
     if state.target.kind == "cpu" and node.contraction is not None:
         return "on a CPU all of a product's sum is computed at once"
@@ -181,7 +183,8 @@ def _exact_split(state: State, fields: Mapping[str, Any]) -> Applied | str:
 
 def _describe_split(step: Step, index: Callable[[int], str]) -> str:
     assert isinstance(step, Split)
-    return f"{index(step.dim)} in {step.parts} parts"
+    about = f", about those of {step.about}" if step.about else ""
+    return f"{index(step.dim)} in {step.parts} parts{about}"
 
 
 def _find_packs(state: State, without: Callable[[], Plan]) -> Found:
@@ -214,6 +217,9 @@ REWRITES = (
     Rewrite("recompute", _find_reads, _reads, _apply_reads, lambda step, index: "elements read by number are computed anew"),
     Rewrite("copies", _find_copies, _copies, _apply_copies, lambda step, index: "its own copy of the products that it reads"),
     Rewrite("chain_factors", _find_chain_factors, _chain_factors, prepack.apply_packs, _describe_pack, Pack),
-    Rewrite("split", _find_splits, _splits, split_reduction.apply_splits, _describe_split, Split, True, _exact_split),
+    Rewrite(
+        "split", _find_splits, _splits, split_reduction.apply_splits, _describe_split, Split, True, _exact_split,
+        split_reduction.lacking,
+    ),
     Rewrite("pack", _find_packs, _packs, prepack.apply_packs, _describe_pack, Pack, True, lacks=prepack.lacking),
 )

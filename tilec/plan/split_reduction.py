@@ -139,7 +139,7 @@ def _readings(long: list[Node], g: Group, graph: Graph) -> list[list[Node]]:
 
 def _about_sums(steps: list[Applied], graph: Graph, inlined: Callable[[], ir.Operation]) -> list[Applied]:
     """The steps, where sums of distances from what another sum tells, or of their squares, have parts about those of that sum: no
-    part waits for another, and one reading makes all. They come after that sum, and squares after the distances themselves."""
+    part waits for another, and one reading makes all."""
     nodes = {n.name: n for n in graph.nodes}
     found = {nodes[a.step.operation]: a for a in steps}
     about: dict[Node, Split] = {}
@@ -151,8 +151,7 @@ def _about_sums(steps: list[Applied], graph: Graph, inlined: Callable[[], ir.Ope
         program = inlined()
         named = named_operations(program)
         about = {n: s for n, s in about.items() if distance_of(named[n.name], named[s.about].results[0])}
-    order = [*(n for n in found if n not in about), *sorted(about, key=lambda n: bool(about[n].rest))]
-    return [replace(found[n], step=about.get(n, found[n].step)) for n in order]
+    return [replace(a, step=about.get(n, a.step)) for n, a in found.items()]
 
 
 def _about(sums: Node, step: Split, split: list[Node], graph: Graph) -> Iterator[tuple[Node, Split]]:
@@ -248,8 +247,19 @@ def named_operations(function: ir.Operation) -> dict[str, ir.Operation]:
     return {mlir.get_string(op, "tilec.name") or "": op for op in mlir.traverse(function) if mlir.is_generic(op)}
 
 
-def apply_splits(function: ir.Operation, splits: Sequence[Step]) -> None:
-    named = named_operations(function)
-    for s in splits:
+def lacking(function: ir.Operation, steps: Sequence[Step]) -> str:
+    """What steps need beside them: the split of the sum that their parts are about those of, and that of the distances."""
+    parts = {s.operation: s.parts for s in steps if isinstance(s, Split)}
+    for s in steps:
         assert isinstance(s, Split)
+        for name in filter(None, (s.about, s.rest)):
+            if parts.get(name) != s.parts:
+                return f"the parts of `{s.operation}` are about those of `{name}`, which has to be in {s.parts} parts, too"
+    return ""
+
+
+def apply_splits(function: ir.Operation, splits: Sequence[Step]) -> None:
+    """Sums first that others are about, and squares after the distances themselves."""
+    named, steps = named_operations(function), [s for s in splits if isinstance(s, Split)]
+    for s in sorted(steps, key=lambda s: (bool(s.about), bool(s.rest))):
         named[s.operation] = split(named[s.operation], s.dim, s.parts, named.get(s.about), named.get(s.rest))
