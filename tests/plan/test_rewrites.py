@@ -11,6 +11,8 @@ from tools.plans import scheduled
 from tilec.core.diagnostics import CallError, Source
 from tilec.plan.report.explain import explain
 from tilec.plan.schedule.write import write_schedule
+from tilec.plan.search import written
+from tilec.plan.steps import Applied, Split, Step
 
 LONG = Source("t.tile", "op f(x: f32[N]) -> (y: f32) { y = sum[i](x[i]) }")
 MANY = {"N": 1 << 22}
@@ -93,3 +95,8 @@ def test_explain_lists_the_steps():
     assert "unsplit, it has 1 parallel point" in text
     assert "rewrites" not in explain(decided(rewrites={"split": []}), special).partition("decisions")[0]
     assert f'split = [{{operation = "y", dim = 0, parts = {step.parts}}}]' in write_schedule(result.plan, special)
+
+
+def test_steps_that_a_hint_names_are_written_as_in_a_schedule_file():
+    assert written(Applied("copy", Step("y"))) == '"y"'
+    assert written(Applied("split", Split("y", 1, 4, rest="z"))) == '{operation = "y", dim = 1, parts = 4, rest = "z"}'
