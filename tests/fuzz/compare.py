@@ -27,7 +27,8 @@ from tilec.dsl.specialise import Specialised, specialise
 from tilec.passes import NAMES
 from tilec.plan.schedule.read import read_schedule
 from tilec.runtime.program import Emitted
-from tilec.semantics.comparison import compare
+from tilec.semantics.comparison import compare_array
+from tilec.semantics.error_bounds import enclose
 from tilec.semantics.interpreted import interpret_stage
 from tilec.semantics.reference import evaluate
 
@@ -66,37 +67,49 @@ def check(case: Case, way: str, schedule: str | None = None) -> Verdict:
         case "gpu":
             return expect(case, program, on_gpu(case, program, schedule), "cuda")
         case "stages":
-            verdict = Verdict()
+            verdict, expected = Verdict(), Expected(case, program, None)
             for target in ("cpu", "h200"):
                 for stage, results in interpreted(case, program, target, schedule):
-                    verdict = expect(case, program, results, None, f"after {stage} for {target}: ")
+                    verdict = expected.verdict(results, f"after {stage} for {target}: ")
             return verdict
     raise ValueError(way)
 
 
 def expect(case: Case, program: Specialised, results: Arrays, kind: str | None, where: str = "") -> Verdict:
     """Results within what the documented errors allow, and equal where no rounding reaches."""
-    verdict = Verdict()
-    for name, comparison in compare(program, case.inputs, results, kind).items():
-        if not comparison.within:
-            raise Wrong(f"{where}{name} is out of bounds: {comparison}")
-        verdict.compared += 1
-        verdict.unbounded += comparison.unbounded > 0
-    exact = evaluate(program, case.inputs, rounded=True)
-    for tensor in program.outputs:
-        name, found = tensor.name, results[tensor.name]
-        with np.errstate(all="ignore"):
-            expected = exact[name].astype(tensor.dtype.numpy)
-        if found.shape != expected.shape or found.dtype != expected.dtype:
-            raise Wrong(
-                f"{where}{name} is {found.dtype}{list(found.shape)}, not {expected.dtype}{list(expected.shape)}"
-            )
-        differ = ~_same(found, expected)
-        if name in case.exact and differ.any():
-            at = tuple(map(int, np.argwhere(differ)[0]))
-            count = f"{np.count_nonzero(differ)} of {found.size} elements of {name}"
-            raise Wrong(f"{where}{count} differ, at {list(at)} {found[at]}, not {expected[at]}")
-    return verdict
+    return Expected(case, program, kind).verdict(results, where)
+
+
+class Expected:
+    """What the results of a case may be, for several ways to compute them."""
+
+    def __init__(self, case: Case, program: Specialised, kind: str | None):
+        self.case, self.program = case, program
+        self.allowed = enclose(program, case.inputs, kind)
+        self.exact = evaluate(program, case.inputs, rounded=True)
+
+    def verdict(self, results: Arrays, where: str) -> Verdict:
+        verdict = Verdict()
+        for tensor in self.program.outputs:
+            comparison = compare_array(results[tensor.name], self.allowed[tensor.name])
+            if not comparison.within:
+                raise Wrong(f"{where}{tensor.name} is out of bounds: {comparison}")
+            verdict.compared += 1
+            verdict.unbounded += comparison.unbounded > 0
+        for tensor in self.program.outputs:
+            name, found = tensor.name, results[tensor.name]
+            with np.errstate(all="ignore"):
+                expected = self.exact[name].astype(tensor.dtype.numpy)
+            if found.shape != expected.shape or found.dtype != expected.dtype:
+                raise Wrong(
+                    f"{where}{name} is {found.dtype}{list(found.shape)}, not {expected.dtype}{list(expected.shape)}"
+                )
+            differ = ~_same(found, expected)
+            if name in self.case.exact and differ.any():
+                at = tuple(map(int, np.argwhere(differ)[0]))
+                count = f"{np.count_nonzero(differ)} of {found.size} elements of {name}"
+                raise Wrong(f"{where}{count} differ, at {list(at)} {found[at]}, not {expected[at]}")
+        return verdict
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ The import takes 0.3 s. The rest of tilec imports this module when it first comp
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -57,7 +58,7 @@ with uninterrupted(), executing(_NAMED_OPS, _define_later):
 
 __all__ = [
     "VALUE_TYPES", "PassManager", "affine", "arith", "bufferization", "cf", "context", "func", "gpu", "ir", "linalg", "math",
-    "memref", "nvgpu", "nvvm", "plain_values", "scf", "tensor", "vector",
+    "memref", "nvgpu", "nvvm", "plain_values", "reading_context", "scf", "tensor", "vector",
 ]  # fmt: skip
 
 
@@ -78,6 +79,28 @@ def context() -> ir.Context:
     made = ir.Context(load_on_create_dialects=list(DIALECTS))
     made.enable_multithreading(False)
     return made
+
+
+READS = 256
+"""Texts that one context reads: what it has seen it keeps, and it makes room for another one."""
+
+
+class _Reading(threading.local):
+    context: ir.Context
+    left = 0
+
+
+_READING = _Reading()
+
+
+def reading_context() -> ir.Context:
+    """This thread's context for texts that are only read: to load the dialects takes a millisecond, as long as to read a small
+    text. No pass runs in it, as `canonicalize` would collect the patterns of all dialects that any of the texts has."""
+    plain_values()
+    if not _READING.left:
+        _READING.context, _READING.left = context(), READS
+    _READING.left -= 1
+    return _READING.context
 
 
 _SCALARS = (ir.BF16Type, ir.F16Type, ir.F32Type, ir.F64Type, ir.IndexType, ir.IntegerType, ir.ComplexType)

@@ -22,6 +22,7 @@ from tilec.core.bindings import (
     nvgpu,
     nvvm,
     plain_values,
+    reading_context,
     scf,
     tensor,
     vector,
@@ -30,7 +31,7 @@ from tilec.core.diagnostics import InternalError, Span
 
 __all__ = [
     "VALUE_TYPES", "PassManager", "affine", "arith", "bufferization", "cf", "context", "func", "gpu", "ir", "linalg", "math",
-    "memref", "nvgpu", "nvvm", "plain_values", "scf", "tensor", "vector",
+    "memref", "nvgpu", "nvvm", "plain_values", "reading_context", "scf", "tensor", "vector",
 ]  # fmt: skip
 
 Element = ir.IntegerType | ir.FloatType

@@ -56,7 +56,7 @@ def interpret(module: ir.Module | str, arrays: Arrays) -> dict[str, np.ndarray]:
 def prepare(module: ir.Module | str) -> Callable[[Arrays], dict[str, np.ndarray]]:
     """`interpret` for one module and many inputs, whose operations become closures once."""
     if isinstance(module, str):
-        with mlir.context():
+        with mlir.reading_context():
             module = mlir.parse(module)
     program = _Program(module)
 
