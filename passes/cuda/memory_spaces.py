@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from tilec.core import mlir
 from tilec.core.mlir import ir, memref
 
+VIEWS = ("memref.subview", "memref.cast", "memref.collapse_shape", "arith.select")
 PRIVATE, SHARED = SPACES = ("private", "workgroup")
 
 
@@ -62,13 +63,9 @@ def sizes_of(operands: Sequence[ir.Value], operand_dims: Sequence[Iterable[int]]
 
 
 def root(value: ir.Value) -> ir.Value:
-    """The memory that a view is part of."""
-    while not isinstance(value.owner, ir.Block) and value.owner.name in (
-        "memref.subview",
-        "memref.cast",
-        "memref.collapse_shape",
-    ):
-        value = value.owner.operands[0]
+    """The memory that a view is part of; the first one of tensors that take turns."""
+    while (made := mlir.definition(value)) is not None and made.name in VIEWS:
+        value = made.operands[made.name == "arith.select"]
     return value
 
 

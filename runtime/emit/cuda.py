@@ -143,6 +143,8 @@ class _CudaPrinter(MemoryPrinter):
                 pass
             case "memref.store" if self.guard is not None:
                 guarded_load(self, op)
+            case "arith.select" if isinstance(op.results[0].type, ir.MemRefType):
+                self.choose(op)
             case "arith.truncf" | "arith.extf" | "arith.sitofp" | "arith.uitofp" if isinstance(op.results[0].type, ir.VectorType):
                 pass  # printed by the store of the fragment
             case "memref.load" if self.memory[op.operands[0]].space in ("shared", "cluster"):

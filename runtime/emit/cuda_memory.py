@@ -8,6 +8,8 @@ Addresses of global memory are sums that end with what loops over a thread's ste
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilec.analysis.traffic import element_bytes
 from tilec.core import locations, mlir
 from tilec.core.mlir import ir
@@ -107,6 +109,14 @@ class MemoryPrinter(UnrollPrinter):
                 prefix = "shared_" if memory.space == "shared" else ""
                 name = self.use(f"{prefix}store_{self.dtype(memory.element)}")
                 self.line(f"{name}({self.bytes(memory, index)}, {value})")
+
+    def choose(self, op: ir.Operation) -> None:
+        """One of two tensors of one shape, by its address."""
+        one, other = (self.memory[v] for v in list(op.operands)[1:])
+        name = self.names.temporary("chosen")
+        self.line(f"{name} = {one.base} if {self.expr(op.operands[0])} else {other.base}")
+        self.memory[op.results[0]] = replace(one, base=name)
+        self.others |= {name} if any(m.base in self.written | self.others for m in (one, other)) else set()
 
     def constancy(self, memory: Memory) -> str:
         """How vectors are loaded: nobody writes the memory while the kernel is there, its blocks that wait included."""

@@ -82,7 +82,8 @@ def _branches(op: ir.Operation) -> list[ir.Operation]:
 def _is_plain(op: ir.Operation) -> bool:
     """Whether it may be computed without need."""
     return op.name in _PLAIN or (
-        _INDEX.fullmatch(op.name) is not None and isinstance(op.results[0].type, (ir.IndexType, ir.IntegerType))
+        _INDEX.fullmatch(op.name) is not None
+        and isinstance(op.results[0].type, (ir.IndexType, ir.IntegerType, ir.MemRefType))
     )
 
 

@@ -30,6 +30,7 @@ from tilec.passes.cuda.threaded.context import KernelContext
 from tilec.passes.cuda.threaded.online import OnlineMapper, joined
 from tilec.passes.cuda.threaded.operation import GenericMapper
 from tilec.passes.cuda.threaded.persistent_rows import STAGES, Pipeline, copy_rows
+from tilec.passes.cuda.threaded.turns import choose_tensors
 from tilec.passes.loops import Threads, delinearise
 
 MEMORY = "memref.alloc", "memref.subview"
@@ -44,7 +45,10 @@ class KernelMapper(KernelContext):
         function.attributes["tilec.cluster"] = mlir.integer(1 if self.looks_back else each)
         function.attributes["tilec.threads"] = mlir.integer(self.layout.block)
         block = self.body
-        self._name_tiles([o.operation for o in block.operations if mlir.is_generic(o.operation)])
+        generics = [o.operation for o in block.operations if mlir.is_generic(o.operation)]
+        self._name_tiles(generics)
+        for op in generics:
+            choose_tensors(op)
         online = joined(block) if self.online else []
         for op in [o.operation for o in block.operations]:
             if self.alignment and self.threads.misalignment is None and mlir.is_generic(op):

@@ -32,6 +32,7 @@ from tilec.index.questions import diagonal, is_adjacent
 from tilec.index.terms import Term
 from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.cuda.threaded.context import OperationContext
+from tilec.passes.cuda.threaded.turns import choices, is_of_indices
 from tilec.passes.emit import Body
 from tilec.passes.loops import Position, Threads, loop, sum_of, when
 
@@ -44,7 +45,9 @@ def wide_loads(generic: OperationContext) -> list[ir.Operation]:
     loads = [o.operation for o in generic.block.operations if o.operation.name == "memref.load"]
     if lanes == 1:
         outside = [o for o in loads if len(o.operands) > 1 and not is_local(o.operands[0])]
-        alone = [o for o in outside if _guard_of(generic, o) or _is_guarded(generic, o)]
+        steps = prod(generic.layout.steps[d] for d in generic.dims)
+        ahead = [o for o in outside if generic.reduced and steps > 1 and choices(o.operands[0])]  # a sum would wait for each
+        alone = [o for o in outside if o in ahead or _guard_of(generic, o) or _is_guarded(generic, o)]
         return [o for o in outside if o in alone or _windows_of(generic, _conditions(generic, o))]
     return [o for o in loads if _is_wide(generic, o, lanes)]
 
@@ -56,8 +59,7 @@ def _is_guarded(generic: OperationContext, load: ir.Operation) -> bool:
     steps = prod(generic.layout.steps[d] for d in generic.dims)
     if not cut or steps == 1:
         return False
-    made = [o for v in _conditions(generic, load) for o in mlir.slice_of(load.block, v)]
-    return not any(o.name == "memref.load" or any(v in load.block.arguments for v in o.operands) for o in made)
+    return all(is_of_indices(generic.block, v) for v in _conditions(generic, load))
 
 
 def _lanes(generic: OperationContext) -> int:
@@ -72,7 +74,8 @@ def _is_wide(generic: OperationContext, load: ir.Operation, lanes: int) -> bool:
     *others, last = subscripts
     assert generic.layout.lane_dim is not None
     lane = index_of(generic, generic.layout.lane_dim)
-    return is_adjacent(generic.terms.of(last), lane, lanes, lanes) and not any(_depends(generic, v) for v in others)
+    differ = any(_depends(generic, v) for v in (*others, *choices(value)))
+    return not differ and is_adjacent(generic.terms.of(last), lane, lanes, lanes)
 
 
 def _depends(generic: OperationContext, value: ir.Value) -> bool:
@@ -102,7 +105,7 @@ def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, G
     if guard is not None:
         holds = generic.terms.holds(guard.operands[0])
         subscripts = [unclamped_value(generic.terms, index, holds) for index in subscripts]
-    windows = _windows_of(generic, [*subscripts, *(guard.operands[:1] if guard else ())])
+    windows = _windows_of(generic, [*subscripts, *choices(value), *(guard.operands[:1] if guard else ())])
     threads, sizes = _unique(generic, windows)
     element = ir.MemRefType(value.type).element_type
     kernel, dims, lanes = generic.kernel, generic.dims, _lanes(generic)
@@ -124,11 +127,11 @@ def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, G
                     memref.StoreOp(mlir.constant(0, element), tile, at)
                 condition = evaluate(generic, guard.operands[0], position, begin, mapping)
             with nullcontext() if condition is None else when(condition):
-                at = [evaluate(generic, v, position, begin, mapping) for v in subscripts]
+                memory, *at = (evaluate(generic, v, position, begin, mapping) for v in (value, *subscripts))
                 if lanes > 1:
-                    vector.StoreOp(vector.LoadOp(type_, value, at).result, tile, slot)
+                    vector.StoreOp(vector.LoadOp(type_, memory, at).result, tile, slot)
                 else:
-                    memref.StoreOp(memref.LoadOp(value, at).result, tile, slot)
+                    memref.StoreOp(memref.LoadOp(memory, at).result, tile, slot)
     if guard is not None and str(mlir.constant_value(guard.operands[2])) not in ZEROS:
         _select(generic, guard, tile, windows)
     return {guard or load: Gathered(tile, windows, dict(generic.chunk))}
@@ -241,7 +244,8 @@ def slides(generic: OperationContext, d: int) -> bool:
 def _conditions(generic: OperationContext, load: ir.Operation) -> list[ir.Value]:
     """The values that decide which element a load reads, and whether."""
     guard = _guard_of(generic, load)
-    return [*list(load.operands)[1:], *(guard.operands[:1] if guard else ())]
+    memory, *subscripts = load.operands
+    return [*subscripts, *choices(memory), *(guard.operands[:1] if guard else ())]
 
 
 def _windows_of(generic: OperationContext, values: list[ir.Value]) -> list[Window]:

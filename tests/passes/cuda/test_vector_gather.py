@@ -9,6 +9,8 @@ from tools import cuda_emulator
 from tools.emulation import run_printed
 from tools.lowering import lowered
 
+from tilec.semantics.interpreted import interpret_stage
+
 GATHERS = {  # program, the same in NumPy, whether the loads are wide at D = 24
     "rows": ("y[b, d] = t[i[b], d]", lambda i, t: t[i], True),
     "scaled rows": ("y[b, d] = t[i[b], d] * 2 + t[0, d]", lambda i, t: t[i] * 2 + t[0], True),
@@ -73,3 +75,22 @@ def test_a_gather_outside_is_an_error_wherever_it_is_loaded(rng):
     inputs = {"i": np.array([0, 24, 1], np.int32), "t": rng.standard_normal((3, 24)).astype(np.float32)}
     _, result = lowered(text, None, inputs)
     assert any(cuda_emulator.run(result.emitted, list(inputs.values()), [np.zeros(3, np.float32)]))
+
+
+TURNS = """op f(a: f32[M, N, K], b: f32[M, N, K], c: f32[M, N, K], d: f32[M, N, K]) -> (y: f32[2 * M - 1, 2 * N - 1, K]) {
+    y[i, j, k] = 2 * (d[i // 2, j // 2, k] if i % 2 == 1 and j % 2 == 1 else c[i // 2, j // 2, k] if i % 2 == 1 and j % 2 == 0 else
+                      b[i // 2, j // 2, k] if i % 2 == 0 and j % 2 == 1 else a[i // 2, j // 2, k])
+        where i in 0:2 * M - 1, j in 0:2 * N - 1
+}"""
+
+
+@pytest.mark.parametrize("channels", [1, 3, 8])
+def test_of_tensors_that_take_turns_one_is_loaded(channels, rng):
+    inputs = [rng.standard_normal((4, 7, channels)).astype(np.float32) for _ in range(4)]
+    specialised, result = lowered(TURNS, None, {"M": 4, "N": 7, "K": channels})
+    expected = np.empty((7, 13, channels))
+    for n, each in enumerate(inputs):
+        expected[n // 2 :: 2, n % 2 :: 2] = 2 * each[: 4 - n // 2, : 7 - n % 2]
+    np.testing.assert_array_equal(run_printed(specialised, result, inputs)[0][0], expected)
+    np.testing.assert_array_equal(interpret_stage(specialised, result.texts, "map", dict(zip("abcd", inputs)))["y"], expected)
+    assert len(re.findall(r"\bload_f32\w*\(", result.emitted.module.split("def f")[-1])) == 1

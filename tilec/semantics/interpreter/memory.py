@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilec.core.mlir import ir
-from tilec.semantics.interpreter.code import Context, Index, Mask, differs
+from tilec.semantics.interpreter.code import Context, Index, Mask, differs, merge
 from tilec.semantics.interpreter.faults import Fault, first
 
 
@@ -144,8 +144,23 @@ def copy_of(view: View) -> View:
 # ---- reading and writing ---------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Chosen(View):
+    """By lane, this view or another one of the same layout."""
+
+    condition: np.ndarray
+    otherwise: View
+
+    @staticmethod
+    def of(condition: np.ndarray, then: View, otherwise: View) -> Chosen:
+        return Chosen(then.buffer, then.offset, then.shape, then.strides, condition, otherwise)
+
+
 def read(view: View, offset: Index, op: ir.Operation, context: Context, mask: Mask) -> np.ndarray:
     """The elements at an offset; what nothing wrote is a fault."""
+    if isinstance(view, Chosen):
+        parts = [View(view.buffer, view.offset, view.shape, view.strides), view.otherwise]
+        return merge(view.condition, *(read(v, offset, op, context, mask) for v in parts))
     buffer = view.buffer
     if buffer.data.size == 0:  # no lane gets here
         return np.zeros(np.shape(offset), buffer.data.dtype)

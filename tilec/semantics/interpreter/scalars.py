@@ -17,6 +17,7 @@ from tilec.core.conversions import to_float
 from tilec.core.mlir import ir
 from tilec.semantics.interpreter.code import Code, Mask, Scalar, Step, Values, differs, dtype_of, merge, operation
 from tilec.semantics.interpreter.faults import Fault, Unsupported
+from tilec.semantics.interpreter.memory import Chosen, View
 
 
 def unsigned(value: Scalar, dtype: np.dtype) -> np.ndarray:
@@ -188,7 +189,9 @@ def _select(code: Code, op: ir.Operation) -> Step:
 
     def step(values: Values, mask: Mask) -> None:
         condition = values[c]
-        if differs(condition):
+        if differs(condition) and isinstance(values[a], View):
+            values[r] = Chosen.of(condition, values[a], values[b])
+        elif differs(condition):
             values[r] = merge(condition, values[a], values[b])
         else:
             values[r] = values[a] if condition else values[b]
