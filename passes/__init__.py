@@ -17,7 +17,7 @@ from tilec.passes.tensor.bounds import fold_bounds
 from tilec.passes.tensor.bufferize import bufferize
 from tilec.passes.tensor.collapsed import read_collapsed, read_expanded
 from tilec.passes.tensor.corrected import correct_squares
-from tilec.passes.tensor.elements import forward_elements, read_through_copies
+from tilec.passes.tensor.elements import compute_where_read, forward_elements, read_through_copies
 from tilec.passes.tensor.exclusive_scans import store_exclusive
 from tilec.passes.tensor.forward import forward
 from tilec.passes.tensor.fuse import fuse
@@ -45,7 +45,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "simplify", "canonical forms, common subexpressions, algebra",
         ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize",
-         read_through_copies, store_exclusive, read_expanded, narrow,
+         read_through_copies, compute_where_read, store_exclusive, read_expanded, narrow,
          "canonicalize", regroup, read_collapsed, correct_squares, merge_reduced, settle, "cse",
          share_equal, store_slice_updates),
     ),

@@ -10,11 +10,16 @@ is a matter of cost.
 
 from __future__ import annotations
 
+from math import prod
+
+from tilec.analysis.products import product_of
 from tilec.core import mlir
 from tilec.core.mlir import func, ir, tensor
 from tilec.passes.emit import Body
+from tilec.passes.tensor.collapsed import as_operands
 
 DEEP = 32  # operations through which an element is followed at other places than its reader's own
+SMALL = 8  # times as many elements make a tensor one that is small beside another
 OFTEN = 4  # times as many elements as tensors: one may be read at many places
 
 
@@ -37,6 +42,61 @@ def read_through_copies(module: ir.Operation) -> None:
             load.results[0].replace_all_uses_with(made)
             load.erase()
             load = mlir.definition(made)
+
+
+def compute_where_read(module: ir.Operation) -> None:
+    """Has an element at computed subscripts be computed where a reduction reads it, as a pool whose windows lie side by side: of a
+    tensor that nothing else reads, no element more than once, and that is computed of what is in memory in any case."""
+    changed = dict[ir.Operation, None]()
+    waiting = [o for o in mlir.traverse(module) if o.name == "tensor.extract" and mlir.is_generic(o.parent)]
+    while waiting:
+        load = waiting.pop()
+        if _is_computed_there(load):
+            changed[load.parent] = None
+            waiting += _compute_there(load)
+    for op in changed:
+        as_operands(op)
+
+
+def _is_computed_there(load: ir.Operation) -> bool:
+    value, reader = load.operands[0], load.parent
+    op, extents = mlir.definition(value), mlir.extents_of(reader)
+    if op is None or not mlir.is_generic(op) or mlir.uses(value) != [load] or "tilec.scan" in reader.attributes:
+        return False
+    once = prod(extents) <= prod(ir.ShapedType(value.type).shape)
+    reduced = "reduction" in mlir.iterators_of(reader) and product_of(reader) is None
+    return once and reduced and _is_elementwise(op) and _is_made_of_memory(op)
+
+
+def _is_made_of_memory(op: ir.Operation) -> bool:
+    """Whether the large tensors of which an elementwise operation computes its own are arguments, or a reduction reads them."""
+    for value in mlir.inputs_of(op):
+        made, readers = mlir.definition(value), [u for u in mlir.uses(value) if mlir.is_generic(u)]
+        small = SMALL * prod(ir.ShapedType(value.type).shape) <= prod(mlir.extents_of(op))
+        if made is None or small or any("reduction" in mlir.iterators_of(u) for u in readers):
+            continue
+        if len(readers) > 1 or not mlir.is_generic(made) or not _is_elementwise(made) or not _is_made_of_memory(made):
+            return False
+    return True
+
+
+def _compute_there(load: ir.Operation) -> list[ir.Operation]:
+    """Returns the elements that are read in its place."""
+    value, *subscripts = load.operands
+    op, made = mlir.definition(value), list[ir.Operation]()
+    inputs, maps = mlir.inputs_of(op), [mlir.map_dims(m) for m in mlir.maps_of(op)]
+    at = dict(zip(maps[-1], subscripts))
+
+    def element(n: int) -> ir.Value:
+        made.append(mlir.definition(tensor.extract(inputs[n], [at[d] for d in maps[n]])))
+        return made[-1].results[0]
+
+    with ir.InsertionPoint(load), load.location:
+        (computed,) = Body(mlir.body_of(op), element, at.__getitem__).values()
+    load.results[0].replace_all_uses_with(computed)
+    for unread in (load, op):
+        unread.erase()
+    return made
 
 
 def _copied(value: ir.Value) -> list[int] | None:

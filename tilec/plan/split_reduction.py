@@ -33,7 +33,7 @@ LONGEST = 1 << 14  # products of a part that are added one after another, where 
 EQUAL = 1.02  # of a time that is as long
 
 SAVING = 0.9  # of its time, that a contraction in parts, or a kernel of several reductions, may take
-COMPARED = 1.5  # the same of several reductions where plans are compared: a block alone on an SM may take longer than its traffic
+COMPARED = 2.0  # the same of several reductions where plans are compared: a block alone on an SM may take longer than its traffic
 
 
 def find(groups: list[Group], graph: Graph, target: Target, inlined: Callable[[], ir.Operation]) -> Found:
