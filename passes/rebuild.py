@@ -131,5 +131,14 @@ def collapsed(value: ir.Value, at: int) -> ir.Value:
         if user.name == "tensor.collapse_shape" and list(ir.ShapedType(user.results[0].type).shape) == new:
             return user.results[0]
     owner = mlir.definition(value)
+    if owner is not None and owner.name == "tensor.expand_shape":
+        source = owner.operands[0]
+        if list(ir.ShapedType(source.type).shape) == new:
+            return source
+        read = [[ir.IntegerAttr(i).value for i in ir.ArrayAttr(g)] for g in ir.ArrayAttr(owner.attributes["reassociation"])]
+        if any(at in g and at + 1 in g for g in read):
+            fewer = [[d - (d > at) for d in g if d != at + 1] for g in read]
+            with ir.InsertionPoint(owner):
+                return tensor.ExpandShapeOp(mlir.tensor_type(new, shaped.element_type), source, fewer, [], new).result
     with ir.InsertionPoint.at_block_begin(value.owner) if owner is None else ir.InsertionPoint.after(owner):
         return tensor.CollapseShapeOp(mlir.tensor_type(new, shaped.element_type), value, groups).result

@@ -1,15 +1,19 @@
-"""Collapsed dimensions: a sum of products that reads two neighbouring dimensions as one reads the tensor in another shape.
+"""Collapsed dimensions: what reads several neighbouring dimensions as one reads the tensor in another shape.
 
     c[m, n] = sum[k](x[m, k // 24, k % 24] * w[n, k])    ->    z[m, k] is x[m, g, h];  c[m, n] = sum[k](z[m, k] * w[n, k])
 
 No data move. A factor at bare indices is a box of its tensor, which hardware copies; what is computed of quotients is copied by
-threads, an element after the other. A convolution behind a grouped one reads its input so.
+threads, an element after the other. A convolution behind a grouped one reads its input so. Rows at bare indices stay on chip, which
+a softmax over all positions of an image needs.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from functools import reduce
+from itertools import combinations
+from math import prod
 
+from tilec.analysis.directions import step_inside
 from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.products import factors_of, index_dim, product_of
 from tilec.core import mlir
@@ -21,9 +25,28 @@ ROW = 8  # elements that are worth a row of their own
 
 
 def read_collapsed(module: ir.Operation) -> None:
+    """Sums of products, and norms of rows that are several dimensions of a tensor: each of their operations reads it as rows."""
     for op in [o for o in mlir.traverse(module) if mlir.is_generic(o)]:
         if mlir.get_string(op, "tilec.reduce") == "sum" and product_of(op) is not None:
             _join(op)
+    readers = dict[ir.Value, list[tuple[ir.Operation, ir.Operation]]]()
+    for op in [o for o in mlir.traverse(module) if mlir.is_generic(o)]:
+        for load in _loads(op):
+            readers.setdefault(load.operands[0], []).append((op, load))
+    for value, found in readers.items():
+        if len(found) > 1 and any(_is_of_rows(*each) for each in found):  # what one operation reads is computed in it
+            for op, _ in found:
+                _join(op, value)
+
+
+def _loads(op: ir.Operation) -> list[ir.Operation]:
+    return [o.operation for o in mlir.body_of(op).operations if o.operation.name == "tensor.extract"]
+
+
+def _is_of_rows(op: ir.Operation, load: ir.Operation) -> bool:
+    """Whether a reduction along one dimension reads several of a tensor."""
+    found = None if "tilec.scan" in op.attributes else _joined(op, load)
+    return found is not None and mlir.iterators_of(op)[index_dim(found[2])] == "reduction"
 
 
 def read_expanded(module: ir.Operation) -> None:
@@ -45,59 +68,68 @@ def _is_contraction(op: ir.Operation) -> bool:
 
 def _separate(op: ir.Operation) -> None:
     terms, extents = BodyTerms(op), mlir.extents_of(op)
-    for load in [o.operation for o in mlir.body_of(op).operations if o.operation.name == "tensor.extract"]:
+    for load in _loads(op):
         value, *subscripts = load.operands
-        shape, read, parts = list(ir.ShapedType(value.type).shape), list[int](), list[tuple[int, int, int]]()
+        shape, read, parts = list(ir.ShapedType(value.type).shape), list[int](), list[tuple[int, list[int]]]()
         for at, (e, x) in enumerate(zip(shape, map(terms.exact, subscripts))):
-            pair = [(a, b) for a in terms.dims_of(x) for b in terms.dims_of(x) if x is terms.dims[a] * extents[b] + terms.dims[b]]
+            own = sorted(terms.dims_of(x), key=lambda d: -step_inside(terms, x, d))
+            sizes = [extents[d] for d in own]
+            whole = reduce(lambda y, d: y * extents[d] + terms.dims[d], own[1:], terms.dims[own[0]]) if own else None
             if x in terms.dims and extents[terms.dims.index(x)] == e:
                 read.append(terms.dims.index(x))
-            elif pair and extents[pair[0][0]] * extents[pair[0][1]] == e and (at + 1 < len(shape) or extents[pair[0][1]] >= ROW):
-                read += pair[0]
-                parts.append((at, extents[pair[0][0]], extents[pair[0][1]]))
-        if parts and len(set(read)) == len(read) == len(shape) + len(parts):
-            for at, outer, inner in reversed(parts):
-                value = expanded(value, at, outer, inner)
+            elif x is whole and prod(sizes) == e and (at + 1 < len(shape) or sizes[-1] >= ROW):
+                read += own
+                parts.append((at, sizes))
+        if parts and len(set(read)) == len(read) == len(shape) + sum(len(sizes) - 1 for _, sizes in parts):
+            for at, sizes in reversed(parts):
+                for n in range(1, len(sizes)):
+                    value = expanded(value, at + n - 1, sizes[n - 1], prod(sizes[n:]))
             with ir.InsertionPoint(op), op.location:
                 made = rebuild(op, operands=[*operands_in(op), Operand(value, read, load.results[0])], body=Body.needed)
             return _separate(replace(op, made))
 
 
-def _join(op: ir.Operation) -> None:
-    for load in [o.operation for o in mlir.body_of(op).operations if o.operation.name == "tensor.extract"]:
+def _join(op: ir.Operation, only: ir.Value | None = None) -> None:
+    """Of all tensors, or of one."""
+    for load in _loads(op):
+        if only is not None and load.operands[0] != only:
+            continue
         while (found := _joined(op, load)) is not None:
             load = _in_one(load, *found)
         if _bare(op, load) is not None:
-            return _join(_as_operand(op, load))
+            return _join(_as_operand(op, load), only)
 
 
 def as_operands(op: ir.Operation) -> None:
     """Has an operation read whole tensors at bare indices as inputs."""
-    for load in [o.operation for o in mlir.body_of(op).operations if o.operation.name == "tensor.extract"]:
+    for load in _loads(op):
         if _bare(op, load) is not None:
             return as_operands(_as_operand(op, load))
 
 
-def _joined(op: ir.Operation, load: ir.Operation) -> tuple[int, ir.Value] | None:
-    """The first subscript of two that are the quotient and the rest of one index, by the extent of the second dimension; and that
-    index."""
+def _joined(op: ir.Operation, load: ir.Operation) -> tuple[int, int, ir.Operation] | None:
+    """The first subscript and the end of those that are quotients and rests of one index, by the extents of the dimensions behind
+    each; and that index."""
     value, *subscripts = load.operands
     shape, extents, terms = list(ir.ShapedType(value.type).shape), mlir.extents_of(op), BodyTerms(op)
     indices = [o.operation for o in mlir.body_of(op).operations if o.operation.name == "linalg.index"]
-    for at, (first, second) in enumerate(pairwise(map(terms.exact, subscripts))):
-        whole = first * shape[at + 1] + second
-        for index in indices if first.free == second.free == whole.free else ():
+    read = list(map(terms.exact, subscripts))
+    for at, end in combinations(range(len(read) + 1), 2):
+        whole = reduce(lambda x, k: x * shape[k] + read[k], range(at + 1, end), read[at])
+        for index in indices if end > at + 1 and all(x.free == whole.free for x in read[at:end]) else ():
             d = index_dim(index)
-            if whole is terms.dims[d] and extents[d] == shape[at] * shape[at + 1]:
-                return at, index.results[0]
+            if whole is terms.dims[d] and extents[d] == prod(shape[at:end]):
+                return at, end, index
     return None
 
 
-def _in_one(load: ir.Operation, at: int, index: ir.Value) -> ir.Operation:
-    """The load from the tensor with both dimensions in one."""
+def _in_one(load: ir.Operation, at: int, end: int, index: ir.Operation) -> ir.Operation:
+    """The load from the tensor with these dimensions in one."""
     value, *subscripts = load.operands
+    for _ in range(at + 1, end):
+        value = collapsed(value, at)
     with ir.InsertionPoint(load), load.location:
-        made = tensor.extract(collapsed(value, at), [*subscripts[:at], index, *subscripts[at + 2 :]])
+        made = tensor.extract(value, [*subscripts[:at], index.results[0], *subscripts[end:]])
     load.results[0].replace_all_uses_with(made)
     load.erase()
     return mlir.definition(made)

@@ -41,12 +41,25 @@ def _mergeable(function: ir.Operation) -> tuple[dict[ir.Operation, tuple[int, in
         if prod(e for e, kind in zip(extents, kinds) if kind == "reduction") > MOST:
             continue
         for read in operands_in(op):
-            for outer, inner in zip(read.dims, read.dims[1:]):
-                if kinds[outer] == kinds[inner] == "reduction":
+            row = _row(read.value)
+            for at, (outer, inner) in enumerate(zip(read.dims, read.dims[1:])):
+                if kinds[outer] == kinds[inner] == "reduction" or at == row:
                     found = _closure((op, outer, inner))
                     if found is not None and any(mlir.iterators_of(o)[d] == "parallel" for o, (d, _) in found[0].items()):
                         return found
     return None
+
+
+def _row(value: ir.Value) -> int | None:
+    """Of a computed tensor that is read in another shape: the dimension that is written as this one and the next."""
+    seen = mlir.definition(value)
+    if seen is None or seen.name != "tensor.expand_shape":
+        return None
+    made = mlir.definition(seen.operands[0])
+    if made is None or not (mlir.is_generic(made) or made.name == "tensor.expand_shape"):
+        return None
+    before, after = (list(ir.ShapedType(v.type).shape) for v in (seen.operands[0], value))
+    return next(n for n, (a, b) in enumerate(zip(before, after)) if a != b)
 
 
 def _closure(seed: Pair) -> tuple[dict[ir.Operation, tuple[int, int]], dict[ir.Value, int]] | None:

@@ -26,6 +26,11 @@ MERGED = {
         t[n, c, h, w] = exp(x[n, c, h, w])
         y[n, c, h, w] = t[n, c, h, w] / sum[p, q](t[n, c, p, q])
     }}""",
+    "rows of all positions": """op f(x: f32[N, 3, 5, 8], g: f32[C, H, W]) -> (y: f32[N, 3, 5, 8]) {
+        t[n, c, h, w] = x[n, c, h, w] + 0 * x[n, 2 - c, h, w]
+        s[n, k] = softmax[k](t[n, k // 40, k // 8 % 5, k % 8]) where k in 0:120
+        y[n, c, h, w] = s[n, c * 40 + h * 8 + w] * g[c, h, w] where c in 0:3, h in 0:5, w in 0:8
+    }""",
     "groups": """op f(x: f32[N, 6, H, W]) -> (y: f32[N, 2, 3, H, W]) {
         y[n, g, c, h, w] = x[n, g * 3 + c, h, w] / (1 + max[p, q](abs(x[n, g * 3 + c, p, q]))) where g in 0:2, c in 0:3
     }""",

@@ -507,3 +507,13 @@ def test_blocks_in_another_order_compute_the_same(monkeypatch):
     assert result.plan.kernels[0].grid == (1, 2, 0)
     inputs = arrays(special)
     assert_within(SHARED, inputs, run_printed(special, result, inputs)[0], kind="cuda")
+
+
+def test_neighbours_with_gaps_are_read_with_what_is_between_them():
+    """One place of a window of weights, of one, of 2 x 2 and of 3 x 3: sectors of memory are read, whatever of them is needed."""
+    text = """op f(x: f32[16, 64, 128, 128], w: f32[64, 128, S, S]) -> (y: f32[16, 128, 128, 128]) {
+        y[i, o, p, q] = sum[c](x[i, c, p, q] * w[c, o, S // 2, S // 2]) using tf32
+    }"""
+    kernels = [lowered(text, None, {"S": size}, end="plan", emit=False)[1].plan.kernels[-1] for size in (1, 2, 3)]
+    one, two, three = (k.work.l2_bytes for k in kernels)
+    assert one < two < three

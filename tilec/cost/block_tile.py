@@ -19,8 +19,9 @@ class Contraction:
     `tf32` allows f32 operands on the matrix units; `two_level`: elements of k whose sums leave the matrix units, to be added in
     registers (0: none before the end); `parts`: numbers of type `dtype` whose sum an element is, of which so many `products`
     are computed; `unaligned`: rows of A and of B begin within lines of L2; `copied`: rows of A and of B of which a copy
-    brings all or none; `widths`: bytes of an element of A and of B in shared memory over those of `dtype` (less where threads
-    convert on the way from there); `staged`: integer operations for an element of A and of B that threads bring to shared
+    brings all or none; `sectors`: bytes of memory that are read for one of A and of B, whose neighbours lie apart; `widths`:
+    bytes of an element of A and of B in shared memory over those of `dtype` (less where threads convert on the way from there);
+    `staged`: integer operations for an element of A and of B that threads bring to shared
     memory themselves (0 where the hardware copies), `filled` those for tiles that warpgroups multiply; `alone`: threads load each
     element by itself, and multiply nothing meanwhile; `uncoalesced`: lines of memory that requests touch for an element that they
     load, besides those of one run; `cut`: sectors of which a part is written, for each element of C; `reads` and `epilogue`
@@ -43,6 +44,7 @@ class Contraction:
     products: int = 1
     unaligned: tuple[bool, bool] = (False, False)
     copied: tuple[int, int] = (1, 1)
+    sectors: tuple[float, float] = (1, 1)
     widths: tuple[float, float] = (1, 1)
     reads: float = 0
     staged: tuple[float, float] = (0, 0)

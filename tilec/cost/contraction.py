@@ -168,7 +168,7 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
     tiles = rows * columns * p.batch
     fit, warpgroups, idle, partial = target.fit(WarpgroupTimes), tile.instruction == "wgmma", {}, 0.0
     k = round(round_up(p.k, tile.bk) * (p.overhang if warpgroups else 1))
-    lines = [1 + fit.unaligned * (warpgroups and u) for u in p.unaligned]
+    lines = [(1 + fit.unaligned * (warpgroups and u)) * s for u, s in zip(p.unaligned, p.sectors)]
     left = tiles * k * p.bytes * p.widths[0] * round_up(tile.bm, p.copied[0])
     right = (min(tiles, target.units) if tile.kept else tiles) * k * p.bytes * p.widths[1] * round_up(tile.bn, p.copied[1])
     loaded = lines[0] * left / tile.cluster[1] + lines[1] * right / tile.cluster[0]  # L2 to SRAM

@@ -176,7 +176,7 @@ def _as_factors(node: Node, kind: str, now: Tiles, g: Group, graph: Graph, targe
 
     if not (ways := _ways(node, kind, now, g, graph)):
         return []
-    problem = replace(now.problem, staged=(0, 0), overhang=overhang(kind, now.roles, now.problem.k, g))
+    problem = replace(now.problem, staged=(0, 0), sectors=(1, 1), overhang=overhang(kind, now.roles, now.problem.k, g))
     tiles = contraction.choose(target, problem, ["wgmma"])
     best = next((t for t in tiles if t.tile.cluster == (1, 1)), None)
     return [(best.prediction.time_us, packs) for packs in ways] if best is not None else []

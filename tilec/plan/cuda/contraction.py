@@ -27,7 +27,7 @@ from tilec.analysis.multiplicands import multiplicands_of, scales_of
 from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of
 from tilec.core import mlir
 from tilec.core.fitted import ContractionTimes, WarpgroupTimes
-from tilec.core.hardware import LINE
+from tilec.core.hardware import LINE, SECTOR
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost import block_tile, contraction
@@ -138,6 +138,7 @@ def with_operands(
         alone=tuple(_is_alone(f) for f in sides), unaligned=tuple(f.unaligned for f in sides),
         widths=tuple(BYTES[f.stored or kind] / BYTES[kind] for f in sides),
         copied=tuple(1 if f.major or f.copy != "tma" else LINE // BYTES[kind] for f in sides),
+        sectors=tuple(1 if f.major else max(1, min(SECTOR, f.step) / BYTES[f.stored or kind]) for f in sides),
     )  # fmt: skip
 
 
