@@ -20,6 +20,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+from tilec.analysis.operation_costs import instructions_of
 from tilec.core import locations, mlir
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, memref, vector
@@ -29,6 +30,11 @@ from tilec.passes.cuda.contraction.result_boxes import ResultBoxes, Use, synchro
 from tilec.passes.cuda.memory_spaces import SHARED, is_local, local, registers, root
 from tilec.passes.emit import Body
 from tilec.passes.loops import all_of, loop, sum_of, when
+
+LONG = 24  # instructions of an element, which take longer to wait for than to issue
+SIDE_BY_SIDE = 8  # elements that hide what each waits for
+Where = tuple[ir.Value, ir.Value]
+"""A row and a column."""
 
 
 def buffer(chunks: Chunks, warps: int, element: ir.Type, overlay: bool, products: int = 1) -> ir.Value:
@@ -54,7 +60,8 @@ class Epilogue:
         self.buffer: Any = buffer
         self.lane_dim = self.problem.right.dims[-1]
         self.results = [p.operands[-1] for p in problems]
-        self.tiles: dict[Use, ir.Value] = {}
+        self.tiles: dict[tuple[Use, int], ir.Value] = {}
+        self.piece = 0  # of those that are finished side by side
 
     def store(self, chunks: Chunks) -> None:
         if self.boxes:
@@ -70,30 +77,60 @@ class Epilogue:
             store(chunks, chunk, width, per_row)
 
     def _pieces_of_both(self, chunks: Chunks, chunk: ir.Value, width: int, per_row: int) -> None:
-        with loop(chunks.rows * per_row // 32, name="piece") as i:
-            number = sum_of([(i, 32), (self.thread.lane, 1)])
-            if self._rows_first(width):
-                row, column = arith.remui(number, mlir.index(chunks.rows)), arith.divui(number, mlir.index(chunks.rows))
+        count = chunks.rows * per_row // 32
+        at_once = self._at_once(count, width)
+        with loop(count // at_once, name="piece") as i:
+            pieces = list[tuple[Where, Where]]()
+            for n in range(at_once):
+                number = sum_of([(i, 32 * at_once), (self.thread.lane, 1)], 32 * n)
+                if self._rows_first(width):
+                    row, column = arith.remui(number, mlir.index(chunks.rows)), arith.divui(number, mlir.index(chunks.rows))
+                else:
+                    row, column = arith.divui(number, mlir.index(per_row)), arith.remui(number, mlir.index(per_row))
+                within = locations.named(row, "row"), locations.named(arith.muli(column, mlir.index(width)), "column")
+                pieces.append((chunks.coordinates(chunk, *within), within))
+            if at_once > 1:
+                self._several_elements(pieces, width)
             else:
-                row, column = arith.divui(number, mlir.index(per_row)), arith.remui(number, mlir.index(per_row))
-            subscripts = (
-                locations.named(row, "row"),
-                locations.named(arith.muli(column, mlir.index(width)), "column"),
-            )
-            self._elements(chunks.coordinates(chunk, *subscripts), subscripts, width, {}, "left", "right")
+                self._elements(*pieces[0], width, {}, "left", "right")
+
+    def _at_once(self, count: int, width: int) -> int:
+        """Pieces of so many that a thread finishes side by side: of long operations, each of which waits for the one before."""
+        bodies = [o for op in self.after for o in mlir.traverse(op)]
+        long = sum(instructions_of(o, {}) for o in bodies) >= LONG and not any(o.name == "memref.load" for o in bodies)
+        if not long or width == 1 or not all(self._wide(u, width) for u in self._written()):
+            return 1
+        return next((n for n in (8, 4, 2) if n * width <= SIDE_BY_SIDE and count % n == 0), 1)
+
+    def _several_elements(self, pieces: list[tuple[Where, Where]], width: int) -> None:
+        """Those from several pieces on: what is beyond the edge is computed, too, and not stored."""
+        problem, inside, found = self.problem, list[ir.Value | None](), list[dict[int, ir.Value]]()
+        for (m, n), _ in pieces:
+            at = problem.coordinates((problem.left, m), (problem.right, n))
+            inside.append(all_of([c for side in (problem.left, problem.right) for c in problem.inside(side, at)]))
+            found.append(self._within(at, width))
+        held = list[tuple[dict[Use, ir.Value], list[ir.Value]]]()
+        for self.piece, (at, (_, within)) in enumerate(zip(found, pieces)):
+            sums = [self._sums(n, self._swizzled(*within), width) for n in range(len(self.products))]
+            held.append((self._load(at, width, {}), sums))
+        made = list[dict[Use, ir.Value]]()
+        for self.piece, (at, (loaded, sums)) in enumerate(zip(found, held)):
+            elements = [partial(lambda tile, lane: memref.LoadOp(tile, [lane]).result, tile) for tile in sums]
+            made.append(self._compute(at, elements, loaded, width))
+        for condition, at, stored in zip(inside, found, made):
+            with nullcontext() if condition is None else when(condition):
+                self._store_tiles(stored, at, width)
+        self.piece = 0
 
     def _rows_first(self, width: int) -> bool:
         """Whether a result goes on along rows where a thread's neighbours end, so that lanes lie along rows: of y[n, o, h, w, 2]
         with columns of o and the last dimension."""
-        written = [
-            u for op in (*self.products, *self.after) for u in uses_of(op)[len(mlir.inputs_of(op)) :] if not is_local(u.value)
-        ]
         left, last = self.problem.left, self.lane_dim
         return (
             width > 1
             and width == self._extent()
             and left.box[-1] > 1
-            and all(u.dims[-2:] == (left.dims[-1], last) for u in written)
+            and all(u.dims[-2:] == (left.dims[-1], last) for u in self._written())
         )
 
     def _pieces_of_columns(self, chunks: Chunks, chunk: ir.Value, width: int, per_row: int) -> None:
@@ -133,12 +170,12 @@ class Epilogue:
             view = next(u.value for op in (*self.products, *self.after) for u in uses_of(op) if root(u.value) == boxes.tensor)
             boxes.end(view, self.warp, self.thread, chunk, at)
 
-    def _within(self, at: dict[int, ir.Value]) -> dict[int, ir.Value]:
+    def _within(self, at: dict[int, ir.Value], width: int = 2) -> dict[int, ir.Value]:
         """Coordinates that exist, since elements beyond them are loaded and computed, too, though never copied."""
         found = dict(at)
         for side in (self.problem.left, self.problem.right):
             for d, size in self.problem.limits(side):
-                last = 2 if d == self.lane_dim else 1
+                last = width if d == self.lane_dim else 1
                 most = mlir.index(size - last) if isinstance(size, int) else sum_of([(size, 1)], -last)
                 found[d] = arith.minsi(at[d], most)
         return found
@@ -168,16 +205,15 @@ class Epilogue:
     def _width(self, chunk: Chunks) -> int:
         """Elements that a thread finishes side by side: neighbours along one dimension, inside together."""
         side, extent = self.problem.right, self._extent()
-        written = [
-            u
-            for op in (*self.products, *self.after)
-            for u in uses_of(op)[len(mlir.inputs_of(op)) :]
-            if not is_local(u.value)
-        ]
-        bits = min(max(8, ir.MemRefType(u.value.type).element_type.width) for u in written)
+        bits = min(max(8, ir.MemRefType(u.value.type).element_type.width) for u in self._written())
         sizes = [side.box[-1], extent, chunk.columns] + ([side.size] if len(side.dims) > 1 else [])
         widest = min(8, 8 * WIDE // bits, chunk.rows * chunk.columns // 32)
         return next(w for w in (8, 4, 2, 1) if w <= widest and all(s % w == 0 for s in sizes))
+
+    def _written(self) -> list[Use]:
+        """What leaves the kernel."""
+        found = (u for op in (*self.products, *self.after) for u in uses_of(op)[len(mlir.inputs_of(op)) :])
+        return [u for u in found if not is_local(u.value)]
 
     def _extent(self) -> int:
         """The whole extent of the innermost column dimension; 1 where it is not known."""
@@ -209,7 +245,9 @@ class Epilogue:
         loaded = loaded | self._load(at, width, loaded)
         held = [self._sums(n, subscripts, width) for n in range(len(self.products))]
         elements = [partial(lambda sums, lane: memref.LoadOp(sums, [lane]).result, sums) for sums in held]
-        stored = self._compute(at, elements, loaded, width)
+        self._store_tiles(self._compute(at, elements, loaded, width), at, width)
+
+    def _store_tiles(self, stored: dict[Use, ir.Value], at: dict[int, ir.Value], width: int) -> None:
         for use, tile in stored.items():
             for begin, type_, subscripts in self._pieces(use, at, width):
                 vector.StoreOp(vector.LoadOp(type_, tile, [mlir.index(begin)]).result, use.value, subscripts)
@@ -314,7 +352,8 @@ class Epilogue:
         return type_.shape[-1] % width == 0 and width * max(8, type_.element_type.width) >= 16
 
     def _tile(self, use: Use, width: int) -> ir.Value:
-        if use not in self.tiles:
+        key = use, self.piece
+        if key not in self.tiles:
             element = ir.MemRefType(use.value.type).element_type
-            self.tiles[use] = registers([width], locations.argument(root(use.value)) or "%finished", element)
-        return self.tiles[use]
+            self.tiles[key] = registers([width], locations.argument(root(use.value)) or "%finished", element)
+        return self.tiles[key]
