@@ -58,7 +58,7 @@ def planned(
 def assert_reads_back(result: Lowered, stage: str = "map") -> None:
     """The IR after a stage is valid, and what is read from its text prints as the same text."""
     text = result.texts[stage]
-    with mlir.context(), ir.Location.unknown():
+    with mlir.reading_context(), ir.Location.unknown():
         again = mlir.parse(text).operation
         assert again.verify() and again.get_asm(enable_debug_info="loc(" in text) == text
 
