@@ -26,6 +26,7 @@ from tilec.passes.cpu.panels import (
 from tilec.passes.cpu.transpose import transpose_plane, whole
 from tilec.passes.loops import sum_of
 
+SQUARE = 16  # the longest side of a tile that is transposed in registers
 ROWS = 8  # of memory that are packed at a time
 
 
@@ -78,6 +79,11 @@ class Packing:
             kept, outer = type_.shape[:-2], [[d] for d in range(type_.rank - 2)]
             flat = ir.MemRefType.get([*kept, c.depth], type_.element_type)
             self.panels = memref.CollapseShapeOp(flat, panels, [*outer, [type_.rank - 2, type_.rank - 1]]).result
+        self.rows: ir.Value | None = None  # a panel as its factor lies in memory, before registers transpose it
+        if c.matrix and side.by_element and side.parts == 1 and side.along == self.lane and side.width >= SQUARE // 2:
+            alloc = memref.AllocOp(ir.MemRefType.get([c.depth, side.width], c.multiplicand), [], [], alignment=64)
+            alloc.attributes["tilec.name"] = mlir.string("rows")
+            self.rows = alloc.result
         self.wide: ir.Value | None = None  # a panel before its numbers are split
         if self.pairs and side.parts > 1 and self._operand_along_k() is not None:
             alloc = memref.AllocOp(ir.MemRefType.get([1, c.depth, side.width], side.factor.type), [], [], alignment=64)
@@ -135,6 +141,13 @@ class Packing:
         if not self.pairs:
             with self._loops(self.order, (0, lanes), values, self.window or (0, self.block.extents[last])):
                 self._store([values[0].value])
+            if self.rows is not None:
+                if lanes != self.side.width:
+                    with loop(lanes, self.side.width, name="lane") as lane, loop(0, self.block.count, name="k_inner") as p:
+                        memref.StoreOp(mlir.constant(0, c.multiplicand), self.rows, [p, lane])
+                whole_panel = [self.number, mlir.index(0), mlir.index(0)], [1, self.side.width, self.block.count]
+                source = _plane(self.rows, [mlir.index(0)] * 2, [self.block.count, self.side.width])
+                transpose_plane(source, _plane(self.panels, *whole_panel), self.block.count, self.side.width, SQUARE)
         else:
             extent = self.block.extents[last]
             half, up = _half(extent), quotient(extent, 2)
@@ -252,7 +265,7 @@ class Packing:
         with self._outer_steps(at) as (offsets, first):
             source = _plane(value, [offsets[d] for d in dims], [sizes.get(d, 1) for d in dims])
             target = _plane(panels, [number, first, mlir.index(0)], [1, self.block.extents[k], panel[2]])
-            transpose_plane(source, target, lanes, self.block.extents[k], min(16, self.c.lanes))
+            transpose_plane(source, target, lanes, self.block.extents[k], min(SQUARE, self.c.lanes))
 
     def _zeros(self, low: Size, high: Size, count: Size) -> None:
         """Zeros in the lanes from `low` to before `high`, behind the first `count` products."""
@@ -295,6 +308,9 @@ class Packing:
         if self.side.parts > 1:
             numbers = [split(v, self.side.parts) for v in values]
             stored = [word_of(*both) for both in zip(*numbers)] if self.pairs else [narrow(v) for v in numbers[0]]
+        if self.rows is not None:
+            memref.StoreOp(*stored, self.rows, [p, lane])
+            return
         for value, position in zip(stored, self._positions(lane, p)):
             memref.StoreOp(value, self.panels, position)
 
@@ -343,4 +359,4 @@ def _half(size: Size) -> Size:
     return affine.AffineApplyOp(ir.AffineMap.get(1, 0, [down]), [size]).result
 
 
-__all__ = ["Block", "Packing"]
+__all__ = ["SQUARE", "Block", "Packing"]

@@ -34,7 +34,7 @@ from tilec.kernels import PanelChain, Panels, RegisterTranspose, planned_kernels
 from tilec.passes.cpu import matrix
 from tilec.passes.cpu.chain import stage_chain
 from tilec.passes.cpu.operands import boxes_as_operands
-from tilec.passes.cpu.packing import Block, Packing
+from tilec.passes.cpu.packing import SQUARE, Block, Packing
 from tilec.passes.cpu.panels import (
     Contraction,
     Evaluation,
@@ -51,7 +51,7 @@ from tilec.passes.cpu.panels import (
     quotient,
     rest,
 )
-from tilec.passes.cpu.transpose import stage_transposes
+from tilec.passes.cpu.transpose import stage_transposes, transpose_plane
 from tilec.passes.cpu.weights import users
 from tilec.passes.loops import sum_of
 from tilec.passes.predicate_loads import guard_loads
@@ -288,6 +288,10 @@ class _Buffer:
             alloc = memref.AllocOp(ir.MemRefType.get([c.left.width, c.right.width], c.element), [], [], alignment=64)
             alloc.attributes["tilec.name"] = mlir.string("edge")
             self.memory = alloc.result
+        if self.across:
+            transposed = memref.AllocOp(ir.MemRefType.get([c.right.width, c.left.width], c.element), [], [], alignment=64)
+            transposed.attributes["tilec.name"] = mlir.string("transposed")
+            self.transposed = transposed.result
 
 
 def is_across(c: Contraction) -> bool:
@@ -330,7 +334,7 @@ class _OutputTile:
         return reduce(arith.andi, (own(s, n) for s, n in zip((self.c.left, self.c.right), self.inside) if s in sides))
 
     def store_part(self, buffer: ir.Value, add: bool) -> None:
-        """Stores, or adds, what the output has of the tile in the buffer, along the output's memory."""
+        """Stores, or adds, what the output has of the tile in the buffer, which lies as the output does."""
         bounds = [(size, name) for size, name in zip(self.inside, ("row", "column"))]
         across = is_across(self.c)
         (outer, first), (inner, second) = bounds[::-1] if across else bounds
@@ -339,7 +343,7 @@ class _OutputTile:
             position = list(self.at)
             position[self.row] = sum_of([(self.at[self.row], 1), (r, 1)])
             position[self.column] = sum_of([(self.at[self.column], 1), (k, 1)])
-            value = memref.LoadOp(buffer, [r, k]).result
+            value = memref.LoadOp(buffer, [a, b]).result
             if add:
                 value = arith.AddFOp(memref.LoadOp(self.out, position).result, value).result
             memref.StoreOp(value, self.out, position)
@@ -369,7 +373,8 @@ def _store_sums(c: Contraction, sums: ir.Value | None, output: _OutputTile, firs
     if buffer.across:
         if sums is not None:
             vector.StoreOp(sums, memory, [zero, zero])
-        _either(first, lambda add: output.store_part(memory, add))
+        transpose_plane(memory, buffer.transposed, c.left.width, c.right.width, min(SQUARE, c.lanes))
+        _either(first, lambda add: output.store_part(buffer.transposed, add))
         return
     branch = scf.IfOp(output.is_full(buffer.sides), has_else=True)
     with ir.InsertionPoint(branch.then_block):

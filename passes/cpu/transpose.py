@@ -26,7 +26,7 @@ from tilec.passes.cuda.memory_spaces import size_of
 
 def stage_transposes(op: ir.Operation, tiles: dict[int, int], options: RegisterTranspose) -> None:
     """Replaces operands of a linalg.generic by transposed copies, if they are contiguous along one of the kernel's
-    dimensions `transposed`, and the innermost loop goes along another. Results of reductions stay as they are."""
+    dimensions `transposed`, and the innermost loop goes along another. Results that are added to stay as they are."""
     along, lanes = options.transposed, mlir.integer(options.lanes)
     names, maps = mlir.get_integers(op, "tilec.dims"), mlir.maps_of(op)
     order = mlir.get_integers(op, "tilec.loops") or list(range(len(names)))
@@ -36,7 +36,7 @@ def stage_transposes(op: ir.Operation, tiles: dict[int, int], options: RegisterT
         dims = mlir.map_dims(maps[n])
         if not dims or names[dims[-1]] not in along or order[-1] not in dims[:-1]:
             continue
-        if n < inputs or "reduction" not in mlir.iterators_of(op):
+        if n < inputs or not mlir.uses(mlir.body_of(op).arguments[n]):
             transposed.append(n)
     if transposed and (permutation := _copy(op)) is not None:
         with ir.InsertionPoint(op), op.location:
@@ -112,14 +112,32 @@ def map_transpose(op: ir.Operation) -> None:
 
 
 def transpose_plane(source: ir.Value, target: ir.Value, rows: Size, columns: Size, lanes: int) -> None:
-    """target[c, r] = source[r, c]: transposes tiles column by column, so that stores are contiguous."""
+    """target[c, r] = source[r, c]: transposes tiles column by column, so that stores are contiguous. The last tile along a known
+    size begins where it ends with it, and stores some elements again; behind an unknown size's whole tiles are elements."""
+    known = [n for n in (rows, columns) if isinstance(n, int)]
+    lanes = min([lanes, *(1 << n.bit_length() >> 1 for n in known)])
     type_ = ir.VectorType.get([lanes, lanes], ir.MemRefType(source.type).element_type)
-    whole_rows, whole_columns = whole(rows, lanes), whole(columns, lanes)
-    with loop(0, whole_columns, lanes, "column") as c, loop(0, whole_rows, lanes, "row") as r:
-        square = vector.LoadOp(type_, source, [r, c]).result
-        vector.StoreOp(vector.TransposeOp(type_, square, [1, 0]).result, target, [c, r])
-    _transpose_elements(source, target, (0, whole_rows), (whole_columns, columns))
-    _transpose_elements(source, target, (whole_rows, rows), (0, columns))
+    ends = [n if isinstance(n, int) else whole(n, lanes) for n in (rows, columns)]
+    if lanes > 1:
+        with loop(0, ends[1], lanes, "column") as c, loop(0, ends[0], lanes, "row") as r:
+            r, c = (_inside(at, n, lanes) for at, n in ((r, rows), (c, columns)))
+            square = vector.LoadOp(type_, source, [r, c]).result
+            vector.StoreOp(vector.TransposeOp(type_, square, [1, 0]).result, target, [c, r])
+    else:
+        ends = [0, 0]
+    _transpose_elements(source, target, (0, ends[0]), (ends[1], columns))
+    _transpose_elements(source, target, (ends[0], rows), (0, columns))
+
+
+def _inside(start: ir.Value, size: Size, lanes: int) -> ir.Value:
+    """Where a tile starts, moved back so far that it ends inside."""
+    if not isinstance(size, int) or size % lanes == 0:
+        return start
+    known = mlir.constant_value(start)
+    if known is not None:
+        return mlir.index(min(int(known), size - lanes))
+    least = [ir.AffineDimExpr.get(0), ir.AffineConstantExpr.get(size - lanes)]
+    return affine.AffineMinOp(ir.AffineMap.get(1, 0, least), [start]).result
 
 
 def _transpose_elements(

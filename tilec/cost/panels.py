@@ -32,7 +32,7 @@ class PanelProblem:
     """`rows`, `columns`, `inner`: extents of the dimensions of each role, the lanes' one last; `batch`: how many such
     products. `size`: bytes of a sum; `parts`: of how many bf16 a matrix unit takes each number of the left and of the right
     factor as the sum; `packed`: how the left and the right factor lie, of `PACKED`. `across`: the result is contiguous along
-    rows, and sums leave registers an element at a time. `reads`, `writes`: bytes that come from memory once, and that go
+    rows, and registers transpose the sums. `reads`, `writes`: bytes that come from memory once, and that go
     there."""
 
     rows: tuple[int, ...]

@@ -48,7 +48,7 @@ WEIGHED = "times of arithmetic and packing alone; the time of the kernel above c
 @dataclass(frozen=True)
 class Roles:
     """The node's dimensions by role; of rows and columns the last is the lanes'. `along` as above. `across`: the result is
-    contiguous along rows, and sums leave registers an element at a time."""
+    contiguous along rows, and registers transpose the sums."""
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
@@ -276,6 +276,8 @@ def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator
             deep = {depths_of(inner, 2 * target.l1.bytes // (5 * mr * number))}
             if prod(rows) <= highest:  # packed once, used once: a few rows of memory at a time, which stay in L1
                 deep |= {depths_of(inner, n) for n in PACKED_INNER}
+            if roles.across:  # fewer steps, each of which adds to the result by way of memory
+                deep.add(depths_of(inner, 3 * target.l1.bytes // (4 * mr * number)))
             if instruction == "dot":
                 deep = {d for own in deep if _in_pairs(d := even(own, inner))}
             for depth, a, b in product({*map(prod, deep)}, _boxes(rows, mr), _boxes(columns, v * lanes)):
