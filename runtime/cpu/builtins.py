@@ -25,18 +25,20 @@ _I64, _WORD = types.int64, ir.IntType(64)
 
 
 class Count(types.SimpleIterableType):
-    """`range(start, stop, step)` of 64-bit integers."""
+    """`range(start, stop, step)` of 64-bit integers; `short`: of `short_range`."""
 
-    def __init__(self) -> None:
-        super().__init__("tilec_range", CountIterator())
+    def __init__(self, short: bool = False) -> None:
+        self.short = short
+        super().__init__("tilec_short_range" if short else "tilec_range", CountIterator(short))
 
 
 class CountIterator(types.SimpleIteratorType):
-    def __init__(self) -> None:
-        super().__init__("tilec_range_iterator", _I64)
+    def __init__(self, short: bool) -> None:
+        self.short = short
+        super().__init__(f"tilec_{'short_' if short else ''}range_iterator", _I64)
 
 
-COUNT = Count()
+COUNT, SHORT = Count(), Count(short=True)
 
 
 @register_model(Count)
@@ -67,6 +69,20 @@ def count(
         return _record(builder, start, stop, values[2] if len(given) == 3 else _WORD(1))
 
     return COUNT(*map(types.unliteral, given), *[types.Omitted(None)] * (3 - len(given))), generate
+
+
+@intrinsic
+def short_range(typingctx: Context, stop: types.Type) -> tuple[Signature, Callable[..., ir.Value]]:
+    """`range` of a number in the text, for a loop that shall become vectors before LLVM writes it out, the last one with a mask.
+
+    LLVM writes out loops of few iterations first. Of a row of elements side by side it then makes vectors of the loop around
+    it, whose elements lie a row apart.
+    """
+
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]) -> ir.Value:
+        return _record(builder, _WORD(0), context.cast(builder, arguments[0], types.unliteral(stop), _I64), _WORD(1))
+
+    return SHORT(types.unliteral(stop)), generate
 
 
 @lower_builtin("getiter", Count)
@@ -118,6 +134,24 @@ def _choice(comparison: str) -> Callable[..., object]:
         return type_(type_, type_), generate
 
     return choose
+
+
+class _Hints(ir.values.MDValue):
+    """A loop's name for LLVM, with what it shall do: a node that contains itself, which llvmlite has no form of."""
+
+    def descr(self, buf: list[str]) -> None:
+        buf.append(f"distinct !{{ {', '.join(v.get_reference() for v in (self, *self.operands))} }}\n")
+
+
+def hints_of_short_loop(module: ir.Module) -> _Hints:
+    """For `short_range`: it becomes vectors, the last one with a mask, and is written out after that, not before."""
+
+    def hint(name: str, *values: ir.Value) -> ir.Value:
+        return module.add_metadata([ir.MetaDataString(module, f"llvm.loop.{name}"), *values])
+
+    done = hint("vectorize.followup_all", hint("isvectorized", ir.IntType(32)(1)))
+    hints = [hint("unroll.disable"), hint("vectorize.predicate.enable", ir.IntType(1)(1)), done]
+    return _Hints(module, hints, str(len(module.metadata)))
 
 
 FORMS = {range: count, min: _choice("<"), max: _choice(">")}

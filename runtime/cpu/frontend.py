@@ -235,6 +235,14 @@ class _Lower(Lower):
         self._singly_assigned_vars = {v for v, count in assigned.items() if count == 1 and v not in elsewhere}
         self._blk_local_varmap = {}
 
+    def lower_function_body(self):
+        """Also finds the jumps that end an iteration of a `short_range`."""
+        heads = [(n, next(block.find_exprs("iternext"), None)) for n, block in self.blocks.items()]
+        short = {n for n, step in heads if step is not None and getattr(self.typeof(step.value.name), "short", False)}
+        ends = [(n, block.terminator) for n, block in self.blocks.items() if isinstance(block.terminator, numba_ir.Jump)]
+        self._hints, self._ends = {}, {id(jump) for n, jump in ends if jump.target in short and n > jump.target}
+        return super().lower_function_body()
+
     def lower_block(self, block) -> None:
         self._cur_ir_block = block
         for statement in block.body:
@@ -248,6 +256,10 @@ class _Lower(Lower):
             self.lower_setitem(inst.target, inst.index, inst.value, self.fndesc.calltypes[inst])
         else:
             super().lower_inst(inst)
+            if id(inst) in self._ends:
+                if inst.target not in self._hints:
+                    self._hints[inst.target] = builtins.hints_of_short_loop(self.module)
+                self.builder.block.terminator.set_metadata("llvm.loop", self._hints[inst.target])
 
     def storevar(self, value, name, argidx=None) -> None:
         if name in self._singly_assigned_vars:

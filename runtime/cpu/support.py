@@ -15,6 +15,7 @@ from numba import uint32 as u32
 from numba import uint64 as u64
 
 from tilec.core.coefficients import NAMED
+from tilec.runtime.cpu.builtins import short_range
 from tilec.runtime.cpu.intrinsics import *  # noqa: F403
 from tilec.runtime.cpu.math import *  # noqa: F403
 from tilec.runtime.cpu.matrix import *  # noqa: F403
@@ -22,4 +23,4 @@ from tilec.runtime.cpu.tile import *  # noqa: F403
 
 globals().update(NAMED)
 
-__all__ = ["f32", "f64", "i1", "i8", "i16", "i32", "i64", "inf", "nan", "u8", "u16", "u32", "u64"]
+__all__ = ["f32", "f64", "i1", "i8", "i16", "i32", "i64", "inf", "nan", "short_range", "u8", "u16", "u32", "u64"]

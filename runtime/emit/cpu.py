@@ -22,6 +22,7 @@ from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir
 from tilec.runtime.emit.comments import Comments
+from tilec.runtime.emit.cpu_loops import is_short
 from tilec.runtime.emit.index import Memory, plus
 from tilec.runtime.emit.kernels import print_kernels
 from tilec.runtime.emit.names import Names
@@ -209,6 +210,9 @@ class _CpuPrinter(Printer):
             return f"{self.use('zero_sums')}({_shape(op.results[0])})"
         number = ir.FloatAttr(ir.DenseElementsAttr(op.attributes["value"]).get_splat_value()).value
         return self.splat(self.float_constant(number, str(type_.element_type)), op.results[0])
+
+    def iterations(self, loop: ir.Operation, bounds: str) -> str:
+        return f"{self.use('short_range')}({bounds})" if is_short(loop) else super().iterations(loop, bounds)
 
     def operand(self, op: ir.Operation, value: ir.Value) -> str:
         """A selected operand of an extreme is opaque: of max(m, x if c else -inf) LLVM makes max(m, x) if c else m, which it then

@@ -2,9 +2,10 @@
 
 LLVM makes vectors of a loop whose accesses lie together along it. Such a loop takes so many bytes of operations, loads and
 stores, by the bytes that a core takes in a clock. Single elements are what is left of a row, and accesses with a stride, at
-quotients or at computed subscripts. Short loops are written out, and the loop around them becomes vectors, whose elements lie
-apart. A sum that is made of vectors ends with a sum of lanes. Reductions whose states depend on each other are reduced in lanes of
-memory (`passes/cpu/lanes.py`), scans one element after the other.
+quotients or at computed subscripts. The loop around a very short loop becomes vectors, whose elements lie apart. Other short
+loops end with a vector that has a mask (`runtime/emit/cpu_loops.py`). A sum that is made of vectors ends with a sum of lanes.
+Reductions whose states depend on each other are reduced in lanes of memory (`passes/cpu/lanes.py`), scans one element after the
+other.
 
 Sources: Fog, "Instruction tables" and "Optimizing subroutines in assembly language" (latencies, issue of scalar and vector code).
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from math import gcd, prod
+from math import ceil, gcd, prod
 
 from tilec.core.fitted import NestTimes, PanelTimes
 from tilec.core.target import Target
@@ -69,7 +70,7 @@ def is_transposed(a: LoopAccess, inner: int, along: Collection[int]) -> bool:
 
 
 INTERLEAVED = 8  # elements of the longest rows that LLVM loads whole and sorts into vectors of columns
-UNROLLED = 64  # steps of the longest loop that LLVM writes out whole: it makes vectors of the loop around it, whose rows lie apart
+WRITTEN_OUT, SHORT = 64, 128  # steps of the longest loop that LLVM writes out whole; steps from which on no loop is short
 LEAST = 4  # elements of the shortest vector
 LANES, ROUNDS = 16, 4  # the fewest lanes of states in memory, and rounds of elements that they are worth: passes/cpu/lanes.py
 CHOICE = 3.0  # clocks of a comparison with a state and the choice by it, beside those of other rows
@@ -117,13 +118,18 @@ def _row_clocks(body: LoopBody, order: Sequence[int], sizes: Sequence[int], targ
         return fit.entry_clocks + n * max(element, away)
     if n <= INTERLEAVED and not several and len(order) > 1:
         return n * max(element, fit.short_clocks / 4)
-    if (n <= UNROLLED if inner else n < UNROLLED) and len(order) > 1:
-        one = fit.strided_clocks if inner and several else fit.short_clocks
-        return fit.entry_clocks / 2 + n * max(element, len(moving) * one)
     widest = max([1, *(a.bytes for a in moving), *(o.bytes for o in varying)])
     lanes = max(1, core.simd_bytes // widest)
+    if is_short(n):  # whole vectors, of which the last one has a mask
+        return fit.entry_clocks / 2 + ceil(n / lanes) * lanes * element + (TREE * latency if inner else 0.0)
     rest = n % lanes if n >= lanes else n % LEAST
     return fit.entry_clocks + (n - rest) * element + rest * issue + (TREE * latency if inner else 0.0)
+
+
+def is_short(n: int) -> bool:
+    """Whether LLVM makes vectors of so many steps, the last one with a mask, before it writes them out
+    (`runtime/cpu/builtins.py`). A small rest of a longer loop takes less time than its mask."""
+    return INTERLEAVED < n < SHORT and (n <= WRITTEN_OUT or not 0 < n % LANES <= n // LANES)
 
 
 def _strided_clocks(step: int | None, bytes_: int, n: int, accesses: int, target: Target) -> float:
@@ -163,8 +169,8 @@ def _choice_clocks(
 def transposing_us(body: LoopBody, inner: int, along: Collection[int], sizes: Sequence[int], target: Target) -> float:
     """Microseconds of one core in which it makes the copies of `LoopBody.transposed`, for so many indices along each dimension."""
     moved = [a for a in body.accesses if is_transposed(a, inner, along)]
-    copied = [prod(n for n, step in zip(sizes, a.steps) if step != 0) * a.bytes for a in moved]
+    copied = [prod(n for n, step in zip(sizes, a.steps) if step != 0) for a in moved]
     return 1e-3 * target.fit(PanelTimes).pack_across_ns * sum(copied)
 
 
-__all__ = ["LoopAccess", "LoopBody", "LoopOperation", "nest_us", "transposing_us"]
+__all__ = ["LoopAccess", "LoopBody", "LoopOperation", "is_short", "nest_us", "transposing_us"]

@@ -83,7 +83,7 @@ def test_lanes_are_vectors(name):
     op = compiled(FUSED[name])
     op(np.ones((16, 512), np.float32))
     (kernel,) = op.kernels
-    assert re.search(r"for j_lane in range\(64\)", code(kernel.source))
+    assert re.search(r"for j_lane in short_range\(64\)", code(kernel.source))
     lines = assembly(op).splitlines()
     vectors, scalars = (sum(bool(re.match(rf"\s+v?cmp\w*{kind}\s|\s+fcm\w+\s+{arm}", line)) for line in lines)
                         for kind, arm in (("ps", "v"), ("ss", "s")))  # fmt: skip

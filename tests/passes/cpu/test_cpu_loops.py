@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
 from tools.construct_cases import compiled, run
-from tools.printed import code
+from tools.printed import assembly, code
 
 REDUCTIONS = {
     "sum": "y[j] = sum[i](x[i, j])",
@@ -169,3 +171,63 @@ def test_what_is_a_bf16_is_not_rounded(body):
     op(x)
     assert ("bf16_from_exact(" in op.kernels[0].source) == CHOICES[body]
     assert ("bf16_from_f32(" in op.kernels[0].source) != CHOICES[body]
+
+
+SHORT = {
+    "points": "y[i, j] = max(x[i, j] + x[0, j], 0)",
+    "sum": "y[i] = sum[j](x[i, j])",
+    "largest": "y[i] = max[j](x[i, j])",
+    "softmax": "y[i, j] = softmax[j](x[i, j])",
+    "moments": "m[i] = mean[j](x[i, j]); y[i] = mean[j]((x[i, j] - m[i]) ** 2)",
+    "cosine": "y[i, j] = cos(1000000 * x[i, j])",
+    "some": "y[i, j] = pad(x[i, j - 1], 0) + x[i, j] if x[i, 0] > 0 else 1",
+}
+
+
+F32, F64, BF16 = np.float32, np.float64, ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("columns, dtype", [(9, F32), (12, BF16), (17, F64), (31, F32), (64, BF16), (100, F32), (127, BF16)])
+@pytest.mark.parametrize("name", SHORT)
+def test_short_rows(name, columns, dtype):
+    """Values, with whole vectors and with a mask for the last one, into guarded memory."""
+    x = np.random.default_rng(columns).standard_normal((7, columns)).astype(dtype)
+    x[2, 1], x[3, columns - 1] = np.nan, np.inf
+    with np.errstate(all="ignore"):
+        run(SHORT[name], x)
+
+
+@pytest.mark.parametrize("name", ["points", "sum", "largest", "softmax"])
+def test_short_rows_are_vectors_along_the_row(name, capfd):
+    """LLVM gathers no elements that lie a row apart, and has nothing to say of loops that it could not do so."""
+    op = compiled(SHORT[name])
+    op(np.ones((640, 30), np.float32))
+    assert "short_range(30)" in code(op.kernels[0].source)
+    assert not re.search(r"v(gather|scatter|insertps)", assembly(op))
+    assert "remark" not in capfd.readouterr().err
+
+
+ACROSS = {
+    "scan": "y[i, j] = cumsum[j](x[i, j])",
+    "scan of extremes": "y[i, j] = cummax[j](x[i, j] * 2)",
+    "place": "y[i] = argmax[j](x[i, j])",
+    "place and sum": "p[i] = argmax[j](x[i, j]); y[i] = sum[j](x[i, j])",
+}
+
+
+@pytest.mark.parametrize("rows, columns, dtype", [(130, 12, F32), (64, 17, BF16), (2055, 30, BF16), (96, 2, F64), (1040, 100, F32)])
+@pytest.mark.parametrize("name", ACROSS)
+def test_short_rows_across(name, rows, columns, dtype):
+    """What is done in order is done for several rows side by side, whatever is left of whole squares."""
+    x = np.random.default_rng(columns).standard_normal((rows, columns)).astype(dtype)
+    x[2, 1], x[rows - 1, columns - 1] = np.nan, np.inf
+    with np.errstate(all="ignore"):
+        run(ACROSS[name], x)
+
+
+def test_what_is_done_in_order_is_transposed_by_registers():
+    for name in ("scan", "place"):
+        op = compiled(ACROSS[name])
+        op(np.ones((2048, 12), np.float32))
+        source = code(op.kernels[0].source)
+        assert "transpose(" in source and "short_range(12)" not in source

@@ -18,6 +18,7 @@ from tilec.core.fitted import LoopTiles
 from tilec.core.mlir import ir
 from tilec.core.quantities import by_sizes
 from tilec.core.target import Target
+from tilec.cost.loop_nest import SHORT
 from tilec.cost.model import predict
 from tilec.kernels import KernelPlan, LoopNest, Panels, RegisterTranspose
 from tilec.plan.chain import is_contraction_chain
@@ -54,7 +55,36 @@ def choose(
         if isinstance(kernel.options, Panels):
             return kernel, remarks
         refused = remarks
-    return kernel.weighed(target), [*refused, Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
+    kernel = kernel.weighed(target)
+    if not transposed and (across := _across_rows(kernel, g, target)) is not None:
+        gain = predict(kernel.work, target).time_us, predict(across.work, target).time_us
+        if gain[1] < gain[0]:
+            kernel, why = across, f"vectors lie across short rows: {gain[1]:.1f} us, along them {gain[0]:.1f}"
+    return kernel, [*refused, Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
+
+
+def _across_rows(kernel: KernelPlan, g: Group, target: Target) -> KernelPlan | None:
+    """The same kernel with the loops along short rows around a loop over rows, and rows that registers transpose. None where there
+    are no such rows."""
+    assert target.l1 is not None
+    inner = {n: g.space.dims[n][kernel.loops[n.name][-1]] for n in g.nodes if n.extents}
+    short = {d for d in inner.values() if d not in kernel.grid and 1 < kernel.extents[d] < SHORT}
+    if len(short) != 1 or not kernel.grid or kernel.extents[row := kernel.grid[-1]] < SQUARE:
+        return None
+    (along,), loops = short, dict(kernel.loops)
+    for n in (n for n, d in inner.items() if d == along):
+        dims, order = g.space.dims[n], kernel.loops[n.name]
+        if row not in dims:
+            return None
+        own = dims.index(row)
+        loops[n.name] = (*(d for d in order if d != own), own)
+    options = RegisterTranspose(transposed=(along,), lanes=_square(g, target))
+    tile = list(kernel.tile)
+    if kernel.blocks > 1:
+        held = min(tile[-1], target.l1.bytes // (8 * kernel.extents[along]))  # rows of 32 bits, of which two copies stay in L1
+        sizes = range(max(SQUARE, held // SQUARE * SQUARE), 0, -SQUARE)
+        tile[-1] = next((n for n in sizes if kernel.extents[row] % n == 0), sizes[0])
+    return replace(kernel, tile=tuple(tile), loops=loops, options=options).weighed(target)
 
 
 def _transposed_dims(kernel: KernelPlan, g: Group) -> tuple[int, ...]:
