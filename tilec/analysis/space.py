@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -57,6 +57,9 @@ def _united(nodes: list[Node], graph: Graph) -> Space | str:
             result = next(r for r in producer.results if r.value == read.value)
             for mine, theirs in zip(read.dims, result.dims):
                 parent[find((node, mine))] = find((producer, theirs))
+    for node, other in equal_nodes(nodes, graph):
+        for d in range(len(node.extents)):
+            parent[find((node, d))] = find((other, d))
     if clash := _clash(nodes, find):
         return clash
     united = _unite_shared_inputs(nodes, graph, {key: find(key) for key in parent})
@@ -71,6 +74,28 @@ def _united(nodes: list[Node], graph: Graph) -> Space | str:
     reduced = {dims[n][d] for n in nodes for d in n.reduced}
     shared = set.intersection(*(set(dims[n]) for n in nodes)) - reduced
     return Space(list(nodes), dims, extents, tuple(k for k in extents if k in shared))
+
+
+def equal_nodes(nodes: list[Node], graph: Graph) -> Iterator[tuple[Node, Node]]:
+    """Pairs of operations that compute the same from the same tensors, as copies of products for their readers do."""
+    inside, numbers, known = set(nodes), dict[Hashable, int](), dict[Node, int]()
+
+    def number_of(node: Node) -> int:
+        if (found := known.get(node)) is None:
+            read = tuple([_made(v) for v in node.outside])
+            found = known[node] = numbers.setdefault((node.structure, read), len(numbers))
+        return found
+
+    def _made(value: ir.Value) -> Hashable:
+        maker = graph.producer.get(value)
+        if maker is None or not (maker in inside or maker.inlined):
+            return value
+        return number_of(maker), next(k for k, r in enumerate(maker.results) if r.value == value)
+
+    first: dict[int, Node] = {}
+    for node in nodes:
+        if (other := first.setdefault(number_of(node), node)) is not node:
+            yield node, other
 
 
 def _alone(node: Node) -> Space:
