@@ -71,12 +71,16 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
         shown="{}: weights are multiplied before the next step's scores are",
     )  # fmt: skip
     longest_first: bool = option(
-        "blocks of the last rows start first, since a causal mask leaves them the most steps", default=False,
-        shown="{}: blocks of the last rows start first", modelled=False,
+        "blocks of the rows to which a mask leaves the most steps start first: with a causal mask the last ones", default=False,
+        shown="{}: blocks of the rows with the most steps start first", modelled=False,
     )  # fmt: skip
     growing: tuple[int, ...] = option(
         "the dimensions of rows along which a mask leaves later rows more elements", default=(), dims=True, fixed=True,
         shown="along {} a mask leaves later rows more elements",
+    )  # fmt: skip
+    shrinking: tuple[int, ...] = option(
+        "the dimensions of rows along which a mask leaves later rows fewer elements", default=(), dims=True, fixed=True,
+        shown="along {} a mask leaves later rows fewer elements",
     )  # fmt: skip
     group_batch: int = option(
         "problems of the batch (heads) whose blocks take turns where the longest rows start first, so that their factors share L2 "

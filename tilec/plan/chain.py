@@ -309,15 +309,17 @@ def _share(chain: Chain, extents: dict[int, int]) -> float:
     return sum(max(0, high - low) for low, high in (_range(chain, at, length) for at in sample)) / (32 * length)
 
 
-def growing(chain: Chain, extents: dict[int, int]) -> tuple[int, ...]:
-    """The dimensions of rows along which later rows have more unmasked elements than earlier ones."""
+def growing(chain: Chain, extents: dict[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dimensions of rows along which later rows have more unmasked elements than earlier ones, and those along which they have
+    fewer."""
     first = dict.fromkeys(chain.rows, 0)
 
     def length(row: dict[int, int]) -> int:
         low, high = _range(chain, row, extents[chain.between])
         return high - low
 
-    return tuple(d for d in chain.rows if length(first | {d: extents[d] - 1}) > length(first))
+    gained = {d: length(first | {d: extents[d] - 1}) - length(first) for d in chain.rows}
+    return tuple(d for d, n in gained.items() if n > 0), tuple(d for d, n in gained.items() if n < 0)
 
 
 def _range(chain: Chain, row: dict[int, int], length: int) -> tuple[int, int]:

@@ -151,16 +151,17 @@ class ChainBlock:
         """A block's place of the grid: rows run fastest. Where the longest start first, they take turns with those of several
         problems of the batch."""
         names, total = locations.variables(self.forall), prod(counts)
-        rows = [n for n, d in enumerate(self.grid) if d in self.options.growing]
+        rows = [n for n, d in enumerate(self.grid) if d in (*self.options.growing, *self.options.shrinking)]
         others = [n for n in range(len(counts)) if n not in rows]
         height = prod(counts[n] for n in rows)
         problems, group = total // height, min(self.options.group_batch, total // height)
         if not self.options.longest_first:
             return delinearise(number, counts, names)
+        shrinking = bool(self.options.shrinking)
         if group == 1 or height == 1:
-            return delinearise(arith.subi(mlir.index(total - 1), number), counts, names)
+            return delinearise(number if shrinking else arith.subi(mlir.index(total - 1), number), counts, names)
         other, before = in_groups(number, problems, height, group)
-        row = sum_of([(before, -1)], height - 1)  # the last first
+        row = before if shrinking else sum_of([(before, -1)], height - 1)  # the last first
         found: dict[int, ir.Value] = {}
         for number, part in ((row, rows), (other, others)):
             found |= zip(part, delinearise(number, [counts[n] for n in part], [names[n] for n in part] if names else ()))

@@ -333,6 +333,14 @@ def test_long_rows_of_several_heads_start_first(monkeypatch):
         assert options.longest_first and options.group_batch == 2 and options.growing == (2,)
 
 
+@pytest.mark.parametrize("group", [1, 2])
+def test_first_rows_start_first_where_they_are_the_longest(group, monkeypatch):
+    monkeypatch.setattr("tilec.plan.cuda.chain._group", lambda problem, tile, target: group)
+    text = attention("t[b, h, i, j] if j >= i else -inf")
+    options = check(text, {"B": 1, "H": 3, "S": 130, "D": 16}, (64, 32), monkeypatch).plan.kernels[0].options
+    assert options.longest_first and options.group_batch == group and options.shrinking == (2,)
+
+
 def test_distances_are_converted_once(monkeypatch):
     """An integer that is linear in indices is a float that all of a thread's elements share, and a constant."""
     _, result = lowered(SCORED["linear by distance"], SIZES, (64, 32), monkeypatch)

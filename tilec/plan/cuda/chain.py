@@ -42,13 +42,14 @@ def choose_chain(
     products |= {"of_values": problem.of_values} if problem.of_values != problem.dtype else {}
     products |= {"at_once": tile.at_once} if tile.unit == "wgmma" else {}
     own = products if chain.products else {"kept_left": tile.kept_left}
-    head_groups, later = problem.head_groups if chain.head_groups else (0,), growing(chain, kernel.extents)
+    head_groups, (later, earlier) = problem.head_groups if chain.head_groups else (0,), growing(chain, kernel.extents)
+    uneven = bool(later or earlier)
     built = ContractionChain(
         unit=tile.unit, multiplicand=problem.dtype, between=chain.between, rows=chain.rows, head_groups=head_groups,
         pages=problem.pages,
         weight_terms=weight_terms, block=(tile.bm, tile.bn), warps=tile.warps, stages=tile.stages, ping_pong=tile.ping_pong,
-        longest_first=bool(later), growing=later,
-        group_batch=_group(problem, tile, target) if later else 1,
+        longest_first=uneven, growing=later, shrinking=() if later else earlier,
+        group_batch=_group(problem, tile, target) if uneven else 1,
         blocks_per_row=tile.parts, inner=tuple(first.inner for first in chain.firsts), left_k_major=left, right_k_major=right,
         overlap_combination=bool(target.launch.overlap_us) or None, **own,
     )  # fmt: skip
