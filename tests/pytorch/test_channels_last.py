@@ -97,6 +97,43 @@ def test_values_are_stored_once_and_as_they_are_read(saved, texts):
     assert not forward and all(name.startswith("convolution_backward") for name in backward)
 
 
+class Fire(nn.Module):
+    """Convolutions of a convolution's result, beside each other."""
+
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.squeeze, self.last = nn.Conv2d(3, 4, 1), last
+        self.small, self.large = nn.Conv2d(4, 6, 1), nn.Conv2d(4, 6, 3, padding=1)
+
+    def forward(self, x):
+        x = F.relu(self.squeeze(x))
+        return self.last(torch.cat([F.relu(self.small(x)), F.relu(self.large(x))], 1))
+
+
+@pytest.mark.parametrize("last, expected", [(nn.Identity(), False), (nn.MaxPool2d(2), False), (nn.Conv2d(12, 2, 1), True),
+                                            (nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(12, 2, 1)), True)])  # fmt: skip
+def test_all_parts_of_a_concatenation_have_one_order(last, expected, saved, texts):
+    """Where nothing goes along its channels, no part has them last: another one was read element by element."""
+    model = Fire(last).eval()
+    with torch.no_grad():
+        assert_agrees(model, image(2, 3, 8, 10).detach())
+    (text,) = texts
+    (joined,) = re.findall(r"^  cat\w*\[i0, i1, i2, i3\].*where (.*)$", text, re.MULTILINE)
+    order = [int(n) for n in re.findall(r"i\d in 0:(\d+)", joined)]
+    assert order == ([2, 8, 10, 12] if expected else [2, 12, 8, 10])
+    for name in ("convolution_1", "convolution_2"):
+        (made,) = re.findall(rf"^  {name}\[i0, i1, i2, i3\].*where (.*)$", text, re.MULTILINE)
+        assert [int(n) for n in re.findall(r"i\d in 0:(\d+)", made)] == ([2, 8, 10, 6] if expected else [2, 6, 8, 10])
+
+
+def test_a_concatenation_with_an_image_in_pytorch_s_order_lies_so(saved, texts):
+    first, second = nn.Conv2d(3, 5, 3, padding=1), nn.Conv2d(8, 2, 1)
+    joined = lambda x: second(torch.cat([x, first(x)], 1))  # noqa: E731
+    with torch.no_grad():
+        compiled(joined)(image(2, 3, 8, 10).detach())
+    assert re.search(r"convolution\[.*where i0 in 0:2, i1 in 0:5, i2 in 0:8, i3 in 0:10", texts[-1])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_types(dtype, saved):
     x = torch.randn(2, 3, 12, 12, dtype=dtype, requires_grad=True)

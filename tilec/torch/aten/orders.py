@@ -23,16 +23,16 @@ def reorders(device: torch.device) -> bool:
 def memory_orders(node: Node, values: Mapping[Node, Value]) -> dict[tuple[int, ...], tuple[int, ...]]:
     """The orders in which the dimensions of the node's results are stored, by shape, where they are not row-major. What follows
     reads them so, and results need no transpose. They are PyTorch's (channels last, heads behind places), but where the device
-    `reorders`, the result of a convolution that `sums_channels` has its channels last where `by_channels` reads it, and so have the
-    values that are made of it. Where PyTorch's result lies as an operand does, ours does, too."""
+    `reorders`, the result of a convolution that `sums_channels` has its channels last where `by_channels` reads it, and only there;
+    so have the values that are made of it. Where PyTorch's result lies as an operand does, that of other operations does, too."""
     value = node.meta.get("val")
-    orders = {}
+    orders, product = {}, sums_channels(node)
     for v in value if isinstance(value, tuple | list) else [value]:
         if not isinstance(v, torch.Tensor) or not all(isinstance(n, int) for n in (*v.shape, *v.stride())):
             continue
         shape, last = tuple(v.shape), (0, *range(2, v.dim()), 1)
         found = layout(shape, v.stride())
-        moved = _moved(v, node, values) if reorders(v.device) and found is not None else None
+        moved = _moved(v, node, values) if reorders(v.device) and found is not None and not product else None
         if moved is not None:
             orders[shape] = moved
         elif found is not None and not found.plain and len(found.order) == len(shape):
@@ -40,7 +40,7 @@ def memory_orders(node: Node, values: Mapping[Node, Value]) -> dict[tuple[int, .
         elif v.dim() > 2 and reorders(v.device) and found is not None:
             # a product's factor of three dimensions is often a transpose
             made = (_stored_as(n, values) for n in node.all_input_nodes if v.dim() > 3)
-            if (sums_channels(node) and by_channels(node)) or last in made:
+            if by_channels(node, values) if product else last in made:
                 orders[shape] = last
     return orders
 
@@ -55,9 +55,9 @@ def sums_channels(node: Node) -> bool:
     return (shape[0] // groups if transposed else shape[1]) > 1
 
 
-def by_channels(node: Node) -> bool:
+def by_channels(node: Node, values: Mapping[Node, Value]) -> bool:
     """Whether something that is made of images goes along their channels: a product, a reduction or a scan; or is to lie so.
-    Where nothing does, PyTorch's order is as fast, and results have it."""
+    Where nothing does, PyTorch's order is as fast, and results have it. What joins them with others lies as these do."""
     pending, seen = [node], {node}
     while pending:
         read = pending.pop()
@@ -68,7 +68,10 @@ def by_channels(node: Node) -> bool:
                 continue
             if (sums_channels(user) and user.args[0] is read) or _goes_along_channels(user, image, made):
                 return True
-            if made.dim() > 2 and made.shape[1] == image.shape[1] and any(n != 1 for n in made.shape[2:]):
+            if op_name(user) == "cat" and any(n in values and not _lies_last(n, values) for n in user.all_input_nodes):
+                continue
+            same = made.dim() > 2 and (made.shape[1] == image.shape[1] or op_name(user) == "cat")
+            if same and any(n != 1 for n in made.shape[2:]):
                 seen.add(user)
                 pending.append(user)
     return False
@@ -110,13 +113,20 @@ def _same_layout(one: object, other: object) -> bool:
     return (one.shape, one.stride()) == (other.shape, other.stride())
 
 
+def _lies_last(node: Node, values: Mapping[Node, Value]) -> bool:
+    """Whether a value is stored with its channels last."""
+    (image, *_) = tensors(node)
+    return _stored_as(node, values) == (0, *range(2, image.dim()), 1)
+
+
 def _stored_as(node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] | None:
     """The order of memory of a value's dimensions, where it has all elements of what is stored, in another order. A dimension may
-    be stored in parts that follow each other. A cast that nothing stores lies as what is cast, unless PyTorch moves it."""
-    x, read = values.get(node), node.all_input_nodes
-    if isinstance(x, Tensor) and x.formula is not None and x.origin is not None and len(read) == 1:
-        x = x.origin[0] if _same_layout(read[0].meta.get("val"), node.meta.get("val")) else x
-    if not isinstance(x, Tensor) or x.positions is None or x.formula is not None:
+    be stored in parts that follow each other. What nothing stores lies as what it is computed of, unless PyTorch moves it."""
+    x = values.get(node)
+    if isinstance(x, Tensor) and x.formula is not None:
+        same = (n for n in node.all_input_nodes if _same_layout(n.meta.get("val"), node.meta.get("val")))
+        return next((order for n in same if (order := _stored_as(n, values)) is not None), None)
+    if not isinstance(x, Tensor) or x.positions is None:
         return None
     names, order, parts = positions(x.shape, "d"), list[int](), list[ix.Index]()
     for position in x.positions(names):
