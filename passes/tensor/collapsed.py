@@ -4,7 +4,10 @@
 
 No data move. A factor at bare indices is a box of its tensor, which hardware copies; what is computed of quotients is copied by
 threads, an element after the other. A convolution behind a grouped one reads its input so. Rows at bare indices stay on chip, which
-a softmax over all positions of an image needs.
+a softmax over all positions of an image needs. A sum over several indices goes along one, where one factor is read at that and the
+other has the indices beside each other, such as the weights and the images of a linear layer behind a convolution:
+
+    c[m, n] = sum[g, h](x[m, g, h] * w[n, g * 24 + h])     ->    z[m, k] is x[m, g, h];  c[m, n] = sum[k](z[m, k] * w[n, k])
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ from tilec.analysis.directions import step_inside
 from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.products import factors_of, index_dim, product_of
 from tilec.core import mlir
-from tilec.core.mlir import ir, tensor
+from tilec.core.mlir import affine, ir, tensor
 from tilec.passes.emit import Body
-from tilec.passes.rebuild import Operand, collapsed, expanded, operands_in, rebuild, replace
+from tilec.passes.rebuild import Anew, Operand, collapsed, expanded, operands_in, operands_out, rebuild, replace
 
 ROW = 8  # elements that are worth a row of their own
 
@@ -28,7 +31,7 @@ def read_collapsed(module: ir.Operation) -> None:
     """Sums of products, and norms of rows that are several dimensions of a tensor: each of their operations reads it as rows."""
     for op in [o for o in mlir.traverse(module) if mlir.is_generic(o)]:
         if mlir.get_string(op, "tilec.reduce") == "sum" and product_of(op) is not None:
-            _join(op)
+            _join(_along_one(op))
     readers = dict[ir.Value, list[tuple[ir.Operation, ir.Operation]]]()
     for op in [o for o in mlir.traverse(module) if mlir.is_generic(o)]:
         for load in _loads(op):
@@ -87,6 +90,56 @@ def _separate(op: ir.Operation) -> None:
             with ir.InsertionPoint(op), op.location:
                 made = rebuild(op, operands=[*operands_in(op), Operand(value, read, load.results[0])], body=Body.needed)
             return _separate(replace(op, made))
+
+
+def _along_one(op: ir.Operation) -> ir.Operation:
+    """The sum along one index in place of several, if a tensor is read at it: all of its dimension, in order."""
+    terms, extents, kinds = BodyTerms(op), mlir.extents_of(op), mlir.iterators_of(op)
+    every = [*operands_in(op), *operands_out(op)]
+    for load in _loads(op):
+        value, *subscripts = load.operands
+        for extent, subscript in zip(ir.ShapedType(value.type).shape, subscripts):
+            x = terms.exact(subscript)
+            run = sorted(terms.dims_of(x))
+            if len(run) < 2 or prod(extents[d] for d in run) != extent or any(kinds[d] != "reduction" for d in run):
+                continue
+            along = [o.dims for o in every if not {*run}.isdisjoint(o.dims)]
+            consecutive = all(run == [*dims][dims.index(run[0]) :][: len(run)] for dims in along if run[0] in dims)
+            whole = reduce(lambda outer, d: outer * extents[d] + terms.dims[d], run[1:], terms.dims[run[0]])
+            if x is whole and consecutive and all(run[0] in dims for dims in along):
+                return _summed_along_one(op, run, subscript)
+    return op
+
+
+def _summed_along_one(op: ir.Operation, run: list[int], at: ir.Value) -> ir.Operation:
+    """The sum with one dimension in place of the dimensions `run`, whose index the subscript `at` is."""
+    first, *others = run
+    extents = mlir.extents_of(op)
+
+    def read(o: Operand) -> Operand:
+        shape, dims = list(ir.ShapedType(o.value.type).shape), [d for d in o.dims if d not in others]
+        if first not in o.dims:
+            return o
+        if mlir.is_empty(o.value):  # only tells trip counts
+            sizes = [prod(extents[d] for d in run) if d == first else shape[[*o.dims].index(d)] for d in dims]
+            return Operand(tensor.empty(sizes, ir.ShapedType(o.value.type).element_type), dims, o.instead)
+        return Operand(reduce(lambda value, _: collapsed(value, dims.index(first)), others, o.value), dims, o.instead)
+
+    def body(here: Anew) -> list[ir.Value]:
+        def index(d: int) -> ir.Value:
+            if d not in run:
+                return here.own(d)
+            behind = prod(extents[n] for n in run if n > d)
+            part = ir.AffineExpr.get_mod(ir.AffineExpr.get_floor_div(ir.AffineDimExpr.get(0), behind), extents[d])
+            return affine.apply(ir.AffineMap.get(1, 0, [part]), [here.own(first)])
+
+        here.index = index
+        here.known[at] = here.own(first)
+        return here.values()
+
+    with ir.InsertionPoint(op), op.location:
+        kept = [d for d in range(len(extents)) if d not in others]
+        return replace(op, rebuild(op, kept, [read(o) for o in operands_in(op)], body))
 
 
 def _join(op: ir.Operation, only: ir.Value | None = None) -> None:

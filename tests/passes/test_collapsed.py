@@ -85,6 +85,35 @@ def test_a_convolution_behind_a_grouped_one_multiplies_by_warpgroups():
     assert set(plan.kernels[-1].options.copies) == {"tma"}
 
 
+LINEAR = """op f(x: f32[M, 8, 3, 5], w: f32[N, 120], b: f32[N]) -> (y: f32[M, N]) {{
+    t[i, c, h, l] = max(x[i, c, h, l], 0)
+    y[i, n] = sum[{k}]({left} * {right}) + b[n]
+}}"""
+K, AT = "c in 0:8, h in 0:3, l in 0:5", "w[n, c * 15 + h * 5 + l]"
+LAYERS = {  # how many tensors are shown in another shape
+    "behind images": (K, "t[i, c, h, l]", AT, 2),
+    "whose factors are the other way round": (K, AT, "t[i, c, h, l]", 2),
+    "that reads an index again": (K, "t[i, c, h, l] * (l + 1)", AT, 2),
+    "of two indices": ("h in 0:3, l in 0:5", "t[i, 2, h, l]", "w[n, h * 5 + l]", 0),  # not all of the line
+    "of images in another order": (K, "t[i, c, h, l]", "w[n, h * 40 + l * 8 + c]", 0),
+    "with steps": (K, "t[i, c, h, l]", "w[n, c * 13 + h * 5 + l]", 0),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("target", ["cpu", "h200"])
+def test_a_linear_layer_sums_along_one_index(name, target, rng):
+    k, left, right, shown = LAYERS[name]
+    text = LINEAR.format(k=k, left=left, right=right)
+    shapes = {"x": (2, 8, 3, 5), "w": (6, 120), "b": (6,)}
+    inputs = {n: rng.standard_normal(shape, dtype=np.float32) for n, shape in shapes.items()}
+    _, result = lowered(text, None, inputs, target=target)
+    assert shapes_of(result) == shown
+    kind = "cuda" if target == "h200" else "cpu"
+    for stage in STAGES:
+        assert_within(text, inputs, list(interpret(result.texts[stage], inputs).values()), kind=kind)
+
+
 TWICE = """op f(x: f32[M, A, B, C, D], u: f32[B], v: f32[D], w: f32[N, A * B, C * D]) -> (t: f32[M, A, B, C, D], y: f32[M, N]) {
     t[i, a, b, c, d] = x[i, a, b, c, d] * u[b] * v[d]
     y[i, n] = sum[k in 0:A * B, l in 0:C * D](t[i, k // B, k % B, l // D, l % D] * w[n, k, l])
