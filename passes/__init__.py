@@ -29,6 +29,7 @@ from tilec.passes.tensor.regroup import regroup
 from tilec.passes.tensor.share import share_equal
 from tilec.passes.tensor.simplify import settle, simplify
 from tilec.passes.tensor.slice_updates import store_slice_updates
+from tilec.passes.tensor.split_concatenation import reduce_in_pieces
 from tilec.passes.tensor.tile import tile
 
 Step = str | Callable[[ir.Operation], object]
@@ -46,7 +47,7 @@ STAGES: tuple[Stage, ...] = (
         "simplify", "canonical forms, common subexpressions, algebra",
         ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize",
          read_through_copies, compute_where_read, store_exclusive, read_expanded, narrow,
-         "canonicalize", regroup, read_collapsed, correct_squares, merge_reduced, settle, "cse",
+         reduce_in_pieces, "canonicalize", regroup, read_collapsed, correct_squares, merge_reduced, settle, "cse",
          share_equal, store_slice_updates),
     ),
     Stage("plan", "decides kernels, tiles, memory, and changes of the program as a whole", ()),

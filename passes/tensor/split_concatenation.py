@@ -7,16 +7,24 @@
 A reduction over a join combines the reductions over its pieces, and a part of a join that lies in one piece is a part of that
 piece. A piece of one element has no dimension of its own. What joins the scores of attention with a column, a sink, then reads the
 scores element by element, so that they may stay on chip. `tilec/analysis/concatenation.py` finds the operations.
+
+Reductions that leave the dimension of a join are made of those of the tensors that it joins, where others reduce these, too:
+
+    c[i, j] = x[i, j] if j < N else y[i, j - N]           s.piece0[j] = sum[i](x[i, j]);   s.piece1[j] = sum[i](y[i, j])
+    s[j]    = sum[i](c[i, j])                       ->    s[j]        = s.piece0[j] if j < N else s.piece1[j - N]
+
+What is equal to an operation that is there already is not computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
-from tilec.analysis.concatenation import Concatenation, around, concatenation_of, ends_of
+from tilec.analysis.concatenation import Concatenation, Parts, around, concatenation_of, ends_of, reduced_concatenations
 from tilec.analysis.products import combined
 from tilec.core import locations, mlir
 from tilec.core.mlir import affine, arith, ir, linalg, tensor
+from tilec.core.structure import NAMES, structure_of
 from tilec.passes.rebuild import Anew, Operand, operands_in, operands_out, rebuild
 from tilec.passes.tensor.bounds import fold_function
 from tilec.passes.tensor.collapsed import as_operands
@@ -52,13 +60,51 @@ def _name(op: ir.Operation) -> str:
     return mlir.get_string(op, "tilec.name") or "op"
 
 
+def reduce_in_pieces(module: ir.Operation) -> None:
+    """Rewrites what `reduced_concatenations` finds."""
+    for function in mlir.functions(module):
+        if found := reduced_concatenations(function):
+            ops = [o.operation for o in mlir.entry(function).operations if mlir.is_generic(o.operation)]
+            known = _Known(ops)
+            for pieces, parts in found:
+                _Cut(pieces, parts).reduce(known)
+
+
+class _Known:
+    """Operations by what they compute, and their places by their names: an operation's hash changes with its operands."""
+
+    def __init__(self, ops: Sequence[ir.Operation]):
+        self.position: dict[str, float] = {_name(op): n for n, op in enumerate(ops)}
+        self.first: dict[Hashable, ir.Operation] = {}
+        for op in ops:
+            self.first.setdefault(self._key(op), op)
+
+    def once(self, made: ir.Operation, before: ir.Operation) -> ir.Value:
+        """The result of an operation that was made before another one, or of an equal one that is there already."""
+        first = self.first.setdefault(self._key(made), made)
+        before_number = self.position[_name(before)]
+        if first is made or self.position[_name(first)] >= before_number:
+            self.position[_name(made)] = before_number - 0.5
+            return made.results[0]
+        made.erase()
+        return first.results[0]
+
+    @staticmethod
+    def _key(op: ir.Operation) -> Hashable:
+        """Initial values are equal where they are filled with equal numbers."""
+        structure, values = structure_of(op)
+        starts = [mlir.fill_value(v) if v in mlir.outputs_of(op) else None for v in values]
+        read = [v if start is None else mlir.constant_value(start) for v, start in zip(values, starts)]
+        return structure, tuple("" if isinstance(v, ir.Value) and mlir.is_empty(v) else v for v in read)
+
+
 class _Cut:
     """The operations of a set, made for each piece. `parts` has the pieces of a tensor, and the dimension that is cut; `whole` what
     takes the place of a reduction's result."""
 
-    def __init__(self, found: Concatenation):
+    def __init__(self, found: Concatenation, parts: Parts | None = None):
         self.found = found
-        self.parts: dict[ir.Value, tuple[int, list[ir.Value]]] = {}
+        self.parts = dict(parts or {})
         self.whole: dict[ir.Value, ir.Value] = {}
 
     def carry_out(self) -> list[str]:
@@ -83,6 +129,20 @@ class _Cut:
             if not any(map(mlir.uses, op.results)):
                 op.erase()
         return names
+
+    def reduce(self, known: _Known) -> None:
+        """The same where the joined tensors are known: what is left of the results, others read as joins."""
+        names = {_name(op) for op, _ in self.found.operations}
+        for op, d in self.found.operations:
+            with ir.InsertionPoint(op), op.location:
+                made = (_Piece(self, op, d, n).make() for n in range(len(self.found.pieces)))
+                self.parts[op.results[0]] = 0, [known.once(mlir.definition(value), op) for (value,) in made]
+        for op, _ in self.found.operations:
+            with ir.InsertionPoint(op), op.location:
+                if not names.issuperset(map(_name, mlir.uses(op.results[0]))):
+                    op.results[0].replace_all_uses_with(self._concatenated(op))
+        for op, _ in reversed(self.found.operations):
+            op.erase()
 
     def _read_piece(self, load: ir.Operation, p: int, pieces: Sequence[ir.Value]) -> None:
         """Has an element be read in the piece in which it lies; what is to go is left as it is."""
@@ -117,6 +177,24 @@ class _Cut:
                     copy.operands[n] = other if value == term else total
                 total = copy.results[0]
             linalg.YieldOp([total])
+        return made.results[0]
+
+
+    def _concatenated(self, op: ir.Operation) -> ir.Value:
+        """The result of an operation from those of the pieces, beside each other along its one dimension."""
+        type_ = ir.ShapedType(op.results[0].type)
+        out, own = tensor.empty(list(type_.shape), type_.element_type), mlir.projection(1, [0])
+        made, block = mlir.generic([type_], [], [out], [own], ["parallel"])
+        for key in (key for key in NAMES if key in op.attributes):
+            made.attributes[key] = op.attributes[key]
+        with ir.InsertionPoint(block):
+            at, found = linalg.IndexOp(0).result, None
+            for (begin, end), piece in reversed([*zip(self.found.pieces, self.parts[op.results[0]][1])]):
+                inside = arith.maxsi(arith.minsi(_less(at, begin), mlir.index(end - begin - 1)), mlir.index(0))
+                here = tensor.extract(piece, [inside])
+                below = arith.cmpi(arith.CmpIPredicate.slt, at, mlir.index(end))
+                found = here if found is None else arith.select(below, here, found)
+            linalg.YieldOp([found])
         return made.results[0]
 
 
@@ -189,4 +267,4 @@ def _less(subscript: ir.Value, number: int) -> ir.Value:
     return affine.apply(ir.AffineMap.get(1, 0, [ir.AffineDimExpr.get(0) - number]), [subscript])
 
 
-__all__ = ["concatenations_of", "split_concatenations"]
+__all__ = ["concatenations_of", "reduce_in_pieces", "split_concatenations"]

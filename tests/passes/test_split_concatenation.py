@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from conftest import assert_within
@@ -96,6 +98,49 @@ def test_pieces_have_the_value_of_the_whole(case, rng):
     else:
         assert '"c"' not in made  # nothing is left of the whole
     assert_within(program, arrays, list(interpret(made, arrays).values()), kind="cpu")
+
+
+NORMS = """op f(x: f32[3, 16, 4, 5], w: f32[16, 16], v: f32[16, 32]) -> (y: f32[3, 48, 4, 5], a: f32[16], b: f32[32], c: f32[48]) {{
+    {first}
+    s[n, o, h, k] = sum[i](relu(x[n, i, h, k] - m[i]) * w[o, i])
+    p[n, i, h, k] = x[n, i, h, k] if i < 16 else s[n, i - 16, h, k] where i in 0:32
+    {second}
+    t[n, o, h, k] = sum[i](relu(p[n, i, h, k] - l[i]) * v[o, i])
+    q[n, i, h, k] = x[n, i, h, k] if i < 16 else (s[n, i - 16, h, k] if i < 32 else t[n, i - 32, h, k]) where i in 0:48
+    {third}
+    y[n, i, h, k] = q[n, i, h, k] * g[i] + c[i]
+}}"""
+NORM = "{m}[i] = {kind}[n, h, k]({x}[n, i, h, k])  {a}[i] = sum[n, h, k](({x}[n, i, h, k] - {m}[i]) ** 2) / 60"
+JOINED = {  # what reduces the last concatenation, and how many long reductions there are
+    "norms": (NORM, 9),
+    "other reductions": (NORM.replace("sum", "max"), 6),
+    "a reduction of reductions": (NORM + " + max[j]({m}[j])", 9),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+@pytest.mark.parametrize("target", ["cpu", "h200"])
+def test_what_is_concatenated_is_reduced_once(name, target, rng):
+    text, count = JOINED[name]
+    norms = [text.format(m=m, a=a, x=x, kind="mean") for m, a, x in (("m", "a", "x"), ("l", "b", "p"), ("g", "c", "q"))]
+    program = NORMS.format(first=norms[0], second=norms[1], third=norms[2])
+    arrays = {"x": (3, 16, 4, 5), "w": (16, 16), "v": (16, 32)}
+    inputs = {n: rng.standard_normal(shape, dtype=np.float32) for n, shape in arrays.items()}
+    made = lowered(program, None, inputs, target=target, end="plan", emit=False)[1].texts["simplify"]
+    long = re.findall(r'iterator_types = \["parallel", "reduction", "reduction", "reduction"\]', made)
+    assert len(long) == count
+    assert_within(program, inputs, list(interpret(made, inputs).values()), kind="cuda" if target == "h200" else target)
+
+
+@pytest.mark.parametrize("part", ["x[n, i, h, k] + 1", "x[n, 15 - i, h, k]", "sin(x[n, i, h, k])"])
+def test_what_is_computed_in_a_concatenation_is_reduced_there(part, rng):
+    norms = [NORM.format(m=m, a=a, x=x, kind="mean") for m, a, x in (("m", "a", "x"), ("l", "b", "p"), ("g", "c", "q"))]
+    program = NORMS.format(first=norms[0], second=norms[1], third=norms[2]).replace("= x[n, i, h, k] if", f"= {part} if")
+    arrays = {"x": (3, 16, 4, 5), "w": (16, 16), "v": (16, 32)}
+    inputs = {n: rng.standard_normal(shape, dtype=np.float32) for n, shape in arrays.items()}
+    made = lowered(program, None, inputs, end="plan", emit=False)[1].texts["simplify"]
+    assert ".piece" not in made
+    assert_within(program, inputs, list(interpret(made, inputs).values()), kind="cuda")
 
 
 SINKS = """op f(q: bf16[H, S, 64], k: bf16[H, S, 64], v: bf16[H, S, 64], z: bf16[H]) -> (o: bf16[H, S, 64]) {

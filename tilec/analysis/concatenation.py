@@ -5,13 +5,20 @@
     l[i]    = sum[j](e[i, j])                    combines the sums of its pieces
     o[i]    = sum[j in 0:64](e[i, j] * v[j])     reads one piece
 
-Such a set of operations (`Pieces`) begins at an operation that joins the result of a product with something else. It ends at
+Reductions of a concatenation along other dimensions are those of its parts beside each other (`reduced_concatenations`): so the
+norm of a dense block, whose channels another norm has read but for the last ones.
+
+    c[i, j] = x[i, j] if j < 64 else y[i, j - 64]
+    m[j]    = sum[i](c[i, j])                    is sum[i](x[i, j]) in 0:64, and sum[i](y[i, j]) behind
+
+A set of operations (`Concatenation`) begins at an operation that joins the result of a product with something else. It ends at
 reductions over the dimension, and at reads that lie in one piece. Where anything else reads one of its tensors, this must be in
 memory as a whole, and the set is none.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
@@ -59,6 +66,71 @@ def concatenation_of(function: ir.Operation, deepest: int) -> Iterator[Concatena
             if found is not None and taken.isdisjoint(position[o] for o, _ in found.operations):
                 taken.update(position[o] for o, _ in found.operations)
                 yield found
+
+
+Parts = Mapping[ir.Value, tuple[int, list[ir.Value]]]
+"""By tensor, the dimension that is cut, and the tensors that its pieces are."""
+
+
+def reduced_concatenations(function: ir.Operation) -> list[tuple[Concatenation, Parts]]:
+    """Concatenations of whole tensors, each with these: those of which one is reduced elsewhere, too, alone or in another
+    concatenation. The operations are reductions that leave the dimension that is cut, and what is computed of these alone."""
+    ops = [o.operation for o in mlir.entry(function).operations if mlir.is_generic(o.operation)]
+    found, times = [], Counter[ir.Value]()
+    for n, op in enumerate(ops):
+        joined = next(((d, parts) for d in dict.fromkeys(_joined(op)) if len(parts := _parts(op, d)) > 1), None)
+        if joined is None:
+            times.update({v for v in mlir.inputs_of(op) if _leaves_one(op)})
+        elif reduced := _reduced(op.results[0], joined[0], ops[n + 1 :]):
+            pieces, tensors = zip(*joined[1])
+            found.append((Concatenation(tuple(reduced.items()), pieces), {op.results[0]: (joined[0], list(tensors))}))
+            times.update(set(tensors))
+    return [(c, parts) for c, parts in found if any(times[t] > 1 for _, tensors in parts.values() for t in tensors)]
+
+
+def _parts(op: ir.Operation, d: int) -> list[tuple[Piece, ir.Value]]:
+    """The pieces along a dimension of an operation that joins whole tensors, and these tensors; none of another one."""
+    extents, parts = mlir.extents_of(op), list[tuple[Piece, ir.Value]]()
+    points = {p for p in _points(op, d) if 0 < p < extents[d]}
+    for begin, end in pairwise(sorted({0, *points, extents[d]})):
+        terms = BodyTerms(op)
+        terms.dims[d] = index(f"i{d}", end, begin)
+        (value,) = list(mlir.body_of(op).operations)[-1].operands
+        while (owner := mlir.definition(value)) is not None and owner.name == "arith.select":
+            value = owner.operands[1 if NONE.decide(terms.holds(owner.operands[0])) else 2]
+        if owner is None or owner.name != "tensor.extract":
+            return []
+        tensor, *subscripts = owner.operands
+        at = [x - begin if n == d else x for n, x in enumerate(terms.dims)]
+        shape = [end - begin if n == d else e for n, e in enumerate(extents)]
+        same = all(NONE.simplified(terms.exact(s)) is NONE.simplified(x) for s, x in zip(subscripts, at))
+        if not same or list(ir.ShapedType(tensor.type).shape) != shape:
+            return []
+        parts.append(((begin, end), tensor))
+    return parts if mlir.map_dims(mlir.maps_of(op)[-1]) == [*range(len(extents))] else []
+
+
+def _reduced(joined: ir.Value, d: int, ops: Sequence[ir.Operation]) -> dict[ir.Operation, int]:
+    """The reductions of a tensor that leave its dimension `d` alone, and what is computed of their results and of it alone. Each
+    has the dimension that this is."""
+    along, found = {joined: d}, dict[ir.Operation, int]()
+    for op in ops:
+        read = [(v, dims) for v, dims in _inputs(op) if v in along]
+        at = {dims[along[v]] for v, dims in read}
+        if len(at) == 1 and _leaves_one(op) and all(v in along for v, dims in _inputs(op) if not at.isdisjoint(dims)):
+            (own,) = at
+            if mlir.map_dims(mlir.maps_of(op)[-1]) == [own]:
+                found[op], along[op.results[0]] = own, 0
+    return found
+
+
+def _leaves_one(op: ir.Operation) -> bool:
+    """Whether it has one result of one dimension, and is computed of elements at bare indices alone."""
+    if len(op.results) != 1 or ir.ShapedType(op.results[0].type).rank != 1 or "tilec.scan" in op.attributes:
+        return False
+    start = mlir.definition(mlir.outputs_of(op)[0])
+    initial = start is not None and start.name in ("tensor.empty", "linalg.fill")
+    return initial and not any(o.name in ("tensor.extract", "linalg.index") for o in mlir.traverse(op))
 
 
 def ends_of(value: ir.Value, op: ir.Operation, dim: int = -1, piece: Piece | None = None) -> Ends:
@@ -215,4 +287,4 @@ def _pieces(points: Sequence[int]) -> Iterator[Piece]:
         yield from ((n, n + 1) for n in range(a, b)) if b - a <= SINGLE else [(a, b)]
 
 
-__all__ = ["Concatenation", "around", "concatenation_of", "ends_of", "is_elementwise"]
+__all__ = ["Concatenation", "Parts", "around", "concatenation_of", "ends_of", "is_elementwise", "reduced_concatenations"]
