@@ -84,6 +84,12 @@ class Node:
         return [r.value for r in self.reads] + self.extracts + self.sources
 
     @property
+    def gathered(self) -> list[ir.Value]:
+        """Those of `extracts` that no read shows in another shape: the others are the same memory."""
+        shown = {source for r in self.reads if (source := mlir.source_of(r.value)) != r.value}
+        return [v for v in self.extracts if v not in shown]
+
+    @property
     def operations(self) -> float:
         """Scalar operations in all, special functions counted by their expansions."""
         return self.iterations * (self.flops + 15 * self.special)

@@ -29,7 +29,7 @@ def outputs_of(nodes: list[Node], graph: Graph) -> list[ir.Value]:
 
 def inputs_of(nodes: list[Node]) -> list[ir.Value]:
     made = {r.value for n in nodes for r in n.results}
-    values = [v for n in nodes for v in n.values]
+    values = [v for n in nodes for v in (*(r.value for r in n.reads), *n.gathered)]
     return [v for v in dict.fromkeys(values) if v not in made]
 
 

@@ -109,12 +109,17 @@ def _ordered(g: Group, graph: Graph, target: Target) -> Ordered:
 def time_to_store(node: Node, p: Pack, size: int, target: Target, overlaps: bool = False) -> float:
     """Everything read once, and the copy written; `overlaps`: as the kernels around it."""
     values = read_by(node, p.number, p.kind)
-    points = prod(node.extents[d] for d in p.dims) if p.dims else sum(map(elements, values))
+    points = stored_elements(node, p) or sum(map(elements, values))
     work = Work(
         dram_read=sum(map(bytes_of, values)), dram_write=points * size, flops={}, threads=128,
         blocks=max(1, points * size // (16 * 128)), overlaps=overlaps,
     )  # fmt: skip
     return predict(work, target).time_us
+
+
+def stored_elements(node: Node, p: Pack) -> int:
+    """How many elements are stored, the zeros behind lines included; 0 of a tensor that is stored as it is, or in an order."""
+    return prod(p.extents or (node.extents[d] for d in p.dims)) if p.dims else 0
 
 
 def elements(value: ir.Value) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf, prod
+from math import inf
 from typing import TYPE_CHECKING
 
 from tilec.analysis import bf16_split
@@ -30,7 +30,7 @@ from tilec.passes.tensor.pack import SIDES, factor, pack, read_from, zeros_behin
 from tilec.plan import ordered_factors
 from tilec.plan.chain import is_contraction_chain
 from tilec.plan.groups import Group, Remark
-from tilec.plan.ordered_factors import GAIN, elements, read_by, time_to_store
+from tilec.plan.ordered_factors import GAIN, elements, read_by, stored_elements, time_to_store
 from tilec.plan.rewrite import Found
 from tilec.plan.steps import Applied, Pack, Step
 
@@ -127,6 +127,12 @@ def _offered(node: Node, g: Group, graph: Graph, target: Target) -> tuple[tuple[
         return (), ""
     packs = [replace(p, operation=node.name) for p in offer.packs]
     return tuple(Applied("pack", p, offer.reason, node.line) for p in packs), offer.refused
+
+
+def packed_us(node: Node, g: Group, graph: Graph, target: Target) -> float:
+    """The time of a product's kernel with its factors stored first, that included; inf where they are not."""
+    offer = _known(node, g, graph, target) if graph.may_pack and _product(g, target) is node else None
+    return inf if offer is None or offer.refused else offer.kernel_us + sum(offer.stored_us)
 
 
 def _known(node: Node, g: Group, graph: Graph, target: Target) -> Offer | None:
@@ -297,7 +303,7 @@ def _lies_so(node: Node, p: Pack, graph: Graph) -> bool:
 def _unfolds(node: Node, p: Pack) -> bool:
     """Whether it would have too many elements for what it is made of."""
     sources = sum(map(elements, read_by(node, p.number, p.kind)))
-    return bool(p.dims) and prod(node.extents[d] for d in p.dims) > UNFOLDED * sources
+    return stored_elements(node, p) > UNFOLDED * sources
 
 
 def _padded(node: Node, kind: str, majors: list[bool], packs: list[Pack], inner: tuple[int, ...]) -> list[Pack]:

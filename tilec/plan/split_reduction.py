@@ -10,7 +10,7 @@ from math import ceil, isqrt, prod
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import space_of
-from tilec.analysis.traffic import work_of
+from tilec.analysis.traffic import onchip_bytes, work_of
 from tilec.core import mlir
 from tilec.core.fitted import WarpgroupTimes
 from tilec.core.mlir import ir
@@ -22,6 +22,7 @@ from tilec.plan.chain import is_contraction_chain
 from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Plan
 from tilec.plan.online import online_of
+from tilec.plan.prepack import packed_us
 from tilec.plan.rewrite import Compared, Found
 from tilec.plan.steps import Applied, Split, Step
 
@@ -99,7 +100,7 @@ def _split(long: list[Node], g: Group, graph: Graph, target: Target) -> tuple[li
 def _split_all(long: list[Node], g: Group, graph: Graph, target: Target) -> tuple[list[Split], str]:
     """Splits of all long reductions of a kernel, such as the sums of a batch norm, whose data one of too few blocks reads again for
     each: if passes by many blocks take less time, although what was one kernel becomes several."""
-    splits, separate_us = [], 0.0
+    splits, separate_us, passes = list[Split](), 0.0, 0
     for at_once in _readings(long, g, graph):
         space = space_of(at_once, graph)
         assert not isinstance(space, str), space
@@ -111,12 +112,16 @@ def _split_all(long: list[Node], g: Group, graph: Graph, target: Target) -> tupl
                 return [], found or ""
             splits.append(found)
             parts = max(parts, found.parts)
+        passes += at_once[0] in long
         if parts > 1:
             combined = Work(dram_read=work.dram_write * parts, blocks=work.blocks)
             work = replace(work, blocks=parts * work.blocks, dram_write=work.dram_write * parts)
             separate_us += predict(combined, target).time_us
         separate_us += predict(work, target).time_us
-    fused_us = predict(work_of(g.nodes, graph, g.space, target), target).time_us
+    fused = work_of(g.nodes, graph, g.space, target)
+    if fused.dram_read > onchip_bytes(target, g.nodes, g.space) * g.space.parallelism:  # what a block has read is gone
+        fused = replace(fused, dram_read=fused.dram_read * passes)
+    fused_us = predict(fused, target).time_us
     times = f"{duration(separate_us)} in parts, with a kernel for each reading, {duration(fused_us)} as one kernel"
     most = COMPARED if target.kind == "cuda" else SAVING
     return (splits, times) if separate_us < most * fused_us else ([], times)
@@ -204,8 +209,9 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
     now = tiles_of(node, g, graph, target)
     if not now.choices:
         return None
-    before = now.choices[0].prediction.time_us
+    before, packed = now.choices[0].prediction.time_us, packed_us(node, g, graph, target)
     best = before * (target.fit(WarpgroupTimes).stream_k if now.choices[0].tile.stream_k else SAVING)
+    best, before = min(best, packed), min(before, packed)
     found, summed = None, prod(node.extents[d] for d in node.contraction.k)
     for parts in (2, 4, 8, 16, 32):
         dim = next((d for d in sorted(node.contraction.k) if not refuse_split(node.op, d, parts)), None)

@@ -21,7 +21,7 @@ from tilec.plan.cuda.view import HELD, THREADS, UNROLLED, View, lay_out, power, 
 from tilec.plan.cuda.windows import Neighbours, map_neighbours, neighbours
 
 SHARED = 4  # threads of a column, where blocks would last too long
-FEW_BLOCKS, SMALL = 4, 4  # blocks of a row, and the part of a block, 1 of so many, that gets no block of its own
+FEW_BLOCKS, SMALL = 4, 2  # blocks of a row, and the part of a block, 1 of so many, that gets no block of its own
 WAVES = 8  # of blocks, from which on the last ones count for little
 
 Tiled = tuple[dict[int, int], Layout, str]  # a block's tile, its layout, and what the plan tells of it

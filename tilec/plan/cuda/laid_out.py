@@ -236,7 +236,7 @@ def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     held = max((layout.slots(a.dims) * max(1, a.element // 4) for a in view.accesses), default=0)
     dims, whole = view.group.space.dims, {a.value for a in view.accesses}  # read once, also where others ask for neighbours
     flight = sum(layout.slots(a.dims) * a.element for a in view.accesses if not a.written)
-    extracts = [(n, v) for n in view.group.nodes for v in set(n.extracts) - whole]
+    extracts = [(n, v) for n in view.group.nodes for v in set(n.gathered) - whole]
     flight += sum(layout.slots(dims[n]) * element_bytes(ir.ShapedType(v.type).element_type) for n, v in extracts)
     gathered = sum(min(n.iterations * 4, bytes_of(v)) for n, v in extracts)
     read = sum(a.bytes for a in view.accesses if not a.written) + gathered
@@ -280,7 +280,7 @@ def _written_out(view: View, layout: Layout) -> int:
 def _gathered(view: View, layout: Layout) -> int:
     """Elements at computed subscripts that a thread holds at a time, of a reduction: those of all its steps, each in a register."""
     dims = view.group.space.dims
-    return max((layout.slots(dims[n]) * len({*n.extracts}) for n in view.group.nodes if n.reduced and n.extracts), default=0)
+    return max((layout.slots(dims[n]) * len({*n.gathered}) for n in view.group.nodes if n.reduced), default=0)
 
 
 def _waiting_us(view: View, layout: Layout, work: cost.Work) -> float:
