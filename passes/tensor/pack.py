@@ -208,7 +208,7 @@ def _stored_count(kind: str) -> int:
 
 def _stored_as(value: ir.Value, element: ir.Type, kind: str) -> list[ir.Value]:
     """What each of them has of a factor's value."""
-    return bf16_split.parts_of(value) if kind == bf16_split.KIND else [_rounded(value, element, kind)]
+    return bf16_split.split(value) if kind == bf16_split.KIND else [_rounded(value, element, kind)]
 
 
 def _rounded(value: ir.Value, element: ir.Type, kind: str) -> ir.Value:

@@ -9,8 +9,11 @@ computed from the numbers themselves.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, cast
 
+from tilec.analysis.patterns import S, name_of, parts_of
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, math
 
@@ -23,32 +26,31 @@ TINY, HUGE = 2.0**-100, 2.0**127
 
 
 @dataclass(frozen=True)
-class Parted:
+class Parted(Generic[S]):
     """A factor that is read in its parts, or as a `whole` where it is marked."""
 
-    whole: ir.Value
-    parts: tuple[ir.Value, ...]
+    whole: S
+    parts: tuple[S, ...]
 
 
-def parted(factor: ir.Value) -> Parted | None:
+def parted(factor: S) -> Parted[S] | None:
     """A factor that `joined` made."""
-    select = mlir.definition(factor)
-    if select is None or select.name != "arith.select":
+    if name_of(factor) != "arith.select":
         return None
-    _, total, whole = select.operands
-    parts: list[ir.Value] = []
-    while (owner := mlir.definition(total)) is not None and owner.name == "arith.addf":
-        total, part = owner.operands
+    _, total, whole = cast("Sequence[S]", parts_of(factor))
+    parts: list[S] = []
+    while name_of(total) == "arith.addf":
+        total, part = cast("Sequence[S]", parts_of(total))
         parts.append(part)
     parts.append(total)
-    narrow = [mlir.definition(p) for p in parts]
-    if len(parts) != COUNT or not all(o is not None and _is_widened(o) for o in narrow):
+    if len(parts) != COUNT or any(name_of(p) != "arith.extf" or str(parts_of(p)[0].type) != "bf16" for p in parts):
         return None
     return Parted(whole, tuple(parts))
 
 
-def _is_widened(op: ir.Operation) -> bool:
-    return op.name == "arith.extf" and isinstance(op.operands[0].type, ir.BF16Type)
+def products_of(left: int, right: int) -> Sequence[tuple[int, int]]:
+    """The products that are computed of two numbers of so many parts."""
+    return [(a, b) for a, b in PRODUCTS if a < left and b < right] if right > 1 else [(a, 0) for a in range(left)]
 
 
 def joined(whole: ir.Value, parts: list[ir.Value]) -> ir.Value:
@@ -61,8 +63,8 @@ def joined(whole: ir.Value, parts: list[ir.Value]) -> ir.Value:
     return arith.select(arith.cmpf(arith.CmpFPredicate.ORD, wide[0], wide[0]), total, whole)
 
 
-def parts_of(x: ir.Value) -> list[ir.Value]:
-    """Those of an f32."""
+def split(x: ir.Value) -> list[ir.Value]:
+    """The parts of an f32."""
     narrow, parts, rest = ir.BF16Type.get(), list[ir.Value](), x
     for _ in range(COUNT):
         if parts:
@@ -78,4 +80,4 @@ def parts_of(x: ir.Value) -> list[ir.Value]:
     return [arith.select(ordinary, part, mlir.constant(mark, narrow)) for part, mark in zip(parts, marks)]
 
 
-__all__ = ["COUNT", "KIND", "PRODUCTS", "Parted", "joined", "parted", "parts_of"]
+__all__ = ["COUNT", "KIND", "PRODUCTS", "Parted", "joined", "parted", "products_of", "split"]

@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 from math import inf
 
+from tilec.analysis.bf16_split import parted
 from tilec.analysis.carried import Carried, Online
 from tilec.analysis.chain_masks import Mask, Match, folded, masks_of, matches_of, where, with_single_conditions
 from tilec.analysis.expression import Expr, Reader, Total, Unreadable, constant, parts_of
 from tilec.analysis.extremes import without_idle_roundings
-from tilec.analysis.factor_access import FactorAccess, factor_of_element
+from tilec.analysis.factor_access import FactorAccess, elements_of, factor_of_element
 from tilec.analysis.linear_factor import linear_factor
 from tilec.analysis.online_reduction import derive
 from tilec.analysis.products import stored
@@ -39,12 +40,13 @@ from tilec.core.mlir import ir
 @dataclass(frozen=True)
 class First:
     """A contraction whose result stays on chip: `left` has its rows, `right` its columns; it sums over dimension `inner`.
-    `unsigned`: the factors are integers without sign."""
+    `unsigned`: the factors are integers without sign. `term`: what it sums, of numbers themselves where their parts are stored."""
 
     total: Total
     left: FactorAccess
     right: FactorAccess
     inner: int
+    term: Expr
     unsigned: bool = False
 
     @property
@@ -56,13 +58,15 @@ class First:
 @dataclass(frozen=True)
 class Product:
     """A contraction that comes last, as it is `carried`. `weights` and `values` are its factors; the program rounds a weight to
-    `weight_type`, as multiplying it does if that is the type of the values. `columns`: the kernel dimension that it alone has."""
+    `weight_type`, as multiplying it does if that is the type of the values. `columns`: the kernel dimension that it alone has.
+    `whole_values`: the values, also of numbers that are stored in parts."""
 
     carried: Carried
     weights: Expr
     weight_type: str
     values: FactorAccess
     columns: int
+    whole_values: Expr
 
     @property
     def total(self) -> Total:
@@ -197,10 +201,10 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
     pairs = [pair[::-1] if between in pair[0].dims else pair for pair in pairs]
     lefts, rights = zip(*pairs)
     factors = [_product(c) for c in wide]
-    shared_by = [*rights, *(values for _, values in factors)]
-    own = [d for d in scores.dims if all(d in x.dims for x in lefts)]
+    shared_by = [elements_of(x)[0] for x in (*rights, *(values for _, values in factors))]
+    own = [d for d in scores.dims if all(d in elements_of(x)[0].dims for x in lefts)]
     head_groups = {d: n for d, n in periods(own, [p for x in shared_by for p in subscripts(x)]).items() if n > 1}
-    rows = {d for d in own if not any(d in x.dims for x in rights) or d in head_groups} - {between}
+    rows = {d for d in own if not any(d in elements_of(x)[0].dims for x in rights) or d in head_groups} - {between}
     rows = rows if known is None else {d for d in rows if d in known}
     single: set[int] = set()
     if not rows:  # of one dimension, which all factors may have, a block has one
@@ -236,14 +240,17 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
         (inner,) = total.reduced
         rows_factor = factor_of_element(left).tile({*rows, inner}, tiled, single=single)
         columns_factor = factor_of_element(right).tile({between, inner}, shared_dims, paged=between)
-        firsts.append(First(total, rows_factor, columns_factor, inner, total.term.args[0].op == "arith.extui"))
+        term = total.term.replace(lambda x: None if (found := parted(x)) is None else found.whole)
+        firsts.append(First(total, rows_factor, columns_factor, inner, term, term.args[0].op == "arith.extui"))
     orders = [tuple(single) or tuple(d for d in first.left.along if d in rows) for first in firsts]
     if len({*orders}) > 1:
         raise Unreadable(f"the rows of {' and '.join(t.name for t in made)} lie in different orders")
     products = []
     for c, (weights, values), (column,) in zip(wide, factors, columns):
         access = factor_of_element(values, weighted=True).tile({between, column}, shared_dims, paged=between)
-        products.append(Product(c, without_rounding(weights, values.type), narrow_type(weights), access, column))
+        unrounded, kind = without_rounding(weights, values.type), narrow_type(weights)
+        in_parts = parted(values)
+        products.append(Product(c, unrounded, kind, access, column, values if in_parts is None else in_parts.whole))
     score = Expr("total", key=scores.number, own_dims=scores.dims, type=scores.term.type)
     chain = Chain(online, tuple(firsts), score, tuple(products), orders[0], batch, head_groups, ())
     masks = tuple(masks_of(online))
@@ -259,10 +266,10 @@ def _chain(reader: Reader, outputs: list[set[int]], known: Set[int] | None) -> C
 def _factors(term: Expr) -> tuple[Expr, Expr]:
     if term.op not in ("arith.mulf", "arith.muli"):
         raise Unreadable("the first contraction is not a sum of products")
-    left, right = (stored(a) for a in term.args)
+    left, right = map(stored, term.args)
     if term.op == "arith.muli" and ({left.type, right.type} != {"i8"} or len({a.op for a in term.args}) > 1):
         raise Unreadable("the first contraction multiplies integers that are neither i8 by i8 nor u8 by u8")
-    if left.op != "element" or right.op != "element":
+    if not elements_of(left) or not elements_of(right):
         raise Unreadable("the factors of the first contraction are computed, and not stored")
     return left, right
 
@@ -273,9 +280,9 @@ def _product(product: Carried) -> tuple[Expr, Expr]:
     if product.term.op != "arith.mulf":
         raise Unreadable(f"{name} is not a sum of products")
     own = set(product.total.dims)
-    pair = sorted(product.term.args, key=lambda a: stored(a).op == "element" and bool(own & a.dims))
+    pair = sorted(product.term.args, key=lambda a: bool(elements_of(a)) and bool(own & a.dims))
     weights, values = pair[0], stored(pair[1])
-    if values.op != "element":
+    if not elements_of(values):
         raise Unreadable(f"the values that {name} adds up are computed, and not stored")
     if values.dims & weights.dims - {d for d in values.dims if d in own} - set(product.total.reduced):
         raise Unreadable(f"the factors of {name} share an index that its result does not have")

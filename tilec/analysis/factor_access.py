@@ -15,8 +15,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, prod
 
+from tilec.analysis import bf16_split
 from tilec.analysis.access import Access, Subscript, access_of_element
+from tilec.analysis.bf16_split import parted
 from tilec.analysis.expression import Expr, Unreadable
+from tilec.analysis.products import stored
 from tilec.core.hardware import BOX, RANK, ROWS, WIDE
 from tilec.core.quantities import count
 from tilec.index import questions
@@ -50,11 +53,18 @@ class FactorAccess:
     along: tuple[int | None, ...] = ()
     page: int = 0
     paged: int = -1
+    further: tuple[Access, ...] = ()
+    """Elements of further tensors at the same place, where a factor is the sum of its stored parts."""
 
     @property
     def stored(self) -> str:
         """The type of its elements in memory."""
-        return str(self.access.element)
+        return bf16_split.KIND if self.further else str(self.access.element)
+
+    @property
+    def parts(self) -> tuple[FactorAccess, ...]:
+        """Each of its stored parts; itself where there is one."""
+        return self, *(replace(self, access=access, further=()) for access in self.further)
 
     @property
     def expression(self) -> Expr:
@@ -238,16 +248,24 @@ def _is_flat(dims: list[int], inner: tuple[int, ...]) -> bool:
     return tuple(dims[first : first + len(inner)]) == inner
 
 
+def elements_of(x: Expr) -> tuple[Expr, ...]:
+    """The stored elements that a factor of a chain is: one, or its parts; none of what is computed."""
+    found = parted(x)
+    elements = tuple(stored(p) for p in (found.parts if found else (x,)))
+    coordinates = {(e.op, e.args, e.own_dims) for e in elements}
+    return elements if elements[0].op == "element" and len(coordinates) == 1 else ()
+
+
 def factor_of_element(x: Expr, weighted: bool = False) -> FactorAccess:
     """A factor of a chain, as its expressions tell it; `weighted`: of the product of weights."""
-    access = access_of_element(x)
+    access, *further = map(access_of_element, elements_of(x))
     dims = access.subscripts[0].dims if access.subscripts else ()
     own, size = tuple(range(len(dims))), max(1, access.element.width // 8)
     shape, at = tuple(access.shape), access.subscripts
     if evens_first := weighted and _has_evens_first(shape, at):
         whole = next(d for d in dims if d // 2 is at[-1].term)
         shape, at = (*shape[1:-1], 2 * shape[-1]), (*at[1:-1], Subscript(whole, dims))
-    return FactorAccess(access, shape, at, own, {}, size, evens_first=evens_first)
+    return FactorAccess(access, shape, at, own, {}, size, evens_first=evens_first, further=tuple(further))
 
 
 def _has_evens_first(shape: tuple[int, ...], at: tuple[Subscript, ...]) -> bool:

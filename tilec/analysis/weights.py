@@ -30,6 +30,24 @@ def without_rounding(x: Expr, kind: str) -> Expr:
     return x
 
 
+_NAN_OF_NAN = {
+    "arith.addf", "arith.subf", "arith.mulf", "arith.divf", "arith.negf", "arith.maximumf", "arith.minimumf", "arith.extf",
+    "arith.truncf", "math.absf", "math.exp", "math.exp2", "math.fma", "math.sqrt", "math.tanh",
+}  # fmt: skip
+
+
+def is_nan_of_nan(x: Expr) -> bool:
+    """Whether a weight is a NaN if a score that it is made of is one."""
+    if not _reads_scores(x) or not x.args:
+        return True
+    chosen = x.op == "arith.select" and not _reads_scores(x.args[0])
+    return (chosen or x.op in _NAN_OF_NAN) and all(map(is_nan_of_nan, x.args))
+
+
+def _reads_scores(x: Expr) -> bool:
+    return x.op in ("total", "state", "reference") or any(map(_reads_scores, x.args))
+
+
 def largest(x: Expr) -> float:
     """What a weight does not exceed in absolute value, unless it is a NaN."""
     if x.number is not None:

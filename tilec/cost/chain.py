@@ -25,6 +25,7 @@ from tilec.cost.model import Choice, Prediction, Work, predict, ranked, round_up
 MOST_PARTS = 256  # blocks that share rows
 PARTS_WAVES = 8  # rounds of such blocks
 DEEPEST = 8  # steps in shared memory; more hide no more latency
+ANEW = 8  # registers of what computes rows of numbers without parts anew, in ptxas's schedule, which keeps scores for longer, too
 CHAIN_ROWS = {"wgmma": (64, 128, 192), "mma.sync": (16, 32, 64, 128)}
 """Rows of a block, by the matrix instruction."""
 WARP_ROWS = (16, 32)
@@ -51,9 +52,11 @@ def reduction_depth(unit: str, inner: int, size: int) -> int:
 class ChainProblem:
     """A contraction chain: `batch` problems of `rows` rows, each with `length` elements between the contractions. Scores
     sum over `inner`, results have `columns`; 0 where no second contraction follows. `dtype`: in which the scores' factors are
-    multiplied. `of_values`: in which weights and values are, where that is another type. `weight_terms`: the numbers of it that
-    make up one weight. `share`: the share of scores in tiles that the mask does not
-    exclude. `fma`, `special`: operations for each score. `out_bytes`: bytes of a result's element.
+    multiplied. `of_values`: in which weights and values are, where that is another type. `parts`: numbers of these types that are
+    stored for one of the scores' factors, and for a value. `weight_terms`: the numbers that make up one weight. `pairs`: the
+    products of such numbers that a product of a score takes, and one of a weight and a value (0: `weight_terms`). `share`: the
+    share of scores in tiles that the mask does not exclude. `fma`, `special`: operations for each score. `out_bytes`: bytes of a
+    result's element.
     `k_major`: which of the scores' factors are contiguous along `inner`.
     `units`: the matrix instructions that may multiply. `row_extents`: of the dimensions of rows, where they are several, and
     `head_groups`: for each of them the number that a block's part has to divide; 0 where any will do. `score_bytes`: what is read
@@ -95,6 +98,8 @@ class ChainProblem:
     score_registers: float = 0
     more_inner: tuple[int, ...] = ()
     of_values: str = ""
+    parts: tuple[int, int] = (1, 1)
+    pairs: tuple[int, int] = (1, 0)
     more_columns: tuple[int, ...] = ()
     columns_of_rights: int = 0
 
@@ -111,7 +116,7 @@ class ChainProblem:
     @property
     def step_bytes(self) -> int:
         """Of what each element of the length has of all factors."""
-        return self.bytes * sum(self.firsts) + self.value_bytes * sum(self.products)
+        return self.parts[0] * self.bytes * sum(self.firsts) + self.parts[1] * self.value_bytes * sum(self.products)
 
     @property
     def line(self) -> int:
@@ -266,7 +271,8 @@ def _held(p: ChainProblem, unit: str, own: int, bn: int, at_once: bool = False) 
     words = p.value_bytes * p.weight_terms  # of four weights
     weights = (words if wide else max(0, words - 4)) * scores // 4
     ahead = int(scores * p.score_registers) if unit == "wgmma" else 0
-    return len(p.firsts) * scores + sums + len(p.products) * weights + p.other_registers + ahead
+    anew = sums + scores + ANEW if p.parts[1] > 1 else 0  # each step's sums leave the matrix units
+    return len(p.firsts) * scores + sums + anew + len(p.products) * weights + p.other_registers + ahead
 
 
 def chain_registers(target: Target, p: ChainProblem, unit: str, bm: int, own: int, bn: int) -> int:
@@ -327,9 +333,9 @@ def _parts(target: Target, p: ChainProblem, tile: ChainTile) -> list[int]:
 def stage_bytes(p: ChainProblem, tile: ChainTile) -> int:
     """Shared memory of one step: tiles of K and V; without a second contraction of K, and of Q unless it stays there."""
     if p.columns:
-        inner = p.bytes * sum(chain_line(tile.unit, d, p.bytes) for d in p.firsts)
-        loaded = p.products[_shared(p, tile) :]
-        return tile.bn * (inner + p.value_bytes * sum(chain_line(tile.unit, round_up(c, 16), p.value_bytes) for c in loaded))
+        inner = p.parts[0] * p.bytes * sum(chain_line(tile.unit, d, p.bytes) for d in p.firsts)
+        loaded, size = p.products[_shared(p, tile) :], p.value_bytes
+        return tile.bn * (inner + p.parts[1] * size * sum(chain_line(tile.unit, round_up(c, 16), size) for c in loaded))
     depth = reduction_depth(tile.unit, p.inner, p.bytes)
     left = 0 if tile.kept_left else _tile_bytes(p, tile.unit, tile.bm, depth, p.k_major[0])
     return left + _tile_bytes(p, tile.unit, tile.bn, depth, p.k_major[1])
@@ -351,7 +357,7 @@ def chain_bytes(p: ChainProblem, tile: ChainTile) -> int:
     and the list of its steps, where data choose them."""
     held = 0
     if p.columns:
-        held = p.bytes * tile.bm * tile.row_stages * sum(chain_line(tile.unit, d, p.bytes) for d in p.firsts)
+        held = p.parts[0] * p.bytes * tile.bm * tile.row_stages * sum(chain_line(tile.unit, d, p.bytes) for d in p.firsts)
     elif tile.kept_left:
         whole = round_up(p.inner, reduction_depth(tile.unit, p.inner, p.bytes))
         held = _tile_bytes(p, tile.unit, tile.bm, whole, p.k_major[0])
@@ -376,18 +382,19 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     inner, columns = (sum(round_up(d, 16) for d in dims) for dims in (p.firsts, p.products))
     own_columns = sum(round_up(c, 16) for c in p.products[_shared(p, tile) :])
     flops: dict[str, float] = {}
-    for kind, depth in ((p.dtype, inner), (p.of_values or p.dtype, p.weight_terms * columns)):
+    of_scores, of_values = p.pairs[0] * inner, (p.pairs[1] or p.weight_terms) * columns
+    for kind, depth in ((p.dtype, of_scores), (p.of_values or p.dtype, of_values)):
         unit = f"tensor.{unit_type(kind)}@{tile.unit}"
         flops[unit] = flops.get(unit, 0.0) + 2 * scores * depth
     further = len(p.products) * (1.5 * p.weight_terms + 4 * (p.weight_terms - 1))  # weights taken apart and packed
-    loaded = scores * (p.bytes * inner + p.value_bytes * own_columns) / tile.bm
-    once = p.batch * (p.bytes * p.rows * sum(p.firsts) + p.length * p.step_bytes)
+    loaded = scores * (p.parts[0] * p.bytes * inner + p.parts[1] * p.value_bytes * own_columns) / tile.bm
+    once = p.batch * (p.parts[0] * p.bytes * p.rows * sum(p.firsts) + p.length * p.step_bytes)
     once = (once if p.factor_bytes is None else p.factor_bytes) + p.operand_bytes
     result = p.out_bytes * p.batch * p.rows * sum(p.products) / len(p.products)
     partial = 4 * p.batch * p.rows * tile.parts * (columns + 2) if tile.parts > 1 else 0
     work = Work(
         dram_read=once, dram_write=result, l2_bytes=loaded + scores * p.score_bytes + result + 2 * partial,
-        shared_bytes=loaded + scores * ((p.bytes * inner + p.value_bytes * p.weight_terms * columns) / own + p.line_bytes),
+        shared_bytes=loaded + scores * ((p.bytes * of_scores + p.value_bytes * of_values) / own + p.line_bytes),
         flops={**flops, "fma.f32": 2 * scores * (p.fma + further), "special": scores * p.special},
         pace=dict.fromkeys(flops, fit.products) if tile.unit == "wgmma" else {},
         blocks=blocks, threads=tile.threads, registers=tile.registers, shared_per_block=tile.shared,

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from math import prod
 
+from tilec.analysis import bf16_split
+from tilec.analysis.bf16_split import products_of
 from tilec.analysis.chain import Chain, Product, multiplicand_allowed, read_chain
 from tilec.analysis.expression import Expr, Reader, Total, Unreadable, parts_of
 from tilec.analysis.graph import Graph, Node
@@ -16,6 +18,7 @@ from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space
 from tilec.analysis.subscripts import steps, subscripts
 from tilec.analysis.traffic import element_bytes, outputs_of, strides
+from tilec.analysis.weights import is_nan_of_nan
 from tilec.core.fitted import ChainTimes
 from tilec.core.hardware import LINE, WARP
 from tilec.core.mlir import ir
@@ -77,6 +80,13 @@ def _refuse(nodes: list[Node], space: Space, graph: Graph, target: Target) -> st
         return "they have further parallel indices"
     if space.extents[chain.between] >= 2**31 and any(c.locates is not None for c in chain.online.carried):
         return "the index of an extreme takes more than 31 bits"
+    in_parts = any(x.further for x in chain.factors)
+    if in_parts and any(c.locates is not None for c in chain.online.carried):
+        return "the index of an extreme is not found anew among numbers that have no parts"
+    if in_parts and len(chain.products) > 1:
+        return "rows of several results are not computed anew of numbers that have no parts"
+    if in_parts and not all(map(is_nan_of_nan, (chain.score, *(p.weights for p in chain.products)))):
+        return "weights are not NaN for each score that is, by which numbers without parts are noticed"
     return _refuse_storage(chain, space) or _refuse_size(chain, nodes, space, graph, target)
 
 
@@ -84,8 +94,8 @@ def _refuse_storage(chain: Chain, space: Space) -> str | None:
     """Tiles lie in lines along the contiguous dimension, which is one of the two of a factor's tiles."""
     if multiplicands_of(chain) is None:
         kinds = " and ".join(sorted({x.stored for x in chain.factors}))
-        why = "where both of a product must be bf16, f16, or f32 that `using` allows to be rounded, or of the first one i8 or u8"
-        return f"the factors are {kinds}, {why}"
+        why = "where both of a product must be bf16, f16, f32 in parts, or f32 that `using` allows to be rounded"
+        return f"the factors are {kinds}, {why}, or of the first one i8 or u8"
     across = any(first.left.contiguous != first.inner for first in chain.firsts)
     by_rows = across and (chain.products or len(chain.rows) > 1)
     if by_rows or any(x.contiguous is None for x in chain.factors):
@@ -105,7 +115,7 @@ def multiplicands_of(chain: Chain) -> tuple[str, str] | None:
     lose no more than is allowed."""
     scores = _multiplicand({kind for first in chain.firsts for kind in first.stored}, [first.total for first in chain.firsts])
     if not chain.products:
-        return (scores, scores) if scores else None
+        return (scores, scores) if scores not in (None, bf16_split.KIND) else None
     product = _multiplicand({p.values.stored for p in chain.products}, [p.total for p in chain.products])
     return (scores, product) if scores and product not in (None, "i8") else None
 
@@ -114,7 +124,7 @@ def _multiplicand(stored: set[str], products: list[Total]) -> str | None:
     (kind, *others) = stored
     if kind == "f32" and all(multiplicand_allowed(t.operation) in ("tf32", "bf16") for t in products):
         kind = "tf32"
-    return kind if not others and kind in ("bf16", "f16", "tf32", "i8", "u8") else None
+    return kind if not others and kind in ("bf16", "f16", "tf32", "i8", "u8", bf16_split.KIND) else None
 
 
 def refuse_warpgroups(chain: Chain, extents: dict[int, int]) -> str | None:
@@ -136,6 +146,8 @@ def refuse_warps(chain: Chain) -> str | None:
         return "factors of 8 bits have to be contiguous along the index of their sum"
     if any(first.unsigned for first in chain.firsts):
         return "integers without sign take wgmma"
+    if any(x.further for x in chain.factors):
+        return "factors that are stored in parts take wgmma"
     if _lies_between(chain):
         return "tiles that are contiguous along the index between the contractions take wgmma"
     return None
@@ -176,6 +188,11 @@ def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, ta
     return None
 
 
+def _element(kind: str) -> str:
+    """The type of the numbers that are multiplied."""
+    return "bf16" if kind == bf16_split.KIND else kind
+
+
 def weight_terms_of(chain: Chain) -> int | None:
     """The number of products that one weight takes, the most of all; 0 without a second contraction."""
     terms = [_terms_of(p, chain) for p in chain.products]
@@ -186,7 +203,7 @@ def weight_terms_of(chain: Chain) -> int | None:
 def _terms_of(product: Product, chain: Chain) -> int | None:
     kinds, own = multiplicands_of(chain), product.weight_type
     assert kinds is not None
-    kind = kinds[1]
+    kind = _element(kinds[1])
     if own == kind or (kind == "tf32" and own in ("bf16", "f16")):  # which a tf32 holds
         return 1
     if kind == "f16" and product.weight_bound > LARGEST_WEIGHT:
@@ -223,13 +240,14 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     extents, fit = space.extents, target.fit(ChainTimes)
     whole = (chain.score, *(c.term for c in chain.row_states), *(p.weights for p in chain.products))
     parts = {p for x in whole for p in parts_of(x) if chain.between in p.dims}  # the others are computed once a row
-    special = sum(_SPECIAL.get(p.op, 0) for p in parts if p.args)
+    of_words = {p for p in parts if p.op == "arith.sitofp" and p.args[0].op == "total"}  # of 32 bits: by the float units
+    special = sum(_SPECIAL.get(p.op, 0) for p in parts - of_words if p.args)
     near = Neighbours(chain.between)
     exchanged = [x for p in chain.products for x in near.worthwhile(p.weights)]
     shared_parts = {p for p in parts if exchanged and chain.between in p.dims and near.shares(p)}
     fma = sum(_instructions(p, graph) / (SIZE if p in shared_parts else 1) for p in parts) - special
     fma += len(chain.row_states) + sum(1 + (p.values.bytes < 4) for p in chain.products)  # as which a product is fitted
-    factors = {x.expression for x in chain.factors}
+    factors = {part.expression for x in chain.factors for part in x.parts}
     stored = {x.key for x in factors}
     read = lambda x: prod(-(-extents[d] // (chain.head_groups.get(d, 1) or 1)) for d in x.dims)  # noqa: E731
     loaded = [p for p in parts - factors if p.op == "element" and chain.between in p.dims]
@@ -240,10 +258,11 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in outputs_of(nodes, graph))
     terms, kinds, columns = weight_terms_of(chain), multiplicands_of(chain), [extents[p.columns] for p in chain.products]
     assert kinds is not None
+    in_scores, in_values = len(chain.left.parts), max((len(p.values.parts) for p in chain.products), default=1)
     return ChainProblem(
         prod(extents[d] for d in chain.rows), extents[chain.between], extents[chain.inner],
         columns[0] if columns else 0,
-        prod(extents[d] for d in chain.batch), kinds[0], 3 if terms is None else terms,
+        prod(extents[d] for d in chain.batch), _element(kinds[0]), 3 if terms is None else terms,
         _share(chain, extents), fma + fit.load_operations * len(loaded), special, out,
         k_major=(chain.left.contiguous == chain.inner, chain.right.contiguous == chain.inner),
         units=chain_units(chain, extents, target),
@@ -258,7 +277,9 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
         score_registers=sum(0.5 for p in {p for p in per_score if p.key.type.element_type.width == 16}),
         other_registers=(fit.exchange_registers if exchanged else 0) + (further if len(chain.firsts) > 1 else 0),
         line_steps=_lines_of_steps(chain), more_inner=tuple(extents[first.inner] for first in chain.firsts[1:]),
-        of_values=kinds[1], more_columns=tuple(columns[1:]),
+        of_values=_element(kinds[1]), parts=(in_scores, in_values),
+        pairs=(len(products_of(in_scores, in_scores)), len(products_of(terms or 0, in_values))),
+        more_columns=tuple(columns[1:]),
         columns_of_rights=sum(chain.right_of(p) is not None for p in chain.products),
     )  # fmt: skip
 

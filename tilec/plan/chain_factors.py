@@ -1,10 +1,12 @@
-"""Factors of contraction chains that are stored first, in 16 bits or as tf32: a chain's weights are made in registers, and are
-multiplied with factors as they lie in memory.
+"""Factors of contraction chains that are stored first, in 16 bits, in bf16 parts or as tf32.
+
+A chain's weights are made in registers, and are multiplied with factors as they lie in memory.
 
     s = sum[d](q * k);  p = softmax(s);  o = sum[j](p * v)        ->        s.left = bf16(q);  s.right = bf16(k);  o.right = bf16(v)
                                                                             s = sum[d](s.left * s.right);  ...
 
-A bf16 holds every number of 8 bits, and what `using bf16` allows an f32 to be rounded to. As tf32 the values alone are stored, with
+A bf16 holds every number of 8 bits, and what `using bf16` allows an f32 to be rounded to. An f32 that may not be rounded is the sum
+of three (`tilec/analysis/bf16_split.py`), which both products take. As tf32 the values alone are stored, with
 j last: `wgmma` reads words along k, in the order in which a thread has its weights (`Pack.evens_first`).
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from math import prod
 
+from tilec.analysis import bf16_split
 from tilec.analysis.access import access_of
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.multiplicands import HOLDS, held_by
@@ -44,14 +47,16 @@ def chain_factors(graph: Graph, target: Target) -> tuple[Applied, ...]:
 def _is_first(node: Node) -> bool:
     """Whether a contraction's result is larger than its factors, of which a block has room for all places of k."""
     c = node.contraction
-    if c is None or c.integer or not c.m or not c.n:
+    if c is None or not c.m or not c.n:
         return False
     m, n, k = (prod(node.extents[d] for d in dims) for dims in (c.m, c.n, c.k))
     return 0 < k <= WIDEST and m * n > (m + n) * k
 
 
 def _packs(firsts: list[Node], last: Node, before: set[Node], graph: Graph, target: Target) -> list[Pack]:
-    """Of the factors that no operation `before` the last one makes: one type for all, or none where they have it."""
+    """Of the factors that no operation `before` the last one makes: one type for all, or none where they have it. Factors of
+    scores that are integers stay as they are."""
+    firsts = [n for n in firsts if n.contraction is not None and not n.contraction.integer]
     sides = [(n, side) for n in firsts for side in (0, 1)]
     of_last = [(last, side) for side in (0, 1) if before.isdisjoint(graph.producer.get(v) for v in read_by(last, side, "bf16"))]
     factors = [(n, side, held_by(n, _value(n, side))) for n, side in (*sides, *of_last)]
@@ -65,6 +70,8 @@ def _packs(firsts: list[Node], last: Node, before: set[Node], graph: Graph, targ
     if allowed == {"bf16"}:
         held = {"bf16" if kind == "f32" else kind for kind in held}
     kind = next((kind for kind in KINDS if held <= HOLDS[kind]), None)
+    if held == {"f32"} and allowed == {None} and "wgmma" in target.instructions("bf16") and target.has("tma"):
+        kind = bf16_split.KIND
     if kind is None:
         return []
     made = [_pack(n, side, kind) for n, side, own in factors if own != kind]

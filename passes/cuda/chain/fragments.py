@@ -71,12 +71,14 @@ def tiles_of(block: ChainBlock, values: Values, find: Callable[[Span], TileList]
 
 @dataclass(frozen=True)
 class Sums:
-    """The fragments of the results of a product: `sums` of `wide` columns, and `weights`, a left factor's words."""
+    """The fragments of the results of a product: `sums` of `wide` columns, and `weights`, a left factor's words. `added`: a step's
+    sums, which are others where they leave the matrix units after each."""
 
     product: Product
     wide: int
     sums: ir.Value
     weights: ir.Value
+    added: ir.Value
 
 
 class Fragments:
@@ -123,7 +125,9 @@ class Fragments:
                 words[key] = word_registers(options.weight_terms * self.words, f"%weights{number}", options.weighted)
                 source, bounded = self.weighed[p.weights], p.weight_bound <= 1
                 self.packers.append(Packer(source, words[key], options.weight_terms, bounded, p.values.evens_first))
-            self.results.append(Sums(p, wide, sums, words[key]))
+            # of parts, the units would cut each step's sum
+            added = registers([wide // 8, self.rows, 2], "%partial_sums") if p.values.further else sums
+            self.results.append(Sums(p, wide, sums, words[key], added))
 
     def pack(self) -> None:
         """Weights as words of left factors' fragments."""
@@ -133,7 +137,7 @@ class Fragments:
     @property
     def multiplied(self) -> list[ir.Value]:
         """The registers that products write, and read."""
-        return list(dict.fromkeys([*(r.sums for r in self.results), *(r.weights for r in self.results)]))
+        return list(dict.fromkeys([*(r.added for r in self.results), *(r.weights for r in self.results)]))
 
     def _slack(self) -> int:
         """How far references may lag. Sums of a product are many, and worth a branch around their rescaling. What blocks that share
@@ -189,7 +193,7 @@ class Fragments:
             with statements(first.total for first in chain.firsts):
                 self._score(start)
         if masked and chain.absorbing is not None:
-            exclude(chain, self._bounds(), self.scores, self.values, self.block.largest, locate)
+            exclude(chain, self.bounds(), self.scores, self.values, self.block.largest, locate)
             masked = False
 
         def term(c: Carried, at: At) -> ir.Value:
@@ -206,11 +210,11 @@ class Fragments:
         chain, ahead = self.chain, self.ahead
         pairs = {x: registers([2], "%pair", x.type) for x in self._pairs_in_memory() if x not in ahead}
         with loop(self.bn // 8, name="fragment") as j, halves(self.rows) as half:
-            at = self._at(start, j, half, mlir.index(0), self.products)
+            at = self._at(start, j, half, mlir.index(0), products=self.products)
             for x, tile in pairs.items():
                 vector.StoreOp(self._pair(x, at), tile, [mlir.index(0)])
             with loop(2, unroll=True, name="pair") as lane:
-                at = self._at(start, j, half, lane, self.products)
+                at = self._at(start, j, half, lane, products=self.products)
                 at.known |= {x: memref.LoadOp(tile, [lane]).result for x, tile in pairs.items()}
                 at.known |= {x: memref.LoadOp(tile, [j, half, lane]).result for x, tile in ahead.items()}
                 memref.StoreOp(self.values.build(chain.score, at), self.scores, [j, half, lane])
@@ -286,14 +290,14 @@ class Fragments:
                 at.known |= {x: memref.LoadOp(tile, [n, lane]).result for x, tile in tiles.items()}
                 yield at, lane, [fragment, half, lane]
 
-    def _bounds(self) -> list[Linear]:
+    def bounds(self) -> list[Linear]:
         """What is at least 0 for the elements that exist and that no mask excludes."""
         end = Expr("index", own_dims=(self.chain.between,), type="index")
         edge = [] if self.tiles.even else [({end: -1}, self.block.length - 1)]
         return [*(b for m in self.chain.masks for b in m.bounds), *edge]
 
     def _at(
-        self, start: ir.Value, j: ir.Value, half: ir.Value, lane: ir.Value, products: Sequence[ir.Value] | None = None
+        self, start: ir.Value, j: ir.Value, half: ir.Value, lane: ir.Value, *, products: Sequence[ir.Value] | None = None
     ) -> At:  # fmt: skip
         """One place of a tile. `products`: what it has of the first contractions, where their scores are not computed yet."""
         totals = (first.total.number for first in self.chain.firsts)
@@ -313,6 +317,15 @@ class Fragments:
             end = mlir.index(self.block.length)
             at.known[leaf] = arith.cmpi(arith.CmpIPredicate.slt, at.coordinates[self.chain.between], end)
         return at.known[leaf]
+
+    def add(self) -> None:
+        """Adds the last step's sums to those before."""
+        for r in self.results:
+            if r.added is not r.sums:
+                with loop(r.wide // 8, name="fragment") as j, pairs(self.rows) as (half, lane):
+                    at = [j, half, lane]
+                    total = arith.addf(*(memref.LoadOp(sums, at).result for sums in (r.sums, r.added)))
+                    memref.StoreOp(total, r.sums, at)
 
     def rescale(self) -> None:
         """The sums, to where the references are now."""

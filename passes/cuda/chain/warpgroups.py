@@ -18,6 +18,7 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
+from tilec.analysis.bf16_split import KIND, products_of
 from tilec.analysis.chain import First
 from tilec.analysis.factor_access import FactorAccess
 from tilec.analysis.subscripts import subscripts
@@ -25,10 +26,12 @@ from tilec.core import locations, mlir, opcodes
 from tilec.core.hardware import LINE, ROWS, WARP
 from tilec.core.mlir import arith, gpu, ir
 from tilec.core.opcodes import WarpgroupProduct
+from tilec.kernels.matrix import ELEMENTS
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.fragments import Fragments, Terms, tiles_of, values_of
 from tilec.passes.cuda.chain.split import PartialStates
 from tilec.passes.cuda.chain.values import At, Values, statements
+from tilec.passes.cuda.chain.whole_numbers import WholeNumbers
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.ring import Ring, RingTiles, carried_loop, make_ready, offsets_of
 from tilec.passes.cuda.roles import Roles, begin_ping_pong, ping_pong, wait_for_products
@@ -100,6 +103,10 @@ class FactorTiles(RingTiles):
         return found
 
 
+Parts = list[FactorTiles]
+"""The tiles of a factor: of each number that is stored for one of its elements."""
+
+
 class Engine:
     """Warpgroup 0 loads; the others multiply, each 64 of the block's rows."""
 
@@ -138,21 +145,24 @@ class Warpgroups(Engine):
         chain, sizes, stages = block.chain, block.sizes, block.options.stages
         values, step = block.subscripts, {chain.between: block.bn}
         rows = block.options.row_stages or 1
-        self.q_tiles, self.k_tiles, self.v_tiles = list[FactorTiles](), list[FactorTiles](), list[FactorTiles]()
+        self.q_tiles, self.k_tiles, self.v_tiles = list[Parts](), list[Parts](), list[Parts]()
+        tiles = partial(FactorTiles, values=values, roles=self.roles, length=block.length)
         for first in chain.firsts:
             inner = {first.inner: -(-sizes[first.inner] // 16) * 16 if self._lies_between(first) else sizes[first.inner]}
-            self.q_tiles.append(FactorTiles(first.left, block.box | inner, values, rows, self.roles, block.length))
-            self.k_tiles.append(FactorTiles(first.right, step | inner, values, stages, self.roles, block.length))
-        self.at_once, self.own_tiles = bool(block.options.at_once), list[FactorTiles]()
+            self.q_tiles.append([tiles(x, block.box | inner, stages=rows) for x in first.left.parts])
+            self.k_tiles.append([tiles(x, step | inner, stages=stages) for x in first.right.parts])
+        self.at_once, self.own_tiles = bool(block.options.at_once), list[Parts]()
         for p in chain.products:  # lines are of columns; or of `between`, and as many of them as are multiplied
             columns = -(-sizes[p.columns] // 16) * 16 if p.values.contiguous == chain.between else sizes[p.columns]
             if self.at_once and (right := chain.right_of(p)) is not None:
                 self.v_tiles.append(self.k_tiles[right])
                 continue
-            self.own_tiles.append(FactorTiles(p.values, step | {p.columns: columns}, values, stages, self.roles, block.length))
+            self.own_tiles.append([tiles(x, step | {p.columns: columns}, stages=stages) for x in p.values.parts])
             self.v_tiles.append(self.own_tiles[-1])
-        self.q, self.k = Ring(self.q_tiles, rows, self.groups), Ring(self.k_tiles, stages, self.groups)
-        self.v = Ring(self.own_tiles, stages, self.groups, spare=not self.at_once) if self.own_tiles else self.k
+        q, k, v = ([part for parts in factors for part in parts] for factors in (self.q_tiles, self.k_tiles, self.own_tiles))
+        self.q, self.k = Ring(q, rows, self.groups), Ring(k, stages, self.groups)
+        self.v = Ring(v, stages, self.groups, spare=not self.at_once) if v else self.k
+        self.pairs = products_of(block.options.weight_terms, len(self.v_tiles[0]))
         self.begin([*dict.fromkeys((self.q, self.k, self.v))])
 
     def _lies_between(self, first: First) -> bool:
@@ -182,29 +192,29 @@ class Warpgroups(Engine):
             tiles, (*now, row, row_phase) = tiles_of(block, values_of(block)) if self.persistent else self.fragments.tiles, state
             if self.persistent:
                 self.q.wait_empty(row, row_phase)
-            self._copy(self.q, self.q_tiles, row, {}, [first.left for first in block.chain.firsts])
+            self._copy(self.q, row, {}, [first.left for first in block.chain.firsts])
             rights = [first.right for first in block.chain.firsts]
-            factors = [(self.k, self.k_tiles, rights)]
+            factors = [(self.k, rights)]
             if self.own_tiles:
                 values = [p.values for own, p in zip(self.v_tiles, block.chain.products) if own in self.own_tiles]
-                factors.append((self.v, self.own_tiles, values))
+                factors.append((self.v, values))
             with carried_loop(tiles.begin, tiles.end, now) as (number, at):
                 stage, phase = at
                 line = locations.named(tiles.first_line(number), "start")
-                for ring, copied, own in factors:
+                for ring, own in factors:
                     ring.wait_empty(stage, phase)
-                    self._copy(ring, copied, stage, {self.chain.between: line}, own)
+                    self._copy(ring, stage, {self.chain.between: line}, own)
                 at[:] = self.k.next(stage, phase)
             state[:] = [*now, *self.q.next(row, row_phase)]
 
-    def _copy(
-        self, ring: Ring, tiles: list[FactorTiles], stage: ir.Value, first: dict[int, ir.Value], factors: list[FactorAccess]
-    ) -> None:
+    def _copy(self, ring: Ring, stage: ir.Value, first: dict[int, ir.Value], factors: list[FactorAccess]) -> None:
         """Starts the copies of all tiles of a stage, of one block's factors."""
         with self.roles.one():
             ring.expect(stage)
-        for copied, factor in zip(tiles, factors):
-            copied.copy(ring, stage, first, factor)
+        parts = [part for factor in factors for part in factor.parts]
+        for copied, part in zip(ring.tiles, parts, strict=True):
+            assert isinstance(copied, FactorTiles)
+            copied.copy(ring, stage, first, part)
 
     # ---- multiplying ---------------------------------------------------------------------------------------
 
@@ -214,6 +224,8 @@ class Warpgroups(Engine):
         self.fragments.clear()
         self.q.wait_full(row, row_phase)
         self.fragments.traverse(self._loop_over_tiles, now, self.persistent)
+        if any(x.further for x in self.chain.factors):
+            WholeNumbers(self.fragments).compute_anew()
         if self.persistent:
             self.q.release(row, self.thread)
         return [*now, *self.q.next(row, row_phase)]
@@ -247,6 +259,7 @@ class Warpgroups(Engine):
         self.wait(0, *own.multiplied)
         if self.persistent:
             self.v.release(stage, self.thread)
+        own.add()
         rings[:] = state[:2]
 
     def _whole_step(self, number: ir.Value, state: list[ir.Value], masked: bool) -> list[ir.Value]:
@@ -269,6 +282,7 @@ class Warpgroups(Engine):
             self.v.wait_full(stage, phase)
         self._product(stage)
         self.wait(0, *own.multiplied)
+        own.add()
         for ring in [self.k] * kept + [self.v] * bool(self.own_tiles):
             ring.release(stage, self.thread)
         return self.k.next(stage, phase)
@@ -285,12 +299,13 @@ class Warpgroups(Engine):
         if self.alternate:
             self.alternate("arrive")
         own.read_ahead(number)
-        self.wait(self.block.options.weight_terms * len(own.results), *own.products)
+        self.wait(len(self.pairs) * len(own.results), *own.products)
         self.k.release(stage, self.thread)
         own.weigh(number, masked)
         self.v.branch()  # or the assembler moves the wait that follows above the exponentials
         self.wait(0, *own.multiplied)
         self.v.release(before, self.thread)
+        own.add()
         own.rescale()
         own.pack()
         return [*self.k.next(stage, phase), stage, phase]
@@ -301,19 +316,26 @@ class Warpgroups(Engine):
         height = None if mlir.constant_value(self.half) == 0 else ROWS
         for first, depth, sums, q, k in zip(self.chain.firsts, own.depths, own.products, self.q_tiles, self.k_tiles):
             by_inner = not self._lies_between(first)
-            product = WarpgroupProduct(bn, depth, kind, right_k_major=by_inner, left_slab=bm, right_slab=k.slab)
-            views = [q.lines(self.row, self.half, height), k.lines(stage, mlir.index(0))]
-            with statements([first.total]):
-                opcodes.call(self.block.function, product, [sums, *views, mlir.index(0)])
+            product = WarpgroupProduct(bn, depth, _number(kind), right_k_major=by_inner, left_slab=bm, right_slab=k[0].slab)
+            for number, (a, b) in enumerate(products_of(len(q), len(k))):
+                views = [q[a].lines(self.row, self.half, height), k[b].lines(stage, mlir.index(0))]
+                with statements([first.total]):
+                    opcodes.call(self.block.function, product, [sums, *views, mlir.index(int(number > 0))])
 
     def _product(self, stage: ir.Value) -> None:
         """o += the weights, each in its parts, times a tile of the third factor, of each product."""
         bn, options = self.block.bn, self.block.options
         for r, tiles in zip(self.fragments.results, self.v_tiles):
             product = WarpgroupProduct(
-                r.wide, bn, options.weighted, right_k_major=r.product.values.contiguous == self.chain.between,
-                left_in_registers=True, right_slab=tiles.slab,
+                r.wide, bn, _number(options.weighted), right_k_major=r.product.values.contiguous == self.chain.between,
+                left_in_registers=True, right_slab=tiles[0].slab,
             )  # fmt: skip
-            for term in range(options.weight_terms):
-                operands = [r.sums, r.weights, tiles.lines(stage, mlir.index(0)), mlir.index(term * bn // 4), mlir.index(1)]
+            for number, (term, part) in enumerate(self.pairs):
+                tile, kept = tiles[part].lines(stage, mlir.index(0)), r.added is r.sums or number > 0
+                operands = [r.added, r.weights, tile, mlir.index(term * bn // 4), mlir.index(int(kept))]
                 opcodes.call(self.block.function, product, operands)
+
+
+def _number(kind: str) -> str:
+    """The type of the numbers that are multiplied."""
+    return ELEMENTS[kind] if kind == KIND else kind

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, memref
 from tilec.kernels import WarpgroupContraction
 from tilec.kernels.contraction import SPAN
+from tilec.passes.cuda.contraction.anew import add_anew, unless_finite
 from tilec.passes.cuda.contraction.fragments import fragment_coordinates
 from tilec.passes.cuda.contraction.problem import Problem, Side
 from tilec.passes.cuda.contraction.scales import Scales
 from tilec.passes.cuda.contraction.stream_k import Part
 from tilec.passes.cuda.memory_spaces import registers
 from tilec.passes.cuda.ring import Ring, carried_loop
-from tilec.passes.loops import all_of, below, loop, sum_of, when
+from tilec.passes.loops import all_of, below, loop, sum_of
 
 _State = list[ir.Value]
 
@@ -108,34 +110,20 @@ class PartialSums:
     # ---- numbers without parts -----------------------------------------------------------------------------
 
     def _recompute(self) -> None:
-        """Where a sum is not finite, a thread adds its products anew, of whole numbers: one of them may be marked as one that has
-        no parts (`tilec/analysis/bf16_split.py`), or may be infinite."""
-        problem, f32, zero = self.problem, ir.F32Type.get(), mlir.index(0)
-        check, rows = registers([1], "%check"), registers([2], "%of_rows")
-        nothing = mlir.constant(0.0, f32)
-        memref.StoreOp(nothing, check, [zero])
-        with self._each_sum() as at:
-            product = arith.mulf(memref.LoadOp(self.sums, at).result, nothing)  # NaN of what is not finite
-            if (exists := self._exists(*at)) is not None:
-                chosen = arith.SelectOp(exists, product, nothing)
-                chosen.attributes["tilec.both"] = ir.UnitAttr.get()
-                product = chosen.result
-            memref.StoreOp(arith.addf(memref.LoadOp(check, [zero]).result, product), check, [zero])
-        wrong = arith.cmpf(arith.CmpFPredicate.UNE, memref.LoadOp(check, [zero]).result, nothing)
-        with when(wrong):
-            with self._each_sum() as at:
-                memref.StoreOp(nothing, self.sums, at)
-            with loop(problem.length, always=True, rolled=True, name=problem.inner_name) as k:
-                with loop(2, unroll=True, name="half") as half:
-                    row, _ = fragment_coordinates(self.shape.thread, half, zero)
-                    memref.StoreOp(self._whole(problem.left, self.shape.row(row), k), rows, [half])
-                with loop(self.shape.wide, unroll=True, name="fragment") as j, loop(2, unroll=True, name="pair") as lane:
-                    _, column = fragment_coordinates(self.shape.thread, zero, j)
-                    factor = self._whole(problem.right, sum_of([(column, 1), (lane, 1)]), k)
-                    with loop(2, unroll=True, name="half") as half:
-                        added = arith.mulf(memref.LoadOp(rows, [half]).result, factor)
-                        total = arith.addf(memref.LoadOp(self.sums, [j, half, lane]).result, added)
-                        memref.StoreOp(total, self.sums, [j, half, lane])
+        """Where a sum is not finite, a thread adds its products anew, of whole numbers."""
+        problem, zero = self.problem, mlir.index(0)
+
+        def of_row(half: ir.Value, k: ir.Value) -> ir.Value:
+            row, _ = fragment_coordinates(self.shape.thread, half, zero)
+            return self._whole(problem.left, self.shape.row(row), k)
+
+        def of_column(j: ir.Value, lane: ir.Value, k: ir.Value) -> ir.Value:
+            _, column = fragment_coordinates(self.shape.thread, zero, j)
+            return self._whole(problem.right, sum_of([(column, 1), (lane, 1)]), k)
+
+        steps = partial(loop, problem.length, always=True, rolled=True, name=problem.inner_name)
+        with unless_finite(self.sums, self._exists):
+            add_anew(self.sums, steps, of_row, of_column)
 
     def _exists(self, j: ir.Value, half: ir.Value, lane: ir.Value) -> ir.Value | None:
         """Whether a sum is one of rows and columns that copies fill: of others it is of what shared memory held before. None where

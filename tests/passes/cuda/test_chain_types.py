@@ -2,6 +2,7 @@
 where races are faults, and the emulator as they are printed; they are compiled. All within the program's error bounds, which
 `using tf32` widens."""
 
+import numpy as np
 import pytest
 from conftest import assert_within
 from tools.attention_programs import PRODUCT, PROGRAMS, SCORES, SIZES
@@ -190,6 +191,17 @@ def test_printed_scores_of_integers(name, text, sizes, tile, monkeypatch):
     check(text, sizes, tile, monkeypatch, inputs, printed=True)
 
 
+@pytest.mark.parametrize("last, terms", [(" using bf16", 1), ("", 3)])
+def test_values_stored_for_scores_of_integers(last, terms, monkeypatch):
+    """Values of i8 as bf16, which holds them."""
+    text = integers("i8", "i8", last).replace("* v[b, h, j, e]", "* f32(v[b, h, j, e])")
+    specialised, result = chain(text, OF_I8 | {"S": 136}, (64, 64), monkeypatch, chain_factors=True)
+    _, last = result.plan.kernels
+    assert last.options.of_values == "bf16" and last.options.weight_terms == terms
+    inputs = arrays(specialised)
+    assert_within(text, inputs, interpret(result.texts["map"], inputs), kind="cuda")
+
+
 def test_odd_rows_of_integers(monkeypatch):
     """33 bytes: no lines for TMA, and zeros after them."""
     check(integers(), OF_I8 | {"S": 41, "D": 33, "E": 17}, TILES["a warp"], monkeypatch, printed=True)
@@ -232,6 +244,83 @@ def test_compiled_integers(depth, target, chip):
     _, result = lowered(Source("t.tile", integers()), None, sizes, target=target)
     *_, (_, cubin) = compiled(result.emitted, chip)
     assert "s32.s8.s8" in cubin.ptx
+
+
+# ---- f32 in bf16 parts -----------------------------------------------------------------------------------------------
+
+OF_PARTS = {
+    "two": (128, 64), "three": (192, 32), "shared": ChainTile(64, 64, 2, 168, 0, ping_pong=False, parts=2),
+    "persistent": ChainTile(128, 64, 2, 168, 0, persistent=True, row_stages=2),
+}  # fmt: skip
+
+
+def in_parts(text, sizes, tile, monkeypatch, spoil=lambda inputs: None, printed=False):
+    """A chain of f32 factors that may not be rounded, behind kernels that store their parts."""
+    specialised, result = chain(text, sizes, tile, monkeypatch, chain_factors=True)
+    *_, last = result.plan.kernels
+    assert (last.options.unit, last.options.multiplicand, last.options.weight_terms) == ("wgmma", "bf16x3", 3)
+    spoil(inputs := arrays(specialised))
+    found = emulated(specialised, result, inputs) if printed else interpret(result.texts["map"], inputs)
+    assert_within(text, inputs, found, kind="cuda")
+
+
+@pytest.mark.crossed
+@pytest.mark.parametrize("tile", OF_PARTS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_attention_in_parts(name, tile, monkeypatch):
+    in_parts(of_f32(PROGRAMS[name], ""), LONGER, OF_PARTS[tile], monkeypatch)
+
+
+def tiny(inputs):
+    """Numbers whose last parts are no bf16, in products that are none so small."""
+    inputs[0][:] *= np.float32(1e-34)
+    inputs[1][:] *= np.float32(1e34)
+    inputs[2][:] *= np.float32(1e-36)
+
+
+def infinite(inputs):
+    inputs[0][0, 1, 70, 3], inputs[1][0, 0, 40, 7], inputs[2][0, 0, 3, 5], inputs[2][0, 0, 5, 7] = np.inf, np.inf, -np.inf, np.nan
+
+
+@pytest.mark.parametrize("tile", ["two", "shared"])
+@pytest.mark.parametrize("heads", ["h", "h // 2"])
+@pytest.mark.parametrize("spoil", [tiny, infinite])
+def test_numbers_without_parts(spoil, heads, tile, monkeypatch):
+    """Rows with such numbers are computed of the numbers themselves."""
+    text, sizes = attention("f32", last="", heads=heads), LONG | {"S": 101}
+    in_parts(text, sizes, OF_PARTS[tile], monkeypatch, spoil)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", ["h", "h // 2"])
+def test_parts_printed(heads, monkeypatch):
+    in_parts(attention("f32", last="", heads=heads), LONG | {"S": 75}, (64, 32), monkeypatch, tiny, printed=True)
+
+
+def test_noticed_numbers_without_parts(monkeypatch):
+    """A weight that a NaN does not reach would hide them."""
+    text = of_f32(PROGRAMS["no reduction"], "").replace("max(s[b, h, i, j], 0)", "s[b, h, i, j] if s[b, h, i, j] > 1 else 0")
+    plan = chain(text, LONGER, None, monkeypatch, chain_factors=True)[1].plan
+    assert not any(isinstance(k.options, ContractionChain) for k in plan.kernels)
+    assert "by which numbers without parts are noticed" in "\n".join(map(str, plan.remarks))
+
+
+def test_planned_in_parts():
+    for depth in (64, 128):
+        sizes = {"B": 1, "H": 16, "S": 4096, "T": 4096, "D": depth, "E": depth}
+        *stored, last = planned(Source("t.tile", of_f32(PROGRAMS["causal"], "")), None, sizes).kernels
+        assert len(stored) == 3 and last.options.multiplicand == "bf16x3"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [64, 128])
+@pytest.mark.parametrize("name", ["softmax", "causal"])
+def test_compiled_in_parts(name, depth):
+    """No spills, no stack."""
+    sizes = {"B": 1, "H": 16, "S": 4096, "T": 4096, "D": depth, "E": depth}
+    _, result = lowered(Source("t.tile", of_f32(PROGRAMS[name], "")), None, sizes)
+    *_, (_, cubin) = compiled(result.emitted, "sm_90a")
+    assert "f32.bf16.bf16" in cubin.ptx
 
 
 # ---- stored in 16 bits first -----------------------------------------------------------------------------------------

@@ -23,7 +23,15 @@ from tilec.cost.chain import (
 from tilec.cost.chain_order import last_end, longest_share
 from tilec.cost.model import Work, pick
 from tilec.kernels import ContractionChain, Family, KernelPlan
-from tilec.plan.chain import chain_of, chain_problem, growing, refuse_warpgroups, refuse_warps, weight_terms_of
+from tilec.plan.chain import (
+    chain_of,
+    chain_problem,
+    growing,
+    multiplicands_of,
+    refuse_warpgroups,
+    refuse_warps,
+    weight_terms_of,
+)
 from tilec.plan.groups import Group, Remark
 
 
@@ -39,13 +47,15 @@ def choose_chain(
     left, right = problem.k_major
     blocks = target.units if tile.persistent else 0
     products: dict[str, Any] = {"persistent_blocks": blocks, "row_stages": tile.row_stages}
-    products |= {"of_values": problem.of_values} if problem.of_values != problem.dtype else {}
+    kinds = multiplicands_of(chain)
+    assert kinds is not None
+    products |= {"of_values": kinds[1]} if kinds[1] != kinds[0] else {}
     products |= {"at_once": tile.at_once} if tile.unit == "wgmma" else {}
     own = products if chain.products else {"kept_left": tile.kept_left}
     head_groups, (later, earlier) = problem.head_groups if chain.head_groups else (0,), growing(chain, kernel.extents)
     uneven = bool(later or earlier)
     built = ContractionChain(
-        unit=tile.unit, multiplicand=problem.dtype, between=chain.between, rows=chain.rows, head_groups=head_groups,
+        unit=tile.unit, multiplicand=kinds[0], between=chain.between, rows=chain.rows, head_groups=head_groups,
         pages=problem.pages,
         weight_terms=weight_terms, block=(tile.bm, tile.bn), warps=tile.warps, stages=tile.stages, ping_pong=tile.ping_pong,
         longest_first=uneven, growing=later, shrinking=() if later else earlier,
@@ -65,8 +75,7 @@ def choose_chain(
     kernel = replace(kernel, tile=sizes, options=built).weighed(target)
     line = kernel.lines[-1] if kernel.lines else None
     others = tuple((_describe(c.tile), c.prediction.time_us) for c in choices[:4])
-    kinds = " and ".join(dict.fromkeys((problem.dtype, problem.of_values)))
-    why = f"{_describe(tile)}, {kinds}, {count(tile.stages, 'stage')}, {tile.threads} threads"
+    why = f"{_describe(tile)}, {' and '.join(dict.fromkeys(kinds))}, {count(tile.stages, 'stage')}, {tile.threads} threads"
     remarks = [Remark("tiled", kernel.name, why, line, others)]
     states = ", ".join(c.total.name for c in chain.online.carried)
     how = ", rescaled when the running maximum grows" if chain.online.rescales else ""
