@@ -183,6 +183,9 @@ def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, ta
         return refuse_warpgroups(chain, space.extents) or refuse_warps(chain) or f"{target.name} lacks wgmma and TMA"
     if unable := next((p for p in chain.products if _terms_of(p, chain) is None), None):
         return f"its {unable.weight_type} weights may be larger than an f16, and take bf16 factors, and not f16"
+    computed = [x for p in (chain.score, *(p.weights for p in chain.products)) for x in parts_of(p) if x.args]
+    if len(chain.products) > 1 and any(x.type in ("i32", "i64") for x in computed):
+        return "registers do not hold several results beside integers that are computed for each score, such as random numbers"
     if not choose_chain_tile(target, chain_problem(nodes, space, graph, target)):
         return "no tile fits registers and shared memory"
     return None
