@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
+from math import inf, prod
 from typing import TYPE_CHECKING
 
 from tilec.analysis import bf16_split
@@ -301,9 +301,11 @@ def _lies_so(node: Node, p: Pack, graph: Graph) -> bool:
 
 
 def _unfolds(node: Node, p: Pack) -> bool:
-    """Whether it would have too many elements for what it is made of."""
-    sources = sum(map(elements, read_by(node, p.number, p.kind)))
-    return stored_elements(node, p) > UNFOLDED * sources
+    """Whether it would have too many elements for what it is made of. Zeros up to a whole piece of 16 bytes do not count."""
+    sources, wide = sum(map(elements, read_by(node, p.number, p.kind))), WIDE // BYTES[p.kind]
+    whole = prod(round_up(node.extents[d], wide) if n > node.extents[d] else n for d, n in zip(p.dims, p.extents))
+    points = prod(node.extents[d] for d in p.dims) * (stored_elements(node, p) // whole if p.extents else 1)
+    return bool(p.dims) and points > UNFOLDED * sources
 
 
 def _padded(node: Node, kind: str, majors: list[bool], packs: list[Pack], inner: tuple[int, ...]) -> list[Pack]:
