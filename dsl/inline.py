@@ -16,11 +16,12 @@ from collections.abc import Iterable, Mapping
 
 from tilec.core.diagnostics import Note, Span
 from tilec.core.functions import FUNCTIONS
+from tilec.core.quantities import count
 from tilec.dsl import ast
 from tilec.dsl.ast import replace
 from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
 from tilec.dsl.inline_calls import MAX_CALLS, MAX_NODES, MAX_UNFOLDED, Calls, Scope
-from tilec.dsl.notation import CONSTANTS, logsumexp, plural, rename
+from tilec.dsl.notation import CONSTANTS, logsumexp, rename
 from tilec.dsl.rewritten import own_hint, word_hint
 from tilec.index.terms import Term
 
@@ -78,9 +79,8 @@ class Inliner(Calls):
 
     def instance(self, name: str) -> str:
         """A name for one more inlined call: `softmax`, `softmax_2`, …"""
-        count = self.instances.get(name, 0) + 1
-        self.instances[name] = count
-        return name if count == 1 else f"{name}_{count}"
+        number = self.instances[name] = self.instances.get(name, 0) + 1
+        return name if number == 1 else f"{name}_{number}"
 
     def _reduced_somewhere(self, index: str, value: ast.Expr) -> bool:
         expressions = [value, *(e.value for e in self.group)]
@@ -155,7 +155,7 @@ class Inliner(Calls):
             if info.shape:
                 dots = ", ".join("…" for _ in info.shape)
                 hint = f"write `{name}[{dots}]`"
-                message = f"`{name}` has {plural(len(info.shape), 'dimension')}, and is given no subscripts"
+                message = f"`{name}` has {count(len(info.shape), 'dimension')}, and is given no subscripts"
                 self.report.error(message, expr.span, hint=hint)
             return ast.Access(name, (), span=expr.span)
         if name in CONSTANTS and (scope.function is not None or name not in self.later):
@@ -176,7 +176,7 @@ class Inliner(Calls):
         elif info is None:
             self._unknown(name, expr.span, scope, tensor=bool(subscripts))
         elif info.shape is not None and len(info.shape) != len(subscripts):
-            message = f"`{name}` has {plural(len(info.shape), 'dimension')}, and is given {plural(len(subscripts), 'subscript')}"
+            message = f"`{name}` has {count(len(info.shape), 'dimension')}, and is given {count(len(subscripts), 'subscript')}"
             self.report.error(message, expr.span, [Note(f"`{name}` is defined here", info.span)])
         return replace(expr, subscripts=subscripts)
 
@@ -243,10 +243,10 @@ class Inliner(Calls):
         if item.low is None and name in self.where:
             item = replace(item, low=self.where[name].low, high=self.where[name].high)
         bounds = None if item.low is None else (item.low, item.high)
-        fresh, count = name, 1
+        fresh, number = name, 1
         while self.bound.get(fresh, bounds) != bounds:
-            count += 1
-            fresh = f"{name}_{count}"
+            number += 1
+            fresh = f"{name}_{number}"
         self.bound[fresh] = bounds
         return replace(item, index=fresh)
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from tilec.core.diagnostics import Note, Span
 from tilec.core.dtypes import OTHER_NAMES
 from tilec.core.functions import FUNCTIONS
+from tilec.core.quantities import count
 from tilec.dsl import ast
 from tilec.dsl.ast import replace
 from tilec.dsl.check_scope import Module, Report, TensorInfo, calls_itself, free_indices, suggestion
-from tilec.dsl.notation import bodies, matters, plural, trivial, uses
+from tilec.dsl.notation import bodies, matters, trivial, uses
 from tilec.dsl.rewritten import SIZES, call_hint
 
 MAX_CALLS = 1000
@@ -190,11 +191,11 @@ class Calls:
             names = [f.name for f in (*circle[first:], *circle[:first])]
             self.report.error(calls_itself(names), circle[first].span)
         if len(ranges) != len(function.indices):
-            message = f"`{name}` takes {plural(len(function.indices), 'index', 'indices')}, not {len(ranges)}"
+            message = f"`{name}` takes {count(len(function.indices), 'index', 'indices')}, not {len(ranges)}"
             hint = f"write `{name}[{', '.join(function.indices)}](…)`" if function.indices else f"write `{name}(…)`"
             self.report.error(message, span, [note], hint)
         if len(arguments) != len(function.parameters):
-            message = f"`{name}` takes {plural(len(function.parameters), 'argument')}, not {len(arguments)}"
+            message = f"`{name}` takes {count(len(function.parameters), 'argument')}, not {len(arguments)}"
             self.report.error(message, span, [note])
         if self.calls >= MAX_CALLS or self.nodes >= MAX_NODES:
             self.report.error("the functions called here unfold to too many operations", self.main.span)

@@ -10,8 +10,7 @@ from tilec.dsl.ast import replace
 
 CONSTANTS = {"pi": math.pi, "tau": math.tau, "e": math.e}
 """Names that stand for numbers where a program defines nothing of the name. (`inf` and `nan` are words of the language.)"""
-OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
-"""The comparison of integers that holds where another one fails."""
+
 
 
 def rename(expr: ast.Expr, names: dict[str, str]) -> ast.Expr:
@@ -75,10 +74,6 @@ def trivial(value: ast.Expr) -> bool:
         case ast.Cast(operand=operand) | ast.Unary(operand=operand):
             return trivial(operand)
     return False
-
-
-def plural(count: int, one: str, many: str | None = None) -> str:
-    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def logsumexp(expr: ast.Reduce) -> ast.Def:

@@ -84,7 +84,7 @@ class Body(Environment[ir.Value]):
             return self.element(ir.BlockArgument(x).arg_number) if x.owner == self.block else x
         owner = x.owner.operation
         if owner.name == "linalg.index":  # also one inside of a branch, of whose condition it is independent
-            return self.index(ir.IntegerAttr(owner.attributes["dim"]).value)
+            return self.index(mlir.index_dim(owner))
         return None if owner.block == self.block else x
 
     def parts(self, x: ir.Value) -> list[ir.Value] | None:

@@ -66,7 +66,7 @@ def all_of(conditions: Sequence[ir.Value]) -> ir.Value | None:
 
 
 def below(value: ir.Value, limit: ir.Value | int) -> ir.Value:
-    limit = mlir.index(limit) if isinstance(limit, int) else limit
+    limit = mlir.index(limit)
     return arith.cmpi(arith.CmpIPredicate.slt, value, limit)
 
 

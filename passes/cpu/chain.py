@@ -126,8 +126,8 @@ def _view(value: ir.Value, d: int, end: ir.Value) -> ir.Value:
     shape[d] = mlir.DYNAMIC
     made = mlir.definition(value)
     before = mlir.definition(end)
-    anchor = before if made is None or made.block != before.block else max(made, before, key=_order)
-    with ir.InsertionPoint(list(anchor.block.operations)[_order(anchor) + 1]), anchor.location:
+    anchor = before if made is None or made.block != before.block or made.is_before_in_block(before) else made
+    with ir.InsertionPoint.after(anchor), anchor.location:
         sizes = [
             end if k == d else memref.DimOp(value, mlir.index(k)).result
             for k, n in enumerate(shape)
@@ -138,10 +138,6 @@ def _view(value: ir.Value, d: int, end: ir.Value) -> ir.Value:
     for user in [u for u in mlir.uses(value) if u.name == "linalg.fill"]:
         user.operands[1] = view.result
     return view.result
-
-
-def _order(op: ir.Operation) -> int:
-    return [o.operation for o in op.block.operations].index(op)
 
 
 __all__ = ["stage_chain"]

@@ -143,7 +143,7 @@ def _is_choice(combiner: Combiner, group: list[int], outs: list[ir.Value], resul
 
 @contextmanager
 def _over(count: int | ir.Value, name: str) -> Iterator[ir.Value]:
-    end = mlir.index(count) if isinstance(count, int) else count
+    end = mlir.index(count)
     made = locations.named(scf.ForOp(mlir.index(0), end, mlir.index(1), []), name)
     with ir.InsertionPoint(made.body):
         yield made.induction_variable

@@ -159,7 +159,7 @@ class _Nest:
         if owner is None or owner.block != self.block:  # a block's argument, or made outside
             return frozenset()
         if owner.name == "linalg.index":
-            return frozenset([ir.IntegerAttr(owner.attributes["dim"]).value])
+            return frozenset([mlir.index_dim(owner)])
         if owner.regions or owner.name == "memref.load" or 0 in mlir.extents_of(self.op):
             return None
         found = [self._dims(v) for v in owner.operands]
@@ -206,7 +206,7 @@ class _Nest:
         known = mlir.constant_value(extent)
         end = whole(extent if known is None else int(known), STEPS)
         for start, stop, count in ((0, end, STEPS), (end, extent, 1)):
-            first, last = (mlir.index(v) if isinstance(v, int) else v for v in (start, stop))
+            first, last = (mlir.index(v) for v in (start, stop))
             if mlir.constant_value(first) is None or mlir.constant_value(first) != mlir.constant_value(last):
                 build = partial(self._steps, depth, count)
                 self._in_rounds(depth, last, build) if count > 1 else build(first, last)
@@ -389,7 +389,7 @@ class _Nest:
         extent, count, memory = self.extent(d), self.lane_count, self.lane_memory
         known = mlir.constant_value(extent)
         end = whole(extent if known is None else int(known), count)
-        end = mlir.index(end) if isinstance(end, int) else end
+        end = mlir.index(end)
         assert self.lanes is not None
         self.lanes.begin(memory, states, count)
         rounds = scf.ForOp(mlir.index(0), end, mlir.index(count), [])
@@ -430,7 +430,7 @@ class _Nest:
                 mapping[argument] = self.elements[n] if n in self.elements else self._load(n)
         for inner in self.block.operations:
             if inner.operation.name == "linalg.index":
-                mapping[inner.results[0]] = self.variables[ir.IntegerAttr(inner.attributes["dim"]).value]
+                mapping[inner.results[0]] = self.variables[mlir.index_dim(inner)]
         done = {"linalg.index", "linalg.yield"}
         others = [o for o in self.block.operations if o.operation.name not in done and o.operation not in self.checked]
         outs = set(self.arguments[self.count :])

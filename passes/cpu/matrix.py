@@ -85,7 +85,7 @@ def code(panel: ir.Value, parts: bool, count: Size, is_left: bool) -> ir.Value:
         if len(at) < _rank(lines[0]):
             last = len(at) == _rank(lines[0]) - 1
             size = bounds[len(at)]
-            bound = mlir.index(size) if isinstance(size, int) else size
+            bound = mlir.index(size)
             made = locations.named(scf.ForOp(mlir.index(0), bound, mlir.index(1), states), "element" if last else "row", *names)
             with ir.InsertionPoint(made.body):
                 scf.YieldOp(over([*at, made.induction_variable], list(made.inner_iter_args)))
@@ -164,7 +164,7 @@ def products(c: Contraction, start: ir.Value | None, left: ir.Value, right: ir.V
     words = ir.VectorType.get([pairs, c.right.width, 1], ir.IntegerType.get_signless(32))
     bound = quotient(round_up(count, 2 * pairs), 2)
     initial = vector.LoadOp(tile, out, [zero, zero]) if start is None else vector.BroadcastOp(tile, start)
-    k_loop = scf.ForOp(zero, mlir.index(bound) if isinstance(bound, int) else bound, mlir.index(pairs), [initial.result])
+    k_loop = scf.ForOp(zero, mlir.index(bound), mlir.index(pairs), [initial.result])
     locations.named(k_loop, f"{locations.joined(c.names.get(d, 'k') for d in c.inner)}_pair", "sums")
     maps = [mlir.projection(4, dims) for dims in ([0, 2, 3], [2, 1, 3], [0, 1])]
     kinds = [
@@ -222,7 +222,7 @@ def exact_products(c: Contraction, start: ir.Value | None, count: Size, out: ir.
         ir.VectorType.get(shape, c.element) for shape in ([rows, c.right.width], [rows, 1], [1, c.right.width])
     )
     with loop(0, c.left.width, rows, "row") as r:
-        bound = mlir.index(count) if isinstance(count, int) else count
+        bound = mlir.index(count)
         initial = vector.LoadOp(tile, out, [r, zero]) if start is None else vector.BroadcastOp(tile, start)
         k_loop = scf.ForOp(zero, bound, mlir.index(1), [initial.result])
         locations.named(k_loop, "k_inner", "sums")

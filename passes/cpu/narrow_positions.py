@@ -51,7 +51,7 @@ def _wide(op: ir.Operation, block: ir.Block) -> set[ir.Value]:
         if made.name == "arith.index_cast" and str(made.results[0].type) == "i64":
             index = mlir.definition(made.operands[0])
             if index is not None and index.name == "linalg.index":
-                extent = extents[ir.IntegerAttr(index.attributes["dim"]).value]
+                extent = extents[mlir.index_dim(index)]
                 found |= {made.results[0]} if 0 <= extent < MOST[32] else set()
         elif made.name == "arith.select" and {*list(made.operands)[1:]} <= found:
             found.add(made.results[0])

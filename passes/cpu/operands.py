@@ -10,7 +10,6 @@ reads operands along memory, by vectors.
 from __future__ import annotations
 
 from tilec.analysis.index_terms import BodyTerms
-from tilec.analysis.products import index_dim
 from tilec.core import mlir
 from tilec.core.mlir import ir, memref
 from tilec.index.questions import factor
@@ -48,7 +47,7 @@ def _box(op: ir.Operation, load: ir.Operation, sizes: dict[int, ir.Value | int])
         inside = mlir.slice_of(body, index)
         if any(o.name == "memref.load" or set(mlir.operands_of(o)) & set(body.arguments) for o in inside):
             return None
-        dims = {index_dim(o) for o in inside if o.name == "linalg.index"} & wide
+        dims = {mlir.index_dim(o) for o in inside if o.name == "linalg.index"} & wide
         if not dims:
             found.append(None)
             continue

@@ -21,7 +21,6 @@ from tilec.passes.cpu.panels import (
     quotient,
     rest,
     round_up,
-    value_of,
 )
 from tilec.passes.cpu.transpose import transpose_plane, whole
 from tilec.passes.loops import sum_of
@@ -115,7 +114,7 @@ class Packing:
         if lanes == width:
             self._fill(at, width)
             return
-        whole = arith.cmpi(arith.CmpIPredicate.eq, value_of(lanes), mlir.index(width))
+        whole = arith.cmpi(arith.CmpIPredicate.eq, mlir.index(lanes), mlir.index(width))
         branch = scf.IfOp(whole, has_else=True)
         with ir.InsertionPoint(branch.then_block):
             self._fill(at, width)
@@ -348,7 +347,7 @@ def _end(low: ir.Value, extent: Size, rows: int) -> Size:
         return sum_of([(low, 1)], rows)
     d0, d1 = ir.AffineDimExpr.get(0), ir.AffineDimExpr.get(1)
     least = ir.AffineMap.get(2, 0, [d0 + rows, d1])
-    return affine.AffineMinOp(least, [low, value_of(extent)]).result
+    return affine.AffineMinOp(least, [low, mlir.index(extent)]).result
 
 
 def _half(size: Size) -> Size:

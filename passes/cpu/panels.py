@@ -210,14 +210,10 @@ def loop(low: Size, high: Size, step: int = 1, name: str | None = None) -> Itera
     if isinstance(low, int) and isinstance(high, int) and low < high <= low + step:
         yield mlir.index(low)
         return
-    made = locations.named(scf.ForOp(value_of(low), value_of(high), mlir.index(step)), name)
+    made = locations.named(scf.ForOp(mlir.index(low), mlir.index(high), mlir.index(step)), name)
     with ir.InsertionPoint(made.body):
         yield made.induction_variable
         scf.YieldOp([])
-
-
-def value_of(size: Size) -> ir.Value:
-    return mlir.index(size) if isinstance(size, int) else size
 
 
 @overload
@@ -256,7 +252,7 @@ def rest(size: Size, start: ir.Value, limit: int) -> Size:
         return min(limit, size - int(known))
     d0, d1 = ir.AffineDimExpr.get(0), ir.AffineDimExpr.get(1)
     least = [ir.AffineConstantExpr.get(limit), d1 - d0]
-    return affine.AffineMinOp(ir.AffineMap.get(2, 0, least), [start, value_of(size)]).result
+    return affine.AffineMinOp(ir.AffineMap.get(2, 0, least), [start, mlir.index(size)]).result
 
 
 @contextmanager
@@ -342,5 +338,4 @@ __all__ = [
     "quotient",
     "rest",
     "round_up",
-    "value_of",
 ]

@@ -262,7 +262,7 @@ def _sums(c: Contraction, start: ir.Value, left: ir.Value, right: ir.Value, coun
     zero = mlir.index(0)
     inner = locations.joined(c.names.get(d, "k") for d in c.inner)
     initial = vector.BroadcastOp(tile, start).result
-    bound = mlir.index(count) if isinstance(count, int) else count
+    bound = mlir.index(count)
     k_loop = scf.ForOp(zero, bound, mlir.index(1), [initial])
     locations.named(k_loop, f"{inner}_inner", "sums")
     with ir.InsertionPoint(k_loop.body):
@@ -329,7 +329,7 @@ class _OutputTile:
 
         def own(side: Side, size: Size) -> ir.Value:
             width = mlir.index(side.width)
-            return arith.cmpi(arith.CmpIPredicate.eq, mlir.index(size) if isinstance(size, int) else size, width)
+            return arith.cmpi(arith.CmpIPredicate.eq, mlir.index(size), width)
 
         return reduce(arith.andi, (own(s, n) for s, n in zip((self.c.left, self.c.right), self.inside) if s in sides))
 

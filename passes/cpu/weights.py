@@ -131,13 +131,9 @@ def stored_left(c: Contraction, ops: list[ir.Operation]) -> ir.Value | None:
         new = _written(maker, out, _rows(flat, sizes), [its[row], its[inner]])
     ops[ops.index(maker)] = new
     maker.erase()
-    with ir.InsertionPoint(list(new.block.operations)[_order(new) + 1]), new.location:
+    with ir.InsertionPoint.after(new), new.location:
         _fill_edges(flat, sizes, rows)
     return panels.result
-
-
-def _order(op: ir.Operation) -> int:
-    return [o.operation for o in op.block.operations].index(op)
 
 
 def _rows(flat: ir.Value, sizes: list[Size]) -> ir.Value:

@@ -117,7 +117,7 @@ def _slice(value: ir.Value, at: int, start: ir.Value | None, size: int | ir.Valu
 def _offset_indices(op: ir.Operation, d: int, start: ir.Value) -> None:
     """`linalg.index` counts inside the part; the program's index begins where the part does."""
     for inner in list(mlir.body_of(op).operations):
-        if inner.operation.name != "linalg.index" or ir.IntegerAttr(inner.operation.attributes["dim"]).value != d:
+        if inner.operation.name != "linalg.index" or mlir.index_dim(inner.operation) != d:
             continue
         with ir.InsertionPoint(operation_after(inner.operation)):
             total = ir.AffineMap.get(2, 0, [ir.AffineDimExpr.get(0) + ir.AffineDimExpr.get(1)])

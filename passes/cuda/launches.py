@@ -43,14 +43,14 @@ def share_launches(module: ir.Operation) -> None:
         for entry in ir.DictAttr(module.attributes[LAUNCHES])
     }
     (program,) = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
-    functions = {_name(f): f for f in mlir.functions(module)}
+    functions = {mlir.symbol(f): f for f in mlir.functions(module)}
     calls = {_planned(op): op for op in _operations(program) if op.name == "func.call"}
     groups = {name: [calls[kernel] for kernel in kernels] for name, kernels in launches.items()}
     _gather(program, list(groups.values()), functions)
     made: dict[tuple[str, ...], list[_Launch]] = {}
     for name, members in groups.items():
-        callees = [functions[_callee(call)] for call in members]
-        isomorphic = made.setdefault(tuple(map(_name, callees)), [])
+        callees = [functions[mlir.callee(call)] for call in members]
+        isomorphic = made.setdefault(tuple(map(mlir.symbol, callees)), [])
         checks = [message for call, f in zip(members, callees) for message in _messages(call, f)]
         launch = next((known for known in isomorphic if renaming(known.checks, checks) is not None), None)
         if launch is None:
@@ -58,8 +58,8 @@ def share_launches(module: ir.Operation) -> None:
             isomorphic.append(launch)
             _function(name, members, callees)
         _call(name, launch, checks, members)
-    used = {_callee(op) for op in _operations(program) if op.name == "func.call"}
-    for name in {_name(f) for isomorphic in made for f in map(functions.__getitem__, isomorphic)} - used:
+    used = {mlir.callee(op) for op in _operations(program) if op.name == "func.call"}
+    for name in {mlir.symbol(f) for isomorphic in made for f in map(functions.__getitem__, isomorphic)} - used:
         functions[name].erase()
 
 
@@ -125,7 +125,7 @@ def _touched(op: ir.Operation, written: dict[str, list[int]]) -> tuple[set[ir.Va
     """The memory that an operation of the program reads, and that it writes. `written`: see `_written`, by kernel."""
     memory = [_shown(v) for v in op.operands]
     if op.name == "func.call":
-        return set(memory), {memory[n] for n in written[_callee(op)]}
+        return set(memory), {memory[n] for n in written[mlir.callee(op)]}
     return ({memory[0]}, {memory[1]}) if op.name == "memref.copy" else (set(), set(memory))
 
 
@@ -271,14 +271,6 @@ def _operations(function: ir.Operation) -> list[ir.Operation]:
     return [op.operation for op in mlir.entry(function).operations]
 
 
-def _name(function: ir.Operation) -> str:
-    return ir.StringAttr(function.attributes["sym_name"]).value
-
-
-def _callee(call: ir.Operation) -> str:
-    return ir.FlatSymbolRefAttr(call.attributes["callee"]).value
-
-
 def _planned(op: ir.Operation) -> str:
     """The plan's name of a call's kernel."""
-    return (mlir.get_string(op, "tilec.launch") or _callee(op)) if op.name == "func.call" else op.name
+    return (mlir.get_string(op, "tilec.launch") or mlir.callee(op)) if op.name == "func.call" else op.name

@@ -35,7 +35,7 @@ def add_memory(
     """Gives kernels memory as their last arguments. Where the program calls one of them, it calls one after another, with that
     one's arguments. `cleared`: that of this name is zero before; `stays_clear`: and after the calls."""
     names = [ir.DictAttr.get({"tilec.name": mlir.string(name)}) for name in types]
-    symbols = [ir.StringAttr(kernel.attributes["sym_name"]).value for kernel in kernels]
+    symbols = [mlir.symbol(kernel) for kernel in kernels]
     for kernel in kernels:
         block = mlir.entry(kernel)
         for type_ in types.values():
@@ -45,7 +45,7 @@ def add_memory(
         kernel.attributes["arg_attrs"] = ir.ArrayAttr.get([*ir.ArrayAttr(kernel.attributes["arg_attrs"]), *names])
     (program,) = [f for f in mlir.functions(kernels[0].parent) if "tilec.kernel" not in f.attributes]
     for call in [view.operation for view in mlir.entry(program).operations]:
-        if call.name == "func.call" and (callee := ir.FlatSymbolRefAttr(call.attributes["callee"]).value) in symbols:
+        if call.name == "func.call" and (callee := mlir.callee(call)) in symbols:
             with ir.InsertionPoint(call), call.location:
                 memory = {name: memref.AllocOp(type_, [], []) for name, type_ in types.items()}
                 if cleared:

@@ -204,7 +204,7 @@ class Ring:
     ) -> None:  # fmt: skip
         """The copies of steps up to this one: `copy(stage, step)` starts those of a step, for which `one` has one thread of several
         say what is expected. `first`: the first step, by default 0."""
-        with carried_loop(first or mlir.index(0), _index(steps), state, name=name, opaque=_is_long(steps)) as (step, now):
+        with carried_loop(first or mlir.index(0), mlir.index(steps), state, name=name, opaque=_is_long(steps)) as (step, now):
             stage, phase = now
             self.wait_empty(stage, phase)
             if self.tiles:
@@ -243,7 +243,7 @@ class Ring:
         whole, zero = [*state, mlir.index(0)], mlir.index(0)
         if alternate:  # a wait for a stage is for its next phase: none may be between
             alternate("sync")
-        with carried_loop(zero, _index(steps), whole, name=name, opaque=_is_long(steps)) as (step, now):
+        with carried_loop(zero, mlir.index(steps), whole, name=name, opaque=_is_long(steps)) as (step, now):
             stage, phase, before = now
             self.wait_full(stage, phase)
             product(stage, step)
@@ -267,10 +267,6 @@ class Ring:
         first = arith.cmpi(arith.CmpIPredicate.eq, lane, mlir.index(0))
         with when(locations.named(first, "is_first_of_group")):
             nvgpu.MBarrierArriveOp(self.empty, stage)
-
-
-def _index(count: int | ir.Value) -> ir.Value:
-    return mlir.index(count) if isinstance(count, int) else count
 
 
 def show_stores() -> None:

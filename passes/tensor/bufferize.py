@@ -23,7 +23,7 @@ def bufferize(module: ir.Operation) -> None:
     insertions = _insertions(program)
     for function in functions:
         if function != program:
-            _kernel(function, insertions.get(ir.StringAttr(function.attributes["sym_name"]).value))
+            _kernel(function, insertions.get(mlir.symbol(function)))
     _program(program)
 
 
@@ -32,7 +32,7 @@ def _insertions(program: ir.Operation) -> dict[str, tuple[ir.Operation, ir.Opera
     found: dict[str, tuple[ir.Operation, ir.Operation]] = {}
     for whole in [op.operation for op in mlir.entry(program).operations if op.operation.name == "tensor.insert_slice"]:
         call = mlir.definition(whole.operands[0])
-        found.setdefault(ir.FlatSymbolRefAttr(call.attributes["callee"]).value, (call, whole))
+        found.setdefault(mlir.callee(call), (call, whole))
     return found
 
 
@@ -43,7 +43,7 @@ def memory_type(type_: ir.Type) -> ir.MemRefType:
 
 def _signature(function: ir.Operation, types: list[ir.Type], names: list[ir.Attribute]) -> tuple[ir.OpView, ir.Block]:
     """An empty function over memory in place of `function`, with its attributes."""
-    new = func.FuncOp(ir.StringAttr(function.attributes["sym_name"]).value, ([memory_type(t) for t in types], []))
+    new = func.FuncOp(mlir.symbol(function), ([memory_type(t) for t in types], []))
     carry_over(function, new)
     new.attributes["arg_attrs"] = ir.ArrayAttr.get(names)
     return new, new.add_entry_block()
@@ -147,5 +147,5 @@ def _call(call: ir.Operation, memory: dict[ir.Value, ir.Value]) -> None:
         if result not in memory:
             memory[result] = memref.AllocOp(memory_type(result.type), [], []).result
     with call.location:
-        callee = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+        callee = mlir.callee(call)
         carry_over(call, func.CallOp([], callee, [memory[v] for v in (*inputs, *call.results)]))

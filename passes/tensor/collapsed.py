@@ -18,7 +18,7 @@ from math import prod
 
 from tilec.analysis.directions import step_inside
 from tilec.analysis.index_terms import BodyTerms
-from tilec.analysis.products import factors_of, index_dim, product_of
+from tilec.analysis.products import factors_of, product_of
 from tilec.core import mlir
 from tilec.core.mlir import affine, ir, tensor
 from tilec.passes.emit import Body
@@ -49,7 +49,7 @@ def _loads(op: ir.Operation) -> list[ir.Operation]:
 def _is_of_rows(op: ir.Operation, load: ir.Operation) -> bool:
     """Whether a reduction along one dimension reads several of a tensor."""
     found = None if "tilec.scan" in op.attributes else _joined(op, load)
-    return found is not None and mlir.iterators_of(op)[index_dim(found[2])] == "reduction"
+    return found is not None and mlir.iterators_of(op)[mlir.index_dim(found[2])] == "reduction"
 
 
 def read_expanded(module: ir.Operation) -> None:
@@ -170,7 +170,7 @@ def _joined(op: ir.Operation, load: ir.Operation) -> tuple[int, int, ir.Operatio
     for at, end in combinations(range(len(read) + 1), 2):
         whole = reduce(lambda x, k: x * shape[k] + read[k], range(at + 1, end), read[at])
         for index in indices if end > at + 1 and all(x.free == whole.free for x in read[at:end]) else ():
-            d = index_dim(index)
+            d = mlir.index_dim(index)
             if whole is terms.dims[d] and extents[d] == prod(shape[at:end]):
                 return at, end, index
     return None
@@ -194,7 +194,7 @@ def _bare(op: ir.Operation, load: ir.Operation) -> list[int] | None:
     value, *subscripts = load.operands
     extents, shape = mlir.extents_of(op), list(ir.ShapedType(value.type).shape)
     owners = [mlir.definition(s) for s in subscripts]
-    dims = [index_dim(o) if o is not None and o.name == "linalg.index" else None for o in owners]
+    dims = [mlir.index_dim(o) if o is not None and o.name == "linalg.index" else None for o in owners]
     single = iter([d for d, e in enumerate(extents) if e == 1 and d not in dims])
     read = [next(single, None) if d is None and mlir.constant_value(s) == 0 and e == 1 else d
             for d, s, e in zip(dims, subscripts, shape)]  # fmt: skip

@@ -100,7 +100,7 @@ def _is_inside(op: ir.Operation, d: int, extent: int) -> bool:
     if extent <= mlir.extents_of(op)[d]:
         return True
     own = [o.operation for o in mlir.body_of(op).operations if o.operation.name == "linalg.index"]
-    found = [o.results[0] for o in own if ir.IntegerAttr(o.attributes["dim"]).value == d]
+    found = [o.results[0] for o in own if mlir.index_dim(o) == d]
     uses = [(u, v) for v in found for u in mlir.uses(v)]
     return not any(d in o.dims for o in operands_in(op)) and all(
         u.name == "tensor.extract"

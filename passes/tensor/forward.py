@@ -23,9 +23,9 @@ def forward(module: ir.Operation) -> None:
     calls: dict[str, list[ir.Operation]] = {}
     for op in [o.operation for o in mlir.entry(program).operations]:
         if op.name == "func.call":
-            calls.setdefault(ir.FlatSymbolRefAttr(op.attributes["callee"]).value, []).append(op)
+            calls.setdefault(mlir.callee(op), []).append(op)
     for kernel in kernels:
-        _forward(kernel, calls[ir.StringAttr(kernel.attributes["sym_name"]).value])
+        _forward(kernel, calls[mlir.symbol(kernel)])
 
 
 def _forward(kernel: ir.Operation, calls: list[ir.Operation]) -> None:
@@ -55,7 +55,7 @@ def _forward(kernel: ir.Operation, calls: list[ir.Operation]) -> None:
 
 def _rebuild(kernel: ir.Operation, calls: list[ir.Operation], arguments: list[int], results: list[int]) -> None:
     """The kernel and its calls with some of their arguments and results."""
-    block, name = mlir.entry(kernel), ir.StringAttr(kernel.attributes["sym_name"]).value
+    block, name = mlir.entry(kernel), mlir.symbol(kernel)
     types = [block.arguments[n].type for n in arguments]
     names = list(ir.ArrayAttr(kernel.attributes["arg_attrs"]))
     end = list(block.operations)[-1].operation

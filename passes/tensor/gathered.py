@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from tilec.analysis.products import factors_of, index_dim
+from tilec.analysis.products import factors_of
 from tilec.core import locations, mlir
 from tilec.core.mlir import ir, linalg, tensor
 from tilec.passes.emit import Body
@@ -165,7 +165,7 @@ def _copied(value: ir.Value, reader: ir.Operation, own: dict[int, int], mapping:
         for operand in op.operands:
             _copied(operand, reader, own, mapping)
         if op.name == "linalg.index":
-            mapping[value] = linalg.IndexOp(own[index_dim(op)]).result
+            mapping[value] = linalg.IndexOp(own[mlir.index_dim(op)]).result
         else:
             mlir.clone_op(op, mapping)
     return mapping.get(value, value)
@@ -207,7 +207,7 @@ def _is_pure(op: ir.Operation) -> bool:
 def _bare(value: ir.Value) -> int | None:
     """The dimension of the operation whose number a subscript is."""
     op = mlir.definition(value)
-    return index_dim(op) if op is not None and op.name == "linalg.index" else None
+    return mlir.index_dim(op) if op is not None and op.name == "linalg.index" else None
 
 
 def _dims_of(value: ir.Value, reader: ir.Operation) -> set[int] | None:
@@ -223,7 +223,7 @@ def _dims_of(value: ir.Value, reader: ir.Operation) -> set[int] | None:
     if not _is_pure(op):
         return None
     if op.name == "linalg.index":
-        return {index_dim(op)}
+        return {mlir.index_dim(op)}
     found: set[int] = set()
     for operand in op.operands:
         if (more := _dims_of(operand, reader)) is None:

@@ -90,7 +90,7 @@ def _boundaries(op: ir.Operation, outer: int, inner: int) -> Iterator[Boundary]:
         or "tilec.scan" in op.attributes
         or "tilec.position" in op.attributes
         or 0 in extents
-        or any(ir.IntegerAttr(i.attributes["dim"]).value in (outer, inner) for i in indices)
+        or any(mlir.index_dim(i) in (outer, inner) for i in indices)
     ):
         raise _Separate
     for number, operand in enumerate((*operands_in(op), *operands_out(op))):

@@ -81,7 +81,7 @@ def _slice_update(function: ir.Operation, result: int, old: ir.Value) -> _SliceU
             all(map(_is_scalar, scalars))
             and not _reads(scalars, at, {*body.arguments} - numbers.keys())
             and not _reads(needed, new, moving)
-            and not any(o.name == "linalg.index" and _dim(o) == dim for o in needed)
+            and not any(o.name == "linalg.index" and mlir.index_dim(o) == dim for o in needed)
         ):
             return _SliceUpdate(op, old, new, dim, at, needed, scalars, numbers)
     return None
@@ -91,10 +91,6 @@ def _cast_from(value: ir.Value, cast: str) -> ir.Value:
     """What a value is cast from, if it is."""
     owner = mlir.definition(value)
     return owner.operands[0] if owner is not None and owner.name == cast else value
-
-
-def _dim(index: ir.Operation) -> int:
-    return ir.IntegerAttr(index.attributes["dim"]).value
 
 
 def _equations(condition: ir.Value) -> Iterator[tuple[int, ir.Value]]:
@@ -110,7 +106,7 @@ def _equations(condition: ir.Value) -> Iterator[tuple[int, ir.Value]]:
     for one, other in ((first, second), (second, first)):
         counted = mlir.definition(_cast_from(one, "arith.index_cast"))
         if counted is not None and counted.name == "linalg.index":
-            yield _dim(counted), other
+            yield mlir.index_dim(counted), other
 
 
 def _needed(body: ir.Block, value: ir.Value) -> list[ir.Operation]:

@@ -37,12 +37,12 @@ def concatenations_of(function: ir.Operation, deepest: int) -> list[ir.Operation
 
 def split_concatenations(function: ir.Operation, deepest: int, joins: Collection[str] | None = None) -> None:
     """Rewrites what `concatenation_of` finds, or of that the concatenations of these names, and folds what is known in a piece."""
-    wanted = [p for p in list(concatenation_of(function, deepest)) if joins is None or _name(_join(p)) in joins]
+    wanted = [p for p in list(concatenation_of(function, deepest)) if joins is None or mlir.name_of(_join(p)) in joins]
     made = [name for pieces in wanted for name in _Cut(pieces).carry_out()]
     fold = mlir.PassManager.parse("func.func(canonicalize,cse)")
     fold_function(function)
     fold.run(function)
-    for op in [o for o in mlir.traverse(function) if mlir.is_generic(o) and _name(o) in made]:
+    for op in [o for o in mlir.traverse(function) if mlir.is_generic(o) and mlir.name_of(o) in made]:
         as_operands(op)
     fold.run(function)
 
@@ -53,11 +53,7 @@ def _join(pieces: Concatenation) -> ir.Operation:
 
 
 def _piece_name(op: ir.Operation, number: int) -> str:
-    return f"{_name(op)}.piece{number}"
-
-
-def _name(op: ir.Operation) -> str:
-    return mlir.get_string(op, "tilec.name") or "op"
+    return f"{mlir.name_of(op)}.piece{number}"
 
 
 def reduce_in_pieces(module: ir.Operation) -> None:
@@ -74,7 +70,7 @@ class _Known:
     """Operations by what they compute, and their places by their names: an operation's hash changes with its operands."""
 
     def __init__(self, ops: Sequence[ir.Operation]):
-        self.position: dict[str, float] = {_name(op): n for n, op in enumerate(ops)}
+        self.position: dict[str, float] = {mlir.name_of(op): n for n, op in enumerate(ops)}
         self.first: dict[Hashable, ir.Operation] = {}
         for op in ops:
             self.first.setdefault(self._key(op), op)
@@ -82,9 +78,9 @@ class _Known:
     def once(self, made: ir.Operation, before: ir.Operation) -> ir.Value:
         """The result of an operation that was made before another one, or of an equal one that is there already."""
         first = self.first.setdefault(self._key(made), made)
-        before_number = self.position[_name(before)]
-        if first is made or self.position[_name(first)] >= before_number:
-            self.position[_name(made)] = before_number - 0.5
+        before_number = self.position[mlir.name_of(before)]
+        if first is made or self.position[mlir.name_of(first)] >= before_number:
+            self.position[mlir.name_of(made)] = before_number - 0.5
             return made.results[0]
         made.erase()
         return first.results[0]
@@ -121,7 +117,7 @@ class _Cut:
             names += [_piece_name(op, n) for n in range(len(made))]
         for value, (p, pieces) in self.parts.items():
             for load in [o for o in mlir.uses(value) if o.name == "tensor.extract" and o.operands[0] == value]:
-                names.append(_name(around(load)))
+                names.append(mlir.name_of(around(load)))
                 self._read_piece(load, p, pieces)
         for value, whole in self.whole.items():
             value.replace_all_uses_with(whole)
@@ -132,14 +128,14 @@ class _Cut:
 
     def reduce(self, known: _Known) -> None:
         """The same where the joined tensors are known: what is left of the results, others read as joins."""
-        names = {_name(op) for op, _ in self.found.operations}
+        names = {mlir.name_of(op) for op, _ in self.found.operations}
         for op, d in self.found.operations:
             with ir.InsertionPoint(op), op.location:
                 made = (_Piece(self, op, d, n).make() for n in range(len(self.found.pieces)))
                 self.parts[op.results[0]] = 0, [known.once(mlir.definition(value), op) for (value,) in made]
         for op, _ in self.found.operations:
             with ir.InsertionPoint(op), op.location:
-                if not names.issuperset(map(_name, mlir.uses(op.results[0]))):
+                if not names.issuperset(map(mlir.name_of, mlir.uses(op.results[0]))):
                     op.results[0].replace_all_uses_with(self._concatenated(op))
         for op, _ in reversed(self.found.operations):
             op.erase()
@@ -165,7 +161,7 @@ class _Cut:
         rank, whole = type_.rank, mlir.projection(type_.rank, range(type_.rank))
         out = tensor.empty(list(type_.shape), type_.element_type)
         made, block = mlir.generic([type_], parts, [out], [whole] * (len(parts) + 1), ["parallel"] * rank)
-        made.attributes["tilec.name"] = mlir.string(_name(op))
+        made.attributes["tilec.name"] = mlir.string(mlir.name_of(op))
         if names := locations.indices(op):
             dims = mlir.map_dims(mlir.maps_of(op)[-1])
             locations.set_indices(made.operation, [names[d] for d in dims])

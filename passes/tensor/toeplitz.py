@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilec.analysis.index_terms import BodyTerms
-from tilec.analysis.toeplitz import Diagonal, find_diagonals, followed, follows, name_of, readers_of
+from tilec.analysis.toeplitz import Diagonal, find_diagonals, followed, follows, readers_of
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import affine, arith, ir, tensor
@@ -27,7 +27,7 @@ def compress_toeplitz(function: ir.Operation, names: Sequence[str]) -> None:
     """Has readers of the tensors of these names read what is stored for each diagonal, which may have diagonals in turn."""
     while names:
         found = find_diagonals(function)
-        wanted = [v for v in found if name_of(mlir.definition(v)) in names]
+        wanted = [v for v in found if mlir.name_of(mlir.definition(v)) in names]
         if len(wanted) < len(names):
             raise InternalError(f"of {', '.join(names)}, not all are the same along diagonals", "plan")
         made = _Made(found)
@@ -41,7 +41,7 @@ def compress_toeplitz(function: ir.Operation, names: Sequence[str]) -> None:
             if value in made.known and not mlir.uses(value):
                 mlir.definition(value).erase()
         further = find_diagonals(function)
-        names = [n for v in further if (n := name_of(mlir.definition(v))) in map(diagonal_name, names)]
+        names = [n for v in further if (n := mlir.name_of(mlir.definition(v))) in map(diagonal_name, names)]
 
 
 def diagonal_name(name: str) -> str:
@@ -94,7 +94,7 @@ class _Made:
             return here.values()
 
         out = added(tensor.empty(shape, ir.ShapedType(op.results[0].type).element_type), kept)
-        name, kinds = diagonal_name(name_of(op)), ["parallel"] * len(kept)
+        name, kinds = diagonal_name(mlir.name_of(op)), ["parallel"] * len(kept)
         return _in_words(rebuild(op, kept, direct, body, outputs=[out], iterators=kinds, name=name))
 
 

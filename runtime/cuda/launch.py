@@ -290,8 +290,3 @@ def time_kernel(
             driver.library().cuEventDestroy(event)
         if scratch:
             driver.release(scratch)
-
-
-def device_info() -> driver.SystemInfo:
-    """The GPUs of this machine, or the reason why there are none, for `tilec doctor`."""
-    return driver.device_info()

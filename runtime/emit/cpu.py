@@ -54,7 +54,7 @@ class _CpuPrinter(Printer):
         self.parameters = 0
 
     def kernel(self, function: ir.Operation) -> KernelSource:
-        name = ir.StringAttr(function.attributes["sym_name"]).value
+        name = mlir.symbol(function)
         block = mlir.entry(function)
         self.parameters = len(block.arguments)
         self.arguments(function, block)

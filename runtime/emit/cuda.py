@@ -88,7 +88,7 @@ class _CudaPrinter(MemoryPrinter):
     part = 1  # of a launch that several kernels share
 
     def kernel(self, function: ir.Operation, overlapped: dict[str, Overlap]) -> KernelSource:
-        name = ir.StringAttr(function.attributes["sym_name"]).value
+        name = mlir.symbol(function)
         block = mlir.entry(function)
         parameters = self.parameters = self.arguments(function, block)
         described, self.lines = self.lines, []

@@ -43,7 +43,7 @@ def print_kernels(
     program, statements = frozenset(program_names(module.operation)), locations.statements(module.operation)
     kernels = [f for f in mlir.functions(module) if "tilec.kernel" in f.attributes]
     others = _further_launches(module)
-    called = {ir.StringAttr(f.attributes["sym_name"]).value for f in kernels}
+    called = {mlir.symbol(f) for f in kernels}
     imported: set[str] = set()
 
     def printed(function: ir.Operation, defined: dict[str, str]) -> Printed:
@@ -83,7 +83,7 @@ def _further_launches(module: ir.Module) -> dict[str, list[str]]:
             for file, line, _ in locations.positions(op.location):
                 lines.setdefault(file.rsplit("/", 1)[-1], set()).add(line)
             where = "; ".join(f"{file}:{', '.join(map(str, sorted(own)))}" for file, own in lines.items())
-            callee = ir.FlatSymbolRefAttr(op.operation.attributes["callee"]).value
+            callee = mlir.callee(op.operation)
             found.setdefault(callee, []).append(plain(f"{name} ({where})" if where else name))
     return found
 

@@ -45,13 +45,13 @@ def read_steps(module: ir.Module) -> tuple[str, tuple[Step, ...], tuple[Temporar
                 pass
             case other:
                 raise InternalError(f"'{other}' cannot stand between kernels", "emit", str(module))
-    return ir.StringAttr(program.attributes["sym_name"]).value, tuple(steps), allocate(temporaries, steps, lasting)
+    return mlir.symbol(program), tuple(steps), allocate(temporaries, steps, lasting)
 
 
 def _launch(call: ir.Operation, slots: tuple[Slot, ...]) -> Step:
     renamed = ir.DictAttr(call.attributes["tilec.checks"]) if "tilec.checks" in call.attributes else ()
     checks = tuple((entry.name, ir.StringAttr(entry.attr).value) for entry in renamed)
-    callee = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+    callee = mlir.callee(call)
     return Step(callee, slots, name=mlir.get_string(call, "tilec.launch") or "", renamed=checks)
 
 

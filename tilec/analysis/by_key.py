@@ -78,7 +78,7 @@ def _index(value: ir.Value) -> int | None:
     made = mlir.definition(value)
     while made is not None and made.name == "arith.index_cast":
         made = mlir.definition(made.operands[0])
-    return products.index_dim(made) if made is not None and made.name == "linalg.index" else None
+    return mlir.index_dim(made) if made is not None and made.name == "linalg.index" else None
 
 
 def _dims_of(op: ir.Operation, value: ir.Value) -> frozenset[int]:

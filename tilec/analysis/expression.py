@@ -288,7 +288,7 @@ class _Body:
             case _ if made.block != self.block:
                 return Expr("outer", key=value, type=type_)
             case "linalg.index":
-                return Expr("index", own_dims=(self.own[ir.IntegerAttr(made.attributes["dim"]).value],), type="index")
+                return Expr("index", own_dims=(self.own[mlir.index_dim(made)],), type="index")
             case "tensor.extract" | "memref.load" if self.reader.computed:
                 return self._extract(made)
             case "tensor.extract" | "scf.if" | "memref.load":

@@ -26,7 +26,7 @@ def is_shared(value: ir.Value) -> bool:
         dims = mlir.map_dims(mlir.maps_of(owner)[ir.BlockArgument(value).arg_number])
         return len(mlir.iterators_of(owner)) - 1 not in dims
     if op.name == "linalg.index":
-        return ir.IntegerAttr(op.attributes["dim"]).value != len(mlir.iterators_of(op.parent.operation)) - 1
+        return mlir.index_dim(op) != len(mlir.iterators_of(op.parent.operation)) - 1
     operands = list(op.operands)[1:] if op.name == "tensor.extract" else op.operands  # one element of any tensor
     return not len(op.regions) and all(is_shared(v) for v in operands)
 

@@ -399,7 +399,9 @@ def _contraction(node: Node) -> Contraction | None:
     return Contraction(tuple(sorted(m)), tuple(sorted(n)), tuple(sorted(k)), tuple(sorted(batch)), left, right)
 
 
-def element_bytes(element: mlir.Element | ir.IndexType) -> int:
+def element_bytes(type_: mlir.Element | ir.Type) -> int:
+    """Of an element type, or of the elements of a shaped type."""
+    element: Any = ir.ShapedType(type_).element_type if isinstance(type_, ir.ShapedType) else type_
     return 8 if isinstance(element, ir.IndexType) else max(1, element.width // 8)
 
 

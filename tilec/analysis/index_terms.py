@@ -318,7 +318,7 @@ class BodyTerms(ValueTerms):
     def _leaf(self, x: ir.Value) -> Term | None:
         op = mlir.definition(x)
         if op is not None and op.name == "linalg.index":
-            return self.dims[ir.IntegerAttr(op.attributes["dim"]).value]
+            return self.dims[mlir.index_dim(op)]
         return super()._leaf(x)
 
     def _argument(self, x: ir.BlockArgument) -> Term:

@@ -30,7 +30,8 @@ def loop_body_of(node: Node) -> LoopBody:
     block = mlir.body_of(node.op)
     rank, inputs = len(node.extents), len(mlir.inputs_of(node.op))
     accesses = [
-        LoopAccess(_steps(read, rank), _bytes(read.value), stores) for reads, stores in ((node.reads, False), (node.results, True))
+        LoopAccess(_steps(read, rank), element_bytes(read.value.type), stores)
+        for reads, stores in ((node.reads, False), (node.results, True))
         for read in reads
     ]  # fmt: skip
     operations = list[LoopOperation]()
@@ -58,10 +59,6 @@ def _dims(value: ir.Value, node: Node, block: ir.Block, inputs: int) -> frozense
     return own | node.reduced if any(mlir.depends(block, value, s) for s in states) else own
 
 
-def _bytes(value: ir.Value) -> int:
-    return element_bytes(ir.ShapedType(value.type).element_type)
-
-
 def _steps(read: Read, rank: int) -> tuple[int, ...]:
     shape = list(ir.ShapedType(read.value.type).shape)
     steps = [0] * rank
@@ -76,7 +73,7 @@ def _extract(op: ir.Operation, node: Node) -> LoopAccess:
     terms = node.terms
     address = total([terms.of(s) * prod(shape[n:]) for n, s in enumerate(subscripts, 1)])
     steps = (step(address, d) for d in terms.dims)
-    return LoopAccess(tuple(None if s is None else s.constant for s in steps), _bytes(value))
+    return LoopAccess(tuple(None if s is None else s.constant for s in steps), element_bytes(value.type))
 
 
 def _count(op: ir.Operation) -> float:

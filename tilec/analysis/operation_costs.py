@@ -95,7 +95,7 @@ def _same_in_vectors(op: ir.Operation, maps: dict[ir.Value, ir.AffineMap]) -> di
     computed subscripts: the subscripts themselves, and the conditions of padding."""
     body = mlir.body_of(op)
     lasts = [mlir.definition(list(o.operands)[-1]) for o in body.operations if o.operation.name == "tensor.extract"]
-    lanes = {products.index_dim(o) if o is not None and o.name == "linalg.index" else None for o in lasts}
+    lanes = {mlir.index_dim(o) if o is not None and o.name == "linalg.index" else None for o in lasts}
     lane = lanes.pop() if len(lanes) == 1 else None
     if lane is None:
         return {}

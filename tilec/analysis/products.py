@@ -110,13 +110,8 @@ def dims_of(body: ir.Block, value: ir.Value, operand_dims: Sequence[Iterable[int
     """The dimensions of the operation that a value of its body depends on; `operand_dims` are those that subscript each operand."""
     found = {d for n in arguments_of(body, value) for d in operand_dims[n]}
     for op in mlir.slice_of(body, value):
-        found |= {index_dim(o) for o in (op, *mlir.traverse(op)) if o.name == "linalg.index"}
+        found |= {mlir.index_dim(o) for o in (op, *mlir.traverse(op)) if o.name == "linalg.index"}
     return frozenset(found)
-
-
-def index_dim(op: ir.Operation) -> int:
-    """The dimension whose number a `linalg.index` is."""
-    return ir.IntegerAttr(op.attributes["dim"]).value
 
 
 def stored(factor: S) -> S:

@@ -59,12 +59,8 @@ def toeplitz_tensors(function: ir.Operation) -> dict[str, tuple[str, ...]]:
     for value, diagonal in found.items():
         op = mlir.definition(value)
         if any(not follows(user, value, diagonal, found) for user in readers_of(value)):
-            tensors[name_of(op)] = tuple(name_of(o) for o in _closure(value, diagonal, found))
+            tensors[mlir.name_of(op)] = tuple(mlir.name_of(o) for o in _closure(value, diagonal, found))
     return tensors
-
-
-def name_of(op: ir.Operation) -> str:
-    return mlir.get_string(op, "tilec.name") or "op"
 
 
 def readers_of(value: ir.Value) -> list[ir.Operation]:

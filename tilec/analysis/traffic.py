@@ -46,7 +46,7 @@ def intermediate_bytes(nodes: list[Node], graph: Graph, space: Space) -> int:
     for node, value in intermediates(nodes, graph):
         result = next(r for r in node.results if r.value == value)
         inner = prod(node.extents[d] for d in result.dims if space.dims[node][d] not in space.grid)
-        total += inner * element_bytes(ir.ShapedType(value.type).element_type)
+        total += inner * element_bytes(value.type)
     return total
 
 
@@ -104,7 +104,7 @@ def _read_bytes(value: ir.Value, nodes: list[Node]) -> int:
     if any(r.value == value for n in nodes for r in n.reads):
         return bytes_of(value)
     asked = sum(n.extracts.count(value) * n.iterations for n in nodes)
-    return min(bytes_of(value), asked * element_bytes(ir.ShapedType(value.type).element_type))
+    return min(bytes_of(value), asked * element_bytes(value.type))
 
 
 def work_of(nodes: list[Node], graph: Graph, space: Space, target: Target) -> Work:

@@ -27,7 +27,7 @@ from tilec.core.bindings import (
     tensor,
     vector,
 )  # fmt: skip
-from tilec.core.diagnostics import InternalError, Span
+from tilec.core.diagnostics import Span
 
 __all__ = [
     "VALUE_TYPES", "PassManager", "affine", "arith", "bufferization", "cf", "context", "func", "gpu", "ir", "linalg", "math",
@@ -46,13 +46,6 @@ def parse(text: str) -> ir.Module:
 
 def text(module: ir.Module, locations: bool = False) -> str:
     return module.operation.get_asm(enable_debug_info=locations, pretty_debug_info=False) + ("\n" if locations else "")
-
-
-def verify(module: ir.Module, stage: str) -> None:
-    try:
-        module.operation.verify()
-    except ir.MLIRError as error:
-        raise InternalError(f"invalid IR after stage '{stage}': {error}", stage, str(module)) from error
 
 
 # ---- locations -------------------------------------------------------------------------------------------------------
@@ -150,30 +143,6 @@ def source_of(value: ir.Value) -> ir.Value:
     return value
 
 
-def linear(map_: ir.AffineMap) -> list[int] | None:
-    """The factors of a map's dimensions and symbols, and its constant, where its one result is linear in them."""
-    (expression,) = map_.results
-    factors = [0] * (map_.n_dims + map_.n_symbols + 1)
-
-    def add(e: ir.AffineExpr, weight: int) -> bool:
-        match e:
-            case ir.AffineConstantExpr():
-                factors[-1] += weight * e.value
-            case ir.AffineDimExpr():
-                factors[e.position] += weight
-            case ir.AffineSymbolExpr():
-                factors[map_.n_dims + e.position] += weight
-            case ir.AffineAddExpr():
-                return add(e.lhs, weight) and add(e.rhs, weight)
-            case ir.AffineMulExpr() if isinstance(e.rhs, ir.AffineConstantExpr):
-                return add(e.lhs, weight * e.rhs.value)
-            case _:
-                return False
-        return True
-
-    return factors if add(expression, 1) else None
-
-
 def constant_value(value: ir.Value) -> Any:
     """The number that a value is known to be."""
     owner = definition(value)
@@ -183,8 +152,9 @@ def constant_value(value: ir.Value) -> Any:
     return attribute.value if hasattr(attribute, "value") else None
 
 
-def index(value: int) -> ir.Value:
-    return constant(value, index_type())
+def index(value: int | ir.Value) -> ir.Value:
+    """A number as a constant; a value as it is."""
+    return value if isinstance(value, ir.Value) else constant(value, index_type())
 
 
 def string(value: str) -> ir.Attribute:
@@ -253,6 +223,16 @@ def generic(
     elements = [ir.ShapedType(v.type).element_type for v in (*inputs, *outputs)]
     block = op.regions[0].blocks.append(*elements)
     return op, block
+
+
+def name_of(op: ir.Operation) -> str:
+    """The name of what an operation of the program makes."""
+    return get_string(op, "tilec.name") or "op"
+
+
+def index_dim(op: ir.Operation | ir.OpView) -> int:
+    """The dimension whose number a `linalg.index` is."""
+    return ir.IntegerAttr(op.attributes["dim"]).value
 
 
 def is_generic(op: ir.Operation | ir.OpView) -> bool:
@@ -390,6 +370,16 @@ def functions(module: ir.Module | ir.Operation) -> list[ir.Operation]:
 
 def uses(value: ir.Value) -> list[ir.Operation]:
     return [use.owner.operation for use in value.uses]
+
+
+def symbol(function: ir.Operation | ir.OpView) -> str:
+    """The name of a function."""
+    return ir.StringAttr(function.attributes["sym_name"]).value
+
+
+def callee(call: ir.Operation | ir.OpView) -> str:
+    """The name of the function that is called."""
+    return ir.FlatSymbolRefAttr(call.attributes["callee"]).value
 
 
 def entry(function: ir.Operation | ir.OpView) -> ir.Block:

@@ -23,9 +23,9 @@ class Reduction:
     and the start of an accumulator. The others name the upstream operation that combines two values, by
     type; None where the type does not take part. `any` and `all` are of bool.
 
-    The state of `argmax` and `argmin` is a value and its index. It starts from the identity and `NO_INDEX`; `takes`
-    says whether a state replaces another. Indices come in ascending order in a loop, where equals lose; in a tree
-    over threads they may not, so equals compare their indices.
+    The state of `argmax` and `argmin` is a value and its index. It starts from the identity and the largest
+    index. Indices come in ascending order in a loop, where equals lose; in a tree over threads they may not, so equals compare
+    their indices.
     """
 
     name: str
@@ -47,10 +47,6 @@ class Reduction:
         return operation
 
 
-NO_INDEX = 2**63 - 1
-"""The index of a state that has seen nothing: a real one is smaller, so a first value like the identity wins."""
-
-
 def lowest(dtype: DType) -> int | float | bool:
     """The smallest value of the type."""
     if dtype.is_float:
@@ -64,14 +60,6 @@ def highest(dtype: DType) -> int | float | bool:
     if dtype.is_float:
         return np.inf
     return {"bool": True, "uint": (1 << dtype.bits) - 1}.get(dtype.kind, (1 << (dtype.bits - 1)) - 1)
-
-
-def takes(kind: str, value: float, index: int, best: float, best_index: int) -> bool:
-    """Whether the state (value, index) replaces (best, best_index) in an `argmax` or `argmin`."""
-    if value == best or (value != value and best != best):
-        return index < best_index
-    beyond = value > best if kind == "argmax" else value < best
-    return best == best and (beyond or value != value)
 
 
 def _number(value: int) -> Callable[[DType], int | float | bool]:

@@ -24,15 +24,14 @@ AMX_LATENCY, AMX_LOAD = 52, 8  # clocks from one sum of a tile to the next one, 
 STORE = 2  # loads of a vector that take as long as its store: two in a clock and one, of AVX-512 (Intel's optimization manual)
 BF16 = 2  # bytes
 MOST_PARTS = 3  # bf16 of which a number is the sum: all bits of an f32
-PACKED = ("along", "across", "gathered")  # how a factor lies, for whoever packs it
 
 
 @dataclass(frozen=True)
 class PanelProblem:
     """`rows`, `columns`, `inner`: extents of the dimensions of each role, the lanes' one last; `batch`: how many such
     products. `size`: bytes of a sum; `parts`: of how many bf16 a matrix unit takes each number of the left and of the right
-    factor as the sum; `packed`: how the left and the right factor lie, of `PACKED`. `across`: the result is contiguous along
-    rows, and registers transpose the sums. `reads`, `writes`: bytes that come from memory once, and that go
+    factor as the sum; `packed`: how the left and the right factor lie, "along", "across" or "gathered". `across`: the result is
+    contiguous along rows, and registers transpose the sums. `reads`, `writes`: bytes that come from memory once, and that go
     there."""
 
     rows: tuple[int, ...]

@@ -248,7 +248,7 @@ def planned_kernels(module: ir.Operation) -> Iterator[tuple[ir.Operation, Planne
         return
     table = ir.DictAttr(module.attributes["tilec.kernels"])
     for function in mlir.functions(module):
-        name = ir.StringAttr(function.attributes["sym_name"]).value
+        name = mlir.symbol(function)
         if "tilec.kernel" in function.attributes and name in table:
             yield function, Planned.from_attribute(ir.DictAttr(table[name]))
 

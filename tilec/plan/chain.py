@@ -17,7 +17,7 @@ from tilec.analysis.operation_costs import instructions_of
 from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space
 from tilec.analysis.subscripts import steps, subscripts
-from tilec.analysis.traffic import element_bytes, outputs_of, strides
+from tilec.analysis.traffic import bytes_of, element_bytes, outputs_of, strides
 from tilec.analysis.weights import is_nan_of_nan
 from tilec.core.fitted import ChainTimes
 from tilec.core.hardware import LINE, WARP
@@ -258,7 +258,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     gathered = any(p.args and not p.dims & {*chain.rows} for p in loaded)
     further = fit.several_products_registers + fit.gathered_registers * gathered
     further += fit.several_results_registers * (len(chain.products) - 1) if chain.products else 0
-    out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in outputs_of(nodes, graph))
+    out = sum(element_bytes(v.type) for v in outputs_of(nodes, graph))
     terms, kinds, columns = weight_terms_of(chain), multiplicands_of(chain), [extents[p.columns] for p in chain.products]
     assert kinds is not None
     in_scores, in_values = len(chain.left.parts), max((len(p.values.parts) for p in chain.products), default=1)
@@ -273,8 +273,8 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
         head_groups=tuple(n if (n := chain.head_groups.get(d, 0)) < extents[d] else 0 for d in chain.rows),
         score_bytes=sum(element_bytes(p.key.type.element_type) for p in per_score if _spread_bytes(p, chain) > HELD),
         line_bytes=sum(line_bytes(p, chain.rows[-1], chain.between) for p in per_score),
-        operand_bytes=sum(_bytes(p.key) for p in per_score),
-        factor_bytes=sum(min(_bytes(v), 2 * sum(read(x) for x in factors if x.key == v)) for v in stored),
+        operand_bytes=sum(bytes_of(p.key) for p in per_score),
+        factor_bytes=sum(min(bytes_of(v), 2 * sum(read(x) for x in factors if x.key == v)) for v in stored),
         listed=bool(chain.matches), pages=tuple(sorted({x.page for x in chain.factors if x.page})),
         by_data=bool(chain.matches) or any(leaf.op == "element" for m in chain.masks for x, _ in m.bounds for leaf in x),
         score_registers=sum(0.5 for p in {p for p in per_score if p.key.type.element_type.width == 16}),
@@ -310,11 +310,6 @@ def line_bytes(x: Expr, row: int, column: int) -> float:
     down, along = moved.get(row, 0), moved.get(column, 0)
     lines = {(r * down + 2 * c * along) // LINE for r in range(8) for c in range(4)}
     return len(lines) * LINE / WARP
-
-
-def _bytes(value: ir.Value) -> int:
-    type_ = ir.ShapedType(value.type)
-    return prod(type_.shape) * element_bytes(type_.element_type)
 
 
 def _instructions(p: Expr, graph: Graph) -> float:

@@ -96,7 +96,7 @@ def _plan(state: State, fixed: Fixed | None, source: ir.Operation) -> Plan:
         graph = state.graph()
         groups, remarks = group_as(graph, target, fixed)
     remarks = remarks + _approximation_remarks(state.approximations)
-    stem = ir.StringAttr(source.attributes["sym_name"]).value
+    stem = mlir.symbol(source)
     kernels: list[KernelPlan] = []
     starts = [unchosen(g, graph, name, target) for g, name in zip(groups, _kernel_names(stem, groups, graph))]
     for g, start in zip(groups, starts):

@@ -38,11 +38,7 @@ from tilec.plan.steps import Applied, Pack, Split, Step
 
 def _at(rewrite: str, ops: Iterable[ir.Operation]) -> tuple[Applied, ...]:
     """A step at each operation."""
-    return tuple(Applied(rewrite, Step(_name(op)), line=mlir.source_line(op)) for op in ops)
-
-
-def _name(op: ir.Operation) -> str:
-    return mlir.get_string(op, "tilec.name") or "op"
+    return tuple(Applied(rewrite, Step(mlir.name_of(op)), line=mlir.source_line(op)) for op in ops)
 
 
 def _recomputed(subject: str, done: str, undone: str) -> Compared:
@@ -85,7 +81,7 @@ def _find_toeplitz(state: State, without: Callable[[], Plan]) -> Found:
 
 
 def _at_names(state: State, names: Iterable[str]) -> tuple[Applied, ...]:
-    ops = {_name(op): op for op in mlir.traverse(state.function) if mlir.is_generic(op)}
+    ops = {mlir.name_of(op): op for op in mlir.traverse(state.function) if mlir.is_generic(op)}
     return _at("toeplitz", [ops[name] for name in names])
 
 
@@ -111,7 +107,7 @@ def _find_reads(state: State, without: Callable[[], Plan]) -> Found:
 
 def _apply_reads(function: ir.Operation, steps: Sequence[Step]) -> None:
     names = [s.operation for s in steps]
-    for op in [o for o in mlir.traverse(function) if mlir.is_generic(o) and _name(o) in names]:
+    for op in [o for o in mlir.traverse(function) if mlir.is_generic(o) and mlir.name_of(o) in names]:
         compute_anew(op)
 
 

@@ -72,7 +72,7 @@ def split(function: ir.Operation, planned: Planned) -> Callable[[ChainBlock], No
     with that kernel's block, builds it."""
     with ir.InsertionPoint(function):
         copy = function.clone()
-    name = ir.StringAttr(function.attributes["sym_name"]).value
+    name = mlir.symbol(function)
     copy.attributes["sym_name"] = mlir.string(f"{name}_combined")
     copy.move_after(function)
     if "tilec.overlap" in copy.attributes:

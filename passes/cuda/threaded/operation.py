@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilec.analysis.lane_invariance import NONE, LaneInvariance, find_lane_invariance
-from tilec.analysis.products import index_dim
 from tilec.core import mlir
 from tilec.core.mlir import arith, gpu, ir, memref, vector
 from tilec.passes.combiner import Combiner
@@ -366,7 +365,7 @@ class GenericMapper(OperationContext):
                 mapping[argument] = self.element(n, position)
         for inner in self.block.operations:
             if inner.operation.name == "linalg.index":
-                mapping[inner.results[0]] = position.coordinate(self.dims[index_dim(inner.operation)])
+                mapping[inner.results[0]] = position.coordinate(self.dims[mlir.index_dim(inner.operation)])
         for inner in self.block.operations:
             if inner.operation in self.gathered:
                 mapping[inner.results[0]] = self.gathered[inner.operation].element(position, self.dims)

@@ -94,7 +94,7 @@ def is_index(generic: OperationContext, value: ir.Value, d: int | None) -> bool:
     owner = mlir.definition(value)
     if owner is None or owner.name != "linalg.index":
         return False
-    return generic.dims[ir.IntegerAttr(owner.attributes["dim"]).value] == d
+    return generic.dims[mlir.index_dim(owner)] == d
 
 
 def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, Gathered]:

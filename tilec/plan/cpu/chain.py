@@ -156,7 +156,7 @@ def _held(nodes: list[Node], graph: Graph, space: Space) -> int:
     for node, value in intermediates(nodes, graph):
         result = next(r for r in node.results if r.value == value)
         inner = prod(node.extents[d] for d in result.dims if space.dims[node][d] not in space.grid)
-        sizes[value] = inner * element_bytes(ir.ShapedType(value.type).element_type)
+        sizes[value] = inner * element_bytes(value.type)
     last = {r.value: n for n, node in enumerate(nodes) for r in node.reads if r.value in sizes}
     live, most = 0, 0
     for n, node in enumerate(nodes):

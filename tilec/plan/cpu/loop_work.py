@@ -100,4 +100,4 @@ def _access(
     moved = strides(value, subscripts)
     if kept:  # a block has its own part, at one place
         moved = {d: step for d, step in moved.items() if d not in grid}
-    return Access(numbers.setdefault(value, len(numbers)), element_bytes(ir.ShapedType(value.type).element_type), moved, kept)
+    return Access(numbers.setdefault(value, len(numbers)), element_bytes(value.type), moved, kept)

@@ -12,7 +12,6 @@ from tilec.analysis.graph import Node
 from tilec.analysis.traffic import element_bytes
 from tilec.core.fitted import Layouts
 from tilec.core.hardware import WARP
-from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost.by_key import pairs_us, sort_bytes, sort_us, sorting_blocks, sorting_threads
 from tilec.cost.model import Work
@@ -44,7 +43,7 @@ def _pays(node: Node, target: Target) -> bool:
     if found is None or len(node.results) != 1 or max(node.extents, default=0) >= 1 << 31 or 0 in node.extents:
         return False
     moved = node.iterations // node.extents[found.keys] + node.iterations // node.extents[found.along]
-    size = element_bytes(ir.ShapedType(node.results[0].value.type).element_type)
+    size = element_bytes(node.results[0].value.type)
     own = 1e6 * moved * size / target.dram.rate(target.units) + _sort_us(node, found, target)
     return own + KERNELS * target.launch.ramp_us < pairs_us(target, node.iterations, node.flops)
 

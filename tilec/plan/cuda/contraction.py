@@ -265,14 +265,14 @@ def _is_buildable(built: StoredContraction) -> bool:
 def _problem(node: Node, roles: Roles, kind: str, g: Group, graph: Graph) -> block_tile.Contraction:
     m, n, k = (prod(g.space.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner))
     written = outputs_of(g.nodes, graph)
-    out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in written)
+    out = sum(element_bytes(v.type) for v in written)
     behind = [x for x in g.nodes if x.contraction is None]
     epilogue = {"fma.f32": sum(x.flops for x in behind), "special": sum(x.special for x in behind)}
     epilogue = {unit: n for unit, n in epilogue.items() if n}
     others = [v for x in behind for v in inputs_of([x]) if graph.producer.get(v) not in g.nodes]
     points = prod(node.extents[d] for d in range(len(node.extents)) if d not in node.reduced)
     reads = sum(
-        prod(ir.ShapedType(v.type).shape) * element_bytes(ir.ShapedType(v.type).element_type) for v in others
+        prod(ir.ShapedType(v.type).shape) * element_bytes(v.type) for v in others
     ) / max(1, points)
     result = {2: "bf16", 8: "f64"}.get(out, "f32")
     stored, tf32 = ("f32", True) if kind == "tf32" else ("bf16" if kind == bf16_split.KIND else kind, False)

@@ -237,7 +237,7 @@ def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     dims, whole = view.group.space.dims, {a.value for a in view.accesses}  # read once, also where others ask for neighbours
     flight = sum(layout.slots(a.dims) * a.element for a in view.accesses if not a.written)
     extracts = [(n, v) for n in view.group.nodes for v in set(n.gathered) - whole]
-    flight += sum(layout.slots(dims[n]) * element_bytes(ir.ShapedType(v.type).element_type) for n, v in extracts)
+    flight += sum(layout.slots(dims[n]) * element_bytes(v.type) for n, v in extracts)
     gathered = sum(min(n.iterations * 4, bytes_of(v)) for n, v in extracts)
     read = sum(a.bytes for a in view.accesses if not a.written) + gathered
     near = 0 if isinstance(kernel.options, VectorContraction) else UNCOALESCED  # factors are loaded for a few products each
@@ -312,7 +312,7 @@ def _computed(view: View, node: Node) -> Iterator[Access]:
     """What an operation reads at computed subscripts, by the dimensions that they move with."""
     for reader, value, strides in view.reads:
         if reader is node and value in node.extracts:
-            yield Access(tuple(strides), bytes_of(value), element_bytes(ir.ShapedType(value.type).element_type), False)
+            yield Access(tuple(strides), bytes_of(value), element_bytes(value.type), False)
 
 
 def _lines(access: Access, layout: Layout) -> float:

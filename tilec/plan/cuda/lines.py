@@ -26,7 +26,7 @@ def line_bytes(view: View, layout: Layout, near: int) -> dict[ir.Value, float]:
     for node, value, strides in view.reads:
         if value in view.ordered:
             continue
-        element, width = _element(value), access_width(layout, strides, value)
+        element, width = element_bytes(value.type), access_width(layout, strides, value)
         touched = _touched(layout, strides, width * element)
         different = min(WARP, prod(layout.threads[d] for d in layout.order if d in strides))
         if touched > near * ceil(different * width * element / LINE):
@@ -76,11 +76,7 @@ def _offsets(layout: Layout, strides: Numbers) -> list[int]:
 def access_width(layout: Layout, strides: Numbers, value: ir.Value) -> int:
     """Elements of an access of a tensor."""
     lane = layout.lane_dim
-    return layout.vectors[lane] if lane is not None and strides.get(lane) == _element(value) else 1
-
-
-def _element(value: ir.Value) -> int:
-    return element_bytes(ir.ShapedType(value.type).element_type)
+    return layout.vectors[lane] if lane is not None and strides.get(lane) == element_bytes(value.type) else 1
 
 
 def _busy(layout: Layout, d: int) -> int:

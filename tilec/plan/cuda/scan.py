@@ -106,7 +106,7 @@ def scan_intermediate_bytes(view: View) -> int:
     for value in fused_scan_results(view):
         scan = view.graph.producer[value]
         inner = prod(e for d, e in zip(view.group.space.dims[scan], scan.extents) if d not in view.kernel.grid)
-        held -= inner * element_bytes(ir.ShapedType(value.type).element_type)
+        held -= inner * element_bytes(value.type)
     return max(0, held)
 
 

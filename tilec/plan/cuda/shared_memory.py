@@ -18,7 +18,6 @@ from typing import Any
 from tilec.analysis.layout import Layout, make
 from tilec.analysis.traffic import element_bytes, intermediates
 from tilec.core.hardware import WARP
-from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost.model import TooLarge, round_up
 from tilec.kernels import KernelPlan
@@ -93,7 +92,7 @@ def on_chip(view: View) -> OnChip:
                 scans = dims[node][node.scan] if node.scan is not None else None
                 reduced = frozenset(dims[node][d] for d in node.reduced)
                 states.append(
-                    Piece(_kernel_dims(dims[node], result), _element(result.value), reduced=reduced, scans=scans)
+                    Piece(_kernel_dims(dims[node], result), element_bytes(result.value.type), reduced=reduced, scans=scans)
                 )
         for r in node.reads:
             read.setdefault((r.value, _kernel_dims(dims[node], r)), set()).add(number[node])
@@ -102,9 +101,9 @@ def on_chip(view: View) -> OnChip:
         readers = {number[n] for n in nodes if any(r.value == value for r in n.reads)}
         if value not in carried and value not in spared and readers != {number[node]}:
             result = next(r for r in node.results if r.value == value)
-            made.append(Piece(_kernel_dims(dims[node], result), _element(value)))
+            made.append(Piece(_kernel_dims(dims[node], result), element_bytes(value.type)))
     own = {r.value for n in nodes for r in n.results}
-    inputs = [Piece(p, _element(value), len(nests)) for (value, p), nests in read.items() if value not in own]
+    inputs = [Piece(p, element_bytes(value.type), len(nests)) for (value, p), nests in read.items() if value not in own]
     return OnChip(tuple(made), tuple(states), tuple(inputs))
 
 
@@ -166,7 +165,3 @@ def _size(layout: Layout, p: Piece, pad: int = 0) -> int:
 
 def _kernel_dims(dims: tuple[int, ...], read: Any) -> tuple[int, ...]:
     return tuple(dims[d] for d in read.dims)
-
-
-def _element(value: ir.Value) -> int:
-    return element_bytes(ir.ShapedType(value.type).element_type)

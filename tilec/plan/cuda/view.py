@@ -152,7 +152,7 @@ def lanes_of_windows(view: View, lane: int | None) -> list[int]:
     beside each other of a sector of memory or more, whose elements threads may take as those of short rows."""
     if lane is None or view.scanned:
         return []
-    steps = [(strides, element_bytes(ir.ShapedType(v.type).element_type)) for n, v, strides in view.reads if v in n.extracts]
+    steps = [(strides, element_bytes(v.type)) for n, v, strides in view.reads if v in n.extracts]
     found = {(d, size) for strides, size in steps if strides.get(lane, 0) > size for d in view.reduced if strides.get(d) == size}
     return sorted({d for d, size in found if view.extents[d] * size >= SECTOR})
 

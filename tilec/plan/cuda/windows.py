@@ -66,7 +66,7 @@ def _windows(view: View, lane: int) -> _Windows | None:
                 found.setdefault(dims[d], set()).update(replace(w, along=dims[w.along]) for w in windows)
     if not found:
         return None
-    element = max(element_bytes(ir.ShapedType(v.type).element_type) for n in nodes for v in n.extracts)
+    element = max(element_bytes(v.type) for n in nodes for v in n.extracts)
     alongs = {w.along for windows in found.values() for w in windows}
     factors = any(alongs & set(a.dims) for a in view.accesses if not a.written)
     by_dim = {d: tuple(sorted(w, key=lambda w: w.along)) for d, w in found.items()}

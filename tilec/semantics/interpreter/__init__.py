@@ -71,7 +71,7 @@ class _Program:
     def __init__(self, module: ir.Module):
         self.module = module  # its operations live as long as it does
         operations = [o.operation for o in module.operation.regions[0].blocks[0].operations]
-        self.functions = {ir.StringAttr(o.attributes["sym_name"]).value: o for o in operations if o.name == "func.func"}
+        self.functions = {mlir.symbol(o): o for o in operations if o.name == "func.func"}
         self.codes: dict[str, Code] = {}
         entries = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
         if len(entries) != 1:
@@ -108,7 +108,7 @@ class _Program:
         given = _in_order(arrays, names[:count])
         views = [_input(n, a, p, shape) for n, a, p, shape in zip(names, given, parameters, shapes)]
         made = [_output(n, p) for n, p in zip(names[count:], parameters[count:])]
-        name = ir.StringAttr(self.entry.attributes["sym_name"]).value
+        name = mlir.symbol(self.entry)
         returned = self.call(name, Context(), [*views, *made])
         if returned:
             made, names = returned, [*names[:count], *_names(self.entry, "res_attrs", len(returned))]

@@ -208,7 +208,7 @@ def _forall(code: Code, op: ir.Operation) -> Step:
 
 @operation("func.call")
 def _call(code: Code, op: ir.Operation) -> Step | Waiting:
-    name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+    name = mlir.callee(op)
     if code.program.is_declared(name):
         from tilec.semantics.interpreter.wgmma import device_function
 

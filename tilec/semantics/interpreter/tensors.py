@@ -74,7 +74,7 @@ def _copy(code: Code, op: ir.Operation) -> Step:
 @operation("linalg.index")
 def _index(code: Code, op: ir.Operation) -> Step:
     dims = code.dims[op.parent.operation]
-    source, (r,) = dims[ir.IntegerAttr(op.attributes["dim"]).value], code.results(op)
+    source, (r,) = dims[mlir.index_dim(op)], code.results(op)
 
     def step(values: Values, mask: Mask) -> None:
         values[r] = values[source]
