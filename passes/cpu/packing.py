@@ -308,7 +308,8 @@ class Packing:
             numbers = [split(v, self.side.parts) for v in values]
             stored = [word_of(*both) for both in zip(*numbers)] if self.pairs else [narrow(v) for v in numbers[0]]
         if self.rows is not None:
-            memref.StoreOp(*stored, self.rows, [p, lane])
+            (value,) = stored
+            memref.StoreOp(value, self.rows, [p, lane])
             return
         for value, position in zip(stored, self._positions(lane, p)):
             memref.StoreOp(value, self.panels, position)

@@ -184,12 +184,14 @@ class _Cut:
         for key in (key for key in NAMES if key in op.attributes):
             made.attributes[key] = op.attributes[key]
         with ir.InsertionPoint(block):
-            at, found = linalg.IndexOp(0).result, None
+            at = linalg.IndexOp(0).result
+            found: ir.Value | None = None
             for (begin, end), piece in reversed([*zip(self.found.pieces, self.parts[op.results[0]][1])]):
                 inside = arith.maxsi(arith.minsi(_less(at, begin), mlir.index(end - begin - 1)), mlir.index(0))
                 here = tensor.extract(piece, [inside])
                 below = arith.cmpi(arith.CmpIPredicate.slt, at, mlir.index(end))
                 found = here if found is None else arith.select(below, here, found)
+            assert found is not None, "it has pieces"
             linalg.YieldOp([found])
         return made.results[0]
 

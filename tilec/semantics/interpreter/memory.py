@@ -160,7 +160,7 @@ def read(view: View, offset: Index, op: ir.Operation, context: Context, mask: Ma
     """The elements at an offset; what nothing wrote is a fault."""
     if isinstance(view, Chosen):
         parts = [View(view.buffer, view.offset, view.shape, view.strides), view.otherwise]
-        return merge(view.condition, *(read(v, offset, op, context, mask) for v in parts))
+        return np.asarray(merge(view.condition, *(read(v, offset, op, context, mask) for v in parts)))
     buffer = view.buffer
     if buffer.data.size == 0:  # no lane gets here
         return np.zeros(np.shape(offset), buffer.data.dtype)

@@ -125,7 +125,7 @@ def _stored_as(node: Node, values: Mapping[Node, Value]) -> tuple[int, ...] | No
     x = values.get(node)
     if isinstance(x, Tensor) and x.formula is not None:
         same = (n for n in node.all_input_nodes if _same_layout(n.meta.get("val"), node.meta.get("val")))
-        return next((order for n in same if (order := _stored_as(n, values)) is not None), None)
+        return next((known for n in same if (known := _stored_as(n, values)) is not None), None)
     if not isinstance(x, Tensor) or x.positions is None:
         return None
     names, order, parts = positions(x.shape, "d"), list[int](), list[ix.Index]()
