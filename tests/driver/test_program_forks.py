@@ -20,7 +20,7 @@ SPLIT = """op f(x: f32[16, 131072]) -> (y: f32[16], z: f32[131072]) {
     y[i] = sum[j](x[i, j])
     z[j] = sum[i](x[i, j] * y[i])
 }"""
-PRODUCTS = """op f(g: bf16[4096, 768], x: bf16[4096, 768], w: bf16[768, 768]) -> (dw: bf16[768, 768], dx: bf16[4096, 768]) {
+PRODUCTS = """op f(g: bf16[32768, 512], x: bf16[32768, 512], w: bf16[512, 512]) -> (dw: bf16[512, 512], dx: bf16[32768, 512]) {
     p[i, j]: bf16 = g[i, j] * g[i, j]
     dw[j, k] = sum[i](p[i, j] * x[i, k])
     dx[i, k] = sum[j](p[i, j] * w[j, k])

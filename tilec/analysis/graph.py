@@ -401,8 +401,8 @@ def _contraction(node: Node) -> Contraction | None:
 
 def element_bytes(type_: mlir.Element | ir.Type) -> int:
     """Of an element type, or of the elements of a shaped type."""
-    element: Any = ir.ShapedType(type_).element_type if isinstance(type_, ir.ShapedType) else type_
-    return 8 if isinstance(element, ir.IndexType) else max(1, element.width // 8)
+    element = ir.ShapedType(type_).element_type if isinstance(type_, ir.ShapedType) else type_
+    return max(1, element.width // 8) if isinstance(element, ir.IntegerType | ir.FloatType) else 8  # an index
 
 
 def dims_of(value: ir.Value, node: Node) -> frozenset[int]:

@@ -271,7 +271,7 @@ class ChainTimes(Group, name="contraction_chain", kind="cuda"):
         stands="measured: with fewer, ptxas makes the products of two gradients of attention wait for each other",
     )
     at_once_registers: int = number(
-        "more registers for data where a step's weights are multiplied at once", least=0, without=0,
+        "more registers for data where a step's weights are multiplied at once", least=0,
         stands="measured: the most with which ptxas does not spill in two gradients of attention",
     )
     gathered_registers: int = number(
