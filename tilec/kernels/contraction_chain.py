@@ -67,7 +67,7 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
     )  # fmt: skip
     at_once: bool | None = option(
         "by `wgmma`, weights are multiplied before the next step's scores are, which takes fewer registers; else the products of a "
-        "step's weights run while the next step's are computed", default=None, off=False,
+        "step's weights run while the next step's are computed", default=None, off=False, modelled=False,
         shown="{}: weights are multiplied before the next step's scores are",
     )  # fmt: skip
     longest_first: bool = option(
