@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 from typing import Any
 
+ENDING_S = 20.0  # for processes that end while a row waits to be timed
 SPARE = 4 << 30  # bytes of a GPU's memory that no row asks for: contexts of processes, and what libraries take
 
 
@@ -26,6 +27,9 @@ def alone() -> Iterator[None]:
         holder.write_text(str(os.getpid()))
         try:
             _signal(stopped, signal.SIGSTOP)
+            end = time.monotonic() + ENDING_S
+            while any(map(_runs, stopped)) and time.monotonic() < end:
+                time.sleep(0.01)
             yield
         finally:
             total = _stopped_s() + time.perf_counter() - start
@@ -47,6 +51,16 @@ def _signal(processes: set[int], number: signal.Signals) -> None:
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, number)
+
+
+def _runs(process: int) -> bool:
+    """Whether a process neither is stopped nor has ended. One that ends gives its memory back, for which the driver makes others
+    wait."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "TZX"
 
 
 def _others() -> set[int]:
