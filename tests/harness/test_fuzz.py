@@ -97,6 +97,12 @@ def test_programs_that_once_failed(name):
     expect(case, specialised(case), results, "cpu")
 
 
+@pytest.mark.parametrize("name", ["10", "107", "176"])
+def test_packs_and_blocks_that_once_failed(name):
+    """Lines that go on behind what is read of them, and a remainder whose range was looked for without an end."""
+    run("matrix", 88231, name)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_programs_that_once_failed_on_the_gpu(name):

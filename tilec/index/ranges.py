@@ -46,6 +46,8 @@ def _by_parts(facts: Known, x: Term) -> Iterator[Ends]:
     compound = [leaf for leaf in x.leaves if leaf.args and leaf.op != "call"]
     few = len(compound) <= FEW
     for c, z, k, other in remainders(x, few):
+        if any(leaf.op in ("min", "if") and leaf not in x.leaves for leaf in other.leaves):
+            continue  # whose values bring back what is gone, with larger factors, without an end
         zs, ks = facts.bounds(z), facts.bounds(k)
         if ks[0] > 0:
             most = min(ks[1] - 1, zs[1] if zs[0] >= 0 else inf)

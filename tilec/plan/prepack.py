@@ -251,6 +251,8 @@ def _stored_in_order(
     rank = sum(node.extents[d] > 1 for d in p.dims)
     if whole % (WIDE // size) or rank > RANK or _unfolds(node, p) or (padded and kind == bf16_split.KIND):
         return None
+    if padded and any(o.name == "tensor.extract" for o in mlir.slice_of(mlir.body_of(node.op), value)):
+        return None  # what is read at subscripts may go on behind the line
     if padded:
         p = replace(p, extents=tuple(whole if d == numbers[line] else node.extents[d] for d in p.dims))
     return Operand("tma", 1, pieces="async", unaligned=whole * size % LINE != 0), [p]
