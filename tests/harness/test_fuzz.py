@@ -97,10 +97,11 @@ def test_programs_that_once_failed(name):
     expect(case, specialised(case), results, "cpu")
 
 
-@pytest.mark.parametrize("name", ["10", "107", "176"])
-def test_packs_and_blocks_that_once_failed(name):
-    """Lines that go on behind what is read of them, and a remainder whose range was looked for without an end."""
-    run("matrix", 88231, name)
+@pytest.mark.parametrize("seed, name", [(88231, "10"), (88231, "107"), (88231, "176"), (91177, "234")])
+def test_packs_and_blocks_that_once_failed(seed, name):
+    """Lines that go on behind what is read of them, a remainder whose range was looked for without an end, and a factor that was
+    to be stored as it lies."""
+    run("matrix", seed, name)
 
 
 @pytest.mark.gpu

@@ -239,6 +239,9 @@ def _stored_in_order(
     if found is not None and found.access.exact and not (made is not None and made.inlined) and _is_stored(found, kind):
         longer = replace(found, extents={**found.extents, line: whole})
         stored, order = in_order(longer, own, line, size)
+        moved = [p for p in order if found.access.shape[p] > 1]
+        if moved == sorted(moved) and not stored.zeros and str(found.access.element) == ELEMENTS.get(kind, kind):
+            return now, []  # it lies so: a copy of it would be no kernel
         boxed = stored.is_box((*own, line), {line: LINE // size}) and stored.offset(line) % (WIDE // size) == 0
         pieces = "async" if stored.is_pieces(line, None, WIDE // size) else ""
         ends = stored.shape[-1] - stored.zeros == node.extents[numbers[line]]  # else other elements follow, not zeros
@@ -255,6 +258,8 @@ def _stored_in_order(
         return None  # what is read at subscripts may go on behind the line
     if padded:
         p = replace(p, extents=tuple(whole if d == numbers[line] else node.extents[d] for d in p.dims))
+    if _lies_so(node, p, graph):
+        return now, []
     return Operand("tma", 1, pieces="async", unaligned=whole * size % LINE != 0), [p]
 
 
