@@ -12,7 +12,6 @@ CONSTANTS = {"pi": math.pi, "tau": math.tau, "e": math.e}
 """Names that stand for numbers where a program defines nothing of the name. (`inf` and `nan` are words of the language.)"""
 
 
-
 def rename(expr: ast.Expr, names: dict[str, str]) -> ast.Expr:
     """The expression with free indices renamed."""
     match expr:

@@ -175,7 +175,6 @@ class _Cut:
             linalg.YieldOp([total])
         return made.results[0]
 
-
     def _concatenated(self, op: ir.Operation) -> ir.Value:
         """The result of an operation from those of the pieces, beside each other along its one dimension."""
         type_ = ir.ShapedType(op.results[0].type)
