@@ -13,7 +13,8 @@ from math import gcd
 
 from tilec.dsl import ast
 from tilec.dsl.ast import replace
-from tilec.dsl.flat import Program, cost, factors, written
+from tilec.dsl.flat import Program, cost, factors
+from tilec.dsl.index_terms import expression_of
 from tilec.dsl.specialise import Specialised
 from tilec.index.terms import Term
 
@@ -30,7 +31,7 @@ def with_batches(op: Specialised, kept: Set[str] = frozenset()) -> Specialised:
             return ast.with_children(expr, tuple(value(child, equation) for child in ast.children(expr)))
         first, others = program.terms[equation, id(expr)][0], expr.subscripts[1:]
         assert first is not None, "it is arithmetic in all reads of an input that has a length"
-        pair = (written(x, expr) for x in _pair(first, lengths[expr.tensor]))
+        pair = (expression_of(x, expr.span) for x in _pair(first, lengths[expr.tensor]))
         return replace(expr, subscripts=(*pair, *(value(s, equation) for s in others)))
 
     inputs = tuple(_reshaped(t, lengths) for t in op.inputs)

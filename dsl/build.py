@@ -14,20 +14,25 @@ simple form to fuse and tile, and still see each subscript as an `affine.apply` 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import Span
 from tilec.core.dtypes import BOOL, I64, DType
-from tilec.core.mlir import arith, func, ir, linalg, tensor
+from tilec.core.mlir import arith, func, ir, linalg
 from tilec.core.reductions import REDUCTIONS
+from tilec.core.varying import Varying
 from tilec.dsl import ast, scalars
 from tilec.dsl.ast import replace
 from tilec.dsl.batches import with_batches
 from tilec.dsl.build_body import Body, Index, bare, index_value, projected
+from tilec.dsl.build_sizes import SizeValues, tensor_type
 from tilec.dsl.flat import flattened
+from tilec.dsl.index_terms import in_sizes, range_of, varies
 from tilec.dsl.specialise import Specialised
+from tilec.dsl.varying_sizes import shape_terms
+from tilec.index.terms import term
 
 
 def build(op: Specialised, donated: Sequence[tuple[int, int]] = ()) -> ir.Module:
@@ -36,10 +41,14 @@ def build(op: Specialised, donated: Sequence[tuple[int, int]] = ()) -> ir.Module
 
     Tensors may have fewer dimensions in it, see `flat`, and inputs more, see `batches`.
     """
-    written, op = op, with_batches(flattened(op), {op.inputs[i].name for _, i in donated})
+    written = op
+    if not op.varies:
+        op = with_batches(flattened(op), {op.inputs[i].name for _, i in donated})
     with ir.Location.unknown():
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
+            if op.varies:
+                module.operation.attributes["tilec.sizes"] = _ranges_of(op.varies)
             inputs = [_tensor_type(t) for t in op.inputs]
             outputs = [_tensor_type(t) for t in op.outputs]
             function = func.FuncOp(op.name, (inputs, outputs))
@@ -48,7 +57,7 @@ def build(op: Specialised, donated: Sequence[tuple[int, int]] = ()) -> ir.Module
             if donated:
                 function.attributes["tilec.donated"] = mlir.integers(n for pair in donated for n in pair)
             with ir.InsertionPoint(function.add_entry_block()):
-                builder = Builder({t.name: v for t, v in zip(op.inputs, function.arguments)}, op.sizes)
+                builder = Builder(op, function.arguments)
                 for equation in op.equations:
                     builder.equation(equation)
                 locations.set_statements(module.operation, _statements(op.equations))
@@ -57,18 +66,25 @@ def build(op: Specialised, donated: Sequence[tuple[int, int]] = ()) -> ir.Module
 
 
 def _described(written: Sequence[ast.Tensor], tensors: Sequence[ast.Tensor]) -> ir.Attribute:
-    """Names, and the shapes in the source of tensors that have another one here."""
-    return ir.ArrayAttr.get([
-        ir.DictAttr.get({
-            "tilec.name": mlir.string(t.name),
-            **({"tilec.shape": mlir.integers(ast.extents_of(own))} if own.shape != t.shape else {}),
-        })
-        for own, t in zip(written, tensors)
-    ])  # fmt: skip
+    """Names, the shapes in the source of tensors that have another one here, and the extents of those of which one varies."""
+    found = []
+    for own, t in zip(written, tensors):
+        about: dict[str, ir.Attribute] = {"tilec.name": mlir.string(t.name)}
+        if own.shape != t.shape:
+            about["tilec.shape"] = mlir.integers(ast.extents_of(own))
+        if varies(*(shape := shape_terms(t))):
+            about["tilec.extents"] = ir.ArrayAttr.get([mlir.string(str(in_sizes(x))) for x in shape])
+        found.append(ir.DictAttr.get(about))
+    return ir.ArrayAttr.get(found)
+
+
+def _ranges_of(sizes: Mapping[str, Varying]) -> ir.Attribute:
+    """The sizes that vary: the ends of each one's range, and the number of which it is a multiple."""
+    return ir.DictAttr.get({name: mlir.integers([v.low, v.high, v.multiple]) for name, v in sizes.items()})
 
 
 def _tensor_type(t: ast.Tensor) -> ir.Type:
-    return mlir.tensor_type(ast.extents_of(t), scalars.mlir_type(ast.dtype_of(t)))
+    return tensor_type(shape_terms(t), scalars.mlir_type(ast.dtype_of(t)))
 
 
 def _statements(equations: Sequence[ast.Equation]) -> dict[tuple[str, int, int], str]:
@@ -98,9 +114,11 @@ def _statement(span: Span, around: Span | None) -> str:
 class Builder:
     """Holds the tensors that exist so far, by name; hoisted reductions get names that no user can write."""
 
-    def __init__(self, tensors: dict[str, ir.Value], sizes: dict[str, int]):
-        self.tensors = dict(tensors)
-        self.sizes = sizes
+    def __init__(self, op: Specialised, arguments: Sequence[ir.Value]):
+        self.shapes = {t.name: shape_terms(t) for t in op.inputs}
+        self.tensors: dict[str, ir.Value] = dict(zip(self.shapes, arguments))
+        self.sizes = op.terms
+        self.values = SizeValues(op.varies, arguments, list(self.shapes.values()))
         self.scope: dict[str, Index] = {}
         self.hoisted = 0
         self.names: dict[str, int] = {}
@@ -111,6 +129,7 @@ class Builder:
         with mlir.location(equation.span):
             value = self.hoist(equation.value, equation.name, whole=equation.indices)
             self.tensors[equation.name] = self.pointwise(equation.name, equation.indices, value)
+            self.shapes[equation.name] = tuple(self.scope[i].extent for i in equation.indices)
 
     # ---- reductions and scans become operations of their own ---------------------------------------------------------
 
@@ -173,7 +192,7 @@ class Builder:
         outer = dims[: len(free)]
         if expr.kind in ("argmax", "argmin"):
             return self.arg_reduce(name, dims, len(free), expr, body)
-        if any(d.extent == 0 for d in dims[len(free) :]):  # a reduction of nothing is a constant from the beginning
+        if any(d.extent is term(0) for d in dims[len(free) :]):  # a reduction of nothing is a constant from the beginning
             nothing = ast.Number(row.identity(body.dtype), body.dtype)
             return self.operation(name, outer, [], nothing, [self.empty(outer, body.dtype)], [kept], lambda v, _: [v])[
                 0
@@ -200,7 +219,7 @@ class Builder:
         indices = mlir.fill(scalars.number(2**63 - 1, I64), self.empty(dims[:outer], I64))
 
         def combine(value: ir.Value, states: list[ir.Value]) -> list[ir.Value]:
-            index = index_value(dims, outer)
+            index = index_value(dims, outer, self.values)
             return combine_arg(kind, (value, index), (states[0], states[1]), body.dtype)
 
         attributes = {"tilec.reduce": mlir.string(expr.kind)}
@@ -246,7 +265,7 @@ class Builder:
         for key, attribute in (attributes or {}).items():
             op.attributes[key] = attribute
         with ir.InsertionPoint(block):
-            body = Body(self.tensors, self.sizes, dims, dict(zip(operands, block.arguments)))
+            body = Body(self, dims, dict(zip(operands, block.arguments)))
             result = body.value(value)
             linalg.YieldOp(combined(result, list(block.arguments)[len(inputs) :]))
         return list(op.results)
@@ -260,12 +279,12 @@ class Builder:
         """The accesses that can be operands: distinct bare indices over the full extent of the subscripted dimension."""
         found: dict[tuple[str, tuple[int, ...]], None] = {}
         for expr in ast.traverse(value):
-            if isinstance(expr, ast.Access) and (picked := projected(expr, dims, self.tensors)) is not None:
+            if isinstance(expr, ast.Access) and (picked := projected(expr, dims, self.shapes)) is not None:
                 found[expr.tensor, picked] = None
         return list(found)
 
     def empty(self, dims: list[Index], dtype: DType) -> ir.Value:
-        return tensor.empty([d.extent for d in dims], scalars.mlir_type(dtype))
+        return self.values.empty(tuple(d.extent for d in dims), scalars.mlir_type(dtype))
 
 
 # ---- combining states: one place for builder and passes --------------------------------------------------------------
@@ -322,7 +341,7 @@ def _guarded(expr: ast.Expr, condition: ast.Expr) -> ast.Expr:
 
 
 def _index(r: ast.Range) -> Index:
-    return Index(r.index, ast.number_of(r.low), ast.number_of(r.high))
+    return Index(r.index, *range_of(r))
 
 
 def _ranges(expr: ast.Expr) -> tuple[ast.Range, ...]:

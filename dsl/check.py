@@ -70,7 +70,7 @@ def elaborate_open(op: ast.Op, module: Module, report: Report, sizes: Mapping[st
     for tensor in op.inputs:
         shape: tuple[Term, ...] | None = tuple(size(f"{tensor.name}.{k}") for k in range(ranks.get(tensor.name, 0)))
         if tensor.shape is not None:
-            shape = declared_shape(tensor, known, report)
+            shape = declared_shape(tensor, known, report, False)
         elif tensor.name not in ranks:
             shape = None
         inputs[tensor.name] = TensorInfo(tensor.name, tensor.dtype, shape, tensor.span)
@@ -98,7 +98,8 @@ class Described:
 class Elaborator(Calls):
     """Takes the statements of one op in order; `run` gives its equations, calls inlined, ranges and types in place.
 
-    `decided` says that all sizes are numbers. `whole`: nothing was left for the time when they are.
+    `decided` says that all sizes are numbers, or vary in known ranges: then all is decided for every number in these. `whole`:
+    nothing was left for the time when they are.
     """
 
     def __init__(
@@ -112,10 +113,10 @@ class Elaborator(Calls):
         self.equations: list[ast.Equation] = []
         self.known: list[tuple[TensorInfo, Mapping[str, ast.Range]]] = []
         self.inliner = Inliner(module, self.tensors, sizes, report)
-        self.ranges = RangeChecker(self.tensors, sizes, report)
-        self.accesses = AccessChecker(self.tensors, sizes, report)
+        self.ranges = RangeChecker(self.tensors, sizes, report, decided)
+        self.accesses = AccessChecker(self.tensors, sizes, report, decided)
         self.spliced: dict[tuple, tuple[list[ast.Equation], int]] = {}
-        self.typer = Typer(self.tensors, sizes, report)
+        self.typer = Typer(self.tensors, sizes, report, decided)
 
     def run(self) -> list[ast.Equation]:
         self._declarations()
@@ -160,7 +161,7 @@ class Elaborator(Calls):
             note = Note("as a size", sizes[name])
             self.report.error(f"`{name}` is both a tensor and a size", seen[name], [note])
         for tensor in self.op.outputs:
-            shape = None if tensor.shape is None else declared_shape(tensor, self.sizes, self.report)
+            shape = None if tensor.shape is None else declared_shape(tensor, self.sizes, self.report, self.decided)
             self.results[tensor.name] = TensorInfo(tensor.name, tensor.dtype, shape, tensor.span)
 
     # ---- equations ----

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from tilec.core.diagnostics import Note
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, free_indices, text_of
-from tilec.dsl.index_terms import IndexTerms, implied, is_open, range_of
+from tilec.dsl.index_terms import IndexTerms, implied, in_sizes, is_open, range_of, varies
 from tilec.index.exact import Domain
 from tilec.index.facts import NONE, Facts
 from tilec.index.terms import Cond, Leaf, Term, index
@@ -55,8 +55,8 @@ class _Here:
 class AccessChecker:
     """Accesses of one op's equations; with names for sizes it refuses only accesses that are always wrong."""
 
-    def __init__(self, tensors: Mapping[str, TensorInfo], sizes: Mapping[str, Term], report: Report):
-        self.tensors, self.sizes, self.report = tensors, sizes, report
+    def __init__(self, tensors: Mapping[str, TensorInfo], sizes: Mapping[str, Term], report: Report, decided: bool):
+        self.tensors, self.sizes, self.report, self.decided = tensors, sizes, report, decided
 
     def prove(self, equation: ast.Equation, ranges: Mapping[str, ast.Range]) -> ast.Equation:
         """The equation with `guarded` set on accesses; an access that may fall outside is an error."""
@@ -108,35 +108,44 @@ class AccessChecker:
             affine = here.terms.affine(subscript) is not None  # what is not is checked where it is used
             if affine and _inside(x, extent, here.facts):
                 guarded = True
-            elif (number := extent.constant) is None or not (domain := Domain(here.conditions, here.indices)).decides(x):
+            elif not self._decides(domain := Domain(here.conditions, here.indices), x - extent, here):
                 guarded = True
-                if affine and self._surely_outside(subscript, x, extent, here):
+                if affine and (self.decided or self._surely_outside(subscript, x, extent, here)):
                     self._outside(access, k, x, extent, here)
-            elif not _exactly_inside(Domain(), x, number):
+            elif not _exactly_inside(Domain(), x, extent):
                 guarded = True
-                if affine and not _exactly_inside(domain, x, number):
+                if affine and not _exactly_inside(domain, x, extent):
                     self._outside(access, k, x, extent, here, domain)
         return guarded
+
+    def _decides(self, domain: Domain, x: Term, here: _Here) -> bool:
+        """Whether an integer system decides about a term. A program whose sizes are yet open may still be right."""
+        ends = [e for leaf in here.indices for e in leaf.ends if e is not None]
+        return (self.decided or not varies(x, *ends)) and domain.decides(x)
 
     def _outside(
         self, access: ast.Access, k: int, x: Term, extent: Term, here: _Here, domain: Domain | None = None
     ) -> None:  # fmt: skip
         """Reports an access of which a subscript takes values outside of its dimension."""
         subscript, info = access.subscripts[k], self.tensors[access.tensor]
-        at = text_of(subscript)
+        at, size = text_of(subscript), in_sizes(extent)
         message = f"`{text_of(access)}` may reach outside: the conditions are too many to be weighed. "
-        message += f"Dimension {k} of `{access.tensor}` has size {extent}"
+        message += f"Dimension {k} of `{access.tensor}` has size {size}"
         if domain is None or not domain.limited:
-            low, high = NONE.ends(x) if domain is None else domain.ends(x)
-            message = f"`{text_of(access)}` reaches outside: `{at}` takes the values {low}" + f" to {high}" * (low != high)
-            message += f", and dimension {k} of `{access.tensor}` has size {extent}"
+            open_ = self.decided and varies(x - extent)
+            low, high = NONE.ends(x) if domain is None or open_ else domain.ends(x)
+            low, high = (e if isinstance(e, int | None) else in_sizes(e) for e in (low, high))
+            known = low is not None and high is not None
+            values = f"`{at}` takes the values {low}" + f" to {high}" * (low != high) + ", and " if known else ""
+            message = f"`{text_of(access)}` {'may reach' if open_ else 'reaches'} outside: {values}"
+            message += f"dimension {k} of `{access.tensor}` has size {size}"
         above, below = here.facts.proves(x), here.facts.proves(extent - 1 - x)
         if domain is not None:
-            above, below = domain.is_at_least(x, 0), domain.is_below(x, extent.number)
+            above, below = domain.is_at_least(x, 0), domain.is_below(x, extent)
         if x.constant is not None and x.constant < 0 and not free_indices(subscript, [i.name for i in here.indices]):
-            hint = f"subscripts count from the beginning: the last one is `{extent - 1}`"
+            hint = f"subscripts count from the beginning: the last one is `{size - 1}`"
         else:
-            tests = " and ".join([f"{at} >= 0"] * (not above) + [f"{at} < {extent}"] * (not below))
+            tests = " and ".join([f"{at} >= 0"] * (not above) + [f"{at} < {size}"] * (not below))
             hint = f"write `pad({text_of(access)}, 0)`, or guard it: `… if {tests} else 0`"
         self.report.error(message, access.span, [Note(f"`{access.tensor}` is defined here", info.span)], hint)
 
@@ -160,7 +169,7 @@ def _inside(x: Term, extent: Term, facts: Facts) -> bool:
     return facts.proves(x) and facts.proves(extent - 1 - x)
 
 
-def _exactly_inside(domain: Domain, x: Term, extent: int) -> bool:
+def _exactly_inside(domain: Domain, x: Term, extent: Term) -> bool:
     return domain.is_at_least(x, 0) and domain.is_below(x, extent)
 
 

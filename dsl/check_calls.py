@@ -80,7 +80,7 @@ class Calls:
             return
         callee, home = self.module.ops[call.op]
         for name, result in zip(call.names, callee.outputs):
-            found = declared_shape(result, binding.sizes, self.report)
+            found = declared_shape(result, binding.sizes, self.report, self.decided)
             if found is None:
                 return
             shape = tuple(p if not is_open("?", p) else size(f"{name}.{k}") for k, p in enumerate(found))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from tilec.core.diagnostics import Note, Span
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, free_indices
-from tilec.dsl.index_terms import is_open, names_in, range_of, size_term, to_size
+from tilec.dsl.index_terms import in_sizes, is_open, names_in, range_of, size_term, to_size
 from tilec.dsl.later_uses import LaterUses
-from tilec.index.facts import NONE
+from tilec.index.facts import NONE, maximum
 from tilec.index.terms import Term, term
 
 
@@ -28,8 +28,8 @@ class _Use:
 class RangeChecker:
     """Ranges of the groups of one op."""
 
-    def __init__(self, tensors: Mapping[str, TensorInfo], sizes: Mapping[str, Term], report: Report):
-        self.tensors, self.sizes, self.report = tensors, sizes, report
+    def __init__(self, tensors: Mapping[str, TensorInfo], sizes: Mapping[str, Term], report: Report, decided: bool):
+        self.tensors, self.sizes, self.report, self.decided = tensors, sizes, report, decided
         self.undecided: list[tuple[Term, Term]] = []  # sizes that must be equal, as numbers will tell
 
     # ---- inference ----
@@ -119,8 +119,8 @@ class RangeChecker:
             return None
         if not names_in(low) | names_in(high) <= self._known_sizes():
             return None
-        if (a := low.constant) is not None and (b := high.constant) is not None:
-            high = term(max(a, b))
+        if (self.decided or (high - low).constant is not None) and not NONE.proves(high - low):
+            high = maximum(low, high)
         return ast.Range(range_.index, to_size(low), to_size(high), range_.span)
 
     def _known_sizes(self) -> set:
@@ -129,8 +129,9 @@ class RangeChecker:
     def _declared_agrees(self, range_: ast.Range, use: _Use) -> None:
         written = self._written(range_)
         if written is not None and self._differ(high := range_of(written)[1], use.extent):
-            message = f"`{range_.index}` runs to {high} here, but `{use.tensor}` has {use.extent}"
-            self.report.error(message, range_.span, [Note(f"dimension {use.dimension} is {use.extent}", use.span)])
+            high, extent = in_sizes(high), in_sizes(use.extent)
+            message = f"`{range_.index}` runs to {high} here, but `{use.tensor}` has {extent}"
+            self.report.error(message, range_.span, [Note(f"dimension {use.dimension} is {extent}", use.span)])
 
     def _taken_for_inputs(self, group: list[ast.Equation]) -> list[Note]:
         """The subscripts that the short form takes for inputs, as they are neither on the left side nor reduced over: a
@@ -158,8 +159,8 @@ class RangeChecker:
         first = binding[0]
         for other in binding[1:]:
             if self._differ(first.extent, other.extent):
-                notes = [Note(f"{_dimension(use)} is {use.extent}", use.span) for use in (first, other)]
-                message = f"index `{index}` runs over sizes that differ: {first.extent} and {other.extent}"
+                notes = [Note(f"{_dimension(use)} is {in_sizes(use.extent)}", use.span) for use in (first, other)]
+                message = f"index `{index}` runs over sizes that differ: {in_sizes(first.extent)} and {in_sizes(other.extent)}"
                 named = first.extent.constant is None or other.extent.constant is None
                 hint = "are the subscripts in the right order? "
                 hint += "Sizes that are equal have one name in the types. " if named else ""
@@ -169,9 +170,12 @@ class RangeChecker:
         return ast.Range(index, ast.SizeNumber(0), to_size(first.extent), first.span)
 
     def _differ(self, a: Term, b: Term) -> bool:
-        """Whether two sizes are not the same; open sizes of the short form and quotients may yet turn out so."""
-        if a is b:
+        """Whether two sizes are not the same; open sizes of the short form and quotients may yet turn out so. Those that vary must
+        be the same for all numbers that they may have."""
+        if a is b or (self.decided and NONE.proves(a - b) and NONE.proves(b - a)):
             return False
+        if self.decided:
+            return True
         open_ = is_open(".", a, b) or not all(leaf.is_symbol for x in (a, b) for leaf in x.leaves)
         if not open_ or NONE.proves(a - b - 1) or NONE.proves(b - a - 1):
             return True

@@ -64,12 +64,6 @@ class TensorInfo:
     span: Span
     hoisted: bool = False  # made by inlining: accessed with its own indices only
 
-    @property
-    def extents(self) -> list[int]:
-        """The shape, where all sizes are numbers."""
-        assert self.shape is not None
-        return [extent.number for extent in self.shape]
-
 
 def suggestion(name: str, known: Iterable[str]) -> str | None:
     """`did you mean …?` for a name that nothing is called by."""

@@ -8,8 +8,9 @@ from typing import assert_never
 from tilec.core.diagnostics import Span
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report
-from tilec.dsl.index_terms import size_term
+from tilec.dsl.index_terms import in_sizes, size_term
 from tilec.dsl.notation import written_ranges
+from tilec.index.facts import NONE
 from tilec.index.terms import Term
 
 
@@ -38,7 +39,10 @@ def _add_names(size: ast.Size, names: dict[str, Span]) -> None:
         names.setdefault(found.name, found.span)
 
 
-def declared_shape(tensor: ast.Tensor, sizes: Mapping[str, Term], report: Report) -> tuple[Term, ...] | None:
+def declared_shape(
+    tensor: ast.Tensor, sizes: Mapping[str, Term], report: Report, decided: bool
+) -> tuple[Term, ...] | None:  # fmt: skip
+    """`decided`: sizes have numbers, or vary in known ranges."""
     shape: list[Term] = []
     for size in tensor.shape or ():
         try:
@@ -48,6 +52,9 @@ def declared_shape(tensor: ast.Tensor, sizes: Mapping[str, Term], report: Report
             return None
         if (value := extent.constant) is not None and value < 0:
             report.error(f"the size is {value}", size.span)
+            return None
+        if decided and not NONE.proves(extent):
+            report.error(f"the size is {in_sizes(extent)}, which may be less than 0", size.span)
             return None
         shape.append(extent)
     return tuple(shape)

@@ -15,9 +15,11 @@ from tilec.core.reductions import REDUCTIONS, highest, lowest
 from tilec.dsl import ast
 from tilec.dsl.ast import replace
 from tilec.dsl.check_scope import Report, TensorInfo, text_of
+from tilec.dsl.index_terms import expression_of, range_of
 from tilec.dsl.rewritten import constant_hint
 from tilec.dsl.weak_types import UNKNOWN, WEAK, WEAK_FLOAT, WEAK_INT, default, holds, meet, rounds, wide
-from tilec.index.terms import Term
+from tilec.index.facts import NONE
+from tilec.index.terms import Term, term
 
 _BOOLEAN_REDUCTIONS = ("any", "all")
 
@@ -32,8 +34,8 @@ def accumulator_of(dtype: DType) -> DType:
 class Typer:
     """Types of the equations of one op; indices and sizes are i64."""
 
-    def __init__(self, tensors: Mapping[str, TensorInfo], sizes: Mapping[str, Term], report: Report):
-        self.tensors, self.sizes, self.report = tensors, sizes, report
+    def __init__(self, tensors: Mapping[str, TensorInfo], sizes: Mapping[str, Term], report: Report, decided: bool):
+        self.tensors, self.sizes, self.report, self.decided = tensors, sizes, report, decided
         self.ranges: Mapping[str, ast.Range] = {}
 
     def equation(self, equation: ast.Equation, ranges: Mapping[str, ast.Range], declared: DType | None) -> ast.Equation:
@@ -182,8 +184,7 @@ class Typer:
         tests: list[ast.Expr] = []
         for subscript, extent in zip(access.subscripts, info.shape or ()):
             tests.append(ast.Compare(">=", subscript, ast.Number(0, I64, at), BOOL, at))
-            size = extent.constant if extent.constant is not None else 1
-            tests.append(ast.Compare("<", subscript, ast.Number(size, I64, at), BOOL, at))
+            tests.append(ast.Compare("<", subscript, expression_of(extent, at), BOOL, at))
         condition = tests[0] if tests else ast.Boolean(True, BOOL, at)
         for test in tests[1:]:
             condition = ast.Binary("and", condition, test, BOOL, at)
@@ -322,28 +323,35 @@ class Typer:
             )
         if expr.kind == "mean":
             return self._mean(expr, ranges, body, accumulator)
-        if expr.kind in ("max", "min") and body.dtype.is_integer and 0 in map(_count, ranges):
-            end = REDUCTIONS[expr.kind].identity(body.dtype)  # of nothing: the end of the type that would have been compared
-            return ast.Number(end, accumulator, expr.span)
+        counts = [_count(r) for r in ranges]
+        is_arg, stored = expr.kind.startswith("arg"), body.dtype
         body = self._coerce(body, accumulator)
-        is_arg = expr.kind.startswith("arg")
-        if is_arg and any((n := _count(r)) is not None and n <= 0 for r in ranges):
-            self.report.error(f"`{expr.kind}` over an empty range", expr.span, [_range_note(ranges[0])])
-        dtype = I64 if is_arg else accumulator
-        return replace(expr, ranges=ranges, body=body, accumulator=accumulator, dtype=dtype)
+        empty = [r for r, n in zip(ranges, counts) if n is term(0) or (self.decided and n is not None and not NONE.proves(n - 1))]
+        if is_arg and empty:
+            sometimes = " for some sizes" * (term(0) not in counts)
+            self.report.error(f"`{expr.kind}` over an empty range{sometimes}", expr.span, [_range_note(empty[0], sometimes)])
+        found = replace(expr, ranges=ranges, body=body, accumulator=accumulator, dtype=I64 if is_arg else accumulator)
+        if expr.kind in ("max", "min") and stored.is_integer and empty:
+            # of nothing: the end of the type that would have been compared
+            end = ast.Number(REDUCTIONS[expr.kind].identity(stored), accumulator, expr.span)
+            return end if term(0) in counts else ast.Call(expr.kind, (), (found, end), accumulator, expr.span)
+        return found
 
     def _mean(self, expr: ast.Reduce, ranges: tuple[ast.Range, ...], body: ast.Expr, accumulator: DType) -> ast.Expr:
         """The sum, divided by how many there are. That of integers does not overflow, and is divided as f64 where an f32 does not
         hold it."""
         dtype = divided = accumulator if accumulator.is_float else F32
-        counts = [n for n in map(_count, ranges) if n is not None]
-        count = math.nan if len(counts) < len(ranges) else float(math.prod(max(0, n) for n in counts))
+        counts = [n for n in map(_count, ranges) if n is not None and (self.decided or n.constant is not None)]
+        whole = math.prod(counts, start=term(1))
+        count = math.nan if len(counts) < len(ranges) else float(NONE.bounds(whole)[1])
         if expr.accumulator is None and not accumulator.is_float:
             accumulator = _sum_of_integers(body.dtype, count)
             divided = F32 if _largest(body.dtype) * count <= 1 << 24 else F64
         body = self._coerce(body, accumulator)
         total = replace(expr, kind="sum", ranges=ranges, body=body, accumulator=accumulator, dtype=accumulator)
         number = ast.Number(count, divided, expr.span)
+        if len(counts) == len(ranges) and whole.constant is None:
+            number = ast.Cast(expression_of(whole, expr.span), divided, expr.span)
         return self._coerce(ast.Binary("/", self._coerce(total, divided), number, divided, expr.span), dtype)
 
     def _scan(self, expr: ast.Scan) -> ast.Expr:
@@ -367,12 +375,13 @@ def _negative(expr: ast.Expr) -> bool:
     return isinstance(expr, ast.Number) and expr.value < 0
 
 
-def _count(range_: ast.Range) -> int | None:
-    match range_:
-        case ast.Range(low=ast.SizeNumber(value=low), high=ast.SizeNumber(value=high)):
-            return high - low
-    return None
+def _count(range_: ast.Range) -> Term | None:
+    """How many values its index has."""
+    if range_.low is None or range_.high is None:
+        return None
+    low, high = range_of(range_)
+    return high - low
 
 
-def _range_note(range_: ast.Range) -> Note:
-    return Note(f"`{range_.index}` has no value here", range_.span)
+def _range_note(range_: ast.Range, sometimes: str) -> Note:
+    return Note(f"`{range_.index}` has no value here{sometimes}", range_.span)

@@ -13,15 +13,13 @@ order of its elements.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
-from typing import Literal
 
-from tilec.core.dtypes import I64
 from tilec.dsl import ast
 from tilec.dsl.ast import replace
-from tilec.dsl.index_terms import IndexTerms
+from tilec.dsl.index_terms import IndexTerms, expression_of
 from tilec.dsl.specialise import Specialised
 from tilec.index.answers import remembered
 from tilec.index.facts import NONE
@@ -252,7 +250,7 @@ class _Rewrite:
         if isinstance(expr, ast.Name) and expr.name in self.replaced:
             raise _Worse
         if isinstance(expr, ast.Access) and expr.tensor not in self.program.fixed and self._changes(expr):
-            return replace(expr, subscripts=tuple(written(x, expr) for x in self.subscripts(expr)))
+            return replace(expr, subscripts=tuple(expression_of(x, expr.span) for x in self.subscripts(expr)))
         return ast.with_children(expr, tuple(map(self.value, ast.children(expr))))
 
     def _changes(self, access: ast.Access) -> bool:
@@ -269,24 +267,3 @@ def _index(name: str, low: int, high: int) -> Term:
     """An index; one without a value is taken for one of a single value."""
     return index(name, max(low + 1, high), low)
 
-
-def written(x: Term, at: ast.Access) -> ast.Expr:
-    """A term as an expression, its largest parts first."""
-
-    def binary(op: Literal["+", "*", "//", "%"], left: ast.Expr, right: ast.Expr) -> ast.Expr:
-        return ast.Binary(op, left, right, I64, at.span)
-
-    def number(n: int) -> ast.Expr:
-        return ast.Number(n, I64, at.span)
-
-    remainders, rest = summands(x)
-    parts = [(c.number, str(z), binary("%", written(z, at), number(k.number))) for c, z, k in remainders]
-    for m, f in rest.parts.items():
-        for leaf in m:
-            args = [written(a, at) for a in leaf.args]
-            parts.append((f, str(leaf), binary("//", *args) if args else ast.Name(leaf.name, I64, at.span)))
-    parts.sort(key=lambda part: (-abs(part[0]), part[1]))
-    found = [value if f == 1 else binary("*", value, number(f)) for f, _, value in parts]
-    if rest.number or not found:
-        found.append(number(rest.number))
-    return reduce(lambda a, b: binary("+", a, b), found)

@@ -8,14 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import count
 from math import inf
+from typing import Literal
 
+from tilec.core.diagnostics import Span
 from tilec.core.dtypes import I64
 from tilec.dsl import ast
 from tilec.dsl.notation import arithmetic
 from tilec.index.facts import NONE, choose, has_index, maximum, minimum
-from tilec.index.terms import Cond, Leaf, Term, at_least, below, call, equal, size, term
+from tilec.index.terms import (
+    Cond,
+    Leaf,
+    Monomial,
+    Term,
+    at_least,
+    below,
+    call,
+    equal,
+    leaf_of,
+    size,
+    summands,
+    term,
+    total,
+)  # fmt: skip
 
 _MAX_PARTS = 400  # a subscript with larger products is treated like data
 _UNKNOWN = "?"
@@ -206,6 +223,69 @@ def to_size(x: Term) -> ast.Size:
 def names_in(x: Term) -> set[str]:
     """The names of sizes in a term."""
     return {leaf.name for leaf in x.free}
+
+
+def varies(*xs: Term) -> bool:
+    """Whether terms have a size that has no number."""
+    return any(leaf.op == "size" for x in xs for leaf in x.free)
+
+
+def in_sizes(x: Term) -> Term:
+    """A term in the sizes that the program names: one that is a multiple of 8 is 8 times a symbol in proofs.
+
+    8 * M/8 + 1   ->   M + 1
+    """
+    if all(leaf.is_symbol and "/" not in leaf.name for leaf in x.leaves):
+        return x
+    return total([_monomial_in_sizes(m, f) for m, f in x.parts.items()])
+
+
+def _monomial_in_sizes(m: Monomial, f: int) -> Term:
+    found = term(1)
+    for leaf in m:
+        if leaf.is_symbol and "/" in leaf.name:
+            name, _, by = leaf.name.rpartition("/")
+            low, high = (None if e is None else e * int(by) for e in leaf.ends)
+            whole = leaf_of("size", name, (), (low, high))
+            found = found * (whole // int(by) if f % int(by) else whole)
+            f = f if f % int(by) else f // int(by)
+        elif leaf.op in ("//", "min"):
+            args = [in_sizes(a) for a in leaf.args]
+            found = found * (minimum(*args) if leaf.op == "min" else args[0] // args[1])
+        else:
+            found = found * term(leaf)
+    return found * f
+
+
+def expression_of(x: Term, span: Span) -> ast.Expr:
+    """A term as an expression of the language, its largest parts first."""
+
+    def binary(op: Literal["+", "*", "//", "%"], left: ast.Expr, right: ast.Expr) -> ast.Expr:
+        return ast.Binary(op, left, right, I64, span)
+
+    def number(n: int) -> ast.Expr:
+        return ast.Number(n, I64, span)
+
+    def factor(leaf: Leaf) -> ast.Expr:
+        if leaf.is_symbol:
+            return ast.Name(leaf.name, I64, span)
+        args = [written(a) for a in leaf.args]
+        return ast.Call("min", (), tuple(args), I64, span) if leaf.op == "min" else binary("//", *args)
+
+    def written(x: Term) -> ast.Expr:
+        remainders, rest = summands(x)
+        parts = [(c, str(z), binary("%", written(z), written(k))) for c, z, k in remainders]
+        parts += [
+            (term(f), " * ".join(map(str, m)), reduce(lambda a, b: binary("*", a, b), map(factor, m)))
+            for m, f in rest.parts.items() if m
+        ]  # fmt: skip
+        parts.sort(key=lambda part: (-abs(part[0].number), part[1]))
+        found = [e if c is term(1) else binary("*", e, written(c)) for c, _, e in parts]
+        if rest.number or not found:
+            found.append(number(rest.number))
+        return reduce(lambda a, b: binary("+", a, b), found)
+
+    return written(in_sizes(x))
 
 
 def is_open(mark: str, *xs: Term) -> bool:

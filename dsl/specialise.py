@@ -1,21 +1,25 @@
-"""Specialisation: an op of a program with numbers for its sizes, which `build` turns into MLIR."""
+"""Specialisation: an op of a program with numbers for its sizes, or ranges of numbers, which `build` turns into MLIR."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from tilec.core.diagnostics import CallError, TileError
 from tilec.core.dtypes import DType
+from tilec.core.varying import Varying
 from tilec.dsl import ast
 from tilec.dsl.bind import Binding
 from tilec.dsl.check import Described, Elaborator, check_module, elaborate_open
 from tilec.dsl.check_scope import Report, TensorInfo, suggestion
 from tilec.dsl.check_sizes import declared_shape, size_names, subscript_ranks
+from tilec.dsl.index_terms import range_of, to_size
 from tilec.dsl.modules import Loader, load, load_file
 from tilec.dsl.short_doubts import constant_for_input, doubts
 from tilec.dsl.suitable_sizes import multiple, suitable, units_of
+from tilec.dsl.varying_sizes import highest, solved_sizes
+from tilec.index.facts import NONE
 from tilec.index.terms import Term, term
 
 _LIMIT = 1 << 63
@@ -27,7 +31,8 @@ Argument = tuple[DType, tuple[int, ...]]
 class Specialised:
     """One op with numbers for sizes: no calls but scalar functions, every type, range and conversion explicit.
 
-    The equations named as `outputs` are the results; names with a dot come from inlined functions and ops.
+    The equations named as `outputs` are the results; names with a dot come from inlined functions and ops. Where a shape or the end
+    of a range depends on sizes that vary, it is an `ast.SizeTerm`.
     """
 
     name: str
@@ -36,6 +41,12 @@ class Specialised:
     equations: tuple[ast.Equation, ...]
     expects: tuple[ast.Expect, ...]
     sizes: dict[str, int]
+    varies: dict[str, Varying] = field(default_factory=dict)
+
+    @property
+    def terms(self) -> dict[str, Term]:
+        """All sizes by name."""
+        return {name: term(n) for name, n in self.sizes.items()} | {name: v.term(name) for name, v in self.varies.items()}
 
 
 def specialise(
@@ -45,9 +56,11 @@ def specialise(
     sizes: Mapping[str, int] | None = None,
     loader: Loader = load_file,
     checked: bool = False,
+    varies: Mapping[str, Varying] | None = None,
 ) -> Specialised:
     """Binds the sizes of an op from its arguments' shapes and from `sizes`, and elaborates it. `checked`: the whole program, with
-    its sizes left open, has been found without mistakes (`mistakes.read`).
+    its sizes left open, has been found without mistakes (`mistakes.read`). `varies`: sizes that stay open, with their ranges: all
+    that is decided of the program holds for each number in these.
 
     Raises CallError where the arguments do not fit the op, TileError where the program is wrong.
     """
@@ -56,12 +69,17 @@ def specialise(
         check_module(load(program, report, loader), report)
         _raise(report)
     chosen = choose_op(program, op)
-    bound = _bind(chosen, inputs, dict(sizes or {}))
+    varies = dict(varies or {})
+    bound = _bind(chosen, inputs, dict(sizes or {}), varies)
     try:
         elaborator = program.elaborated.get(chosen.name) or _elaborated(program, chosen, inputs, bound, loader)
     except TileError as error:
         raise _with_multiples(error, program, chosen, bound, loader) from None
     tensors, equations = [elaborator.tensors[t.name] for t in chosen.inputs], elaborator.equations
+    known = {size.name for size in solved_sizes([t.shape or () for t in tensors], varies)}
+    if missing := [name for name in varies if name not in known]:
+        hint = "one dimension of an input is the size, or a multiple of it and a number: `M`, `2 * M + 1`"
+        raise CallError(f"no input tells the size `{missing[0]}`, so that it cannot vary", chosen.span, hint=hint)
     _addressable(tensors, equations, bound)
     outputs = tuple(_tensor(elaborator.tensors[t.name], t) for t in chosen.outputs)
     return Specialised(
@@ -70,7 +88,8 @@ def specialise(
         outputs,
         tuple(equations),
         tuple(s for s in chosen.body if isinstance(s, ast.Expect)),
-        {name: value.number for name, value in bound.items()},
+        {name: value.number for name, value in bound.items() if name not in varies},
+        varies,
     )
 
 
@@ -82,7 +101,7 @@ def _elaborated(
     module = load(program, report, loader)
     tensors: dict[str, TensorInfo] = {}
     for k, tensor in enumerate(op.inputs):
-        dtype, shape = tensor.dtype, declared_shape(tensor, sizes, report) if tensor.shape is not None else None
+        dtype, shape = tensor.dtype, declared_shape(tensor, sizes, report, True) if tensor.shape is not None else None
         if dtype is None or tensor.shape is None:
             assert inputs is not None, "arguments tell what a signature leaves out"
             dtype, shape = dtype or inputs[k][0], shape if tensor.shape is not None else tuple(map(term, inputs[k][1]))
@@ -111,7 +130,7 @@ def accepted_sizes(
 def _accepts(program: ast.Program, op: ast.Op, loader: Loader) -> Callable[[Mapping[str, int]], bool]:
     def accepts(sizes: Mapping[str, int]) -> bool:
         try:
-            bound = _bind(op, None, dict(sizes))
+            bound = _bind(op, None, dict(sizes), {})
             _elaborated(program, op, None, bound, loader)
             return True
         except TileError:
@@ -138,18 +157,19 @@ def _with_multiples(
 def _addressable(inputs: Iterable[TensorInfo], equations: list[ast.Equation], sizes: Mapping[str, Term]) -> None:
     """Offsets are 64-bit integers: no size, and no tensor in bytes, reaches 2^63."""
     for name, value in sizes.items():
-        if value.number >= _LIMIT:
-            raise CallError(f"the size `{name}` is too large: {value.number} is not below 2^63")
+        if (most := highest(value)) >= _LIMIT:
+            raise CallError(f"the size `{name}` is too large: {most} is not below 2^63")
     for equation in equations:
         for r in (*equation.ranges, *ast.bound_in(equation.value)):
-            low, high = map(ast.number_of, ast.ends_of(r))
+            low, high = (NONE.bounds(x)[end] for end, x in enumerate(range_of(r)))
             if max(abs(low), abs(high)) >= _LIMIT:
                 message = f"`{r.index}` runs from {low} to {high}, beyond integers of 64 bits"
                 raise CallError(message, r.span)
-    shapes = [(t.name, t.dtype, t.extents, t.span) for t in inputs]
-    shapes += [(e.name, e.dtype, [ast.number_of(r.high) for r in e.ranges], e.span) for e in equations]
-    for name, dtype, shape, span in shapes:
+    shapes = [(t.name, t.dtype, t.shape or (), t.span) for t in inputs]
+    shapes += [(e.name, e.dtype, [range_of(r)[1] for r in e.ranges], e.span) for e in equations]
+    for name, dtype, extents, span in shapes:
         assert dtype is not None, "every type is known now"
+        shape = [highest(x) for x in extents]
         if prod(shape) * dtype.bytes >= _LIMIT:
             raise CallError(f"`{name}` is too large: no memory holds {dtype}{shape}", span)
 
@@ -160,8 +180,8 @@ def _raise(report: Report) -> None:
 
 
 def _tensor(info: TensorInfo, declared: ast.Tensor) -> ast.Tensor:
-    shape = tuple(map(ast.SizeNumber, info.extents))
-    return ast.Tensor(info.name, info.dtype, shape, declared.span)
+    assert info.shape is not None
+    return ast.Tensor(info.name, info.dtype, tuple(map(to_size, info.shape)), declared.span)
 
 
 def choose_op(program: ast.Program, name: str | None) -> ast.Op:
@@ -182,13 +202,16 @@ def _list(ops: Mapping[str, ast.Op]) -> str | None:
     return "it has " + ", ".join(f"`{name}`" for name in ops) if ops else None
 
 
-def _bind(op: ast.Op, inputs: Sequence[Argument] | None, given: dict[str, int]) -> dict[str, Term]:
-    """Every size as a number."""
+def _bind(
+    op: ast.Op, inputs: Sequence[Argument] | None, given: dict[str, int], varies: dict[str, Varying]
+) -> dict[str, Term]:  # fmt: skip
+    """Every size as a number, or as the term of one that varies. A range of one number is that number."""
     known = size_names(op)
-    for name, value in given.items():
+    for name in (*given, *varies):
         if name not in known:
             message = f"`{op.name}` has no size `{name}`"
             raise CallError(message, op.span, hint=suggestion(name, known) or _sizes_hint(known))
+    for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise CallError(f"the size `{name}` must be a whole number >= 0, not {value!r}")
     binding = Binding(op, given)
@@ -203,11 +226,25 @@ def _bind(op: ast.Op, inputs: Sequence[Argument] | None, given: dict[str, int]) 
     binding.solve()
     for conflict in binding.conflicts:
         raise CallError(conflict.message, conflict.span, conflict.notes)
+    for name, v in list(varies.items()):
+        _varies_so(name, v, binding.sizes.get(name, term(v.low)))
+        if v.low == v.high:
+            del varies[name]
+        binding.sizes[name] = term(v.low) if v.low == v.high else v.term(name)
     missing = [*binding.missing, *(n for n in known if n not in binding.sizes)]
     if missing:
         hint = "give them by name: `sizes={" + ", ".join(f'"{name}": …' for name in missing) + "}`"
         raise CallError(f"{not_known(missing)} not known", known[missing[0]], hint=hint)
     return binding.sizes
+
+
+def _varies_so(name: str, v: Varying, value: Term) -> None:
+    """Whether its range has numbers, and the one of a call, if it has one."""
+    if v.low < 0 or v.multiple < 1 or v.low % v.multiple or v.high % v.multiple or v.low > v.high:
+        hint = "a range is from 0 on, not empty, and begins and ends with multiples of its step"
+        raise CallError(f"`{name}` cannot vary in {v}", hint=hint)
+    if (number := value.constant) is not None and not v.has(number):
+        raise CallError(f"`{name}` is {number}, which is not in its range, {v}")
 
 
 def not_known(missing: Sequence[str]) -> str:

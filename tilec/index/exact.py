@@ -13,7 +13,7 @@ from itertools import product
 
 from tilec.index.facts import NONE
 from tilec.index.integer_systems import MOST_WORK, Row, TooMuch, Work, has_solution
-from tilec.index.terms import Cond, Leaf, Term
+from tilec.index.terms import Cond, Leaf, Term, term
 
 _MOST_CASES = 64  # docs/language.md, "Ranges", has this number
 _MOST_SYSTEMS = 256
@@ -36,15 +36,16 @@ class Domain:
         """Whether a limit was met, so that what was not proved may hold all the same."""
 
     def decides(self, x: Term) -> bool:
-        """Whether the ends of all indices are numbers."""
-        return all(e is not None and e.constant is not None for leaf in {*self._symbols, *x.free} for e in leaf.ends)
+        """Whether the ends of all indices are numbers, or sums of multiples of sizes, whose own ends are."""
+        return all(e is not None and _is_sum(e) for leaf in _with_ends({*self._symbols, *x.free}) for e in leaf.ends)
 
     def is_at_least(self, x: Term, least: int) -> bool:
         """Whether it is, where the conditions hold. False where that is not known, too."""
         return self._never(x, lambda s: _plus(s, -1, least - 1))
 
-    def is_below(self, x: Term, end: int) -> bool:
-        return self._never(x, lambda s: _plus(s, 1, -end))
+    def is_below(self, x: Term, end: int | Term) -> bool:
+        number = end if isinstance(end, int) else end.constant
+        return self._never(x - end, lambda s: s) if number is None else self._never(x, lambda s: _plus(s, 1, -number))
 
     def ends(self, x: Term) -> tuple[int, int]:
         """The least and the greatest value here, as far as it is known, of a term whose ends are known."""
@@ -93,11 +94,11 @@ class Domain:
 
     def _within(self) -> Iterator[Row]:
         """The inequalities of the indices."""
-        for leaf in sorted(self._symbols, key=lambda leaf: leaf.order):
+        for leaf in sorted(_with_ends(self._symbols), key=lambda leaf: leaf.order):
             low, high = leaf.ends
-            if low is not None and high is not None:
-                yield {leaf.name: 1}, -low.number
-                yield {leaf.name: -1}, high.number
+            if low is not None and high is not None and _is_sum(low) and _is_sum(high):
+                yield _row(term(leaf) - low)
+                yield _row(high - term(leaf))
 
     def _defined(self) -> Iterator[Row]:
         """The inequalities of the quotients: by * q <= x <= by * q + by - 1."""
@@ -144,7 +145,7 @@ class Domain:
 
     def _values(self, leaf: Leaf) -> list[_Case] | None:
         if leaf.is_symbol:
-            return [((), ({leaf.name: 1}, 0))]
+            return [((), _row(term(leaf)))]
         if leaf.op == "call" and leaf.name not in ("//", "%"):
             return None
         args = [self._cases(a) for a in leaf.args]
@@ -223,6 +224,25 @@ class Domain:
                 if all(factors or number >= 0 for factors, number in rows):  # not one that numbers alone rule out
                     found.append((*known, *rows))
         return found if len(found) <= _MOST_CASES else self._few(found, [()])
+
+
+def _with_ends(symbols: set[Leaf]) -> set[Leaf]:
+    """And the sizes that their ends are made of."""
+    found, pending = set[Leaf](), list(symbols)
+    while pending:
+        if (leaf := pending.pop()) not in found:
+            found.add(leaf)
+            pending += [x for e in leaf.ends if e is not None for x in e.free]
+    return found
+
+
+def _is_sum(x: Term) -> bool:
+    return all(len(m) < 2 and all(leaf.is_symbol for leaf in m) for m in x.parts)
+
+
+def _row(x: Term) -> _Sum:
+    """A sum of multiples of symbols. A size and an index may have one name."""
+    return {f"{m[0].name} size" if m[0].op == "size" else m[0].name: f for m, f in x.parts.items() if m}, x.number
 
 
 def _parts(when: Cond) -> Iterator[Cond]:

@@ -136,6 +136,16 @@ def _words_by_key(keys: str) -> Type:
     return Type(f"{{{keys}: words}}", wrong)
 
 
+def _numbers_by_key(keys: str, count: int) -> Type:
+    numbers = _numbers(count)
+
+    def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
+        right = isinstance(attribute, ir.DictAttr) and not any(numbers.wrong(op, e.attr) for e in attribute)
+        return None if right else f"a dictionary of lists of {count} whole numbers"
+
+    return Type(f"{{{keys}: {count} numbers}}", wrong)
+
+
 def _by_dim(order: bool = False) -> Type:
     """A number for each dimension of the operation, all different; `order`: they are its dimensions."""
 
@@ -214,6 +224,10 @@ TABLE: tuple[Attribute, ...] = (
               "its name in the source; the names of several results, separated by commas"),
     Attribute("shape", ("argument",), _numbers(), "build", "emit",
               "its shape in the source, of which neighbouring dimensions are merged here, or one is two"),
+    Attribute("sizes", ("module",), _numbers_by_key("size", 3), "build", "emit",
+              "sizes that vary: the least number and the greatest one, and the number of which each is a multiple"),
+    Attribute("extents", ("argument",), _words(), "build", "emit",
+              "its extents over these sizes, where one of them varies, in Python's notation"),
     Attribute("reduce", (_GENERIC,), _word(), "build", "map",
               "its reduction, such as `sum`; several reductions, separated by commas"),
     Attribute("scan", (_GENERIC,), _own_dim(), "build", "map", "a scan, along this dimension"),

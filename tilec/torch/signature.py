@@ -77,7 +77,7 @@ class Signature:
     def _declared(self, tensor: ast.Tensor, rank: int) -> tuple[Term, ...]:
         if tensor.shape is None:
             return tuple(size(f"{tensor.name}.{k}") for k in range(rank))
-        return declared_shape(tensor, self._named, Report()) or ()
+        return declared_shape(tensor, self._named, Report(), False) or ()
 
     def _solved(self) -> tuple[list[_Bind | _Demand], set[str]]:
         """How sizes are found, one after another, and which are. What the call gives (`keywords`) is known."""

@@ -146,12 +146,12 @@ def _input(name: str, array: np.ndarray, parameter: ir.Value, written: tuple[int
     array, shape, dtype = np.asarray(array), shape_of(parameter.type), dtype_of(parameter.type)
     if array.dtype.kind == "u":
         array = array.view(f"i{array.dtype.itemsize}")
-    if array.shape != (written or shape) or array.dtype != dtype:
-        raise CallError(
-            f"'{name}' is {dtype}{list(written or shape)} in the IR, and the array is {array.dtype}{list(array.shape)}"
-        )
+    whole, fits = written or shape, array.dtype == dtype and array.ndim == len(written or shape)
+    if not fits or any(n not in (e, mlir.DYNAMIC) for n, e in zip(whole, array.shape)):
+        wanted = ", ".join("?" if n == mlir.DYNAMIC else str(n) for n in whole)
+        raise CallError(f"'{name}' is {dtype}[{wanted}] in the IR, and the array is {array.dtype}{list(array.shape)}")
     data = np.ascontiguousarray(array).reshape(-1)
-    return View.whole(Buffer(data, None, f"'{name}'", readonly=True), shape)
+    return View.whole(Buffer(data, None, f"'{name}'", readonly=True), shape if written else array.shape)
 
 
 def _output(name: str, parameter: ir.Value) -> View:

@@ -2,6 +2,7 @@ from collections.abc import Sequence
 
 from numba_cuda_mlir._mlir._mlir_libs._mlir.ir import Attribute, InsertionPoint, Location, OpResult, OpView, Type, Value
 from numba_cuda_mlir._mlir.dialects._tensor_ops_gen import CollapseShapeOp as CollapseShapeOp
+from numba_cuda_mlir._mlir.dialects._tensor_ops_gen import DimOp as DimOp
 from numba_cuda_mlir._mlir.dialects._tensor_ops_gen import ExpandShapeOp as ExpandShapeOp
 from numba_cuda_mlir._mlir.dialects._tensor_ops_gen import ExtractOp as ExtractOp
 from numba_cuda_mlir._mlir.dialects._tensor_ops_gen import ExtractSliceOp as ExtractSliceOp

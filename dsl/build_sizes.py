@@ -1,0 +1,78 @@
+"""Sizes that vary, in the IR: their values, and extents that depend on them.
+
+    %M = tensor.dim %x, %c0                                  M, of x: f32[M, 8]
+    %0 = affine.apply ()[s0] -> (s0 * 2 + 1)()[%M]           2 * M + 1
+
+They are made once, at the top of the function. Sizes are the symbols of affine maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+from tilec.core import mlir
+from tilec.core.mlir import affine, ir, tensor
+from tilec.core.varying import Varying
+from tilec.dsl.index_terms import in_sizes
+from tilec.dsl.varying_sizes import Shape, solved_sizes
+from tilec.index.terms import Leaf, Term, term
+
+Symbols = dict[str, int]
+"""The sizes of an affine map, by name: the number of each one's symbol."""
+
+
+class SizeValues:
+    """The values of sizes and of their terms, in the function at whose top one inserts now; `shapes` are those of its arguments."""
+
+    def __init__(self, varies: Mapping[str, Varying], arguments: Sequence[ir.Value], shapes: Sequence[Shape]):
+        self.sizes: dict[str, ir.Value] = {}
+        self._terms: dict[Term, ir.Value] = {}
+        for size in solved_sizes(shapes, varies):
+            value: ir.Value = tensor.DimOp(arguments[size.number], mlir.index(size.dim)).result
+            multiple = varies[size.name].multiple
+            if size.factor != multiple or size.rest is not term(0):
+                symbols = Symbols()
+                rest = ir.AffineDimExpr.get(0) - self.affine(size.rest, symbols)
+                value = self.applied(ir.AffineExpr.get_floor_div(rest, size.factor) * multiple, [value], symbols)
+            self.sizes[size.name] = self._last = value
+
+    def value(self, x: Term | int) -> ir.Value:
+        """The value of a term of sizes: of a number, a constant where it is used."""
+        x = in_sizes(term(x))
+        if x.constant is not None:
+            return mlir.index(x.constant)
+        if (leaf := x.leaf) is not None and leaf.name in self.sizes:
+            return self.sizes[leaf.name]
+        if x not in self._terms:
+            symbols = Symbols()
+            with ir.InsertionPoint.after(mlir.definition(self._last)):
+                self._terms[x] = self._last = self.applied(self.affine(x, symbols), [], symbols)
+        return self._terms[x]
+
+    def empty(self, shape: Shape, element: ir.Type) -> ir.Value:
+        """A tensor without values."""
+        return tensor.empty([self.value(x) if x.constant is None else x.number for x in shape], element)
+
+    def applied(self, expr: ir.AffineExpr, indices: Sequence[ir.Value], symbols: Symbols) -> ir.Value:
+        """The value of an affine expression."""
+        map_ = ir.AffineMap.get(len(indices), len(symbols), [expr])
+        return affine.AffineApplyOp(map_, [*indices, *(self.sizes[name] for name in symbols)]).result
+
+    def affine(self, x: Term, symbols: Symbols) -> ir.AffineExpr:
+        """A term of sizes as an affine expression; sizes that `symbols` lacks are added."""
+        found = ir.AffineConstantExpr.get(0)
+        for m, f in in_sizes(x).parts.items():
+            found = found + reduce(lambda a, b: a * b, (self._leaf(x, symbols) for x in m), ir.AffineConstantExpr.get(f))
+        return found
+
+    def _leaf(self, leaf: Leaf, symbols: Symbols) -> ir.AffineExpr:
+        if leaf.is_symbol:
+            return ir.AffineSymbolExpr.get(symbols.setdefault(leaf.name, len(symbols)))
+        assert leaf.op == "//", f"{leaf} is no sum, product or quotient of sizes"
+        return ir.AffineExpr.get_floor_div(*(self.affine(x, symbols) for x in leaf.args))
+
+
+def tensor_type(shape: Shape, element: ir.Type) -> ir.RankedTensorType:
+    """A type, with `?` for the extents that vary."""
+    return mlir.tensor_type([mlir.DYNAMIC if x.constant is None else x.number for x in shape], element)
