@@ -14,15 +14,15 @@ simple form to fuse and tile, and still see each subscript as an `affine.apply` 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import Span
 from tilec.core.dtypes import BOOL, I64, DType
+from tilec.core.extents import set_sizes
 from tilec.core.mlir import arith, func, ir, linalg
 from tilec.core.reductions import REDUCTIONS
-from tilec.core.varying import Varying
 from tilec.dsl import ast, scalars
 from tilec.dsl.ast import replace
 from tilec.dsl.batches import with_batches
@@ -47,13 +47,13 @@ def build(op: Specialised, donated: Sequence[tuple[int, int]] = ()) -> ir.Module
     with ir.Location.unknown():
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
-            if op.varies:
-                module.operation.attributes["tilec.sizes"] = _ranges_of(op.varies)
             inputs = [_tensor_type(t) for t in op.inputs]
             outputs = [_tensor_type(t) for t in op.outputs]
             function = func.FuncOp(op.name, (inputs, outputs))
             function.attributes["arg_attrs"] = _described(written.inputs, op.inputs)
             function.attributes["res_attrs"] = _described(written.outputs, op.outputs)
+            if op.varies:
+                set_sizes(function.operation, op.varies)
             if donated:
                 function.attributes["tilec.donated"] = mlir.integers(n for pair in donated for n in pair)
             with ir.InsertionPoint(function.add_entry_block()):
@@ -76,11 +76,6 @@ def _described(written: Sequence[ast.Tensor], tensors: Sequence[ast.Tensor]) -> 
             about["tilec.extents"] = ir.ArrayAttr.get([mlir.string(str(in_sizes(x))) for x in shape])
         found.append(ir.DictAttr.get(about))
     return ir.ArrayAttr.get(found)
-
-
-def _ranges_of(sizes: Mapping[str, Varying]) -> ir.Attribute:
-    """The sizes that vary: the ends of each one's range, and the number of which it is a multiple."""
-    return ir.DictAttr.get({name: mlir.integers([v.low, v.high, v.multiple]) for name, v in sizes.items()})
 
 
 def _tensor_type(t: ast.Tensor) -> ir.Type:

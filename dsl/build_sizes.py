@@ -9,7 +9,6 @@ They are made once, at the top of the function. Sizes are the symbols of affine 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
 
 from tilec.core import mlir
 from tilec.core.mlir import affine, ir, tensor
@@ -61,9 +60,12 @@ class SizeValues:
 
     def affine(self, x: Term, symbols: Symbols) -> ir.AffineExpr:
         """A term of sizes as an affine expression; sizes that `symbols` lacks are added."""
-        found = ir.AffineConstantExpr.get(0)
+        found: ir.AffineExpr = ir.AffineConstantExpr.get(0)
         for m, f in in_sizes(x).parts.items():
-            found = found + reduce(lambda a, b: a * b, (self._leaf(x, symbols) for x in m), ir.AffineConstantExpr.get(f))
+            product: ir.AffineExpr = ir.AffineConstantExpr.get(f)
+            for leaf in m:
+                product = product * self._leaf(leaf, symbols)
+            found = found + product
         return found
 
     def _leaf(self, leaf: Leaf, symbols: Symbols) -> ir.AffineExpr:

@@ -349,7 +349,7 @@ class Typer:
             divided = F32 if _largest(body.dtype) * count <= 1 << 24 else F64
         body = self._coerce(body, accumulator)
         total = replace(expr, kind="sum", ranges=ranges, body=body, accumulator=accumulator, dtype=accumulator)
-        number = ast.Number(count, divided, expr.span)
+        number: ast.Expr = ast.Number(count, divided, expr.span)
         if len(counts) == len(ranges) and whole.constant is None:
             number = ast.Cast(expression_of(whole, expr.span), divided, expr.span)
         return self._coerce(ast.Binary("/", self._coerce(total, divided), number, divided, expr.span), dtype)

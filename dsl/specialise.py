@@ -24,7 +24,7 @@ from tilec.index.terms import Term, term
 
 _LIMIT = 1 << 63
 
-Argument = tuple[DType, tuple[int, ...]]
+Argument = tuple[DType, tuple[int | Term, ...]]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def specialise(
         _raise(report)
     chosen = choose_op(program, op)
     varies = dict(varies or {})
-    bound = _bind(chosen, inputs, dict(sizes or {}), varies)
+    bound = bind(chosen, inputs, dict(sizes or {}), varies)
     try:
         elaborator = program.elaborated.get(chosen.name) or _elaborated(program, chosen, inputs, bound, loader)
     except TileError as error:
@@ -130,7 +130,7 @@ def accepted_sizes(
 def _accepts(program: ast.Program, op: ast.Op, loader: Loader) -> Callable[[Mapping[str, int]], bool]:
     def accepts(sizes: Mapping[str, int]) -> bool:
         try:
-            bound = _bind(op, None, dict(sizes), {})
+            bound = bind(op, None, dict(sizes), {})
             _elaborated(program, op, None, bound, loader)
             return True
         except TileError:
@@ -166,7 +166,7 @@ def _addressable(inputs: Iterable[TensorInfo], equations: list[ast.Equation], si
                 message = f"`{r.index}` runs from {low} to {high}, beyond integers of 64 bits"
                 raise CallError(message, r.span)
     shapes = [(t.name, t.dtype, t.shape or (), t.span) for t in inputs]
-    shapes += [(e.name, e.dtype, [range_of(r)[1] for r in e.ranges], e.span) for e in equations]
+    shapes += [(e.name, e.dtype, tuple(range_of(r)[1] for r in e.ranges), e.span) for e in equations]
     for name, dtype, extents, span in shapes:
         assert dtype is not None, "every type is known now"
         shape = [highest(x) for x in extents]
@@ -202,7 +202,7 @@ def _list(ops: Mapping[str, ast.Op]) -> str | None:
     return "it has " + ", ".join(f"`{name}`" for name in ops) if ops else None
 
 
-def _bind(
+def bind(
     op: ast.Op, inputs: Sequence[Argument] | None, given: dict[str, int], varies: dict[str, Varying]
 ) -> dict[str, Term]:  # fmt: skip
     """Every size as a number, or as the term of one that varies. A range of one number is that number."""

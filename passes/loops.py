@@ -93,20 +93,33 @@ def sum_of(terms: list[tuple[ir.Value, int]], constant: int = 0) -> ir.Value:
     return affine.AffineApplyOp(ir.AffineMap.get(len(kept), 0, [expression]), [v for v, _ in kept]).result
 
 
-def delinearise(number: ir.Value, counts: list[int], names: Sequence[str | None] = ()) -> list[ir.Value]:
+def counts_of(forall: ir.Operation) -> list[int | ir.Value]:
+    """How many blocks there are along each dimension of a loop over blocks."""
+    ends = list(forall.operands)
+    return [ends.pop(0) if n == mlir.DYNAMIC else n for n in ir.DenseI64ArrayAttr(forall.attributes["staticUpperBound"])]
+
+
+def times(a: int | ir.Value, b: int | ir.Value) -> int | ir.Value:
+    """The product of two numbers, one that is computed if one of them is."""
+    if a == 1 or b == 1:
+        return b if a == 1 else a
+    return a * b if isinstance(a, int) and isinstance(b, int) else arith.muli(mlir.index(a), mlir.index(b))
+
+
+def delinearise(number: ir.Value, counts: Sequence[int | ir.Value], names: Sequence[str | None] = ()) -> list[ir.Value]:
     """A number's digits in the mixed radix `counts`, the last the fastest. With `names` they are called so."""
     digits: list[ir.Value] = []
-    below = 1
+    below: int | ir.Value = 1
     for n in range(len(counts) - 1, -1, -1):
         digit = number if below == 1 else arith.divui(number, mlir.index(below))
         if counts[n] == 1:
             digit = mlir.index(0)
-        elif any(c > 1 for c in counts[:n]):
+        elif any(isinstance(c, ir.Value) or c > 1 for c in counts[:n]):
             digit = arith.remui(digit, mlir.index(counts[n]))
         digits.append(digit)
         if n < len(names):
             locations.named(digit, names[n])
-        below *= counts[n]
+        below = times(below, counts[n])
     return digits[::-1]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilec.core import locations, mlir
+from tilec.core.extents import Extent, empty, loops_of
 from tilec.core.mlir import ir, linalg, tensor
 from tilec.kernels.attributes import carry_over
 from tilec.passes.emit import Body
@@ -62,7 +63,7 @@ def _operands(op: ir.Operation) -> list[Operand]:
 def rebuild(
     op: ir.Operation, dims: Sequence[int] | None = None, operands: Sequence[Operand] | None = None,
     body: Callable[[Anew], Sequence[ir.Value]] = Body.values, *, outputs: Sequence[Operand] | None = None,
-    iterators: Sequence[str] | None = None, extents: Sequence[int] | None = None, name: str | None = None,
+    iterators: Sequence[str] | None = None, extents: Sequence[Extent] | None = None, name: str | None = None,
 ) -> ir.Operation:  # fmt: skip
     """An operation over the dimensions `dims` of another one, in that order, at the insertion point; all that is not given is as
     before. `operands` are its inputs; an empty tensor tells the extents of dimensions that no operand has. `body` yields the
@@ -74,8 +75,8 @@ def rebuild(
     written = operands_out(op) if outputs is None else list(outputs)
     covered = {d for o in (*read, *written) for d in o.dims}
     if missing := [d for d in own if d not in covered]:
-        sizes = mlir.extents_of(op) if extents is None else extents
-        read.append(added(tensor.empty([sizes[d] for d in missing], mlir.type_of("i1")), missing))
+        sizes = loops_of(op) if extents is None else extents
+        read.append(added(empty([sizes[d] for d in missing], mlir.type_of("i1")), missing))
     every = [*read, *written]
     made, block = mlir.generic(
         [o.value.type for o in written if isinstance(o.value.type, ir.RankedTensorType)],

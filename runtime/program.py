@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
+
+Amount: TypeAlias = Any
+"""A number; or, in what serves all sizes of a class, the text of an extent (`tilec/core/varying.py`)."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Temporary:
     """An intermediate tensor: its bytes, and where it begins in the program's workspace, or in the array `within`. `stays_clear`:
     kernels find it zero, and leave it so; the workspace is cleared there once."""
 
-    bytes: int
+    bytes: Amount
     offset: int
     stays_clear: bool = False
     within: Slot | None = None
@@ -32,12 +35,13 @@ class Temporary:
 @dataclass(frozen=True)
 class Step:
     """One launch: kernel and the memory of its parameters in order. `kernel` None copies the first slot to the second, or
-    clears the only one. `name`: what the plan calls the kernel, where one that is equal was compiled under its own name; `renamed`:
-    then messages of that one's checks, and what they are here."""
+    clears the only one. `sizes`: the kernel's parameters behind these. `name`: what the plan calls the kernel, where one that is
+    equal was compiled under its own name; `renamed`: then messages of that one's checks, and what they are here."""
 
     kernel: str | None
     slots: tuple[Slot, ...]
-    bytes: int = 0
+    bytes: Amount = 0
+    sizes: tuple[Amount, ...] = ()
     name: str = ""
     renamed: tuple[tuple[str, str], ...] = ()
 
@@ -60,7 +64,7 @@ class TensorMap:
     parameter: int
     dtype: str
     item_bytes: int
-    shape: tuple[int, ...]
+    shape: tuple[Amount, ...]
     box: tuple[int, ...]
     steps: tuple[int, ...] = ()
     swizzle: int = 128
@@ -70,15 +74,15 @@ class TensorMap:
 class KernelSource:
     """A kernel as Python text. `grid` blocks; `scratch` bytes of private memory a block needs (CPU); `shared` bytes of
     dynamic SRAM and `threads` a block has (CUDA); `sites` are the messages of its run-time checks, by number from 1; `maps`
-    are further parameters, behind the pointers; `cluster` blocks of the grid reach each other's SRAM; of a
-    `persistent` kernel only as many blocks, or clusters, are launched as run at a time, since each goes on to further tiles, and a
-    multiple of that number; those of an
-    `overlap` kernel are placed while the kernel before it ends, and wait for that (CUDA). `inplace`: pairs of parameters, an input
-    and a result, whose elements are made each of the input's at the same place: they may be one memory."""
+    are further parameters, behind the pointers, and so many `sizes` follow; `cluster` blocks of the grid reach each other's SRAM;
+    of a `persistent` kernel only as many blocks, or clusters, are launched as run at a time, since each goes on to further tiles,
+    and a multiple of that number; those of an `overlap` kernel are placed while the kernel before it ends, and wait for that
+    (CUDA). `inplace`: pairs of parameters, an input and a result, whose elements are made each of the input's at the same place:
+    they may be one memory. A program's sizes that vary have texts in it, which `runtime/sized.py` makes numbers."""
 
     name: str
     text: str
-    grid: int
+    grid: Amount
     parameters: int
     threads: int = 1
     scratch: int = 0
@@ -89,6 +93,7 @@ class KernelSource:
     persistent: int = 0
     overlap: bool = False
     inplace: tuple[tuple[int, int], ...] = ()
+    sizes: int = 0
 
     @staticmethod
     def from_json(fields: dict[str, Any]) -> KernelSource:
@@ -152,7 +157,7 @@ class Emitted:
         """Whether any step is given an input."""
         return any(Slot("input", input) in step.slots for step in self.steps)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
     @staticmethod
@@ -169,7 +174,7 @@ class Emitted:
 
 def _step(fields: dict[str, Any]) -> Step:
     slots, renamed = (Slot(**slot) for slot in fields["slots"]), ((old, new) for old, new in fields["renamed"])
-    return Step(**{**fields, "slots": tuple(slots), "renamed": tuple(renamed)})
+    return Step(**{**fields, "slots": tuple(slots), "sizes": tuple(fields["sizes"]), "renamed": tuple(renamed)})
 
 
 def _temporary(fields: dict[str, Any]) -> Temporary:

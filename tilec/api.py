@@ -24,6 +24,7 @@ from tilec.core.dtypes import DTYPES
 from tilec.core.source import read_source
 from tilec.core.target import Target
 from tilec.core.targets import kind_of, load
+from tilec.core.varying import Varying
 from tilec.driver import arguments, fast_call
 from tilec.driver.executable import Executable
 from tilec.driver.executables import build_executable
@@ -35,6 +36,8 @@ from tilec.process.forking import compiling
 from tilec.process.untraced import leave_out
 
 if TYPE_CHECKING:
+    from tilec.driver.by_class import ByClass, Served
+    from tilec.driver.classes import Class
     from tilec.driver.lowering import Lowered
     from tilec.dsl.specialise import Specialised
     from tilec.plan.model import Plan
@@ -50,9 +53,9 @@ class Op:
 
     def __init__(
         self, program: Program, name: str | None, sizes: Mapping[str, int], target: str | None, schedule: Path | None,
-        deferred_checks: bool = False, donated: tuple[tuple[int, int], ...] = (),
+        deferred_checks: bool = False, donated: tuple[tuple[int, int], ...] = (), varies: Mapping[str, Varying] | None = None,
     ):  # fmt: skip
-        self._donated = donated
+        self._donated, self._varies = donated, dict(varies or {})
         self._program, self._sizes, self._deferred_checks = program, dict(sizes), deferred_checks
         self._target, self._schedule = target, schedule
         self._built: dict[tuple, Executable] = {}
@@ -60,6 +63,12 @@ class Op:
         self._fast: tuple[tuple[fast_call.Call, Executable, object], ...] = ()
         self._lock = threading.Lock()
         self._declared = program.op(name)
+        self._by_class = self._made_by_class() if self._varies else None
+
+    def _made_by_class(self) -> ByClass:
+        from tilec.driver.by_class import ByClass
+
+        return ByClass(self._program, self.name, self._sizes, self._varies, self._recipe, self._built_for)
 
     def __reduce__(self) -> tuple[object, ...]:
         """A pickled op is its program's text and its options. The loaded op compiles again, or finds its kernels in the disk
@@ -75,6 +84,7 @@ class Op:
             self._deferred_checks,
             self._donated,
             source.folders,
+            self._varies,
         )
 
     def __copy__(self) -> Op:
@@ -218,7 +228,9 @@ class Op:
             with compiling(), self._lock:
                 found = self._built.get(full)
                 if found is None:
-                    found = self._built[full] = self._build(key, device)
+                    found = self._build(key, device)
+                    if self._by_class is None:
+                        self._built[full] = found
         self._latest = found
         return found
 
@@ -226,6 +238,8 @@ class Op:
         target = self._resolve(device)
         if target.kind == "cpu" and device != "cpu":
             raise CallError(f"target '{target.name}' runs on the CPU, the arguments are on GPU {device}")
+        if self._by_class is not None:
+            return self._by_class.executable(inputs, target)
         return self._built_for(self._recipe(inputs, self._sizes, target))
 
     def _built_for(self, recipe: Recipe) -> Executable:
@@ -234,8 +248,10 @@ class Op:
         executable.deferred_checks = self._deferred_checks
         return executable
 
-    def _recipe(self, inputs: Signature | None, sizes: Mapping[str, int], target: Target) -> Recipe:
-        return Recipe(self._program, self.name, inputs, sizes, target, self._schedule, self._donated)
+    def _recipe(
+        self, inputs: Signature | None, sizes: Mapping[str, int], target: Target, of: Class | None = None
+    ) -> Recipe:  # fmt: skip
+        return Recipe(self._program, self.name, inputs, sizes, target, self._schedule, self._donated, of)
 
     def _resolve(self, device: str | int) -> Target:
         if self._target is not None:
@@ -247,7 +263,10 @@ class Op:
         sizes = arguments.sizes(sizes)
         target = self._resolve("cpu" if self._target is None else "any")
         with compiling(), self._lock:
-            built = self._built_for(self._recipe(None, {**self._sizes, **sizes}, target))
+            if self._by_class is not None:
+                built = self._by_class.executable(None, target, sizes)
+            else:
+                built = self._built_for(self._recipe(None, {**self._sizes, **sizes}, target))
             key = tuple((dtype, shape) for _, dtype, shape in built.compiled.inputs)
             self._latest = self._built[key, "cpu" if target.kind == "cpu" else 0] = built
         return self
@@ -256,7 +275,8 @@ class Op:
         """The op whose calls have results in the memory of inputs, by their numbers. Of such a result only what changes is stored
         (`passes/tensor/slice_updates.py`). It is not for calls by arrays: `build_for` makes what a compiled graph launches."""
         return Op(
-            self._program, self._declared.name, self._sizes, self._target, self._schedule, self._deferred_checks, tuple(pairs)
+            self._program, self._declared.name, self._sizes, self._target, self._schedule, self._deferred_checks, tuple(pairs),
+            self._varies,
         )  # fmt: skip
 
     def recipe_for(self, inputs: Signature, device: str | int) -> Recipe:
@@ -270,6 +290,10 @@ class Op:
         with compiling():
             executable.load()
         return executable
+
+    def classes(self) -> list[Served]:
+        """The classes of sizes that were compiled so far, of an op with `varies`; none of another one."""
+        return self._by_class.served() if self._by_class is not None else []
 
     # ---- looking inside ----------------------------------------------------------------------------------------------
 
@@ -334,9 +358,10 @@ class Op:
 def _restored(
     name: str, text: str, op: str, sizes: Mapping[str, int], target: str | None, schedule: Path | None,
     deferred_checks: bool, donated: tuple[tuple[int, int], ...] = (), folders: tuple[str, ...] = (),
+    varies: Mapping[str, Varying] | None = None,
 ) -> Op:  # fmt: skip
     """The op that was pickled."""
-    return Op(read_program(Source(name, text, folders)), op, sizes, target, schedule, deferred_checks, donated)
+    return Op(read_program(Source(name, text, folders)), op, sizes, target, schedule, deferred_checks, donated, varies)
 
 
 @cache
@@ -349,7 +374,7 @@ def _result_tuple(name: str, fields: tuple[str, ...]) -> Any:
 def compile(
     source: str | Path, *, op: str | None = None, sizes: Mapping[str, int] | None = None, target: str | None = None,
     schedule: str | Path | None = None, deferred_checks: bool = False, path: str | Path | Sequence[str | Path] = (),
-    **unknown: Never,
+    varies: Mapping[str, tuple[int, ...] | Varying] | None = None, **unknown: Never,
 ) -> Op:  # fmt: skip
     """Reads a program and returns its op, ready to call.
 
@@ -359,7 +384,9 @@ def compile(
     beside the program, if there is one. `deferred_checks`: on a GPU, a run-time check that fails (a gather outside its table)
     is raised by a later call or by `Op.check`, as a GPU's own faults are, and no call waits for its kernels. By default the
     call itself waits for its kernels and raises the error. `path`: a folder, or several, in which imports are looked for, too:
-    imports lie below the folder of the file that imports them, or below one of these.
+    imports lie below the folder of the file that imports them, or below one of these. `varies`: sizes whose numbers calls tell,
+    with the least and the greatest of each, and what they are multiples of, if that is not 1: `{"M": (1, 8192)}`. A call with any
+    of these numbers then runs what was compiled for another one, of the same class (`tilec/driver/classes.py`).
 
     Raises TileError for mistakes in the program, all of them, each with its place; CallError for wrong options; TypeError
     for an option that does not exist.
@@ -379,7 +406,7 @@ def compile(
             from tilec.plan.schedule.read import read_schedule
 
             read_schedule(obeyed)  # raises its mistakes
-    return Op(program, op, known, target, obeyed, deferred_checks)
+    return Op(program, op, known, target, obeyed, deferred_checks, varies=arguments.ranges(varies or {}))
 
 
 def _load_compiler(target: str | None) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from math import prod
 
 from tilec.core import mlir
+from tilec.core.extents import emitted, shape_of
 from tilec.core.mlir import bufferization, func, ir, memref
 from tilec.kernels.attributes import carry_over
 from tilec.passes.tensor.slice_updates import POSITION
@@ -143,9 +144,11 @@ def _in_shape(op: ir.OpView, source: ir.Value) -> ir.Value:
 
 def _call(call: ir.Operation, memory: dict[ir.Value, ir.Value]) -> None:
     inputs = list(call.operands)[: len(call.operands) - len(call.results)]
+    given = list(ir.InsertionPoint.current.block.arguments)
     for result in call.results:
         if result not in memory:
-            memory[result] = memref.AllocOp(memory_type(result.type), [], []).result
+            sizes = [emitted(n, given) for n in shape_of(result) if not isinstance(n, int)]
+            memory[result] = memref.AllocOp(memory_type(result.type), sizes, []).result
     with call.location:
         callee = mlir.callee(call)
         carry_over(call, func.CallOp([], callee, [memory[v] for v in (*inputs, *call.results)]))

@@ -20,7 +20,8 @@ from math import isclose, prod
 
 from tilec.analysis.expression import Expr, Reader, Unreadable
 from tilec.core import mlir
-from tilec.core.mlir import arith, ir, tensor
+from tilec.core.extents import empty_like
+from tilec.core.mlir import arith, ir
 from tilec.passes.rebuild import Anew, added, operands_out, rebuild
 
 _LINEAR = {"arith.extf", "arith.negf"}
@@ -132,7 +133,6 @@ def _correct(op: ir.Operation, distance: ir.Value) -> None:
     extents, kinds = mlir.extents_of(op), mlir.iterators_of(op)
     number = prod(e for e, kind in zip(extents, kinds) if kind == "reduction")
     kept, (out,) = mlir.map_dims(mlir.maps_of(op)[-1]), operands_out(op)
-    type_ = ir.RankedTensorType(squares.type)
     with ir.InsertionPoint.after(op), op.location:
         rest = rebuild(op, body=lambda here: [arith.addf(here.value(out.instead), here.value(distance))], name=f"{name}.rest")
         rest.attributes["tilec.reduce"] = op.attributes["tilec.reduce"]
@@ -145,7 +145,7 @@ def _correct(op: ir.Operation, distance: ir.Value) -> None:
             corrected = arith.maximumf(arith.subf(q, share), nothing)
             return [arith.select(arith.cmpf(arith.CmpFPredicate.OLT, q, infinite), corrected, q)]
 
-        target = added(tensor.empty([*type_.shape], type_.element_type), kept)
+        target = added(empty_like(squares), kept)
         made = rebuild(op, kept, read, body, outputs=[target], iterators=["parallel"] * len(kept), name=name)
     squares.replace_all_uses_except(made.results[0], made)
     op.attributes["tilec.name"] = mlir.string(f"{name}.squares")

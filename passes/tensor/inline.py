@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from tilec.core import mlir
+from tilec.core import extents, mlir
 from tilec.core.diagnostics import InternalError
-from tilec.core.mlir import ir, linalg, tensor
+from tilec.core.mlir import ir, linalg
 from tilec.kernels.attributes import carry_over
 from tilec.passes.emit import Body
 from tilec.passes.tensor.merge import clone_with_indices
@@ -142,8 +142,8 @@ class _Expansion:
             if missing := [
                 d for d in range(rank) if d not in covered
             ]:  # a producer's result alone had their extents
-                extents = mlir.extents_of(op)
-                shape = tensor.empty([extents[d] for d in missing], mlir.type_of("i1"))
+                loops = extents.loops_of(op)
+                shape = extents.empty([loops[d] for d in missing], mlir.type_of("i1"))
                 inputs.append((shape, tuple(missing)))
             made, block = mlir.generic(
                 [r.type for r in op.results],

@@ -19,7 +19,8 @@ from collections.abc import Callable
 
 from tilec.analysis.products import factors_of, stored
 from tilec.core import locations, mlir
-from tilec.core.mlir import ir, linalg, tensor
+from tilec.core.extents import empty_like
+from tilec.core.mlir import ir, linalg
 from tilec.core.target import Target
 
 _KEPT = ("arith.negf", "math.absf", "arith.select")  # conversions before them and after them give the same bits
@@ -130,7 +131,7 @@ def _narrow(op: ir.Operation, type_: ir.Type, names: set[str]) -> None:
     body = mlir.body_of(op)
     end = list(body.operations)[-1].operation
     with ir.InsertionPoint(op), op.location:
-        op.operands[len(op.operands) - 1] = tensor.empty(list(shape), type_)
+        op.operands[len(op.operands) - 1] = empty_like(value, type_)
     with ir.InsertionPoint(end), op.location:
         end.operands[0] = ir.Operation.create(convert, results=[type_], operands=[end.operands[0]]).results[0]
     list(body.arguments)[-1].set_type(type_)
@@ -159,7 +160,7 @@ def _epilogue(op: ir.Operation, names: set[str]) -> ir.Operation:
     type_ = ir.RankedTensorType(value.type)
     whole = mlir.projection(type_.rank, range(type_.rank))
     with ir.InsertionPoint.after(op), op.location:
-        out = tensor.empty(list(type_.shape), type_.element_type)
+        out = empty_like(value)
         made, block = mlir.generic([type_], [value], [out], [whole, whole], ["parallel"] * type_.rank)
         with ir.InsertionPoint(block):
             linalg.YieldOp([block.arguments[0]])

@@ -11,10 +11,11 @@ place, `tilec.launch`, the plan's name of it, and `tilec.checks`, its messages b
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from tilec.core import locations, mlir
+from tilec.core import extents, locations, mlir
+from tilec.core.extents import Extent
 from tilec.core.mlir import func, ir, tensor
 from tilec.core.structure import NAMES, structure_of
 
@@ -42,6 +43,7 @@ class Outliner:
         self.made: dict[Hashable, list[_Kernel]] = {}
         self.names: dict[ir.Value, ir.Attribute] = {}  # of the results of calls
         self.moved = set[ir.Value]()
+        self.varies = extents.sizes_of(function)
 
     def outline(self, name: str, ops: list[ir.Operation]) -> None:
         """Has a call make the results of a kernel's operations, and takes these away."""
@@ -53,14 +55,17 @@ class Outliner:
         outputs = [n for n, r in enumerate(made) if any(_outermost(user) not in own for user in mlir.uses(r))]
         structure, inputs = structure_of(*local, *ops, names=_DIFFERENT)
         checks = [ir.StringAttr(op.attributes["msg"]).value for op in inside if op.name == "cf.assert"]
-        isomorphic = self.made.setdefault((structure, tuple(outputs), self._planned(name)), [])
         results = [made[n] for n in outputs]
+        computed = {v: extents.value_of(v) for v in inputs if isinstance(v.type, ir.IndexType)}
+        inputs = tuple(v for v in inputs if v not in computed)
+        shapes = tuple(extents.shape_of(v) for v in (*inputs, *results)) if self.varies else ()
+        isomorphic = self.made.setdefault((structure, tuple(outputs), self._planned(name), shapes, (*computed.values(),)), [])
         with mlir.fused_location(ops):
             kernel = next((k for k in isomorphic if renaming(k.checks, checks) is not None), None)
             if kernel is None:
                 kernel = _Kernel(name, checks)
                 isomorphic.append(kernel)
-                self._function(name, [*local, *ops], inputs, results)
+                self._function(name, [*local, *ops], inputs, results, computed)
             call = self._call(kernel.name, inputs, results)
         if kernel.name != name:
             name_launch(call, name, kernel.checks, checks)
@@ -79,16 +84,21 @@ class Outliner:
         return tuple((entry.name, entry.attr) for entry in ir.DictAttr(self.plan[name]) if entry.name != "predicted_us")
 
     def _function(
-        self, name: str, ops: list[ir.Operation], inputs: tuple[ir.Value, ...], results: list[ir.Value]
-    ) -> None:
+        self, name: str, ops: list[ir.Operation], inputs: tuple[ir.Value, ...], results: list[ir.Value],
+        computed: Mapping[ir.Value, Extent],
+    ) -> None:  # fmt: skip
+        """`computed`: the indices from outside that operations use, which the kernel computes of the extents that it is given."""
         with ir.InsertionPoint(self.function):
             types = [v.type for v in (*inputs, *results)]
             kernel = func.FuncOp(name, (types, [v.type for v in results]))
         kernel.attributes["tilec.kernel"] = ir.UnitAttr.get()
-        kernel.attributes["arg_attrs"] = ir.ArrayAttr.get([self._name(v) for v in (*inputs, *results)])
+        if self.varies:
+            kernel.attributes[extents.SIZES] = self.function.attributes[extents.SIZES]
+        kernel.attributes["arg_attrs"] = ir.ArrayAttr.get([self._described(v) for v in (*inputs, *results)])
         block = kernel.add_entry_block()
         mapping = dict(zip(inputs, block.arguments))
         with ir.InsertionPoint(block):
+            mapping |= {v: extents.emitted(x, list(block.arguments)) for v, x in computed.items()}
             for op in ops:
                 copy = mlir.clone_op(op, mapping)
                 if not mlir.is_generic(op):
@@ -103,7 +113,9 @@ class Outliner:
         for value in inputs:
             self._move_shapes(value)
         with ir.InsertionPoint(self.end):
-            fresh = [tensor.EmptyOp(list(v.type.shape), v.type.element_type).result for v in results]
+            given = list(mlir.entry(self.function).arguments)
+            shapes = [[n if isinstance(n, int) else extents.emitted(n, given) for n in extents.shape_of(v)] for v in results]
+            fresh = [tensor.empty(shape, v.type.element_type) for shape, v in zip(shapes, results)]
             return func.CallOp([v.type for v in results], name, [*inputs, *fresh])
 
     def _move_shapes(self, value: ir.Value) -> None:
@@ -113,6 +125,14 @@ class Outliner:
             self._move_shapes(shape.operands[0])
             shape.move_before(self.end.operation)
             self.moved.add(value)  # further calls come after it
+
+    def _described(self, value: ir.Value) -> ir.Attribute:
+        """The source's name of a tensor, and what it says of its extents where they vary."""
+        if not self.varies or mlir.DYNAMIC not in value.type.shape:
+            return self._name(value)
+        words = [mlir.string(extents.text_of(n, self.varies)) for n in extents.shape_of(value)]
+        own = {e.name: e.attr for e in ir.DictAttr(self._name(value))}
+        return ir.DictAttr.get({**own, extents.EXTENTS: ir.ArrayAttr.get(words)})
 
     def _name(self, value: ir.Value) -> ir.Attribute:
         """The source's name of a tensor: `%0` says little in a kernel that a person reads."""

@@ -19,7 +19,8 @@ from functools import reduce
 from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.products import arguments_of, dims_of, factors_of, leaves_of, narrow, period_of, product_of
 from tilec.core import mlir
-from tilec.core.mlir import arith, ir, tensor
+from tilec.core.extents import empty_like
+from tilec.core.mlir import arith, ir
 from tilec.passes.rebuild import added, operands_in, rebuild
 
 
@@ -73,12 +74,12 @@ def _is_narrow(leaf: ir.Value) -> bool:
 
 def _apply(op: ir.Operation, outside: Sequence[ir.Value]) -> None:
     """Multiplies a sum by factors that are the same for all of its terms."""
-    name, total, type_ = mlir.get_string(op, "tilec.name"), op.results[0], ir.RankedTensorType(op.results[0].type)
+    name, total = mlir.get_string(op, "tilec.name"), op.results[0]
     kept = mlir.map_dims(mlir.maps_of(op)[-1])
     read = {n for leaf in outside for n in arguments_of(mlir.body_of(op), leaf)}
     operands = [added(total, kept), *(o for n, o in enumerate(operands_in(op)) if n in read)]
     with ir.InsertionPoint.after(op), op.location:
-        out = added(tensor.empty(list(type_.shape), type_.element_type), kept)
+        out = added(empty_like(total), kept)
         made = rebuild(
             op, kept, operands, lambda here: [reduce(arith.mulf, map(here.value, [total, *outside]))], outputs=[out],
             name=name or "sum",

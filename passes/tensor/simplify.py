@@ -11,8 +11,8 @@ rsqrt of a sqrt, exp of a log and the like stay as written: they round different
 from __future__ import annotations
 
 from tilec.analysis.rules import rules_for
-from tilec.core import mlir
-from tilec.core.mlir import ir, linalg, tensor
+from tilec.core import extents, mlir
+from tilec.core.mlir import ir, linalg
 from tilec.passes.emit import substitute
 from tilec.passes.rebuild import Anew, operands_in, rebuild, replace
 from tilec.passes.tensor.bounds import fold_bounds
@@ -65,7 +65,7 @@ def _reduce_nothing(op: ir.Operation) -> bool:
     order = {d: n for n, d in enumerate(d for d, k in enumerate(kinds) if k == "parallel")}
     type_ = ir.RankedTensorType(op.results[0].type)
     with ir.InsertionPoint(op), op.location:
-        empty = tensor.EmptyOp(list(type_.shape), type_.element_type).result
+        empty = extents.empty_like(op.results[0])
         target = mlir.projection(len(order), [order[d] for d in mlir.map_dims(out_map)])
         made, block = mlir.generic([type_], [], [empty], [target], ["parallel"] * len(order))
         made.attributes["tilec.name"] = op.attributes["tilec.name"]
@@ -79,9 +79,8 @@ def _reduce_nothing(op: ir.Operation) -> bool:
 def _make_nothing(op: ir.Operation) -> None:
     """Later stages would leave it out, and with it dimensions that the plan of a kernel speaks of."""
     for result in op.results:
-        type_ = ir.RankedTensorType(result.type)
         with ir.InsertionPoint(op), op.location:
-            result.replace_all_uses_with(tensor.EmptyOp(list(type_.shape), type_.element_type).result)
+            result.replace_all_uses_with(extents.empty_like(result))
     op.erase()
 
 
@@ -112,9 +111,8 @@ def _drop_unread(op: ir.Operation) -> bool:
     while (n := _unread(op)) is not None:
         value, kept = mlir.inputs_of(op)[n], _without_inputs(op, {n})
         if kept is op:
-            type_ = ir.RankedTensorType(value.type)
             with ir.InsertionPoint(op), op.location:
-                op.operands[n] = tensor.EmptyOp(list(type_.shape), type_.element_type).result
+                op.operands[n] = extents.empty_like(value)
         op, changed = kept, True
     return changed
 

@@ -17,10 +17,12 @@ one after another: which blocks compute which is for `map` to say.
 from __future__ import annotations
 
 from tilec.core import locations, mlir
+from tilec.core.extents import Extent, emitted, loops_of
 from tilec.core.mlir import affine, ir, scf, tensor
 from tilec.kernels import planned_kernels
 from tilec.passes.rebuild import Anew, operands_in, operands_out, rebuild
 
+Size = ir.Value | int
 LAST_NAMED = 9  # MLIR has names for ten dimensions of blocks; no pass asks for them
 
 
@@ -35,7 +37,7 @@ def _tile_kernel(function: ir.Operation, grid: list[int], sizes: list[int]) -> N
     results = list(ops[-1].operands)
     outs = dict(zip(results, list(block.arguments)[len(block.arguments) - len(results) :]))
     extents = _grid_extents(ops, grid)
-    steps = {d: max(1, min(t, e)) for (d, e), t in zip(extents.items(), sizes)}
+    steps = {d: _step(e, t) for (d, e), t in zip(extents.items(), sizes)}
     tiled: dict[ir.Value, ir.Value] = {}
     with ir.InsertionPoint(ops[-1]), function.location:
         for part in _parts([op for op in ops if mlir.is_generic(op)], grid):
@@ -43,7 +45,7 @@ def _tile_kernel(function: ir.Operation, grid: list[int], sizes: list[int]) -> N
             made = [v for v in results if mlir.definition(v) in part]
             loop = _tile_part(function, part, own, extents, steps, {v: outs[v] for v in made})
             tiled |= zip(made, loop.results)
-    function.attributes[locations.CUT] = mlir.integers(d for d, e in extents.items() if 1 < steps[d] < e)
+    function.attributes[locations.CUT] = mlir.integers(d for d, e in extents.items() if steps[d] not in (1, e))
     ops[-1].erase()
     with ir.InsertionPoint(block):
         mlir.func.ReturnOp([tiled[v] for v in results])
@@ -64,35 +66,49 @@ def _parts(ops: list[ir.Operation], grid: list[int]) -> list[list[ir.Operation]]
     return parts
 
 
+def _step(extent: Extent, tile: int) -> int:
+    """How many values of a dimension a block has."""
+    return max(1, min(tile, extent)) if isinstance(extent, int) else tile
+
+
 def _tile_part(
-    function: ir.Operation, ops: list[ir.Operation], grid: list[int], extents: dict[int, int], steps: dict[int, int],
+    function: ir.Operation, ops: list[ir.Operation], grid: list[int], extents: dict[int, Extent], steps: dict[int, int],
     outs: dict[ir.Value, ir.Value],
 ) -> scf.ForallOp:  # fmt: skip
     """A loop over the blocks of some operations; `outs`: their results, and where these go."""
-    whole, tile = [extents[d] for d in grid], [steps[d] for d in grid]
-    counts = [-(-e // t) for e, t in zip(whole, tile)] or [1]  # a kernel of a single point is a block of its own
+    given = list(mlir.entry(function).arguments)
+    whole = [e if isinstance(e := extents[d], int) else emitted(e, given) for d in grid]
+    tile = [steps[d] for d in grid]
+    counts = [_blocks(e, t) for e, t in zip(whole, tile)] or [1]  # a kernel of a single point is a block of its own
     # Dimensions of one block stay, as they are mapped to something: later stages know them by their place.
     mapping = [ir.Attribute.parse(f"#gpu.block<linear_dim_{min(n, LAST_NAMED)}>") for n in range(len(counts))]
     loop = scf.ForallOp([0] * len(counts), counts, [1] * len(counts), [*outs.values()], mapping=ir.ArrayAttr.get(mapping))
     names = locations.index_names(function)  # a block's number along a dimension is the index where a block has one value of it
-    locations.named(loop, *(names.get(d) and names[d] + "_block" * (s > 1) for d, s in zip(grid, tile)))
+    locations.named(loop, *(names.get(d) and names[d] + "_block" * (s != 1) for d, s in zip(grid, tile)))
     shared = list(loop.regions[0].blocks[0].arguments)[len(counts) :]
     tiler = _Tiler(loop.operation, grid, whole, tile, dict(zip(outs, shared)))
     with ir.InsertionPoint(loop.regions[0].blocks[0]):
         for op in ops:
             tiler.generic(op)
         terminator = scf.InParallelOp()
-        with ir.InsertionPoint(terminator.regions[0].blocks[0]):
-            for value in outs:
-                tiler.insert(value)
+        for value in outs:
+            tiler.insert(value, terminator)
     return loop
 
 
-def _grid_extents(ops: list[ir.Operation], grid: list[int]) -> dict[int, int]:
-    found: dict[int, int] = {}
+def _blocks(extent: Size, step: int) -> Size:
+    """How many blocks there are along a dimension."""
+    if isinstance(extent, int):
+        return -(-extent // step)
+    blocks = ir.AffineExpr.get_ceil_div(ir.AffineSymbolExpr.get(0), step)
+    return affine.AffineApplyOp(ir.AffineMap.get(0, 1, [blocks]), [extent]).result
+
+
+def _grid_extents(ops: list[ir.Operation], grid: list[int]) -> dict[int, Extent]:
+    found: dict[int, Extent] = {}
     for op in ops:
         if mlir.is_generic(op):
-            found.update(zip(mlir.get_integers(op, "tilec.dims"), mlir.extents_of(op)))
+            found.update(zip(mlir.get_integers(op, "tilec.dims"), loops_of(op)))
     return {d: found[d] for d in grid}
 
 
@@ -103,7 +119,7 @@ class _Tiler:
         self,
         loop: ir.Operation,
         grid: list[int],
-        extents: list[int],
+        extents: list[Size],
         steps: list[int],
         shared: dict[ir.Value, ir.Value],
     ) -> None:
@@ -112,31 +128,33 @@ class _Tiler:
         self.dims: dict[ir.Value, list[int]] = {}
         block, names = loop.regions[0].blocks[0], locations.index_names(loop.operation)
         self.offsets: dict[int, ir.Value] = {}
-        self.sizes: dict[int, ir.Value | int] = {}
+        self.sizes: dict[int, Size] = {}
         with ir.InsertionPoint(block):
             for d, extent, step, variable in zip(grid, extents, steps, block.arguments):
                 self._locate(d, extent, step, variable, names.get(d))
 
-    def _locate(self, d: int, extent: int, step: int, variable: ir.Value, name: str | None) -> None:
+    def _locate(self, d: int, extent: Size, step: int, variable: ir.Value, name: str | None) -> None:
         """Where the block starts along a grid dimension, and how much of its tile lies inside."""
         i = ir.AffineDimExpr.get(0)
         self.offsets[d] = variable
         if step > 1:
             start = affine.AffineApplyOp(ir.AffineMap.get(1, 0, [i * step]), [variable]).result
             self.offsets[d] = locations.named(start, name and f"{name}_start")
-        if extent % step == 0:
+        if step == 1 or (isinstance(extent, int) and extent % step == 0):
             self.sizes[d] = step
-        else:
-            left = ir.AffineMap.get(1, 0, [i * -step + extent, ir.AffineConstantExpr.get(step)])
-            self.sizes[d] = locations.named(affine.AffineMinOp(left, [variable]).result, name and f"{name}_size")
+            return
+        end = extent if isinstance(extent, int) else ir.AffineSymbolExpr.get(0)
+        varying = [] if isinstance(extent, int) else [extent]
+        left = ir.AffineMap.get(1, len(varying), [i * -step + end, ir.AffineConstantExpr.get(step)])
+        self.sizes[d] = locations.named(affine.AffineMinOp(left, [variable, *varying]).result, name and f"{name}_size")
 
     def slice(self, value: ir.Value, dims: list[int], local: bool = False) -> ir.Value:
         """The block's part of a tensor subscripted by kernel dimensions; a local tensor holds just this block's tile."""
         shape = ir.ShapedType(value.type).shape
         offsets = [0 if local else self.offsets.get(d, 0) for d in dims]
-        sizes = [self.sizes.get(d, extent) for d, extent in zip(dims, shape)]
-        if all(o == 0 and s == e for o, s, e in zip(offsets, sizes, shape)):
+        if all(o == 0 and self.sizes.get(d, e) == e for o, d, e in zip(offsets, dims, shape)):
             return value
+        sizes = [self.sizes[d] if d in self.sizes else self.whole(value, k) for k, d in enumerate(dims)]
         if 0 in shape:  # nothing to take a slice of
             return tensor.empty(sizes, ir.ShapedType(value.type).element_type)
         static = [s if isinstance(s, int) else mlir.DYNAMIC for s in sizes]
@@ -152,6 +170,11 @@ class _Tiler:
             static,
             [1] * len(dims),
         ).result
+
+    def whole(self, value: ir.Value, d: int) -> Size:
+        """The extent of a dimension of a tensor."""
+        known = ir.ShapedType(value.type).shape[d]
+        return tensor.dim(value, mlir.index(d)) if known == mlir.DYNAMIC else int(known)
 
     def generic(self, op: ir.Operation) -> None:
         dims = mlir.get_integers(op, "tilec.dims")
@@ -202,22 +225,24 @@ class _Tiler:
     def fresh(self, value: ir.Value, dims: list[int]) -> ir.Value:
         shaped = ir.ShapedType(value.type)
         step = dict(zip(self.grid, self.steps))
-        full = [step.get(d, extent) for d, extent in zip(dims, shaped.shape)]
-        return self.slice(tensor.EmptyOp(full, shaped.element_type).result, dims, local=True)
+        full = [step[d] if d in step else self.whole(value, k) for k, d in enumerate(dims)]
+        return self.slice(tensor.empty(full, shaped.element_type), dims, local=True)
 
-    def insert(self, value: ir.Value) -> None:
+    def insert(self, value: ir.Value, terminator: ir.OpView) -> None:
         dims, target = self.dims[value], self.shared[value]
         if 0 in ir.ShapedType(target.type).shape:
             return
         offsets = [self.offsets.get(d, 0) for d in dims]
-        sizes = [self.sizes.get(d, e) for d, e in zip(dims, ir.ShapedType(target.type).shape)]
-        tensor.ParallelInsertSliceOp(
-            self.tiles[value],
-            target,
-            [o for o in offsets if not isinstance(o, int)],
-            [s for s in sizes if not isinstance(s, int)],
-            [],
-            [o if isinstance(o, int) else mlir.DYNAMIC for o in offsets],
-            [s if isinstance(s, int) else mlir.DYNAMIC for s in sizes],
-            [1] * len(dims),
-        )
+        with ir.InsertionPoint(terminator):
+            sizes = [self.sizes[d] if d in self.sizes else self.whole(target, k) for k, d in enumerate(dims)]
+        with ir.InsertionPoint(terminator.regions[0].blocks[0]):
+            tensor.ParallelInsertSliceOp(
+                self.tiles[value],
+                target,
+                [o for o in offsets if not isinstance(o, int)],
+                [s for s in sizes if not isinstance(s, int)],
+                [],
+                [o if isinstance(o, int) else mlir.DYNAMIC for o in offsets],
+                [s if isinstance(s, int) else mlir.DYNAMIC for s in sizes],
+                [1] * len(dims),
+            )

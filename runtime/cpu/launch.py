@@ -42,7 +42,7 @@ class CpuProgram:
             tables.Program, steps=len(steps), step_list=alive.words(steps), arrays=inputs + outputs,
             temporaries=len(emitted.temporaries), offsets=alive.words([t.offset for t in emitted.temporaries]),
             begins=alive.words(emitted.begins(inputs, outputs)),
-            parameters=max((len(s.slots) for s in self._steps), default=0), workspace=self._bytes,
+            parameters=max((len(s.slots) + len(s.sizes) for s in self._steps), default=0), workspace=self._bytes,
             allocate=alive.object(self._allocate), fail=alive.object(self._fail), pool=pool.table(),
         )  # fmt: skip
         if tables.native_calls():
@@ -54,7 +54,8 @@ class CpuProgram:
 
     def _step(self, step: Step, loops: Mapping[str, int], scratch: int) -> int:
         slots = self._alive.words([self._begin[s.kind] + s.number for s in step.slots])
-        common = {"parameters": len(step.slots), "slots": slots, "bytes": step.bytes}
+        sizes = {"sizes": len(step.sizes), "size_list": self._alive.words(step.sizes)} if step.sizes else {}
+        common = {"parameters": len(step.slots), "slots": slots, "bytes": step.bytes, **sizes}
         if step.kernel is None:
             shared = tables.native_calls() and len(step.slots) == 2 and step.bytes >= copy.PARALLEL
             loop = {"loop": native()[copy.NAME], "grid": -(-step.bytes // copy.BLOCK)} if shared else {}

@@ -53,9 +53,11 @@ def _step(alive: KeepAlive, run: Run, words: int) -> int:
         return alive.table(DeviceStep, bytes=run.bytes, **common)
     offsets = run.launcher.offsets
     maps = [_map(alive, m, offset) for m, offset in zip(run.maps, offsets[len(slots) :])]
+    sized = len(slots) + len(maps)
+    sizes = {"sized": offsets[sized], "sizes": len(run.sizes), "size_list": alive.words(run.sizes)} if run.sizes else {}
     return alive.table(
         DeviceStep, config=run.launcher.config, kernel=run.launcher.kernel.handle, bytes=offsets[-1],
-        maps=len(maps), map_list=alive.words(maps), check=offsets[-2] if run.sites else 0, word=run.word, **common,
+        maps=len(maps), map_list=alive.words(maps), check=offsets[-2] if run.sites else 0, word=run.word, **common, **sizes,
     )  # fmt: skip
 
 

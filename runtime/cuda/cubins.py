@@ -137,7 +137,7 @@ def _compile(module: str, kernel: KernelSource, chip: str, registers: int | None
 
 def parameters(kernel: KernelSource) -> list[str]:
     """The kinds of its parameters, as `runtime/cuda/compile.py` and `runtime/cuda/launch.py` name them."""
-    return ["i64"] * kernel.parameters + ["tensor_map"] * len(kernel.maps) + ["i64"] * bool(kernel.sites)
+    return ["i64"] * kernel.parameters + ["tensor_map"] * len(kernel.maps) + ["i64"] * (kernel.sizes + bool(kernel.sites))
 
 
 def versions() -> tuple[str, ...]:

@@ -48,6 +48,7 @@ class Run:
     maps: tuple[TiledMap, ...]
     sites: tuple[str, ...]
     bytes: int
+    sizes: tuple[int, ...] = ()
     word: int = 0  # of the space's errors, that its failed checks are left in
 
 
@@ -80,7 +81,7 @@ class DeviceProgram:
         self.steps = [
             Run(pick, None, (), (), step.bytes)
             if step.kernel is None
-            else Run(pick, launchers[step.kernel], maps[step.kernel], step.sites(sources[step.kernel]), 0)
+            else Run(pick, launchers[step.kernel], maps[step.kernel], step.sites(sources[step.kernel]), 0, step.sizes)
             for step, pick in steps
             if step.kernel is None or not launchers[step.kernel].empty
         ]
@@ -127,10 +128,10 @@ class DeviceProgram:
                 continue
             maps = [m.encode(addresses[m.parameter]) for m in step.maps]
             if not step.sites:
-                step.launcher.launch(stream, *addresses, *maps)
+                step.launcher.launch(stream, *addresses, *maps, *step.sizes)
                 continue
             assert space is not None
-            step.launcher.launch(stream, *addresses, *maps, ctypes.addressof(space.errors) + 4 * step.word)
+            step.launcher.launch(stream, *addresses, *maps, *step.sizes, ctypes.addressof(space.errors) + 4 * step.word)
             if not self.deferred_checks:
                 driver.synchronize_stream(stream)
                 self._report(space)

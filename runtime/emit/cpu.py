@@ -18,18 +18,18 @@ from math import prod
 import numpy as np
 
 from tilec.analysis.traffic import element_bytes
-from tilec.core import mlir
+from tilec.core import extents, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir
 from tilec.runtime.emit.comments import Comments
 from tilec.runtime.emit.cpu_loops import is_short
-from tilec.runtime.emit.index import Memory, plus
+from tilec.runtime.emit.index import Memory, group, plus, product, row_major
 from tilec.runtime.emit.kernels import print_kernels
 from tilec.runtime.emit.names import Names
 from tilec.runtime.emit.printer import Printer
 from tilec.runtime.emit.steps import read_steps
 from tilec.runtime.emit.tables import NARROW
-from tilec.runtime.program import Emitted, KernelSource
+from tilec.runtime.program import Amount, Emitted, KernelSource
 
 STORAGE = {"i1": "u8", "bf16": "u16", "f16": "u16", "f8E4M3FN": "u8", "f8E5M2": "u8", "index": "i64"}
 ALIGN = 64
@@ -56,9 +56,12 @@ class _CpuPrinter(Printer):
     def kernel(self, function: ir.Operation) -> KernelSource:
         name = mlir.symbol(function)
         block = mlir.entry(function)
-        self.parameters = len(block.arguments)
+        sizes = extents.names_of(function)
+        self.parameters = len(block.arguments) + len(sizes)
+        for n, size in enumerate(sizes, len(block.arguments)):
+            self.line(f"{self.size(size)} = args[{n}]")
         self.arguments(function, block)
-        grid = 1
+        grid: Amount = 1
         for op in block.operations:
             if op.operation.name == "scf.forall":
                 grid = self.forall(op.operation)
@@ -70,36 +73,38 @@ class _CpuPrinter(Printer):
             self.line(f"{self.use('release_tiles')}()")
         head = [f"def {name}(block, args, scratch):"]
         text = "\n".join(head + (self.lines or ["    pass"]))
-        return KernelSource(name, text, grid, self.parameters, scratch=self.scratch, sites=tuple(self.sites))
+        return KernelSource(
+            name, text, grid, len(block.arguments), scratch=self.scratch, sites=tuple(self.sites), sizes=len(sizes)
+        )
 
     def arguments(self, function: ir.Operation, block: ir.Block) -> None:
         names = list(ir.ArrayAttr(function.attributes["arg_attrs"]))
         for n, (argument, attributes) in enumerate(zip(block.arguments, names)):
             hint = ir.StringAttr(ir.DictAttr(attributes)["tilec.name"]).value
-            shaped = ir.ShapedType(argument.type)
-            element = str(shaped.element_type)
+            element = str(ir.ShapedType(argument.type).element_type)
             base = self.names.source(hint)
             self.held[base] = hint
-            shape = tuple(shaped.shape)
+            shape = self.shape(function, argument)
             sizes = "x".join(map(str, shape)) or "scalar"
             self.line(f"{base} = {self.use(_storage(element) + '_pointer')}(args[{n}])  # {element} {sizes}")
-            self.memory[argument] = Memory(base, 0, strides_of(argument.type), element, shape)
+            self.memory[argument] = Memory(base, 0, row_major(shape), element, shape)
 
-    def forall(self, op: ir.Operation) -> int:
-        counts = list(ir.DenseI64ArrayAttr(op.attributes["staticUpperBound"]))
+    def forall(self, op: ir.Operation) -> Amount:
+        counts, ends = list(ir.DenseI64ArrayAttr(op.attributes["staticUpperBound"])), list(op.operands)
+        texts: list[str | int] = [self.expr(ends.pop(0)) if n == mlir.DYNAMIC else n for n in counts]
         variables = list(op.regions[0].blocks[0].arguments)[: len(counts)]
         rest = "block"
         for n, (count, variable) in enumerate(zip(counts, variables)):
-            below = prod(counts[n + 1 :])
+            below = product(texts[n + 1 :])
             if count == 1:
                 self.text[variable] = "0"
             elif below == 1:
                 self.bind(variable, rest, self.variable(op, n))
             else:
-                self.bind(variable, f"{rest} // {below}", self.variable(op, n))
-                rest = f"(block % {below})"
+                self.bind(variable, f"{rest} // {group(below)}", self.variable(op, n))
+                rest = f"(block % {group(below)})"
         self.block(op.regions[0].blocks[0])
-        return prod(counts)
+        return extents.blocks_of(op)
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from tilec.analysis.traffic import element_bytes
-from tilec.core import mlir
+from tilec.core import extents, mlir
 from tilec.core.functions import FUNCTIONS
 from tilec.core.mlir import ir
 from tilec.kernels import planned_kernels
@@ -31,7 +31,7 @@ from tilec.runtime.emit.cuda_packed import half, store_word, word_operation
 from tilec.runtime.emit.cuda_predicates import guarded_load, guarded_loads
 from tilec.runtime.emit.cuda_threads import thread_operation
 from tilec.runtime.emit.cuda_uses import is_read_as_scalar, is_unchanged, stored_arguments
-from tilec.runtime.emit.index import Memory
+from tilec.runtime.emit.index import Memory, row_major
 from tilec.runtime.emit.kernels import Printed, print_kernels
 from tilec.runtime.emit.merged_branches import merged as merged_branches
 from tilec.runtime.emit.merged_branches import without_unused_arrays
@@ -92,9 +92,9 @@ class _CudaPrinter(MemoryPrinter):
         block = mlir.entry(function)
         parameters = self.parameters = self.arguments(function, block)
         described, self.lines = self.lines, []
-        threads, blocks = (mlir.get_integer(function, f"tilec.{n}") for n in ("threads", "blocks"))
+        threads, blocks = mlir.get_integer(function, "tilec.threads"), extents.blocks(function)
         cluster = mlir.get_integer(function, "tilec.cluster") or 1
-        self.numbers(threads, blocks, cluster)
+        self.numbers(threads, extents.most(blocks, extents.sizes_of(function)), cluster)
         count = len(parameters)
         self.written = {self.memory[v].base for v in stored_arguments(function) if v in self.memory}
         overlap = overlapped.get(name, Overlap())
@@ -106,7 +106,8 @@ class _CudaPrinter(MemoryPrinter):
             self.declare(op)
             self.mark_line(op)
             self.operation(op)
-        parameters = [*parameters, *self.maps]
+        sizes = [self.size(name) for name in extents.names_of(function)]
+        parameters = [*parameters, *self.maps, *sizes]
         if self.sites:
             parameters.append("errors")
         body = without_unused_arrays(self.lines)
@@ -118,7 +119,7 @@ class _CudaPrinter(MemoryPrinter):
         maps = tuple(self.maps.values())
         return KernelSource(
             name, text, blocks, count, threads, shared=self.shared.bytes, sites=tuple(self.sites), maps=maps, cluster=cluster,
-            persistent=mlir.get_integer(function, "tilec.persistent") or 0, overlap=overlap.waits,
+            persistent=mlir.get_integer(function, "tilec.persistent") or 0, overlap=overlap.waits, sizes=len(sizes),
         )  # fmt: skip
 
     def arguments(self, function: ir.Operation, block: ir.Block) -> list[str]:
@@ -128,9 +129,8 @@ class _CudaPrinter(MemoryPrinter):
             name = ir.StringAttr(ir.DictAttr(attributes)["tilec.name"]).value
             base = self.names.source(name)
             self.held[base] = name
-            shaped = ir.ShapedType(argument.type)
-            element, shape = str(shaped.element_type), tuple(shaped.shape)
-            self.memory[argument] = Memory(base, 0, strides_of(argument.type), element, shape)
+            element, shape = str(ir.ShapedType(argument.type).element_type), self.shape(function, argument)
+            self.memory[argument] = Memory(base, 0, row_major(shape), element, shape)
             bases.append(base)
             self.line(f"# {base}: {element} {'x'.join(map(str, shape)) or 'scalar'}")
         return bases

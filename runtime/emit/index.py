@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -138,6 +138,18 @@ class Memory:
     element: str
     shape: tuple[str | int, ...] = ()
     space: str = "global"
+
+
+def row_major(shape: Sequence[Text]) -> tuple[Text, ...]:
+    """Strides in elements."""
+    return tuple(product(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def product(factors: Sequence[Text]) -> Text:
+    found: Text = 1
+    for factor in factors:
+        found = times(found, factor)
+    return found
 
 
 def collapsed(memory: Memory, op: ir.Operation) -> Memory:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from tilec.core import coefficients, locations, mlir
+from tilec.core import coefficients, extents, locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.functions import FUNCTIONS
 from tilec.core.mlir import ir
 from tilec.runtime.emit.assignments import assignments
 from tilec.runtime.emit.comments import Comments
-from tilec.runtime.emit.index import Memory, affine_text, collapsed, is_unit, plus, quotient, tidy, times
+from tilec.runtime.emit.index import Memory, affine_text, collapsed, group, is_unit, plus, quotient, tidy, times
 from tilec.runtime.emit.names import Names
 from tilec.runtime.emit.tables import BINARY, COMPARE_FLOAT, COMPARE_INTEGER, EXTREMA, NARROW, PURE, UNSIGNED
 from tilec.runtime.emit.variables import Variables
@@ -37,6 +37,7 @@ class Printer(Variables):
         self.used: set[str] = set()
         self.definitions: dict[str, str] = {}
         self.sites: list[str] = []
+        self.sizes: dict[str, str] = {}
 
     # ---- supplied by a backend ---------------------------------------------------------------------------------------
 
@@ -52,6 +53,23 @@ class Printer(Variables):
 
     def backend_operation(self, op: ir.Operation) -> None:
         raise InternalError(f"no way to print '{op.name}'", "emit", str(op))
+
+    # ---- extents -----------------------------------------------------------------------------------------------------
+
+    def size(self, name: str) -> str:
+        """The variable of a size that varies."""
+        if name not in self.sizes:
+            self.sizes[name] = self.names.source(name)
+        return self.sizes[name]
+
+    def shape(self, function: ir.Operation, argument: ir.Value) -> tuple[str | int, ...]:
+        """The extents of a kernel's argument: numbers, or texts over its sizes."""
+        words = extents.texts_of(function, ir.BlockArgument(argument).arg_number) or []
+        known = list(ir.ShapedType(argument.type).shape)
+        return tuple(self.extent(words[d]) if n == mlir.DYNAMIC else n for d, n in enumerate(known))
+
+    def extent(self, text: str) -> str:
+        return re.sub(r"[A-Za-z_]\w*", lambda name: self.size(name[0]), text)
 
     # ---- lines and names ---------------------------------------------------------------------------------------------
 
@@ -94,6 +112,9 @@ class Printer(Variables):
                 self.store(memory, offset, self.expr(op.operands[0]))
             case "memref.subview":
                 self.subview(op)
+            case "memref.dim":
+                memory = self.memory[op.operands[0]]
+                self.text[op.results[0]] = group(memory.shape[int(mlir.constant_value(op.operands[1]))])
             case "memref.cast":
                 self.memory[op.results[0]] = self.memory[op.operands[0]]
             case "memref.collapse_shape":
@@ -268,8 +289,6 @@ class Printer(Variables):
         type_ = str(op.results[0].type)
         if name in ("affine.apply", "affine.min", "affine.max"):
             return self.affine(op)
-        if name == "memref.dim":
-            return str(self.memory[operands[0]].shape[int(mlir.constant_value(operands[1]))])
         texts = [self.operand(op, v) for v in operands]
         if name in UNSIGNED and str(operands[0].type) not in ("i1", "index"):
             texts = [f"{self.use('u' + str(v.type)[1:])}({t})" for v, t in zip(operands, texts)]

@@ -52,7 +52,10 @@ def _run(module: ir.Module) -> ir.Function:
         loop, parameters, slots, bytes_ = (f.field(step, s) for s in (Step.loop, Step.parameters, Step.slots, Step.bytes))
         with f.times(parameters) as p:
             f.store(f.item(memory, f.item(slots, p)), f.add(args, f.mul(p, 8)))
-        failed = f.add(args, f.mul(parameters, 8))
+        sizes, behind = f.field(step, Step.sizes), f.add(args, f.mul(parameters, 8))
+        with f.times(sizes) as s:
+            f.store(f.item(f.field(step, Step.size_list), s), f.add(behind, f.mul(s, 8)))
+        failed = f.add(behind, f.mul(sizes, 8))
         f.store(NULL, failed)
         with b.if_else(f.is_("==", loop, 0)) as (copied, launched):
             with copied:

@@ -156,6 +156,9 @@ def _run(module: ir.Module) -> ir.Function:
                     target = f.add(args, f.field(described, DeviceMap.offset))
                     with f.times(I64(MAP_WORDS)) as w:
                         f.store(f.item(encoded, w), f.add(target, f.mul(w, 8)))
+                sized = f.add(args, f.field(step, DeviceStep.sized))
+                with f.times(f.field(step, DeviceStep.sizes)) as s:
+                    f.store(f.item(f.field(step, DeviceStep.size_list), s), f.add(sized, f.mul(s, 8)))
                 check = f.field(step, DeviceStep.check)
                 with f.when(f.is_("!=", check, 0)):
                     f.store(_error(f, space, step), f.add(args, check))

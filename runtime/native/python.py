@@ -20,6 +20,7 @@ class _Step(NamedTuple):
     loop: int
     bytes: int
     slots: list[int]
+    sizes: list[int]
     grid: int
     scratch: int
     stride: int
@@ -65,7 +66,7 @@ class PythonLaunch:
 
     def _run(self, number: int, step: _Step, memory: list[int], node: int) -> int:
         """0, or the step and the number of the check that failed."""
-        given = [memory[slot] for slot in step.slots]
+        given = [*(memory[slot] for slot in step.slots), *step.sizes]
         if not step.loop:
             ctypes.memmove(given[1], given[0], step.bytes)
             return 0
@@ -78,8 +79,8 @@ class PythonLaunch:
 
 def _read_step(address: int) -> _Step:
     words = _words(address, len(Step))
-    slots = _words(words[Step.slots], words[Step.parameters])
-    return _Step(words[Step.loop], words[Step.bytes], slots, words[Step.grid], words[Step.scratch], words[Step.stride])
+    slots, sizes = _words(words[Step.slots], words[Step.parameters]), _words(words[Step.size_list], words[Step.sizes])
+    return _Step(words[Step.loop], words[Step.bytes], slots, sizes, words[Step.grid], words[Step.scratch], words[Step.stride])
 
 
 def _words(address: int, count: int) -> list[int]:

@@ -49,12 +49,14 @@ class Program(_Fields):
 
 class Step(_Fields):
     """`loop` 0 copies `bytes` from the first slot to the second, as that of `runtime/native/copy.py` does with several threads.
-    `scratch` is an offset in the workspace."""
+    `sizes` words at `size_list` follow the addresses in `slots`. `scratch` is an offset in the workspace."""
 
     loop = auto()
     bytes = auto()
     parameters = auto()
     slots = auto()
+    sizes = auto()
+    size_list = auto()
     grid = auto()
     scratch = auto()
     stride = auto()
@@ -93,8 +95,8 @@ class DeviceProgram(_Fields):
 
 class DeviceStep(_Fields):
     """`config`: a CUlaunchConfig that lacks the stream. The `bytes` of parameters begin with the addresses in `slots`; after
-    them come tensor maps and, at `check` unless that is 0, the address of `word` of the space's errors. Without a `kernel`,
-    `bytes` are copied from the first slot to the second, or cleared in the only one."""
+    them come tensor maps, at `sized` the `sizes` words at `size_list`, and, at `check` unless that is 0, the address of `word` of
+    the space's errors. Without a `kernel`, `bytes` are copied from the first slot to the second, or cleared in the only one."""
 
     kernel = auto()
     config = auto()
@@ -103,6 +105,9 @@ class DeviceStep(_Fields):
     slots = auto()
     maps = auto()
     map_list = auto()
+    sized = auto()
+    sizes = auto()
+    size_list = auto()
     check = auto()
     word = auto()
 

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 from tilec.analysis.expression import Expr
 from tilec.core import mlir
+from tilec.core.extents import Extent, known_loops
 from tilec.core.mlir import ir
 from tilec.index.facts import NONE, Ends, choose, maximum, minimum
 from tilec.index.terms import Cond, Leaf, Term, at_least, below, call, equal, index, term, traverse
@@ -33,9 +34,9 @@ _COUNTS = ("gpu.thread_id", "gpu.block_id", "gpu.block_dim", "gpu.grid_dim", "gp
 """Operations whose results are not negative."""
 
 
-def dim_index(d: int, extent: int) -> Term:
-    """The index of a dimension; a negative extent is not known. One of no elements is taken for one of a single element."""
-    return index(f"i{d}", max(extent, 1) if extent >= 0 else LARGEST)
+def dim_index(d: int, extent: Extent | None) -> Term:
+    """The index of a dimension, whose extent may not be known. One of no elements is taken for one of a single element."""
+    return index(f"i{d}", LARGEST if extent is None else max(extent, 1) if isinstance(extent, int) else extent)
 
 
 def within_bits(x: Term, bits: int) -> Term:
@@ -308,7 +309,7 @@ class BodyTerms(ValueTerms):
     ):  # fmt: skip
         super().__init__(leaf, elements)
         self.op, self.block, self.maps = op, mlir.body_of(op), mlir.maps_of(op)
-        self.dims = [dim_index(d, e) for d, e in enumerate(mlir.extents_of(op))]
+        self.dims = [dim_index(d, e) for d, e in enumerate(known_loops(op))]
 
     def dims_of(self, x: Term) -> frozenset[int]:
         """The dimensions whose indices determine a term; none where memory, or anything else, does so, too."""

@@ -1,10 +1,25 @@
-"""Sizes that vary: those whose number only a call tells, within a range that is known before."""
+"""Sizes that vary, and the texts of extents over them.
+
+A size varies where only a call tells its number, within a range that is known before. An extent over such sizes is written in
+Python's notation: `2 * M + 1`, `(M + 127) // 128`.
+"""
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
+from tilec.index.facts import minimum
 from tilec.index.terms import Term, size
+
+N = TypeVar("N", int, Term)
+
+
+class Varies(Exception):
+    """What is asked needs a number, where an extent varies."""
 
 
 @dataclass(frozen=True)
@@ -25,3 +40,45 @@ class Varying:
 
     def __str__(self) -> str:
         return f"{self.low}..{self.high}" + (f" by {self.multiple}" if self.multiple > 1 else "")
+
+
+def evaluated(text: str, sizes: Mapping[str, N]) -> N:
+    """The value of an extent's text, of numbers or of terms. Raises ValueError for what is no such text."""
+
+    def value(node: ast.expr) -> N:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number  # type: ignore[return-value]
+            case ast.Name(id=name) if name in sizes:
+                return sizes[name]
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -value(operand)
+            case ast.BinOp(left=left, op=op, right=right):
+                a, b = value(left), value(right)
+                match op:
+                    case ast.Add():
+                        return a + b
+                    case ast.Sub():
+                        return a - b
+                    case ast.Mult():
+                        return a * b
+                    case ast.FloorDiv():
+                        return a // b
+                    case ast.Mod():
+                        return a % b
+            case ast.Call(func=ast.Name(id="min"), args=args):
+                found = minimum(*map(value, args))
+                return found if found.constant is None else found.constant  # type: ignore[return-value]
+        raise ValueError(f"`{text}` is no extent over the sizes {', '.join(sizes)}")
+
+    return value(ast.parse(text, mode="eval").body)
+
+
+def names_in(text: str) -> list[str]:
+    """The sizes that an extent's text names."""
+    return [name for name in re.findall(r"[A-Za-z_]\w*", text) if name != "min"]
+
+
+def number(amount: int | str, sizes: Mapping[str, int]) -> int:
+    """The value of a number, or of an extent's text."""
+    return amount if isinstance(amount, int) else evaluated(amount, sizes)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 
 from tilec.core.diagnostics import CallError
 from tilec.core.quantities import count
+from tilec.core.varying import Varying
 
 if TYPE_CHECKING:
     from tilec.core.dtypes import DType
@@ -20,6 +21,22 @@ if TYPE_CHECKING:
 
 Parameters = Sequence[tuple[str, "DType | None"]]
 Results = Sequence[tuple[str, "DType", tuple[int, ...]]]
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+def ranges(varies: Mapping[str, tuple[int, ...] | Varying]) -> dict[str, Varying]:
+    """The sizes that vary, with their ranges."""
+    found: dict[str, Varying] = {}
+    for name, given in varies.items():
+        try:
+            found[name] = v = given if isinstance(given, Varying) else Varying(*map(operator.index, given))
+        except TypeError:
+            raise CallError(f"varies[{name!r}] must be the least and the greatest number, not {given!r}") from None
+        if v.low < 0 or v.multiple < 1 or -(-v.low // v.multiple) * v.multiple > v.high:
+            raise CallError(f"varies[{name!r}] has no number: {v}", hint="write (least, greatest), or (least, greatest, multiple)")
+    return found
 
 
 # ---- inputs ----------------------------------------------------------------------------------------------------------

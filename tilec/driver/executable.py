@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -110,6 +110,13 @@ class Executable:
             return found, [part(s) for s in found.segments]
 
         return self._memoised(("cut", *freed), parts)
+
+    def at(self, sizes: Mapping[str, int]) -> Executable:
+        """What a class of sizes has been compiled to, at some of them."""
+        if self.recipe.of is None:
+            return self
+        compiled = self.compiled.at(sizes)
+        return self._part(compiled.emitted, compiled)
 
     def _memoised(self, key: Hashable, make: Callable[[], T]) -> T:
         """What was made for the key before, or is now: partitions of equal text have one executable, and load its kernels once."""

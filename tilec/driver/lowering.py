@@ -15,12 +15,15 @@ from pathlib import Path
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError, TileError
 from tilec.core.mlir import PassManager, ir
+from tilec.core.open_extents import strict
 from tilec.core.target import Target
+from tilec.core.varying import Varies
 from tilec.kernels.verifier import Verifier
 from tilec.passes import NAMES, Stage, stages
 from tilec.plan.edited import check_edited
 from tilec.plan.model import Plan
 from tilec.plan.planner import annotate, make_plan
+from tilec.plan.varying import plan_at
 from tilec.process import progress
 from tilec.process.recursion import deep_recursion
 from tilec.runtime.program import Emitted, KernelSource
@@ -42,24 +45,24 @@ class Lowered:
 def lower(
     module: ir.Module, target: Target, *, schedule: Callable[[Plan], Plan] | None = None, begin: str = "simplify",
     end: str = "map", locations: bool = True, tree: Path | None = None, emit: bool = True, texts: bool = True,
-    clock: Callable[[], float] = time.perf_counter, on_kernel: OnKernel | None = None,
+    clock: Callable[[], float] = time.perf_counter, on_kernel: OnKernel | None = None, at: Mapping[str, int] | None = None,
 ) -> Lowered:  # fmt: skip
     """Runs the stages `begin` to `end` on a module, in the current MLIR context.
 
     `schedule` may change the plan before it is written into the IR; `tree` is a folder for MLIR's own per-pass files.
     `begin="emit"` runs no stage and prints the kernels of a module that `map` made. Without `texts` those of the stages, which
     take a fifth of the time, are not kept; an InternalError then has none. `clock` measures the stages. `on_kernel` is given each
-    of a GPU's kernels as soon as it is printed.
+    of a GPU's kernels as soon as it is printed. `at`: of a program whose sizes vary, the sizes that it is planned at.
     Raises CallError where a plan that was edited in the module cannot be carried out.
     """
     lowered = Lowered({}, None)
 
     def plan(op: ir.Operation) -> None:
         (function,) = [f for f in mlir.functions(op) if "tilec.kernel" not in f.attributes]
-        decided = make_plan(function, target)
+        decided = make_plan(function, target) if at is None else plan_at(function, target, at)
         decided = schedule(decided) if schedule else decided
         annotate(op, function, decided)
-        lowered.plan = replace(decided, function=None, replan=None, candidates=None)
+        lowered.plan = replace(decided, function=None, replan=None, candidates=None, instance=None)
 
     order = (*NAMES, "emit")
     if order.index(begin) > order.index("plan"):
@@ -75,20 +78,37 @@ def lower(
     for stage in chosen:
         _add_stage(manager, stage, lowered, state, verifier, locations, texts)
     try:
-        with deep_recursion():
+        with deep_recursion(), strict(at is not None):
             if begin == "simplify":
                 verifier.demand(module.operation, "build", "build", ended=True)
             manager.run(module.operation)
-    except (TileError, InternalError) as error:
-        if isinstance(error, InternalError):
-            error.stage, error.ir = error.stage or state.name, state.text or error.ir
+    except TileError:
         raise
     except Exception as error:
-        raise InternalError(f"stage '{state.name}' failed: {error}", state.name, state.text) from error
+        if at is not None:
+            raise _refused(state.name, error) from error
+        if not isinstance(error, InternalError):
+            raise InternalError(f"stage '{state.name}' failed: {error}", state.name, state.text) from error
+        error.stage, error.ir = error.stage or state.name, state.text or error.ir
+        raise
     if emit and end == "map":
-        with deep_recursion():
-            lowered.emitted = _emit(module, lowered, clock, on_kernel)
+        try:
+            with deep_recursion(), strict(at is not None):
+                lowered.emitted = _emit(module, lowered, clock, on_kernel)
+        except InternalError as error:
+            if at is not None:
+                raise _refused("emit", error) from error
+            raise
     return lowered
+
+
+def _refused(stage: str, error: Exception) -> Varies:
+    """Of a program whose sizes vary, which some pass cannot lower: `Varies`, or what came of what the pass did not expect."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    first = str(cause).strip().splitlines() or [type(cause).__name__]
+    return Varies(f"stage '{stage}' asks for {first[0]}" if isinstance(cause, Varies) else f"stage '{stage}' failed: {first[0]}")
 
 
 @dataclass

@@ -17,22 +17,25 @@ from typing import TYPE_CHECKING, Any
 from tilec.core.diagnostics import InternalError
 from tilec.core.dtypes import DTYPES, DType
 from tilec.core.target import Target
+from tilec.core.varying import Varies, evaluated, number
 from tilec.driver.frontend import PROGRAMS, Program, ask_compiler
 from tilec.process import progress
 from tilec.process.collection import uncollected
 from tilec.process.reading import read_bytes
 from tilec.runtime import cache
-from tilec.runtime.program import Emitted, KernelSource
+from tilec.runtime.program import Amount, Emitted, KernelSource
 
 if TYPE_CHECKING:
+    from tilec.driver.classes import Class
     from tilec.driver.lowering import Lowered, OnKernel
     from tilec.dsl import ast
     from tilec.dsl.specialise import Specialised
     from tilec.plan.schedule.read import Schedule
     from tilec.runtime.cuda.cubins import CompilationsInFlight
 
-Signature = tuple[tuple[DType, tuple[int, ...]], ...]
-Named = tuple[str, DType, tuple[int, ...]]
+Shape = tuple[Amount, ...]
+Signature = Sequence[tuple[DType, Shape]]
+Named = tuple[str, DType, Shape]
 
 
 @dataclass(frozen=True)
@@ -47,36 +50,53 @@ class Compiled:
     registers: dict[str, int]
     in_flight: CompilationsInFlight | None = field(default=None, compare=False)
 
+    def at(self, sizes: Mapping[str, int]) -> Compiled:
+        """What a class of sizes has been compiled to, at some of them."""
+
+        from tilec.runtime.sized import at
+
+        def shaped(named: tuple[Named, ...]) -> tuple[Named, ...]:
+            return tuple((name, dtype, tuple(number(n, sizes) for n in shape)) for name, dtype, shape in named)
+
+        return replace(self, inputs=shaped(self.inputs), outputs=shaped(self.outputs), emitted=at(self.emitted, sizes))
+
 
 class Recipe:
-    """One op for one set of sizes and types (`inputs`; None where its declaration says all), on one target."""
+    """One op for one set of sizes and types (`inputs`; None where its declaration says all), on one target. It may be for all sizes
+    of a class, `of`; inputs then have texts for extents that vary."""
 
     def __init__(
         self, program: Program, op: str, inputs: Signature | None, sizes: Mapping[str, int], target: Target,
-        schedule: Path | None = None, donated: Sequence[tuple[int, int]] = (),
+        schedule: Path | None = None, donated: Sequence[tuple[int, int]] = (), of: Class | None = None,
     ):  # fmt: skip
         """`donated`: numbers of results, and of the inputs in whose memory calls have them."""
         self.donated = tuple(donated)
         self.program, self.op, self.inputs, self.sizes = program, op, inputs, dict(sizes)
-        self.target, self.schedule = target, schedule
+        self.target, self.schedule, self.of = target, schedule, of
 
     @cached_property
     def key(self) -> str:
         shapes = [[d.name, *shape] for d, shape in self.inputs] if self.inputs is not None else None
         schedule = read_bytes(self.schedule) if self.schedule else b""
-        written = json.dumps([self.op, shapes, self.sizes, *self.donated], sort_keys=True)
+        written = json.dumps([self.op, shapes, self.sizes, *self.donated, *([str(self.of)] if self.of else [])], sort_keys=True)
         return cache.make_key("op", self.program.digest, written, repr(self.target), schedule)
 
     def compiled(self) -> Compiled:
         """From the disk cache, or by running the compiler. Raises TileError if the program or the target does not allow it."""
         found = cache.load(self.key)
         if found is not None:
+            if "varies" in found[0]:
+                raise Varies(found[0]["varies"])
             try:
                 return _read(json.loads(found[1]["program"]))
             except (KeyError, TypeError, ValueError, AttributeError):
                 pass
         load_compiler(self.target.kind)
-        made = self._elsewhere() or self.compiled_here()
+        try:
+            made = self._elsewhere() or self.compiled_here()
+        except Varies as error:
+            cache.save(self.key, {"op": self.op, "varies": str(error)}, {})
+            raise
         cache.save(self.key, {"op": self.op}, {"program": json.dumps(written(made)).encode()})
         return made
 
@@ -84,9 +104,10 @@ class Recipe:
         """By the process that compiles programs (`tilec/driver/program_compiler.py`), if there is one and it can."""
         progress.at(f"planning {self.op}")
         wanted = {
-            "op": self.op, "inputs": self.inputs and [[d.name, shape] for d, shape in self.inputs], "sizes": self.sizes,
+            "op": self.op, "inputs": None if self.inputs is None else [[d.name, shape] for d, shape in self.inputs],
+            "sizes": self.sizes,
             "target": json.dumps(self.target.to_dict()), "schedule": self.schedule and str(self.schedule.resolve()),
-            "donated": self.donated,
+            "donated": self.donated, "of": self.of and asdict(self.of),
         }  # fmt: skip
         if self.target.kind != "cuda":
             reply = ask_compiler(self.program.source, wanted)
@@ -107,7 +128,7 @@ class Recipe:
         specialised, lowered = self._without_texts(on_kernel)
         assert lowered.plan is not None and lowered.emitted is not None, "all stages ran"
         predicted = {name: p.time_us for name, p in lowered.plan.predictions.items()}
-        inputs, outputs = (_named(tensors) for tensors in (specialised.inputs, specialised.outputs))
+        inputs, outputs = (_named(tensors, specialised) for tensors in (specialised.inputs, specialised.outputs))
         return Compiled(inputs, outputs, lowered.emitted, predicted, lowered.plan.registers)
 
     @cached_property
@@ -116,8 +137,12 @@ class Recipe:
         from tilec.dsl.specialise import specialise
 
         progress.at(f"working out ranges and types of {self.op}")
-        inputs = list(self.inputs) if self.inputs is not None else None
-        return specialise(self.program.tree, self.op, inputs, self.sizes, checked=True)
+        varies = dict(self.of.ranges) if self.of else {}
+        terms = {name: v.term(name) for name, v in varies.items()}
+        inputs = None
+        if self.inputs is not None:
+            inputs = [(d, tuple(evaluated(n, terms) if isinstance(n, str) else n for n in shape)) for d, shape in self.inputs]
+        return specialise(self.program.tree, self.op, inputs, self.sizes, checked=True, varies=varies)
 
     @cached_property
     def lowered(self) -> tuple[Specialised, Lowered]:
@@ -144,7 +169,8 @@ class Recipe:
         with mlir.context(), mlir.ir.Location.unknown():
             progress.at("in stage 'build'")
             module = build(specialised, self.donated)
-            lowered = lower(module, self.target, schedule=_schedule(self.schedule), texts=texts, on_kernel=on_kernel)
+            lowered = lower(module, self.target, schedule=_schedule(self.schedule), texts=texts, on_kernel=on_kernel,
+                            at=self.of.typical if self.of else None)
         assert lowered.plan is not None
         check_expectations(specialised, lowered.plan)
         return specialised, lowered
@@ -215,10 +241,12 @@ def _schedule(path: Path | None) -> Schedule | None:
     return read_schedule(path)
 
 
-def _named(tensors: Sequence[ast.Tensor]) -> tuple[Named, ...]:
+def _named(tensors: Sequence[ast.Tensor], op: Specialised) -> tuple[Named, ...]:
+    from tilec.core.extents import amount
     from tilec.dsl import ast
+    from tilec.dsl.varying_sizes import shape_terms
 
-    return tuple((t.name, ast.dtype_of(t), ast.extents_of(t)) for t in tensors)
+    return tuple((t.name, ast.dtype_of(t), tuple(amount(n, op.varies) for n in shape_terms(t))) for t in tensors)
 
 
 def written(made: Compiled) -> dict[str, Any]:

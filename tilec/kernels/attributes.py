@@ -90,6 +90,14 @@ def _number(least: int) -> Type:
     return Type(f"number, at least {least}", wrong)
 
 
+def _amount() -> Type:
+    def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
+        number, text = records.read(attribute, int), records.read(attribute, str)
+        return None if text is not None or (number is not None and number >= 0) else "a whole number of at least 0, or a text"
+
+    return Type("number, at least 0, or the text of an extent", wrong)
+
+
 def _own_dim() -> Type:
     def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
         found = records.read(attribute, int)
@@ -224,7 +232,7 @@ TABLE: tuple[Attribute, ...] = (
               "its name in the source; the names of several results, separated by commas"),
     Attribute("shape", ("argument",), _numbers(), "build", "emit",
               "its shape in the source, of which neighbouring dimensions are merged here, or one is two"),
-    Attribute("sizes", ("module",), _numbers_by_key("size", 3), "build", "emit",
+    Attribute("sizes", ("program", "kernel"), _numbers_by_key("size", 3), "build", "emit",
               "sizes that vary: the least number and the greatest one, and the number of which each is a multiple"),
     Attribute("extents", ("argument",), _words(), "build", "emit",
               "its extents over these sizes, where one of them varies, in Python's notation"),
@@ -294,7 +302,7 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("lanes", ("linalg.transpose",), _number(1), "stage", "map",
               "the side of the square tiles that are transposed in registers"),
     # kernels
-    Attribute("blocks", ("kernel",), _number(0), "map", "emit", "blocks of a launch"),
+    Attribute("blocks", ("kernel",), _amount(), "map", "emit", "blocks of a launch"),
     Attribute("threads", ("kernel",), _number(1), "map", "emit", "threads of a block"),
     Attribute("cluster", ("kernel",), _number(1), "map", "emit", "blocks of a cluster"),
     Attribute("persistent", ("kernel",), _number(1), "map", "emit",

@@ -23,10 +23,11 @@ class Plan:
     """All kernels of a program. `signature` is the program's name with the types and shapes of its inputs.
 
     `rewrites`: the steps that were applied to the program; `function` is the IR after them. `unscheduled`: where a schedule decided
-    them, those that the compiler would take. `launches`: the kernels of each launch
-    that several share, by its name; `order` tells which can. `replan` plans again with given kernels and rewrites. `candidates`
-    lists the alternatives of each kernel. Both read the IR that the plan was made from, so that they work only while the IR is
-    unchanged: the driver applies a schedule before any later pass runs.
+    them, those that the compiler would take. `inlined_before`: the operations of `inlined` that readers compute before steps of
+    kernels are applied. `launches`: the kernels of each launch that several share, by its name; `order` tells which can. `replan`
+    plans again with given kernels and rewrites. `candidates` lists the alternatives of each kernel. Both read the IR that the plan
+    was made from, so that they work only while the IR is unchanged: the driver applies a schedule before any later pass runs.
+    `instance` keeps the program at some sizes that a plan was made of (`tilec/plan/varying.py`).
     """
 
     target: Target
@@ -43,6 +44,8 @@ class Plan:
     launches: dict[str, tuple[str, ...]] = field(default_factory=dict)
     order: Order = field(default_factory=Order, compare=False, repr=False)
     unscheduled: tuple[Applied, ...] = field(default=(), compare=False, repr=False)
+    inlined_before: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    instance: ir.Module | None = field(default=None, compare=False, repr=False)
 
     def steps(self, rewrite: str) -> tuple[Any, ...]:
         """The steps of a rewrite that were applied."""

@@ -128,6 +128,7 @@ def _plan(state: State, fixed: Fixed | None, source: ir.Operation) -> Plan:
         candidates=partial(_candidates, groups, starts, graph, target),
         launches=launches,
         order=order,
+        inlined_before=before,
     )
 
 

@@ -16,10 +16,9 @@ The layout (`tilec/analysis/layout.py`) says which elements are a thread's. A pr
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 
 from tilec.analysis.layout import transposed
-from tilec.core import locations, mlir
+from tilec.core import extents, locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import gpu, ir
 from tilec.passes.cuda.cluster import arrive, cluster_rank
@@ -31,7 +30,7 @@ from tilec.passes.cuda.threaded.online import OnlineMapper, joined
 from tilec.passes.cuda.threaded.operation import GenericMapper
 from tilec.passes.cuda.threaded.persistent_rows import STAGES, Pipeline, copy_rows
 from tilec.passes.cuda.threaded.turns import choose_tensors
-from tilec.passes.loops import Threads, delinearise
+from tilec.passes.loops import Threads, counts_of, delinearise
 
 MEMORY = "memref.alloc", "memref.subview"
 
@@ -41,7 +40,7 @@ class KernelMapper(KernelContext):
 
     def build(self) -> None:
         function, each = self.function, self.spread.blocks if self.spread else 1
-        function.attributes["tilec.blocks"] = mlir.integer(self._blocks() * each)
+        extents.set_blocks(function, extents.times(self._blocks(), each))
         function.attributes["tilec.cluster"] = mlir.integer(1 if self.looks_back else each)
         function.attributes["tilec.threads"] = mlir.integer(self.layout.block)
         block = self.body
@@ -132,7 +131,7 @@ class KernelMapper(KernelContext):
         """A copy of an operand that begins elsewhere in its vectors than the rows do."""
         unaligned.realign(GenericMapper(self, op, self._single_steps(self.layout.lane)))
 
-    def _blocks(self) -> int:
+    def _blocks(self) -> int | str:
         """The loop over blocks becomes this block's number; returns how many there are."""
         with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)), self.function.location:
             self.threads = Threads(self.layout, names=self.names)
@@ -145,7 +144,7 @@ class KernelMapper(KernelContext):
         if not (foralls := tiles_of(self.function)):
             return 1
         forall = foralls[0]
-        counts = list(ir.DenseI64ArrayAttr(forall.attributes["staticUpperBound"]))
+        counts, blocks = counts_of(forall), extents.blocks_of(forall)
         with ir.InsertionPoint(forall), self.function.location:
             if self.persistent_blocks:
                 pipeline = Pipeline(self, forall, self.persistent_blocks, self._realign)
@@ -158,7 +157,7 @@ class KernelMapper(KernelContext):
                 number = (gpu.ClusterIdOp if self.spread else gpu.BlockIdOp)(gpu.Dimension.x).result
             enter(forall, delinearise(number, counts, locations.variables(forall)))
         forall.erase()
-        return prod(counts)
+        return blocks
 
     def _name_tiles(self, generics: list[ir.Operation]) -> None:
         for op in generics:

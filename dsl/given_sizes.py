@@ -1,0 +1,48 @@
+"""A call of a program whose sizes vary: its sizes, and its signature with those sizes left open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilec.core.diagnostics import CallError
+from tilec.core.dtypes import DType
+from tilec.core.extents import amount
+from tilec.core.varying import Varying
+from tilec.dsl import ast
+from tilec.dsl.check_scope import Report, suggestion
+from tilec.dsl.check_sizes import declared_shape, size_names
+from tilec.dsl.specialise import Argument, bind, choose_op
+from tilec.index.terms import term
+
+
+def sizes_at(
+    program: ast.Program, name: str, inputs: Sequence[Argument] | None, given: Mapping[str, int], varies: Mapping[str, Varying]
+) -> dict[str, int]:  # fmt: skip
+    """The numbers of an op's sizes for such arguments. Raises CallError where they do not fit it, or leave a range."""
+    op = choose_op(program, name)
+    known = size_names(op)
+    for size in varies:
+        if size not in known:
+            names = ", ".join(f"`{n}`" for n in known)
+            raise CallError(f"`{op.name}` has no size `{size}`", op.span, hint=suggestion(size, known) or f"its sizes are {names}")
+    sizes = {size: value.number for size, value in bind(op, inputs, dict(given), {}).items()}
+    for size, v in varies.items():
+        if not v.has(sizes[size]):
+            message = f"the size `{size}` is {sizes[size]}, and varies in {v}"
+            raise CallError(message, known[size], hint="give `varies` a wider range")
+    return sizes
+
+
+def open_inputs(
+    program: ast.Program, name: str, inputs: Sequence[Argument] | None, fixed: Mapping[str, int], varies: Mapping[str, Varying]
+) -> tuple[tuple[DType, tuple[int | str, ...]], ...] | None:  # fmt: skip
+    """The types and shapes of an op's inputs, with texts for the extents that vary."""
+    if inputs is None:
+        return None
+    terms, report = {n: term(k) for n, k in fixed.items()} | {n: v.term(n) for n, v in varies.items()}, Report()
+    found = []
+    for tensor, (dtype, shape) in zip(choose_op(program, name).inputs, inputs):
+        extents = declared_shape(tensor, terms, report, True) if tensor.shape is not None else tuple(map(term, shape))
+        assert extents is not None
+        found.append((dtype, tuple(amount(n, varies) for n in extents)))
+    return tuple(found)

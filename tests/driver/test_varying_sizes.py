@@ -1,0 +1,84 @@
+"""Ops whose sizes vary: one compilation for each class of sizes, results at all of them."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilec
+from tilec.core.varying import Varying
+from tilec.driver.classes import class_of, intervals, typical
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ROWS = """op rows(x: f32[M, N], b: f32[N]) -> (y: f32[M, N], s: f32[M]) {
+    y[i, j] = exp(x[i, j] - max[k](x[i, k])) + b[j]
+    s[i]    = sum[j](x[i, j]) / M
+}"""
+
+
+def rows(m: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng([m, n])
+    return random.standard_normal((m, n), dtype=np.float32), random.standard_normal(n, dtype=np.float32)
+
+
+def expected(x: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    wide = x.astype(np.float64)
+    return np.exp(wide - wide.max(1, keepdims=True)) + b, wide.sum(1) / len(x)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 3, 16), (17, 128, 100), (129, 600), (2, 19, 300)])
+def test_a_class_serves_all_of_its_sizes(sizes):
+    op = tilec.compile(ROWS, varies={"M": (1, 4000)}, target="cpu")
+    for m in sizes:
+        x, b = rows(m, 40)
+        for found, right in zip(op(x, b), expected(x, b)):
+            np.testing.assert_allclose(found, right, rtol=2e-6, atol=2e-6)
+    ends = {next(v for v in intervals(Varying(1, 4000)) if v.has(m)) for m in sizes}
+    assert len(op.classes()) == len(ends)
+    assert not any(c.refused for c in op.classes())
+
+
+def test_a_size_outside_of_its_range_is_refused():
+    op = tilec.compile(ROWS, varies={"M": (2, 100, 2)}, target="cpu")
+    for m in (1, 3, 102):
+        with pytest.raises(tilec.CallError, match=rf"the size `M` is {m}, and varies in 2\.\.100 by 2"):
+            op(*rows(m, 4))
+
+
+@pytest.mark.parametrize("varies", [{"K": (1, 4)}, {"M": (5, 4)}, {"M": 3}, {"M": (1, 3, 0)}, {"M": (-1, 3)}])
+def test_ranges_are_checked(varies):
+    with pytest.raises(tilec.CallError):
+        tilec.compile(ROWS, varies=varies, target="cpu")(*rows(2, 4))
+
+
+def test_what_cannot_vary_is_compiled_for_its_number():
+    """And the op says so, with the reason."""
+    op = tilec.compile(EXAMPLES / "softmax.tile", varies={"M": (1, 300), "N": (1, 300)}, target="cpu")
+    for m, n in ((3, 20), (5, 20), (5, 21)):
+        x, _ = rows(m, n)
+        right = np.exp(x - x.max(1, keepdims=True))
+        np.testing.assert_allclose(op(x), right / right.sum(1, keepdims=True), rtol=1e-5)
+    for served in op.classes():
+        assert all(names in ("M, N", "N", "M") and why for names, why in served.refused), served
+
+
+def test_a_pickled_op_keeps_its_ranges():
+    op = pickle.loads(pickle.dumps(tilec.compile(ROWS, varies={"M": (1, 8)}, target="cpu")))
+    with pytest.raises(tilec.CallError, match=r"varies in 1\.\.8"):
+        op(*rows(9, 4))
+
+
+def test_intervals_have_every_number_once():
+    for v in (Varying(0, 5), Varying(1, 1), Varying(1, 100_000), Varying(8, 4096, 8), Varying(3, 3000, 3)):
+        parts = intervals(v)
+        for n in range(0, min(v.high, 5000) + 2):
+            assert sum(p.has(n) for p in parts) == v.has(n), (v, n)
+        for p in parts:
+            assert p.has(typical(p)), p
+
+
+def test_a_class_depends_on_no_number_within_its_intervals():
+    varies = {"M": Varying(1, 9000), "S": Varying(1, 9000)}
+    assert class_of(varies, {"M": 17, "S": 600}) == class_of(varies, {"M": 128, "S": 2048})
+    assert class_of(varies, {"M": 1, "S": 600}).fixed == (("M", 1),)

@@ -1,0 +1,99 @@
+"""The executables of an op whose sizes vary: one for each class of sizes, and of that one for each call's sizes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from tilec.core.target import Target
+from tilec.core.varying import Varies, Varying
+from tilec.driver.classes import Class, class_of
+from tilec.driver.executable import Executable
+from tilec.driver.frontend import Program
+from tilec.driver.recipe import Recipe, Signature
+from tilec.runtime.program import Amount
+
+MOST = 1024
+"""Executables that are kept for a call's sizes, the latest ones: some kilobytes each. Machine code is a class's."""
+Given = Sequence[tuple[object, tuple[Amount, ...]]] | None
+
+
+@dataclass(frozen=True)
+class Served:
+    """A class of sizes that was compiled. `sizes`: which, in words. `kernels`: of how many it consists. `refused`: for each set of
+    sizes that could not vary together, why."""
+
+    sizes: str
+    target: str
+    kernels: int
+    refused: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        kernels = f"{self.kernels} kernel{'s' * (self.kernels != 1)}"
+        return "\n".join([f"{self.sizes}: {kernels}", *(f"    {names} cannot vary here: {why}" for names, why in self.refused)])
+
+
+class ByClass:
+    """`make` is given the inputs, the numbers of sizes and the class of a recipe; `build` compiles it."""
+
+    def __init__(
+        self, program: Program, op: str, given: Mapping[str, int], varies: Mapping[str, Varying],
+        make: Callable[[Signature | None, Mapping[str, int], Target, Class | None], Recipe], build: Callable[[Recipe], Executable],
+    ):  # fmt: skip
+        self._program, self._op, self._given, self._varies = program, op, given, varies
+        self._make, self._build = make, build
+        self._classes: dict[tuple[Class, str, object], tuple[Executable, Served]] = {}
+        self._at: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
+        self._able: dict[str, tuple[str, ...]] = {}  # sizes that could vary together, by target
+
+    def served(self) -> list[Served]:
+        """The classes that were compiled so far."""
+        return [served for _, served in self._classes.values()]
+
+    def executable(self, inputs: Signature | None, target: Target, more: Mapping[str, int] | None = None) -> Executable:
+        """For a call's arguments, or for sizes alone. Raises CallError where they do not fit the op, or leave a range."""
+        from tilec.dsl.given_sizes import sizes_at
+
+        sizes = sizes_at(self._program.tree, self._op, inputs, {**self._given, **(more or {})}, self._varies)
+        key = (*sizes.items(), target.name, *(dtype.name for dtype, _ in inputs or ()))
+        if (found := self._at.get(key)) is None:
+            whole = self._whole(inputs, sizes, target)
+            found = self._at[key] = whole.at(sizes)
+        self._at.move_to_end(key)
+        while len(self._at) > MOST:
+            self._at.popitem(last=False)
+        return found
+
+    def _whole(self, inputs: Signature | None, sizes: Mapping[str, int], target: Target) -> Executable:
+        """What serves all of the class of some sizes."""
+        from tilec.dsl.given_sizes import open_inputs
+
+        refused: list[tuple[str, str]] = []
+        for names in self._choices(target.name):
+            of = class_of({name: self._varies[name] for name in names}, sizes)
+            fixed = {name: n for name, n in sizes.items() if name not in dict(of.ranges)}
+            types = tuple(dtype.name for dtype, _ in inputs or ())
+            key = of, target.name, (*sorted(fixed.items()), *types)
+            if (known := self._classes.get(key)) is not None:
+                return known[0]
+            given = open_inputs(self._program.tree, self._op, inputs, fixed, dict(of.ranges))
+            try:
+                found = self._build(self._make(given, fixed, target, of if of.ranges else None))
+            except Varies as error:
+                refused.append((", ".join(names), str(error)))
+                continue
+            self._able[target.name] = names
+            rest = {name: n for name, n in fixed.items() if name in self._varies and name not in dict(of.fixed)}
+            text = ", ".join([*(f"{name} = {n}" for name, n in sorted(rest.items())), *([str(of)] if names else [])])
+            self._classes[key] = found, Served(text, target.name, len(found.emitted.kernels), tuple(refused))
+            return found
+        raise AssertionError("without sizes that vary, an op compiles")
+
+    def _choices(self, target: str) -> Iterator[tuple[str, ...]]:
+        """Sizes that may vary together: those that could, or all, then fewer, down to none."""
+        if target in self._able:
+            yield self._able[target]
+        for count in range(len(self._varies), -1, -1):
+            yield from (c for c in combinations(self._varies, count) if c != self._able.get(target))

@@ -1,0 +1,81 @@
+"""The plan of a program whose sizes vary: that of the program at some sizes, carried out on the program with its `?`.
+
+The planner weighs numbers: it is given an instance, a copy of the program at sizes that stand for all of a class
+(`tilec/driver/classes.py`). Its decisions name operations, kernels and steps of rewrites, and hold for the program itself. Whether
+they do for every size of the class is not the planner's to say: passes read extents from the program, prove what they need of them,
+and raise `Varies` where that holds at some sizes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilec.analysis.precision import approximate_operations
+from tilec.core import extents, mlir
+from tilec.core.extents import Extent, instance
+from tilec.core.mlir import ir
+from tilec.core.target import Target
+from tilec.index.facts import NONE
+from tilec.kernels import KernelPlan
+from tilec.passes.tensor.inline import inline_all
+from tilec.plan.model import Plan
+from tilec.plan.planner import make_plan
+from tilec.plan.rewrites import REWRITES
+from tilec.plan.state import APPROXIMATE
+
+MOST = 4  # times a block of the instance
+
+
+def plan_at(function: ir.Operation, target: Target, sizes: Mapping[str, int]) -> Plan:
+    """The plan of a program at some sizes; its `function` is the program, after the steps of rewrites."""
+    module = ir.Module.create()  # an operation lives as long as what it stands in
+    copy = instance(function, sizes)
+    ir.InsertionPoint(module.body).insert(copy)
+    base = copy.clone()
+    plan = make_plan(copy, target)
+    own = _carried_out(plan, function, base, target)
+    kernels = tuple(_generalised(k, own) for k in plan.kernels)
+    return replace(plan, function=own, kernels=kernels, approximations={}, replan=None, candidates=None, instance=module)
+
+
+def _carried_out(plan: Plan, function: ir.Operation, base: ir.Operation, target: Target) -> ir.Operation:
+    """The program with the approximations and the steps of a plan of its instance `base`."""
+    own = function.clone()
+    steps = {r.name: [a.step for a in plan.rewrites if a.rewrite == r.name] for r in REWRITES}
+    for rewrite in REWRITES:
+        if not rewrite.of_kernels and steps[rewrite.name]:
+            for program in (own, base):
+                rewrite.apply(program, steps[rewrite.name])
+    forms = approximate_operations(base, target.kind)
+    by_name = _by_name(own)
+    for name, op in _by_name(base).items():
+        for there, here in zip(mlir.traverse(op), mlir.traverse(by_name[name]), strict=True):
+            if there in forms:
+                here.attributes[APPROXIMATE] = mlir.string(forms[there])
+    if any(steps[r.name] for r in REWRITES if r.of_kernels):
+        for name in plan.inlined_before:
+            by_name[name].attributes["tilec.inline"] = ir.UnitAttr.get()
+        inline_all(own)
+        for rewrite in REWRITES:
+            if rewrite.of_kernels and steps[rewrite.name]:
+                rewrite.apply(own, steps[rewrite.name])
+    return own
+
+
+def _by_name(function: ir.Operation) -> dict[str, ir.Operation]:
+    return {mlir.name_of(op): op for op in mlir.traverse(function) if mlir.is_generic(op)}
+
+
+def _generalised(kernel: KernelPlan, function: ir.Operation) -> KernelPlan:
+    """A kernel whose blocks had all of a dimension of the instance: where that varies, they have as much as it may be, or some
+    times what it was."""
+    found: dict[int, Extent] = {}
+    ops = _by_name(function)
+    for name in kernel.nodes:
+        found.update(zip(kernel.dims[name], extents.loops_of(ops[name])))
+    tile = tuple(
+        t if isinstance(e := found[d], int) or t < kernel.extents[d] else int(min(NONE.bounds(e)[1], MOST * t))
+        for d, t in zip(kernel.grid, kernel.tile)
+    )
+    return kernel if tile == kernel.tile else replace(kernel, tile=tile)
