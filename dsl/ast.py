@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from tilec.core.diagnostics import Span
 from tilec.core.dtypes import DType
+from tilec.core.varying import Varying
 from tilec.index.terms import Term
 
 # No storage type of the language, only a `using`: f32 of which the multiplier reads 11 bits of the mantissa.
@@ -37,9 +38,18 @@ class SizeNumber:
 
 
 @dataclass(frozen=True)
+class SizeRange:
+    """`1..8192` or `8..8192 by 8`, behind the name of a size in a type: the numbers that it may have."""
+
+    numbers: Varying
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
 class SizeName:
     name: str
     span: Span = _span()
+    range: SizeRange | None = None
 
 
 @dataclass(frozen=True)

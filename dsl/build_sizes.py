@@ -9,16 +9,17 @@ They are made once, at the top of the function. Sizes are the symbols of affine 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 from tilec.core import mlir
-from tilec.core.mlir import affine, ir, tensor
+from tilec.core.mlir import affine, arith, ir, tensor
 from tilec.core.varying import Varying
 from tilec.dsl.index_terms import in_sizes
 from tilec.dsl.varying_sizes import Shape, solved_sizes
 from tilec.index.terms import Leaf, Term, term
 
-Symbols = dict[str, int]
-"""The sizes of an affine map, by name: the number of each one's symbol."""
+Symbols = dict[Leaf, int]
+"""The sizes of an affine map, and minima of terms of them: the number of each one's symbol."""
 
 
 class SizeValues:
@@ -44,9 +45,13 @@ class SizeValues:
         if (leaf := x.leaf) is not None and leaf.name in self.sizes:
             return self.sizes[leaf.name]
         if x not in self._terms:
-            symbols = Symbols()
             with ir.InsertionPoint.after(mlir.definition(self._last)):
-                self._terms[x] = self._last = self.applied(self.affine(x, symbols), [], symbols)
+                if leaf is not None and leaf.op == "min":
+                    made = reduce(arith.minsi, map(self.value, leaf.args))
+                else:
+                    symbols = Symbols()
+                    made = self.applied(self.affine(x, symbols), [], symbols)
+            self._terms[x] = self._last = made
         return self._terms[x]
 
     def empty(self, shape: Shape, element: ir.Type) -> ir.Value:
@@ -56,7 +61,7 @@ class SizeValues:
     def applied(self, expr: ir.AffineExpr, indices: Sequence[ir.Value], symbols: Symbols) -> ir.Value:
         """The value of an affine expression."""
         map_ = ir.AffineMap.get(len(indices), len(symbols), [expr])
-        return affine.AffineApplyOp(map_, [*indices, *(self.sizes[name] for name in symbols)]).result
+        return affine.AffineApplyOp(map_, [*indices, *(self.value(term(leaf)) for leaf in symbols)]).result
 
     def affine(self, x: Term, symbols: Symbols) -> ir.AffineExpr:
         """A term of sizes as an affine expression; sizes that `symbols` lacks are added."""
@@ -69,9 +74,9 @@ class SizeValues:
         return found
 
     def _leaf(self, leaf: Leaf, symbols: Symbols) -> ir.AffineExpr:
-        if leaf.is_symbol:
-            return ir.AffineSymbolExpr.get(symbols.setdefault(leaf.name, len(symbols)))
-        assert leaf.op == "//", f"{leaf} is no sum, product or quotient of sizes"
+        if leaf.is_symbol or leaf.op == "min":
+            return ir.AffineSymbolExpr.get(symbols.setdefault(leaf, len(symbols)))
+        assert leaf.op == "//", f"{leaf} is no sum, product, quotient or minimum of sizes"
         return ir.AffineExpr.get_floor_div(*(self.affine(x, symbols) for x in leaf.args))
 
 

@@ -20,7 +20,7 @@ from tilec.dsl.check_calls import Calls
 from tilec.dsl.check_expect import check_expect
 from tilec.dsl.check_ranges import RangeChecker
 from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
-from tilec.dsl.check_sizes import declared_shape, size_names, subscript_ranks
+from tilec.dsl.check_sizes import declared_ranges, declared_shape, size_names, subscript_ranks
 from tilec.dsl.check_types import Typer
 from tilec.dsl.index_terms import range_of
 from tilec.dsl.inline import Inliner
@@ -157,6 +157,7 @@ class Elaborator(Calls):
                 self.report.error(f"`{tensor.name}` is declared twice", tensor.span, [note])
             seen.setdefault(tensor.name, tensor.span)
         sizes = size_names(self.op)
+        declared_ranges(self.op, self.report)
         for name in seen.keys() & sizes.keys():
             note = Note("as a size", sizes[name])
             self.report.error(f"`{name}` is both a tensor and a size", seen[name], [note])

@@ -7,7 +7,7 @@ only an access that is outside for every size is refused. Where all sizes are nu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.core.diagnostics import Note
@@ -16,8 +16,9 @@ from tilec.dsl.check_scope import Report, TensorInfo, free_indices, text_of
 from tilec.dsl.index_terms import IndexTerms, implied, in_sizes, is_open, range_of, varies
 from tilec.index.exact import Domain
 from tilec.index.facts import NONE, Facts
-from tilec.index.terms import Cond, Leaf, Term, index
+from tilec.index.terms import Cond, Leaf, Term, index, leaf_of, term
 
+_TRIED = 16  # numbers of a size
 _Ranges = Mapping[str, tuple[Term, Term]]
 
 
@@ -36,9 +37,9 @@ class _Here:
         names, empty = dict[str, Term](), self.empty
         for name, (low, high) in indices.items():
             outer = self.terms.names[name].leaf if name in self.terms.names else None
-            names[name] = index(f"{outer.name}'" if outer is not None and outer.op == "index" else name, high, low)
+            names[name] = index(f"{outer.name}'" if outer is not None and outer.op == "index" else name, _end(low, high), low)
             empty |= NONE.proves(low - high)
-        facts = replace(self.facts, never=True) if empty else self.facts
+        facts = replace(self.facts, never=True) if empty else _of_some(self.facts, indices.values())
         return _Here(self.terms.within(names), facts, self.conditions, empty)
 
     @property
@@ -160,6 +161,32 @@ class AccessChecker:
         ends = [leaf.ends for leaf in here.indices]
         nonempty = all(a is not None and b is not None and NONE.proves(b - a) for a, b in ends)
         return nonempty and (NONE.proves(high - extent) or NONE.proves(-low - 1))
+
+
+def _of_some(facts: Facts, ranges: Iterable[tuple[Term, Term]]) -> Facts:
+    """Where some index of each range exists: sizes are not so small that a range would be empty."""
+    swaps = dict(facts.swaps)
+    for low, high in ranges:
+        extent = high - low
+        for leaf in (leaf for leaf in extent.free if leaf.op == "size" and leaf.ends[1] is not None):
+            first = _first(extent, leaf)
+            if not NONE.proves(swaps.get(leaf, term(leaf)) - first):
+                swaps[leaf] = leaf_of("size", leaf.name, (), (term(first), leaf.ends[1]))
+    return facts if swaps == facts.swaps else replace(facts, swaps=swaps)
+
+
+def _first(extent: Term, size: Leaf) -> int:
+    """A number below which a size makes an extent less than 1."""
+    low, high = map(int, NONE.bounds(term(size)))
+    last = min(low + _TRIED, high)
+    return next((n for n in range(low, last) if NONE.bounds(NONE.rebuilt(extent, {size: term(n)}))[1] >= 1), last)
+
+
+def _end(low: Term, high: Term) -> Term:
+    """The end of a range that may be empty for some sizes, max(low, x): no index has a value where x is below `low`."""
+    leaf = (-high).leaf
+    others = [a for a in leaf.args if a is not -low] if leaf is not None and leaf.op == "min" else []
+    return -others[0] if len(others) == 1 else high
 
 
 def _inside(x: Term, extent: Term, facts: Facts) -> bool:

@@ -11,10 +11,11 @@ from tilec.dsl import ast
 from tilec.dsl.ast import replace
 from tilec.dsl.bind import Binding
 from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
-from tilec.dsl.check_sizes import declared_shape, size_names
-from tilec.dsl.index_terms import is_open, range_of
+from tilec.dsl.check_sizes import declared_ranges, declared_shape, size_names
+from tilec.dsl.index_terms import in_sizes, is_open, range_of
 from tilec.dsl.inline import Inliner
-from tilec.index.terms import Term, size
+from tilec.index.facts import NONE
+from tilec.index.terms import Term, size, term
 
 
 class Calls:
@@ -125,7 +126,18 @@ class Calls:
             self.report.error(f"{problem.message} in the call of `{callee.name}`", call.span, problem.notes)
         if not binding.conflicts and all(n in self.tensors for n in call.arguments):
             self._sizes_determined(call, callee, binding)
+            self._in_ranges(call, callee, binding)
         return binding
+
+    def _in_ranges(self, call: ast.OpCall, callee: ast.Op, binding: Binding) -> None:
+        """The callee's sizes must be those that its text allows; while sizes are open, those that are numbers."""
+        for name, allowed in declared_ranges(callee, Report()).items():
+            x, numbers = binding.sizes[name], allowed.numbers
+            if x.constant is None and (not self.decided or is_open("?", x)):
+                continue
+            if not (NONE.proves(x - numbers.low) and NONE.proves(numbers.high - x) and x % numbers.multiple is term(0)):
+                message = f"`{name}` is {in_sizes(x)} in the call of `{callee.name}`, which allows {numbers}"
+                self.report.error(message, call.span, [Note("it is declared here", allowed.span)])
 
     def _sizes_determined(self, call: ast.OpCall, callee: ast.Op, binding: Binding) -> None:
         """The arguments must tell all of the callee's sizes; while sizes are open, those that no parameter has."""

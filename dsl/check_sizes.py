@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import assert_never
 
-from tilec.core.diagnostics import Span
+from tilec.core.diagnostics import Note, Span
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report
 from tilec.dsl.index_terms import in_sizes, size_term
@@ -32,6 +32,18 @@ def size_names(op: ast.Op) -> dict[str, Span]:
                 if bound is not None:
                     _add_names(bound, bounds)
     return names | {name: span for name, span in bounds.items() if name not in taken and name not in names}
+
+
+def declared_ranges(op: ast.Op, report: Report) -> dict[str, ast.SizeRange]:
+    """The ranges that an op's text gives to its sizes."""
+    found: dict[str, ast.SizeRange] = {}
+    for size in (size for t in (*op.inputs, *op.outputs) for size in t.shape or ()):
+        if isinstance(size, ast.SizeName) and (own := size.range) is not None:
+            first = found.setdefault(size.name, own)
+            if first.numbers != own.numbers:
+                note = Note(f"it is {first.numbers} here", first.span)
+                report.error(f"`{size.name}` has another range, {own.numbers}", own.span, [note], "write it once")
+    return found
 
 
 def _add_names(size: ast.Size, names: dict[str, Span]) -> None:

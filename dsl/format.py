@@ -169,7 +169,7 @@ def _join(tokens: list[Token]) -> str:
 def _spaced(tokens: list[Token], k: int, nesting: list[str]) -> bool:
     """Whether a space stands before token k."""
     before, token = tokens[k - 1], tokens[k]
-    if token.value in _NO_SPACE_BEFORE or before.value in _NO_SPACE_AFTER:
+    if token.value in _NO_SPACE_BEFORE or before.value in _NO_SPACE_AFTER or ".." in (token.value, before.value):
         return False
     if before.value == ":":
         return not _is_range(tokens, k - 1)

@@ -31,6 +31,7 @@ MAX_DIAGNOSTICS = 50
 
 _IMPORTED = re.compile(r"(?<=import)([ \t]+)'([^'\"\n]*)'")
 _DOTS = re.compile(r'#[^\n]*|"[^"\n]*"|(?P<dots>\.\.[.=]*)')
+_SIZED = re.compile(r"[\[,]\s*[\w+*/() -]+:\s*[\w.-]*\s*\Z")
 _LEGAL = re.compile(r'#[^\n]*|"[^"\n]*"|[A-Za-z0-9_ \t\r\n\f]+|->|[()\[\]{}:;,.<>=+\-*/%^&|~]+|!')
 _LOOKALIKE = {
     "−": "-",
@@ -118,19 +119,25 @@ def _legal_text(source: Source, problems: list[Diagnostic]) -> str | None:
 
 
 def _without_dots(source: Source, text: str, problems: list[Diagnostic]) -> str:
-    """With `:` in place of the `..` of other languages' ranges."""
+    """With `:` in place of the `..` of other languages' ranges. Those of sizes have `..`: `f32[M: 1..8192]`."""
 
     def replaced(match: re.Match[str]) -> str:
         if (dots := match["dots"]) is None or len(problems) >= MAX_DIAGNOSTICS:
             return match[0]
         before, after = text[max(0, match.start() - 80) : match.start()], text[match.end() : match.end() + 80]
+        message, at = f"`{dots}` is not a word of the language", Span(source, match.start(), match.end())
+        if _SIZED.search(before):
+            if dots != "..":
+                hint = "the range of a size is written `M: 1..8192`, and both ends are among its numbers"
+                problems.append(Diagnostic(message, at, hint=hint))
+            return "..".ljust(len(dots))
         ends = re.search(r"[\w.+*/ -]*\Z", before), re.match(r"[\w+*/ -]*", after)
         low, high = (end[0].strip() if end else "" for end in ends)
         high += " + 1" * (bool(high) and "=" in dots)
         hint = f"a range is `low:high`, without `high` itself: write `{low.split(' in ')[-1] or 0}:{high or 'N'}`"
         if not low and not high:
             hint = "each dimension has an index of its own: `y[b, i] = x[b, i]`"
-        problems.append(Diagnostic(f"`{dots}` is not a word of the language", Span(source, match.start(), match.end()), hint=hint))
+        problems.append(Diagnostic(message, at, hint=hint))
         return ":".ljust(len(dots))
 
     return _DOTS.sub(replaced, text) if ".." in text else text

@@ -179,6 +179,8 @@ def _name_it(words: Words, at: int, expected: set[str]) -> tuple[str, str | None
 def _operator(words: Words, at: int, expected: set[str]) -> tuple[str, str | None]:
     """Operators that the language does not have; or just the word, and the words that would have fitted."""
     value = words.tokens[at].value
+    if "DOTS" in expected:
+        return f"unexpected {_speak(words.tokens[at])}: expected `..`", "the range of a size is written `M: 1..8192`"
     if value in _ARITHMETIC and words.tokens[at + 1].value == "=":
         return f"`{value}=` is not an operator", "a name is defined once: `name[i] = …`"
     if value in _ARITHMETIC and at and words.tokens[at - 1].value == value:

@@ -12,6 +12,7 @@ from lark import Token, Tree
 
 from tilec.core.diagnostics import Diagnostic, Source, Span
 from tilec.core.dtypes import DTYPES, OTHER_NAMES, DType
+from tilec.core.varying import Varying
 from tilec.dsl import ast
 from tilec.dsl.rewritten import left_hint
 from tilec.dsl.shortform import main_op
@@ -333,7 +334,27 @@ class TreeBuilder:
         for item in children[MAX_RANK:]:
             self._report(f"more than {MAX_RANK} dimensions", item.span)
             break
-        return tuple(self._size(item, "a size") for item in children[:MAX_RANK])
+        return tuple(item if isinstance(item, ast.Size) else self._size(item, "a size") for item in children[:MAX_RANK])
+
+    def sized(self, span: Span, children: Children) -> ast.Size:
+        """`M: 8..8192 by 8`, without its range where that is wrong."""
+        size, low, high, *step = children
+        if not isinstance(size, ast.Name):
+            self._report("a range belongs to the name of a size", size.span, "write it where the name stands alone: `M: 1..8192`")
+            return self._size(size, "a size")
+        found = ast.SizeName(size.name, size.span)
+        if step and str(step[0]) != "by":
+            self._report(f"unexpected `{step[0]}` behind a range", self._span(step[0]), "multiples are written `8..8192 by 8`")
+            return found
+        ends = [e.value for e in (low, high, *step[1:]) if isinstance(e, ast.Number) and isinstance(e.value, int)]
+        if len(ends) < 2 + len(step[1:]):
+            self._report("the range of a size is made of whole numbers", Span(span.source, low.span.start, span.end))
+            return found
+        numbers, at = Varying(*ends), Span(span.source, low.span.start, span.end)
+        if (wrong := numbers.mistake(size.name)) is not None:
+            self._report(wrong[0], at, wrong[1])
+            return found
+        return ast.SizeName(size.name, size.span, ast.SizeRange(numbers, at))
 
     def type(self, span: Span, children: Children) -> tuple[DType | None, tuple[ast.Size, ...]]:
         token, sizes = children

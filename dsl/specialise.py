@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice, product
 from math import prod
+from typing import Literal
 
 from tilec.core.diagnostics import CallError, TileError
 from tilec.core.dtypes import DType
@@ -13,7 +15,7 @@ from tilec.dsl import ast
 from tilec.dsl.bind import Binding
 from tilec.dsl.check import Described, Elaborator, check_module, elaborate_open
 from tilec.dsl.check_scope import Report, TensorInfo, suggestion
-from tilec.dsl.check_sizes import declared_shape, size_names, subscript_ranks
+from tilec.dsl.check_sizes import declared_ranges, declared_shape, size_names, subscript_ranks
 from tilec.dsl.index_terms import range_of, to_size
 from tilec.dsl.modules import Loader, load, load_file
 from tilec.dsl.short_doubts import constant_for_input, doubts
@@ -74,12 +76,14 @@ def specialise(
     try:
         elaborator = program.elaborated.get(chosen.name) or _elaborated(program, chosen, inputs, bound, loader)
     except TileError as error:
+        if varies:
+            raise _where_it_fails(error, program, chosen, bound, varies, loader) from None
         raise _with_multiples(error, program, chosen, bound, loader) from None
     tensors, equations = [elaborator.tensors[t.name] for t in chosen.inputs], elaborator.equations
     known = {size.name for size in solved_sizes([t.shape or () for t in tensors], varies)}
     if missing := [name for name in varies if name not in known]:
         hint = "one dimension of an input is the size, or a multiple of it and a number: `M`, `2 * M + 1`"
-        raise CallError(f"no input tells the size `{missing[0]}`, so that it cannot vary", chosen.span, hint=hint)
+        raise CallError(f"no input determines the size `{missing[0]}`, so that it cannot vary", chosen.span, hint=hint)
     _addressable(tensors, equations, bound)
     outputs = tuple(_tensor(elaborator.tensors[t.name], t) for t in chosen.outputs)
     return Specialised(
@@ -154,6 +158,32 @@ def _with_multiples(
     return error
 
 
+_TRIED = 64  # choices of sizes at which a program that is not proved for all of them is looked at
+
+
+def _where_it_fails(
+    error: TileError, program: ast.Program, op: ast.Op, bound: Mapping[str, Term], varies: Mapping[str, Varying],
+    loader: Loader,
+) -> TileError:  # fmt: skip
+    """The error of a program that is not proved for all of its sizes: with those at which it is wrong, if some are found, and what
+    is wrong then."""
+    ranges = ", ".join(f"`{name}` in {v}" for name, v in varies.items())
+    tried = [dict.fromkeys((v.low, min(v.low + v.multiple, v.high), v.middle, v.high)) for v in varies.values()]
+    few = () if len(op.body) > _LARGE or any(t.dtype is None or t.shape is None for t in op.inputs) else product(*tried)
+    for chosen in islice(few, _TRIED):
+        numbers = dict(zip(varies, chosen))
+        try:
+            _elaborated(program, op, None, {**bound, **{name: term(n) for name, n in numbers.items()}}, loader)
+        except TileError as exact:
+            first, *others = exact.diagnostics
+            at = " and ".join(f"`{name}` = {n}" for name, n in numbers.items())
+            return TileError([replace(first, message=f"for {at}: {first.message}"), *others])
+    first, *others = error.diagnostics
+    advice = f"this must be proved for {ranges}: a smaller range may help, or multiples, `if`, `pad`, or a size that is a number"
+    hint = f"{first.hint}; {advice}" if first.hint else advice
+    return TileError([replace(first, hint=hint), *others])
+
+
 def _addressable(inputs: Iterable[TensorInfo], equations: list[ast.Equation], sizes: Mapping[str, Term]) -> None:
     """Offsets are 64-bit integers: no size, and no tensor in bytes, reaches 2^63."""
     for name, value in sizes.items():
@@ -226,6 +256,8 @@ def bind(
     binding.solve()
     for conflict in binding.conflicts:
         raise CallError(conflict.message, conflict.span, conflict.notes)
+    for name, allowed in declared_ranges(op, Report()).items():
+        _in_declared(name, allowed, varies.get(name) or binding.sizes[name])
     for name, v in list(varies.items()):
         _varies_so(name, v, binding.sizes.get(name, term(v.low)))
         if v.low == v.high:
@@ -238,11 +270,36 @@ def bind(
     return binding.sizes
 
 
+def _in_declared(name: str, allowed: ast.SizeRange, found: Varying | Term) -> None:
+    """Whether a size, or the range that it varies in, is in the range that the text gives it."""
+    if isinstance(found, Varying):
+        if not found.within(allowed.numbers):
+            raise CallError(f"`{name}` varies in {found}, and the program allows {allowed.numbers}", allowed.span)
+    elif found.constant is not None and not allowed.numbers.has(found.constant):
+        raise CallError(f"`{name}` is {found}, and the program allows {allowed.numbers}", allowed.span)
+
+
+def ranges_of(op: ast.Op, varies: Literal["all"] | Collection[str] | Mapping[str, Varying]) -> dict[str, Varying]:
+    """The range of each size that varies: as given, or as the op's text declares it; "all" are all sizes. Raises CallError where
+    neither gives one."""
+    if isinstance(varies, Mapping):
+        return dict(varies)
+    declared, known = declared_ranges(op, Report()), size_names(op)
+    found = {}
+    for name in known if varies == "all" else varies:
+        if name not in known:
+            raise CallError(f"`{op.name}` has no size `{name}`", op.span, hint=suggestion(name, known) or _sizes_hint(known))
+        if name not in declared:
+            hint = f"write it where the size stands alone in a type, `f32[{name}: 1..8192]`, or give it with `varies`"
+            raise CallError(f"`{name}` has no range to vary in", known[name], hint=hint)
+        found[name] = declared[name].numbers
+    return found
+
+
 def _varies_so(name: str, v: Varying, value: Term) -> None:
     """Whether its range has numbers, and the one of a call, if it has one."""
-    if v.low < 0 or v.multiple < 1 or v.low % v.multiple or v.high % v.multiple or v.low > v.high:
-        hint = "a range is from 0 on, not empty, and begins and ends with multiples of its step"
-        raise CallError(f"`{name}` cannot vary in {v}", hint=hint)
+    if (wrong := v.mistake(name)) is not None:
+        raise CallError(wrong[0], hint=wrong[1])
     if (number := value.constant) is not None and not v.has(number):
         raise CallError(f"`{name}` is {number}, which is not in its range, {v}")
 

@@ -38,8 +38,29 @@ class Varying:
         """Whether a number is one of its values."""
         return self.low <= number <= self.high and number % self.multiple == 0
 
+    def mistake(self, name: str) -> tuple[str, str] | None:
+        """What is wrong with it as the range of a size, and what helps."""
+        if self.multiple < 1 or self.low < 0:
+            return f"`{name}` cannot be in {self}", "sizes are whole numbers from 0 on, and multiples of a number from 1 on"
+        if self.low > self.high:
+            return f"the range {self} of `{name}` is empty", f"its first number comes first: `{self.high}..{self.low}`"
+        ends = -(-self.low // self.multiple) * self.multiple, self.high // self.multiple * self.multiple
+        if ends != (self.low, self.high):
+            hint = f"both ends of a range are multiples: `{ends[0]}..{ends[1]} by {self.multiple}`"
+            return f"the range {self} of `{name}` does not end with multiples of {self.multiple}", hint
+        return None
+
+    def within(self, other: Varying) -> bool:
+        """Whether all of its numbers are another range's."""
+        return other.has(self.low) and other.has(self.high) and self.multiple % other.multiple == 0
+
+    @property
+    def middle(self) -> int:
+        """A number of it between both ends."""
+        return (self.low + self.high) // 2 // self.multiple * self.multiple
+
     def __str__(self) -> str:
-        return f"{self.low}..{self.high}" + (f" by {self.multiple}" if self.multiple > 1 else "")
+        return f"{self.low}..{self.high}" + (f" by {self.multiple}" if self.multiple != 1 else "")
 
 
 def evaluated(text: str, sizes: Mapping[str, N]) -> N:
