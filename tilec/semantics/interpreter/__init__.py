@@ -19,6 +19,7 @@ import numpy as np
 
 from tilec.core import mlir
 from tilec.core.diagnostics import CallError
+from tilec.core.extents import texts_of
 from tilec.core.mlir import ir
 from tilec.semantics.interpreter import (
     asynchronous,
@@ -35,6 +36,7 @@ from tilec.semantics.interpreter.code import Code, Context, dtype_of, shape_of
 from tilec.semantics.interpreter.faults import Fault, Unsupported
 from tilec.semantics.interpreter.flight import is_mapped, launch
 from tilec.semantics.interpreter.memory import Buffer, View
+from tilec.semantics.interpreter.sizes import shape_at, sizes_at
 
 __all__ = ["Fault", "Unsupported", "interpret", "prepare"]
 
@@ -107,7 +109,8 @@ class _Program:
         shapes = _shapes(self.entry, "arg_attrs", len(parameters))
         given = _in_order(arrays, names[:count])
         views = [_input(n, a, p, shape) for n, a, p, shape in zip(names, given, parameters, shapes)]
-        made = [_output(n, p) for n, p in zip(names[count:], parameters[count:])]
+        sizes = sizes_at(self.entry, [v.shape for v in views])
+        made = [_output(n, p, sizes) for n, p in zip(names[count:], parameters[count:])]
         name = mlir.symbol(self.entry)
         returned = self.call(name, Context(), [*views, *made])
         if returned:
@@ -154,8 +157,12 @@ def _input(name: str, array: np.ndarray, parameter: ir.Value, written: tuple[int
     return View.whole(Buffer(data, None, f"'{name}'", readonly=True), shape if written else array.shape)
 
 
-def _output(name: str, parameter: ir.Value) -> View:
-    shape = shape_of(parameter.type)
+def _output(name: str, parameter: ir.Value, sizes: dict[str, int]) -> View:
+    shape: tuple[int, ...] | None = shape_of(parameter.type)
+    if mlir.DYNAMIC in shape:
+        argument = ir.BlockArgument(parameter)
+        shape = shape_at(texts_of(argument.owner.owner.operation, argument.arg_number) or ["?"], sizes)
+        assert shape is not None, "inputs determine all sizes"
     return View.whole(Buffer.empty(prod(shape), dtype_of(parameter.type), f"'{name}'"), shape)
 
 

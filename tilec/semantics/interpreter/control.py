@@ -165,22 +165,22 @@ def interleaved(tasks: list[Iterator[None]]) -> Iterator[None]:
 @operation("scf.forall")
 def _forall(code: Code, op: ir.Operation) -> Step:
     """Blocks one after another; each sees the shared results as they were before the loop."""
-    counts = list(ir.DenseI64ArrayAttr(op.attributes["staticUpperBound"]))
-    starts = list(ir.DenseI64ArrayAttr(op.attributes["staticLowerBound"]))
-    steps = list(ir.DenseI64ArrayAttr(op.attributes["staticStep"]))
-    if mlir.DYNAMIC in (*counts, *starts, *steps):
-        raise Unsupported(op, "bounds that are not static")
-    shared, results = code.operands(op), code.results(op)
+    given, bounds = iter(code.operands(op)), []
+    for name in ("staticLowerBound", "staticUpperBound", "staticStep"):
+        numbers = list(ir.DenseI64ArrayAttr(op.attributes[name]))
+        bounds.append([(next(given), None) if n == mlir.DYNAMIC else (None, n) for n in numbers])
+    shared, results = list(given), code.results(op)
     inner = op.regions[0].blocks[0]
-    states = [code.slot(a) for a in list(inner.arguments)[len(counts) :]]
+    states = [code.slot(a) for a in list(inner.arguments)[len(bounds[0]) :]]
     targets = [code.targets.setdefault(s, code.fresh()) for s in states]
     block = code.block(inner)
-    variables = block.arguments[: len(counts)]
+    variables = block.arguments[: len(bounds[0])]
 
     def blocks(frames: list[Values], context: Context) -> None:
         for frame in frames:
             frame[0].launch()
-        for point in product(*map(range, starts, counts, steps)):
+        ends = ([int(frames[0][s]) if s is not None else n for s, n in part] for part in bounds)
+        for point in product(*map(range, *ends)):
             for frame in frames:
                 frame[0].block += 1
                 for slot, index in zip(variables, point):

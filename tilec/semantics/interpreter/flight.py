@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from tilec.core import mlir
+from tilec.core import extents, mlir
 from tilec.core.mlir import ir
+from tilec.core.varying import number
 from tilec.semantics.interpreter.code import Code, Context, Index, Mask
 from tilec.semantics.interpreter.faults import Fault, Unsupported
 from tilec.semantics.interpreter.memory import Buffer, View
 from tilec.semantics.interpreter.races import Clocks, Guard
+from tilec.semantics.interpreter.sizes import sizes_at
 
 LANES = 8192  # threads that run in step
 KNOWN = 1 << 23  # ticks that their clocks may hold
@@ -29,7 +31,8 @@ def is_mapped(function: ir.Operation) -> bool:
 
 def launch(code: Code, arguments: list[View]) -> None:
     """Runs a mapped kernel."""
-    blocks, threads = (mlir.get_integer(code.function, f"tilec.{n}") for n in ("blocks", "threads"))
+    threads = mlir.get_integer(code.function, "tilec.threads")
+    blocks = number(extents.blocks(code.function), sizes_at(code.function, [v.static_shape() for v in arguments]))
     kernel = Kernel(code, blocks, threads)
     guards = []
     for n in kernel.stored:

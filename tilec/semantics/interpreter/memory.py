@@ -7,11 +7,13 @@ written so far.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.semantics.interpreter.code import Context, Index, Mask, differs, merge
 from tilec.semantics.interpreter.faults import Fault, first
@@ -124,6 +126,12 @@ class View:
         length = f", {vector} elements from there" if vector else ""
         what = f"subscript {at} of dimension {d}{length}, where {self.buffer.name or 'memory'} has {size}"
         raise Fault("outside", op, what, context.names(np.flatnonzero(wrong)))
+
+
+def filled(shape: Sequence[int], given: Sequence[Index]) -> tuple[int, ...]:
+    """A type's shape, with numbers in place of its `?`."""
+    numbers = iter(given)
+    return tuple(int(next(numbers)) if n == mlir.DYNAMIC else n for n in shape)
 
 
 def row_major(shape: tuple) -> tuple:

@@ -12,7 +12,7 @@ from tilec.semantics.interpreter.clusters import cluster_memory, is_clusters, is
 from tilec.semantics.interpreter.code import Code, Index, Mask, Step, Values, dtype_of, operation, shape_of
 from tilec.semantics.interpreter.faults import Fault, Unsupported
 from tilec.semantics.interpreter.flight import Threads, is_mapped
-from tilec.semantics.interpreter.memory import Buffer, View, read, write
+from tilec.semantics.interpreter.memory import Buffer, View, filled, read, write
 from tilec.semantics.interpreter.threads import workgroup_memory
 
 
@@ -21,9 +21,10 @@ def _allocate(code: Code, op: ir.Operation) -> Step:
     (r,) = code.results(op)
     type_ = ir.MemRefType(op.results[0].type)
     shape, dtype, name = shape_of(type_), dtype_of(type_), mlir.get_string(op, "tilec.name") or _name(op)
-    if mlir.DYNAMIC in shape:
-        raise Unsupported(op, "a size that is not static")
+    sizes = code.operands(op)
     if is_mapped(code.function):
+        if sizes:
+            raise Unsupported(op, "a size that is not static")
         if is_clusters(type_):
             return cluster_memory(code, op, name)
         if is_mbarrier(op.results[0]):
@@ -34,12 +35,13 @@ def _allocate(code: Code, op: ir.Operation) -> Step:
     def step(values: Values, mask: Mask) -> None:
         context = values[0]
         if context.lanes is None:
-            buffer = Buffer.empty(prod(shape), dtype, name)
-        else:
-            buffer = Buffer(
-                np.zeros((context.lanes, prod(shape)), dtype), np.zeros((context.lanes, prod(shape)), np.bool_), name
-            )
-            buffer.row_of, buffer.private = np.arange(context.lanes), True
+            whole = filled(shape, [values[s] for s in sizes])
+            values[r] = View.whole(Buffer.empty(prod(whole), dtype, name), whole)
+            return
+        buffer = Buffer(
+            np.zeros((context.lanes, prod(shape)), dtype), np.zeros((context.lanes, prod(shape)), np.bool_), name
+        )
+        buffer.row_of, buffer.private = np.arange(context.lanes), True
         values[r] = View.whole(buffer, shape)
 
     return step

@@ -31,7 +31,17 @@ from tilec.semantics.interpreter.code import (
     shape_of,
 )
 from tilec.semantics.interpreter.faults import Fault, Unsupported
-from tilec.semantics.interpreter.memory import Buffer, View, copy_of, may_read, may_write, part, read, write
+from tilec.semantics.interpreter.memory import (
+    Buffer,
+    View,
+    copy_of,
+    filled,
+    may_read,
+    may_write,
+    part,
+    read,
+    write,
+)  # fmt: skip
 from tilec.semantics.interpreter.ranks import shared_dim
 
 # ---- linalg ----------------------------------------------------------------------------------------------------------
@@ -216,8 +226,7 @@ def _empty(code: Code, op: ir.Operation) -> Step:
     shape, dtype = shape_of(type_), dtype_of(type_)
 
     def step(values: Values, mask: Mask) -> None:
-        given = iter(values[s] for s in sizes)
-        whole = tuple(int(next(given)) if n == mlir.DYNAMIC else n for n in shape)
+        whole = filled(shape, [values[s] for s in sizes])
         values[r] = View.whole(Buffer.empty(prod(whole), dtype), whole)
 
     return step
@@ -297,13 +306,14 @@ def _insert(
 
 @operation("tensor.expand_shape", "memref.expand_shape")
 def _expand(code: Code, op: ir.Operation) -> Step:
-    source, (r,) = code.operands(op)[0], code.results(op)
-    groups, shape = _groups(op), shape_of(op.results[0].type)
-    if mlir.DYNAMIC in shape:
-        raise Unsupported(op, "sizes that are not static")
+    (source, *sizes), (r,) = code.operands(op), code.results(op)
+    groups, extents = _groups(op), shape_of(op.results[0].type)
 
     def step(values: Values, mask: Mask) -> None:
         view: View = values[source]
+        shape = filled(extents, [values[s] for s in sizes])
+        if sizes and any(prod(shape[d] for d in group) != n for group, n in zip(groups, view.static_shape())):
+            raise Fault("invalid", op, f"shape {view.static_shape()} is not {shape}")
         strides = list(shape)
         for group, stride in zip(groups, view.strides):
             for d in reversed(group):
