@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilec.core import locations, mlir
-from tilec.core.extents import Extent, empty, loops_of
+from tilec.core.extents import Extent, emitted, empty, loops_of, shape_of, tensor_type
 from tilec.core.mlir import ir, linalg, tensor
 from tilec.kernels.attributes import carry_over
 from tilec.passes.emit import Body
@@ -105,41 +105,45 @@ def replace(op: ir.Operation, new: ir.Operation) -> ir.Operation:
     return new
 
 
-def expanded(value: ir.Value, at: int, parts: int, chunk: int) -> ir.Value:
+def expanded(value: ir.Value, at: int, parts: Extent, chunk: Extent) -> ir.Value:
     """The tensor with one dimension written as two: no data moves. The same value for all that read the tensor so, which may
     be one kernel."""
-    shaped = ir.ShapedType(value.type)
-    shape = list(shaped.shape)
-    new = [*shape[:at], parts, chunk, *shape[at + 1 :]]
+    shape, element = shape_of(value), ir.ShapedType(value.type).element_type
+    new = (*shape[:at], parts, chunk, *shape[at + 1 :])
     groups = [[d] if d < at else [at, at + 1] if d == at else [d + 1] for d in range(len(shape))]
     owner = mlir.definition(value)
     if mlir.is_empty(value):  # only tells a trip count
-        return tensor.empty(new, shaped.element_type)
+        return empty(new, element)
     for user in mlir.uses(value):
-        if user.name == "tensor.expand_shape" and ir.ShapedType(user.results[0].type).shape == new:
+        if user.name == "tensor.expand_shape" and shape_of(user.results[0]) == new:
             return user.results[0]
     with ir.InsertionPoint.at_block_begin(value.owner) if owner is None else ir.InsertionPoint.after(owner):
-        return tensor.ExpandShapeOp(mlir.tensor_type(new, shaped.element_type), value, groups, [], new).result
+        return _expand(value, new, element, groups)
+
+
+def _expand(value: ir.Value, shape: Sequence[Extent], element: ir.Type, groups: list[list[int]]) -> ir.Value:
+    type_ = tensor_type(shape, element)
+    varying = [emitted(n, [value]) for n in shape if not isinstance(n, int)]
+    return tensor.ExpandShapeOp(type_, value, groups, varying, list(type_.shape)).result
 
 
 def collapsed(value: ir.Value, at: int) -> ir.Value:
     """The tensor with two dimensions in one: the same value for all of its readers."""
-    shaped = ir.ShapedType(value.type)
-    shape = list(shaped.shape)
-    new = [*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :]]
+    shape, element = shape_of(value), ir.ShapedType(value.type).element_type
+    new = (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
     groups = [[d] if d < at else [at, at + 1] if d == at else [d + 1] for d in range(len(new))]
     for user in mlir.uses(value):
-        if user.name == "tensor.collapse_shape" and list(ir.ShapedType(user.results[0].type).shape) == new:
+        if user.name == "tensor.collapse_shape" and shape_of(user.results[0]) == new:
             return user.results[0]
     owner = mlir.definition(value)
     if owner is not None and owner.name == "tensor.expand_shape":
         source = owner.operands[0]
-        if list(ir.ShapedType(source.type).shape) == new:
+        if shape_of(source) == new:
             return source
         read = [[ir.IntegerAttr(i).value for i in ir.ArrayAttr(g)] for g in ir.ArrayAttr(owner.attributes["reassociation"])]
         if any(at in g and at + 1 in g for g in read):
             fewer = [[d - (d > at) for d in g if d != at + 1] for g in read]
             with ir.InsertionPoint(owner):
-                return tensor.ExpandShapeOp(mlir.tensor_type(new, shaped.element_type), source, fewer, [], new).result
+                return _expand(source, new, element, fewer)
     with ir.InsertionPoint.at_block_begin(value.owner) if owner is None else ir.InsertionPoint.after(owner):
-        return tensor.CollapseShapeOp(mlir.tensor_type(new, shaped.element_type), value, groups).result
+        return tensor.CollapseShapeOp(tensor_type(new, element), value, groups).result

@@ -10,6 +10,7 @@ i64, which is the position of no element.
 from __future__ import annotations
 
 from tilec.core import locations, mlir
+from tilec.core.extents import at_most, known_loops
 from tilec.core.mlir import arith, ir, linalg, memref
 from tilec.passes.cpu.lanes import Lanes
 from tilec.passes.rebuild import Anew, Operand, operands_out, rebuild
@@ -43,7 +44,7 @@ def narrow_positions(op: ir.Operation) -> None:
 
 def _wide(op: ir.Operation, block: ir.Block) -> set[ir.Value]:
     """Indices as i64, states that hold such, and what is chosen of them; none if anything else is computed of what is no index."""
-    extents, found = mlir.extents_of(op), set[ir.Value]()
+    extents, found = known_loops(op), set[ir.Value]()
     states = list(block.arguments)[len(mlir.inputs_of(op)) :]
     found |= {v for v in states if str(v.type) == "i64"}
     for view in block.operations:
@@ -52,7 +53,7 @@ def _wide(op: ir.Operation, block: ir.Block) -> set[ir.Value]:
             index = mlir.definition(made.operands[0])
             if index is not None and index.name == "linalg.index":
                 extent = extents[mlir.index_dim(index)]
-                found |= {made.results[0]} if 0 <= extent < MOST[32] else set()
+                found |= {made.results[0]} if extent is not None and at_most(extent, MOST[32] - 1) else set()
         elif made.name == "arith.select" and {*list(made.operands)[1:]} <= found:
             found.add(made.results[0])
     for value in (v for v in found if not _is_index(v)):

@@ -20,6 +20,7 @@ from tilec.analysis.directions import step_inside
 from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.products import factors_of, product_of
 from tilec.core import mlir
+from tilec.core.extents import Extent, at_least, empty, loops_of, shape_of
 from tilec.core.mlir import affine, ir, tensor
 from tilec.passes.emit import Body
 from tilec.passes.rebuild import Anew, Operand, collapsed, expanded, operands_in, operands_out, rebuild, replace
@@ -70,17 +71,17 @@ def _is_contraction(op: ir.Operation) -> bool:
 
 
 def _separate(op: ir.Operation) -> None:
-    terms, extents = BodyTerms(op), mlir.extents_of(op)
+    terms, extents = BodyTerms(op), loops_of(op)
     for load in _loads(op):
         value, *subscripts = load.operands
-        shape, read, parts = list(ir.ShapedType(value.type).shape), list[int](), list[tuple[int, list[int]]]()
+        shape, read, parts = list(shape_of(value)), list[int](), list[tuple[int, list[Extent]]]()
         for at, (e, x) in enumerate(zip(shape, map(terms.exact, subscripts))):
             own = sorted(terms.dims_of(x), key=lambda d: -step_inside(terms, x, d))
             sizes = [extents[d] for d in own]
             whole = reduce(lambda y, d: y * extents[d] + terms.dims[d], own[1:], terms.dims[own[0]]) if own else None
             if x in terms.dims and extents[terms.dims.index(x)] == e:
                 read.append(terms.dims.index(x))
-            elif x is whole and prod(sizes) == e and (at + 1 < len(shape) or sizes[-1] >= ROW):
+            elif x is whole and prod(sizes) == e and (at + 1 < len(shape) or at_least(sizes[-1], ROW)):
                 read += own
                 parts.append((at, sizes))
         if parts and len(set(read)) == len(read) == len(shape) + sum(len(sizes) - 1 for _, sizes in parts):
@@ -94,13 +95,15 @@ def _separate(op: ir.Operation) -> None:
 
 def _along_one(op: ir.Operation) -> ir.Operation:
     """The sum along one index in place of several, if a tensor is read at it: all of its dimension, in order."""
-    terms, extents, kinds = BodyTerms(op), mlir.extents_of(op), mlir.iterators_of(op)
+    terms, extents, kinds = BodyTerms(op), loops_of(op), mlir.iterators_of(op)
     every = [*operands_in(op), *operands_out(op)]
     for load in _loads(op):
         value, *subscripts = load.operands
-        for extent, subscript in zip(ir.ShapedType(value.type).shape, subscripts):
+        for extent, subscript in zip(shape_of(value), subscripts):
             x = terms.exact(subscript)
             run = sorted(terms.dims_of(x))
+            if not all(isinstance(extents[d], int) for d in run):
+                continue
             if len(run) < 2 or prod(extents[d] for d in run) != extent or any(kinds[d] != "reduction" for d in run):
                 continue
             along = [o.dims for o in every if not {*run}.isdisjoint(o.dims)]
@@ -114,23 +117,24 @@ def _along_one(op: ir.Operation) -> ir.Operation:
 def _summed_along_one(op: ir.Operation, run: list[int], at: ir.Value) -> ir.Operation:
     """The sum with one dimension in place of the dimensions `run`, whose index the subscript `at` is."""
     first, *others = run
-    extents = mlir.extents_of(op)
+    extents = loops_of(op)
+    lengths = {d: n for d in run if isinstance(n := extents[d], int)}
 
     def read(o: Operand) -> Operand:
-        shape, dims = list(ir.ShapedType(o.value.type).shape), [d for d in o.dims if d not in others]
+        shape, dims = list(shape_of(o.value)), [d for d in o.dims if d not in others]
         if first not in o.dims:
             return o
         if mlir.is_empty(o.value):  # only tells trip counts
             sizes = [prod(extents[d] for d in run) if d == first else shape[[*o.dims].index(d)] for d in dims]
-            return Operand(tensor.empty(sizes, ir.ShapedType(o.value.type).element_type), dims, o.instead)
+            return Operand(empty(sizes, ir.ShapedType(o.value.type).element_type), dims, o.instead)
         return Operand(reduce(lambda value, _: collapsed(value, dims.index(first)), others, o.value), dims, o.instead)
 
     def body(here: Anew) -> list[ir.Value]:
         def index(d: int) -> ir.Value:
             if d not in run:
                 return here.own(d)
-            behind = prod(extents[n] for n in run if n > d)
-            part = ir.AffineExpr.get_mod(ir.AffineExpr.get_floor_div(ir.AffineDimExpr.get(0), behind), extents[d])
+            behind = prod(lengths[n] for n in run if n > d)
+            part = ir.AffineExpr.get_mod(ir.AffineExpr.get_floor_div(ir.AffineDimExpr.get(0), behind), lengths[d])
             return affine.apply(ir.AffineMap.get(1, 0, [part]), [here.own(first)])
 
         here.index = index
@@ -164,7 +168,7 @@ def _joined(op: ir.Operation, load: ir.Operation) -> tuple[int, int, ir.Operatio
     """The first subscript and the end of those that are quotients and rests of one index, by the extents of the dimensions behind
     each; and that index."""
     value, *subscripts = load.operands
-    shape, extents, terms = list(ir.ShapedType(value.type).shape), mlir.extents_of(op), BodyTerms(op)
+    shape, extents, terms = list(shape_of(value)), loops_of(op), BodyTerms(op)
     indices = [o.operation for o in mlir.body_of(op).operations if o.operation.name == "linalg.index"]
     read = list(map(terms.exact, subscripts))
     for at, end in combinations(range(len(read) + 1), 2):
@@ -192,7 +196,7 @@ def _bare(op: ir.Operation, load: ir.Operation) -> list[int] | None:
     """The dimensions that are the subscripts of a load, if these are all of the tensor's elements, each once. A dimension of one
     element, at which 0 is read, is one of the operation's."""
     value, *subscripts = load.operands
-    extents, shape = mlir.extents_of(op), list(ir.ShapedType(value.type).shape)
+    extents, shape = loops_of(op), list(shape_of(value))
     owners = [mlir.definition(s) for s in subscripts]
     dims = [mlir.index_dim(o) if o is not None and o.name == "linalg.index" else None for o in owners]
     single = iter([d for d, e in enumerate(extents) if e == 1 and d not in dims])

@@ -9,11 +9,12 @@ the program reads.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from math import prod
 
 from tilec.analysis.products import product_of
 from tilec.core import mlir
+from tilec.core.extents import at_least, at_most, loops_of, shape_of
 from tilec.core.mlir import ir
 
 
@@ -99,14 +100,16 @@ def _is_large_product(op: ir.Operation, deepest: int) -> bool:
     if product_of(op) is None or len(op.results) != 1 or "tilec.scan" in op.attributes:
         return False
     kinds = mlir.iterators_of(op)
-    summed = prod(e for e, kind in zip(mlir.extents_of(op), kinds) if kind == "reduction")
+    summed = prod(e for e, kind in zip(loops_of(op), kinds) if kind == "reduction")
     used = {v for inner in mlir.traverse(op) for v in inner.operands}
     read = [v for v, argument in zip(mlir.inputs_of(op), mlir.body_of(op).arguments) if argument in used]
     read += [inner.operands[0] for inner in mlir.traverse(op) if inner.name == "tensor.extract"]
     types = [ir.ShapedType(v.type) for v in dict.fromkeys(read)]
     narrow = all(str(t.element_type) in ("bf16", "f16") for t in types)
-    return narrow and 0 < summed <= deepest and _size(op.results[0]) > sum(prod(t.shape) for t in types)
+    return narrow and at_least(summed, 1) and at_most(summed, deepest) and _is_larger(op.results[0], dict.fromkeys(read))
 
 
-def _size(value: ir.Value) -> int:
-    return prod(ir.ShapedType(value.type).shape)
+def _is_larger(value: ir.Value, others: Iterable[ir.Value]) -> bool:
+    """Whether a tensor is known to have more elements than all of the others together."""
+    size, rest = prod(shape_of(value)), [prod(shape_of(v)) for v in others]
+    return at_least(size - sum(rest), 1)

@@ -20,7 +20,7 @@ from math import isclose, prod
 
 from tilec.analysis.expression import Expr, Reader, Unreadable
 from tilec.core import mlir
-from tilec.core.extents import empty_like
+from tilec.core.extents import empty_like, loops_of
 from tilec.core.mlir import arith, ir
 from tilec.passes.rebuild import Anew, added, operands_out, rebuild
 
@@ -67,7 +67,7 @@ def squared(op: ir.Operation) -> ir.Value | None:
 
 def _adds_up_to_nothing(op: ir.Operation, distance: ir.Value) -> bool:
     """Whether a value of a sum's body is a distance from the mean of what it is a distance of."""
-    extents, kinds = mlir.extents_of(op), mlir.iterators_of(op)
+    extents, kinds = loops_of(op), mlir.iterators_of(op)
     reduced = [d for d, kind in enumerate(kinds) if kind == "reduction"]
     try:
         x = expression_of(op, distance, tuple(range(len(kinds))))
@@ -77,8 +77,8 @@ def _adds_up_to_nothing(op: ir.Operation, distance: ir.Value) -> bool:
         x = x.args[0]
     if x.op != "arith.subf":
         return False
-    pairs = (x.args, x.args[::-1])
-    return any(_is_mean(a, z, reduced, {d: extents[d] for d in reduced}) for z, a in pairs if not a.dims & {*reduced})
+    pairs, lengths = (x.args, x.args[::-1]), {d: n for d in reduced if isinstance(n := extents[d], int)}
+    return len(lengths) == len(reduced) and any(_is_mean(a, z, reduced, lengths) for z, a in pairs if not a.dims & {*reduced})
 
 
 def _is_mean(a: Expr, z: Expr, reduced: list[int], extents: dict[int, int]) -> bool:
@@ -130,8 +130,8 @@ def _elementwise(value: ir.Value) -> tuple[ir.Operation, int] | None:
 
 def _correct(op: ir.Operation, distance: ir.Value) -> None:
     squares, name = op.results[0], mlir.get_string(op, "tilec.name") or "sum"
-    extents, kinds = mlir.extents_of(op), mlir.iterators_of(op)
-    number = prod(e for e, kind in zip(extents, kinds) if kind == "reduction")
+    extents, kinds = loops_of(op), mlir.iterators_of(op)
+    number = prod(e for e, kind in zip(extents, kinds) if kind == "reduction" and isinstance(e, int))
     kept, (out,) = mlir.map_dims(mlir.maps_of(op)[-1]), operands_out(op)
     with ir.InsertionPoint.after(op), op.location:
         rest = rebuild(op, body=lambda here: [arith.addf(here.value(out.instead), here.value(distance))], name=f"{name}.rest")

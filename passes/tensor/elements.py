@@ -14,6 +14,7 @@ from math import prod
 
 from tilec.analysis.products import product_of
 from tilec.core import mlir
+from tilec.core.extents import at_least, loops_of, shape_of
 from tilec.core.mlir import func, ir, tensor
 from tilec.passes.emit import Body
 from tilec.passes.tensor.collapsed import as_operands
@@ -60,10 +61,10 @@ def compute_where_read(module: ir.Operation) -> None:
 
 def _is_computed_there(load: ir.Operation) -> bool:
     value, reader = load.operands[0], load.parent
-    op, extents = mlir.definition(value), mlir.extents_of(reader)
+    op, extents = mlir.definition(value), loops_of(reader)
     if op is None or not mlir.is_generic(op) or mlir.uses(value) != [load] or "tilec.scan" in reader.attributes:
         return False
-    once = prod(extents) <= prod(ir.ShapedType(value.type).shape)
+    once = at_least(prod(shape_of(value)) - prod(extents), 0)
     reduced = "reduction" in mlir.iterators_of(reader) and product_of(reader) is None
     return once and reduced and _is_elementwise(op) and _is_made_of_memory(op)
 
@@ -72,7 +73,7 @@ def _is_made_of_memory(op: ir.Operation) -> bool:
     """Whether the large tensors of which an elementwise operation computes its own are arguments, or a reduction reads them."""
     for value in mlir.inputs_of(op):
         made, readers = mlir.definition(value), [u for u in mlir.uses(value) if mlir.is_generic(u)]
-        small = SMALL * prod(ir.ShapedType(value.type).shape) <= prod(mlir.extents_of(op))
+        small = at_least(prod(loops_of(op)) - SMALL * prod(shape_of(value)), 0)
         if made is None or small or any("reduction" in mlir.iterators_of(u) for u in readers):
             continue
         if len(readers) > 1 or not mlir.is_generic(made) or not _is_elementwise(made) or not _is_made_of_memory(made):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tilec.analysis.concatenation import around, is_elementwise
 from tilec.analysis.index_terms import BodyTerms
 from tilec.core import mlir
+from tilec.core.extents import at_least, empty, loops_of, shape_of
 from tilec.core.mlir import arith, ir, linalg, tensor
 from tilec.index.facts import NONE
 from tilec.index.questions import unclamped
@@ -50,14 +51,14 @@ def _before(scan: ir.Operation, load: ir.Operation) -> _Before | None:
     subscripts[axis] = subscripts[axis] + 1
     if not all(s in terms.dims for s in subscripts) or len(set(subscripts)) < len(subscripts):
         return None
-    dims, extents = [terms.dims.index(s) for s in subscripts], mlir.extents_of(reader)
-    shape, (condition, *values) = ir.ShapedType(load.operands[0].type).shape, users[0].operands
+    dims, extents = [terms.dims.index(s) for s in subscripts], loops_of(reader)
+    shape, (condition, *values) = shape_of(load.operands[0]), users[0].operands
     whole = all(extents[d] == e for n, (d, e) in enumerate(zip(dims, shape)) if n != axis)
     first = values.index(load.results[0]) ^ 1
     known, begin = mlir.constant_value(values[first]), mlir.constant_value(start.operands[0])
     along, end = dims[axis], extents[dims[axis]]
     exact = [_decided(reader, condition, along, piece) for piece in ((0, 1), (1, end))] == [first == 0, first == 1]
-    if not whole or not exact or end < 2 or known is None or known != begin or end > shape[axis] + 1:
+    if not isinstance(end, int) or not whole or not exact or end < 2 or known is None or known != begin or end > shape[axis] + 1:
         return None
     return _Before(users[0].results[0], dims, end)
 
@@ -71,9 +72,9 @@ def _decided(op: ir.Operation, condition: ir.Value, dim: int, piece: tuple[int, 
 
 def _store(scan: ir.Operation, reader: ir.Operation, before: _Before) -> None:
     axis, out, read = mlir.get_integer(scan, "tilec.scan"), operands_out(scan), operands_in(scan)
-    shaped = ir.ShapedType(scan.results[0].type)
-    shape = [before.extent if d == axis else e for d, e in enumerate(shaped.shape)]
-    last, everywhere = shaped.shape[axis] - 1, _is_inside(scan, axis, before.extent)
+    shaped, whole = ir.ShapedType(scan.results[0].type), shape_of(scan.results[0])
+    shape = [before.extent if d == axis else e for d, e in enumerate(whole)]
+    last, everywhere = whole[axis] - 1, _is_inside(scan, axis, before.extent)
 
     def at(d: int) -> ir.Value:
         found = linalg.IndexOp(d).result
@@ -85,7 +86,7 @@ def _store(scan: ir.Operation, reader: ir.Operation, before: _Before) -> None:
         return [here.known[out[1].instead], after]
 
     with ir.InsertionPoint(reader), scan.location:
-        stored = out[0].of(tensor.empty(shape, shaped.element_type))
+        stored = out[0].of(empty(shape, shaped.element_type))
         inside = [o for o in read if axis not in o.dims or before.extent == last + 1]
         made = rebuild(scan, operands=inside, body=body, outputs=[stored, out[1]], extents=shape)
     with ir.InsertionPoint(reader), reader.location:
@@ -97,13 +98,13 @@ def _store(scan: ir.Operation, reader: ir.Operation, before: _Before) -> None:
 
 def _is_inside(op: ir.Operation, d: int, extent: int) -> bool:
     """Whether an operation reads at the index of a dimension only tensors that have so many elements there."""
-    if extent <= mlir.extents_of(op)[d]:
+    if at_least(loops_of(op)[d] - extent, 0):
         return True
     own = [o.operation for o in mlir.body_of(op).operations if o.operation.name == "linalg.index"]
     found = [o.results[0] for o in own if mlir.index_dim(o) == d]
     uses = [(u, v) for v in found for u in mlir.uses(v)]
     return not any(d in o.dims for o in operands_in(op)) and all(
         u.name == "tensor.extract"
-        and all(e >= extent for e, s in zip(ir.ShapedType(u.operands[0].type).shape, list(u.operands)[1:]) if s == v)
+        and all(at_least(e - extent, 0) for e, s in zip(shape_of(u.operands[0]), list(u.operands)[1:]) if s == v)
         for u, v in uses
     )

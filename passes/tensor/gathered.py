@@ -14,6 +14,7 @@ from math import prod
 
 from tilec.analysis.products import factors_of
 from tilec.core import locations, mlir
+from tilec.core.extents import at_least, empty, loops_of
 from tilec.core.mlir import ir, linalg, tensor
 from tilec.passes.emit import Body
 from tilec.passes.rebuild import Operand, operands_in, rebuild, replace
@@ -32,11 +33,11 @@ def gathered_reads(function: ir.Operation) -> Iterator[ir.Operation]:
             found = _dims_of(value, op)
             known = known and found is not None
             dims |= found or set()
-        extents, inner = mlir.extents_of(op), mlir.extents_of(made)
+        extents, inner = loops_of(op), loops_of(made)
         kinds = mlir.iterators_of(made)
         summed = prod(e for e, kind in zip(inner, kinds) if kind == "reduction")
         stored = prod(e for e, kind in zip(inner, kinds) if kind == "parallel")
-        if known and prod(extents[d] for d in dims) * summed <= stored:
+        if known and at_least(stored - prod(extents[d] for d in dims) * summed, 0):
             yield op
 
 
@@ -106,7 +107,7 @@ class _Rewritten:
 
 def _reduction(reader: ir.Operation, made: ir.Operation, dims: list[int], subscripts: list[ir.Value]) -> ir.Operation:
     """The contraction at `subscripts` of the reader, before the reader."""
-    kinds, extents = mlir.iterators_of(made), mlir.extents_of(made)
+    kinds, extents = mlir.iterators_of(made), loops_of(made)
     summed = [d for d, kind in enumerate(kinds) if kind == "reduction"]
     rank, own = len(dims) + len(summed), {d: n for n, d in enumerate(dims)}
     inner = {d: len(dims) + n for n, d in enumerate(summed)}
@@ -124,15 +125,15 @@ def _reduction(reader: ir.Operation, made: ir.Operation, dims: list[int], subscr
     for n in needed:
         read = tuple(own[d] for d in mlir.map_dims(mlir.maps_of(reader)[n]))
         operands.append((mlir.inputs_of(reader)[n], read))
-    sizes = {own[d]: e for d, e in enumerate(mlir.extents_of(reader)) if d in own} | {inner[d]: extents[d] for d in summed}
+    sizes = {own[d]: e for d, e in enumerate(loops_of(reader)) if d in own} | {inner[d]: extents[d] for d in summed}
     if missing := [d for d in range(rank) if not any(d in read for _, read in operands)]:
-        operands.append((tensor.empty([sizes[d] for d in missing], mlir.type_of("i1")), tuple(missing)))
+        operands.append((empty([sizes[d] for d in missing], mlir.type_of("i1")), tuple(missing)))
     with made.location:
         state = ir.ShapedType(made.results[0].type).element_type
-        empty = tensor.empty([sizes[d] for d in range(len(dims))], state)
+        out_of = empty([sizes[d] for d in range(len(dims))], state)
         start_value = mlir.fill_value(mlir.outputs_of(made)[0])
         assert start_value is not None, "`_contraction_of` asks"
-        start = mlir.fill(start_value, empty)
+        start = mlir.fill(start_value, out_of)
         new, block = mlir.generic(
             [start.type], [v for v, _ in operands], [start],
             [*(mlir.projection(rank, read) for _, read in operands), mlir.projection(rank, range(len(dims)))],

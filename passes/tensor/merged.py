@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from math import prod
 
 from tilec.core import mlir
-from tilec.core.mlir import ir, tensor
+from tilec.core.extents import Extent, at_least, at_most, empty, loops_of, numbers, shape_of
+from tilec.core.mlir import ir
 from tilec.passes.rebuild import Operand, collapsed, operands_in, operands_out, rebuild
 
 MOST = 1 << 20  # elements of a row: blocks of a cluster keep no longer ones, and for those that they keep one dimension is enough
@@ -36,16 +37,19 @@ def merge_reduced(module: ir.Operation) -> None:
 def _mergeable(function: ir.Operation) -> tuple[dict[ir.Operation, tuple[int, int]], dict[ir.Value, int]] | None:
     """The dimensions of operations, and the boundaries of tensors, that are merged together: those of a reduction and of what is
     stored of the same elements."""
+    returned = {v for v in list(mlir.entry(function).operations)[-1].operands if mlir.DYNAMIC in v.type.shape}
     for op in [o.operation for o in mlir.entry(function).operations if mlir.is_generic(o.operation)]:
-        kinds, extents = mlir.iterators_of(op), mlir.extents_of(op)
-        if prod(e for e, kind in zip(extents, kinds) if kind == "reduction") > MOST:
+        kinds = mlir.iterators_of(op)
+        if not at_most(prod(e for e, kind in zip(loops_of(op), kinds) if kind == "reduction"), MOST):
             continue
         for read in operands_in(op):
             row = _row(read.value)
             for at, (outer, inner) in enumerate(zip(read.dims, read.dims[1:])):
                 if kinds[outer] == kinds[inner] == "reduction" or at == row:
                     found = _closure((op, outer, inner))
-                    if found is not None and any(mlir.iterators_of(o)[d] == "parallel" for o, (d, _) in found[0].items()):
+                    if found is None or not returned.isdisjoint(found[1]):
+                        continue
+                    if any(mlir.iterators_of(o)[d] == "parallel" for o, (d, _) in found[0].items()):
                         return found
     return None
 
@@ -58,7 +62,7 @@ def _row(value: ir.Value) -> int | None:
     made = mlir.definition(seen.operands[0])
     if made is None or not (mlir.is_generic(made) or made.name == "tensor.expand_shape"):
         return None
-    before, after = (list(ir.ShapedType(v.type).shape) for v in (seen.operands[0], value))
+    before, after = (shape_of(v) for v in (seen.operands[0], value))
     return next(n for n, (a, b) in enumerate(zip(before, after)) if a != b)
 
 
@@ -83,13 +87,13 @@ def _closure(seed: Pair) -> tuple[dict[ir.Operation, tuple[int, int]], dict[ir.V
 
 def _boundaries(op: ir.Operation, outer: int, inner: int) -> Iterator[Boundary]:
     """The boundaries of an operation's tensors that are between two of its dimensions."""
-    kinds, extents = mlir.iterators_of(op), mlir.extents_of(op)
+    kinds, extents = mlir.iterators_of(op), loops_of(op)
     indices = [o for o in mlir.traverse(op) if o.name == "linalg.index"]
     if (
         kinds[outer] != kinds[inner]
         or "tilec.scan" in op.attributes
         or "tilec.position" in op.attributes
-        or 0 in extents
+        or not all(at_least(e, 1) for e in extents)
         or any(mlir.index_dim(i) in (outer, inner) for i in indices)
     ):
         raise _Separate
@@ -124,7 +128,7 @@ def _neighbours(value: ir.Value, at: int) -> list[Pair]:
 
 
 def _merge(function: ir.Operation, ops: dict[ir.Operation, tuple[int, int]], values: dict[ir.Value, int]) -> None:
-    shapes = [list(ir.ShapedType(v.type).shape) for v in list(mlir.entry(function).operations)[-1].operands]
+    shapes = [shape_of(v) for v in list(mlir.entry(function).operations)[-1].operands]
     merged = dict[ir.Value, ir.Value]()
     for value, at in values.items():
         owner = mlir.definition(value)
@@ -152,20 +156,19 @@ def _merge(function: ir.Operation, ops: dict[ir.Operation, tuple[int, int]], val
 
 def _empty(value: ir.Value, at: int) -> ir.Value:
     """A tensor like an empty or a full one, with two dimensions in one."""
-    owner, shaped = mlir.definition(value), ir.ShapedType(value.type)
-    shape = list(shaped.shape)
-    made = tensor.empty([*shape[:at], prod(shape[at : at + 2]), *shape[at + 2 :]], shaped.element_type)
+    owner, shape = mlir.definition(value), shape_of(value)
+    made = empty([*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :]], ir.ShapedType(value.type).element_type)
     return mlir.fill(owner.operands[0], made) if owner.name == "linalg.fill" else made
 
 
-def _show_results(function: ir.Operation, shapes: list[list[int]]) -> None:
+def _show_results(function: ir.Operation, shapes: list[tuple[Extent, ...]]) -> None:
     """Has the function return what it has now, and know the shapes of the source."""
     results = list(list(mlir.entry(function).operations)[-1].operands)
     inputs = [a.type for a in mlir.entry(function).arguments]
     function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, [r.type for r in results]))
     attributes = [ir.DictAttr(a) for a in ir.ArrayAttr(function.attributes["res_attrs"])]
     for n, (value, shape) in enumerate(zip(results, shapes)):
-        if list(ir.ShapedType(value.type).shape) != shape and "tilec.shape" not in attributes[n]:
-            named = {a.name: a.attr for a in attributes[n]} | {"tilec.shape": mlir.integers(shape)}
+        if shape_of(value) != shape and "tilec.shape" not in attributes[n]:
+            named = {a.name: a.attr for a in attributes[n]} | {"tilec.shape": numbers(shape)}
             attributes[n] = ir.DictAttr.get(named)
     function.attributes["res_attrs"] = ir.ArrayAttr.get(attributes)

@@ -19,7 +19,7 @@ from functools import reduce
 from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.products import arguments_of, dims_of, factors_of, leaves_of, narrow, period_of, product_of
 from tilec.core import mlir
-from tilec.core.extents import empty_like
+from tilec.core.extents import empty_like, loops_of
 from tilec.core.mlir import arith, ir
 from tilec.passes.rebuild import added, operands_in, rebuild
 
@@ -35,7 +35,7 @@ def _regroup(op: ir.Operation) -> None:
     if product is None or len(leaves := leaves_of(product.results[0])) < 3:
         return
     operand_dims = [mlir.map_dims(m) for m in mlir.maps_of(op)]
-    extents = mlir.extents_of(op)
+    extents = loops_of(op)
     reduced = {d for d, kind in enumerate(mlir.iterators_of(op)) if kind == "reduction"}
     dims = {leaf: dims_of(body, leaf, operand_dims) for leaf in leaves}
     outside = [leaf for leaf in leaves if not dims[leaf] & reduced]

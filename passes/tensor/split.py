@@ -27,7 +27,8 @@ from math import prod
 
 from tilec.analysis.expression import Expr, Unreadable, parts_of
 from tilec.core import locations, mlir
-from tilec.core.mlir import affine, arith, ir, linalg, tensor
+from tilec.core.extents import empty, shape_of
+from tilec.core.mlir import affine, arith, ir, linalg
 from tilec.passes.combiner import Combiner
 from tilec.passes.emit import Expressions, emit, given
 from tilec.passes.rebuild import NEW, Anew, Operand, added, expanded, operands_in, operands_out, rebuild
@@ -85,10 +86,9 @@ def _partial(op: ir.Operation, dim: int, parts: int, about: tuple[Distance, ir.V
             read = Operand(expanded(read.value, at, parts, chunk), [*read.dims[:at], NEW, *read.dims[at:]], read.instead)
         operands.append(read)
     for out in operands_out(op):
-        shaped = ir.ShapedType(out.value.type)
         start = mlir.fill_value(out.value)
         assert start is not None, "asked above"
-        filled = mlir.fill(start, tensor.empty([parts, *shaped.shape], shaped.element_type))
+        filled = mlir.fill(start, empty([parts, *shape_of(out.value)], ir.ShapedType(out.value.type).element_type))
         outputs.append(Operand(filled, [NEW, *out.dims], out.instead))
 
     def body(here: Anew) -> list[ir.Value]:

@@ -16,6 +16,7 @@ from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.toeplitz import Diagonal, find_diagonals, followed, follows, readers_of
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
+from tilec.core.extents import empty, empty_like, loops_of, shape_of, tensor_type
 from tilec.core.mlir import affine, arith, ir, tensor
 from tilec.index.facts import NONE
 from tilec.passes.rebuild import Anew, Operand, added, operands_in, rebuild, replace
@@ -65,7 +66,7 @@ class _Made:
         return self.known[value]
 
     def _operation(self, op: ir.Operation, diagonal: Diagonal, before: Mapping[ir.Value, ir.Value]) -> ir.Value:
-        extents = mlir.extents_of(op)
+        extents = loops_of(op)
         kept = [d for d in range(len(extents)) if d != diagonal.second]
         shape = [diagonal.count if d == diagonal.first else extents[d] for d in kept]
         direct, gathered = [], []
@@ -93,7 +94,7 @@ class _Made:
                 here.known[o.instead] = _widened(tensor.extract(before[o.value], position), o.instead.type)
             return here.values()
 
-        out = added(tensor.empty(shape, ir.ShapedType(op.results[0].type).element_type), kept)
+        out = added(empty(shape, ir.ShapedType(op.results[0].type).element_type), kept)
         name, kinds = diagonal_name(mlir.name_of(op)), ["parallel"] * len(kept)
         return _in_words(rebuild(op, kept, direct, body, outputs=[out], iterators=kinds, name=name))
 
@@ -105,9 +106,9 @@ def _in_words(op: ir.Operation) -> ir.Value:
     (made,) = end.operands
     if str(made.type) != "i64" or not NONE.fits(BodyTerms(op).exact(made), 32):
         return value
-    type_ = mlir.tensor_type(list(ir.ShapedType(value.type).shape), i32)
+    type_ = tensor_type(shape_of(value), i32)
     with ir.InsertionPoint(op):
-        op.operands[len(op.operands) - 1] = tensor.empty(type_.shape, i32)
+        op.operands[len(op.operands) - 1] = empty_like(value, i32)
     with ir.InsertionPoint(end):
         end.operands[0] = arith.trunci(i32, made)
     list(body.arguments)[-1].set_type(i32)

@@ -19,6 +19,7 @@ from math import prod
 from typing import Any
 
 from tilec.core import mlir
+from tilec.core.extents import longest
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,8 @@ def transposed(layout: Layout, d: int, dense: bool = False) -> Layout:
 
 
 def tile_extents(ops: Iterable[Any], tiles: dict[int, int], spread: Any = None) -> dict[int, int]:
-    """The sizes of a block's tile by kernel dimension: of the operations where static, else as planned, in `tiles`."""
+    """The sizes of a block's tile by kernel dimension: of the operations where static, else as planned, in `tiles`; of what varies and
+    is not cut into tiles, the largest."""
     found = dict(tiles)
     if spread is not None:
         found[spread.dim] = spread.part
@@ -135,4 +137,6 @@ def tile_extents(ops: Iterable[Any], tiles: dict[int, int], spread: Any = None) 
         for d, extent in zip(mlir.get_integers(op, "tilec.dims"), mlir.extents_of(op)):
             if extent != mlir.DYNAMIC:
                 found[d] = extent
+            elif d not in tiles:
+                found[d] = longest(op, mlir.get_integers(op, "tilec.dims").index(d))
     return found

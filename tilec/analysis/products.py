@@ -21,8 +21,9 @@ from typing import cast
 from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.patterns import S, name_of, parts_of
 from tilec.core import mlir
+from tilec.core.extents import Extent
 from tilec.core.mlir import ir
-from tilec.index.questions import period
+from tilec.index.questions import multiple, period
 
 _PRODUCTS = {"arith.addf": "arith.mulf", "arith.addi": "arith.muli"}  # of what these sums are
 _FROM_INTEGERS = ("arith.sitofp", "arith.uitofp")
@@ -89,13 +90,13 @@ def scaled(op: ir.Operation, factor: ir.Value, inner: Sequence[tuple[int, int]])
     return Scaled(cores[0], tuple(leaf for leaf, period in found if period != 1), period)
 
 
-def period_of(terms: BodyTerms, value: ir.Value, dims: Sequence[tuple[int, int]]) -> int:
+def period_of(terms: BodyTerms, value: ir.Value, dims: Sequence[tuple[int, Extent | None]]) -> int:
     """A number P such that a value depends on the position along `dims` (outermost first, with their extents) by its quotient by P
     alone, the largest that is known; 0 where it does not depend on it."""
     found, length, x = 0, 1, terms.of(value)
     for d, extent in reversed(dims):
         found = gcd(found, length * (period(terms.dims[d], x).constant or 0))
-        length *= extent
+        length *= extent if isinstance(extent, int) else 1 if extent is None else multiple(extent)
     return found
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
-from math import isinf
+from math import inf, isinf
 
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
@@ -71,6 +71,15 @@ def known_loops(op: ir.Operation) -> tuple[Extent | None, ...]:
             with suppress(Varies, InternalError):
                 found[dim] = extent_of(value, position)
     return tuple(found)
+
+
+def longest(op: ir.Operation, d: int) -> int:
+    """The trip count of one iteration dimension, the largest that it may be. Raises Varies where that is not known."""
+    found = known_loops(op)[d]
+    high = inf if found is None else NONE.bounds(term(found))[1]
+    if isinf(high):
+        raise Varies("the largest number that an extent may be")
+    return int(high)
 
 
 def extent_of(value: ir.Value, d: int) -> Extent:
@@ -283,6 +292,23 @@ def emitted(extent: Extent, given: Sequence[ir.Value]) -> ir.Value:
         raise Varies(f"the extent {extent}")
     parts = [[emitted(term(x), given) for x in m] + [emitted(f, given)] * (f != 1 or not m) for m, f in extent.parts.items()]
     return reduce(arith.addi, (reduce(arith.muli, part) for part in parts))
+
+
+def numbers(shape: Sequence[Extent]) -> ir.Attribute:
+    """Extents as an attribute. Raises Varies where one is no number."""
+    if not all(isinstance(n, int) for n in shape):
+        raise Varies("a shape in numbers")
+    return mlir.integers(int(n) for n in shape)  # type: ignore[arg-type]
+
+
+def at_least(extent: Extent, least: int) -> bool:
+    """Whether an extent is known to be no less than a number."""
+    return extent >= least if isinstance(extent, int) else NONE.proves(extent - least)
+
+
+def at_most(extent: Extent, most: int) -> bool:
+    """Whether an extent is known to be no more than a number."""
+    return extent <= most if isinstance(extent, int) else NONE.proves(most - extent)
 
 
 def tensor_type(shape: Sequence[Extent], element: ir.Type) -> ir.RankedTensorType:

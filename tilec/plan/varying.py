@@ -16,6 +16,7 @@ from tilec.core import extents, mlir
 from tilec.core.extents import Extent, instance
 from tilec.core.mlir import ir
 from tilec.core.target import Target
+from tilec.core.varying import Varies
 from tilec.index.facts import NONE
 from tilec.kernels import KernelPlan
 from tilec.passes.tensor.inline import inline_all
@@ -48,8 +49,10 @@ def _carried_out(plan: Plan, function: ir.Operation, base: ir.Operation, target:
             for program in (own, base):
                 rewrite.apply(program, steps[rewrite.name])
     forms = approximate_operations(base, target.kind)
-    by_name = _by_name(own)
-    for name, op in _by_name(base).items():
+    by_name, made = _by_name(own), _by_name(base)
+    if made.keys() != by_name.keys():  # a pass has decided by a size what a step is
+        raise Varies(f"the size of {', '.join(sorted(made.keys() ^ by_name.keys()))}")
+    for name, op in made.items():
         for there, here in zip(mlir.traverse(op), mlir.traverse(by_name[name]), strict=True):
             if there in forms:
                 here.attributes[APPROXIMATE] = mlir.string(forms[there])
