@@ -128,8 +128,8 @@ def transposed(layout: Layout, d: int, dense: bool = False) -> Layout:
 
 
 def tile_extents(ops: Iterable[Any], tiles: dict[int, int], spread: Any = None) -> dict[int, int]:
-    """The sizes of a block's tile by kernel dimension: of the operations where static, else as planned, in `tiles`; of what varies and
-    is not cut into tiles, the largest."""
+    """The sizes of a block's tile by kernel dimension: of the operations where static, else as planned, in `tiles`; of what varies
+    and is not cut into tiles, the largest."""
     found = dict(tiles)
     if spread is not None:
         found[spread.dim] = spread.part

@@ -9,13 +9,14 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from tilec.core.diagnostics import CallError, Diagnostic, InternalError, Source, Span, TileError, printable_message
+from tilec.core.varying import Varying
 from tilec.process import progress
 from tilec.process.atomic_files import replace_file
 from tilec.process.printable import is_terminal, printable
@@ -23,6 +24,7 @@ from tilec.process.reading import MOST_BYTES, limited
 
 if TYPE_CHECKING:
     from tilec.core.target import Target
+    from tilec.driver.classes import Class
     from tilec.driver.lowering import Lowered
     from tilec.dsl.ast import Program
     from tilec.dsl.specialise import Argument, Specialised
@@ -35,19 +37,32 @@ STAGES = "build simplify plan fuse tile bufferize stage map"  # of `passes.NAMES
 # ---- options ---------------------------------------------------------------------------------------------
 
 
-def sizes(text: str) -> dict[str, int]:
-    """`M=4096`, or several with commas between."""
-    found = {}
+def sizes(text: str) -> dict[str, int | Varying]:
+    """`M=4096`, `M=1..8192`, `M=8..8192 by 8`, or several with commas between."""
+    found: dict[str, int | Varying] = {}
     for item in text.split(","):
         name, equals, value = item.partition("=")
         if not equals or not name.strip().isidentifier():
             raise argparse.ArgumentTypeError(f"'{item}' is not NAME=NUMBER")
-        try:
-            found[name.strip()] = int(value, 0 if value.strip()[:2].lower() in ("0x", "0b", "0o") else 10)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"a size must be a whole number, not '{value}', in '{item}'") from None
-        if not 0 <= found[name.strip()] < 1 << 63:
-            raise argparse.ArgumentTypeError(f"a size must be between 0 and 2^63 - 1, not '{value}'")
+        low, dots, rest = value.partition("..")
+        high, _, multiple = rest.partition(" by ")
+        if not dots:
+            found[name.strip()] = _number(value, item)
+            continue
+        varying = Varying(_number(low, item), _number(high, item), _number(multiple, item) if multiple else 1)
+        if varying.empty:
+            raise argparse.ArgumentTypeError(f"no number is in the range of '{item}'")
+        found[name.strip()] = varying
+    return found
+
+
+def _number(text: str, item: str) -> int:
+    try:
+        found = int(text, 0 if text.strip()[:2].lower() in ("0x", "0b", "0o") else 10)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a size must be a whole number, not '{text}', in '{item}'") from None
+    if not 0 <= found < 1 << 63:
+        raise argparse.ArgumentTypeError(f"a size must be between 0 and 2^63 - 1, not '{text}'")
     return found
 
 
@@ -81,7 +96,7 @@ def add_program(parser: argparse.ArgumentParser, schedule: bool = True) -> None:
         type=sizes,
         action="append",
         default=[],
-        help="the value of a size",
+        help="the value of a size; for `explain` and `dump` also a range, such as M=1..8192 or M=8..8192 by 8",
     )
     parser.add_argument(
         "--target", metavar="TARGET", default="cpu",
@@ -125,11 +140,13 @@ def stage_name(text: str, extra: tuple[str, ...] = ()) -> str:
 
 @dataclass
 class Loaded:
-    """A program's op with sizes, the machine to compile it for, and the schedule to obey."""
+    """A program's op with sizes, the machine to compile it for, and the schedule to obey. `of`: the class of its sizes, where some
+    vary."""
 
     specialised: Specialised
     target: Target
     schedule: Schedule | None = None
+    of: Class | None = None
 
 
 def read_text(path: Path, folders: Sequence[Path] = (), most: int = MOST_BYTES) -> Source:
@@ -156,33 +173,56 @@ def parse_checked(path: Path, folders: Sequence[Path] = ()) -> Program:
 
 
 def defined(args: argparse.Namespace) -> dict[str, int]:
-    return {name: value for group in args.define for name, value in group.items()}
+    """The sizes that the command line gives. Raises CallError for a range."""
+    if ranges := varying(args):
+        name = next(iter(ranges))
+        raise CallError(f"this command takes a number for `{name}`, not a range", hint="`explain` and `dump` take ranges")
+    return fixed(args)
 
 
-def prepare(args: argparse.Namespace) -> Loaded:
-    """The program of the command line, for the sizes and the target given there."""
+def fixed(args: argparse.Namespace) -> dict[str, int]:
+    """Those that are numbers."""
+    return {name: value for group in args.define for name, value in group.items() if isinstance(value, int)}
+
+
+def varying(args: argparse.Namespace) -> dict[str, Varying]:
+    """Those that are ranges."""
+    return {name: value for group in args.define for name, value in group.items() if isinstance(value, Varying)}
+
+
+def prepare(args: argparse.Namespace, ranges: bool = False) -> Loaded:
+    """The program of the command line, for the sizes and the target given there. `ranges`: sizes may vary; the program is then for
+    the class of their typical numbers."""
     from tilec.core.targets import load
 
     target = load(args.target)
     program = parse_checked(args.file, args.path)
-    return Loaded(specialise_given(program, args.op, defined(args)), target, find_schedule(args))
+    if not ranges or not (varies := varying(args)):
+        return Loaded(specialise_given(program, args.op, defined(args)), target, find_schedule(args))
+    from tilec.driver.classes import class_of, typical
+
+    of = class_of(varies, {name: typical(v) for name, v in varies.items()})
+    known = {**fixed(args), **dict(of.fixed)}
+    return Loaded(specialise_given(program, args.op, known, varies=dict(of.ranges)), target, find_schedule(args), of)
 
 
 def specialise_given(
-    program: Program, op: str | None, given: dict[str, int], inputs: Sequence[Argument] | None = None
-) -> Specialised:
+    program: Program, op: str | None, given: dict[str, int], inputs: Sequence[Argument] | None = None,
+    varies: Mapping[str, Varying] | None = None,
+) -> Specialised:  # fmt: skip
     """`specialise`, whose message about missing sizes is put in the command line's words."""
     from tilec.dsl.check_sizes import size_names
     from tilec.dsl.specialise import choose_op, not_known, specialise
 
     chosen = choose_op(program, op)
-    missing = [n for n in size_names(chosen) if n not in given] if inputs is None else []
-    wrong = [n for n in given if n not in size_names(chosen)]
+    known = {**given, **(varies or {})}
+    missing = [n for n in size_names(chosen) if n not in known] if inputs is None else []
+    wrong = [n for n in known if n not in size_names(chosen)]
     if missing and not wrong:
         hint = "give " + ("them" if len(missing) > 1 else "it") + ": " + " ".join(f"-D {n}=…" for n in missing)
         raise CallError(f"{not_known(missing)} not known", size_names(chosen)[missing[0]], hint=hint)
     progress.at(f"working out ranges and types of {chosen.name}")
-    return specialise(program, op, inputs, given)
+    return specialise(program, op, inputs, given, varies=varies)
 
 
 def find_schedule(args: argparse.Namespace) -> Schedule | None:
@@ -214,7 +254,8 @@ def lower(
             raise
         except Exception as error:
             raise InternalError(f"stage 'build' failed: {error}", "build") from error
-        lowered = run_stages(module, loaded.target, schedule=loaded.schedule, end=end, locations=locations, emit=emit)
+        at = loaded.of.typical if loaded.of is not None and loaded.of.ranges else None
+        lowered = run_stages(module, loaded.target, schedule=loaded.schedule, end=end, locations=locations, emit=emit, at=at)
     report_schedule(loaded, lowered.plan)
     if expect and lowered.plan is not None:
         check_expectations(loaded.specialised, lowered.plan)

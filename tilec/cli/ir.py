@@ -44,7 +44,7 @@ def read_header(text: str) -> tuple[str | None, str | None]:
 
 def dump(args: argparse.Namespace) -> int:
     after = args.after and stage_name(args.after, ("emit",))
-    loaded = prepare(args)
+    loaded = prepare(args, ranges=True)
     with_locations = args.locations or args.output is not None
     lowered = common.lower(loaded, locations=with_locations)
     texts = {name: header(name, args.target) + text for name, text in lowered.texts.items()}

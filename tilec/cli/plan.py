@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from tilec.core.quantities import duration
 from tilec.process.reading import read_bytes
 
 if TYPE_CHECKING:
+    from tilec.driver.classes import Class
     from tilec.driver.executable import Executable
     from tilec.plan.model import Plan
 
@@ -91,10 +93,28 @@ def _counted(plan: Plan, executable: Executable) -> dict[str, dict[str, float]]:
     return {name: operations for name, operations in found.items() if operations}
 
 
+def _at_typical(args: argparse.Namespace, loaded: Loaded, of: Class) -> Loaded:
+    """Shows the classes of the command line's ranges; returns the program at the typical sizes of one."""
+    from tilec.driver.class_report import rows, table
+
+    if args.measure:
+        raise CallError("--measure takes a number for each size, not a range")
+    program = common.parse_checked(args.file, args.path)
+    with common.working("planning classes of sizes"):
+        found = list(rows(program, args.op, None, common.fixed(args), common.varying(args), loaded.target))
+    show(table(found, loaded.target), [(r"^classes.*$", "bold"), (r"compiled for each size", "yellow")])
+    sizes = {**common.fixed(args), **dict(of.fixed), **of.typical}
+    named = ", ".join(f"{name} = {sizes[name]}" for name in common.varying(args))
+    show(f"\nthe plan at {named}:", [(r"^.*$", "bold")])
+    return replace(loaded, specialised=common.specialise_given(program, args.op, sizes), of=None)
+
+
 def explain(args: argparse.Namespace) -> int:
     from tilec.plan.report.explain import explain as report
 
-    loaded = prepare(args)
+    loaded = prepare(args, ranges=True)
+    if loaded.of is not None:
+        loaded = _at_typical(args, loaded, loaded.of)
     measured, executable = _measured(loaded) if args.measure else (None, None)
     lowered = common.lower(loaded, emit=False, end="plan", expect=False)
     rules = [

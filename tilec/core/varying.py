@@ -34,6 +34,11 @@ class Varying:
         """The size of that name."""
         return size(name, self.low, self.high, self.multiple)
 
+    @property
+    def empty(self) -> bool:
+        """Whether no number is one of its values."""
+        return self.low < 0 or self.multiple < 1 or -(-self.low // self.multiple) * self.multiple > self.high
+
     def has(self, number: int) -> bool:
         """Whether a number is one of its values."""
         return self.low <= number <= self.high and number % self.multiple == 0

@@ -34,7 +34,7 @@ def ranges(varies: Mapping[str, tuple[int, ...] | Varying]) -> dict[str, Varying
             found[name] = v = given if isinstance(given, Varying) else Varying(*map(operator.index, given))
         except TypeError:
             raise CallError(f"varies[{name!r}] must be the least and the greatest number, not {given!r}") from None
-        if v.low < 0 or v.multiple < 1 or -(-v.low // v.multiple) * v.multiple > v.high:
+        if v.empty:
             raise CallError(f"varies[{name!r}] has no number: {v}", hint="write (least, greatest), or (least, greatest, multiple)")
     return found
 

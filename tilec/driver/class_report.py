@@ -1,0 +1,131 @@
+"""Which classes of sizes a program has, and what each costs beside a plan for exactly one size, by the cost model.
+
+A class's plan is that of its typical sizes. It is written as a schedule file has it, and applied to the program at other sizes of
+the class: the time that it takes there is compared with that of the plan which the planner makes for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, product
+
+from tilec.core import mlir
+from tilec.core.diagnostics import CallError, Source, TileError
+from tilec.core.quantities import duration
+from tilec.core.target import Target
+from tilec.core.varying import Varies, Varying
+from tilec.driver.classes import Class, class_of, intervals
+from tilec.driver.lowering import lower
+from tilec.dsl import ast
+from tilec.dsl.build import build
+from tilec.dsl.specialise import Argument, specialise
+from tilec.kernels import KernelPlan
+from tilec.plan.model import Plan
+from tilec.plan.schedule.read import Schedule, parse_schedule
+from tilec.plan.schedule.write import write_schedule
+
+MOST = 32
+"""Classes that are looked at: of several sizes that vary there are as many as intervals of all of them, multiplied."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Sizes of a class, and microseconds there: of the class's plan (None where it cannot be carried out), and of their own."""
+
+    sizes: Mapping[str, int]
+    class_us: float | None
+    exact_us: float
+
+    @property
+    def loss(self) -> float | None:
+        """How much longer the class's plan takes, as a part of the other's time."""
+        return None if self.class_us is None else max(0.0, self.class_us / self.exact_us - 1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A class with its plan, and its least and greatest sizes; or why a pass refuses sizes that vary so."""
+
+    of: Class
+    plan: Plan | None
+    points: tuple[Point, ...] = ()
+    refused: str = ""
+
+
+def rows(
+    program: ast.Program, op: str | None, inputs: Sequence[Argument] | None, fixed: Mapping[str, int],
+    varies: Mapping[str, Varying], target: Target,
+) -> Iterator[Row]:  # fmt: skip
+    """The first `MOST` classes of some ranges, smallest sizes first. Raises TileError for a program that is wrong at some size."""
+    parts = product(*(intervals(v) for v in varies.values()))
+    for chosen in islice(parts, MOST):
+        of = class_of(varies, {name: part.low for name, part in zip(varies, chosen)})
+        known = {**fixed, **dict(of.fixed)}
+        try:
+            special = specialise(program, op, inputs, known, checked=True, varies=dict(of.ranges))
+            with mlir.context(), mlir.ir.Location.unknown():
+                found = lower(build(special), target, texts=False, at=of.typical if of.ranges else None)
+        except Varies as error:
+            yield Row(of, None, refused=str(error))
+            continue
+        assert found.plan is not None
+        ends = [dict.fromkeys(of.typical, 0)] * 2 if not of.ranges else [
+            {name: v.low for name, v in of.ranges}, {name: v.high for name, v in of.ranges}
+        ]  # fmt: skip
+        points = [_point(program, op, inputs, {**known, **sizes}, sizes, found.plan, target) for sizes in ends if of.ranges]
+        yield Row(of, found.plan, tuple(points))
+
+
+def _point(
+    program: ast.Program, op: str | None, inputs: Sequence[Argument] | None, known: Mapping[str, int], sizes: Mapping[str, int],
+    plan: Plan, target: Target,
+) -> Point:  # fmt: skip
+    special = specialise(program, op, inputs, known, checked=True)
+
+    def planned(schedule: Schedule | None = None) -> Plan:
+        with mlir.context(), mlir.ir.Location.unknown():
+            found = lower(build(special), target, schedule=schedule, texts=False, end="plan", emit=False).plan
+        assert found is not None
+        return found
+
+    exact = planned()
+    here = replace(plan, signature=exact.signature, kernels=tuple(_fitting(k, exact) for k in plan.kernels))
+    try:
+        text = write_schedule(here, special)
+        return Point(sizes, planned(parse_schedule(Source("<class>", text))).time_us, exact.time_us)
+    except (CallError, TileError):
+        return Point(sizes, None, exact.time_us)
+
+
+def _fitting(kernel: KernelPlan, exact: Plan) -> KernelPlan:
+    """A kernel whose tile is no larger than the program is at these sizes."""
+    own = next((k for k in exact.kernels if k.nodes == kernel.nodes), None)
+    if own is None:
+        return kernel
+    return replace(kernel, tile=tuple(min(t, max(1, own.extents[d])) for t, d in zip(kernel.tile, kernel.grid)))
+
+
+def table(found: Sequence[Row], target: Target) -> str:
+    """The rows in words."""
+    lines = [f"classes of sizes on {target.name}, each compiled once:"]
+    width = max((len(str(row.of)) for row in found), default=0)
+    for row in found:
+        head = f"  {row.of!s:{width}}  "
+        if row.plan is None:
+            lines.append(f"{head}compiled for each size: {row.refused}")
+            continue
+        at = ", ".join(f"{name} = {n}" for name, n in row.of.typical.items())
+        families = ", ".join(dict.fromkeys(k.options.name for k in row.plan.kernels if k.options))
+        lines.append(f"{head}{row.plan.counted} ({families}), {duration(row.plan.time_us)}" + (f" at {at}" if at else ""))
+        for point in row.points:
+            where = ", ".join(f"{name} = {n}" for name, n in point.sizes.items())
+            if point.loss is None:
+                lines.append(f"  {'':{width}}  at {where}: not comparable, an exact plan {duration(point.exact_us)}")
+            else:
+                assert point.class_us is not None
+                times = f"{duration(point.class_us)}, an exact plan {duration(point.exact_us)}"
+                lines.append(f"  {'':{width}}  at {where}: {times} ({point.loss:.0%} loss)")
+    return "\n".join(lines)
+
+
