@@ -40,6 +40,7 @@ from tilec.torch import (
     random_numbers,
     recompute,
     reports,
+    scalars,
     sinking,
     warm_up,
 )
@@ -47,6 +48,7 @@ from tilec.torch.aliases import maker
 from tilec.torch.aot import functions
 from tilec.torch.call import Partition
 from tilec.torch.concrete import UNDECIDED, Known, concrete, is_symbolic, size_by_inputs, traced
+from tilec.torch.constants import SCALAR
 from tilec.torch.inplace import CHANGES, is_write, leave_to_pytorch, results_in_inputs, reuse_inputs, save_old_values
 from tilec.torch.options import Options, read
 from tilec.torch.origins import module_path, operation, source_line
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 SPARE = 4  # processors, from which on graphs are compiled that nobody has asked for yet
+MADE_OUTSIDE = {random_numbers.SEEDS, SCALAR}
 MOST_REFUSED = 64  # operations of one graph whose programs fail; beyond them whole partitions are left to PyTorch
 _number = itertools.count()
 
@@ -252,6 +255,8 @@ def compile_aten(
         random_numbers.replace(graph)
     if kind == "inference":
         complex_numbers.as_pairs(graph)
+    if is_symbolic(graph):
+        scalars.as_tensors(graph)
     reuse_inputs(graph, by_kernels=not (options.background or is_symbolic(graph)))
     if is_symbolic(graph):
         size_by_inputs(graph)
@@ -270,7 +275,7 @@ def compile_aten(
                 continue
             reported = reports.GraphReport(f"{number:03}-{kind}", kind)
             for node, reason in decision.reasons.items():
-                if not (is_light(node) or is_write(node) or random_numbers.SEEDS in node.meta):  # those compute nothing
+                if not (is_light(node) or is_write(node) or MADE_OUTSIDE & node.meta.keys()):  # those compute nothing
                     reported.eager.append(reports.Eager(operation(node), reason, module_path(node), source_line(node)))
             if options.strict and reported.eager:
                 raise CallError(f"PyTorch would run an operation, and the option 'strict' is set\n{reported}")

@@ -32,6 +32,8 @@ CONSTANTS = {
     "prims::iota",
 }
 """What is computed from numbers alone."""
+SCALAR = "tilec_scalar"
+"""In the `meta` of what makes a tensor of a number that a call gives: PyTorch makes it, whatever reads it."""
 NUMBER = "aten::_to_copy"
 """What makes a tensor of a number, as `vmap` does of those in a formula."""
 FILLED = {"aten::full_like", "aten::zeros_like", "aten::ones_like"}
@@ -168,6 +170,8 @@ def _is_elementwise(node: fx.Node) -> bool:
 def is_constant(node: fx.Node) -> bool:
     """Whether an operation makes a tensor of numbers alone."""
     name = schema(node).name
+    if SCALAR in node.meta:  # another number in each call
+        return False
     return name in CONSTANTS or (name == NUMBER and not node.all_input_nodes)
 
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from tilec.torch.aliases import draws, is_opaque, is_pointwise, is_view, schema_of, tensors, writes
 from tilec.torch.concrete import NUMBERS, Known
-from tilec.torch.constants import is_constant, patterns
+from tilec.torch.constants import SCALAR, is_constant, patterns
 
 Refusal = Callable[[fx.Node], str | None]
 
@@ -144,6 +144,8 @@ def _outside(node: fx.Node, known: Known) -> str | None:
         return f"a node of kind {node.op}"
     if schema_of(node) is None and node.target is not operator.getitem:
         return "a function that is no operator"
+    if SCALAR in node.meta:
+        return "a number that the call gives"
     if writes(node):
         return "it changes a tensor in place"
     if draws(node):
