@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -93,23 +93,52 @@ def sum_of(terms: list[tuple[ir.Value, int]], constant: int = 0) -> ir.Value:
     return affine.AffineApplyOp(ir.AffineMap.get(len(kept), 0, [expression]), [v for v, _ in kept]).result
 
 
-def counts_of(forall: ir.Operation) -> list[int | ir.Value]:
+Count = int | ir.Value
+"""A number, or one that a kernel computes of sizes that vary."""
+
+
+def counts_of(forall: ir.Operation) -> list[Count]:
     """How many blocks there are along each dimension of a loop over blocks."""
     ends = list(forall.operands)
     return [ends.pop(0) if n == mlir.DYNAMIC else n for n in ir.DenseI64ArrayAttr(forall.attributes["staticUpperBound"])]
 
 
-def times(a: int | ir.Value, b: int | ir.Value) -> int | ir.Value:
+def times(a: Count, b: Count) -> Count:
     """The product of two numbers, one that is computed if one of them is."""
     if a == 1 or b == 1:
         return b if a == 1 else a
     return a * b if isinstance(a, int) and isinstance(b, int) else arith.muli(mlir.index(a), mlir.index(b))
 
 
-def delinearise(number: ir.Value, counts: Sequence[int | ir.Value], names: Sequence[str | None] = ()) -> list[ir.Value]:
+def product(counts: Iterable[Count]) -> Count:
+    found: Count = 1
+    for count in counts:
+        found = times(found, count)
+    return found
+
+
+def plus(a: Count, b: Count) -> Count:
+    """The sum of two numbers, one that is computed if one of them is."""
+    return a + b if isinstance(a, int) and isinstance(b, int) else sum_of([(mlir.index(a), 1), (mlir.index(b), 1)])
+
+
+def least(a: Count, b: Count) -> Count:
+    """The lesser one."""
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else arith.minsi(mlir.index(a), mlir.index(b))
+
+
+def quotient_up(a: Count, by: int) -> Count:
+    """How many parts of `by` have all of a number, the last of which may not be full."""
+    if isinstance(a, int) or by == 1:
+        return a if isinstance(a, ir.Value) else -(-a // by)
+    parts = ir.AffineExpr.get_ceil_div(ir.AffineDimExpr.get(0), by)
+    return affine.AffineApplyOp(ir.AffineMap.get(1, 0, [parts]), [a]).result
+
+
+def delinearise(number: ir.Value, counts: Sequence[Count], names: Sequence[str | None] = ()) -> list[ir.Value]:
     """A number's digits in the mixed radix `counts`, the last the fastest. With `names` they are called so."""
     digits: list[ir.Value] = []
-    below: int | ir.Value = 1
+    below: Count = 1
     for n in range(len(counts) - 1, -1, -1):
         digit = number if below == 1 else arith.divui(number, mlir.index(below))
         if counts[n] == 1:

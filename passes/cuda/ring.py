@@ -34,7 +34,7 @@ from tilec.core.opcodes import CopyArrive
 from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.memory_spaces import SHARED, local, root
-from tilec.passes.loops import below, loop, sum_of, when
+from tilec.passes.loops import Count, below, loop, sum_of, when
 
 TICKS = 10_000_000  # ns that one wait may take before it is tried again
 UNROLLED = 4  # steps of a product: more of them stay a loop
@@ -341,7 +341,7 @@ def _is_long(steps: int | ir.Value) -> bool:
 
 @contextmanager
 def carried_loop(
-    first: ir.Value, end: ir.Value, state: list[ir.Value], step: int = 1, name: str = "tile",
+    first: ir.Value, end: ir.Value, state: list[ir.Value], step: Count = 1, name: str = "tile",
     carried_names: Sequence[str] = ("stage", "phase", "previous_stage", "previous_phase"), opaque: bool = False,
 ) -> Iterator[tuple[ir.Value, list[ir.Value]]]:  # fmt: skip
     """A loop that carries stages and phases; the body writes what goes on into the list that it gets. `opaque`: LLVM does not

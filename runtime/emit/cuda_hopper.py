@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import prod
 
 from tilec.analysis.traffic import element_bytes
-from tilec.core import mlir
+from tilec.core import extents, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import ir
@@ -20,7 +20,7 @@ LINE = 128  # bytes of a swizzled line
 
 
 def _descriptor_map(printer: MemoryPrinter, op: ir.Operation) -> None:
-    """A tensor map is made by the host and comes as a parameter."""
+    """A tensor map is made by the host, of extents that may be texts over sizes, and comes as a parameter."""
     found = re.search(r"swizzle = swizzle_(\d+)b", str(op.results[0].type))
     if found is None:
         raise InternalError("a box is copied without a swizzle", "emit", str(op))
@@ -30,8 +30,10 @@ def _descriptor_map(printer: MemoryPrinter, op: ir.Operation) -> None:
     size = ir.UnrankedMemRefType(op.operands[0].type).element_type.width // 8
     name = printer.names.variable(f"{memory.base}_map")
     steps = tuple(mlir.get_integers(op, "tilec.element_steps") or ())
+    sizes = extents.sizes_of(op)
+    shape = tuple(extents.amount(n, sizes) for n in extents.shape_of(mlir.definition(op.operands[0]).operands[0]))
     dtype = mlir.get_string(op, "tilec.rounded") or printer.dtype(memory.element)
-    printer.maps[name] = TensorMap(number, dtype, size, tuple(map(int, memory.shape)), box, steps, int(found[1]))
+    printer.maps[name] = TensorMap(number, dtype, size, shape, box, steps, int(found[1]))
     printer.text[op.results[0]] = name
 
 

@@ -155,6 +155,5 @@ def product(factors: Sequence[Text]) -> Text:
 def collapsed(memory: Memory, op: ir.Operation) -> Memory:
     """The same memory under fewer subscripts."""
     groups = [[ir.IntegerAttr(i).value for i in ir.ArrayAttr(g)] for g in ir.ArrayAttr(op.attributes["reassociation"])]
-    sizes = zip(groups, ir.MemRefType(op.results[0].type).shape)
-    shape = tuple(memory.shape[g[0]] if len(g) == 1 else e for g, e in sizes)
+    shape = tuple(product([memory.shape[d] for d in g]) for g in groups)
     return replace(memory, strides=tuple(memory.strides[g[-1]] for g in groups), shape=shape)

@@ -315,6 +315,7 @@ def run(
             continue
         kernel, errors = kernels[step.kernel], np.zeros(1, np.int32)
         addresses += [(m, addresses[m.parameter]) for m in kernel.maps]
+        addresses += map(np.int64, step.sizes)
         if kernel.sites:
             addresses.append(memory.add(errors))
         module.made = made.copy() if kernel.overlap else set()

@@ -225,6 +225,11 @@ def amount(extent: Extent, sizes: Mapping[str, Varying]) -> int | str:
     return text_of(extent, sizes) if known is None else known
 
 
+def amount_of(count: int | ir.Value, op: ir.Operation) -> int | str:
+    """A number, or the text of what an operation's function computes of its sizes."""
+    return count if isinstance(count, int) else amount(value_of(count), sizes_of(op))
+
+
 def names_of(function: ir.Operation) -> list[str]:
     """The sizes that a kernel is given: those that extents of its arguments depend on."""
     found: dict[str, None] = {}

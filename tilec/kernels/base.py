@@ -19,7 +19,7 @@ rule it out. A `fixed` field follows from the program, and schedule files do not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from math import prod
 from typing import Any, ClassVar
@@ -97,6 +97,10 @@ class Family:
     def blocks_per_tile(self) -> int:
         """Blocks that share one tile of the grid, not counting the blocks of `cluster`."""
         return 1
+
+    def at_any_size(self, varying: Collection[int]) -> Family:
+        """These options without what depends on the number of blocks, where dimensions of the grid vary."""
+        return self
 
     def fields(self) -> Iterator[tuple[Field, Value]]:
         """The options of this kernel, each with its value."""

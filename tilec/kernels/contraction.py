@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, pairwise
@@ -218,6 +218,9 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         others = prod(n for d, n in counts.items() if d not in own)
         return others * sum(prod(counts[d] for d in dims) for dims in self.column_sets)
 
+    def at_any_size(self, varying: Collection[int]) -> WarpgroupContraction:
+        return replace(self, stream_k=0) if varying else self
+
     def of_sibling(self, number: int) -> WarpgroupContraction:
         return replace(self, columns=self.column_sets[number], siblings=()) if self.siblings else self
 
@@ -311,11 +314,6 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         if self.two_level not in (0, self.block[2]) or self.parts > 1 or self.kept_steps or self.alternate_tiles:
             return Refusal("stream_k", "each step of shared tiles is added as it is, and brings both factors, one tile at a time")
         return None
-
-    def launched(self, tiles: int, steps: int) -> int:
-        """Blocks, for so many tiles of so many steps: as many as there are tiles, or steps to share."""
-        size, most = prod(self.cluster), self.stream_k * steps if self.stream_k else tiles
-        return min(self.persistent_blocks, most) // size * size
 
     @property
     def has_several_products(self) -> bool:

@@ -26,6 +26,7 @@ from tilec.plan.rewrites import REWRITES
 from tilec.plan.state import APPROXIMATE
 
 MOST = 4  # times a block of the instance
+UNIT = 16  # of which blocks that may not be so large have a multiple
 
 
 def plan_at(function: ir.Operation, target: Target, sizes: Mapping[str, int]) -> Plan:
@@ -36,7 +37,7 @@ def plan_at(function: ir.Operation, target: Target, sizes: Mapping[str, int]) ->
     base = copy.clone()
     plan = make_plan(copy, target)
     own = _carried_out(plan, function, base, target)
-    kernels = tuple(_generalised(k, own) for k in plan.kernels)
+    kernels = tuple(_generalised(k, own, target) for k in plan.kernels)
     return replace(plan, function=own, kernels=kernels, approximations={}, replan=None, candidates=None, instance=module)
 
 
@@ -70,15 +71,24 @@ def _by_name(function: ir.Operation) -> dict[str, ir.Operation]:
     return {mlir.name_of(op): op for op in mlir.traverse(function) if mlir.is_generic(op)}
 
 
-def _generalised(kernel: KernelPlan, function: ir.Operation) -> KernelPlan:
+def _generalised(kernel: KernelPlan, function: ir.Operation, target: Target) -> KernelPlan:
     """A kernel whose blocks had all of a dimension of the instance: where that varies, they have as much as it may be, or some
-    times what it was."""
+    times what it was, or as much as its family has code for. Its options are those that do not depend on the number of blocks."""
     found: dict[int, Extent] = {}
     ops = _by_name(function)
     for name in kernel.nodes:
         found.update(zip(kernel.dims[name], extents.loops_of(ops[name])))
-    tile = tuple(
-        t if isinstance(e := found[d], int) or t < kernel.extents[d] else int(min(NONE.bounds(e)[1], MOST * t))
-        for d, t in zip(kernel.grid, kernel.tile)
-    )
-    return kernel if tile == kernel.tile else replace(kernel, tile=tile)
+    varying = {d: e for d, e in found.items() if not isinstance(e, int)}
+    if kernel.options is None:
+        return kernel
+    options = kernel.options.at_any_size(varying.keys() & {*kernel.grid})
+    general = replace(kernel, options=options)
+    for n, (d, t) in enumerate(zip(kernel.grid, kernel.tile)):
+        if d in varying and t >= kernel.extents[d]:
+            most = int(min(NONE.bounds(varying[d])[1], MOST * t))
+            for size in (most, *range((most - 1) // UNIT * UNIT, t, -UNIT), t):
+                larger = replace(general, tile=(*general.tile[:n], size, *general.tile[n + 1 :]))
+                if options.refuse(larger, kernel, target) is None:
+                    general = larger
+                    break
+    return general

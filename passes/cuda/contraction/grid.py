@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, scf
 from tilec.kernels import StoredContraction
 from tilec.passes.cuda.contraction.clusters import Cluster
-from tilec.passes.loops import delinearise, sum_of
+from tilec.passes.loops import Count, counts_of, delinearise, plus, product, quotient_up, sum_of, times
 
 
 class Blocks:
@@ -17,11 +16,18 @@ class Blocks:
 
     def __init__(self, forall: ir.Operation, options: StoredContraction, grid: list[int]):
         self.forall, self.options, self.grid = forall, options, grid
-        self.counts = list(ir.DenseI64ArrayAttr(self.forall.attributes["staticUpperBound"]))
+        self.counts = dict(zip(grid, counts_of(self.forall)))
 
-    @property
-    def count(self) -> int:
-        return prod(self.counts)
+    def count(self, high: int = 1, wide: int = 1) -> Count:
+        """How many tiles there are; with clusters, how many of these, the last of which may have blocks without a tile."""
+        return product(self._along(high, wide))
+
+    def _along(self, high: int, wide: int) -> tuple[Count, Count, Count]:
+        """How many batches, and rows and columns of tiles, or of clusters of them."""
+        own = self.options.rows, self.options.columns
+        rows, columns = (product(self.counts[d] for d in self.grid if d in dims) for dims in own)
+        batches = product(self.counts[d] for d in self.grid if d not in (*own[0], *own[1]))
+        return batches, quotient_up(rows, high), quotient_up(columns, wide)
 
     def enter(self, number: ir.Value, cluster: Cluster | None = None, named: bool = True) -> list[ir.Operation]:
         """Copies what a block computes to the insertion point, at the tile of this number; with a cluster, at its tile among those
@@ -38,19 +44,18 @@ class Blocks:
         Blocks that run at one time then cover about a square of C, and share its rows' and columns' factors
         in L2.
         """
-        grid = self.grid
-        count = dict(zip(grid, self.counts))
+        grid, count = self.grid, self.counts
         rows, columns = ([d for d in grid if d in dims] for dims in (self.options.rows, self.options.columns))
         batch = [d for d in grid if d not in (*rows, *columns)]
         each = (cluster.high, cluster.wide) if cluster else (1, 1)
-        high, wide = (prod(count[d] for d in dims) // size for dims, size in zip((rows, columns), each))
-        batches, group = prod(count[d] for d in batch), max(1, self.options.group_rows // each[0])
+        batches, high, wide = self._along(*each)
+        group = max(1, self.options.group_rows // each[0])
         if self.options.across_batches:
-            line, column = in_groups(number, batches * high, wide, min(group, batches * high))
+            line, column = in_groups(number, times(batches, high), wide, group)
             which, row = _divide(line, high, batches)
         else:
-            which, rest = _divide(number, high * wide, batches)
-            row, column = in_groups(rest, high, wide, min(group, high))
+            which, rest = _divide(number, times(high, wide), batches)
+            row, column = in_groups(rest, high, wide, group)
         if cluster:
             row, column = sum_of([(row, each[0]), (cluster.row, 1)]), sum_of([(column, each[1]), (cluster.column, 1)])
         found = dict(zip(batch, delinearise(which, [count[d] for d in batch])))
@@ -80,11 +85,12 @@ def erase(operations: list[ir.Operation]) -> None:
             op.erase()
 
 
-def in_groups(number: ir.Value, high: int, wide: int, group: int) -> tuple[ir.Value, ir.Value]:
+def in_groups(number: ir.Value, high: Count, wide: Count, group: int) -> tuple[ir.Value, ir.Value]:
     """Row and column of a place in a grid of `high` rows and `wide` columns: `group` rows together, column by column."""
-    band, within = _divide(number, group * wide, -(-high // group))
+    group = min(group, high) if isinstance(high, int) else group
+    band, within = _divide(number, times(group, wide), quotient_up(high, group))
     first, tall = arith.muli(band, mlir.index(group)), mlir.index(group)
-    if high % group:
+    if not isinstance(high, int) or high % group:
         tall = arith.minsi(arith.subi(mlir.index(high), first), tall)
     return arith.addi(first, arith.remui(within, tall)), arith.divui(within, tall)
 
@@ -106,9 +112,9 @@ def of_its_grid(number: ir.Value, grids: list[Blocks], build: Callable[[int, ir.
     if first == len(grids) - 1:
         build(first, number)
         return
-    count = grids[first].count
+    count = grids[first].count()
     # numbers of the branch that is taken are not changed; their ranges, which do not know the condition, are
-    own = arith.minsi(number, mlir.index(count - 1))
+    own = arith.minsi(number, mlir.index(plus(count, -1)))
     rest = arith.maxsi(arith.subi(number, mlir.index(count)), mlir.index(0))
     choice = scf.IfOp(arith.cmpi(arith.CmpIPredicate.slt, number, mlir.index(count)), has_else=True)
     choice.operation.attributes["tilec.mergeable"] = ir.UnitAttr.get()
@@ -120,8 +126,8 @@ def of_its_grid(number: ir.Value, grids: list[Blocks], build: Callable[[int, ir.
         scf.YieldOp([])
 
 
-def _divide(number: ir.Value, by: int, quotients: int) -> tuple[ir.Value, ir.Value]:
+def _divide(number: ir.Value, by: Count, quotients: Count) -> tuple[ir.Value, ir.Value]:
     """Quotient and remainder; 0 and the number itself where there is one quotient only."""
-    if quotients == 1:
+    if isinstance(quotients, int) and quotients == 1:
         return mlir.index(0), number
     return arith.divui(number, mlir.index(by)), arith.remui(number, mlir.index(by))

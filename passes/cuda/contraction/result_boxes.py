@@ -14,8 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilec.core import locations, mlir
+from tilec.core.extents import Extent, shape_of
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, memref, nvgpu, nvvm
+from tilec.index.facts import NONE
+from tilec.index.questions import multiple
+from tilec.index.terms import term
 from tilec.kernels import WarpgroupContraction
 from tilec.kernels.contraction import boxes_of
 from tilec.passes.cuda.contraction.problem import Problem, Side, Thread
@@ -63,13 +67,13 @@ def boxed_result(problems: list[Problem], after: list[ir.Operation]) -> Use | No
         return None
     (use,) = stored
     type_ = ir.MemRefType(root(use.value).type)
-    size = type_.element_type.width // 8
-    if size not in (2, 4) or len(type_.shape) > 5 or type_.shape[-1] * size % WIDE or use.dims[-1:] != problem.right.dims[-1:]:
+    size, shape = type_.element_type.width // 8, shape_of(root(use.value))
+    if size not in (2, 4) or len(shape) > 5 or multiple(term(shape[-1])) * size % WIDE or use.dims[-1:] != problem.right.dims[-1:]:
         return None
     columns, _ = boxes_of(problem.right.size, size, 1)
-    extents = dict(zip(use.dims, type_.shape))
+    lengths = dict(zip(use.dims, shape))
     runs = ((problem.left, HEIGHT), (problem.right, columns))
-    return use if all(_is_run(side, run, extents) for side, run in runs) else None
+    return use if all(_is_run(side, run, lengths) for side, run in runs) else None
 
 
 def _weight(op: ir.Operation) -> int:
@@ -78,12 +82,12 @@ def _weight(op: ir.Operation) -> int:
     return FUNCTION if op.name.startswith("math.") and not one else 1
 
 
-def _is_run(side: Side, run: int, extents: dict[int, int]) -> bool:
+def _is_run(side: Side, run: int, lengths: dict[int, Extent]) -> bool:
     """Whether so many neighbours of a block's rows or columns are one run of the tensor, or lie outside it."""
-    if not side.dims or any(d not in extents for d in side.dims):
+    if not side.dims or any(d not in lengths for d in side.dims):
         return False
     outermost = next((n for n, size in enumerate(side.box) if size > 1), 0)
-    ends = side.full or side.box[outermost] >= extents[side.dims[outermost]]
+    ends = side.full or NONE.proves(side.box[outermost] - term(lengths[side.dims[outermost]]))
     return ends and (side.box[-1] % run == 0 or outermost == len(side.dims) - 1)
 
 

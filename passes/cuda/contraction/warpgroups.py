@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import partial, reduce
 from math import prod
 
 from tilec.analysis.bf16_split import PRODUCTS
-from tilec.core import locations, mlir, opcodes
+from tilec.core import extents, locations, mlir, opcodes
 from tilec.core.hardware import LINE, ROWS, WARPGROUP
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.core.opcodes import WarpgroupProduct
+from tilec.core.varying import Varies
 from tilec.kernels import WarpgroupContraction
 from tilec.kernels.contraction import widest
 from tilec.kernels.matrix import ELEMENTS
@@ -40,7 +41,7 @@ from tilec.passes.cuda.contraction.stream_k import Part, Parts, StreamK
 from tilec.passes.cuda.memory_spaces import registers, root
 from tilec.passes.cuda.ring import LineTiles, Ring, RingTiles, carried_loop, make_ready, offsets_of
 from tilec.passes.cuda.roles import Roles, begin_ping_pong, ping_pong, wait_for_products
-from tilec.passes.loops import delinearise, loop, sum_of, when
+from tilec.passes.loops import Count, delinearise, least, loop, plus, sum_of, times, when
 
 EQUAL = arith.CmpIPredicate.eq
 LOADING = 40, 32  # registers of a thread that loads, where two warpgroups multiply, and where three do
@@ -53,7 +54,7 @@ def map_wgmma(
 ) -> None:  # fmt: skip
     """`grids`: of each result, whose tiles follow one another."""
     function.attributes["tilec.threads"] = mlir.integer(options.block_threads)
-    size, total = prod(options.cluster), sum(blocks.count for blocks in grids)
+    size, total = prod(options.cluster), reduce(plus, (blocks.count(*options.cluster) for blocks in grids))
     thread, first = Thread(), gpu.BlockIdOp(gpu.Dimension.x).result
     cluster = None
     if size > 1:
@@ -64,17 +65,18 @@ def map_wgmma(
     found = [Block(sample) for sample in samples]
     loads = _Loads([_problems(b, blocks, tiles) for b, blocks in zip(found, grids)], shape, function, found, cluster)
     steps = loads.problem.steps  # of every tile
-    count = options.launched(total, steps) // size  # clusters
-    function.attributes["tilec.blocks"] = mlir.integer(count * size)
+    launched = options.persistent_blocks // size
+    count = least(launched, options.stream_k * steps // size if options.stream_k else total)  # clusters
+    extents.set_blocks(function, extents.times(extents.amount_of(count, function), size))
     for sample in samples:
         erase(sample)
     start = [mlir.index(0), mlir.index(0)]  # the first stage, in phase 0
-    end = mlir.index(total // size)
-    stream_k = StreamK(options, first, count, total // size, steps) if options.stream_k else None
+    end = mlir.index(total)
+    stream_k = StreamK(options, first, _number(count), _number(total), steps) if options.stream_k else None
     parts = Parts(function, stream_k, thread, loads.sums) if stream_k else None
 
     @contextmanager
-    def tiles_from(number: ir.Value, state: list[ir.Value], step: int) -> Iterator[tuple[ir.Value, Part | None, list[ir.Value]]]:
+    def tiles_from(number: ir.Value, state: list[ir.Value], step: Count) -> Iterator[tuple[ir.Value, Part | None, list[ir.Value]]]:
         """Tile after tile, or the block's parts of tiles."""
         if stream_k:
             with stream_k.parts(state) as (part, now):
@@ -100,7 +102,8 @@ def map_wgmma(
     def consume() -> None:
         mine, state, step = first, list(start), count
         if options.alternate_tiles:  # every other tile; the stages between are the other warpgroup's
-            mine, step = sum_of([(first, 1), (shape.roles.consumer, count)]), 2 * count
+            mine = sum_of([(first, 1), (mlir.index(times(shape.roles.consumer, count)), 1)])
+            step = times(2, count)
             state = loads.ring.after(state, steps, shape.roles.consumer)
             begin_ping_pong(function, shape.roles)
         with tiles_from(mine, state, step) as (number, part, state):
@@ -140,6 +143,13 @@ def map_wgmma(
     shape.roles.divide(registers[shape.roles.consumers > 2], produce, consume)
     if cluster:
         cluster.meet()
+
+
+def _number(tiles: Count) -> int:
+    """How many tiles there are, where blocks share the steps of some."""
+    if isinstance(tiles, ir.Value):
+        raise Varies("how many tiles there are, where blocks share the steps of some")
+    return tiles
 
 
 def _problems(block: Block, blocks: Blocks, tiles: dict[int, int]) -> list[Problem]:
@@ -258,7 +268,7 @@ class _Loads:
         tensor, kept = access.tensor, []
         if access.operand is not None:
             tensor = problem.operands[access.operand]
-            kept = [d for d, extent in enumerate(ir.MemRefType(root(tensor).type).shape) if extent > 1]
+            kept = [d for d, extent in enumerate(extents.shape_of(root(tensor))) if extent != 1]
         if first:
             return first.of(tensor, box, steps, kept)
         return RingTiles(tensor, box, count, lines, stages, steps, kept, rounded)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from math import prod
 
-from tilec.core import locations, mlir
+from tilec.core import extents, locations, mlir
 from tilec.core.mlir import gpu, ir
 from tilec.kernels import Contraction
 from tilec.passes.cuda.contraction.checks import check_subscripts
@@ -31,7 +31,7 @@ from tilec.passes.loops import below, loop, sum_of, when
 
 
 def map_warps(function: ir.Operation, options: Contraction, blocks: Blocks, tiles: dict[int, int]) -> None:
-    function.attributes["tilec.blocks"] = mlir.integer(blocks.count)
+    extents.set_blocks(function, extents.blocks_of(blocks.forall))
     function.attributes["tilec.threads"] = mlir.integer(options.block_threads)
     thread = Thread()
     block = Block(blocks.enter(gpu.BlockIdOp(gpu.Dimension.x).result))
