@@ -11,30 +11,35 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from tilec.core import mlir
+from tilec.core.extents import Extent, argument_attributes, emitted, memory_type, sizes_of
 from tilec.core.mlir import arith, func, ir, memref, nvvm, scf
 from tilec.kernels.attributes import carry_over
 
+Shape = tuple[Sequence[Extent], ir.Type]
+"""Extents of memory, and the type of its elements."""
 MARK = 1 << 32  # in a word: the lower half is a number's bits
 
 
 def add_words(module: ir.Operation, function: ir.Operation, shape: list[int], name: str) -> None:
     """Gives a kernel cleared words as its last argument."""
     assert prod(shape) > 0
-    add_memory([function], {name: ir.MemRefType.get(shape, _i64())}, cleared=name)
+    add_memory([function], {name: (shape, _i64())}, cleared=name)
 
 
 def add_flags(function: ir.Operation, shape: list[int], name: str) -> None:
     """The same of words that the kernel takes back (`take_back`): it finds and leaves them cleared, so that the program clears them
     only once."""
-    add_memory([function], {name: ir.MemRefType.get(shape, _i64())}, cleared=name, stays_clear=True)
+    add_memory([function], {name: (shape, _i64())}, cleared=name, stays_clear=True)
 
 
 def add_memory(
-    kernels: Sequence[ir.Operation], types: Mapping[str, ir.Type], cleared: str = "", stays_clear: bool = False
+    kernels: Sequence[ir.Operation], shapes: Mapping[str, Shape], cleared: str = "", stays_clear: bool = False
 ) -> None:
-    """Gives kernels memory as their last arguments. Where the program calls one of them, it calls one after another, with that
-    one's arguments. `cleared`: that of this name is zero before; `stays_clear`: and after the calls."""
-    names = [ir.DictAttr.get({"tilec.name": mlir.string(name)}) for name in types]
+    """Gives kernels memory of such shapes and elements as their last arguments. Where the program calls one of them, it calls one
+    after another, with that one's arguments. `cleared`: that of this name is zero before; `stays_clear`: and after the calls."""
+    types = {name: memory_type(*shape) for name, shape in shapes.items()}
+    sizes = sizes_of(kernels[0])
+    names = [argument_attributes(name, shape, sizes) for name, (shape, _) in shapes.items()]
     symbols = [mlir.symbol(kernel) for kernel in kernels]
     for kernel in kernels:
         block = mlir.entry(kernel)
@@ -47,7 +52,9 @@ def add_memory(
     for call in [view.operation for view in mlir.entry(program).operations]:
         if call.name == "func.call" and (callee := mlir.callee(call)) in symbols:
             with ir.InsertionPoint(call), call.location:
-                memory = {name: memref.AllocOp(type_, [], []) for name, type_ in types.items()}
+                given = list(call.operands)
+                ends = {name: [emitted(n, given) for n in shape if not isinstance(n, int)] for name, (shape, _) in shapes.items()}
+                memory = {name: memref.AllocOp(type_, ends[name], []) for name, type_ in types.items()}
                 if cleared:
                     mlir.fill(mlir.constant(0, _i64()), memory[cleared].result)
                 if stays_clear:

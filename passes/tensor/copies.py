@@ -106,10 +106,10 @@ def _is_large_product(op: ir.Operation, deepest: int) -> bool:
     read += [inner.operands[0] for inner in mlir.traverse(op) if inner.name == "tensor.extract"]
     types = [ir.ShapedType(v.type) for v in dict.fromkeys(read)]
     narrow = all(str(t.element_type) in ("bf16", "f16") for t in types)
-    return narrow and at_least(summed, 1) and at_most(summed, deepest) and _is_larger(op.results[0], dict.fromkeys(read))
+    return narrow and at_least(summed, 1) and at_most(summed, deepest) and _may_be_larger(op.results[0], dict.fromkeys(read))
 
 
-def _is_larger(value: ir.Value, others: Iterable[ir.Value]) -> bool:
-    """Whether a tensor is known to have more elements than all of the others together."""
+def _may_be_larger(value: ir.Value, others: Iterable[ir.Value]) -> bool:
+    """Whether a tensor has more elements than all of the others together, or that depends on sizes: then the plan has decided."""
     size, rest = prod(shape_of(value)), [prod(shape_of(v)) for v in others]
-    return at_least(size - sum(rest), 1)
+    return not at_most(size - sum(rest), 0)

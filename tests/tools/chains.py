@@ -43,17 +43,22 @@ def chains_pay(monkeypatch) -> None:
     monkeypatch.setattr(chain_fusion, "time_us", lambda *_: math.inf)
 
 
+def use_tile(tile: tuple[int, int] | ChainTile, monkeypatch) -> None:
+    """Every chain has this tile."""
+    made = tile
+    if not isinstance(made, ChainTile):
+        made = ChainTile(*tile, 2, 168 if tile[0] < 192 else 128, 0, ping_pong=tile[0] > 64)
+    rest = lambda t, p: [Choice(made, c.prediction) for c in choose_chain_tile(t, p)[:1]]  # noqa: E731
+    monkeypatch.setattr("tilec.plan.cuda.chain.choose_chain_tile", rest)
+
+
 def lowered(
     text: str, sizes: dict[str, int], tile: tuple[int, int] | ChainTile | None, monkeypatch, target: str | Target = "h200",
     **rewrites: Any,
 ):  # fmt: skip
     """`rewrites` are those of a schedule file."""
     if tile is not None:
-        made = tile
-        if not isinstance(made, ChainTile):
-            made = ChainTile(*tile, 2, 168 if tile[0] < 192 else 128, 0, ping_pong=tile[0] > 64)
-        rest = lambda t, p: [Choice(made, c.prediction) for c in choose_chain_tile(t, p)[:1]]  # noqa: E731
-        monkeypatch.setattr("tilec.plan.cuda.chain.choose_chain_tile", rest)
+        use_tile(tile, monkeypatch)
     chains_pay(monkeypatch)
     schedule = rewritten(**rewrites) if rewrites else None
     specialised, result = lower_text(Source("t.tile", text), None, sizes, schedule, target, locations=True)

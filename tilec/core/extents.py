@@ -267,10 +267,20 @@ def most(amount: int | str, sizes: Mapping[str, Varying]) -> int:
     """The largest number that an amount is."""
     if isinstance(amount, int):
         return amount
-    high = NONE.bounds(term(evaluated(amount, {name: v.term(name) for name, v in sizes.items()})))[1]
+    return highest(term(evaluated(amount, {name: v.term(name) for name, v in sizes.items()})))
+
+
+def highest(extent: Extent) -> int:
+    """A number that an extent does not exceed. Raises Varies where there is none."""
+    high = extent if isinstance(extent, int) else NONE.bounds(extent)[1]
     if isinf(high):
-        raise Varies(f"how large {amount} may be")
+        raise Varies(f"how large {extent} may be")
     return int(high)
+
+
+def lowest(extent: Extent) -> int:
+    """A number that an extent is no less than."""
+    return extent if isinstance(extent, int) else int(max(0, NONE.bounds(extent)[0]))
 
 
 def emitted(extent: Extent, given: Sequence[ir.Value]) -> ir.Value:
@@ -290,7 +300,8 @@ def emitted(extent: Extent, given: Sequence[ir.Value]) -> ir.Value:
                 return _applied(ir.AffineExpr.get_floor_div(d0 - less, by), _dim(value, d))
         raise Varies(f"the size {extent}")
     if leaf is not None and leaf.op == "//":
-        return arith.divui(*(emitted(a, given) for a in leaf.args))  # extents are no less than 0
+        divided = arith.divui if NONE.proves(leaf.args[0]) else arith.floordivsi  # rounded up, a negative number is divided
+        return divided(*(emitted(a, given) for a in leaf.args))
     if leaf is not None and leaf.op == "min":
         return reduce(arith.minsi, (emitted(a, given) for a in leaf.args))
     if leaf is not None:
@@ -319,6 +330,19 @@ def at_most(extent: Extent, most: int) -> bool:
 def tensor_type(shape: Sequence[Extent], element: ir.Type) -> ir.RankedTensorType:
     """The type of tensors of such extents."""
     return mlir.tensor_type([n if isinstance(n, int) else mlir.DYNAMIC for n in shape], element)
+
+
+def memory_type(shape: Sequence[Extent], element: ir.Type) -> ir.MemRefType:
+    """The type of memory of such extents."""
+    return ir.MemRefType.get([n if isinstance(n, int) else mlir.DYNAMIC for n in shape], element)
+
+
+def argument_attributes(name: str, shape: Sequence[Extent], sizes: Mapping[str, Varying]) -> ir.DictAttr:
+    """Those of a kernel's argument of this name."""
+    found: dict[str, ir.Attribute] = {"tilec.name": mlir.string(name)}
+    if not all(isinstance(n, int) for n in shape):
+        found[EXTENTS] = ir.ArrayAttr.get([mlir.string(text_of(n, sizes)) for n in shape])
+    return ir.DictAttr.get(found)
 
 
 def empty(shape: Sequence[Extent], element: ir.Type) -> ir.Value:

@@ -93,6 +93,11 @@ class Family:
         """Tiles of a grid with so many along each of its dimensions."""
         return prod(counts.values())
 
+    def room(self, kernel: KernelPlan, d: int) -> int | None:
+        """The elements that a block has room for along a dimension of the grid of which it has all that there are; None where that
+        may be any number."""
+        return None
+
     @property
     def blocks_per_tile(self) -> int:
         """Blocks that share one tile of the grid, not counting the blocks of `cluster`."""

@@ -212,6 +212,13 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
             return Refusal("tile", f"`tile` must divide {max(self.head_groups)}, the rows that share the other factors")
         return None
 
+    def room(self, kernel: KernelPlan, d: int) -> int:
+        if d not in self.rows:
+            return 1
+        box = dict(zip(self.rows, self.box(dict(zip(kernel.grid, kernel.tile)))))
+        group = dict(zip(self.rows, self.head_groups)).get(d, 0)
+        return min(box[d], group or box[d])
+
     def box(self, tile: Mapping[int, int]) -> tuple[int, ...]:
         """The part of each dimension of rows that a block copies and multiplies, of which `tile` is inside the tensor: powers of
         two, and along the last dimension the rows that are left by the others."""

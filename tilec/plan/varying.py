@@ -85,10 +85,10 @@ def _generalised(kernel: KernelPlan, function: ir.Operation, target: Target) -> 
     general = replace(kernel, options=options)
     for n, (d, t) in enumerate(zip(kernel.grid, kernel.tile)):
         if d in varying and t >= kernel.extents[d]:
-            most = int(min(NONE.bounds(varying[d])[1], MOST * t))
-            for size in (most, *range((most - 1) // UNIT * UNIT, t, -UNIT), t):
+            most, room = int(min(NONE.bounds(varying[d])[1], MOST * t)), options.room(kernel, d)
+            for size in (room,) if room else (most, *range((most - 1) // UNIT * UNIT, t, -UNIT), t):
                 larger = replace(general, tile=(*general.tile[:n], size, *general.tile[n + 1 :]))
-                if options.refuse(larger, kernel, target) is None:
+                if room or options.refuse(larger, kernel, target) is None:
                     general = larger
                     break
     return general

@@ -23,7 +23,7 @@ from tilec.core import locations, mlir
 from tilec.core.mlir import arith, gpu, ir, linalg, memref, scf
 from tilec.kernels import ByKey, Planned
 from tilec.passes.combiner import Combiner
-from tilec.passes.cuda.by_key.order import Sort, Sorted, pieces_of, sorted_types
+from tilec.passes.cuda.by_key.order import Sort, Sorted, pieces_of, sorted_memory
 from tilec.passes.cuda.contraction.grid import enter, erase, tiles_of
 from tilec.passes.cuda.memory_spaces import erase_unused, is_local, operand_dims, root
 from tilec.passes.cuda.messages import add_memory
@@ -45,16 +45,16 @@ def map_by_key(function: ir.Operation, planned: Planned) -> None:
     order, *split = (_copy(function, name, options) for name in ("order", *(["pieces", "joined"] if parts else [])))
     if options.overlap_sorting:
         function.attributes["tilec.overlap"] = ir.UnitAttr.get()
-    types = sorted_types(count, extents[options.keys])
+    memory = sorted_memory(count, extents[options.keys])
     if parts:
         shape = [parts if d == options.keys else extents[d] for d in operand_dims(reduction)[-1]]
         element = ir.MemRefType(reduction.operands[len(reduction.operands) - 1].type).element_type
-        types["parts"] = ir.MemRefType.get(shape, element)
-    add_memory([order, *split, function], types)
-    _sort(order, options, count, extents[options.keys], len(types))
+        memory["parts"] = shape, element
+    add_memory([order, *split, function], memory)
+    _sort(order, options, count, extents[options.keys], len(memory))
     kinds: list[type[_Segments]] = [Pieces, Joined, Whole] if parts else [Whole]
     for kernel, kind in zip([*split, function], kinds):
-        kind(kernel, planned, extents, parts, len(types)).build()
+        kind(kernel, planned, extents, parts, len(memory)).build()
 
 
 def reduction_of(function: ir.Operation | ir.Block) -> ir.Operation:

@@ -20,6 +20,7 @@ from tilec.core.hardware import WARP
 from tilec.core.mlir import arith, gpu, ir, memref, scf
 from tilec.cost.by_key import OWN, digits_of
 from tilec.passes.cuda.memory_spaces import SHARED, local, registers
+from tilec.passes.cuda.messages import Shape
 from tilec.passes.loops import below, loop, sum_of, when
 
 AHEAD = 8  # keys that a thread loads before it looks at them
@@ -347,9 +348,9 @@ def _shuffled(value: ir.Value, lane: ir.Value, mode: gpu.ShuffleMode) -> ir.Valu
     return gpu.ShuffleOp(value, lane, mlir.constant(WARP, _type()), mode).operation.results[0]
 
 
-def sorted_types(count: int, keys: int) -> dict[str, ir.Type]:
+def sorted_memory(count: int, keys: int) -> dict[str, Shape]:
     """The memory of `Sorted`, by the names of its fields."""
     sizes: Sequence[tuple[str, int]] = (
         ("order", count), ("keys", count), ("starts", keys + 1), ("other_order", count), ("other_keys", count)
     )  # fmt: skip
-    return {name: ir.MemRefType.get([size], _type()) for name, size in sizes}
+    return {name: ([size], _type()) for name, size in sizes}

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from tilec.analysis.chain import Chain, read_chain
 from tilec.analysis.expression import Expr, Reader, parts_of
 from tilec.analysis.subscripts import periods
-from tilec.core import locations, mlir
+from tilec.core import extents, locations, mlir
 from tilec.core.diagnostics import InternalError
+from tilec.core.extents import Extent
 from tilec.core.hardware import WARPGROUP
 from tilec.core.mlir import arith, gpu, ir, memref
+from tilec.core.varying import Varies
+from tilec.index.terms import term
 from tilec.kernels import ContractionChain, Planned
 from tilec.passes.cuda.chain.values import At, Values, halves
 from tilec.passes.cuda.contraction.checks import check_each
@@ -22,7 +24,7 @@ from tilec.passes.cuda.contraction.grid import enter, erase, in_groups
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.cuda.ring import carried_loop
-from tilec.passes.loops import all_of, delinearise, sum_of, when
+from tilec.passes.loops import Count, all_of, counts_of, delinearise, least, plus, product, sum_of, when
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class ChainBlock:
         if not self.options.persistent_blocks:
             yield self, state
             return
-        with carried_loop(self.number, mlir.index(self.count), state, self.launched, name="rows_tile") as (number, now):
+        step = self.options.persistent_blocks if isinstance(self.count, ir.Value) else self.launched
+        with carried_loop(self.number, mlir.index(self.count), state, step, name="rows_tile") as (number, now):
             block = ChainBlock(self.function, self.planned, self.forall, self._position(number))
             yield block, now
             erase(block.operations)
@@ -69,25 +72,36 @@ class ChainBlock:
             return number
         each = mlir.index(self.launched)
         first = arith.muli(arith.divui(number, each), each)
-        last = sum_of([(first, 1), (arith.minsi(sum_of([(first, -1)], self.count), each), 1)], -1)
+        last = sum_of([(first, 1), (arith.minsi(sum_of([(first, -1), (mlir.index(self.count), 1)]), each), 1)], -1)
         odd = arith.remui(arith.divui(number, each), mlir.index(2))
         reversed_number = sum_of([(last, 1), (first, 1), (number, -1)])
         return arith.select(arith.cmpi(arith.CmpIPredicate.ne, odd, mlir.index(0)), reversed_number, number)
 
     @property
-    def launched(self) -> int:
+    def launched(self) -> Count:
         """Blocks that compute the tiles."""
-        return min(self.options.persistent_blocks or self.count, self.count)
+        return least(self.options.persistent_blocks, self.count) if self.options.persistent_blocks else self.count
 
     @property
-    def length(self) -> int:
+    def length(self) -> Count:
         """Elements along the dimension between the contractions."""
         return self.sizes[self.chain.between]
 
     @property
+    def extent(self) -> Extent:
+        """The same, as a term where it varies."""
+        return self.extents[self.chain.between]
+
+    @property
+    def even(self) -> bool:
+        """Whether all tiles along that dimension are full, whatever sizes are."""
+        return (term(self.extent) % self.bn).constant == 0
+
+    @property
     def largest(self) -> int:
         """The longest dimension of what the kernel reads and writes."""
-        return max(e for a in mlir.entry(self.function).arguments for e in ir.ShapedType(a.type).shape)
+        every = (e for a in mlir.entry(self.function).arguments for e in extents.shape_of(a))
+        return max(extents.highest(e) for e in every)
 
     def check(self, thread: Thread) -> None:
         """The program's run-time checks of a block, by the threads that multiply. Of blocks that would ask the same, such as those
@@ -147,21 +161,25 @@ class ChainBlock:
                 found[d] = arith.subi(own if isinstance(own, ir.Value) else mlir.index(own), mlir.index(1))
         return found
 
-    def _ordered(self, number: ir.Value, counts: list[int]) -> list[ir.Value]:
+    def ends(self) -> dict[int, ir.Value]:
+        """The last subscript between the contractions, where a tile may have fewer elements."""
+        return {} if self.even else {self.chain.between: sum_of([(mlir.index(self.length), 1)], -1)}
+
+    def _ordered(self, number: ir.Value, counts: list[Count]) -> list[ir.Value]:
         """A block's place of the grid: rows run fastest. Where the longest start first, they take turns with those of several
         problems of the batch."""
-        names, total = locations.variables(self.forall), prod(counts)
+        names, total = locations.variables(self.forall), product(counts)
         rows = [n for n, d in enumerate(self.grid) if d in (*self.options.growing, *self.options.shrinking)]
         others = [n for n in range(len(counts)) if n not in rows]
-        height = prod(counts[n] for n in rows)
-        problems, group = total // height, min(self.options.group_batch, total // height)
+        height, problems = (product(counts[n] for n in own) for own in (rows, others))
+        group = min(self.options.group_batch, problems) if isinstance(problems, int) else self.options.group_batch
         if not self.options.longest_first:
             return delinearise(number, counts, names)
         shrinking = bool(self.options.shrinking)
         if group == 1 or height == 1:
-            return delinearise(number if shrinking else arith.subi(mlir.index(total - 1), number), counts, names)
+            return delinearise(number if shrinking else arith.subi(mlir.index(plus(total, -1)), number), counts, names)
         other, before = in_groups(number, problems, height, group)
-        row = before if shrinking else sum_of([(before, -1)], height - 1)  # the last first
+        row = before if shrinking else sum_of([(mlir.index(height), 1), (before, -1)], -1)  # the last first
         found: dict[int, ir.Value] = {}
         for number, part in ((row, rows), (other, others)):
             found |= zip(part, delinearise(number, [counts[n] for n in part], [names[n] for n in part] if names else ()))
@@ -170,9 +188,10 @@ class ChainBlock:
     def _enter(self, number: ir.Value | None) -> list[ir.Operation]:
         """The block's operations, at the tile of its number: parts of rows run fastest, then rows, from the last where those are
         longest."""
-        counts = list(ir.DenseI64ArrayAttr(self.forall.attributes["staticUpperBound"]))
-        self.parts, self.count = self.options.blocks_per_tile, prod(counts)
-        self.function.attributes["tilec.blocks"] = mlir.integer(self.parts * self.launched)
+        counts = counts_of(self.forall)
+        self.parts, self.count = self.options.blocks_per_tile, product(counts)
+        launched = extents.amount_of(self.launched, self.function)
+        extents.set_blocks(self.function, extents.times(launched, self.parts))
         self.function.attributes["tilec.threads"] = mlir.integer(self.options.block_threads)
         self.part, given = mlir.index(0), number is not None
         if number is None:
@@ -193,15 +212,25 @@ class ChainBlock:
             if not is_local(value):
                 self.outputs.append(Output(reader.result(op, n), mlir.outputs_of(op)[n], reader.result_dims(op, n)))
         self.sizes: dict[int, Any] = {}  # a value where a dimension is not known
+        self.extents: dict[int, Extent] = {}
         for op in generics:
             self.sizes |= zip(dims[op], mlir.extents_of(op))
-        stored = [[d for d in o.dims if self.sizes[d] != 1] for o in self.outputs]
+            self.extents |= {d: e for d, e in zip(dims[op], extents.known_loops(op)) if e is not None}
+        given = list(mlir.entry(self.function).arguments)
+        for d, size in [*self.sizes.items()]:
+            if size == mlir.DYNAMIC and d in self.extents:
+                self.sizes[d] = extents.emitted(self.extents[d], given)
+        single = {d for d, size in self.sizes.items() if isinstance(size, int) and size == 1}
+        stored = [[d for d in o.dims if d not in single] for o in self.outputs]
         chain = read_chain(reader, stored, self.options.rows)
         if not isinstance(chain, Chain):
             raise InternalError(f"the kernel is no chain of two contractions: {chain}", "map", str(self.function))
         self.chain = chain
+        for d in (*(first.inner for first in chain.firsts), *chain.columns.values()):
+            if d not in self.extents or not isinstance(self.extents[d], int):
+                raise Varies(f"the number of a head's features, {self.extents.get(d, '')}, which a block has all of on chip")
         self.checks = list(dict.fromkeys(check for op in generics for check in reader.checks(op)))
         for output in self.outputs:  # at the edge of the grid a block has fewer rows
             for n, d in enumerate(output.dims):
-                if self.sizes[d] == mlir.DYNAMIC:
+                if isinstance(self.sizes[d], int) and self.sizes[d] == mlir.DYNAMIC:
                     self.sizes[d] = memref.DimOp(output.view, mlir.index(n)).result

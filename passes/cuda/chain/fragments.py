@@ -21,6 +21,7 @@ from tilec.analysis.chain_masks import Linear
 from tilec.analysis.expression import Expr
 from tilec.analysis.neighbours import Neighbours
 from tilec.core import locations, mlir
+from tilec.core.extents import highest, lowest
 from tilec.core.mlir import arith, ir, memref, vector
 from tilec.cost.chain import product_depth
 from tilec.cost.model import round_up
@@ -59,14 +60,14 @@ def clear(fragments: ir.Value) -> None:
 
 def values_of(block: ChainBlock) -> Values:
     """Of a block's elements."""
-    chain = block.chain
-    limits = block.limits() | ({chain.between: mlir.index(block.length - 1)} if block.length % block.bn else {})
-    return Values(limits, block.largest)
+    return Values(block.limits() | block.ends(), block.largest)
 
 
 def tiles_of(block: ChainBlock, values: Values, find: Callable[[Span], TileList] | None = None) -> Tiles:
     """The tiles of a block's elements."""
-    return Tiles(block.chain, values, block.length, {d: block.sizes[d] for d in block.chain.rows}, block.bn, find)
+    heights = {d: block.sizes[d] for d in block.chain.rows}
+    least = -(-lowest(block.extent) // block.bn)
+    return Tiles(block.chain, values, block.length, block.even, least, heights, block.bn, find)
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class Fragments:
         block, chain = self.block, self.chain
         return TileList(
             chain.matches, self.values, self.thread, block.options.block_threads, block.rows_at, block.bm, chain.between,
-            block.length, self.bn, span,
+            block.length, self.bn, -(-highest(block.extent) // self.bn), span,
         )  # fmt: skip
 
     def clear(self) -> None:
@@ -293,8 +294,15 @@ class Fragments:
     def bounds(self) -> list[Linear]:
         """What is at least 0 for the elements that exist and that no mask excludes."""
         end = Expr("index", own_dims=(self.chain.between,), type="index")
-        edge = [] if self.tiles.even else [({end: -1}, self.block.length - 1)]
+        edge = [] if self.tiles.even else [self._edge(end)]
         return [*(b for m in self.chain.masks for b in m.bounds), *edge]
+
+    def _edge(self, j: Expr) -> Linear:
+        """What is at least 0 for the elements that exist."""
+        length = self.block.length
+        if isinstance(length, int):
+            return {j: -1}, length - 1
+        return {j: -1, Expr("outer", key=length, type="index"): 1}, -1
 
     def _at(
         self, start: ir.Value, j: ir.Value, half: ir.Value, lane: ir.Value, *, products: Sequence[ir.Value] | None = None

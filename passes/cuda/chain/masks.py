@@ -14,24 +14,27 @@ from tilec.core import mlir
 from tilec.core.mlir import arith, ir
 from tilec.passes.cuda.chain.segment_tiles import Span, TileList
 from tilec.passes.cuda.chain.values import At, Values, as_index
-from tilec.passes.loops import sum_of
+from tilec.passes.loops import Count, plus, quotient_up, sum_of
 
 BEYOND = 1 << 40  # elements: more than memory has
 
 
 class Tiles:
-    """`count` tiles, numbered from the last of them down: `tile(number)` is its place. `even`: the last is full. A block has
-    `heights` rows along each dimension of rows. `find` lists the tiles that comparisons of data leave."""
+    """`count` tiles, at least `least`, numbered from the last of them down: `tile(number)` is its place. `even`: the last is full;
+    where that is not known, it is taken for a tile that is not. A block has `heights` rows along each dimension of rows. `find`
+    lists the tiles that comparisons of data leave."""
 
     def __init__(
-        self, chain: Chain, values: Values, length: int, heights: dict[int, int | ir.Value], size: int,
+        self, chain: Chain, values: Values, length: Count, even: bool, least: int, heights: dict[int, int | ir.Value], size: int,
         find: Callable[[Span], TileList] | None = None,
     ):  # fmt: skip
-        self.size, self.even = size, length % size == 0
-        self.low, self.high = mlir.index(0), mlir.index(-(-length // size))  # where some element exists
-        self.full_low, self.full_high = mlir.index(0), mlir.index(length // size)  # where all do
+        self.size, self.even, self.least = size, even, least
+        high = quotient_up(length, size)
+        full = high if even else plus(high, -1)
+        self.low, self.high = mlir.index(0), mlir.index(high)  # where some element exists
+        self.full_low, self.full_high = mlir.index(0), mlir.index(full)  # where all do
         self.has_product = bool(chain.products)
-        self.always, self.list = not chain.masks and find is None, None
+        self.always, self.list = not chain.masks and find is None and least > 0, None
         self.masked = bool(chain.masks) or not self.even
         self.ends = {}  # the block's first and last row
         for d, height in heights.items():
@@ -41,9 +44,11 @@ class Tiles:
         for mask in chain.masks:
             for leaves, number in mask.bounds:
                 self._bound(leaves, number)
-        self.high = arith.maxsi(self.high, self.low)
-        self.count = arith.subi(self.high, self.low)
-        self.cut, self.below = arith.subi(self.high, self.full_high), arith.subi(self.high, self.full_low)
+        if chain.masks:
+            self.high = arith.maxsi(self.high, self.low)
+        self.count = arith.subi(self.high, self.low) if chain.masks else self.high
+        self.cut = arith.subi(self.high, self.full_high) if chain.masks else mlir.index(0 if even else 1)
+        self.below = arith.subi(self.high, self.full_low) if chain.masks else self.high
         if find is not None:
             self.list = find(Span(self.low, self.high, self.full_low, self.full_high))
             self.count, self.cut, self.below = self.list.count, self.list.cut, self.list.below
@@ -52,9 +57,7 @@ class Tiles:
     def share(self, part: ir.Value, parts: int) -> None:
         """Leaves the block one of equal parts."""
         if parts > 1:
-            self.shared = True
-            tiles = mlir.constant_value(self.count)
-            self.always = self.always and tiles is not None and tiles >= parts
+            self.shared, self.always = True, False
             ends = (arith.muli(self.count, sum_of([(part, 1)], more)) for more in (0, 1))
             self.begin, self.end = (arith.divui(end, mlir.index(parts)) for end in ends)
 
@@ -117,6 +120,11 @@ class Tiles:
         return found
 
     def _clamped(self, number: ir.Value, first: ir.Value) -> ir.Value:
+        if self.always and number == self.count:
+            return number
+        ends = [mlir.constant_value(v) for v in (number, first)]
+        if self.always and None not in ends and max(ends) <= self.least:
+            return mlir.index(max(ends))
         return arith.minsi(arith.maxsi(number, first), arith.maxsi(self.count, first))
 
 

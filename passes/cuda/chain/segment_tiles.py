@@ -19,7 +19,7 @@ from tilec.core.mlir import arith, gpu, ir, memref, scf
 from tilec.passes.cuda.chain.values import At, Values, as_index, combine, shuffle
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.memory_spaces import SHARED, local
-from tilec.passes.loops import sum_of, when
+from tilec.passes.loops import Count, plus, sum_of, when
 
 LIMIT = 1 << 31  # numbers beyond are as good as the last one within
 Range = tuple[ir.Value, ir.Value]
@@ -41,12 +41,13 @@ class TileList:
 
     def __init__(
         self, matches: Sequence[Match], values: Values, thread: Thread, threads: int, rows: Callable[[ir.Value], dict], height: int,
-        between: int, length: int, size: int, span: Span,
+        between: int, length: Count, size: int, most: int, span: Span,
     ):  # fmt: skip
+        """`most`: as many tiles as there may be."""
         self.values, self.thread, self.span, self.size = values, thread, span, size
         self.between, self.length, self.rows, self.height = between, length, rows, height
         self.i32 = ir.IntegerType.get_signless(32)
-        self.most = -(-length // size)
+        self.most = most
         self.list = memref.AllocOp(local([self.most + 3], self.i32, SHARED), [], []).result
         locations.named(self.list, "needed_tiles")
         own = [self._range(m.row, height, self._row) for m in matches]
@@ -74,7 +75,7 @@ class TileList:
     def _look(self, tile: ir.Value, matches: Sequence[Match], own: list[Range]) -> None:
         """Whether a tile is needed: 1 or 0, at its place from the last tile down."""
         start = arith.muli(tile, mlir.index(self.size))
-        end = mlir.index(self.length - 1)
+        end = mlir.index(plus(self.length, -1))
 
         def column(n: ir.Value) -> At:
             return At({self.between: arith.minsi(arith.addi(start, n), end)}, mlir.index(0))

@@ -17,6 +17,7 @@ from math import prod
 from tilec.analysis.carried import Carried, Rescale
 from tilec.analysis.expression import Expr
 from tilec.core import mlir
+from tilec.core.extents import Extent, amount, set_blocks, shape_of, sizes_of, times, value_of
 from tilec.core.mlir import arith, gpu, ir, memref, vector
 from tilec.kernels import ContractionChain, Planned
 from tilec.passes.cuda.chain.block import ChainBlock
@@ -83,11 +84,12 @@ def split(function: ir.Operation, planned: Planned) -> Callable[[ChainBlock], No
 
     def build(block: ChainBlock) -> None:
         chain = block.chain
-        counts = [block.count, block.parts, *(planned.tiles[d] for d in block.box)]
-        shapes = {"states": [len(chain.row_states), *counts]}
+        count = block.count if isinstance(block.count, int) else value_of(block.count)
+        counts = [count, block.parts, *(planned.tiles[d] for d in block.box)]
+        shapes: dict[str, list[Extent]] = {"states": [len(chain.row_states), *counts]}
         if chain.products:
             shapes["sums"] = [*counts, len(chain.products) * widest(block)]
-        add_memory([function, copy], {name: ir.MemRefType.get(shape, ir.F32Type.get()) for name, shape in shapes.items()})
+        add_memory([function, copy], {name: (shape, ir.F32Type.get()) for name, shape in shapes.items()})
         _Combined(copy, planned).build()
 
     return build
@@ -112,12 +114,13 @@ class _Combined:
         assert isinstance(options, ContractionChain)
         self.sums = arguments.pop() if options.has_product else None
         self.row_states = arguments[-1]
-        _, length, _, *extents = ir.MemRefType(self.row_states.type).shape
+        length = shape_of(self.row_states)[1]
+        extents = list(ir.MemRefType(self.row_states.type).shape)[3:]
         extents += [] if self.sums is None else ir.MemRefType(self.sums.type).shape[-1:]
         blocks = -(-prod(extents) // THREADS)  # of one tile
         tile, piece = arith.divui(number, mlir.index(blocks)), arith.remui(number, mlir.index(blocks))
         self.block = block = ChainBlock(self.function, self.planned, self.forall, tile)
-        self.function.attributes["tilec.blocks"] = mlir.integer(length * blocks)
+        set_blocks(self.function, times(amount(length, sizes_of(self.function)), blocks))
         self.function.attributes["tilec.threads"] = mlir.integer(THREADS)
         element = sum_of([(piece, THREADS), (thread, 1)])
         self.coordinates = delinearise(element, extents, [None] * len(extents))  # a row, and a column

@@ -23,6 +23,7 @@ from tilec.analysis.chain import First
 from tilec.analysis.factor_access import FactorAccess
 from tilec.analysis.subscripts import subscripts
 from tilec.core import locations, mlir, opcodes
+from tilec.core.extents import emitted, extent_of
 from tilec.core.hardware import LINE, ROWS, WARP
 from tilec.core.mlir import arith, gpu, ir
 from tilec.core.opcodes import WarpgroupProduct
@@ -35,7 +36,7 @@ from tilec.passes.cuda.chain.whole_numbers import WholeNumbers
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.ring import Ring, RingTiles, carried_loop, make_ready, offsets_of
 from tilec.passes.cuda.roles import Roles, begin_ping_pong, ping_pong, wait_for_products
-from tilec.passes.loops import below, sum_of, when
+from tilec.passes.loops import Count, below, plus, sum_of, when
 
 LOADING = 24  # registers of a thread that loads
 THREE = 32  # where three warpgroups multiply
@@ -47,7 +48,7 @@ class FactorTiles(RingTiles):
     factors are in step, so one stage and one phase serve for both. Where elements lie in pages, a slab has a box for each of its
     pages, and a lane of the first warp copies each."""
 
-    def __init__(self, factor: FactorAccess, sizes: dict[int, int], values: Values, stages: int, roles: Roles, length: int):
+    def __init__(self, factor: FactorAccess, sizes: dict[int, int], values: Values, stages: int, roles: Roles, length: Count):
         """`length`: elements along `between`."""
         assert factor.contiguous is not None
         self.roles, self.length = roles, length
@@ -94,13 +95,18 @@ class FactorTiles(RingTiles):
 
     def _in_page(self, at: dict[int, ir.Value], factor: FactorAccess) -> list[ir.Value]:
         """The same where memory tells the page; of a page that does not exist, a place outside the tensor."""
-        d, shape = factor.paged, ir.ShapedType(self.view.type).shape
-        last = mlir.index(self.length - 1)
+        d, last = factor.paged, mlir.index(plus(self.length, -1))
         exists = arith.cmpi(arith.CmpIPredicate.sle, at[d], last)
         found = self._corner(at | {d: arith.minsi(at[d], last)}, factor)
         p = factor.along.index(d)
-        found[p] = arith.select(exists, found[p], mlir.index(shape[p]))
+        found[p] = arith.select(exists, found[p], end_of(self.view, p))
         return found
+
+
+def end_of(view: ir.Value, d: int) -> ir.Value:
+    """The extent of memory along a dimension."""
+    known = extent_of(view, d)
+    return mlir.index(known) if isinstance(known, int) else emitted(known, [view])
 
 
 Parts = list[FactorTiles]

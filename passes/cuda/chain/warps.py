@@ -42,7 +42,7 @@ class WarpProducts:
         self.fragments = Fragments(block, thread, self._warp_row, self.high)
         kind = block.options.multiplicand
         self.left, self.right = word_registers(4 * self.high, "%left", kind), word_registers(4, "%right", kind)
-        self.ends = {block.chain.between: mlir.index(block.length - 1)} if block.length % block.bn else {}
+        self.ends = block.ends()
 
     def _warp_row(self) -> Terms:
         return [(self.thread.warp, 16 * self.high)]

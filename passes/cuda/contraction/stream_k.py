@@ -119,7 +119,7 @@ class Parts:
         threads, blocks = WARP * stream_k.options.warps[0], stream_k.blocks * stream_k.size
         wide, halves, pair = type_.shape
         shape = [blocks, wide, halves, threads, pair]
-        add_memory([function], {"parts": ir.MemRefType.get(shape, type_.element_type)})
+        add_memory([function], {"parts": (shape, type_.element_type)})
         add_flags(function, [blocks, stream_k.options.warps[0]], "flags")
         *_, self.memory, self.flags = mlir.entry(function).arguments
         self.block = gpu.BlockIdOp(gpu.Dimension.x).result
