@@ -14,9 +14,9 @@ from math import gcd
 from tilec.dsl import ast
 from tilec.dsl.ast import replace
 from tilec.dsl.flat import Program, cost, factors
-from tilec.dsl.index_terms import expression_of
+from tilec.dsl.index_terms import expression_of, size_term, to_size
 from tilec.dsl.specialise import Specialised
-from tilec.index.terms import Term
+from tilec.index.terms import Term, split, term
 
 
 def with_batches(op: Specialised, kept: Set[str] = frozenset()) -> Specialised:
@@ -44,7 +44,7 @@ def _reshaped(t: ast.Tensor, lengths: Mapping[str, int]) -> ast.Tensor:
         return t
     first, *others = t.shape or ()
     n = lengths[t.name]
-    return replace(t, shape=(ast.SizeNumber(first.value // n), ast.SizeNumber(n), *others))  # type: ignore[union-attr]
+    return replace(t, shape=(to_size(size_term(first, {}) // n), ast.SizeNumber(n), *others))
 
 
 def _length(program: Program, name: str) -> int:
@@ -55,8 +55,9 @@ def _length(program: Program, name: str) -> int:
     readers = dict.fromkeys(e.name for e in program.readers.get(name, ()))
     found = [program.terms[e, id(a)][0] for e in readers for a in program.accesses[e] if a.tensor == name]
     firsts = [x for x in found if x is not None]
-    n = gcd(*(factor for x in firsts for factor in factors(x) if abs(factor) > 1))
-    if n <= 1 or shape[0] % n:
+    weights = [factor for x in firsts for factor in factors(x) if abs(factor.constant or 2) > 1]
+    n = gcd(*(factor.constant or 1 for factor in weights))
+    if n <= 1 or split(shape[0], term(n))[1] is not term(0):
         return 0
     changes = [(cost(_pair(x, n)), cost([x])) for x in firsts]
     return n if all(new <= old for new, old in changes) and any(new < old for new, old in changes) else 0

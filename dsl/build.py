@@ -27,11 +27,11 @@ from tilec.dsl import ast, scalars
 from tilec.dsl.ast import replace
 from tilec.dsl.batches import with_batches
 from tilec.dsl.build_body import Body, Index, bare, index_value, projected
-from tilec.dsl.build_sizes import SizeValues, tensor_type
+from tilec.dsl.build_sizes import SizeValues, collapsed, tensor_type
 from tilec.dsl.flat import flattened
 from tilec.dsl.index_terms import in_sizes, range_of, varies
 from tilec.dsl.specialise import Specialised
-from tilec.dsl.varying_sizes import shape_terms
+from tilec.dsl.varying_sizes import Shape, determining, shape_terms
 from tilec.index.terms import term
 
 
@@ -39,25 +39,27 @@ def build(op: Specialised, donated: Sequence[tuple[int, int]] = ()) -> ir.Module
     """The module of one specialised op: a function of its inputs that returns its outputs. Needs a current MLIR context. `donated`:
     numbers of outputs, and of the inputs in whose memory calls have them.
 
-    Tensors may have fewer dimensions in it, see `flat`, and inputs more, see `batches`.
+    Tensors may have fewer dimensions in it, see `flat`, and inputs more, see `batches`. Inputs that alone determine a size that
+    varies keep theirs, and are seen with fewer.
     """
-    written = op
-    if not op.varies:
-        op = with_batches(flattened(op), {op.inputs[i].name for _, i in donated})
+    written, op = op, with_batches(flattened(op), {op.inputs[i].name for _, i in donated})
     with ir.Location.unknown():
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
-            inputs = [_tensor_type(t) for t in op.inputs]
+            parameters = list(op.inputs)
+            for n in determining(list(map(shape_terms, written.inputs)), list(map(shape_terms, op.inputs)), op.varies):
+                parameters[n] = written.inputs[n]
+            inputs = [_tensor_type(t) for t in parameters]
             outputs = [_tensor_type(t) for t in op.outputs]
             function = func.FuncOp(op.name, (inputs, outputs))
-            function.attributes["arg_attrs"] = _described(written.inputs, op.inputs)
+            function.attributes["arg_attrs"] = _described(written.inputs, parameters)
             function.attributes["res_attrs"] = _described(written.outputs, op.outputs)
             if op.varies:
                 set_sizes(function.operation, op.varies)
             if donated:
                 function.attributes["tilec.donated"] = mlir.integers(n for pair in donated for n in pair)
             with ir.InsertionPoint(function.add_entry_block()):
-                builder = Builder(op, function.arguments)
+                builder = Builder(op, parameters, function.arguments)
                 for equation in op.equations:
                     builder.equation(equation)
                 locations.set_statements(module.operation, _statements(op.equations))
@@ -71,11 +73,15 @@ def _described(written: Sequence[ast.Tensor], tensors: Sequence[ast.Tensor]) -> 
     for own, t in zip(written, tensors):
         about: dict[str, ir.Attribute] = {"tilec.name": mlir.string(t.name)}
         if own.shape != t.shape:
-            about["tilec.shape"] = mlir.integers(ast.extents_of(own))
+            about["tilec.shape"] = _words(shape) if varies(*(shape := shape_terms(own))) else mlir.integers(ast.extents_of(own))
         if varies(*(shape := shape_terms(t))):
-            about["tilec.extents"] = ir.ArrayAttr.get([mlir.string(str(in_sizes(x))) for x in shape])
+            about["tilec.extents"] = _words(shape)
         found.append(ir.DictAttr.get(about))
     return ir.ArrayAttr.get(found)
+
+
+def _words(shape: Shape) -> ir.Attribute:
+    return ir.ArrayAttr.get([mlir.string(str(in_sizes(x))) for x in shape])
 
 
 def _tensor_type(t: ast.Tensor) -> ir.Type:
@@ -109,11 +115,15 @@ def _statement(span: Span, around: Span | None) -> str:
 class Builder:
     """Holds the tensors that exist so far, by name; hoisted reductions get names that no user can write."""
 
-    def __init__(self, op: Specialised, arguments: Sequence[ir.Value]):
+    def __init__(self, op: Specialised, parameters: Sequence[ast.Tensor], arguments: Sequence[ir.Value]):
+        """`parameters` are the inputs, some of them of more dimensions than the op has them."""
         self.shapes = {t.name: shape_terms(t) for t in op.inputs}
-        self.tensors: dict[str, ir.Value] = dict(zip(self.shapes, arguments))
         self.sizes = op.terms
-        self.values = SizeValues(op.varies, arguments, list(self.shapes.values()))
+        self.values = SizeValues(op.varies, arguments, [shape_terms(t) for t in parameters])
+        self.tensors: dict[str, ir.Value] = {
+            t.name: v if t is own else collapsed(v, shape_terms(own), self.shapes[t.name])
+            for t, own, v in zip(op.inputs, parameters, arguments)
+        }
         self.scope: dict[str, Index] = {}
         self.hoisted = 0
         self.names: dict[str, int] = {}

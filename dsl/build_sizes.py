@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from math import prod
 
 from tilec.core import mlir
 from tilec.core.mlir import affine, arith, ir, tensor
@@ -36,6 +37,8 @@ class SizeValues:
                 rest = ir.AffineDimExpr.get(0) - self.affine(size.rest, symbols)
                 value = self.applied(ir.AffineExpr.get_floor_div(rest, size.factor) * multiple, [value], symbols)
             self.sizes[size.name] = self._last = value
+        extents = ((in_sizes(x), (a, d)) for a, shape in zip(arguments, shapes) for d, x in enumerate(shape))
+        self._extents = {x: at for x, at in reversed(list(extents)) if x.constant is None}
 
     def value(self, x: Term | int) -> ir.Value:
         """The value of a term of sizes: of a number, a constant where it is used."""
@@ -46,7 +49,10 @@ class SizeValues:
             return self.sizes[leaf.name]
         if x not in self._terms:
             with ir.InsertionPoint.after(mlir.definition(self._last)):
-                if leaf is not None and leaf.op == "min":
+                if x in self._extents:
+                    argument, dim = self._extents[x]
+                    made = tensor.DimOp(argument, mlir.index(dim)).result
+                elif leaf is not None and leaf.op == "min":
                     made = reduce(arith.minsi, map(self.value, leaf.args))
                 else:
                     symbols = Symbols()
@@ -78,6 +84,17 @@ class SizeValues:
             return ir.AffineSymbolExpr.get(symbols.setdefault(leaf, len(symbols)))
         assert leaf.op == "//", f"{leaf} is no sum, product, quotient or minimum of sizes"
         return ir.AffineExpr.get_floor_div(*(self.affine(x, symbols) for x in leaf.args))
+
+
+def collapsed(value: ir.Value, shape: Shape, fewer: Shape) -> ir.Value:
+    """A tensor with neighbouring dimensions merged."""
+    groups, dims = list[list[int]](), iter(range(len(shape)))
+    for extent in fewer:
+        groups.append([next(dims)])
+        while prod((shape[d] for d in groups[-1]), start=term(1)) is not extent:
+            groups[-1].append(next(dims))
+    groups[-1] += dims  # of one element
+    return tensor.CollapseShapeOp(tensor_type(fewer, ir.ShapedType(value.type).element_type), value, groups).result
 
 
 def tensor_type(shape: Shape, element: ir.Type) -> ir.RankedTensorType:

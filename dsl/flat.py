@@ -19,10 +19,11 @@ from math import prod
 
 from tilec.dsl import ast
 from tilec.dsl.ast import replace
-from tilec.dsl.index_terms import IndexTerms, expression_of
+from tilec.dsl.index_terms import IndexTerms, expression_of, range_of, to_size
 from tilec.dsl.specialise import Specialised
+from tilec.dsl.varying_sizes import shape_terms
 from tilec.index.answers import remembered
-from tilec.index.facts import NONE
+from tilec.index.facts import NONE, has_index
 from tilec.index.terms import Leaf, Term, index, summands, term
 
 Boundary = tuple[str, int]
@@ -55,23 +56,34 @@ def _divisions(x: Term) -> int:
     return sum(1 + _divisions(of) for of in divided)
 
 
-def factors(x: Term) -> list[int]:
-    """Of indices, quotients and remainders in a sum."""
+def factors(x: Term) -> list[Term]:
+    """Of indices, quotients and remainders in a sum; they are terms of sizes."""
     remainders, rest = summands(x)
-    return [*(c.number for c, _, _ in remainders), *(f for m, f in rest.parts.items() if m)]
+    return [*(c for c, _, _ in remainders), *weights(rest).values()]
+
+
+def weights(x: Term) -> dict[Leaf, Term]:
+    """The factor of each leaf that depends on an index, in a sum that is linear in these."""
+    return {leaf: x.factor(leaf) for leaf in reversed(x.leaves) if has_index(leaf)}
+
+
+def _is_alone(x: Term) -> bool:
+    """Whether it is an index, a quotient or a remainder, and nothing more."""
+    remainders, rest = summands(x)
+    return factors(x) == [term(1)] and (not rest.parts if remainders else rest.leaf is not None)
 
 
 def cost(subscripts: Iterable[Term]) -> tuple[int, int]:
     """The divisions, and the subscripts that are no index, quotient or remainder alone."""
     found = [x for x in subscripts if x.leaf is None or not x.leaf.is_symbol]
-    return sum(map(_divisions, found)), sum(factors(x) != [1] or summands(x)[1].number != 0 for x in found)
+    return sum(map(_divisions, found)), sum(not _is_alone(x) for x in found)
 
 
 class Program:
     def __init__(self, op: Specialised):
         self.op = op
-        self.shapes = {t.name: tuple(size.value for size in t.shape or ()) for t in (*op.inputs, *op.outputs)}  # type: ignore[union-attr]
-        self.shapes |= {e.name: tuple(r.high.value for r in e.ranges) for e in op.equations}  # type: ignore[union-attr]
+        self.shapes = {t.name: shape_terms(t) for t in (*op.inputs, *op.outputs)}
+        self.shapes |= {e.name: tuple(range_of(r)[1] for r in e.ranges) for e in op.equations}
         self.defined = {e.name: e for e in op.equations}
         self.readers: dict[str, list[ast.Equation]] = {}
         self.bound: dict[str, set[str]] = {}
@@ -83,8 +95,8 @@ class Program:
         for e in op.equations:
             inner = list(ast.bound_in(e.value))
             self.bound[e.name] = {r.index for r in inner}
-            self.names[e.name] = {r.index: _index(r.index, r.low.value, r.high.value) for r in (*inner, *e.ranges)}  # type: ignore[union-attr]
-            terms = IndexTerms({**{n: term(size) for n, size in op.sizes.items()}, **self.names[e.name]})
+            self.names[e.name] = {r.index: _index(r.index, *range_of(r)) for r in (*inner, *e.ranges)}
+            terms = IndexTerms({**op.terms, **self.names[e.name]})
             own = self.accesses[e.name] = list[ast.Access]()
             for node in ast.traverse(e.value):
                 if isinstance(node, ast.Access):
@@ -95,7 +107,7 @@ class Program:
                         self.fixed.add(node.tensor)
                 elif isinstance(node, ast.Pad):
                     self.fixed.add(node.access.tensor)
-        self.fixed |= {name for name, shape in self.shapes.items() if 0 in shape}
+        self.fixed |= {name for name, shape in self.shapes.items() if term(0) in shape}
 
     def rewrite(self, e: ast.Equation, merged: frozenset[Boundary]) -> _Rewrite:
         """The equation after merging. Boundaries of tensors that it does not name make no difference."""
@@ -114,13 +126,14 @@ class Program:
                 if access.tensor in self.fixed:
                     continue
                 found, groups = made.subscripts(access), _groups(self.shapes[access.tensor], access.tensor, merged)
-                one = [p.constant is not None and all(self.shapes[access.tensor][d] == 1 for d in g) for p, g in zip(found, groups)]
+                shape = self.shapes[access.tensor]
+                one = [p.constant is not None and all(shape[d] is term(1) for d in g) for p, g in zip(found, groups)]
                 for g, pair, single in zip(groups, pairwise(found), pairwise(one)):
                     if any(map(_divisions, pair)) or any(single):
                         yield access.tensor, g[-1]
-                for factors in ({m[0]: a for m, a in s.parts.items() if m} for s in found):
+                for factors in map(weights, found):
                     for t, (outer, inner) in enumerate(pairwise(made.indices)):
-                        if inner in factors and factors.get(outer) == factors[inner] * made.extents[t + 1]:
+                        if inner in factors and factors.get(outer) is factors[inner] * made.extents[t + 1]:
                             yield e.name, last[t]
 
     def closure(self, seed: Boundary, merged: frozenset[Boundary]) -> frozenset[Boundary] | None:
@@ -140,7 +153,7 @@ class Program:
                 waiting += [(a.tensor, q) for a, q in self._pairs(e, pair)]
             for e in self.readers.get(name, ()):
                 for t, pair in enumerate(pairwise(e.indices)):
-                    if self.shapes[e.name][t + 1] == self.shapes[name][p + 1]:
+                    if self.shapes[e.name][t + 1] is self.shapes[name][p + 1]:
                         waiting += [(e.name, t) for a, q in self._pairs(e, pair) if (a.tensor, q) == at]
         return frozenset(found)
 
@@ -175,7 +188,7 @@ class Program:
 
         def reshaped(t: ast.Tensor) -> ast.Tensor:
             groups = _groups(self.shapes[t.name], t.name, merged)
-            return replace(t, shape=tuple(ast.SizeNumber(prod(self.shapes[t.name][d] for d in g)) for g in groups))
+            return replace(t, shape=tuple(to_size(product(self.shapes[t.name][d] for d in g)) for g in groups))
 
         inputs, outputs = (tuple(map(reshaped, tensors)) for tensors in (self.op.inputs, self.op.outputs))
         return replace(self.op, inputs=inputs, outputs=outputs, equations=equations)
@@ -189,7 +202,11 @@ def _by_tensor(merged: frozenset[Boundary]) -> dict[str, frozenset[int]]:
     return {name: frozenset(dims) for name, dims in found.items()}
 
 
-def _groups(shape: Sequence[int], name: str, merged: frozenset[Boundary]) -> list[list[int]]:
+def product(extents: Iterable[Term]) -> Term:
+    return prod(extents, start=term(1))
+
+
+def _groups(shape: Sequence[Term], name: str, merged: frozenset[Boundary]) -> list[list[int]]:
     """The dimensions of a tensor, those together that become one."""
     groups: list[list[int]] = []
     for d in range(len(shape)):
@@ -208,18 +225,18 @@ class _Rewrite:
         self.known: dict[int, list[Term]] = {}  # the new subscripts of accesses
         shape, taken = program.shapes[e.name], (e.indices, program.bound[e.name], program.shapes, program.op.sizes)
         self.indices: list[Leaf] = []
-        self.extents: list[int] = []
+        self.extents: list[Term] = []
         self.new: dict[Leaf, Term] = {}
         groups = _groups(shape, e.name, merged)
         for g in groups:
-            self.extents.append(prod(shape[d] for d in g))
+            self.extents.append(product(shape[d] for d in g))
             name = "_".join(e.indices[d] for d in g)
             while len(g) > 1 and any(name in names for names in taken):
                 name += "_"
-            made = _index(name, 0, self.extents[-1])
+            made = _index(name, term(0), self.extents[-1])
             self.indices.append(made.symbol)
             for n, d in enumerate(g if len(g) > 1 else ()):
-                inner = made // prod(shape[k] for k in g[n + 1 :])
+                inner = made // product(shape[k] for k in g[n + 1 :])
                 self.new[program.names[e.name][e.indices[d]].symbol] = inner % shape[d] if n else inner
         self.replaced = {leaf.name for leaf in self.new}
 
@@ -234,14 +251,14 @@ class _Rewrite:
             for d in g:
                 if (x := old[d]) is None:
                     raise _Worse
-                total = total + NONE.rebuilt(x, self.new) * prod(shape[k] for k in g if k > d)
+                total = total + NONE.rebuilt(x, self.new) * product(shape[k] for k in g if k > d)
             made.append(total)
         self.known[id(access)] = made
         return made
 
     def equation(self) -> ast.Equation:
         ranges = tuple(
-            ast.Range(i.name, ast.SizeNumber(0), ast.SizeNumber(n), self.e.span)
+            ast.Range(i.name, ast.SizeNumber(0), to_size(n), self.e.span)
             for i, n in zip(self.indices, self.extents)
         )
         return replace(self.e, indices=tuple(i.name for i in self.indices), ranges=ranges, value=self.value(self.e.value))
@@ -263,7 +280,7 @@ class _Rewrite:
 
 
 @remembered
-def _index(name: str, low: int, high: int) -> Term:
+def _index(name: str, low: Term, high: Term) -> Term:
     """An index; one without a value is taken for one of a single value."""
-    return index(name, max(low + 1, high), low)
+    return index(name, high if low is not high else low + 1, low)
 

@@ -270,7 +270,9 @@ def expression_of(x: Term, span: Span) -> ast.Expr:
         if leaf.is_symbol:
             return ast.Name(leaf.name, I64, span)
         args = [written(a) for a in leaf.args]
-        return ast.Call("min", (), tuple(args), I64, span) if leaf.op == "min" else binary("//", *args)
+        if leaf.op == "min":
+            return ast.Call("min", (), tuple(args), I64, span)
+        return binary("%" if leaf.name == "%" else "//", *args)
 
     def written(x: Term) -> ast.Expr:
         remainders, rest = summands(x)

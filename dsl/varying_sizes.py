@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.core.varying import Varying
@@ -41,6 +41,19 @@ def solved_sizes(shapes: Sequence[Shape], varies: Mapping[str, Varying]) -> list
     while more := next(_solved(dims, varies, found), None):
         found[more.name] = more
     return list(found.values())
+
+
+def determining(written: Sequence[Shape], shapes: Sequence[Shape], varies: Mapping[str, Varying]) -> list[int]:
+    """The numbers of inputs without whose shapes in the source, in place of others in the IR, some size would not be determined."""
+    found: list[int] = []
+
+    def known(changed: Iterable[int]) -> int:
+        return len(solved_sizes([written[n] if n in changed else shape for n, shape in enumerate(shapes)], varies))
+
+    while known(found) < len(varies):
+        changed = [n for n, (own, shape) in enumerate(zip(written, shapes)) if own != shape and n not in found]
+        found.append(max(changed, key=lambda n: known([*found, n])))
+    return found
 
 
 def _solved(

@@ -9,6 +9,7 @@ import pytest
 from conftest import as_list
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tools.varying import built, varying, wrong_sizes
 
 import tilec
 
@@ -53,6 +54,40 @@ PROGRAMS = {  # text: shapes of inputs and results in the IR
     "op f(x: f32[2, 3, 4, 5]) -> (y: f32[2, 4, 15]) { y[b, s, e] = x[b, e // 5, s, e % 5] }": ["2x3x4x5", "2x4x15"],
     "op f(x: f32[6, 4]) -> (y: f32[4, 6]) { y[i, j] = x[j, i] }": ["6x4", "4x6"],
 }  # fmt: skip
+
+
+VARYING = {  # text, what varies: shapes of inputs and results in the IR
+    "op f(x: f32[M, 4]) -> (y: f32[M * 4]) { y[p] = x[p // 4, p % 4] }": (["4 * M"], ["4 * M"]),
+    "op f(x: f32[6, N]) -> (y: f32[6, N]) { t[p] = x[p // N, p % N] where p in 0:6 * N\n y[i, j] = t[i * N + j] }": (
+        ["6 * N"], ["6 * N"],
+    ),
+    "op f(x: f32[M, 6, 5], w: f32[5, 7], r: f32[M, 6, 7]) -> (y: f32[M, 6, 7]) {"
+    " t[m, n] = sum[k](x[m // 6, m % 6, k] * w[k, n]) where m in 0:M * 6\n y[b, s, n] = t[b * 6 + s, n] + r[b, s, n] }": (
+        ["6 * M, 5", "5, 7", "6 * M, 7"], ["6 * M, 7"],
+    ),
+    # inputs that alone determine a size keep their dimensions
+    "op f(x: f32[M, N, 5], w: f32[5, 7], r: f32[M, N, 7]) -> (y: f32[M, N, 7]) {"
+    " t[m, n] = sum[k](x[m // N, m % N, k] * w[k, n]) where m in 0:M * N\n y[b, s, n] = t[b * N + s, n] + r[b, s, n] }": (
+        ["M, N, 5", "5, 7", "M * N, 7"], ["M * N, 7"],
+    ),
+    # rows of an input that are read batch by batch
+    "op f(x: f32[4 * M, 5]) -> (y: f32[M, 5]) { y[i, d] = sum[j in 0:4](x[i * 4 + j, d]) }": (["M, 4, 5"], ["M, 5"]),
+    # others stay as they are
+    "op f(x: f32[M, N]) -> (y: f32[N, M]) { y[i, j] = x[j, i] }": (["M, N"], ["N, M"]),
+    "op f(x: f32[M, 4], p: i64[9]) -> (y: f32[9]) { y[n] = x[p[n] // 4, p[n] % 4] }": (["M, 4", "9"], ["9"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", VARYING)
+def test_shapes_that_vary(text):
+    varies = {name: (1, 3) for name in "MN" if re.search(rf"\b{name}\b", text)}
+    program = built(varying(text, varies))
+    found = []
+    for described in re.search(r"func.func @f\((.*)", program)[1].partition(") attributes")[0].split(") -> ("):
+        types = re.findall(r"tensor<([^>]*)x[if]\d+> \{(?:tilec.extents = \[([^]]*)\])?", described)
+        found.append([words.replace('"', "") or shape.replace("x", ", ") for shape, words in types])
+    assert tuple(found) == VARYING[text]
+    assert wrong_sizes(text, varies) == []
 
 
 def shapes(ir: str) -> list[str]:

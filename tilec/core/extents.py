@@ -419,9 +419,16 @@ def instance(function: ir.Operation, at: Mapping[str, int]) -> ir.Operation:
     copy.attributes["function_type"] = ir.TypeAttr.get(signature)
     for key in ("arg_attrs", "res_attrs"):
         if key in copy.attributes:
-            rows = [{e.name: e.attr for e in ir.DictAttr(a) if e.name != EXTENTS} for a in ir.ArrayAttr(copy.attributes[key])]
+            rows = [{e.name: _at(e, at) for e in ir.DictAttr(a) if e.name != EXTENTS} for a in ir.ArrayAttr(copy.attributes[key])]
             copy.attributes[key] = ir.ArrayAttr.get([ir.DictAttr.get(row) for row in rows])
     return copy
+
+
+def _at(entry: ir.NamedAttribute, sizes: Mapping[str, int]) -> ir.Attribute:
+    """An attribute of an argument at some sizes: the numbers of its shape in the source, for texts."""
+    if entry.name != "tilec.shape" or not isinstance(entry.attr, ir.ArrayAttr):
+        return entry.attr
+    return mlir.integers(evaluated(ir.StringAttr(word).value, sizes) for word in entry.attr)
 
 
 def _values(op: ir.Operation) -> list[ir.Value]:

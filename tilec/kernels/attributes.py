@@ -144,6 +144,11 @@ def _words_by_key(keys: str) -> Type:
     return Type(f"{{{keys}: words}}", wrong)
 
 
+def _numbers_or_words() -> Type:
+    numbers, words = _numbers(), _words()
+    return Type("numbers, or words as of `extents`", lambda op, a: numbers.wrong(op, a) and words.wrong(op, a))
+
+
 def _numbers_by_key(keys: str, count: int) -> Type:
     numbers = _numbers(count)
 
@@ -230,7 +235,7 @@ TABLE: tuple[Attribute, ...] = (
     # the program's
     Attribute("name", (_GENERIC, "memref.alloc", "scf.for", "argument"), _word(), "build", "emit",
               "its name in the source; the names of several results, separated by commas"),
-    Attribute("shape", ("argument",), _numbers(), "build", "emit",
+    Attribute("shape", ("argument",), _numbers_or_words(), "build", "emit",
               "its shape in the source, of which neighbouring dimensions are merged here, or one is two"),
     Attribute("sizes", ("program", "kernel"), _numbers_by_key("size", 3), "build", "emit",
               "sizes that vary: the least number and the greatest one, and the number of which each is a multiple"),

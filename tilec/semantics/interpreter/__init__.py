@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -107,17 +108,23 @@ class _Program:
         count = mlir.get_integer(self.entry, "tilec.inputs")
         count = len(parameters) if count is None else count
         shapes = _shapes(self.entry, "arg_attrs", len(parameters))
-        given = _in_order(arrays, names[:count])
-        views = [_input(n, a, p, shape) for n, a, p, shape in zip(names, given, parameters, shapes)]
-        sizes = sizes_at(self.entry, [v.shape for v in views])
-        made = [_output(n, p, sizes) for n, p in zip(names[count:], parameters[count:])]
+        given = [
+            _fitting(n, a, p, shape)
+            for n, a, p, shape in zip(names, _in_order(arrays, names[:count]), parameters, shapes)
+        ]
+        sizes = sizes_at(self.entry, [a.shape for a in given], shapes)
+        views = [_input(n, a, _extents(p, sizes)) for n, a, p in zip(names, given, parameters)]
+        made = [_output(n, p, _extents(p, sizes)) for n, p in zip(names[count:], parameters[count:])]
         name = mlir.symbol(self.entry)
         returned = self.call(name, Context(), [*views, *made])
         if returned:
             made, names = returned, [*names[:count], *_names(self.entry, "res_attrs", len(returned))]
             shapes = [*shapes[:count], *_shapes(self.entry, "res_attrs", len(returned))]
         results = zip(names[count:], made, shapes[count:])
-        return {n: _result(self.entry, n, v).reshape(v.shape if shape is None else shape) for n, v, shape in results}
+        return {
+            n: _result(self.entry, n, v).reshape(v.shape if shape is None else shape_at(list(map(str, shape)), sizes))
+            for n, v, shape in results
+        }
 
 
 def _names(function: ir.Operation, attribute: str, count: int) -> list[str]:
@@ -127,12 +134,18 @@ def _names(function: ir.Operation, attribute: str, count: int) -> list[str]:
     return [ir.StringAttr(d["tilec.name"]).value if "tilec.name" in d else str(n) for n, d in enumerate(found)]
 
 
-def _shapes(function: ir.Operation, attribute: str, count: int) -> list[tuple[int, ...] | None]:
-    """Of arguments or results whose shape in the source is another one than in the IR."""
+def _shapes(function: ir.Operation, attribute: str, count: int) -> list[tuple[int | str, ...] | None]:
+    """Of arguments or results whose shape in the source is another one than in the IR. Extents that vary are texts."""
     if attribute not in function.attributes:
         return [None] * count
-    found = [ir.DictAttr(a) for a in ir.ArrayAttr(function.attributes[attribute])]
-    return [tuple(ir.DenseI64ArrayAttr(d["tilec.shape"])) if "tilec.shape" in d else None for d in found]
+    found = (ir.DictAttr(a) for a in ir.ArrayAttr(function.attributes[attribute]))
+    return [_written(d["tilec.shape"]) if "tilec.shape" in d else None for d in found]
+
+
+def _written(shape: ir.Attribute) -> tuple[int | str, ...]:
+    if isinstance(shape, ir.ArrayAttr):
+        return tuple(ir.StringAttr(word).value for word in shape)
+    return tuple(ir.DenseI64ArrayAttr(shape))
 
 
 def _in_order(arrays: Arrays, names: list[str]) -> list[np.ndarray]:
@@ -145,24 +158,31 @@ def _in_order(arrays: Arrays, names: list[str]) -> list[np.ndarray]:
     return list(arrays)
 
 
-def _input(name: str, array: np.ndarray, parameter: ir.Value, written: tuple[int, ...] | None) -> View:
+def _fitting(name: str, array: np.ndarray, parameter: ir.Value, written: tuple[int | str, ...] | None) -> np.ndarray:
+    """An input of the types of the IR."""
     array, shape, dtype = np.asarray(array), shape_of(parameter.type), dtype_of(parameter.type)
     if array.dtype.kind == "u":
         array = array.view(f"i{array.dtype.itemsize}")
     whole, fits = written or shape, array.dtype == dtype and array.ndim == len(written or shape)
-    if not fits or any(n not in (e, mlir.DYNAMIC) for n, e in zip(whole, array.shape)):
+    if not fits or any(n not in (e, mlir.DYNAMIC) and not isinstance(n, str) for n, e in zip(whole, array.shape)):
         wanted = ", ".join("?" if n == mlir.DYNAMIC else str(n) for n in whole)
         raise CallError(f"'{name}' is {dtype}[{wanted}] in the IR, and the array is {array.dtype}{list(array.shape)}")
+    return array
+
+
+def _extents(parameter: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Of a parameter, at some sizes."""
+    argument: Any = parameter
+    words = texts_of(argument.owner.owner.operation, argument.arg_number)
+    return shape_of(parameter.type) if words is None else shape_at(words, sizes)
+
+
+def _input(name: str, array: np.ndarray, shape: tuple[int, ...]) -> View:
     data = np.ascontiguousarray(array).reshape(-1)
-    return View.whole(Buffer(data, None, f"'{name}'", readonly=True), shape if written else array.shape)
+    return View.whole(Buffer(data, None, f"'{name}'", readonly=True), shape)
 
 
-def _output(name: str, parameter: ir.Value, sizes: dict[str, int]) -> View:
-    shape: tuple[int, ...] | None = shape_of(parameter.type)
-    if mlir.DYNAMIC in shape:
-        argument = ir.BlockArgument(parameter)
-        shape = shape_at(texts_of(argument.owner.owner.operation, argument.arg_number) or ["?"], sizes)
-        assert shape is not None, "inputs determine all sizes"
+def _output(name: str, parameter: ir.Value, shape: tuple[int, ...]) -> View:
     return View.whole(Buffer.empty(prod(shape), dtype_of(parameter.type), f"'{name}'"), shape)
 
 
