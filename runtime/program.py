@@ -85,7 +85,7 @@ class KernelSource:
     grid: Amount
     parameters: int
     threads: int = 1
-    scratch: int = 0
+    scratch: Amount = 0
     shared: int = 0
     sites: tuple[str, ...] = ()
     maps: tuple[TensorMap, ...] = ()

@@ -15,7 +15,7 @@ def at(emitted: Emitted, sizes: Mapping[str, int]) -> Emitted:
 
     def kernel(k: KernelSource) -> KernelSource:
         maps = tuple(replace(m, shape=tuple(number(n, sizes) for n in m.shape)) for m in k.maps)
-        return replace(k, grid=number(k.grid, sizes), maps=maps)
+        return replace(k, grid=number(k.grid, sizes), scratch=number(k.scratch, sizes), maps=maps)
 
     steps = tuple(
         replace(s, bytes=number(s.bytes, sizes), sizes=tuple(number(n, sizes) for n in s.sizes)) for s in emitted.steps

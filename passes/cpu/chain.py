@@ -14,6 +14,7 @@ from collections.abc import Callable
 from tilec.analysis.products import factors_of
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
+from tilec.core.extents import Extent, emitted, known_loops, shape_of
 from tilec.core.mlir import affine, arith, ir, memref
 from tilec.kernels import PanelChain
 from tilec.passes.cpu.operands import boxes_as_operands
@@ -28,6 +29,7 @@ Contract = Callable[[Contraction, ir.Value | None], None]
 def stage_chain(function: ir.Operation, tiles: dict[int, int], options: PanelChain, contract: Contract) -> None:
     ops = [o for o in mlir.traverse(function) if mlir.is_generic(o)]
     extents = {d: n for o in ops for d, n in _extents(o).items()}
+    given = list(mlir.entry(function).arguments)
     contractions = [_contraction(ops, options, n) for n in range(len(options.rows))]
     inline_factors(ops, contractions)
     _share_memory(ops, [c for n, c in enumerate(contractions) if options.matrix[n] and options.parts[2 * n] == 1])
@@ -37,7 +39,7 @@ def stage_chain(function: ir.Operation, tiles: dict[int, int], options: PanelCha
         block = loop.regions[0].blocks[0]
         position = sorted(tiles).index(row)
         with ir.InsertionPoint.at_block_begin(block), function.location:
-            end = _end(block.arguments[position], tiles[row], extents[between], *factors)
+            end = _end(block.arguments[position], tiles[row], emitted(extents[between], given), *factors)
             ends[between] = end if between not in ends else arith.minsi(ends[between], end)
     for between, end in ends.items():
         _cut(ops, between, locations.named(end, "end"))
@@ -47,7 +49,8 @@ def stage_chain(function: ir.Operation, tiles: dict[int, int], options: PanelCha
         ops = [op if o is before else o for o in ops]
         guard_loads(op)
         with ir.InsertionPoint(op), op.location:
-            c = Contraction(op, extents | tiles, options.contraction(n), True)
+            sizes = {d: n if isinstance(n, int) else emitted(n, given) for d, n in extents.items()}
+            c = Contraction(op, sizes | tiles, options.contraction(n), True)
         pad_output(c)
         made.append((c, stored_left(c, ops)))
     for c, weights in made:
@@ -56,14 +59,9 @@ def stage_chain(function: ir.Operation, tiles: dict[int, int], options: PanelCha
         c.op.erase()
 
 
-def _extents(op: ir.Operation) -> dict[int, int]:
-    """Static sizes of a block's operation, by kernel dimension."""
-    dims, found = mlir.get_integers(op, "tilec.dims"), {}
-    for value, map_ in zip(op.operands, mlir.maps_of(op)):
-        for d, size in zip(mlir.map_dims(map_), ir.MemRefType(value.type).shape):
-            if size != mlir.DYNAMIC:
-                found[dims[d]] = size
-    return found
+def _extents(op: ir.Operation) -> dict[int, Extent]:
+    """Sizes of a block's operation that are the same in all blocks, by kernel dimension."""
+    return {d: n for d, n in zip(mlir.get_integers(op, "tilec.dims"), known_loops(op)) if n is not None}
 
 
 def _share_memory(ops: list[ir.Operation], by_unit: list[ir.Operation]) -> None:
@@ -78,7 +76,8 @@ def _share_memory(ops: list[ir.Operation], by_unit: list[ir.Operation]) -> None:
             out = operands[k]
             if out is None or out in before or out in factors or any(u.name == "linalg.fill" for u in users(out)):
                 continue
-            same_map = [f for f, v in free.items() if v.type == out.type and maps[f] == maps[k]]
+            shape = shape_of(out)
+            same_map = [f for f, v in free.items() if v.type == out.type and shape_of(v) == shape and maps[f] == maps[k]]
             if same_map and sum(v is not None and v == free[same_map[0]] for v in operands) == 1:
                 made = mlir.definition(out)
                 out.replace_all_uses_with(free.pop(same_map[0]))
@@ -94,14 +93,16 @@ def _contraction(ops: list[ir.Operation], options: PanelChain, n: int) -> ir.Ope
     raise InternalError(f"the kernel has no contraction over dimension {options.inner[n]}", "stage")
 
 
-def _end(block: ir.Value, tile: int, length: int, a: int, b: int, number: int) -> ir.Value:
+def _end(block: ir.Value, tile: int, length: ir.Value, a: int, b: int, number: int) -> ir.Value:
     """Where elements j of all the block's rows i end that have a * i + b * j + number >= 0. At least one is left: a row of
     none has the result of the steps."""
     d0 = ir.AffineDimExpr.get(0)
     i = sum_of([(block, tile)], tile - 1 if a > 0 else 0)
+    given = [i] if mlir.constant_value(length) is not None else [i, length]
     up = ir.AffineExpr.get_floor_div(d0 * a + number, -b) + 1
-    end = [up, ir.AffineConstantExpr.get(length)]
-    found = affine.AffineMinOp(ir.AffineMap.get(1, 0, end), [i]).result
+    known = mlir.constant_value(length)
+    end = [up, ir.AffineDimExpr.get(1) if known is None else ir.AffineConstantExpr.get(int(known))]
+    found = affine.AffineMinOp(ir.AffineMap.get(len(given), 0, end), given).result
     return affine.AffineMaxOp(ir.AffineMap.get(1, 0, [d0, ir.AffineConstantExpr.get(1)]), [found]).result
 
 

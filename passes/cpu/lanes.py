@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from tilec.core import locations, mlir
 from tilec.core.mlir import affine, ir, memref, scf
 from tilec.passes.combiner import Combiner
+from tilec.passes.cpu.memory import allocated
 from tilec.passes.loops import sum_of
 
 MOST, LEAST = 64, 16  # lanes: four vectors of f32, whose steps overlap, and one
@@ -82,9 +83,7 @@ class Lanes:
         """A state for each lane, of each output."""
         found = []
         for n, state in self.combiner.state.items():
-            made = memref.AllocOp(ir.MemRefType.get([count], state.type), [], [], alignment=64)
-            made.attributes["tilec.name"] = mlir.string(f"{self.combiner.tensor(n) or 'state'}_lanes")
-            found.append(made.result)
+            found.append(allocated([count], state.type, f"{self.combiner.tensor(n) or 'state'}_lanes").result)
         return found
 
     def begin(self, memory: list[ir.Value], states: States, count: int) -> None:

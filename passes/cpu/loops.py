@@ -124,9 +124,7 @@ class _Nest:
             self.lane_count = count_for(None if known is None else int(known))
             self.lane_memory = self.lanes.memory(self.lane_count) if self.lane_count else []
         if self.partial is not None and self.partial.depth < len(self.outer):
-            extents = mlir.extents_of(self.op)
-            most = {d: self.tiles[d] if extents[d] == mlir.DYNAMIC else extents[d] for d in self.partial.dims}
-            self.partial_memory = self.partial.memory(self.op, most)
+            self.partial_memory = self.partial.memory(self.op, {d: self._most(d) for d in self.partial.dims})
         self._enter(0)
 
     def extent(self, d: int) -> ir.Value:
@@ -138,6 +136,12 @@ class _Nest:
                     return memref.DimOp(value, mlir.index(dims.index(d))).result
                 return mlir.index(size)
         raise AssertionError("a dimension without an operand")
+
+    def _most(self, d: int) -> int | ir.Value:
+        """The largest trip count of a dimension in any block."""
+        extent = self.extent(d)
+        known = mlir.constant_value(extent)
+        return int(known) if known is not None else self.tiles.get(d, extent)
 
     def _load_ready(self) -> None:
         """Loads the inputs whose subscripts are all known now and were not before, and makes the checks of these."""

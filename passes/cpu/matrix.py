@@ -20,7 +20,8 @@ from math import prod
 
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, memref, scf, vector
-from tilec.passes.cpu.panels import STEP, Contraction, Size, loop, part_of, quotient, round_up
+from tilec.passes.cpu.memory import Size
+from tilec.passes.cpu.panels import STEP, Contraction, loop, part_of, quotient, round_up
 from tilec.passes.loops import sum_of
 
 LEAST = 254 - 110 + 1  # of the sum of two biased exponents, each perhaps one too low

@@ -9,12 +9,12 @@ from math import prod
 from tilec.core import mlir
 from tilec.core.mlir import affine, arith, ir, memref, scf, vector
 from tilec.passes.cpu.matrix import narrow, split, word_of
+from tilec.passes.cpu.memory import Size, allocated
 from tilec.passes.cpu.panels import (
     STEP,
     Contraction,
     Evaluation,
     Side,
-    Size,
     loop,
     panel_subscripts,
     panels_of,
@@ -80,14 +80,10 @@ class Packing:
             self.panels = memref.CollapseShapeOp(flat, panels, [*outer, [type_.rank - 2, type_.rank - 1]]).result
         self.rows: ir.Value | None = None  # a panel as its factor lies in memory, before registers transpose it
         if c.matrix and side.by_element and side.parts == 1 and side.along == self.lane and side.width >= SQUARE // 2:
-            alloc = memref.AllocOp(ir.MemRefType.get([c.depth, side.width], c.multiplicand), [], [], alignment=64)
-            alloc.attributes["tilec.name"] = mlir.string("rows")
-            self.rows = alloc.result
+            self.rows = allocated([c.depth, side.width], c.multiplicand, "rows").result
         self.wide: ir.Value | None = None  # a panel before its numbers are split
         if self.pairs and side.parts > 1 and self._operand_along_k() is not None:
-            alloc = memref.AllocOp(ir.MemRefType.get([1, c.depth, side.width], side.factor.type), [], [], alignment=64)
-            alloc.attributes["tilec.name"] = mlir.string("wide")
-            self.wide = alloc.result
+            self.wide = allocated([1, c.depth, side.width], side.factor.type, "wide").result
         self.steps: dict[int, ir.Value] = {}
         self.window: tuple[Size, Size] | None = None  # of the last dimension of k
 

@@ -17,31 +17,33 @@ Source: Goto & van de Geijn, "Anatomy of high-performance matrix multiplication"
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import reduce
 from math import prod
-from typing import TypeAlias, overload
+from typing import overload
 
 from tilec.analysis.products import dims_of, factors_of, stored
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
+from tilec.core.extents import highest, value_of
 from tilec.core.mlir import affine, arith, ir, memref, scf
 from tilec.cost.panels import part_products
 from tilec.kernels import Panels
+from tilec.passes.cpu.memory import Size
 from tilec.passes.cuda.memory_spaces import sizes_of
 from tilec.passes.emit import Body, emit
-from tilec.passes.loops import sum_of
+from tilec.passes.loops import sum_of, times
 
-Size: TypeAlias = "int | ir.Value"
 STEP = 32  # products along k that a matrix unit adds at a time, in pairs
 
 
 @dataclass(frozen=True)
 class Side:
     """One factor and the dimensions that it alone keeps, the last the lanes' one. `box` is the size of a
-    whole tile.
+    whole tile; `row` has the panels along the last dimension.
 
     `sizes` is how much of the box this block has; `along` the dimension along which the factor lies in
     memory. The kernel takes a row of the right factor (lanes of a vector) and a column of the left one, element by element:
@@ -50,7 +52,8 @@ class Side:
 
     factor: ir.Value
     dims: tuple[int, ...]
-    box: tuple[int, ...]
+    box: tuple[Size, ...]
+    row: Size
     sizes: tuple[Size, ...]
     width: int
     along: int
@@ -60,20 +63,16 @@ class Side:
     """For a matrix unit: of how many numbers of its type each number is the sum."""
 
     @property
-    def row(self) -> int:
-        """Panels along the last dimension."""
-        return -(-self.box[-1] // self.width)
-
-    @property
-    def panels(self) -> int:
-        return prod(self.box[:-1]) * self.row
+    def panels(self) -> Size:
+        return reduce(times, self.box[:-1], self.row)
 
 
 class Contraction:
     """The operation and its numbers; all dimensions are the operation's own."""
 
-    def __init__(self, op: ir.Operation, tiles: dict[int, int], options: Panels, divide_sums: bool = False):
-        """`divide_sums`: a division of the left factor by a number of its row is made after the sum."""
+    def __init__(self, op: ir.Operation, tiles: Mapping[int, Size], options: Panels, divide_sums: bool = False):
+        """`tiles`: the sizes of a whole block, by kernel dimension; of one that is not among them a block has all. `divide_sums`: a
+        division of the left factor by a number of its row is made after the sum."""
         self.op, self.body = op, mlir.body_of(op)
         own = {k: d for d, k in enumerate(mlir.get_integers(op, "tilec.dims"))}
         self.names = {own[k]: name for k, name in locations.index_names(op).items() if k in own}
@@ -92,11 +91,13 @@ class Contraction:
             factors = numerator, factors[1]
         parts = options.parts if self.matrix else (1, 1)
         left, right = (self._narrow(f) if self.matrix and n == 1 else f for f, n in zip(factors, parts))
+        box = {d: self._most(sizes[d], tile.get(d)) for d in (*rows, *columns)}
         self.left, self.right = (
             Side(
                 f,
                 dims,
-                tuple(min(tile[d], self._limit(sizes[d])) for d in dims),
+                tuple(box[d] for d in dims),
+                quotient(box[dims[-1]], w),
                 tuple(sizes[d] for d in dims),
                 w,
                 a,
@@ -144,8 +145,11 @@ class Contraction:
         return round_up(prod(self.depths), STEP) if self.matrix else prod(self.depths)
 
     @staticmethod
-    def _limit(size: Size) -> int:
-        return size if isinstance(size, int) else 1 << 62
+    def _most(size: Size, tile: Size | None) -> Size:
+        """Of a dimension in any block: the tile, or all of it, where blocks do not share it."""
+        if isinstance(size, int) and isinstance(tile, int):
+            return min(tile, size)
+        return size if tile is None else tile
 
     # ---- the body ------------------------------------------------------------------------------------------
 
@@ -243,9 +247,14 @@ def round_up(size: Size, by: int) -> Size:
     return count * by if isinstance(count, int) else sum_of([(count, by)])
 
 
+def most(size: Size) -> int:
+    """The largest number that a size may be."""
+    return size if isinstance(size, int) else highest(value_of(size))
+
+
 def rest(size: Size, start: ir.Value, limit: int) -> Size:
     """min(limit, size - start) of a `start` that is a multiple of `limit` below `size`."""
-    if isinstance(size, int) and size % limit == 0:
+    if limit == 1 or (isinstance(size, int) and size % limit == 0):
         return limit
     known = mlir.constant_value(start)
     if isinstance(size, int) and known is not None:
@@ -274,8 +283,8 @@ def panels_of(side: Side, names: dict[int, str]) -> Iterator[tuple[dict[int, ir.
     ):
         terms, below = [(t, 1)], side.row
         for d, extent in list(zip(side.dims, side.box))[-2::-1]:
-            terms.append((at[d], below))
-            below *= extent
+            terms.append((at[d], below) if isinstance(below, int) else (arith.muli(at[d], below), 1))
+            below = times(below, extent)
         yield at, sum_of([(t, side.width)]), sum_of(terms)
 
 
@@ -305,7 +314,7 @@ def box_of(source: ir.Value, offsets: list[ir.Value | int], sizes: list[int], ke
     type_ = ir.MemRefType(source.type)
     strides, start = type_.get_strides_and_offset()
     known = [o for o in offsets if isinstance(o, int)]
-    is_known = len(known) == len(offsets) and start != mlir.DYNAMIC
+    is_known = len(known) == len(offsets) and mlir.DYNAMIC not in (start, *(s for o, s in zip(offsets, strides) if o))
     offset = start + sum(o * s for o, s in zip(known, strides)) if is_known else mlir.DYNAMIC
     layout = ir.StridedLayoutAttr.get(offset, [strides[d] for d in kept])
     part = ir.MemRefType.get([sizes[d] for d in kept], type_.element_type, layout)
@@ -326,10 +335,10 @@ __all__ = [
     "Contraction",
     "Evaluation",
     "Side",
-    "Size",
     "box_of",
     "loop",
     "loops",
+    "most",
     "panel_element",
     "panel_shape",
     "panel_subscripts",

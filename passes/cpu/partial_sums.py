@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from math import isqrt, prod
 
 from tilec.core import mlir
-from tilec.core.mlir import affine, ir, memref
+from tilec.core.extents import highest, known_loops
+from tilec.core.mlir import affine, ir
 from tilec.passes.cpu.lanes import MOST
+from tilec.passes.cpu.memory import Size, allocated
 
 FEWEST = 1024  # additions one after another, from which on there are rounds
 LEAST = 256  # of a round
@@ -36,12 +38,13 @@ class PartialSums:
     @staticmethod
     def of(op: ir.Operation, outer: Sequence[int], inner: Sequence[int]) -> PartialSums | None:
         """Of loops over the dimensions `outer` and, within them, over reductions that registers hold."""
-        kinds, extents, order = mlir.iterators_of(op), mlir.extents_of(op), [*outer, *inner]
+        kinds, extents, order = mlir.iterators_of(op), known_loops(op), [*outer, *inner]
+        most = {depth: highest(n) for depth, d in enumerate(order) if kinds[d] == "reduction" and (n := extents[d]) is not None}
         loops = [depth for depth, d in enumerate(order) if kinds[d] == "reduction"]
-        if any(extents[order[depth]] == mlir.DYNAMIC for depth in loops):
+        if len(most) < len(loops):
             return None
         lanes = {depth: MOST if inner and depth == len(order) - 1 else 1 for depth in loops}
-        count = {depth: -(-extents[order[depth]] // lanes[depth]) for depth in loops}
+        count = {depth: -(-most[depth] // lanes[depth]) for depth in loops}
         total = prod(count.values())
         size, terms = max(LEAST, 1 << isqrt(total).bit_length()), 1
         for depth in reversed(loops):
@@ -52,16 +55,14 @@ class PartialSums:
             terms *= count[depth]
         return None
 
-    def memory(self, op: ir.Operation, most: Mapping[int, int]) -> list[ir.Value]:
+    def memory(self, op: ir.Operation, most: Mapping[int, Size]) -> list[ir.Value]:
         """The partial sums of each output; `most` has the largest extents of dimensions."""
         found, shape = [], [most[d] for d in self.dims]
         names = (mlir.get_string(op, "tilec.name") or "sum").split(",")
         for n in self.outs:
             type_ = ir.ShapedType(op.operands[n].type).element_type
-            made = memref.AllocOp(ir.MemRefType.get(shape, type_), [], [], alignment=64)
             name = names[min(n - len(mlir.inputs_of(op)), len(names) - 1)]
-            made.attributes["tilec.name"] = mlir.string(f"{name}_part")
-            found.append(made.result)
+            found.append(allocated(shape, type_, f"{name}_part").result)
         return found
 
     def end(self, start: ir.Value, end: ir.Value) -> ir.Value:

@@ -33,16 +33,17 @@ from tilec.cost.panels import CACHED_SUMS
 from tilec.kernels import PanelChain, Panels, RegisterTranspose, planned_kernels
 from tilec.passes.cpu import matrix
 from tilec.passes.cpu.chain import stage_chain
+from tilec.passes.cpu.memory import Size, allocated
 from tilec.passes.cpu.operands import boxes_as_operands
 from tilec.passes.cpu.packing import SQUARE, Block, Packing
 from tilec.passes.cpu.panels import (
     Contraction,
     Evaluation,
     Side,
-    Size,
     box_of,
     loop,
     loops,
+    most,
     panel_element,
     panel_shape,
     panel_subscripts,
@@ -140,11 +141,10 @@ def _all_steps(
 
 def _all_sums(c: Contraction, start: ir.Value) -> ir.Value | None:
     """Memory for all tiles of a block, whose sums several steps add to; None where they are too many for a core's cache."""
-    shape = [c.left.panels, c.right.panels, c.left.width, c.right.width]
-    if prod(shape) > CACHED_SUMS:
+    counts = [c.left.panels, c.right.panels]
+    if prod(map(most, counts)) * c.left.width * c.right.width > CACHED_SUMS:
         return None
-    alloc = memref.AllocOp(ir.MemRefType.get(shape, c.element), [], [], alignment=64)
-    alloc.attributes["tilec.name"] = mlir.string("sums")
+    alloc = allocated([*counts, c.left.width, c.right.width], c.element, "sums")
     mlir.fill(start, alloc.result)
     return alloc.result
 
@@ -211,8 +211,7 @@ class _Tiny:
         self.matrix, self.parts = c.matrix, c.in_parts
         if self.matrix:
             word = ir.IntegerType.get_signless(16)
-            self.memory = memref.AllocOp(ir.MemRefType.get([1], word), [], [], alignment=64).result
-            mlir.definition(self.memory).attributes["tilec.name"] = mlir.string("smallest")
+            self.memory = allocated([1], word, "smallest").result
             memref.StoreOp(mlir.constant(0xFFFF, word), self.memory, [mlir.index(0)])
             self.wide = matrix.Widened(c)
             self.at: dict[Side, tuple[dict[int, ir.Value], ir.Value]] = {}
@@ -242,10 +241,8 @@ class _Tiny:
             self.plain = matrix.is_plain(c, *((others, own) if c.columns_outer else (own, others)))
 
 
-def _panels(c: Contraction, side: Side, count: int, name: str) -> ir.Value:
-    type_ = ir.MemRefType.get([count, *panel_shape(c, side)], panel_element(c, side))
-    panels = memref.AllocOp(type_, [], [], alignment=64)
-    panels.attributes["tilec.name"] = mlir.string(name)
+def _panels(c: Contraction, side: Side, count: Size, name: str) -> ir.Value:
+    panels = allocated([count, *panel_shape(c, side)], panel_element(c, side), name)
     locations.named(panels, f"{name}_panels")
     return panels.result
 
@@ -285,13 +282,9 @@ class _Buffer:
         self.sides = [] if c.padded else [s for s in (c.left, c.right) if not _is_whole(s)]
         self.memory: ir.Value | None = None
         if self.sides or c.matrix or self.across:
-            alloc = memref.AllocOp(ir.MemRefType.get([c.left.width, c.right.width], c.element), [], [], alignment=64)
-            alloc.attributes["tilec.name"] = mlir.string("edge")
-            self.memory = alloc.result
+            self.memory = allocated([c.left.width, c.right.width], c.element, "edge").result
         if self.across:
-            transposed = memref.AllocOp(ir.MemRefType.get([c.right.width, c.left.width], c.element), [], [], alignment=64)
-            transposed.attributes["tilec.name"] = mlir.string("transposed")
-            self.transposed = transposed.result
+            self.transposed = allocated([c.right.width, c.left.width], c.element, "transposed").result
 
 
 def is_across(c: Contraction) -> bool:

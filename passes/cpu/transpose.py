@@ -20,7 +20,8 @@ from typing import Any
 from tilec.core import locations, mlir
 from tilec.core.mlir import affine, ir, linalg, memref, vector
 from tilec.kernels import RegisterTranspose
-from tilec.passes.cpu.panels import Size, loop, loops
+from tilec.passes.cpu.memory import Size, allocated
+from tilec.passes.cpu.panels import loop, loops
 from tilec.passes.cuda.memory_spaces import size_of
 
 
@@ -80,12 +81,11 @@ def _tile(value: ir.Value, swap: list[int], dims: list[int], tiles: dict[int, in
     """Scratch memory for the transposed `value`, as large as in a whole block, and cut to this block's part."""
     type_ = ir.MemRefType(value.type)
     shape = list(type_.shape)
-    room = [tiles.get(dims[d], shape[d]) for d in swap]
-    alloc = memref.AllocOp(ir.MemRefType.get(room, type_.element_type), [], [], alignment=64)
-    alloc.attributes["tilec.name"] = mlir.string("turned")
+    room = [tiles[dims[d]] if dims[d] in tiles else size_of(value, d) for d in swap]
+    alloc = allocated(room, type_.element_type, "turned")
     locations.named(alloc, "transposed")
     used = [shape[d] for d in swap]
-    if used == room:
+    if all(isinstance(whole, ir.Value) or whole == own for whole, own in zip(room, used)):
         return alloc.result
     layout = ir.StridedLayoutAttr.get(0, ir.MemRefType(alloc.result.type).get_strides_and_offset()[0])
     cut = ir.MemRefType.get(used, type_.element_type, layout)

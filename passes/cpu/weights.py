@@ -12,8 +12,10 @@ Sums go to memory that has room for whole tiles (`pad_output`).
 from __future__ import annotations
 
 from tilec.core import mlir
+from tilec.core.extents import highest, shape_of
 from tilec.core.mlir import arith, ir, memref
-from tilec.passes.cpu.panels import STEP, Contraction, Size, loop, round_up
+from tilec.passes.cpu.memory import Size, allocated
+from tilec.passes.cpu.panels import STEP, Contraction, loop, round_up
 from tilec.passes.cuda.memory_spaces import size_of
 from tilec.passes.emit import Body
 from tilec.passes.rebuild import Anew, Operand, operands_in, operands_out, rebuild
@@ -118,13 +120,11 @@ def stored_left(c: Contraction, ops: list[ir.Operation]) -> ir.Value | None:
     its = mlir.map_dims(mlir.maps_of(maker)[out])
     if any(n != 1 for d, n in enumerate(shape) if d not in (row, inner)) or len(its) != mlir.maps_of(maker)[out].n_dims:
         return None
-    room = ir.MemRefType(own.type).shape
+    room = [highest(n) for n in shape_of(own)]
     steps = -(-room[inner] // c.depths[0])
     rows, columns = round_up(room[row], c.left.width), (steps - 1) * c.depths[0] + c.depth
     with ir.InsertionPoint(maker), maker.location:
-        type_ = ir.MemRefType.get([1, rows, (columns + PAIR_ROW_PADDING) // 2, 2], c.multiplicand)
-        panels = memref.AllocOp(type_, [], [], alignment=64)
-        panels.attributes["tilec.name"] = mlir.string("weights")
+        panels = allocated([1, rows, (columns + PAIR_ROW_PADDING) // 2, 2], c.multiplicand, "weights")
         lines = ir.MemRefType.get([1, rows, columns + PAIR_ROW_PADDING], c.multiplicand)
         flat = memref.CollapseShapeOp(lines, panels.result, [[0], [1], [2, 3]]).result
         sizes = [size_of(maker.operands[out], d) for d in (row, inner)]
@@ -181,17 +181,17 @@ def pad_output(c: Contraction) -> None:
     shape = list(ir.MemRefType(old.type).shape)
     if column != len(shape) - 1 or any(n != 1 for d, n in enumerate(shape) if d not in (row, column)):
         return
-    whole = list(shape)
-    whole[row] = round_up(shape[row], c.left.width)
-    whole[column] = round_up(shape[column], c.right.width) + ROW_PADDING
+    whole = [highest(n) for n in shape_of(old)]
+    whole[row] = round_up(whole[row], c.left.width)
+    whole[column] = round_up(whole[column], c.right.width) + ROW_PADDING
     made = mlir.definition(old)
     with ir.InsertionPoint(made), made.location:
         new = memref.AllocOp(ir.MemRefType.get(whole, c.element), [], [], alignment=64)
-        for name in made.attributes:
+        for name in set(made.attributes) - {"operandSegmentSizes"}:
             new.attributes[name] = made.attributes[name]
         strides, _ = ir.MemRefType(new.result.type).get_strides_and_offset()
         type_ = ir.MemRefType.get(shape, c.element, ir.StridedLayoutAttr.get(0, strides))
-        view = memref.SubViewOp(type_, new.result, [], [], [], [0] * len(shape), shape, [1] * len(shape)).result
+        view = memref.SubViewOp(type_, new.result, [], list(made.operands), [], [0] * len(shape), shape, [1] * len(shape)).result
     _replace(old, view, strides)
     made.erase()
     c.operands[-1], c.padded = new.result, True

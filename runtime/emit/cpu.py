@@ -11,19 +11,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from math import prod
+from operator import mul
 
 import numpy as np
 
 from tilec.analysis.traffic import element_bytes
 from tilec.core import extents, mlir
-from tilec.core.diagnostics import InternalError
+from tilec.core.extents import Extent
 from tilec.core.mlir import ir
+from tilec.core.varying import Varying
 from tilec.runtime.emit.comments import Comments
 from tilec.runtime.emit.cpu_loops import is_short
-from tilec.runtime.emit.index import Memory, group, plus, product, row_major
+from tilec.runtime.emit.index import Memory, Text, group, plus, product, row_major
 from tilec.runtime.emit.kernels import print_kernels
 from tilec.runtime.emit.names import Names
 from tilec.runtime.emit.printer import Printer
@@ -50,7 +53,7 @@ def emit_cpu(module: ir.Module) -> Emitted:
 class _CpuPrinter(Printer):
     def __init__(self, names: Names, comments: Comments) -> None:
         super().__init__(names, comments)
-        self.scratch = 0
+        self.scratch: Extent = 0
         self.parameters = 0
 
     def kernel(self, function: ir.Operation) -> KernelSource:
@@ -73,8 +76,9 @@ class _CpuPrinter(Printer):
             self.line(f"{self.use('release_tiles')}()")
         head = [f"def {name}(block, args, scratch):"]
         text = "\n".join(head + (self.lines or ["    pass"]))
+        scratch = extents.amount(self.scratch, extents.sizes_of(function))
         return KernelSource(
-            name, text, grid, len(block.arguments), scratch=self.scratch, sites=tuple(self.sites), sizes=len(sizes)
+            name, text, grid, len(block.arguments), scratch=scratch, sites=tuple(self.sites), sizes=len(sizes)
         )
 
     def arguments(self, function: ir.Operation, block: ir.Block) -> None:
@@ -129,17 +133,21 @@ class _CpuPrinter(Printer):
 
     def allocate(self, op: ir.Operation) -> None:
         """Block-local memory is a piece of the thread's scratch: its place is known now."""
-        type_ = op.results[0].type
-        element, shape = str(type_.element_type), tuple(type_.shape)
-        if mlir.DYNAMIC in shape:
-            raise InternalError(f"the size of {op} is not known", "emit")
+        type_, known = op.results[0].type, extents.sizes_of(op)
+        element, own = str(type_.element_type), extents.shape_of(op.results[0])
+        shape = tuple(self.text_of(n, known) for n in own)
         base = self.array(op)
-        address = plus("scratch", self.scratch)
+        address = plus("scratch", self.text_of(self.scratch, known))
         sizes = "x".join(map(str, shape)) or "scalar"
         self.line(f"{base} = {self.use(_storage(element) + '_pointer')}({address})  # {element} {sizes}")
-        self.memory[op.results[0]] = Memory(base, 0, strides_of(type_), element, shape, "scratch")
-        size = prod(shape) * element_bytes(type_.element_type)
-        self.scratch += -(-size // ALIGN) * ALIGN
+        self.memory[op.results[0]] = Memory(base, 0, row_major(shape), element, shape, "scratch")
+        size = reduce(mul, own, element_bytes(type_.element_type))
+        self.scratch = self.scratch + (size + (ALIGN - 1)) // ALIGN * ALIGN
+
+    def text_of(self, extent: Extent, sizes: Mapping[str, Varying]) -> Text:
+        """A number, or a text over the kernel's variables."""
+        amount = extents.amount(extent, sizes)
+        return amount if isinstance(amount, int) else self.extent(amount)
 
     def check(self, op: ir.Operation) -> None:
         """A failed check leaves its number in the word behind the arguments; the launch raises the error."""

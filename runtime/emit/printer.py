@@ -69,7 +69,7 @@ class Printer(Variables):
         return tuple(self.extent(words[d]) if n == mlir.DYNAMIC else n for d, n in enumerate(known))
 
     def extent(self, text: str) -> str:
-        return re.sub(r"[A-Za-z_]\w*", lambda name: self.size(name[0]), text)
+        return re.sub(r"[A-Za-z_]\w*", lambda name: name[0] if name[0] == "min" else self.size(name[0]), text)
 
     # ---- lines and names ---------------------------------------------------------------------------------------------
 

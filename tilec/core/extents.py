@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
-from math import inf, isinf
+from math import isinf
 
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
@@ -75,11 +75,9 @@ def known_loops(op: ir.Operation) -> tuple[Extent | None, ...]:
 
 def longest(op: ir.Operation, d: int) -> int:
     """The trip count of one iteration dimension, the largest that it may be. Raises Varies where that is not known."""
-    found = known_loops(op)[d]
-    high = inf if found is None else NONE.bounds(term(found))[1]
-    if isinf(high):
+    if (found := known_loops(op)[d]) is None:
         raise Varies("the largest number that an extent may be")
-    return int(high)
+    return highest(found)
 
 
 def extent_of(value: ir.Value, d: int) -> Extent:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from tilec.core import mlir, records
 from tilec.core.mlir import ir
@@ -131,6 +131,10 @@ class Family:
     def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
         """Why the kernel `planned` cannot be built with these options instead; None where it can."""
         raise NotImplementedError
+
+    def in_whole_steps(self, varying: Container[int]) -> Self:
+        """These options with steps that may be cut short anywhere along dimensions that vary."""
+        return self
 
     def edited(self, table: Mapping[str, Any]) -> Family:
         """These options with the values of a schedule file's table. Raises `Refused`."""

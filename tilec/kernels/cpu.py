@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 from tilec.core.quantities import by_sizes
 from tilec.core.target import Target
-from tilec.cost.panels import AMX_SIDE, MOST_PARTS
+from tilec.cost.panels import AMX_SIDE, AMX_STEP, MOST_PARTS
 from tilec.kernels.base import Family, KernelPlan, Refusal, listed, option
 
 LANES = (2, 4, 8, 16)  # of a tile that is transposed in registers: `runtime/cpu/tile.py`
@@ -117,6 +118,17 @@ class Panels(Family, name="panels", backend="cpu"):
             return Refusal("depths", why)
         return self._refuse_gaps([kernel.extents[d] for d in self.inner])
 
+    def in_whole_steps(self, varying: Container[int]) -> Self:
+        """A step along a dimension that varies may be cut short: it has whole pairs, and one element along dimensions before."""
+        cut = [n for n, d in enumerate(self.inner) if d in varying]
+        if not cut:
+            return self
+        *_, last = cut
+        step = self.depths[last]
+        if step > 1 or len(cut) == len(self.inner):
+            step = -(-step // AMX_STEP) * AMX_STEP
+        return replace(self, depths=(*(1 for _ in range(last)), step, *self.depths[last + 1 :]))
+
     def _refuse_gaps(self, extents: list[int]) -> Refusal | None:
         """A panel has the elements of one step next to each other. A step that is cut short along one dimension must
         therefore have one element along the dimensions before it."""
@@ -175,6 +187,10 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
         yield "columns_outer", " and ".join("true" if n else "false" for n in self.columns_outer)
         for between, row, a, b, number in self.masks():
             yield "mask", f"{names[between]} only where {a} * {names[row]} + {b} * {names[between]} + {number} >= 0"
+
+    def in_whole_steps(self, varying: Container[int]) -> Self:
+        parts = (self.contraction(n).in_whole_steps(varying) for n in range(len(self.rows)))
+        return replace(self, depths=tuple(depth for part in parts for depth in part.depths))
 
     def masks(self) -> Iterator[tuple[int, int, int, int, int]]:
         """(dimension, the rows' dimension, and the factors of both and the number of a sum that is negative where all elements

@@ -91,4 +91,4 @@ def _generalised(kernel: KernelPlan, function: ir.Operation, target: Target) -> 
                 if room or options.refuse(larger, kernel, target) is None:
                     general = larger
                     break
-    return general
+    return replace(general, options=options.in_whole_steps(varying.keys()))
