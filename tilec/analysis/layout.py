@@ -137,6 +137,6 @@ def tile_extents(ops: Iterable[Any], tiles: dict[int, int], spread: Any = None) 
         for d, extent in zip(mlir.get_integers(op, "tilec.dims"), mlir.extents_of(op)):
             if extent != mlir.DYNAMIC:
                 found[d] = extent
-            elif d not in tiles:
+            elif d not in found:
                 found[d] = longest(op, mlir.get_integers(op, "tilec.dims").index(d))
     return found
