@@ -44,8 +44,11 @@ if TYPE_CHECKING:
     from tilec.runtime.buffers import Buffer, Device
     from tilec.runtime.cuda.program import Graph
 
+    Known = tuple[fast_call.Call, Executable, object]
+
 leave_out()
 MOST_FAST = 8  # specialisations of one op that are called by the short way
+MOST_SIZED = 1024  # shapes of arguments, of an op whose sizes vary, that are found at once
 
 
 class Op:
@@ -60,7 +63,8 @@ class Op:
         self._target, self._schedule = target, schedule
         self._built: dict[tuple, Executable] = {}
         self._latest: Executable | None = None
-        self._fast: tuple[tuple[fast_call.Call, Executable, object], ...] = ()
+        self._fast: tuple[Known, ...] = ()
+        self._sized: dict[tuple[object, ...], tuple[Known, ...]] = {}  # of an op whose sizes vary, by shapes
         self._lock = threading.Lock()
         self._declared = program.op(name)
         self._by_class = self._made_by_class() if self._varies else None
@@ -116,7 +120,7 @@ class Op:
         if named:
             arrays = self._in_order(arrays, named)
         try:
-            for call, executable, _ in self._fast:
+            for call, executable, _ in self._fast if self._by_class is None else self._sized.get(_shapes(arrays), ()):
                 if (results := call(arrays, out, stream)) is not fast_call.NO:
                     self._latest = executable
                     return results
@@ -139,8 +143,17 @@ class Op:
             with compiling():
                 call = fast_call.make(executable, arrays, views, made, wrap)
             if call is not None:
-                self._fast = ((call, executable, kind), *self._fast[: MOST_FAST - 1])
+                if self._by_class is None:
+                    self._fast = ((call, executable, kind), *self._fast[: MOST_FAST - 1])
+                else:
+                    self._keep(_shapes(arrays), (call, executable, kind))
         return results
+
+    def _keep(self, shapes: tuple[object, ...], known: Known) -> None:
+        """The fast path of an op whose sizes vary, for later calls of these shapes."""
+        while len(self._sized) >= MOST_SIZED and shapes not in self._sized:
+            self._sized.pop(list(self._sized)[0], None)  # noqa: RUF015 - another thread may add one: a list is made at once
+        self._sized[shapes] = (known,)
 
     def _as_jax(self, executable: Executable, arrays: tuple[object, ...], views: Sequence[Buffer], results: Any) -> Any:
         """The results of a call as JAX's arrays, on the device of the first argument, if that is one. They take over the memory."""
@@ -369,6 +382,11 @@ def _result_tuple(name: str, fields: tuple[str, ...]) -> Any:
     """The named tuple of several results. A result's name that Python does not allow (`class`, `_a`) becomes `_0`, `_1`,
     ... by position."""
     return namedtuple(name, fields, rename=True)
+
+
+def _shapes(arrays: tuple[object, ...]) -> tuple[object, ...]:
+    """Those of a call's arrays, and what kind the first one is."""
+    return type(arrays[0] if arrays else None), *[getattr(a, "shape", None) for a in arrays]
 
 
 def compile(

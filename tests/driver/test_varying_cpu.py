@@ -73,3 +73,19 @@ def test_scratch_memory_grows_with_a_size():
         e = np.exp(x[:, :n].astype(np.float64))
         np.testing.assert_allclose(op(np.ascontiguousarray(x[:, :n])), e / e.sum(1, keepdims=True), rtol=1e-5)
     assert len(op.classes()) == 1
+
+
+def test_a_call_with_a_size_that_is_known_takes_the_short_way(monkeypatch):
+    monkeypatch.setattr("tilec.api.MOST_SIZED", 12)
+    op = tilec.compile("op f(x: f32[M]) -> (y: f32[M]) { y[i] = 2 * x[i] }", varies={"M": (1, 100)}, target="cpu")
+    arrays = [np.arange(m, dtype=np.float32) for m in range(20, 40)]
+    for x in arrays:
+        np.testing.assert_array_equal(op(x), 2 * x)
+    long_way = []
+    monkeypatch.setattr(op, "_call", lambda *given: long_way.append(len(given[0][0])))
+    for x in arrays[::-1]:
+        result = op(x)
+        assert result is None or (result == 2 * x).all()
+    assert long_way == list(range(27, 19, -1))  # the latest twelve are known
+    op(arrays[-1].astype(np.float64))
+    assert long_way[-1] == 39  # of another type
