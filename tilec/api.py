@@ -146,10 +146,10 @@ class Op:
                 if self._by_class is None:
                     self._fast = ((call, executable, kind), *self._fast[: MOST_FAST - 1])
                 else:
-                    self._keep(_shapes(arrays), (call, executable, kind))
+                    self._remember(_shapes(arrays), (call, executable, kind))
         return results
 
-    def _keep(self, shapes: tuple[object, ...], known: Known) -> None:
+    def _remember(self, shapes: tuple[object, ...], known: Known) -> None:
         """The fast path of an op whose sizes vary, for later calls of these shapes."""
         while len(self._sized) >= MOST_SIZED and shapes not in self._sized:
             self._sized.pop(list(self._sized)[0], None)  # noqa: RUF015 - another thread may add one: a list is made at once
