@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from math import prod
-from typing import Literal
 
 from tilec.core.diagnostics import CallError, TileError
 from tilec.core.dtypes import DType
@@ -279,11 +278,10 @@ def _in_declared(name: str, allowed: ast.SizeRange, found: Varying | Term) -> No
         raise CallError(f"`{name}` is {found}, and the program allows {allowed.numbers}", allowed.span)
 
 
-def ranges_of(op: ast.Op, varies: Literal["all"] | Collection[str] | Mapping[str, Varying]) -> dict[str, Varying]:
-    """The range of each size that varies: as given, or as the op's text declares it; "all" are all sizes. Raises CallError where
-    neither gives one."""
-    if isinstance(varies, Mapping):
-        return dict(varies)
+def ranges_of(op: ast.Op, varies: Collection[str]) -> dict[str, Varying]:
+    """The range of each size of these names, as the text declares it; "all" are all sizes. Raises CallError for one without."""
+    if isinstance(varies, str) and varies != "all":
+        raise CallError(f"`varies` has ranges or names, or is \"all\", not {varies!r}", hint=f"write `varies={{{varies!r}}}`")
     declared, known = declared_ranges(op, Report()), size_names(op)
     found = {}
     for name in known if varies == "all" else varies:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from operator import itemgetter
@@ -392,7 +392,7 @@ def _shapes(arrays: tuple[object, ...]) -> tuple[object, ...]:
 def compile(
     source: str | Path, *, op: str | None = None, sizes: Mapping[str, int] | None = None, target: str | None = None,
     schedule: str | Path | None = None, deferred_checks: bool = False, path: str | Path | Sequence[str | Path] = (),
-    varies: Mapping[str, tuple[int, ...] | Varying] | None = None, **unknown: Never,
+    varies: Mapping[str, tuple[int, ...] | Varying] | Collection[str] | None = None, **unknown: Never,
 ) -> Op:  # fmt: skip
     """Reads a program and returns its op, ready to call.
 
@@ -404,7 +404,8 @@ def compile(
     call itself waits for its kernels and raises the error. `path`: a folder, or several, in which imports are looked for, too:
     imports lie below the folder of the file that imports them, or below one of these. `varies`: sizes whose numbers calls tell,
     with the least and the greatest of each, and what they are multiples of, if that is not 1: `{"M": (1, 8192)}`. A call with any
-    of these numbers then runs what was compiled for another one, of the same class (`tilec/driver/classes.py`).
+    of these numbers then runs what was compiled for another one, of the same class (`tilec/driver/classes.py`). Names alone, or
+    "all", take the ranges that the program declares: `f32[M: 1..8192]`.
 
     Raises TileError for mistakes in the program, all of them, each with its place; CallError for wrong options; TypeError
     for an option that does not exist.
@@ -424,7 +425,12 @@ def compile(
             from tilec.plan.schedule.read import read_schedule
 
             read_schedule(obeyed)  # raises its mistakes
-    return Op(program, op, known, target, obeyed, deferred_checks, varies=arguments.ranges(varies or {}))
+    given = varies or {}
+    if not isinstance(given, Mapping):
+        from tilec.dsl.specialise import choose_op, ranges_of
+
+        given = ranges_of(choose_op(program.tree, op), given)
+    return Op(program, op, known, target, obeyed, deferred_checks, varies=arguments.ranges(given))
 
 
 def _load_compiler(target: str | None) -> None:

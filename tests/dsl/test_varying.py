@@ -27,9 +27,9 @@ PROGRAMS = {
     "gelu": ("gelu.tile", None, {"M": (0, 3), "N": (0, 3)}, {}),
     "linear": ("linear.tile", None, ROWS, {"K": 6, "N": 5}),
     "linear, all": ("linear.tile", None, {"M": (0, 3), "K": (0, 9, 3), "N": (1, 2)}, {}),
-    "attention": ("attention.tile", "attention", {"B": (1, 2), "S": (1, 3), "T": (1, 4)}, {"D": 4, "H": 2}),
-    "causal attention": ("attention.tile", "causal_attention", {"B": (1, 2), "S": (1, 4)}, {"D": 4, "H": 2}),
-    "convolution": ("conv2d.tile", None, {"N": (1, 2), "H": (1, 3), "W": (0, 4)}, dict(C=2, K=2, R=3, S=3)),
+    "attention": ("attention.tile", "attention", {"B": (1, 2), "S": (1, 2), "T": (2, 3)}, {"D": 2, "H": 1}),
+    "causal attention": ("attention.tile", "causal_attention", {"B": (1, 2), "S": (1, 3)}, {"D": 2, "H": 1}),
+    "convolution": ("conv2d.tile", None, {"N": (1, 2), "H": (1, 2), "W": (0, 2)}, dict(C=1, K=2, R=3, S=3)),
     "cross entropy": ("cross_entropy.tile", None, {"B": (1, 3), "V": (1, 4)}, {}),
     "cumsum": ("cumsum.tile", None, {"M": (0, 2), "N": (0, 3)}, {}),
     "decoding": ("decoding.tile", None, {"B": (1, 2), "T": (1, 4)}, dict(H=4, G=2, D=2)),
@@ -106,8 +106,8 @@ def test_calls_are_right_at_each_size():
 
 def test_drawn_programs():
     """20,000 seeds were tried once."""
-    programs = [p for p in (drawn(Choices(f"varying {seed}")) for seed in range(14)) if p is not None]
-    assert len(programs) > 8
+    programs = [p for p in (drawn(Choices(f"varying {seed}")) for seed in range(6)) if p is not None]
+    assert len(programs) > 3
     assert not [(p, why) for p in programs if (why := fault(p))]
 
 
@@ -220,11 +220,17 @@ def test_a_called_op_has_sizes_that_it_allows():
 
 def test_sizes_vary_in_the_ranges_of_the_text():
     op = choose_op(parse(read_source("op f(x: f32[M: 1..8, N]) -> (y: f32[M, N]) { y[i, j] = x[i, j] }")), None)
-    assert ranges_of(op, {"M"}) == {"M": Varying(1, 8)} == ranges_of(op, {"M": Varying(1, 8)})
+    assert ranges_of(op, {"M"}) == {"M": Varying(1, 8)}
     with pytest.raises(CallError, match="`N` has no range to vary in"):
         ranges_of(op, "all")
     with pytest.raises(CallError, match="has no size `K`"):
         ranges_of(op, {"K"})
+    with pytest.raises(CallError, match="not 'M'"):
+        ranges_of(op, "M")
+    op = tilec.compile("op f(x: f32[M: 1..8]) -> (y: f32[M]) { y[i] = x[i] * 2 }", varies="all", target="cpu")
+    assert [float(op(np.ones(m, np.float32)).sum()) for m in (2, 5)] == [4, 10] and len(op.classes()) == 1
+    with pytest.raises(CallError, match="`M` is 9"):
+        op(np.ones(9, np.float32))
 
 
 def test_ranges_are_formatted():
