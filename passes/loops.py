@@ -11,10 +11,13 @@ from tilec.analysis.layout import Layout
 from tilec.core import locations, mlir
 from tilec.core.mlir import affine, arith, gpu, ir, scf
 
+Count = int | ir.Value
+"""A number, or one that a kernel computes of sizes that vary."""
+
 
 @contextmanager
 def loop(
-    extent: int,
+    extent: Count,
     always: bool = False,
     unroll: bool = False,
     rolled: bool = False,
@@ -26,10 +29,10 @@ def loop(
     `unroll`: printed without the loop. LLVM leaves loops with branches inside, and the arrays that they subscript then
     are memory, not registers.
     """
-    if extent == 1 and not always:
+    if isinstance(extent, int) and extent == 1 and not always:
         yield mlir.index(start)
         return
-    made = locations.named(scf.ForOp(mlir.index(start), mlir.index(start + extent), mlir.index(1)), name)
+    made = locations.named(scf.ForOp(mlir.index(start), mlir.index(plus(extent, start)), mlir.index(1)), name)
     if unroll:
         made.attributes["tilec.unroll"] = ir.UnitAttr.get()
     elif rolled:
@@ -93,10 +96,6 @@ def sum_of(terms: list[tuple[ir.Value, int]], constant: int = 0) -> ir.Value:
     return affine.AffineApplyOp(ir.AffineMap.get(len(kept), 0, [expression]), [v for v, _ in kept]).result
 
 
-Count = int | ir.Value
-"""A number, or one that a kernel computes of sizes that vary."""
-
-
 def counts_of(forall: ir.Operation) -> list[Count]:
     """How many blocks there are along each dimension of a loop over blocks."""
     ends = list(forall.operands)
@@ -119,7 +118,9 @@ def product(counts: Iterable[Count]) -> Count:
 
 def plus(a: Count, b: Count) -> Count:
     """The sum of two numbers, one that is computed if one of them is."""
-    return a + b if isinstance(a, int) and isinstance(b, int) else sum_of([(mlir.index(a), 1), (mlir.index(b), 1)])
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    return sum_of([(mlir.index(a), 1), (mlir.index(b), 1)])
 
 
 def least(a: Count, b: Count) -> Count:

@@ -19,11 +19,13 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from tilec.core import locations, mlir, opcodes
+from tilec.core import extents, locations, mlir, opcodes
 from tilec.core.diagnostics import InternalError
+from tilec.core.extents import Extent
 from tilec.core.mlir import arith, func, gpu, ir, scf
 from tilec.core.opcodes import NamedBarrier
 from tilec.core.order import topological
+from tilec.core.varying import Varies, Varying
 from tilec.passes.cuda.memory_spaces import root
 from tilec.passes.loops import below, when
 from tilec.passes.tensor.outline import name_launch, renaming
@@ -79,7 +81,7 @@ def _gather(
 ) -> None:
     """Brings the calls of each group together, all else staying in order as far as memory demands no other."""
     (*operations, end) = _operations(program)
-    views = [op for op in operations if op.name in (*_LOCAL, *_SEEN, "arith.constant")]
+    views = [op for op in operations if op.name in (*_LOCAL, *_SEEN, "arith.constant") or _is_extent(op)]
     steps = [op for op in operations if op not in views]
     unit = {op: n for n, op in enumerate(steps)}
     for group in groups:
@@ -108,6 +110,10 @@ def _gather(
         raise InternalError("a kernel must run between others that share a launch", "map", str(program)) from None
     for op in (*views, *(op for n in order for op in members[n])):
         op.move_before(end)
+
+
+def _is_extent(op: ir.Operation) -> bool:
+    return len(op.results) == 1 and isinstance(op.results[0].type, ir.IndexType)
 
 
 def _written(function: ir.Operation) -> list[int]:
@@ -140,7 +146,8 @@ def _shown(value: ir.Value) -> ir.Value:
 
 
 def _function(name: str, calls: Sequence[ir.Operation], kernels: Sequence[ir.Operation]) -> None:
-    blocks, threads = ([mlir.get_integer(f, f"tilec.{n}") for f in kernels] for n in ("blocks", "threads"))
+    blocks, threads = sum(map(extents.block_count, kernels)), [mlir.get_integer(f, "tilec.threads") for f in kernels]
+    sizes = {n: v for call, f in zip(calls, kernels) for n, v in _sizes(call, f).items()}
     if not all(map(_ends_alone, kernels)):
         raise InternalError(f"the kernels of {name} cannot share a launch", "map")
     arguments = [a for f in kernels for a in mlir.entry(f).arguments]
@@ -149,7 +156,10 @@ def _function(name: str, calls: Sequence[ir.Operation], kernels: Sequence[ir.Ope
     attributes = made.operation.attributes
     attributes["tilec.kernel"] = ir.UnitAttr.get()
     attributes["arg_attrs"] = ir.ArrayAttr.get([a for f in kernels for a in ir.ArrayAttr(f.attributes["arg_attrs"])])
-    attributes["tilec.blocks"], attributes["tilec.threads"] = mlir.integer(sum(blocks)), mlir.integer(max(threads))
+    if sizes:
+        extents.set_sizes(made.operation, sizes)
+    extents.set_blocks(made.operation, extents.amount(blocks, sizes))
+    attributes["tilec.threads"] = mlir.integer(max(threads))
     attributes["tilec.cluster"] = mlir.integer(1)
     if any("tilec.overlap" in f.attributes for f in kernels):
         attributes["tilec.overlap"] = ir.UnitAttr.get()
@@ -169,6 +179,14 @@ def _function(name: str, calls: Sequence[ir.Operation], kernels: Sequence[ir.Ope
         func.ReturnOp([])
 
 
+def _sizes(call: ir.Operation, kernel: ir.Operation) -> dict[str, Varying]:
+    """The sizes of a kernel, which are the program's: one of that name would else be another in each part."""
+    for operand, argument in zip(call.operands, mlir.entry(kernel).arguments):
+        if extents.shape_of(operand) != extents.shape_of(argument):
+            raise Varies("whether kernels that share a launch have the same sizes")
+    return extents.sizes_of(kernel)
+
+
 def _ends_alone(kernel: ir.Operation) -> bool:
     """Whether no block of a kernel waits for another, and each has one tile."""
     counts = any(op.name == "memref.atomic_rmw" for op in mlir.traverse(kernel))
@@ -177,15 +195,15 @@ def _ends_alone(kernel: ir.Operation) -> bool:
 
 def _branches(
     function: ir.Operation, number: ir.Value, thread: ir.Value | None,
-    parts: list[tuple[ir.Operation, ir.Operation, dict[ir.Value, ir.Value]]], start: int = 0,
+    parts: list[tuple[ir.Operation, ir.Operation, dict[ir.Value, ir.Value]]], start: Extent = 0,
 ) -> None:  # fmt: skip
     """The work of all parts, of blocks from `start` on: the call of each, its kernel, and the kernel's values here."""
     (call, kernel, mapping), *others = parts
     if not others:
         _part(function, number, start, thread, call, kernel, mapping)
         return
-    end = start + mlir.get_integer(kernel, "tilec.blocks")
-    branch = scf.IfOp(arith.cmpi(arith.CmpIPredicate.ult, number, mlir.index(end)), has_else=True)
+    end = start + extents.block_count(kernel)
+    branch = scf.IfOp(arith.cmpi(arith.CmpIPredicate.ult, number, extents.value_at(end)), has_else=True)
     branch.operation.attributes["tilec.returns"] = ir.UnitAttr.get()
     with ir.InsertionPoint(branch.then_block):
         _part(function, number, start, thread, call, kernel, mapping)
@@ -196,13 +214,13 @@ def _branches(
 
 
 def _part(
-    function: ir.Operation, number: ir.Value, start: int, thread: ir.Value | None, call: ir.Operation, kernel: ir.Operation,
+    function: ir.Operation, number: ir.Value, start: Extent, thread: ir.Value | None, call: ir.Operation, kernel: ir.Operation,
     mapping: dict[ir.Value, ir.Value],
 ) -> None:  # fmt: skip
     """The work of a kernel, by its threads of the blocks from `start` on. What its checks say is what this launch's do."""
     threads, renamed = mlir.get_integer(kernel, "tilec.threads"), _renamed(call)
     fewer = threads < mlir.get_integer(function, "tilec.threads")
-    own = _own_block(number, start, mlir.get_integer(kernel, "tilec.blocks"))
+    own = _own_block(number, start, extents.block_count(kernel))
     with when(below(thread, threads)) if thread is not None and fewer else nullcontext() as guard:
         if guard is not None:
             guard.operation.attributes["tilec.branch"] = ir.UnitAttr.get()
@@ -225,13 +243,13 @@ def _part(
                         inner.erase()
 
 
-def _own_block(number: ir.Value, start: int, blocks: int) -> ir.Value:
+def _own_block(number: ir.Value, start: Extent, blocks: Extent) -> ir.Value:
     """A block's number among a kernel's, of which the text says in what range it is."""
-    if blocks < 2:
+    if isinstance(blocks, int) and blocks < 2:
         return mlir.index(0)
-    if start:
-        number = arith.maxsi(arith.subi(number, mlir.index(start)), mlir.index(0))
-    return locations.named(arith.minsi(number, mlir.index(blocks - 1)), "own_block")
+    if start != 0:
+        number = arith.maxsi(arith.subi(number, extents.value_at(start)), mlir.index(0))
+    return locations.named(arith.minsi(number, extents.value_at(blocks - 1)), "own_block")
 
 
 def _inplace(kernels: Sequence[ir.Operation]) -> list[int]:

@@ -28,9 +28,11 @@ from math import prod
 
 from tilec.core import locations, mlir, opcodes
 from tilec.core.diagnostics import InternalError
+from tilec.core.extents import has_pitches
 from tilec.core.hardware import LINE, WARPGROUP, WIDE
 from tilec.core.mlir import arith, ir, memref, nvgpu, nvvm, scf
 from tilec.core.opcodes import CopyArrive
+from tilec.core.varying import Varies
 from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.memory_spaces import SHARED, local, root
@@ -105,6 +107,8 @@ def tensor_map(
         groups = [[*range(*ends)] for ends in pairwise([0, *kept[1:], type_.rank])]
         shape = [type_.shape[d] for d in kept]
         tensor = memref.CollapseShapeOp(ir.MemRefType.get(shape, element), tensor, groups).result
+    if not has_pitches(tensor, WIDE * 8 // element.width):
+        raise Varies(f"whether lines of {locations.argument(root(view)) or 'a factor'} begin at multiples of {WIDE} bytes")
     unranked = memref.CastOp(ir.Type.parse(f"memref<*x{element}>"), tensor).result
     made = nvgpu.TmaCreateDescriptorOp(ir.Type.parse(kind), unranked, [mlir.index(b) for b in box])
     if any(step > 1 for step in steps):

@@ -27,21 +27,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import TypeVar
 
 from tilec.analysis import bf16_split
 from tilec.analysis.access import Access, access_of
 from tilec.analysis.products import arguments_of, factors_of, narrow, product_of, scaled, stored
 from tilec.core import locations, mlir
+from tilec.core.extents import Extent, empty, loops_of, shape_of, value_at
 from tilec.core.hardware import RANK, WIDE
 from tilec.core.mlir import arith, ir, linalg, tensor
+from tilec.core.varying import Varies
+from tilec.index.questions import multiple
+from tilec.index.terms import Term, term
 from tilec.kernels.matrix import ELEMENTS
 from tilec.passes.rebuild import Anew, Operand, added, collapsed, expanded, operands_in, rebuild, replace
 
+E = TypeVar("E", int, Extent)
 SIDES = ("left", "right")  # the factors of a product in the order in which the body has them
 
 
 def pack(
-    op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, extents: tuple[int, ...] = (), order: tuple[int, ...] = (),
+    op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, extents: tuple[Extent, ...] = (), order: tuple[int, ...] = (),
     known: ir.Operation | None = None, evens_first: bool = False,
 ) -> tuple[ir.Operation, ir.Operation]:  # fmt: skip
     """Stores factor `side` of a sum of products as `kind`, over the operation's `dims` in that order. `extents`: along
@@ -55,7 +61,7 @@ def pack(
     with ir.InsertionPoint(op), op.location:
         if not dims:
             return _store_tensor(op, side, kind, order, known, evens_first)
-        made = _store(op, side, dims, kind, extents or tuple(mlir.extents_of(op)[d] for d in dims))
+        made = _store(op, side, dims, kind, extents or tuple(loops_of(op)[d] for d in dims))
         if kind == bf16_split.KIND:
             _read_factor(op, side, kind, made, dims)
             return made, op
@@ -66,7 +72,7 @@ def factor(op: ir.Operation, side: int, kind: str) -> ir.Value:
     """What is stored as `kind` of a factor of the product that the operation adds to its sum: all but what scales sums."""
     factors = factors_of(op)
     assert factors is not None, "a sum of products, as the plan found"
-    extents = mlir.extents_of(op)
+    extents = loops_of(op)
     inner = [(d, extents[d]) for d, k in enumerate(mlir.iterators_of(op)) if k == "reduction"]
     if kind == str(factors[side].type):
         return factors[side]
@@ -113,20 +119,21 @@ def _store_tensor(
 def _in_aligned_rows(found: Access, kind: str, order: tuple[int, ...]) -> ir.Operation:
     """A tensor with its dimensions in an order, as `kind`, or as it is; zeros follow its rows."""
     element = mlir.type_of(ELEMENTS.get(kind, kind)) if order else found.element
-    rank, order = len(found.shape), order or tuple(range(len(found.shape)))
-    *outer, last = (found.shape[p] for p in order)
+    rank, order = len(found.extents), order or tuple(range(len(found.extents)))
+    *outer, last = (found.extents[p] for p in order)
     whole, positions = aligned(last, element.width // 8), [order.index(p) for p in range(rank)]
-    outs = [tensor.empty([*outer, whole], element) for _ in range(_stored_count(kind))]
+    outs = [empty([*outer, whole], element) for _ in range(_stored_count(kind))]
     own, read = mlir.projection(rank, range(rank)), mlir.projection(rank, positions)
-    inputs, maps = ([found.tensor], [read]) if whole == last else ([], [])
+    as_long, end = term(whole) is term(last), _amount(last)
+    inputs, maps = ([found.tensor], [read]) if as_long else ([], [])
     new, block = mlir.generic([o.type for o in outs], inputs, outs, [*maps, *(own for _ in outs)], ["parallel"] * rank)
     with ir.InsertionPoint(block):
         if inputs:
             results = _stored_as(block.arguments[0], element, kind)
         else:
             *at, index = (linalg.IndexOp(d).result for d in range(rank))
-            at.append(arith.minsi(index, mlir.index(last - 1)))
-            inside = arith.cmpi(arith.CmpIPredicate.slt, index, mlir.index(last))
+            at.append(arith.minsi(index, _before(end)))
+            inside = arith.cmpi(arith.CmpIPredicate.slt, index, mlir.index(end))
             results = _stored_as(tensor.extract(found.tensor, [at[d] for d in positions]), element, kind)
             results = [arith.select(inside, r, mlir.constant(0, element)) for r in results]
         linalg.YieldOp(results)
@@ -137,10 +144,10 @@ def _with_evens_first(found: Access, kind: str, order: tuple[int, ...]) -> ir.Op
     """The same, with the elements of even number along the last dimension before the others."""
     *outer, at = order
     element, rank = mlir.type_of(ELEMENTS.get(kind, kind)), len(order) + 1
-    source = expanded(found.tensor, at, found.shape[at] // 2, 2)
+    source = expanded(found.tensor, at, _half(found.extents[at]), 2)
     loops = {p: n + 1 for n, p in enumerate(order)}
     read = [d for p in range(len(order)) for d in ([loops[p], 0] if p == at else [loops[p]])]
-    out = tensor.empty([2, *(found.shape[p] for p in outer), found.shape[at] // 2], element)
+    out = empty([2, *(found.extents[p] for p in outer), _half(found.extents[at])], element)
     maps = [mlir.projection(rank, read), mlir.projection(rank, range(rank))]
     new, block = mlir.generic([out.type], [source], [out], maps, ["parallel"] * rank)
     with ir.InsertionPoint(block):
@@ -148,52 +155,69 @@ def _with_evens_first(found: Access, kind: str, order: tuple[int, ...]) -> ir.Op
     return new.operation
 
 
-def zeros_behind(made: ir.Operation, order: tuple[int, ...]) -> int:
+def _half(extent: Extent) -> Extent:
+    if isinstance(extent, Term) and multiple(extent) % 2:
+        raise Varies("whether rows have elements of even number alone")
+    return extent // 2
+
+
+def _amount(extent: Extent) -> int | ir.Value:
+    """What an operation's body may use: a number, or a value that is computed before."""
+    return extent if isinstance(extent, int) else value_at(extent)
+
+
+def _before(end: int | ir.Value) -> ir.Value:
+    return mlir.index(end - 1) if isinstance(end, int) else arith.subi(end, mlir.index(1))
+
+
+def zeros_behind(made: ir.Operation, order: tuple[int, ...]) -> Extent:
     """How many zeros follow each row of a tensor that was stored in this order, or as it was."""
     for read in mlir.traverse(made):
         if read.name == "tensor.extract":
-            longer, rows = (ir.ShapedType(v.type).shape for v in (made.results[0], read.operands[0]))
+            longer, rows = (shape_of(v) for v in (made.results[0], read.operands[0]))
             return longer[-1] - rows[order[-1] if order else -1]
     return 0
 
 
-def aligned(extent: int, size: int) -> int:
+def aligned(extent: E, size: int) -> E:
     """The least length of rows of so many elements of `size` bytes that all begin at multiples of 16 bytes."""
     each = WIDE // size
-    return -(-extent // each) * each
+    return (extent + each - 1) // each * each
 
 
 def _with_element(op: ir.Operation, number: int, longer: ir.Value, order: tuple[int, ...], evens_first: bool) -> None:
     """Has an operation read a tensor at subscripts in place of an operand, which tells the extents of dimensions alone then."""
-    body, dims, extents = mlir.body_of(op), mlir.map_dims(mlir.maps_of(op)[number]), mlir.extents_of(op)
+    body, dims, extents = mlir.body_of(op), mlir.map_dims(mlir.maps_of(op)[number]), loops_of(op)
     argument = body.arguments[number]
     with ir.InsertionPoint.at_block_begin(body):
         element = _element(longer, [linalg.IndexOp(dims[p]).result for p in order or range(len(dims))], evens_first)
         argument.replace_all_uses_with(_widened(element, argument))
-    op.operands[number] = tensor.empty([extents[d] for d in dims], argument.type)
+    with ir.InsertionPoint(op):
+        op.operands[number] = empty([extents[d] for d in dims], argument.type)
 
 
-def _store(op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, whole: tuple[int, ...]) -> ir.Operation:
+def _store(op: ir.Operation, side: int, dims: tuple[int, ...], kind: str, whole: tuple[Extent, ...]) -> ir.Operation:
     element, value = mlir.type_of(ELEMENTS.get(kind, kind)), factor(op, side, kind)
     value = stored(value) if stored(value).type == element else value
     read = set(arguments_of(mlir.body_of(op), value))
     operands = [o for n, o in enumerate(operands_in(op)) if n in read]
-    lengths = {d: n for o in operands for d, n in zip(o.dims, ir.ShapedType(o.value.type).shape)}
-    ends = {d: lengths[d] for d, extent in zip(dims, whole) if lengths.get(d, extent) < extent}
+    lengths = {d: n for o in operands for d, n in zip(o.dims, shape_of(o.value))}
+    longer = {d for d, extent in zip(dims, whole) if term(lengths.get(d, extent)) is not term(extent)}
+    ends = {d: _amount(lengths[d]) for d in dims if d in longer}
     beyond = [o for o in operands if not ends.keys().isdisjoint(o.dims)]  # read where they exist
     operands = [o for o in operands if o not in beyond]
 
     def body(here: Anew) -> list[ir.Value]:
         at = {d: here.own(d) for d in dims} if ends else {}
         exists = [arith.cmpi(arith.CmpIPredicate.slt, at[d], mlir.index(end)) for d, end in ends.items()]
-        at |= {d: arith.minsi(at[d], mlir.index(end - 1)) for d, end in ends.items()}
+        at |= {d: arith.minsi(at[d], _before(end)) for d, end in ends.items()}
         here.known |= {o.instead: tensor.extract(o.value, [at[d] for d in o.dims]) for o in beyond}
         here.index = at.__getitem__ if ends else here.own
         results = _stored_as(here.value(value), element, kind)
         inside = reduce(arith.andi, exists) if exists else None
         return results if inside is None else [arith.select(inside, r, mlir.constant(0, element)) for r in results]
 
-    outs = [added(tensor.empty(list(whole), element), dims) for _ in range(_stored_count(kind))]
+    outs = [added(empty(whole, element), dims) for _ in range(_stored_count(kind))]
     name = f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}"
     new = rebuild(op, dims, operands, body, outputs=outs, iterators=["parallel"] * len(dims), name=name)
     if names := locations.indices(op):
@@ -222,17 +246,17 @@ def _rounded(value: ir.Value, element: ir.Type, kind: str) -> ir.Value:
 
 
 def _read(
-    op: ir.Operation, old: ir.Value, packed: ir.Value, dims: tuple[int, ...], extents: tuple[int, ...]
+    op: ir.Operation, old: ir.Value, packed: ir.Value, dims: tuple[int, ...], extents: tuple[Extent, ...]
 ) -> ir.Operation:  # fmt: skip
     """The contraction made anew, with the stored value as its last input and without what only that value read. A value that is
     longer than the result along the result's own dimensions is read at subscripts; an empty tensor tells how long k is."""
     (*_, end) = [o.operation for o in mlir.body_of(op).operations]
     live = {o for v in end.operands for o in mlir.slice_of(mlir.body_of(op), v, (old,))}
     kept = {v for o in live for v in mlir.operands_of(o)} - {old}
-    own, iterators = mlir.extents_of(op), mlir.iterators_of(op)
-    within = any(iterators[d] == "parallel" and n > own[d] for d, n in zip(dims, extents))
+    own, iterators = loops_of(op), mlir.iterators_of(op)
+    within = any(iterators[d] == "parallel" and term(n) is not term(own[d]) for d, n in zip(dims, extents))
     inner = {d: n for d, n in zip(dims, extents) if iterators[d] == "reduction"}
-    trips = tensor.empty([*inner.values()], ir.ShapedType(packed.type).element_type) if within else packed
+    trips = empty([*inner.values()], ir.ShapedType(packed.type).element_type) if within else packed
     read = Operand(trips, [*inner] if within else dims, old)
 
     def body(here: Anew) -> list[ir.Value]:
@@ -268,7 +292,7 @@ def _element(stored: ir.Value, at: Sequence[ir.Value], evens_first: bool = False
     first, *others = at
     while len(others) >= RANK:
         second, *others = others
-        length = ir.ShapedType(stored.type).shape[1]
+        length = _amount(shape_of(stored)[1])
         first, stored = arith.addi(arith.muli(first, mlir.index(length)), second), collapsed(stored, 0)
     return tensor.extract(stored, [first, *others])
 

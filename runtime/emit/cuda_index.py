@@ -20,15 +20,11 @@ The lower word is taken as a word, too: LLVM would shift it as a part of the 64 
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from tilec.analysis.index_terms import ValueTerms, affine_term
 from tilec.core import locations, mlir
-from tilec.core.extents import value_of
 from tilec.core.mlir import ir
-from tilec.core.varying import Varies
 from tilec.index.facts import NONE
-from tilec.index.terms import Term, index, term
+from tilec.index.terms import Term, index
 from tilec.runtime.emit.comments import Comments
 from tilec.runtime.emit.index import group, quotient
 from tilec.runtime.emit.names import Names
@@ -87,11 +83,8 @@ class IndexPrinter(Printer):
         self.grid |= {"gpu.cluster_block_id": cluster, "gpu.cluster_id": blocks, "gpu.cluster_dim": blocks + 1}
 
     def _launched(self, value: ir.Value) -> Term | None:
-        """The number of a thread or a block, or of how many there are; and extents of memory over sizes that vary."""
+        """The number of a thread or a block, or of how many there are."""
         op = mlir.definition(value)
-        if op is not None and op.name == "memref.dim":
-            with suppress(Varies):
-                return term(value_of(value))
         if op is None or op.name not in self.grid:
             return None
         return index(f"{op.name} {op.attributes['dimension']}", self.grid[op.name])

@@ -27,6 +27,7 @@ from tilec.analysis.index_terms import BlockTerms, ExprTerms, unclamped_value
 from tilec.analysis.products import narrow, stored
 from tilec.analysis.subscripts import subscripts
 from tilec.core import mlir
+from tilec.core.extents import Extent, known_shape, shape_of
 from tilec.core.mlir import ir
 from tilec.index.facts import NONE
 from tilec.index.terms import Cond, Leaf, Term, at_least, below
@@ -100,7 +101,12 @@ class Access:
 
     @property
     def shape(self) -> list[int]:
+        """The tensor's, of a program whose sizes are numbers."""
         return list(ir.ShapedType(self.tensor.type).shape)
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        return shape_of(self.tensor)
 
     @property
     def is_affine(self) -> bool:
@@ -128,15 +134,16 @@ def access_of(op: ir.Operation, factor: ir.Value) -> Access | None:
     if owner is None or owner.name not in _ACCESSES or owner.block != body:
         return None
     tensor, *indices = owner.operands
-    shape, terms = list(ir.ShapedType(tensor.type).shape), BlockTerms(op)
+    terms = BlockTerms(op)
     guards = [c for c in map(terms.condition, comparisons) if c is not None and c.op == ">=" and all(map(_is_affine, c.terms))]
-    if len(guards) < len(comparisons) or mlir.DYNAMIC in shape:
+    shape = known_shape(tensor)
+    if len(guards) < len(comparisons) or None in shape:
         return None
     guard = Cond("and", None, tuple(guards))
     values = [unclamped_value(terms, i, guard) for i in indices]
     subscripts = tuple(Subscript(terms.of(v), tuple(terms.dims), v) for v in values)
     # what is not affine was brought inside by the program's text, or found to be inside
-    inside = [_inside(s.term, extent) if s.is_affine else () for s, extent in zip(subscripts, shape)]
+    inside = [_inside(s.term, extent) if s.is_affine and extent is not None else () for s, extent in zip(subscripts, shape)]
     needed = Cond("and", None, tuple(c for both in inside for c in both))
     exact = bool(NONE.assume(needed).decide(guard) and NONE.assume(guard).decide(needed))
     about = frozenset(p for p, both in enumerate(inside) if {*both} & {*guards})
@@ -150,7 +157,7 @@ def access_of_element(x: Expr) -> Access:
     return Access(x.key, tuple(Subscript(terms.of(s), dims) for s in subscripts(x)), expression=x)
 
 
-def _inside(index: Term, extent: int) -> tuple[Cond, ...]:
+def _inside(index: Term, extent: Extent) -> tuple[Cond, ...]:
     """What holds where a subscript is inside a tensor."""
     return at_least(index, 0), below(index, extent)
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import inf, isinf
 from typing import Generic, TypeVar
 
 from tilec.analysis.expression import Expr
 from tilec.core import mlir
-from tilec.core.extents import Extent, known_loops
+from tilec.core.diagnostics import InternalError
+from tilec.core.extents import Extent, known_loops, value_of
 from tilec.core.mlir import ir
+from tilec.core.varying import Varies
 from tilec.index.facts import NONE, Ends, choose, maximum, minimum
 from tilec.index.terms import Cond, Leaf, Term, at_least, below, call, equal, index, term, traverse
 
@@ -231,6 +234,14 @@ def typed_call(type_: str, name: str, *args: Term, ends: Ends | None = None) -> 
     return call(name, *args, low=int(max(low, -(1 << bits - 1))), high=int(min(high, (1 << bits - 1) - 1)))
 
 
+def _extent(x: ir.Value) -> Term | None:
+    """A value that is computed of sizes alone."""
+    if isinstance(x.type, ir.IndexType):
+        with suppress(Varies, InternalError):
+            return term(value_of(x))
+    return None
+
+
 def _constant(type_: str, number: float | None) -> Term | None:
     """An integer, or a truth: 1 or 0."""
     return None if number is None or not (type_ in BITS or type_ == "i1") else term(bool(number) if type_ == "i1" else int(number))
@@ -259,6 +270,8 @@ class ValueTerms(Reader[ir.Value]):
         op, number = mlir.definition(x), mlir.constant_value(x)
         if op is None:
             return self._argument(ir.BlockArgument(x))
+        if op.name in ("tensor.dim", "memref.dim") and (extent := _extent(x)) is not None:
+            return extent
         return _constant(str(x.type), number)
 
     def _argument(self, x: ir.BlockArgument) -> Term:
@@ -331,13 +344,15 @@ class BodyTerms(ValueTerms):
 
 
 class BlockTerms(BodyTerms):
-    """The same, where no more is known of values from outside than their ranges: they are the same in all of a block."""
+    """The same, where no more is known of values from outside than their ranges, if they are no extents: they are the same in all
+    of a block."""
 
     def _leaf(self, x: ir.Value) -> Term | None:
         op = mlir.definition(x)
         if mlir.constant_value(x) is not None or (x.owner if op is None else op.block) == self.block:
             return super()._leaf(x)
-        return outside_call(f"outside{self._number(x)}", x)
+        extent = _extent(x)
+        return outside_call(f"outside{self._number(x)}", x) if extent is None else extent
 
 
 class ExprTerms(Reader[Expr]):

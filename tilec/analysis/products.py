@@ -79,7 +79,7 @@ class Scaled:
     period: int = 0
 
 
-def scaled(op: ir.Operation, factor: ir.Value, inner: Sequence[tuple[int, int]]) -> Scaled:
+def scaled(op: ir.Operation, factor: ir.Value, inner: Sequence[tuple[int, Extent | None]]) -> Scaled:
     """Of an operation. `inner`: the reduced dimensions in the order of k, outermost first, with their extents."""
     terms = BodyTerms(op)
     found = [(leaf, period_of(terms, leaf, inner)) for leaf in leaves_of(factor)]

@@ -19,6 +19,7 @@ from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import affine, arith, ir, memref, tensor
 from tilec.core.varying import Varies, Varying, evaluated, names_in
 from tilec.index.facts import NONE, minimum
+from tilec.index.questions import multiple
 from tilec.index.terms import Term, leaf_of, size, sum_of, term
 
 Extent = int | Term
@@ -52,6 +53,17 @@ def shape_of(value: ir.Value) -> tuple[Extent, ...]:
     return tuple(extent_of(value, d) for d in range(ir.ShapedType(value.type).rank))
 
 
+def known_shape(value: ir.Value) -> tuple[Extent | None, ...]:
+    """The same; None for those that are no extents over sizes."""
+    return tuple(_known(value, d) for d in range(ir.ShapedType(value.type).rank))
+
+
+def _known(value: ir.Value, d: int) -> Extent | None:
+    with suppress(Varies, InternalError):
+        return extent_of(value, d)
+    return None
+
+
 def loops_of(op: ir.Operation) -> tuple[Extent, ...]:
     """The trip count of every iteration dimension of a linalg.generic."""
     maps = mlir.maps_of(op)
@@ -68,8 +80,8 @@ def known_loops(op: ir.Operation) -> tuple[Extent | None, ...]:
     found: list[Extent | None] = [None] * maps[0].n_dims
     for value, map_ in zip(op.operands, maps):
         for position, dim in enumerate(mlir.map_dims(map_)):
-            with suppress(Varies, InternalError):
-                found[dim] = extent_of(value, position)
+            if (extent := _known(value, position)) is not None:
+                found[dim] = extent
     return tuple(found)
 
 
@@ -201,6 +213,19 @@ def _of_map(expr: ir.AffineExpr, values: Sequence[Term], dims: int) -> Term:
     return -(-a // b)
 
 
+def divides(number: int, extent: Extent) -> bool:
+    """Whether an extent is a multiple of a number, whatever its sizes are."""
+    return multiple(term(extent)) % number == 0
+
+
+def has_pitches(value: ir.Value, number: int) -> bool:
+    """Whether lines of memory, planes of lines and so on begin at multiples of a number of elements, whatever its sizes are. Of
+    memory whose extents are numbers, plans know it."""
+    shape = shape_of(value)
+    pitches = [reduce(lambda a, b: a * b, shape[d:]) for d in range(1, len(shape))]
+    return all(isinstance(n, int) for n in shape) or all(divides(number, p) for p in pitches if p != 1)
+
+
 def text_of(extent: Extent, sizes: Mapping[str, Varying]) -> str:
     """The text of an extent."""
     if isinstance(extent, int):
@@ -250,6 +275,12 @@ def blocks(kernel: ir.Operation) -> int | str:
     """The blocks of a kernel's launch (CUDA)."""
     attribute = kernel.attributes["tilec.blocks"]
     return ir.IntegerAttr(attribute).value if isinstance(attribute, ir.IntegerAttr) else ir.StringAttr(attribute).value
+
+
+def block_count(kernel: ir.Operation) -> Extent:
+    """The same, as an extent."""
+    count = blocks(kernel)
+    return count if isinstance(count, int) else _simple(evaluated(count, terms_of(kernel)))
 
 
 def times(a: int | str, b: int) -> int | str:
@@ -349,6 +380,11 @@ def empty(shape: Sequence[Extent], element: ir.Type) -> ir.Value:
         return tensor.empty([int(n) for n in shape], element)  # type: ignore[arg-type]
     given = _given(ir.InsertionPoint.current.block)
     return tensor.empty([n if isinstance(n, int) else emitted(n, given) for n in shape], element)
+
+
+def value_at(extent: Extent) -> ir.Value:
+    """An extent as a value, at the insertion point in such a function."""
+    return emitted(extent, [] if isinstance(extent, int) else _given(ir.InsertionPoint.current.block))
 
 
 def empty_like(value: ir.Value, element: ir.Type | None = None) -> ir.Value:

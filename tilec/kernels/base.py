@@ -104,7 +104,7 @@ class Family:
         return 1
 
     def at_any_size(self, varying: Collection[int]) -> Family:
-        """These options without what depends on the number of blocks, where dimensions of the grid vary."""
+        """These options without those that hold at some extents of the dimensions alone that vary."""
         return self
 
     def fields(self) -> Iterator[tuple[Field, Value]]:

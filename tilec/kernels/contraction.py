@@ -219,7 +219,13 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         return others * sum(prod(counts[d] for d in dims) for dims in self.column_sets)
 
     def at_any_size(self, varying: Collection[int]) -> WarpgroupContraction:
-        return replace(self, stream_k=0) if varying else self
+        rows, columns, inner = (
+            not {*varying}.isdisjoint(dims) for dims in (self.rows, (d for dims in self.column_sets for d in dims), self.inner)
+        )
+        high, wide = self.cluster
+        kept = 0 if columns or inner else self.kept_steps
+        cluster = 1 if rows else high, 1 if columns else wide
+        return replace(self, stream_k=0, kept_steps=kept, cluster=cluster) if varying else self
 
     def of_sibling(self, number: int) -> WarpgroupContraction:
         return replace(self, columns=self.column_sets[number], siblings=()) if self.siblings else self

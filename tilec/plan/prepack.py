@@ -17,6 +17,7 @@ from tilec.analysis.access import access_of
 from tilec.analysis.graph import Graph, Node, dims_of
 from tilec.analysis.multiplicands import multiplicand_of, scales_of
 from tilec.core import mlir
+from tilec.core.extents import loops_of
 from tilec.core.fitted import WarpgroupTimes
 from tilec.core.hardware import BOX, LINE, RANK, WIDE
 from tilec.core.mlir import ir
@@ -372,10 +373,10 @@ def apply_packs(function: ir.Operation, packs: Sequence[Step]) -> None:
         assert isinstance(p, Pack)
         op = by_name[p.operation]
         key = (read_from(op, p.number, p.kind), p.order, p.kind, p.evens_first) if p.order else None
-        extents = mlir.extents_of(op)
+        extents = loops_of(op)
         stored, by_name[p.operation] = pack(op, p.number, p.dims, p.kind, p.extents, p.order, known.get(key), p.evens_first)
         in_parts = p.kind == bf16_split.KIND and p.extents
         zeros = p.extents[-1] - extents[p.dims[-1]] if in_parts else 0 if p.dims else zeros_behind(stored, p.order)
-        stored.attributes["tilec.stored"] = mlir.integer(zeros)
+        stored.attributes["tilec.stored"] = mlir.integer(zeros if isinstance(zeros, int) else 0)  # an instance tells their number
         if key is not None:
             known[key] = stored

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
 
+from tilec.analysis import bf16_split
+from tilec.core.extents import Extent
+from tilec.core.hardware import LINE, WIDE
+from tilec.kernels.matrix import BYTES
 from tilec.passes.tensor.pack import SIDES
 
 
@@ -12,6 +18,10 @@ class Step:
     """One use of a rewrite, at an operation of the program. Fields of derived classes are options."""
 
     operation: str
+
+    def opened(self, extents: Sequence[Extent], instance: Sequence[int]) -> Step:
+        """The step for a program whose sizes vary, of one for an instance of it; the extents of its operation in both."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,14 @@ class Pack(Step):
     def number(self) -> int:
         """Of the side, among those of a product."""
         return SIDES.index(self.side)
+
+    def opened(self, extents: Sequence[Extent], instance: Sequence[int]) -> Pack:
+        each = (WIDE if self.kind == bf16_split.KIND else LINE) // BYTES[self.kind]  # a line's elements are a multiple of
+        found = [
+            n if isinstance(e := extents[d], int) else e if n == instance[d] else (e + each - 1) // each * each
+            for d, n in zip(self.dims, self.extents)
+        ]
+        return replace(self, extents=cast("tuple[int, ...]", tuple(found)))  # of terms, which nothing but `apply` reads
 
     @property
     def stored(self) -> str:

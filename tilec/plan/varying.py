@@ -8,7 +8,7 @@ and raise `Varies` where that holds at some sizes alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.analysis.precision import approximate_operations
@@ -22,8 +22,9 @@ from tilec.kernels import KernelPlan
 from tilec.passes.tensor.inline import inline_all
 from tilec.plan.model import Plan
 from tilec.plan.planner import make_plan
-from tilec.plan.rewrites import REWRITES
+from tilec.plan.rewrites import REWRITES, Rewrite
 from tilec.plan.state import APPROXIMATE
+from tilec.plan.steps import Step
 
 MOST = 4  # times a block of the instance
 UNIT = 16  # of which blocks that may not be so large have a multiple
@@ -47,8 +48,7 @@ def _carried_out(plan: Plan, function: ir.Operation, base: ir.Operation, target:
     steps = {r.name: [a.step for a in plan.rewrites if a.rewrite == r.name] for r in REWRITES}
     for rewrite in REWRITES:
         if not rewrite.of_kernels and steps[rewrite.name]:
-            for program in (own, base):
-                rewrite.apply(program, steps[rewrite.name])
+            _apply(rewrite, own, base, steps[rewrite.name])
     forms = approximate_operations(base, target.kind)
     by_name, made = _by_name(own), _by_name(base)
     if made.keys() != by_name.keys():  # a pass has decided by a size what a step is
@@ -58,13 +58,23 @@ def _carried_out(plan: Plan, function: ir.Operation, base: ir.Operation, target:
             if there in forms:
                 here.attributes[APPROXIMATE] = mlir.string(forms[there])
     if any(steps[r.name] for r in REWRITES if r.of_kernels):
-        for name in plan.inlined_before:
-            by_name[name].attributes["tilec.inline"] = ir.UnitAttr.get()
-        inline_all(own)
+        for program in (own, base):
+            named = _by_name(program)
+            for name in plan.inlined_before:
+                named[name].attributes["tilec.inline"] = ir.UnitAttr.get()
+            inline_all(program)
         for rewrite in REWRITES:
             if rewrite.of_kernels and steps[rewrite.name]:
-                rewrite.apply(own, steps[rewrite.name])
+                _apply(rewrite, own, base, steps[rewrite.name])
     return own
+
+
+def _apply(rewrite: Rewrite, own: ir.Operation, base: ir.Operation, steps: Sequence[Step]) -> None:
+    """Carries steps for the instance `base` out on both programs."""
+    before, instances = _by_name(own), _by_name(base)
+    loops = {n: (extents.loops_of(before[n]), mlir.extents_of(instances[n])) for n in {s.operation for s in steps} & before.keys()}
+    rewrite.apply(own, [s.opened(*loops[s.operation]) if s.operation in loops else s for s in steps])
+    rewrite.apply(base, steps)
 
 
 def _by_name(function: ir.Operation) -> dict[str, ir.Operation]:
@@ -81,7 +91,7 @@ def _generalised(kernel: KernelPlan, function: ir.Operation, target: Target) -> 
     varying = {d: e for d, e in found.items() if not isinstance(e, int)}
     if kernel.options is None:
         return kernel
-    options = kernel.options.at_any_size(varying.keys() & {*kernel.grid})
+    options = kernel.options.at_any_size(varying.keys())
     general = replace(kernel, options=options)
     for n, (d, t) in enumerate(zip(kernel.grid, kernel.tile)):
         if d in varying and t >= kernel.extents[d]:

@@ -16,6 +16,7 @@ from math import prod
 from tilec.analysis.products import dims_of
 from tilec.core import mlir
 from tilec.core.mlir import cf, ir
+from tilec.core.varying import Varies
 from tilec.passes.cuda.contraction.problem import FLAT, Problem
 from tilec.passes.loops import all_of, below, delinearise, loop, sum_of, when
 
@@ -23,9 +24,13 @@ from tilec.passes.loops import all_of, below, delinearise, loop, sum_of, when
 def check_subscripts(problem: Problem, number: ir.Value, threads: int) -> None:
     """All checks of a block's tile, by so many threads, of which this is `number`."""
     sides, inner = (problem.left, problem.right), problem.options.inner
-    extents = {d: size for side in sides for d, size in zip(side.dims, side.box)} | dict(zip(inner, problem.inner))
-    steps = [prod(problem.inner[n + 1 :]) for n in range(len(inner))]
-    for op in [o.operation for o in problem.body.operations if o.operation.name == "cf.assert"]:
+    asserts = [o.operation for o in problem.body.operations if o.operation.name == "cf.assert"]
+    known = [n for n in problem.inner if isinstance(n, int)]
+    if asserts and len(known) < len(inner):
+        raise Varies("how many elements a sum has, of which each one's subscript is checked")
+    extents = {d: size for side in sides for d, size in zip(side.dims, side.box)} | dict(zip(inner, known))
+    steps = [prod(known[n + 1 :]) for n in range(len(inner))]
+    for op in asserts:
         (condition,) = mlir.operands_of(op)
         found = {problem.dims[d] for d in dims_of(problem.body, condition, problem.operand_dims)}
         counts = {d: size for d, size in extents.items() if d in found or (FLAT in found and d in inner)}

@@ -22,6 +22,7 @@ from typing import Any
 
 from tilec.analysis.operation_costs import instructions_of
 from tilec.core import locations, mlir
+from tilec.core.extents import Extent, divides, shape_of
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, memref, vector
 from tilec.passes.cuda.contraction.fragments import Chunks, Sums
@@ -208,19 +209,19 @@ class Epilogue:
         bits = min(max(8, ir.MemRefType(u.value.type).element_type.width) for u in self._written())
         sizes = [side.box[-1], extent, chunk.columns] + ([side.size] if len(side.dims) > 1 else [])
         widest = min(8, 8 * WIDE // bits, chunk.rows * chunk.columns // 32)
-        return next(w for w in (8, 4, 2, 1) if w <= widest and all(s % w == 0 for s in sizes))
+        return next(w for w in (8, 4, 2, 1) if w <= widest and all(divides(w, s) for s in sizes))
 
     def _written(self) -> list[Use]:
         """What leaves the kernel."""
         found = (u for op in (*self.products, *self.after) for u in uses_of(op)[len(mlir.inputs_of(op)) :])
         return [u for u in found if not is_local(u.value)]
 
-    def _extent(self) -> int:
+    def _extent(self) -> Extent:
         """The whole extent of the innermost column dimension; 1 where it is not known."""
         for op in (self.problem.op, *self.after):
             for use in uses_of(op):
-                for d, size in zip(use.dims, ir.MemRefType(root(use.value).type).shape):
-                    if d == self.lane_dim and not is_local(use.value):
+                for d, size in zip(use.dims, shape_of(root(use.value)) if not is_local(use.value) else ()):
+                    if d == self.lane_dim:
                         return size
         return 1
 
@@ -349,7 +350,7 @@ class Epilogue:
         if not use.dims or use.dims[-1] != self.lane_dim or self.lane_dim in use.dims[:-1]:
             return False
         type_ = ir.MemRefType(root(use.value).type)
-        return type_.shape[-1] % width == 0 and width * max(8, type_.element_type.width) >= 16
+        return divides(width, shape_of(root(use.value))[-1]) and width * max(8, type_.element_type.width) >= 16
 
     def _tile(self, use: Use, width: int) -> ir.Value:
         key = use, self.piece

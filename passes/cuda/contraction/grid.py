@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, scf
+from tilec.core.varying import Varies
 from tilec.kernels import StoredContraction
 from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.loops import Count, counts_of, delinearise, plus, product, quotient_up, sum_of, times
@@ -19,7 +20,7 @@ class Blocks:
         self.counts = dict(zip(grid, counts_of(self.forall)))
 
     def count(self, high: int = 1, wide: int = 1) -> Count:
-        """How many tiles there are; with clusters, how many of these, the last of which may have blocks without a tile."""
+        """How many tiles there are, or clusters of so many."""
         return product(self._along(high, wide))
 
     def _along(self, high: int, wide: int) -> tuple[Count, Count, Count]:
@@ -27,7 +28,7 @@ class Blocks:
         own = self.options.rows, self.options.columns
         rows, columns = (product(self.counts[d] for d in self.grid if d in dims) for dims in own)
         batches = product(self.counts[d] for d in self.grid if d not in (*own[0], *own[1]))
-        return batches, quotient_up(rows, high), quotient_up(columns, wide)
+        return batches, _quotient(rows, high), _quotient(columns, wide)
 
     def enter(self, number: ir.Value, cluster: Cluster | None = None, named: bool = True) -> list[ir.Operation]:
         """Copies what a block computes to the insertion point, at the tile of this number; with a cluster, at its tile among those
@@ -124,6 +125,13 @@ def of_its_grid(number: ir.Value, grids: list[Blocks], build: Callable[[int, ir.
     with ir.InsertionPoint(choice.else_block):
         of_its_grid(rest, grids, build, first + 1)
         scf.YieldOp([])
+
+
+def _quotient(count: Count, size: int) -> Count:
+    """Clusters of so many blocks, which divide tiles."""
+    if isinstance(count, int) or size == 1:
+        return count // size if isinstance(count, int) else count
+    raise Varies("whether tiles can be divided into clusters")
 
 
 def _divide(number: ir.Value, by: Count, quotients: Count) -> tuple[ir.Value, ir.Value]:

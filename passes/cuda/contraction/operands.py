@@ -17,8 +17,10 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 
 from tilec.core import locations, mlir
+from tilec.core.extents import Extent, divides, has_pitches, shape_of
 from tilec.core.hardware import LINE, WARPGROUP, WIDE
 from tilec.core.mlir import arith, ir, memref, scf, vector
+from tilec.core.varying import Varies
 from tilec.kernels.matrix import ASYNC, padding
 from tilec.passes.cuda.contraction.problem import FLAT, Problem, Side, Thread
 from tilec.passes.cuda.memory_spaces import SHARED, is_local, local, registers, root
@@ -66,10 +68,18 @@ class Stage:
         self.asynchronous = side.copy in ASYNC
         self.unsigned = problem.is_unsigned(side)
         self.vector = ASYNC[side.copy] // self.bytes if self.asynchronous else self._fetched_vector()
+        if self.asynchronous and not self._has_pieces():
+            raise Varies(f"whether {problem.tensor(side)} has lines of whole pieces of {ASYNC[side.copy]} bytes")
         self.one_by_one = self.vector == 1
         if self.one_by_one and not self.asynchronous:
             self.vector = self._run()
         self.held: ir.Value | None = None
+
+    def _has_pieces(self) -> bool:
+        """Whether what is copied at once exists at once, and is aligned."""
+        access = self.problem.access(self.side)
+        tensor = root(access.tensor if access.operand is None else self.problem.operands[access.operand])
+        return has_pitches(tensor, self.vector) and (len(shape := shape_of(tensor)) != 1 or divides(self.vector, shape[-1]))
 
     # ---- places --------------------------------------------------------------------------------------------
 
@@ -267,7 +277,7 @@ class Stage:
         """
         problem, side = self.problem, self.side
         factor = problem.factor(side)
-        extent = problem.inner[-1] if side.major else side.box[-1]
+        extent: Extent = problem.inner_extents[-1] if side.major else side.box[-1]
         if any(o.name in ("memref.load", "linalg.index", "scf.if") for o in mlir.slice_of(problem.body, factor)):
             return 1
         width = WIDE // self.bytes
@@ -278,20 +288,20 @@ class Stage:
             if self._is_along(dims):
                 if not self._is_along(dims[-1:]) or is_local(value):
                     return 1
-                lengths.append(ir.MemRefType(root(value).type).shape[-1])
+                lengths.append(shape_of(root(value))[-1])
         total = self.lines * self.width
         fits = total % (width * self.threads) == 0
-        return width if fits and all(e % width == 0 for e in lengths) else 1
+        return width if fits and all(divides(width, e) for e in lengths) else 1
 
     def _run(self) -> int:
         """Neighbours that a thread takes one by one, but that share what is computed for their line."""
         inner = self.problem.inner_box[-1] if self.problem.is_boxed else self.problem.depth
-        extents = (self.problem.inner[-1], inner) if self.side.major else (self.side.box[-1],)
+        extents = (self.problem.inner_extents[-1], inner) if self.side.major else (self.side.box[-1],)
         if any(o.name == "linalg.index" for o in mlir.slice_of(self.problem.body, self.problem.factor(self.side))):
             total = self.lines * self.width
             most = min(4, WIDE // self.bytes)
             fits = (w for w in (4, 2) if w <= most and total % (w * self.threads) == 0)
-            return next((w for w in fits if all(e % w == 0 for e in extents)), 1)
+            return next((w for w in fits if all(divides(w, e) for e in extents)), 1)
         return 1
 
     def put(self, slot: ir.Value, number: ir.Value) -> None:

@@ -23,7 +23,7 @@ from tilec.passes.cuda.contraction.scales import Scales
 from tilec.passes.cuda.contraction.stream_k import Part
 from tilec.passes.cuda.memory_spaces import registers
 from tilec.passes.cuda.ring import Ring, carried_loop
-from tilec.passes.loops import all_of, below, loop, sum_of
+from tilec.passes.loops import Count, all_of, below, loop, quotient_up, sum_of
 
 _State = list[ir.Value]
 
@@ -47,28 +47,29 @@ class PartialSums:
         self.problem = problem
         with self._each_sum() as at:
             memref.StoreOp(mlir.constant(0.0, problem.accumulator), self.sums, at)
-        parts, zero = -(-problem.steps // self.steps), mlir.index(0)
-        whole = parts // SPAN if self.scales.lines else 0
+        parts, zero = quotient_up(problem.steps, self.steps), mlir.index(0)
         self.first, self.end = (shared.first, shared.end) if shared else (zero, mlir.index(parts))
+        count = shared.count if shared else parts
+        whole = count // SPAN if isinstance(count, int) and self.scales.lines else 0
         self.scales.fetch(problem, self.first, parts)
         if self.steps == 1:
             self.ring.wait_full(*state)
-        if shared and self.scales.lines:
-            spans = arith.divui(sum_of([(shared.count, 1)], SPAN - 1), mlir.index(SPAN))
+        if isinstance(count, ir.Value) and self.scales.lines:
+            spans = arith.divui(sum_of([(count, 1)], SPAN - 1), mlir.index(SPAN))
             with carried_loop(zero, spans, state, name=f"{problem.inner_name}_span") as (number, now):
-                count = arith.minsi(sum_of([(shared.count, 1), (number, -SPAN)]), mlir.index(SPAN))
-                self._span(number, count, parts, now)
-        elif shared:
-            self._span(zero, shared.count, parts, state)
+                own = arith.minsi(sum_of([(count, 1), (number, -SPAN)]), mlir.index(SPAN))
+                self._span(number, own, parts, now)
+        elif isinstance(count, ir.Value):
+            self._span(zero, count, parts, state)
         elif whole:
             with carried_loop(zero, mlir.index(whole), state, name=f"{problem.inner_name}_span") as (number, now):
                 self._span(number, mlir.index(SPAN), parts, now)
-        if not shared and (rest := parts - SPAN * whole):
+        if isinstance(count, int) and (rest := count - SPAN * whole):
             self._span(mlir.index(whole), mlir.index(rest), parts, state)
         if problem.parts > 1:
             self._recompute()
 
-    def _span(self, number: ir.Value, count: ir.Value, parts: int, state: _State) -> None:
+    def _span(self, number: ir.Value, count: ir.Value, parts: Count, state: _State) -> None:
         """So many parts, whose scales are in shared memory together."""
         self.scales.store(self.problem, sum_of([(self.first, 1), (number, SPAN)]), parts)
         with carried_loop(mlir.index(0), count, state, name=f"{self.problem.inner_name}_part") as (position, now):
@@ -89,7 +90,7 @@ class PartialSums:
         """A part of several stages."""
         count = mlir.index(self.steps)
         self.scales.load(self.problem, part, position)
-        if self.problem.steps % self.steps:
+        if not isinstance(self.problem.steps, int) or self.problem.steps % self.steps:
             count = arith.minsi(count, arith.subi(mlir.index(self.problem.steps), sum_of([(part, self.steps)])))
         with carried_loop(mlir.index(0), count, state, name=f"{self.problem.inner_name}_step") as (step, now):
             self.ring.wait_full(*now)

@@ -19,13 +19,17 @@ from tilec.analysis.bf16_split import parted
 from tilec.analysis.products import Scaled, arguments_of, dims_of, factors_of, narrow, scaled, stored
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
+from tilec.core.extents import Extent, divides, known_loops, value_at
 from tilec.core.hardware import WARP
 from tilec.core.mlir import arith, gpu, ir, memref
+from tilec.core.varying import Varies
+from tilec.index.facts import NONE
+from tilec.index.terms import term
 from tilec.kernels import StoredContraction, WarpgroupContraction
 from tilec.kernels.matrix import ELEMENTS
 from tilec.passes.cuda.memory_spaces import root, sizes_of
 from tilec.passes.emit import Body
-from tilec.passes.loops import below, delinearise, sum_of
+from tilec.passes.loops import Count, below, delinearise, plus, product, quotient_up, sum_of
 from tilec.passes.predicate_loads import guard_loads
 
 FLAT = -1  # a kernel dimension: all reduced ones as one
@@ -81,8 +85,9 @@ class Problem:
         self.dims = mlir.get_integers(op, "tilec.dims")
         self.operands = list(op.operands)
         self.operand_dims = [mlir.map_dims(m) for m in mlir.maps_of(op)]
-        extents = dict(zip(self.dims, mlir.extents_of(op)))
-        self.inner = [extents[d] for d in options.inner]
+        loops = dict(zip(self.dims, known_loops(op)))
+        self.inner_extents = [loops[d] for d in options.inner]
+        self.inner = [self._count(n) for n in self.inner_extents]
         staged = (self._scaled(f).core if self.is_two_level else f for f in factors_of(op) or ())
         copied = ((found.parts if self.parts > 1 and (found := parted(f)) else (f,)) for f in staged)
         self._accesses = [[access_of(op, f) for f in several] for several in copied]  # before loads are guarded
@@ -100,8 +105,17 @@ class Problem:
         if not self.is_boxed:  # a box is of the tensor as it is
             for n in range(len(mlir.inputs_of(op))):
                 self._flatten(n)
-        self.length = prod(self.inner)
+        self.length = product(self.inner)
         self.batch = [d for d in self.dims if d not in (FLAT, *options.rows, *options.columns, *options.inner)]
+
+    def _count(self, extent: Extent | None) -> Count:
+        """An extent along k as a number, or as a value of the kernel's sizes; there is an element at least."""
+        if isinstance(extent, int):
+            return extent
+        if extent is None or not NONE.proves(extent - 1):
+            raise Varies("whether a product has an element to add")
+        with ir.InsertionPoint(self.op):
+            return value_at(extent)
 
     def tensor(self, side: Side) -> str:
         """What the source calls a factor, if it is a tensor."""
@@ -123,7 +137,8 @@ class Problem:
         )
         old = ir.MemRefType(self.operands[n].type)
         shape, (strides, offset) = list(old.shape), old.get_strides_and_offset()
-        new = [*shape[:first], prod(shape[first : first + count]), *shape[first + count :]]
+        group = shape[first : first + count]
+        new = [*shape[:first], mlir.DYNAMIC if mlir.DYNAMIC in group else prod(group), *shape[first + count :]]
         steps = [strides[g[-1]] for g in groups]
         layout = None if is_identity(old) else ir.StridedLayoutAttr.get(offset, steps)
         type_ = ir.MemRefType.get(new, old.element_type, layout, old.memory_space)
@@ -137,9 +152,9 @@ class Problem:
         ]
 
     @property
-    def steps(self) -> int:
+    def steps(self) -> Count:
         """Tiles of k."""
-        return prod(self._inner_boxes) if self.is_boxed else -(-self.length // self.depth)
+        return product(self._inner_boxes) if self.is_boxed else quotient_up(self.length, self.depth)
 
     @property
     def is_boxed(self) -> bool:
@@ -158,9 +173,9 @@ class Problem:
         return self.options.kept_steps if isinstance(self.options, WarpgroupContraction) else 0
 
     @property
-    def _inner_boxes(self) -> list[int]:
+    def _inner_boxes(self) -> list[Count]:
         """Of TMA along each dimension of k: boxes do not go on from one line to the next."""
-        return [-(-extent // size) for extent, size in zip(self.inner, self.inner_box)]
+        return [quotient_up(extent, size) for extent, size in zip(self.inner, self.inner_box)]
 
     def inner_start(self, step: ir.Value) -> dict[int, ir.Value]:
         """Where the boxes of a step begin in k."""
@@ -179,9 +194,9 @@ class Problem:
     def inside_k(self, at: dict[int, ir.Value], number: ir.Value) -> list[ir.Value]:
         """Conditions under which such a place exists."""
         if not self.is_boxed:
-            return [below(number, self.length)] if self.length % self.depth else []
-        ends = zip(self.options.inner, self.inner, self.inner_box)
-        return [below(at[d], extent) for d, extent, size in ends if extent % size]
+            return [] if divides(self.depth, prod(map(term, self.inner_extents), start=term(1))) else [below(number, self.length)]
+        ends = zip(self.options.inner, self.inner, self.inner_extents, self.inner_box)
+        return [below(at[d], end) for d, end, extent, size in ends if not divides(size, extent)]
 
     @cached_property
     def element(self) -> mlir.Element:
@@ -255,7 +270,7 @@ class Problem:
         return {name: self._scaled(value) for name, value in self._factors.items()}
 
     def _scaled(self, factor: ir.Value) -> Scaled:
-        inner = [(self.dims.index(d), extent) for d, extent in zip(self.options.inner, self.inner)]
+        inner = [(self.dims.index(d), extent) for d, extent in zip(self.options.inner, self.inner_extents)]
         return scaled(self.op, factor, inner)
 
     @property
@@ -303,7 +318,7 @@ class Problem:
         if not access.is_affine:  # memory is read for subscripts, also for those of rows that do not exist
             inside = self.existing(side, at)
             ends = dict(zip(self.options.inner, self.inner)) | {FLAT: self.length}
-            inside |= {d: arith.minsi(at[d], mlir.index(end - 1)) for d, end in ends.items() if d in at}
+            inside |= {d: arith.minsi(at[d], mlir.index(plus(end, -1))) for d, end in ends.items() if d in at}
         found: list[ir.Value] = []  # others stay as they are: hardware knows where a box begins, and what is outside
         for s in access.subscripts:
             found += self.copied([s.value], at if s.is_affine else inside) if s.value is not None else []

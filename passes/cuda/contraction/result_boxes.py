@@ -14,11 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilec.core import locations, mlir
-from tilec.core.extents import Extent, shape_of
+from tilec.core.extents import Extent, divides, shape_of
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, memref, nvgpu, nvvm
 from tilec.index.facts import NONE
-from tilec.index.questions import multiple
 from tilec.index.terms import term
 from tilec.kernels import WarpgroupContraction
 from tilec.kernels.contraction import boxes_of
@@ -68,7 +67,7 @@ def boxed_result(problems: list[Problem], after: list[ir.Operation]) -> Use | No
     (use,) = stored
     type_ = ir.MemRefType(root(use.value).type)
     size, shape = type_.element_type.width // 8, shape_of(root(use.value))
-    if size not in (2, 4) or len(shape) > 5 or multiple(term(shape[-1])) * size % WIDE or use.dims[-1:] != problem.right.dims[-1:]:
+    if size not in (2, 4) or len(shape) > 5 or not divides(WIDE // size, shape[-1]) or use.dims[-1:] != problem.right.dims[-1:]:
         return None
     columns, _ = boxes_of(problem.right.size, size, 1)
     lengths = dict(zip(use.dims, shape))

@@ -25,7 +25,7 @@ from tilec.passes.cuda.contraction.fragments import fragment_coordinates
 from tilec.passes.cuda.contraction.problem import Problem, Side
 from tilec.passes.cuda.contraction.result_boxes import synchronise
 from tilec.passes.cuda.memory_spaces import SHARED, local, registers
-from tilec.passes.loops import loop, sum_of
+from tilec.passes.loops import Count, loop, plus, sum_of
 
 
 class Scales:
@@ -68,11 +68,11 @@ class Scales:
         lane, span = self.shape.thread.lane, mlir.index(SPAN)
         return arith.divui(lane, span), arith.remui(lane, span)
 
-    def fetch(self, problem: Problem, first: ir.Value, parts: int) -> None:
+    def fetch(self, problem: Problem, first: ir.Value, parts: Count) -> None:
         if not self.lines:
             return
         line, position = self._mine
-        number = arith.minsi(sum_of([(first, 1), (position, 1)]), mlir.index(parts - 1))
+        number = arith.minsi(sum_of([(first, 1), (position, 1)]), mlir.index(plus(parts, -1)))
         k = sum_of([(number, self.two_level)])
         for n in range(self.rows // EACH):
             row = self.shape.row(sum_of([(line, 1)], EACH * n))
@@ -83,7 +83,7 @@ class Scales:
             column = arith.muli(group, mlir.index(self.group))
             self._evaluate(problem, problem.right, column, k, self.next_columns, [mlir.index(n)])
 
-    def store(self, problem: Problem, first: ir.Value, parts: int) -> None:
+    def store(self, problem: Problem, first: ir.Value, parts: Count) -> None:
         if not self.lines:
             return
         rows, columns = (

@@ -21,6 +21,7 @@ from math import prod
 
 from tilec.analysis.bf16_split import PRODUCTS
 from tilec.core import extents, locations, mlir, opcodes
+from tilec.core.diagnostics import InternalError
 from tilec.core.hardware import LINE, ROWS, WARPGROUP
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.core.opcodes import WarpgroupProduct
@@ -66,13 +67,13 @@ def map_wgmma(
     loads = _Loads([_problems(b, blocks, tiles) for b, blocks in zip(found, grids)], shape, function, found, cluster)
     steps = loads.problem.steps  # of every tile
     launched = options.persistent_blocks // size
-    count = least(launched, options.stream_k * steps // size if options.stream_k else total)  # clusters
+    count = least(launched, options.stream_k * _number(steps) // size if options.stream_k else total)  # clusters
     extents.set_blocks(function, extents.times(extents.amount_of(count, function), size))
     for sample in samples:
         erase(sample)
     start = [mlir.index(0), mlir.index(0)]  # the first stage, in phase 0
     end = mlir.index(total)
-    stream_k = StreamK(options, first, _number(count), _number(total), steps) if options.stream_k else None
+    stream_k = StreamK(options, first, *map(_number, (count, total, steps))) if options.stream_k else None
     parts = Parts(function, stream_k, thread, loads.sums) if stream_k else None
 
     @contextmanager
@@ -145,11 +146,11 @@ def map_wgmma(
         cluster.meet()
 
 
-def _number(tiles: Count) -> int:
-    """How many tiles there are, where blocks share the steps of some."""
-    if isinstance(tiles, ir.Value):
-        raise Varies("how many tiles there are, where blocks share the steps of some")
-    return tiles
+def _number(count: Count) -> int:
+    """Of tiles or steps, where blocks share steps."""
+    if isinstance(count, ir.Value):
+        raise Varies("how many tiles and steps there are, where blocks share steps")
+    return count
 
 
 def _problems(block: Block, blocks: Blocks, tiles: dict[int, int]) -> list[Problem]:
@@ -253,6 +254,9 @@ class _Loads:
             sizes[outermost] //= prod(side.box)
         sizes[outermost] //= splits
         box, steps, access = [], [], problem.access(side, part)
+        moving = {n for n, d in enumerate(problem.dims) if sizes.get(d, 1) > 1}
+        if any(moving & s.opaque for s in access.subscripts):
+            raise InternalError(f"tiles of {problem.tensor(side)} are no boxes", "map", str(problem.op))
         for subscript in access.subscripts:
             varying = [(sizes[problem.dims[d]], f) for d, f in subscript.factors.items() if sizes.get(problem.dims[d], 1) > 1]
             ((size, step),) = varying or [(1, 1)]

@@ -65,8 +65,8 @@ def _pipeline(problem: Problem, tile: FmaTile | MmaTile, stages: list[Stage]) ->
         stage.put(mlir.index(0), mlir.index(0))
     if copied:
         with loop(ahead, name="stage") as step:
-            ring.start(step, partial(_copy, copied, step, step), exists=problem.steps >= ahead)
-    with loop(problem.steps, always=True, name=f"{problem.inner_name}_step") as step:
+            ring.start(step, partial(_copy, copied, step, step), exists=isinstance(ring.steps, int) and ring.steps >= ahead)
+    with loop(ring.steps, always=True, name=f"{problem.inner_name}_step") as step:
         if copied:
             ring.wait(ahead - 1)
         gpu.BarrierOp()
@@ -85,7 +85,7 @@ def _copy(copied: list[Stage], slot: ir.Value, number: ir.Value) -> None:
 
 def _next(ring: CopyRing, fetched: list[Stage], step: ir.Value, action: Callable[[Stage, ir.Value], None]) -> None:
     """What goes through registers, one step ahead."""
-    if not fetched or ring.steps == 1:
+    if not fetched or (isinstance(ring.steps, int) and ring.steps == 1):
         return
     number = sum_of([(step, 1)], 1)
     with when(below(number, ring.steps)):
