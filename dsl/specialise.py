@@ -49,6 +49,35 @@ class Specialised:
         """All sizes by name."""
         return {name: term(n) for name, n in self.sizes.items()} | {name: v.term(name) for name, v in self.varies.items()}
 
+    def at(self, sizes: Mapping[str, int]) -> Specialised:
+        """The same op where sizes that vary have these numbers. Its expressions still compute with them by name."""
+        if not self.varies:
+            return self
+        numbers = {leaf: term(sizes[name] // v.multiple) for name, v in self.varies.items() for leaf in v.term(name).free}
+
+        def size(of: ast.Size) -> ast.Size:
+            return to_size(NONE.rebuilt(of.term, numbers)) if isinstance(of, ast.SizeTerm) else of
+
+        def fixed(r: ast.Range) -> ast.Range:
+            low, high = map(size, ast.ends_of(r))
+            return ast.replace(r, low=low, high=high)
+
+        def value(expr: ast.Expr) -> ast.Expr:
+            expr = ast.with_children(expr, tuple(map(value, ast.children(expr))))
+            match expr:
+                case ast.Reduce(ranges=ranges):
+                    return ast.replace(expr, ranges=tuple(map(fixed, ranges)))
+                case ast.Scan(range=range_):
+                    return ast.replace(expr, range=fixed(range_))
+            return expr
+
+        inputs, outputs = (
+            tuple(replace(t, shape=tuple(map(size, t.shape or ()))) for t in tensors) for tensors in (self.inputs, self.outputs)
+        )
+        equations = tuple(replace(e, value=value(e.value), ranges=tuple(map(fixed, e.ranges))) for e in self.equations)
+        known = self.sizes | {name: sizes[name] for name in self.varies}
+        return replace(self, inputs=inputs, outputs=outputs, equations=equations, sizes=known, varies={})
+
 
 def specialise(
     program: ast.Program,

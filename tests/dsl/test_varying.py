@@ -1,6 +1,7 @@
 """Programs whose sizes vary: proved for all sizes of their ranges, built once, right at each size."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +161,20 @@ def test_sizes_and_extents_are_attributes():
     assert re.findall(r'tilec.extents = \[([^]]*)\]', ir) == ['"M", "3"', '"2 * M + 8"', '"M // 8", "3"']
     assert len(re.findall("tensor.dim", ir)) == 1
     assert all(t.shape == (ast.SizeNumber(3),) or isinstance(t.shape[0], ast.SizeTerm) for t in special.inputs)
+
+
+def test_at_some_sizes_it_is_the_op_of_these_sizes():
+    path = EXAMPLES / "attention.tile"
+    special = varying(path, {"S": (8, 64, 8), "B": (1, 4)}, "causal_attention", D=4, H=2).at({"S": 24, "B": 3})
+    exact = specialise(parse(read_source(path)), "causal_attention", None, dict(S=24, B=3, D=4, H=2))
+    assert special == replace(exact, sizes=special.sizes) and special.sizes == exact.sizes
+
+
+def test_what_is_expected_of_a_plan_is_expected_at_typical_sizes():
+    text = "op f(x: f32[M]) -> (y: f32[M]) { y[i] = x[i] * 2\n expect kernels == 1 and traffic <= 8 * minimal and M > 1 }"
+    assert tilec.compile(text, varies={"M": (1, 100)}, target="cpu")(np.ones(5, np.float32)).sum() == 10
+    with pytest.raises(TileError, match="M == 3"):
+        tilec.compile(text.replace("M > 1", "M == 3"), varies={"M": (1, 100)}, target="cpu")(np.ones(7, np.float32))
 
 
 def test_a_range_of_one_number_is_that_number():

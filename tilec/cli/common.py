@@ -258,7 +258,7 @@ def lower(
         lowered = run_stages(module, loaded.target, schedule=loaded.schedule, end=end, locations=locations, emit=emit, at=at)
     report_schedule(loaded, lowered.plan)
     if expect and lowered.plan is not None:
-        check_expectations(loaded.specialised, lowered.plan)
+        check_expectations(loaded.specialised.at(at or {}), lowered.plan)
     return lowered
 
 

@@ -172,7 +172,7 @@ class Recipe:
             lowered = lower(module, self.target, schedule=_schedule(self.schedule), texts=texts, on_kernel=on_kernel,
                             at=self.of.typical if self.of else None)
         assert lowered.plan is not None
-        check_expectations(specialised, lowered.plan)
+        check_expectations(specialised.at(self.of.typical) if self.of else specialised, lowered.plan)
         return specialised, lowered
 
 
