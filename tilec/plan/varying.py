@@ -39,7 +39,10 @@ def plan_at(function: ir.Operation, target: Target, sizes: Mapping[str, int]) ->
     plan = make_plan(copy, target)
     own = _carried_out(plan, function, base, target)
     kernels = tuple(_generalised(k, own, target) for k in plan.kernels)
-    return replace(plan, function=own, kernels=kernels, approximations={}, replan=None, candidates=None, instance=module)
+    # no launch is shared: the blocks of each kernel are a text over sizes, of which `passes/cuda/launches.py` makes no sum
+    return replace(
+        plan, function=own, kernels=kernels, launches={}, approximations={}, replan=None, candidates=None, instance=module
+    )
 
 
 def _carried_out(plan: Plan, function: ir.Operation, base: ir.Operation, target: Target) -> ir.Operation:
