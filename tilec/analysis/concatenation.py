@@ -27,6 +27,7 @@ from math import prod
 from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.products import combined, product_of
 from tilec.core import mlir
+from tilec.core.extents import at_most, loops_of, shape_of
 from tilec.core.mlir import ir
 from tilec.index.facts import NONE, Ends
 from tilec.index.questions import thresholds
@@ -90,9 +91,10 @@ def reduced_concatenations(function: ir.Operation) -> list[tuple[Concatenation, 
 
 def _parts(op: ir.Operation, d: int) -> list[tuple[Piece, ir.Value]]:
     """The pieces along a dimension of an operation that joins whole tensors, and these tensors; none of another one."""
-    extents, parts = mlir.extents_of(op), list[tuple[Piece, ir.Value]]()
-    points = {p for p in _points(op, d) if 0 < p < extents[d]}
-    for begin, end in pairwise(sorted({0, *points, extents[d]})):
+    extents, parts = loops_of(op), list[tuple[Piece, ir.Value]]()
+    length = extents[d]
+    assert isinstance(length, int), "`_joined` finds no others"
+    for begin, end in pairwise(sorted({0, length, *(p for p in _points(op, d) if 0 < p < length)})):
         terms = BodyTerms(op)
         terms.dims[d] = index(f"i{d}", end, begin)
         (value,) = list(mlir.body_of(op).operations)[-1].operands
@@ -104,7 +106,7 @@ def _parts(op: ir.Operation, d: int) -> list[tuple[Piece, ir.Value]]:
         at = [x - begin if n == d else x for n, x in enumerate(terms.dims)]
         shape = [end - begin if n == d else e for n, e in enumerate(extents)]
         same = all(NONE.simplified(terms.exact(s)) is NONE.simplified(x) for s, x in zip(subscripts, at))
-        if not same or list(ir.ShapedType(tensor.type).shape) != shape:
+        if not same or list(shape_of(tensor)) != shape:
             return []
         parts.append(((begin, end), tensor))
     return parts if mlir.map_dims(mlir.maps_of(op)[-1]) == [*range(len(extents))] else []
@@ -157,9 +159,9 @@ def _made_of_products(ops: Sequence[ir.Operation], deepest: int) -> set[ir.Value
     found = set[ir.Value]()
     for op in ops:
         kinds = mlir.iterators_of(op)
-        summed = prod(e for e, kind in zip(mlir.extents_of(op), kinds) if kind == "reduction")
-        product = "reduction" in kinds and product_of(op) is not None and "tilec.scan" not in op.attributes and summed <= deepest
-        if product or (is_elementwise(op) and any(v in found for v in mlir.inputs_of(op))):
+        summed = prod(e for e, kind in zip(loops_of(op), kinds) if kind == "reduction")
+        is_product = "reduction" in kinds and product_of(op) is not None and "tilec.scan" not in op.attributes
+        if (is_product and at_most(summed, deepest)) or (is_elementwise(op) and any(v in found for v in mlir.inputs_of(op))):
             found.update(op.results)
     return found
 
@@ -168,11 +170,12 @@ def _joined(op: ir.Operation, made: Set[ir.Value] | None = None) -> Iterator[int
     """Dimensions of which an operation has more elements than a tensor (of `made`) that it reads along them."""
     if not is_elementwise(op):
         return
-    extents, terms = mlir.extents_of(op), BodyTerms(op)
+    extents, terms = loops_of(op), BodyTerms(op)
     for load in [o for o in mlir.traverse(op) if o.name == "tensor.extract" and (made is None or o.operands[0] in made)]:
-        for length, subscript in zip(ir.ShapedType(load.operands[0].type).shape, list(load.operands)[1:]):
+        for length, subscript in zip(shape_of(load.operands[0]), list(load.operands)[1:]):
             dims = terms.dims_of(terms.of(subscript))
-            yield from (d for d in dims if len(dims) == 1 and length < extents[d])
+            own = {d: n for d in dims if isinstance(n := extents[d], int)}
+            yield from (d for d, n in own.items() if len(dims) == 1 and isinstance(length, int) and length < n)
 
 
 class _Growth:
@@ -188,7 +191,9 @@ class _Growth:
         self.dims[self.position[start]] = d
         if not (self._add_readers() and self._add_producers()):
             return None
-        extent = mlir.extents_of(start)[d]
+        extent = loops_of(start)[d]
+        if not isinstance(extent, int):
+            return None
         joins = ((self.ops[n], at) for n, at in self.dims.items() if at in _joined(self.ops[n]))
         points = {p for op, at in joins for p in _points(op, at) if 0 < p < extent}
         pieces = tuple(_pieces(sorted({0, *points, extent})))

@@ -9,7 +9,7 @@ An extent is a number, or a term over the program's sizes (`tilec/index`). It is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from math import isinf
@@ -20,7 +20,7 @@ from tilec.core.mlir import affine, arith, ir, memref, tensor
 from tilec.core.varying import Varies, Varying, evaluated, names_in
 from tilec.index.facts import NONE, minimum
 from tilec.index.questions import multiple
-from tilec.index.terms import Term, leaf_of, size, sum_of, term
+from tilec.index.terms import Leaf, Term, leaf_of, size, sum_of, term
 
 Extent = int | Term
 
@@ -310,6 +310,26 @@ def highest(extent: Extent) -> int:
 def lowest(extent: Extent) -> int:
     """A number that an extent is no less than."""
     return extent if isinstance(extent, int) else int(max(0, NONE.bounds(extent)[0]))
+
+
+def untold(wanted: Iterable[Extent], given: Sequence[ir.Value]) -> list[Leaf]:
+    """The sizes that `emitted` finds in none of the tensors that are given, for extents that are wanted."""
+    known = [n for v in given for n in (shape_of(v) if isinstance(v.type, ir.ShapedType) else ())]
+    leaves = {leaf: None for x in wanted if not isinstance(x, int) and x not in known for leaf in x.free}
+    return [leaf for leaf in leaves if not any(_tells(n, leaf) for n in known)]
+
+
+def teller(leaf: Leaf, given: Sequence[ir.Value]) -> ir.Value:
+    """The first of some tensors that tells a size. Raises Varies where none does."""
+    for value in given:
+        if any(_tells(n, leaf) for n in shape_of(value)):
+            return value
+    raise Varies(f"the size {leaf}")
+
+
+def _tells(extent: Extent, leaf: Leaf) -> bool:
+    factor, rest = term(extent).collect(leaf)
+    return bool(factor.constant) and rest.constant is not None
 
 
 def emitted(extent: Extent, given: Sequence[ir.Value]) -> ir.Value:
