@@ -59,7 +59,7 @@ class Outliner:
         computed = {v: extents.value_of(v) for v in inputs if isinstance(v.type, ir.IndexType)}
         inputs = tuple(v for v in inputs if v not in computed)
         given = list(mlir.entry(self.function).arguments)
-        for leaf in extents.untold(computed.values(), [*inputs, *results]):  # a tensor of which the kernel has the extents alone
+        for leaf in extents.lacking(computed.values(), [*inputs, *results]):  # a tensor of which the kernel has the extents alone
             inputs = tuple(dict.fromkeys((*inputs, extents.teller(leaf, given))))
         shapes = tuple(extents.shape_of(v) for v in (*inputs, *results)) if self.varies else ()
         isomorphic = self.made.setdefault((structure, tuple(outputs), self._planned(name), shapes, (*computed.values(),)), [])

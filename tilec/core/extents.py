@@ -312,7 +312,7 @@ def lowest(extent: Extent) -> int:
     return extent if isinstance(extent, int) else int(max(0, NONE.bounds(extent)[0]))
 
 
-def untold(wanted: Iterable[Extent], given: Sequence[ir.Value]) -> list[Leaf]:
+def lacking(wanted: Iterable[Extent], given: Sequence[ir.Value]) -> list[Leaf]:
     """The sizes that `emitted` finds in none of the tensors that are given, for extents that are wanted."""
     known = [n for v in given for n in (shape_of(v) if isinstance(v.type, ir.ShapedType) else ())]
     leaves = {leaf: None for x in wanted if not isinstance(x, int) and x not in known for leaf in x.free}

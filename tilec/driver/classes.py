@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isqrt
+from math import isqrt, log2
 
 from tilec.core.varying import Varying
 
@@ -60,7 +60,8 @@ def class_of(varies: Mapping[str, Varying], sizes: Mapping[str, int]) -> Class:
 
 
 def typical(v: Varying) -> int:
-    """The number that stands for a range: near its geometric mean, and a multiple of no more than all of them are."""
+    """The number that stands for a range: one less than a power of two near its geometric mean. It is a multiple of no more than
+    all of them are. Tiles of powers of two fit it: a number that is one larger would leave a tile all but empty."""
     low, high = -(-v.low // v.multiple), v.high // v.multiple
-    middle = isqrt(max(low, 1) * high) | 1
-    return v.multiple * (middle if low <= middle <= high else max(low, middle - 2))
+    middle = (1 << round(log2(max(1, isqrt(max(low, 1) * high))) + 0.25)) - 1
+    return v.multiple * min(max(middle, low), high)

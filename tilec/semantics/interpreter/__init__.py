@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -172,7 +171,7 @@ def _fitting(name: str, array: np.ndarray, parameter: ir.Value, written: tuple[i
 
 def _extents(parameter: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Of a parameter, at some sizes."""
-    argument: Any = parameter
+    argument = ir.BlockArgument(parameter)
     words = texts_of(argument.owner.owner.operation, argument.arg_number)
     return shape_of(parameter.type) if words is None else shape_at(words, sizes)
 
