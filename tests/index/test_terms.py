@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from tilec.index import answers
+from tilec.index import answers, facts
 from tilec.index.facts import NONE, choose, clamp, maximum, minimum
 from tilec.index.questions import (
     diagonal,
@@ -27,6 +27,7 @@ from tilec.index.questions import (
     period,
     step,
 )  # fmt: skip
+from tilec.index.ranges import is_least
 from tilec.index.terms import Term, at_least, below, call, equal, index, size, term, traverse
 
 ROUNDS = 60  # 30,000 were tried once
@@ -209,6 +210,33 @@ def test_proofs_hold(world):
         assert not NONE.proves(x - least - 1), x
         proved += NONE.proves(x - least)
     assert proved > 0.6 * ROUNDS
+
+
+def test_least_values_that_terms_have(world):
+    """Under facts about single indices, too."""
+    found = 0
+    for r in cases(9, 4 * ROUNDS):
+        facts, inside = NONE, np.ones(world.count, bool)
+        for x in world.indices if r.random() < 0.5 else ():
+            n = r.randint(0, 4)
+            facts, inside = facts.assume(at_least(x, n)), inside & (world.of(x) >= n)
+        x, values = made(world, r, r.randint(1, 3))
+        if facts._is_box and inside.any() and is_least(facts, x):
+            assert facts.bounds(x)[0] == values[inside].min(), (x, facts)
+            found += 1
+    assert found > ROUNDS // 4
+
+
+def test_what_is_clamped_is_not_searched(monkeypatch):
+    """Subscripts of tensors that others are parts of: the least value of each is known, and it is below 0."""
+    monkeypatch.setattr(facts, "search", lambda *given: pytest.fail(f"a proof of {given[1]} is searched"))
+    block, thread, i, value = index("block", 128), index("thread", 128), index("i", 1024), call("value", low=0, high=4095)
+    for x in (i - 320, 8 * block + thread % 8 - 960, 512 * (block % 2) + thread - 320, value // 9 - 31, value % 70 - 3):
+        inside = clamp(x, 0, 31)
+        assert NONE.bounds(inside) == (0, 31)
+        assert not NONE.proves(inside - 1) and not NONE.proves(30 - inside) and not NONE.proves(minimum(x, 31))
+    here = NONE.assume(at_least(i, 320))
+    assert not here.proves(i - 321) and here.proves(i - 320) and not here.proves(minimum(i, 7) - 8)
 
 
 def test_proofs_hold_for_large_open_sizes():

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from math import gcd, inf
 
 from tilec.index.answers import remembered
 from tilec.index.factors import as_multiples
 from tilec.index.proofs import STEPS, cancelled, search
-from tilec.index.ranges import Ends, bounds_of, bounds_of_leaf
+from tilec.index.ranges import Ends, bounds_of, bounds_of_leaf, has_all, is_least
 from tilec.index.terms import NESTED, Cond, Leaf, Term, call, leaf_of, remainders, split, sum_of, term
 
 ROUNDS = 3  # of ends that follow from other ends
@@ -205,9 +205,8 @@ class Facts:
         """Whether p >= 0 for all sizes and indices that are allowed here."""
         if self.never or self.bounds(p)[0] >= 0:
             return True
-        plain = all(leaf.is_symbol and _numeric(leaf) for leaf in p.leaves) and all(len(m) < 2 for m in p.parts)
-        if plain and not self.known and not self.swaps:
-            return False  # an interval of such a sum is exact
+        if self._is_box and is_least(self, p):
+            return False
         p = self.replaced(p)
         if search(self, p, [STEPS]):
             return True
@@ -215,6 +214,13 @@ class Facts:
         return any(search(self, q, [STEPS]) for q in less) or any(
             search(self, q, [STEPS // 4]) for s in less for f in self.known for q in cancelled(s, f)
         )
+
+    @cached_property
+    def _is_box(self) -> bool:
+        """Whether the facts are numbers alone that single symbols and calls lie between."""
+        single = [k.leaves[0] for k in self.known if len(k.leaves) == 1 and all(len(m) < 2 for m in k.parts)]
+        numbers = len(single) == len(self.known) and all(has_all(leaf) for leaf in single)
+        return numbers and not self.swaps and all(low <= high for low, high in self.ranges.values())
 
     def is_divisor(self, n: Term) -> bool:
         """Whether it is positive, by what needs no proof under these facts."""
@@ -331,10 +337,6 @@ class Facts:
 def has_index(leaf: Leaf) -> bool:
     """Whether it depends on an index."""
     return any(s.op == "index" for s in leaf.free)
-
-
-def _numeric(leaf: Leaf) -> bool:
-    return all(e is None or e.constant is not None for e in leaf.ends)
 
 
 NONE = Facts()

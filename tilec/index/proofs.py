@@ -112,7 +112,7 @@ def _tight(facts: Known, p: Term) -> Term:
     """A sum of integers that is at least 0 only where p is: its parts' common divisors are taken out."""
     for leaf in p.leaves if p.parts and () not in p.parts else ():
         c, r = p.collect(leaf)
-        if r is term(0) and facts.is_divisor(term(leaf)):
+        if r is term(0) and c.constant is None and facts.is_divisor(term(leaf)):
             return _tight(facts, c)
     g = gcd(*(f for m, f in p.parts.items() if m))
     return sum_of({m: f // g for m, f in p.parts.items() if f // g}) if g > 1 else p

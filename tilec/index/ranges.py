@@ -6,7 +6,7 @@ these cancel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Protocol
 
@@ -86,6 +86,48 @@ def bounds_of_leaf(facts: Known, leaf: Leaf) -> Ends:
     if c <= 0:
         return -max(abs(a), abs(b)), max(abs(a), abs(b))
     return min(_floor(a, c), _floor(a, d)), max(_floor(b, c), _floor(b, d))
+
+
+def is_least(facts: Known, x: Term) -> bool:
+    """Whether the least value by the intervals of its parts is one that it has: these depend on different symbols and calls, which
+    have all values between their ends, and each part has its end there."""
+    for c, z, k, other in remainders(x):
+        if c.constant and k.constant and _independent((z, other)) and _in_a_row(facts, z) >= k.constant:
+            return is_least(facts, other)  # all numbers from 0 to k - 1 are remainders
+    one_each = all(len(m) < 2 for m in x.parts) and _independent(x.leaves)
+    return one_each and all(_has_end(facts, m[0], f > 0) for m, f in x.parts.items() if m)
+
+
+def _has_end(facts: Known, leaf: Leaf, least: bool) -> bool:
+    """Whether a leaf has the least value of its interval, or else the greatest one."""
+    if has_all(leaf):
+        return True
+    if leaf.op == "//":
+        return leaf.args[1].constant is not None and is_least(facts, leaf.args[0] if least else -leaf.args[0])
+    if leaf.op == "min":  # one argument is least where all are, and all are greatest at once
+        at_once = least or _independent(leaf.args)
+        return at_once and all(is_least(facts, a if least else -a) for a in leaf.args)
+    return False
+
+
+def has_all(leaf: Leaf) -> bool:
+    """Whether it is a symbol, or a call of nothing, that has all values between two numbers."""
+    unknown = leaf.is_symbol or (leaf.op == "call" and not leaf.args)
+    return unknown and all(e is None or e.constant is not None for e in leaf.ends)
+
+
+def _in_a_row(facts: Known, x: Term) -> float:
+    """How many numbers in a row are values of a sum, if it is known to have all between its ends; else 0."""
+    leaf = (x - x.number).leaf
+    if leaf is None or not (_in_a_row(facts, leaf.args[0]) if leaf.op == "//" else has_all(leaf)):
+        return 0
+    low, high = facts.leaf_bounds(leaf)
+    return high - low + 1
+
+
+def _independent(parts: Sequence[Term | Leaf]) -> bool:
+    """Whether no two of them depend on one symbol or call."""
+    return sum(len(x.unknowns) for x in parts) == len({u for x in parts for u in x.unknowns})
 
 
 def _floor(a: float, n: float) -> float:

@@ -62,6 +62,13 @@ class Leaf:
         return frozenset().union(*(a.free for a in (*self.args, *(self.when.terms if self.when else ()))))
 
     @cached_property
+    def unknowns(self) -> frozenset[Leaf]:
+        """The symbols and the calls that it depends on, and itself, if it is one."""
+        terms = [*self.args, *(self.when.terms if self.when else ())]
+        own = {self} if self.is_symbol or self.op == "call" else set[Leaf]()
+        return frozenset(own.union(*(t.unknowns for t in terms)))
+
+    @cached_property
     def choices(self) -> int:
         """How many choices and minima stand in one another here."""
         terms = [*self.args, *(self.when.terms if self.when else ())]
@@ -103,6 +110,11 @@ class Term:
     def free(self) -> frozenset[Leaf]:
         """The symbols that it depends on. The order of this set is that of addresses: sort what decides anything."""
         return frozenset().union(*(leaf.free for leaf in self.leaves))
+
+    @cached_property
+    def unknowns(self) -> frozenset[Leaf]:
+        """The symbols and the calls that it depends on."""
+        return frozenset().union(*(leaf.unknowns for leaf in self.leaves))
 
     @cached_property
     def leaves(self) -> tuple[Leaf, ...]:
