@@ -83,6 +83,10 @@ class State:
 
     def inlined(self) -> ir.Operation:
         """A copy of the IR in which these are computed inside their readers."""
+        return self._inlined.clone()
+
+    @cached_property
+    def _inlined(self) -> ir.Operation:
         copy = self.function.clone()
         for op, own in zip(mlir.traverse(self.function), mlir.traverse(copy)):
             if (form := self.approximations.get(op)) is not None:
