@@ -10,7 +10,7 @@ from tilec.analysis.space import Space
 from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.core.targets import load
-from tilec.plan.groups import Group
+from tilec.plan.groups import Group, Kernels
 from tilec.plan.legality import refuse
 
 TEXT = """op f(x: f32[M, N], z: f32[M, N]) -> (c: f32[M], d: f32[M]) {
@@ -34,14 +34,20 @@ TEXT = """op f(x: f32[M, N], z: f32[M, N]) -> (c: f32[M], d: f32[M]) {
         ("cd", "ab", None),
     ],
 )
-def test_a_kernel_runs_as_a_whole(together, other, reason):
+@pytest.mark.parametrize("all_known", [False, True])
+def test_a_kernel_runs_as_a_whole(together, other, reason, all_known):
+    """Where all operations have a kernel, what follows each is known, and no way is looked for."""
     _, result = lowered(TEXT, None, {"M": 8, "N": 16}, target="cpu", end="simplify", emit=False)
     with mlir.context(), ir.Location.unknown():
         module = mlir.parse(result.texts["simplify"])
         graph = build_graph(mlir.functions(module)[0])
         nodes = {n.name: n for n in graph.nodes}
-        group = Group([nodes[n] for n in other], Space([], {}, {}, ()))
-        found = refuse([nodes[n] for n in together], graph, {nodes[n]: group for n in other}, load("cpu"))
+        kernels = Kernels(graph)
+        kernels.add([Group([nodes[n] for n in other], Space([], {}, {}, ()))])
+        if all_known:
+            kernels.add([Group([node], Space([], {}, {}, ())) for name, node in nodes.items() if name not in other])
+        found = refuse([nodes[n] for n in together], graph, kernels, load("cpu"))
+        assert (kernels.behind([nodes[n] for n in together]) is not None) == all_known
     assert (found if isinstance(found, str) else None) == reason
 
 
@@ -55,7 +61,7 @@ def test_a_product_that_reads_no_other_is_no_part_of_a_chain():
     with mlir.context(), ir.Location.unknown():
         module = mlir.parse(result.texts["simplify"])
         graph = build_graph(mlir.functions(module)[0])
-        found = refuse(graph.nodes, graph, {}, load("cpu"))
+        found = refuse(graph.nodes, graph, Kernels(graph), load("cpu"))
     assert found == "both are contractions, and the tile that one writes is not the tile that the other reads"
 
 

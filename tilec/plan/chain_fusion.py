@@ -17,7 +17,7 @@ from tilec.cost.chain import choose_chain_tile
 from tilec.cost.model import TooLarge, predict
 from tilec.plan.chain import as_contractions, chain_problem, is_contraction_chain
 from tilec.plan.cpu.chain import chain_us, separate_us
-from tilec.plan.groups import Group, Remark, join
+from tilec.plan.groups import Group, Kernels, Remark, join
 from tilec.plan.legality import refuse, refuse_reads, refuse_reads_of
 from tilec.plan.ordered_factors import ordered
 from tilec.plan.unchosen import unchosen
@@ -25,7 +25,7 @@ from tilec.plan.unchosen import unchosen
 MOST_FIRSTS = 4  # contractions whose results a thread might hold
 
 
-def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> None:
+def join_chains(graph: Graph, member: Kernels, target: Target, remarks: list[Remark]) -> None:
     """Joins contractions with the operations between them and an earlier contraction, if that is legal and takes less time."""
     made = Ancestors(graph.nodes, graph.producers, graph.position)
     near = Ancestors(graph.nodes, graph.producers, graph.position, _multiplies)
@@ -65,7 +65,7 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
         _join_results(graph, member, target, remarks)
 
 
-def _join_results(graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> None:
+def _join_results(graph: Graph, member: Kernels, target: Target, remarks: list[Remark]) -> None:
     """Joins chains that read the same tensors, with which they may compute the same scores."""
     readers: dict[ir.Value, list[Node]] = {}
     for node in graph.nodes:
@@ -103,7 +103,7 @@ class _Waits:
 
 
 def _join_all(
-    node: Node, before: list[Node], graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark], made: Ancestors,
+    node: Node, before: list[Node], graph: Graph, member: Kernels, target: Target, remarks: list[Remark], made: Ancestors,
     near: Ancestors, sizes: Mapping[Node, int],
 ) -> bool:  # fmt: skip
     """Joins a contraction with all of several that its factor is computed from; returns whether they are one kernel."""
@@ -173,7 +173,7 @@ def _multiplies(node: Node) -> bool:
     return node.contraction is not None or node.vector_product is not None
 
 
-def _reductions(node: Node, graph: Graph, member: dict[Node, Group], made: Ancestors) -> list[Node]:
+def _reductions(node: Node, graph: Graph, member: Kernels, made: Ancestors) -> list[Node]:
     """A contraction, the operations that reduce its result, and what they are computed of: all that reads a tensor no smaller than
     the result. None if it is stored, or not reduced."""
     size = prod(node.extents[d] for d in node.results[0].dims)
@@ -188,12 +188,14 @@ def _reductions(node: Node, graph: Graph, member: dict[Node, Group], made: Ances
         more += [p for p in graph.producers(n) if p is node or made.has(p, node)]
         pending += [m for m in dict.fromkeys(more) if m not in inside]
         inside |= dict.fromkeys(more)
+        if any(m.contraction is not None and m is not node for m in more):
+            return []
     reduced = any(n.reduced for n in inside if n is not node)
     return graph.in_order(inside) if reduced and sum(n.contraction is not None for n in inside) == 1 else []
 
 
 def _join(
-    chain: list[Node], graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark],
+    chain: list[Node], graph: Graph, member: Kernels, target: Target, remarks: list[Remark],
     products: tuple[Node, ...] = (),
 ) -> bool:  # fmt: skip
     """Makes the operations one kernel, if that is legal and takes less time; returns whether it is legal. What else their kernels
@@ -232,7 +234,7 @@ def _chain_us(nodes: list[Node], space: Space, graph: Graph, target: Target) -> 
     return graph.memoise("chain", nodes, weigh).result
 
 
-def _without(g: Group, nodes: list[Node], graph: Graph, member: dict[Node, Group], target: Target) -> list[Group]:
+def _without(g: Group, nodes: list[Node], graph: Graph, member: Kernels, target: Target) -> list[Group]:
     """What is left of a kernel without some of its operations: one kernel, or one for each operation where that is not legal."""
     rest = [n for n in g.nodes if n not in nodes]
     space = refuse(rest, graph, member, target) if rest else ""

@@ -26,7 +26,7 @@ from tilec.passes.tensor.inline import refuse_inline
 from tilec.plan.chain import is_contraction_chain, is_reduced_contraction
 from tilec.plan.chain_fusion import chain_factor_of, join_chains, time_us, traverses_several
 from tilec.plan.cuda.by_key import sorts_keys
-from tilec.plan.groups import Group, Remark, join, ordered
+from tilec.plan.groups import Group, Kernels, Remark, join, ordered
 from tilec.plan.legality import refuse
 from tilec.plan.sibling_fusion import join_siblings
 
@@ -35,7 +35,7 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
     """Inlines cheap producers (marks nodes `inlined`), then joins kernels along the program's edges as long as time falls."""
     remarks: list[Remark] = []
     _inline(graph, target, remarks)
-    member: dict[Node, Group] = {}
+    member = Kernels(graph)
     near = _Neighbours(graph, member)
     later: list[tuple[Node, Node]] = []
     for node in graph.nodes:
@@ -55,7 +55,7 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
     return ordered(graph, member), _standing(remarks, member)
 
 
-def _waits(node: Node, other: Node, candidates: list[Node], graph: Graph, member: dict[Node, Group]) -> bool:
+def _waits(node: Node, other: Node, candidates: list[Node], graph: Graph, member: Kernels) -> bool:
     """Whether an operation reads a contraction's result and something that does not follow from it, such as a mask or a bias: the
     contraction is asked first, since a chain reads the other from memory."""
     made = {n for c in candidates for n in member[c].nodes if n.contraction is not None}
@@ -77,7 +77,7 @@ def _behind(node: Node, first: int, graph: Graph) -> set[Node]:
 
 
 def _fuse_if_faster(
-    node: Node, other: Node, graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]
+    node: Node, other: Node, graph: Graph, member: Kernels, target: Target, remarks: list[Remark]
 ) -> None:
     """Makes the kernels of two operations one, if that is legal and takes less time."""
     mine, theirs = member[node], member[other]
@@ -108,7 +108,7 @@ def _fuse_if_faster(
     join([joined], member, remarks, f"{other.name} with {node.name}", node.line, times, 2)
 
 
-def _standing(remarks: list[Remark], member: dict[Node, Group]) -> list[Remark]:
+def _standing(remarks: list[Remark], member: Kernels) -> list[Remark]:
     """The remarks without refusals that a later decision overrides, such as a contraction chain."""
     home = {n.name: id(g) for n, g in member.items()}
     found = []
@@ -123,7 +123,7 @@ class _Neighbours:
     """Candidates for sharing a kernel with an operation: its producers, then earlier readers of its inputs, one of each kernel. A
     scalar, such as the length of a cache, may join another: a launch takes longer than either."""
 
-    def __init__(self, graph: Graph, member: dict[Node, Group]):
+    def __init__(self, graph: Graph, member: Kernels):
         self.graph, self.member = graph, member
         self.readers: dict[ir.Value, list[Node]] = {}
         self.scalars: list[Node] = []

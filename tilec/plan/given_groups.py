@@ -10,7 +10,7 @@ from tilec.analysis.space import space_of
 from tilec.core.diagnostics import CallError
 from tilec.core.target import Target
 from tilec.plan.chain import as_contractions, is_contraction_chain
-from tilec.plan.groups import Group, Remark, ordered
+from tilec.plan.groups import Group, Kernels, Remark, ordered
 from tilec.plan.legality import refuse
 
 
@@ -81,10 +81,10 @@ def _inline(node: Node, graph: Graph) -> Remark:
 
 def _group(nodes: list[Node], graph: Graph, target: Target) -> Group:
     with as_contractions(nodes if target.kind == "cuda" else ()) as promoted:
-        if is_contraction_chain(nodes) and not isinstance(space := refuse(nodes, graph, {}, target), str):
+        if is_contraction_chain(nodes) and not isinstance(space := refuse(nodes, graph, Kernels(graph), target), str):
             promoted.clear()
             return Group(nodes, space)
-    space = refuse(nodes, graph, {}, target) if len(nodes) > 1 else space_of(nodes, graph)
+    space = refuse(nodes, graph, Kernels(graph), target) if len(nodes) > 1 else space_of(nodes, graph)
     if isinstance(space, str):
         names = ", ".join(f"`{n.name}`" for n in nodes)
         raise CallError(f"{names} cannot be one kernel: {space}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.space import Space
@@ -47,8 +48,45 @@ class Group:
         return self._time_us
 
 
+class Kernels(dict[Node, Group]):
+    """The kernel that each operation is of, so far; none of those that are computed inside others."""
+
+    def __init__(self, graph: Graph):
+        super().__init__()
+        self.graph, self._all = graph, sum(not n.inlined for n in graph.nodes)
+        self._behind: dict[int, int] | None = None
+
+    def __setitem__(self, node: Node, kernel: Group) -> None:
+        self._behind = None
+        super().__setitem__(node, kernel)
+
+    def add(self, kernels: Sequence[Group]) -> None:
+        """Has these be the kernels of their operations."""
+        for g in kernels:
+            for n in g.nodes:
+                self[n] = g
+
+    def behind(self, nodes: Collection[Node]) -> int | None:
+        """The operations of kernels that must run after those of `nodes`, as bits at their positions; None where some operation has
+        no kernel yet, or the nodes are a part of a kernel."""
+        kernels = {id(g): g for n in nodes if (g := self.get(n)) is not None}
+        if len(self) < self._all or sum(len(g.nodes) for g in kernels.values()) != len(nodes):
+            return None
+        if self._behind is None:
+            self._behind = self._found_behind()
+        return reduce(or_, (self._behind[number] for number in kernels))
+
+    def _found_behind(self) -> dict[int, int]:
+        position, found = self.graph.position, dict[int, int]()
+        own = {id(g): reduce(or_, (1 << position[n] for n in g.nodes)) for g in {id(g): g for g in self.values()}.values()}
+        for g in reversed(ordered(self.graph, self)):
+            readers = {id(self[r]) for n in g.nodes for r in self.graph.consumers(n)} - {id(g)}
+            found[id(g)] = reduce(or_, (own[k] | found[k] for k in readers), 0)
+        return found
+
+
 def join(
-    kernels: Sequence[Group], member: dict[Node, Group], remarks: list[Remark], subject: str, line: tuple[str, int] | None,
+    kernels: Sequence[Group], member: Kernels, remarks: list[Remark], subject: str, line: tuple[str, int] | None,
     times: tuple[float, float], others: int, what: str = "one kernel", more: str = "", better: bool | None = None,
     weighed: str = "",
 ) -> None:  # fmt: skip
@@ -62,8 +100,7 @@ def join(
         return
     reason = f"{duration(fused_us)} as {what}{more}, {duration(separate_us)} as {several}"
     remarks.append(Remark("fused", subject, reason, line, alternatives, weighed))
-    for g in kernels:
-        member.update(dict.fromkeys(g.nodes, g))
+    member.add(kernels)
 
 
 def ordered(graph: Graph, member: dict[Node, Group]) -> list[Group]:

@@ -13,11 +13,11 @@ from tilec.passes.tensor.slice_updates import POSITION
 from tilec.plan.chain import is_contraction_chain, refuse_contraction_chain
 from tilec.plan.cpu.chain import refuse_panel_chain
 from tilec.plan.cuda.by_key import refuse_by_key
-from tilec.plan.groups import Group
+from tilec.plan.groups import Kernels
 from tilec.plan.siblings import refuse_siblings
 
 
-def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: Target) -> Space | str:
+def refuse(nodes: list[Node], graph: Graph, member: Kernels, target: Target) -> Space | str:
     """The kernel space of `nodes` as one kernel, or why they cannot be one."""
     if why := refuse_reads(nodes, graph):
         return why
@@ -103,9 +103,12 @@ def _connected(nodes: list[Node], space: Space, graph: Graph) -> bool:
     return len(contractions) == 1 or (all(before[n] for n in last) and len(sums) == 1)
 
 
-def _between(nodes: list[Node], graph: Graph, member: dict[Node, Group]) -> Node | None:
+def _between(nodes: list[Node], graph: Graph, member: Kernels) -> Node | None:
     """A node of another kernel that would have to run after one part of this kernel and before another part. A kernel runs
     as a whole, so that the order of one of its nodes is the order of all."""
+    if (behind := member.behind(nodes)) is not None:
+        own, position = set(nodes), graph.position
+        return next((p for n in nodes for p in graph.producers(n) if p not in own and behind >> position[p] & 1), None)
     inside, after, pending = set(nodes), set(), list(nodes)
     last = max(graph.position[n] for n in nodes)
     while pending:

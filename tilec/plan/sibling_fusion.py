@@ -9,11 +9,11 @@ from tilec.core.target import Target
 from tilec.plan.chain_fusion import time_us
 from tilec.plan.cuda.contraction import Tiles, tiles_of
 from tilec.plan.cuda.siblings import sibling_tiles
-from tilec.plan.groups import Group, Remark, join
+from tilec.plan.groups import Group, Kernels, Remark, join
 from tilec.plan.legality import refuse
 
 
-def join_siblings(graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> None:
+def join_siblings(graph: Graph, member: Kernels, target: Target, remarks: list[Remark]) -> None:
     """Makes kernels whose contractions are siblings one, if that is legal and takes less time."""
     if target.kind != "cuda":
         return
