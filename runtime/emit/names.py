@@ -41,6 +41,7 @@ class Names:
         self.loops: set[str] = set()  # and of all loops so far
         self.kinds: dict[str, str] = {}  # of variables that both branches of an `if` may have
         self.released: dict[str, str] = {}  # those that one of them has had
+        self.numbers: dict[str, int] = {}  # by letters: a name has each below
 
     def import_name(self, name: str) -> str:
         """What an import is called: its own name, if no kernel of the module has that."""
@@ -104,8 +105,11 @@ class Names:
 
     def _numbered(self, letters: str, first: int = 1, unless: Collection[str] | None = None) -> str:
         others = self.released.keys() | self.loops if unless is None else set(unless)
-        known = (self.taken, self.program, others)
-        return next(n for n in (f"{letters}_{k}" for k in count(first)) if not any(n in names for names in known))
+        known, first = (self.taken, self.program, others), first if unless is not None else self.numbers.get(letters, first)
+        number = next(k for k in count(first) if not any(f"{letters}_{k}" in names for names in known))
+        if unless is None:  # of these, none is free again
+            self.numbers[letters] = number
+        return f"{letters}_{number}"
 
     def _take(self, name: str) -> str:
         self.taken.add(name)
