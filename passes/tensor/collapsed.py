@@ -49,7 +49,8 @@ def _loads(op: ir.Operation) -> list[ir.Operation]:
 
 def _is_of_rows(op: ir.Operation, load: ir.Operation) -> bool:
     """Whether a reduction along one dimension reads several of a tensor."""
-    found = None if "tilec.scan" in op.attributes else _joined(op, load)
+    able = "reduction" in mlir.iterators_of(op) and "tilec.scan" not in op.attributes
+    found = _joined(op, load) if able else None
     return found is not None and mlir.iterators_of(op)[mlir.index_dim(found[2])] == "reduction"
 
 
@@ -76,12 +77,15 @@ def _separate(op: ir.Operation) -> None:
         value, *subscripts = load.operands
         shape, read, parts = list(shape_of(value)), list[int](), list[tuple[int, list[Extent]]]()
         for at, (e, x) in enumerate(zip(shape, map(terms.exact, subscripts))):
-            own = sorted(terms.dims_of(x), key=lambda d: -step_inside(terms, x, d))
-            sizes = [extents[d] for d in own]
-            whole = reduce(lambda y, d: y * extents[d] + terms.dims[d], own[1:], terms.dims[own[0]]) if own else None
             if x in terms.dims and extents[terms.dims.index(x)] == e:
                 read.append(terms.dims.index(x))
-            elif x is whole and prod(sizes) == e and (at + 1 < len(shape) or at_least(sizes[-1], ROW)):
+                continue
+            own = list(terms.dims_of(x))
+            if len(own) > 1:
+                own.sort(key=lambda d: -step_inside(terms, x, d))
+            sizes = [extents[d] for d in own]
+            whole = reduce(lambda y, d: y * extents[d] + terms.dims[d], own[1:], terms.dims[own[0]]) if own else None
+            if x is whole and prod(sizes) == e and (at + 1 < len(shape) or at_least(sizes[-1], ROW)):
                 read += own
                 parts.append((at, sizes))
         if parts and len(set(read)) == len(read) == len(shape) + sum(len(sizes) - 1 for _, sizes in parts):
@@ -172,8 +176,10 @@ def _joined(op: ir.Operation, load: ir.Operation) -> tuple[int, int, ir.Operatio
     indices = [o.operation for o in mlir.body_of(op).operations if o.operation.name == "linalg.index"]
     read = list(map(terms.exact, subscripts))
     for at, end in combinations(range(len(read) + 1), 2):
+        if end == at + 1 or len(read[at].free) != 1 or any(x.free != read[at].free for x in read[at:end]):
+            continue
         whole = reduce(lambda x, k: x * shape[k] + read[k], range(at + 1, end), read[at])
-        for index in indices if end > at + 1 and all(x.free == whole.free for x in read[at:end]) else ():
+        for index in indices:
             d = mlir.index_dim(index)
             if whole is terms.dims[d] and extents[d] == prod(shape[at:end]):
                 return at, end, index

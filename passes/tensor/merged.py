@@ -38,6 +38,7 @@ def _mergeable(function: ir.Operation) -> tuple[dict[ir.Operation, tuple[int, in
     """The dimensions of operations, and the boundaries of tensors, that are merged together: those of a reduction and of what is
     stored of the same elements."""
     returned = {v for v in list(mlir.entry(function).operations)[-1].operands if mlir.DYNAMIC in v.type.shape}
+    separate = set[Pair]()
     for op in [o.operation for o in mlir.entry(function).operations if mlir.is_generic(o.operation)]:
         kinds = mlir.iterators_of(op)
         if not at_most(prod(e for e, kind in zip(loops_of(op), kinds) if kind == "reduction"), MOST):
@@ -46,11 +47,12 @@ def _mergeable(function: ir.Operation) -> tuple[dict[ir.Operation, tuple[int, in
             row = _row(read.value)
             for at, (outer, inner) in enumerate(zip(read.dims, read.dims[1:])):
                 if kinds[outer] == kinds[inner] == "reduction" or at == row:
-                    found = _closure((op, outer, inner))
+                    found = _closure((op, outer, inner), separate)
                     if found is None or not returned.isdisjoint(found[1]):
                         continue
                     if any(mlir.iterators_of(o)[d] == "parallel" for o, (d, _) in found[0].items()):
                         return found
+                    separate |= _pairs(found[0])
     return None
 
 
@@ -66,23 +68,28 @@ def _row(value: ir.Value) -> int | None:
     return next(n for n, (a, b) in enumerate(zip(before, after)) if a != b)
 
 
-def _closure(seed: Pair) -> tuple[dict[ir.Operation, tuple[int, int]], dict[ir.Value, int]] | None:
+def _closure(seed: Pair, separate: set[Pair]) -> tuple[dict[ir.Operation, tuple[int, int]], dict[ir.Value, int]] | None:
+    """All that depends on two dimensions; None where something needs both. `separate` has pairs that are known to stay."""
     ops, values, waiting = dict[ir.Operation, tuple[int, int]](), dict[ir.Value, int](), [seed]
     try:
         while waiting:
-            op, outer, inner = waiting.pop()
-            if ops.setdefault(op, (outer, inner)) != (outer, inner):
-                return None
+            op, outer, inner = pair = waiting.pop()
+            if pair in separate or ops.setdefault(op, (outer, inner)) != (outer, inner):
+                raise _Separate
             for value, at in _boundaries(op, outer, inner):
                 if value not in values:
                     values[value] = at
                     waiting += _neighbours(value, at)
                 elif values[value] != at:
-                    return None
-                waiting += [p for p in _neighbours(value, at) if p[0] not in ops]
+                    raise _Separate
     except _Separate:
+        separate |= _pairs(ops)
         return None
     return ops, values
+
+
+def _pairs(ops: dict[ir.Operation, tuple[int, int]]) -> set[Pair]:
+    return {(op, *dims) for op, dims in ops.items()}
 
 
 def _boundaries(op: ir.Operation, outer: int, inner: int) -> Iterator[Boundary]:

@@ -123,8 +123,9 @@ def _diagonal_of(op: ir.Operation, found: Mapping[ir.Value, Diagonal]) -> Diagon
         if value not in found and mlir.uses(argument)
     ]
     for first, second in combinations(range(rank), 2):
-        factors = questions.diagonal(terms.dims[first], terms.dims[second], made)
-        if factors is not None and all(dims.isdisjoint({first, second}) for dims in own):
+        free = all(dims.isdisjoint({first, second}) for dims in own)
+        factors = questions.diagonal(terms.dims[first], terms.dims[second], made) if free else None
+        if factors is not None:
             found_here = Diagonal(first, second, *factors, (extents[first], extents[second]))
             if found_here.pays:
                 return found_here

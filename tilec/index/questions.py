@@ -143,7 +143,7 @@ def diagonal(i: Term, j: Term, *xs: Term) -> tuple[int, int] | None:
     """
     pairs: dict[tuple[int, int], None] = {}
     for x in traverse(*xs):
-        a, b = (x.collect(d.symbol)[0].constant for d in (i, j))
+        a, b = (x.factor(d.symbol).constant if d.symbol in x.leaves else None for d in (i, j))
         if a and b:
             common = gcd(a, b) * (1 if a > 0 else -1)
             pairs[a // common, b // common] = None
