@@ -14,6 +14,7 @@ from tilec.index.questions import in_lanes, is_adjacent, period, step, unclamped
 from tilec.index.terms import Term, term
 
 
+@of_structure
 def extract_directions(node: Node) -> dict[int, float]:
     """Dimensions that move the last subscript of a computed access."""
     found: dict[int, float] = {}
@@ -28,6 +29,7 @@ def _loads(node: Node) -> list[ir.Operation]:
     return [o.operation for o in mlir.body_of(node.op).operations if o.operation.name == "tensor.extract" and len(o.operands) > 1]
 
 
+@of_structure
 def scattered_extracts(node: Node, d: int, lanes: int) -> int:
     """Computed accesses that differ along dimension `d`, and that neighbours cannot make as one.
 

@@ -22,7 +22,7 @@ from tilec.core.extents import Extent, known_loops, value_of
 from tilec.core.mlir import ir
 from tilec.core.varying import Varies
 from tilec.index.facts import NONE, Ends, choose, maximum, minimum
-from tilec.index.terms import Cond, Leaf, Term, at_least, below, call, equal, index, term, traverse
+from tilec.index.terms import Cond, Leaf, Term, at_least, below, call, equal, index, term
 
 T = TypeVar("T")
 BITS = {"index": 64, "i64": 64, "i32": 32, "i16": 16, "i8": 8}
@@ -52,6 +52,7 @@ class Reader(ABC, Generic[T]):
 
     def __init__(self) -> None:
         self._known: dict[T, Term] = {}
+        self._exact: dict[T, Term] = {}
         self._numbers: dict[object, int] = {}
 
     def of(self, x: T) -> Term:
@@ -62,7 +63,9 @@ class Reader(ABC, Generic[T]):
 
     def exact(self, x: T) -> Term:
         """The value of an integer."""
-        return within_bits(self.of(x), BITS.get(self._type(x), 64))
+        if x not in self._exact:
+            self._exact[x] = within_bits(self.of(x), BITS.get(self._type(x), 64))
+        return self._exact[x]
 
     def condition(self, x: T) -> Cond | None:
         """A comparison of integers, or a conjunction, disjunction or negation of conditions; None for others."""
@@ -254,9 +257,12 @@ class ValueTerms(Reader[ir.Value]):
     def __init__(self, leaf: Callable[[ir.Value], Term | None] = lambda _: None, elements: Mapping[ir.Value, Ends] | None = None):
         super().__init__()
         self.leaf, self.elements = leaf, elements or {}
+        self._types: dict[ir.Value, str] = {}
 
     def _type(self, x: ir.Value) -> str:
-        return str(x.type)
+        if (found := self._types.get(x)) is None:
+            found = self._types[x] = str(x.type)
+        return found
 
     def _parts(self, x: ir.Value) -> tuple[str, Sequence[ir.Value], ir.Operation | None]:
         op = mlir.definition(x)
@@ -326,7 +332,7 @@ class BodyTerms(ValueTerms):
 
     def dims_of(self, x: Term) -> frozenset[int]:
         """The dimensions whose indices determine a term; none where memory, or anything else, does so, too."""
-        called = any(leaf.op == "call" for y in traverse(x) for leaf in y.leaves)
+        called = any(u.op == "call" for u in x.unknowns)
         return frozenset(n for n, d in enumerate(self.dims) if d.symbol in x.free and not called)
 
     def _leaf(self, x: ir.Value) -> Term | None:

@@ -249,15 +249,15 @@ def iterators_of(op: ir.Operation) -> list[str]:
 
 
 def inputs_of(op: ir.Operation) -> list[ir.Value]:
-    return list(op.operands)[: _segments(op)[0]]
+    return list(op.operands)[: _count_of_inputs(op)]
 
 
 def outputs_of(op: ir.Operation) -> list[ir.Value]:
-    return list(op.operands)[_segments(op)[0] :]
+    return list(op.operands)[_count_of_inputs(op) :]
 
 
-def _segments(op: ir.Operation) -> list[int]:
-    return list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
+def _count_of_inputs(op: ir.Operation) -> int:
+    return ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])[0]
 
 
 def body_of(op: ir.Operation) -> ir.Block:
@@ -274,8 +274,9 @@ def extents_of(op: ir.Operation) -> list[int]:
     maps = maps_of(op)
     extents = [0] * maps[0].n_dims
     for value, map_ in zip(op.operands, maps):
-        for position, dim in enumerate(map_dims(map_)):
-            extents[dim] = ir.ShapedType(value.type).shape[position]
+        if dims := map_dims(map_):
+            for dim, extent in zip(dims, ir.ShapedType(value.type).shape):
+                extents[dim] = extent
     return extents
 
 
