@@ -171,7 +171,7 @@ def _fitting(name: str, array: np.ndarray, parameter: ir.Value, written: tuple[i
 
 def _extents(parameter: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Of a parameter, at some sizes."""
-    argument = ir.BlockArgument(parameter)
+    argument: ir.BlockArgument = ir.BlockArgument(parameter)
     words = texts_of(argument.owner.owner.operation, argument.arg_number)
     return shape_of(parameter.type) if words is None else shape_at(words, sizes)
 
