@@ -115,6 +115,8 @@ class ChainBlock:
                 return self.subscripts.build(condition, At(at, mlir.index(0)))
 
             sizes = {d: self.box.get(d, self.sizes[d]) for d in sorted(condition.dims)}
+            if any(isinstance(size, ir.Value) for size in sizes.values()):
+                raise Varies("the number of places at which a kernel checks subscripts that depend on data")
             steps = {d: max(1, n) for d, n in periods(sizes, [condition]).items()}
             counts = {d: -(-size // steps[d]) for d, size in sizes.items()}
             with nullcontext() if (first := self._is_first(condition)) is None else when(first):

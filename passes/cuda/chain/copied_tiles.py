@@ -12,10 +12,13 @@ from math import prod
 from tilec.analysis.factor_access import FactorAccess
 from tilec.analysis.subscripts import subscripts
 from tilec.core import locations, mlir
+from tilec.core.extents import shape_of
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, memref, scf
 from tilec.cost.chain import chain_line, product_depth
 from tilec.cost.model import round_up
+from tilec.index.questions import multiple
+from tilec.index.terms import term
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.values import At
 from tilec.passes.cuda.contraction.operands import piece_location
@@ -43,11 +46,12 @@ class CopiedTiles:
         self.width = chain_line(block.options.unit, self.columns, self.bytes)
         self.tile = memref.AllocOp(local([slots, self.lines, self.width], self.element, SHARED), [], []).result
         locations.named(self.tile, f"{locations.argument(root(self.view)) or 'factor'}_tiles")
-        strides, _ = ir.MemRefType(root(self.view).type).get_strides_and_offset()
+        shape = shape_of(root(self.view))
+        pitches = [prod(shape[d:]) for d in range(1, len(shape))]
         inner = self.across in [first.inner for first in block.chain.firsts]
-        whole = block.sizes[self.across] if inner else ir.ShapedType(self.view.type).shape[-1]
-        strides_between = (self.columns, whole, factor.offset(self.across), *strides[:-1])
-        self.vector = next(v for v in (WIDE // self.bytes, 4, 2, 1) if all(s % v == 0 for s in strides_between))
+        whole = block.sizes[self.across] if inner else shape_of(self.view)[-1]
+        starts = [multiple(term(s)) for s in (self.columns, whole, factor.offset(self.across), *pitches)]
+        self.vector = next(v for v in (WIDE // self.bytes, 4, 2, 1) if all(s % v == 0 for s in starts))
 
     def column(self, line: ir.Value, column: ir.Value) -> ir.Value:
         """Where an element of a line lies in it."""
