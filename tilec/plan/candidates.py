@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from math import prod
 from zlib import crc32
 
@@ -30,14 +30,14 @@ MOST_HELD = 64  # elements of one operand that a thread may hold, as for rows in
 THREADS = (64, 128, 256, 512, 1024)  # of a block
 
 
-def candidates(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> list[KernelPlan]:
+def candidates(kernel: KernelPlan, g: Group, graph: Graph, target: Target, most: int | None = None) -> list[KernelPlan]:
     """The plan's own choice, then all others by their predicted times. Equal times are in an arbitrary, fixed order.
-    `kernel` is as before the backend's choices."""
+    `kernel` is as before the backend's choices. `most`: of choices that the planner ranks, so many of the first ones."""
     choose = plan_cuda.choose if target.kind == "cuda" else loops.choose
     own = _predicted(choose(kernel, g, graph, target)[0], target)
     assert own is not None
     with unchanged():
-        found = list(_picks(kernel, g, graph, target))
+        found = list(islice(_picks(kernel, g, graph, target), most))
     if len(found) < 2:
         found = [*(_layouts(own, g, graph, target) if target.kind == "cuda" else _tiles(own, g))]
     known = [k for f in found if (k := _predicted(f, target)) and (k.family.name != own.family.name or _fixed(k) == _fixed(own))]

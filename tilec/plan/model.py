@@ -25,8 +25,9 @@ class Plan:
     `rewrites`: the steps that were applied to the program; `function` is the IR after them. `unscheduled`: where a schedule decided
     them, those that the compiler would take. `inlined_before`: the operations of `inlined` that readers compute before steps of
     kernels are applied. `launches`: the kernels of each launch that several share, by its name; `order` tells which can. `replan`
-    plans again with given kernels and rewrites. `candidates` lists the alternatives of each kernel. Both read the IR that the plan
-    was made from, so that they work only while the IR is unchanged: the driver applies a schedule before any later pass runs.
+    plans again with given kernels and rewrites. `candidates` lists the alternatives of each kernel, or of those of given names.
+    Both read the IR that the plan was made from, so that they work only while the IR is unchanged: the driver applies a schedule
+    before any later pass runs.
     `instance` keeps the program at some sizes that a plan was made of (`tilec/plan/varying.py`).
     """
 
@@ -40,7 +41,7 @@ class Plan:
     function: ir.Operation | None = field(default=None, compare=False, repr=False)
     replan: Callable[..., Plan] | None = field(default=None, compare=False, repr=False)
     copies: tuple[Copy, ...] = ()
-    candidates: Callable[[], dict[str, list[KernelPlan]]] | None = field(default=None, compare=False, repr=False)
+    candidates: Callable[..., dict[str, list[KernelPlan]]] | None = field(default=None, compare=False, repr=False)
     launches: dict[str, tuple[str, ...]] = field(default_factory=dict)
     order: Order = field(default_factory=Order, compare=False, repr=False)
     unscheduled: tuple[Applied, ...] = field(default=(), compare=False, repr=False)

@@ -10,7 +10,7 @@ attributes (`tilec/kernels/attributes.py`). The passes after it read nothing els
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -133,13 +133,16 @@ def _plan(state: State, fixed: Fixed | None, source: ir.Operation) -> Plan:
 
 
 def _candidates(
-    groups: list[Group], starts: list[KernelPlan], graph: Graph, target: Target
-) -> dict[str, list[KernelPlan]]:
+    groups: list[Group], starts: list[KernelPlan], graph: Graph, target: Target, names: Container[str] | None = None,
+    most: int | None = None,
+) -> dict[str, list[KernelPlan]]:  # fmt: skip
     from tilec.plan.candidates import candidates
 
-    found = {start.name: candidates(start, g, graph, target) for g, start in zip(groups, starts)}
+    chosen = [(g, start) for g, start in zip(groups, starts) if names is None or start.name in names]
+    found = {start.name: candidates(start, g, graph, target, most) for g, start in chosen}
     for start in starts[1:]:
-        found[start.name] = [_overlapped(kernel, target) for kernel in found[start.name]]
+        if start.name in found:
+            found[start.name] = [_overlapped(kernel, target) for kernel in found[start.name]]
     return found
 
 

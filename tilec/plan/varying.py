@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isqrt, prod
 
 from tilec.analysis.precision import approximate_operations
 from tilec.core import extents, mlir
@@ -18,7 +19,7 @@ from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.core.varying import Varies
 from tilec.index.facts import NONE
-from tilec.kernels import KernelPlan
+from tilec.kernels import ContractionChain, KernelPlan
 from tilec.passes.tensor.inline import inline_all
 from tilec.plan.model import Plan
 from tilec.plan.planner import make_plan
@@ -26,23 +27,69 @@ from tilec.plan.rewrites import REWRITES, Rewrite
 from tilec.plan.state import APPROXIMATE
 from tilec.plan.steps import Step
 
+WEIGHED = 12  # candidates of a chain: one of the others is not the best at several sizes
 MOST = 4  # times a block of the instance
 UNIT = 16  # of which blocks that may not be so large have a multiple
 
 
 def plan_at(function: ir.Operation, target: Target, sizes: Mapping[str, int]) -> Plan:
     """The plan of a program at some sizes; its `function` is the program, after the steps of rewrites."""
-    module = ir.Module.create()  # an operation lives as long as what it stands in
-    copy = instance(function, sizes)
-    ir.InsertionPoint(module.body).insert(copy)
+    module, copy = _instance(function, sizes)
     base = copy.clone()
-    plan = make_plan(copy, target)
+    plan = _steady(make_plan(copy, target), function, target, sizes)
     own = _carried_out(plan, function, base, target)
     kernels = tuple(_generalised(k, own, target) for k in plan.kernels)
     # no launch is shared: the blocks of each kernel are a text over sizes, of which `passes/cuda/launches.py` makes no sum
     return replace(
         plan, function=own, kernels=kernels, launches={}, approximations={}, replan=None, candidates=None, instance=module
     )
+
+
+def _instance(function: ir.Operation, sizes: Mapping[str, int]) -> tuple[ir.Module, ir.Operation]:
+    """A program at some sizes, and the module that it lives as long as."""
+    module, copy = ir.Module.create(), instance(function, sizes)
+    ir.InsertionPoint(module.body).insert(copy)
+    return module, copy
+
+
+def _steady(plan: Plan, function: ir.Operation, target: Target, sizes: Mapping[str, int]) -> Plan:
+    """The plan with those tiles of contraction chains that are the best over several sizes. At one size, what fills the last tile
+    or the last wave of blocks is chance: the tile that is the best there may lose a fifth at most others."""
+    names = [k.name for k in plan.kernels if isinstance(k.options, ContractionChain)]
+    if not names:
+        return plan
+    assert plan.candidates is not None
+    tables = [plan.candidates(names, WEIGHED)]
+    for others in _around(function, sizes):
+        module, copy = _instance(function, others)
+        there = make_plan(copy, target)
+        assert module is not None and there.candidates is not None
+        chains = [k.name for k in there.kernels if isinstance(k.options, ContractionChain)]
+        tables.append(there.candidates(chains, WEIGHED))
+    kernels = [_best(k, [t[k.name] for t in tables if k.name in t]) if k.name in names else k for k in plan.kernels]
+    return plan.with_kernels(kernels)
+
+
+def _around(function: ir.Operation, sizes: Mapping[str, int]) -> list[dict[str, int]]:
+    """Sizes halfway from the given ones to the least and to the greatest, as factors go."""
+    ranges = extents.sizes_of(function)
+    ends = ({name: end(ranges[name]) for name in sizes} for end in (lambda v: v.low, lambda v: v.high))
+    found = [{name: (isqrt(n * at[name]) // (m := ranges[name].multiple) | 1) * m for name, n in sizes.items()} for at in ends]
+    return [at for at in found if at != dict(sizes) and all(ranges[name].has(n) for name, n in at.items())]
+
+
+def _best(own: KernelPlan, tables: list[list[KernelPlan]]) -> KernelPlan:
+    """Of a kernel's candidates at several sizes, in the first table, the one whose time is the least, as factors go."""
+    times = [{_weighed(k): k.prediction.time_us for k in table} for table in tables]
+    able = [k for k in tables[0] if all(_weighed(k) in t for t in times)]
+    best = min(able, key=lambda k: prod(t[_weighed(k)] for t in times), default=own)
+    return own if _weighed(best) == _weighed(own) else best
+
+
+def _weighed(kernel: KernelPlan) -> tuple[object, ...]:
+    """The options that a prediction depends on."""
+    assert kernel.options is not None
+    return tuple((f.name, value) for f, value in kernel.options.fields() if f.metadata["modelled"])
 
 
 def _carried_out(plan: Plan, function: ir.Operation, base: ir.Operation, target: Target) -> ir.Operation:

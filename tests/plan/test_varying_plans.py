@@ -1,0 +1,33 @@
+"""Plans of programs whose sizes vary: tiles that are good at several of them."""
+
+from types import SimpleNamespace
+
+from tilec.core.varying import Varying
+from tilec.plan import varying
+
+
+def kernel(tile: int, time: float, order: int = 0) -> SimpleNamespace:
+    fields = [(SimpleNamespace(name="block", metadata={"modelled": True}), tile)]
+    fields.append((SimpleNamespace(name="group_batch", metadata={"modelled": False}), order))
+    return SimpleNamespace(options=SimpleNamespace(fields=lambda: fields), prediction=SimpleNamespace(time_us=time))
+
+
+def test_a_tile_that_loses_little_everywhere_is_taken():
+    own, other = kernel(192, 9.0), kernel(128, 10.0, order=1)
+    others = [[kernel(192, 20.0), kernel(128, 15.0, order=2)], [kernel(128, 4.0), kernel(192, 5.0)]]
+    assert varying._best(own, [[own, other], *others]) is other
+    assert varying._best(own, [[own, other]]) is own
+
+
+def test_a_tile_that_some_size_cannot_have_is_not_taken():
+    own, other = kernel(192, 9.0), kernel(128, 1.0)
+    assert varying._best(own, [[own, other], [kernel(192, 20.0)]]) is own
+    assert varying._best(own, [[own, other], [kernel(64, 20.0)]]) is own
+
+
+def test_sizes_around_are_in_their_ranges(monkeypatch):
+    ranges = {"S": Varying(513, 2048), "B": Varying(2, 16, 2)}
+    monkeypatch.setattr(varying.extents, "sizes_of", lambda _: ranges)
+    found = varying._around(None, {"S": 1025, "B": 6})
+    assert found == [{"S": 725, "B": 2}, {"S": 1449, "B": 10}]
+    assert all(ranges[name].has(n) for at in found for name, n in at.items())
