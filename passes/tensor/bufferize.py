@@ -139,16 +139,20 @@ def _in_shape(op: ir.OpView, source: ir.Value) -> ir.Value:
     type_, groups = memory_type(op.results[0].type), op.attributes["reassociation"]
     if op.operation.name == "tensor.collapse_shape":
         return memref.CollapseShapeOp(type_, source, groups).result
-    return memref.ExpandShapeOp(type_, source, groups, [], list(type_.shape)).result
+    return memref.ExpandShapeOp(type_, source, groups, _varying(op.results[0]), list(type_.shape)).result
+
+
+def _varying(result: ir.Value) -> list[ir.Value]:
+    """The extents of a result that vary, computed of those of the program's arguments."""
+    given = list(ir.InsertionPoint.current.block.arguments)
+    return [emitted(n, given) for n in shape_of(result) if not isinstance(n, int)]
 
 
 def _call(call: ir.Operation, memory: dict[ir.Value, ir.Value]) -> None:
     inputs = list(call.operands)[: len(call.operands) - len(call.results)]
-    given = list(ir.InsertionPoint.current.block.arguments)
     for result in call.results:
         if result not in memory:
-            sizes = [emitted(n, given) for n in shape_of(result) if not isinstance(n, int)]
-            memory[result] = memref.AllocOp(memory_type(result.type), sizes, []).result
+            memory[result] = memref.AllocOp(memory_type(result.type), _varying(result), []).result
     with call.location:
         callee = mlir.callee(call)
         carry_over(call, func.CallOp([], callee, [memory[v] for v in (*inputs, *call.results)]))

@@ -76,6 +76,7 @@ def test_intervals_have_every_number_once():
             assert sum(p.has(n) for p in parts) == v.has(n), (v, n)
         for p in parts:
             assert p.has(typical(p)), p
+            assert p.low == p.high or typical(p) // p.multiple % 2, f"{p}: what typical sizes are multiples of, others may not be"
 
 
 def test_a_class_depends_on_no_number_within_its_intervals():

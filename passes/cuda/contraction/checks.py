@@ -25,15 +25,16 @@ def check_subscripts(problem: Problem, number: ir.Value, threads: int) -> None:
     """All checks of a block's tile, by so many threads, of which this is `number`."""
     sides, inner = (problem.left, problem.right), problem.options.inner
     asserts = [o.operation for o in problem.body.operations if o.operation.name == "cf.assert"]
-    known = [n for n in problem.inner if isinstance(n, int)]
-    if asserts and len(known) < len(inner):
-        raise Varies("how many elements a sum has, of which each one's subscript is checked")
-    extents = {d: size for side in sides for d, size in zip(side.dims, side.box)} | dict(zip(inner, known))
-    steps = [prod(known[n + 1 :]) for n in range(len(inner))]
+    extents = {d: size for side in sides for d, size in zip(side.dims, side.box)}
+    known = {d: n for d, n in zip(inner, problem.inner) if isinstance(n, int)}
+    steps = [prod(known.get(d, 1) for d in inner[n + 1 :]) for n in range(len(inner))]
     for op in asserts:
         (condition,) = mlir.operands_of(op)
         found = {problem.dims[d] for d in dims_of(problem.body, condition, problem.operand_dims)}
-        counts = {d: size for d, size in extents.items() if d in found or (FLAT in found and d in inner)}
+        needed = {d for d in inner if d in found or FLAT in found}
+        if not known.keys() >= needed:
+            raise Varies("how many elements a sum has, of which each one's subscript is checked")
+        counts = {d: size for d, size in (extents | known).items() if d in found | needed}
 
         def holds(at: dict[int, ir.Value], condition: ir.Value = condition) -> ir.Value:
             whole = dict.fromkeys(problem.dims, mlir.index(0)) | at

@@ -100,6 +100,14 @@ def test_sums(text, kinds, ends, block, several, monkeypatch):
     check(text.format(**kinds), {"K": ends}, block, several, monkeypatch, {"M": 33, "N": 32})
 
 
+def test_sums_in_parts():
+    """A view of the left factor, with k in two dimensions, has as many rows as the size asks for."""
+    sizes = {"N": 64, "K": 512}
+    found = lowered_for(MATMUL.format(**F32), {"M": (17, 128)}, **sizes)
+    assert len(found.emitted.kernels) == 2
+    assert not wrong_kernels(MATMUL.format(**F32), found, [{"M": 17}], **sizes)
+
+
 @pytest.mark.parametrize(("size", "ends", "several"), [("N", (2, 9), (2, 5)), ("H", (4, 40), (4, 9)), ("W", (4, 40), (7,))])
 def test_images(size, ends, several, monkeypatch):
     """Tiles of a window are boxes at every size: the tensor's extents alone say what is outside."""
