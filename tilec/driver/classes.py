@@ -64,4 +64,5 @@ def typical(v: Varying) -> int:
     all of them are. Tiles of powers of two fit it: a number that is one larger would leave a tile all but empty."""
     low, high = -(-v.low // v.multiple), v.high // v.multiple
     middle = (1 << round(log2(max(1, isqrt(max(low, 1) * high))) + 0.25)) - 1
-    return v.multiple * min(max(middle, low), high)
+    middle = min(max(middle, low), high)
+    return v.multiple * (middle if middle % 2 else middle + 1 if middle < high else max(low, middle - 1))

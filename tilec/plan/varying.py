@@ -39,10 +39,7 @@ def plan_at(function: ir.Operation, target: Target, sizes: Mapping[str, int]) ->
     plan = _steady(make_plan(copy, target), function, target, sizes)
     own = _carried_out(plan, function, base, target)
     kernels = tuple(_generalised(k, own, target) for k in plan.kernels)
-    # no launch is shared: the blocks of each kernel are a text over sizes, of which `passes/cuda/launches.py` makes no sum
-    return replace(
-        plan, function=own, kernels=kernels, launches={}, approximations={}, replan=None, candidates=None, instance=module
-    )
+    return replace(plan, function=own, kernels=kernels, approximations={}, replan=None, candidates=None, instance=module)
 
 
 def _instance(function: ir.Operation, sizes: Mapping[str, int]) -> tuple[ir.Module, ir.Operation]:
