@@ -64,7 +64,7 @@ class Op:
         self._built: dict[tuple, Executable] = {}
         self._latest: Executable | None = None
         self._fast: tuple[Known, ...] = ()
-        self._sized: dict[tuple[object, ...], tuple[Known, ...]] = {}  # of an op whose sizes vary, by shapes
+        self._sized: dict[tuple[object, ...], Known] = {}  # of an op whose sizes vary, by shapes
         self._lock = threading.Lock()
         self._declared = program.op(name)
         self._by_class = self._made_by_class() if self._varies else None
@@ -120,9 +120,14 @@ class Op:
         if named:
             arrays = self._in_order(arrays, named)
         try:
-            for call, executable, _ in self._fast if self._by_class is None else self._sized.get(_shapes(arrays), ()):
+            for call, executable, _ in self._fast:
                 if (results := call(arrays, out, stream)) is not fast_call.NO:
                     self._latest = executable
+                    return results
+            if self._sized and (known := self._sized.get(_shapes(arrays))) is not None:
+                call, executable, _ = known
+                if (results := call(arrays, out, stream)) is not fast_call.NO:
+                    self._fast, self._latest = (known,), executable
                     return results
             return self._call(arrays, out, stream)
         except CheckError as error:
@@ -143,17 +148,17 @@ class Op:
             with compiling():
                 call = fast_call.make(executable, arrays, views, made, wrap)
             if call is not None:
-                if self._by_class is None:
-                    self._fast = ((call, executable, kind), *self._fast[: MOST_FAST - 1])
-                else:
-                    self._remember(_shapes(arrays), (call, executable, kind))
+                known = call, executable, kind
+                self._fast = (known, *self._fast[: MOST_FAST - 1]) if self._by_class is None else (known,)
+                if self._by_class is not None:
+                    self._remember(_shapes(arrays), known)
         return results
 
     def _remember(self, shapes: tuple[object, ...], known: Known) -> None:
         """The fast path of an op whose sizes vary, for later calls of these shapes."""
         while len(self._sized) >= MOST_SIZED and shapes not in self._sized:
             self._sized.pop(list(self._sized)[0], None)  # noqa: RUF015 - another thread may add one: a list is made at once
-        self._sized[shapes] = (known,)
+        self._sized[shapes] = known
 
     def _as_jax(self, executable: Executable, arrays: tuple[object, ...], views: Sequence[Buffer], results: Any) -> Any:
         """The results of a call as JAX's arrays, on the device of the first argument, if that is one. They take over the memory."""

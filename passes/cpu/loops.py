@@ -21,6 +21,7 @@ from tilec.analysis.float_ranges import range_of
 from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.lane_invariance import NONE, LaneInvariance, find_lane_invariance, multiple
 from tilec.core import locations, mlir
+from tilec.core.extents import known_loops, sizes_of
 from tilec.core.mlir import arith, ir, math, memref, scf
 from tilec.kernels import planned_kernels
 from tilec.passes.cpu.fill import map_copy, map_fill
@@ -29,10 +30,12 @@ from tilec.passes.cpu.narrow_positions import narrow_positions
 from tilec.passes.cpu.partial_sums import PartialSums
 from tilec.passes.cpu.transpose import map_transpose, whole
 from tilec.passes.emit import Body
-from tilec.passes.loops import sum_of
+from tilec.passes.loops import below, sum_of, when
 
 TRIGONOMETRIC = ("math.sin", "math.cos", "math.tan")
 STEPS = 4  # of a reduction that adds to memory, made at once
+VECTOR = 16  # elements, of whose multiples LLVM makes several vectors at a time
+CHEAP = ("math.absf", "math.absi", "math.sqrt", "math.fma", "math.floor", "math.ceil", "math.trunc", "math.roundeven")
 SHORT = 8  # operations of a body beside which the load and store of its accumulator cost much
 CODY_WAITE_LIMIT = {"f32": 2.0**17, "f64": 2.0**30}  # of the fast paths in runtime/cpu/math_trig.py
 
@@ -313,7 +316,46 @@ class _Nest:
         """The innermost loop of an operation without reductions; its only state is the flag of `_fast_path_first`."""
         d = self.outer[depth]
         self.invariance = self._lane_invariance(d)
-        loop = self._loop(d, states, self.invariance.size)
+        if self.invariance.size > 1 or not self._varies(d):
+            states = self._elements_of(d, states)
+        else:
+            end = mlir.index(whole(self.extent(d), VECTOR))
+            states = self._elements_of(d, states, mlir.index(0), end)
+            if states or not self._is_dear():
+                states = self._elements_of(d, states, end, self.extent(d))
+            else:
+                self._masked_rest(d, end)
+        self.invariance = NONE
+        return states
+
+    def _varies(self, d: int) -> bool:
+        """Whether a loop's trip count is no number, in a program whose sizes vary. LLVM makes one vector at a time of such a loop,
+        and several of one whose count is a multiple of a vector's elements: the rest has a loop of its own."""
+        return bool(sizes_of(self.op)) and not isinstance(known_loops(self.op)[d], int)
+
+    def _is_dear(self) -> bool:
+        """Whether an element takes so long that one masked vector is faster than a loop over the rest."""
+        return any(o.operation.name.startswith("math.") and o.operation.name not in CHEAP for o in self.block.operations)
+
+    def _masked_rest(self, d: int, start: ir.Value) -> None:
+        """The elements from `start` on, fewer than a vector has, of a loop without states."""
+        extent = self.extent(d)
+        with when(below(start, extent)):
+            loop = scf.ForOp(mlir.index(0), mlir.index(VECTOR), mlir.index(1), [])
+            locations.named(loop, f"{self.names.get(d) or 'element'}_lane")
+            with ir.InsertionPoint(loop.body):
+                index = self.variables[d] = sum_of([(start, 1), (loop.induction_variable, 1)])
+                with when(below(index, extent)):
+                    self._load_ready()
+                    self._body([])
+                self._leave(d)
+                scf.YieldOp([])
+
+    def _elements_of(
+        self, d: int, states: list[ir.Value], start: ir.Value | None = None, end: ir.Value | None = None
+    ) -> list[ir.Value]:
+        """The loop over the elements along the innermost dimension."""
+        loop = self._loop(d, states, self.invariance.size, start, end)
         index = self.variables[d]
         with ir.InsertionPoint(loop.body):
             states = list(loop.inner_iter_args)
@@ -324,7 +366,6 @@ class _Nest:
                 states = self._body(states, number, shared)
                 self._leave(d)
             scf.YieldOp(states)
-        self.invariance = NONE
         return list(loop.results)
 
     def _lane_invariance(self, d: int) -> LaneInvariance:
@@ -382,7 +423,11 @@ class _Nest:
     def _reduce_along(
         self, depth: int, states: list[ir.Value], start: ir.Value | None = None, end: ir.Value | None = None
     ) -> list[ir.Value]:
-        loop = self._loop(self.inner[depth], states, start=start, end=end)
+        d = self.inner[depth]
+        if start is None and end is None and depth == len(self.inner) - 1 and self._varies(d):
+            start = mlir.index(whole(self.extent(d), VECTOR))
+            states = self._reduce_along(depth, states, mlir.index(0), start)
+        loop = self._loop(d, states, start=start, end=end)
         with ir.InsertionPoint(loop.body):
             scf.YieldOp(self._reduce(depth + 1, list(loop.inner_iter_args)))
         self._leave(self.inner[depth])
