@@ -59,7 +59,8 @@ class Step:
 @dataclass(frozen=True)
 class TensorMap:
     """A tensor that TMA copies boxes of (CUDA): the kernel's parameter that it starts at, its shape, and the box's, which has every
-    `steps[d]`-th element along dimension d, each without `steps`, and lies in lines of `swizzle` bytes."""
+    `steps[d]`-th element along dimension d, each without `steps`, and lies in lines of `swizzle` bytes. `strides`: elements between
+    neighbours along each dimension, where the tensor is a part of a larger one."""
 
     parameter: int
     dtype: str
@@ -68,6 +69,7 @@ class TensorMap:
     box: tuple[int, ...]
     steps: tuple[int, ...] = ()
     swizzle: int = 128
+    strides: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class KernelSource:
     def from_json(fields: dict[str, Any]) -> KernelSource:
         """Raises KeyError or TypeError for what is not a kernel as `asdict` gives it."""
         maps = tuple(
-            TensorMap(**m | {key: tuple(m[key]) for key in ("shape", "box", "steps")}) for m in fields["maps"]
+            TensorMap(**m | {key: tuple(m[key]) for key in ("shape", "box", "steps", "strides")}) for m in fields["maps"]
         )
         pairs = tuple((a, b) for a, b in fields["inplace"])
         return KernelSource(**{**fields, "sites": tuple(fields["sites"]), "maps": maps, "inplace": pairs})

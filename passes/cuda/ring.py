@@ -95,10 +95,10 @@ class RingTiles(LineTiles):
 
 def tensor_map(
     view: ir.Value, box: Sequence[int], swizzle: int = LINE, steps: Sequence[int] = (), kept: Sequence[int] = (),
-    rounded: str | None = None,
+    rounded: str | None = None, ends: Sequence[int] = (),
 ) -> ir.Value:  # fmt: skip
     """What tells the hardware how a view's tensor lies, and a box of it in shared memory, in lines of `swizzle` bytes; `kept` are
-    the tensor's dimensions that the box has, all by default."""
+    the tensor's dimensions that the box has, all by default. What is behind `ends`, by default those of the tensor, is left out."""
     element, tensor = ir.MemRefType(view.type).element_type, root(view)
     kind = f"!nvgpu.tensormap.descriptor<tensor = memref<{'x'.join(map(str, box))}x{element}, #gpu.address_space<{SHARED}>>"
     kind += f", swizzle = swizzle_{swizzle}b, l2promo = l2promo_{LINE}b, oob = zero, interleave = none>"
@@ -109,6 +109,10 @@ def tensor_map(
         tensor = memref.CollapseShapeOp(ir.MemRefType.get(shape, element), tensor, groups).result
     if not has_pitches(tensor, WIDE * 8 // element.width):
         raise Varies(f"whether lines of {locations.argument(root(view)) or 'a factor'} begin at multiples of {WIDE} bytes")
+    if ends and list(ends) != list(type_.shape):
+        layout = ir.StridedLayoutAttr.get(0, type_.get_strides_and_offset()[0])
+        cut = ir.MemRefType.get(list(ends), element, layout)
+        tensor = memref.SubViewOp(cut, tensor, [], [], [], [0] * type_.rank, list(ends), [1] * type_.rank).result
     unranked = memref.CastOp(ir.Type.parse(f"memref<*x{element}>"), tensor).result
     made = nvgpu.TmaCreateDescriptorOp(ir.Type.parse(kind), unranked, [mlir.index(b) for b in box])
     if any(step > 1 for step in steps):
@@ -123,13 +127,23 @@ def offsets_of(view: ir.Value) -> list[ir.Value]:
     owner = mlir.definition(view)
     if owner is None:
         return [mlir.index(0)] * len(ir.MemRefType(view.type).shape)
-    if owner.name != "memref.subview" or mlir.definition(owner.operands[0]) is not None:
+    if owner.name != "memref.subview":
         raise InternalError(f"a factor is no part of a tensor: {owner}", "map")
     dynamic = iter(list(owner.operands)[1:])
-    return [
-        next(dynamic) if o == mlir.DYNAMIC else mlir.index(o)
-        for o in ir.DenseI64ArrayAttr(owner.attributes["static_offsets"])
-    ]
+    own = [next(dynamic) if o == mlir.DYNAMIC else mlir.index(o) for o in ir.DenseI64ArrayAttr(owner.attributes["static_offsets"])]
+    if mlir.definition(owner.operands[0]) is None:
+        return own
+    return [sum_of([(a, 1), (b, 1)]) for a, b in zip(offsets_of(owner.operands[0]), own, strict=True)]
+
+
+def part_of(view: ir.Value) -> list[tuple[int, int]]:
+    """Where the part of a tensor that a kernel stores begins and ends along each dimension; nothing if it stores all."""
+    while (owner := mlir.definition(view)) is not None and owner.name == "memref.subview":
+        view = owner.operands[0]
+        entries = [list(ir.DenseI64ArrayAttr(owner.attributes[f"static_{n}"])) for n in ("offsets", "sizes")]
+        if mlir.definition(view) is None and not any(mlir.DYNAMIC in group for group in entries):
+            return [(offset, offset + size) for offset, size in zip(*entries)]
+    return []
 
 
 class Ring:

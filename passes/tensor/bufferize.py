@@ -10,12 +10,13 @@ bufferization places the rest: intermediates of the program become `memref.alloc
 from __future__ import annotations
 
 from math import prod
+from operator import mul
 
 from tilec.core import mlir
 from tilec.core.extents import emitted, shape_of
 from tilec.core.mlir import bufferization, func, ir, memref
 from tilec.kernels.attributes import carry_over
-from tilec.passes.tensor.slice_updates import POSITION
+from tilec.passes.tensor.slice_updates import POSITION, SLAB
 
 
 def bufferize(module: ir.Operation) -> None:
@@ -71,8 +72,9 @@ def _kernel(function: ir.Operation, insertion: tuple[ir.Operation, ir.Operation]
                 mapping[before] = bufferization.ToTensorOp(before.type, now, restrict=True, writable=n >= inputs).result
             for op in list(old.operations)[:-1]:
                 mlir.clone_op(op.operation, mapping)
-            for marked in [o for o in mlir.traverse(block.owner) if POSITION in o.attributes]:
-                del marked.attributes[POSITION]
+            for mark in (POSITION, SLAB):
+                for marked in [o for o in mlir.traverse(block.owner) if mark in o.attributes]:
+                    del marked.attributes[mark]
             for value, out in zip(results, memory[inputs:]):
                 bufferization.MaterializeInDestinationOp(None, mapping[value], out, restrict=True, writable=True)
             func.ReturnOp([])
@@ -89,16 +91,14 @@ def _slab(call: ir.Operation, whole: ir.Operation, block: ir.Block) -> ir.Value:
             return memref.LoadOp(given[op.operands[0]], [scalar(v) for v in list(op.operands)[1:]]).result
         return mlir.clone_op(op, {v: scalar(v) for v in op.operands}).results[0]
 
-    (position,) = list(whole.operands)[2:]
+    at = [scalar(v) for v in list(whole.operands)[2:]]  # one, or none of a part that lies where the program says
     offsets, sizes = (list(ir.DenseI64ArrayAttr(whole.attributes[f"static_{n}"])) for n in ("offsets", "sizes"))
-    (dim,) = [d for d, offset in enumerate(offsets) if offset == mlir.DYNAMIC]
     steps = [prod(list(ir.ShapedType(whole.results[0].type).shape)[d + 1 :]) for d in range(len(sizes))]
     own = ir.ShapedType(whole.operands[0].type)
-    layout = ir.StridedLayoutAttr.get(mlir.DYNAMIC, [s for d, s in enumerate(steps) if d != dim])
+    begin = mlir.DYNAMIC if at else sum(map(mul, offsets, steps))
+    layout = ir.StridedLayoutAttr.get(begin, [s for s, offset in zip(steps, offsets) if offset != mlir.DYNAMIC])
     type_ = ir.MemRefType.get(list(own.shape), own.element_type, layout)
-    return memref.SubViewOp(
-        type_, block.arguments[-1], [scalar(position)], [], [], offsets, sizes, [1] * len(sizes)
-    ).result
+    return memref.SubViewOp(type_, block.arguments[-1], at, [], [], offsets, sizes, [1] * len(sizes)).result
 
 
 def _program(function: ir.Operation) -> None:
@@ -119,9 +119,12 @@ def _program(function: ir.Operation) -> None:
         with ir.InsertionPoint(block):
             for value, out in zip(results, outs):
                 memory.setdefault(value, out)
-            for op in old.operations:  # what a kernel stores a slab of
-                if op.operation.name == "tensor.insert_slice":
-                    memory[op.operands[0]] = memory[op.results[0]]
+            for insertion in reversed([o.operation for o in old.operations if o.operation.name == "tensor.insert_slice"]):
+                (whole,) = insertion.results  # what a kernel stores a slab of
+                if whole not in memory:
+                    memory[whole] = memref.AllocOp(memory_type(whole.type), [], []).result
+                memory[insertion.operands[0]] = memory[whole]
+                memory.setdefault(insertion.operands[1], memory[whole])
             for op in old.operations:
                 if op.operation.name == "func.call":
                     _call(op.operation, memory)

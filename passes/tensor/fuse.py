@@ -23,6 +23,7 @@ from tilec.core.mlir import ir
 from tilec.passes.tensor.inline import inline_all
 from tilec.passes.tensor.merge import merge
 from tilec.passes.tensor.outline import Outliner
+from tilec.passes.tensor.slice_updates import SLAB
 
 
 def fuse(module: ir.Operation) -> None:
@@ -31,6 +32,9 @@ def fuse(module: ir.Operation) -> None:
     order = _in_dependence(_kernels(function))
     for ops in order.values():
         _merge_loop_groups(ops)
+    for whole in [o for o in mlir.traverse(function) if o.name == "tensor.insert_slice" and len(o.operands) == 2]:
+        begins = list(ir.DenseI64ArrayAttr(whole.attributes["static_offsets"]))
+        mlir.definition(whole.operands[0]).attributes[SLAB] = mlir.integers([*begins, *ir.ShapedType(whole.results[0].type).shape])
     merged, outliner = _kernels(function), Outliner(function)
     for name in order:
         outliner.outline(name, merged[name])
@@ -52,7 +56,7 @@ def _in_dependence(members: dict[str, list[ir.Operation]]) -> dict[str, list[ir.
     """The kernels in an order in which each comes after the kernels that it reads from."""
     made = {r: name for name, ops in members.items() for op in ops for r in op.results}
     needs = {
-        name: {made[v] for op in ops for v in map(mlir.source_of, mlir.operands_of(op)) if v in made} - {name}
+        name: {made[v] for op in ops for o in mlir.operands_of(op) for v in mlir.sources_of(o) if v in made} - {name}
         for name, ops in members.items()
     }
     level: dict[str, int] = {}

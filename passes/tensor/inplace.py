@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tilec.core import mlir
 from tilec.core.mlir import ir
-from tilec.passes.tensor.slice_updates import POSITION
+from tilec.passes.tensor.slice_updates import POSITION, SLAB
 
 _MAKES_NOTHING = ("arith.constant", "tensor.empty")
 
@@ -25,7 +25,7 @@ def _pairs(kernel: ir.Operation) -> list[tuple[int, int]]:
     """Numbers of arguments: an input, and a result that may lie in its memory."""
     *body, end = [op.operation for op in mlir.entry(kernel).operations]
     work = [op for op in body if op.name not in _MAKES_NOTHING]
-    if not all(map(mlir.is_generic, work)) or any(POSITION in op.attributes for op in work):
+    if not all(map(mlir.is_generic, work)) or any(mark in op.attributes for op in work for mark in (POSITION, SLAB)):
         return []
     arguments, own = list(mlir.entry(kernel).arguments), [set(mlir.get_integers(op, "tilec.dims")) for op in work]
     # what others read, or what lacks a dimension of the kernel, several blocks may compute

@@ -75,8 +75,11 @@ class Outliner:
         for old, new in zip(results, call.results):
             self.names[new] = self._name(old)
             old.replace_all_uses_with(new)
-            for whole in [user for user in mlir.uses(new) if user.name == "tensor.insert_slice"]:
+            whole = next((user for user in mlir.uses(new) if user.name == "tensor.insert_slice"), None)
+            while whole is not None:  # and what has further parts
                 whole.move_before(self.end.operation)
+                further = (user for user in mlir.uses(whole.results[0]) if user.name == "tensor.insert_slice")
+                whole = next(further, None)
         for op in reversed(ops):
             op.erase()
 

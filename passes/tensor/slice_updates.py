@@ -20,6 +20,9 @@ from tilec.passes.rebuild import Anew, added, operands_in, operands_out, rebuild
 
 POSITION = "tilec.position"
 """Of an operation whose result is a slab of another tensor: the dimension that it lacks, and its extent there."""
+SLAB = "tilec.slab"
+"""Of an operation whose result is a part of another tensor, at a place that the program says: where it begins along each dimension,
+and the extents there."""
 _EQUAL = 0  # of arith.cmpi
 
 

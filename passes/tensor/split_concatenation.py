@@ -14,13 +14,26 @@ Reductions that leave the dimension of a join are made of those of the tensors t
     s[j]    = sum[i](c[i, j])                       ->    s[j]        = s.piece0[j] if j < N else s.piece1[j - N]
 
 What is equal to an operation that is there already is not computed again.
+
+The parts of a concatenation may be stored where they lie in it, by the kernels that compute them:
+
+    c[i, j] = s[i, j] if i < N else t[i - N, j]           c.piece0[i, j] = s[i, j];    c.piece1[i, j] = t[i, j]
+                                                   ->     c = c.piece0 and c.piece1, inserted at i = 0 and i = N
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
 
-from tilec.analysis.concatenation import Concatenation, Parts, around, concatenation_of, ends_of, reduced_concatenations
+from tilec.analysis.concatenation import (
+    Concatenation,
+    Parts,
+    around,
+    concatenation_of,
+    ends_of,
+    reduced_concatenations,
+    stored_concatenations,
+)
 from tilec.analysis.products import combined
 from tilec.core import locations, mlir
 from tilec.core.mlir import affine, arith, ir, linalg, tensor
@@ -38,13 +51,36 @@ def concatenations_of(function: ir.Operation, deepest: int) -> list[ir.Operation
 def split_concatenations(function: ir.Operation, deepest: int, joins: Collection[str] | None = None) -> None:
     """Rewrites what `concatenation_of` finds, or of that the concatenations of these names, and folds what is known in a piece."""
     wanted = [p for p in list(concatenation_of(function, deepest)) if joins is None or mlir.name_of(_join(p)) in joins]
-    made = [name for pieces in wanted for name in _Cut(pieces).carry_out()]
+    _folded(function, [name for pieces in wanted for name in _Cut(pieces).carry_out()])
+
+
+def _folded(function: ir.Operation, made: Collection[str]) -> None:
+    """Folds what is known in pieces, the operations of these names."""
     fold = mlir.PassManager.parse("func.func(canonicalize,cse)")
     fold_function(function)
     fold.run(function)
     for op in [o for o in mlir.traverse(function) if mlir.is_generic(o) and mlir.name_of(o) in made]:
         as_operands(op)
     fold.run(function)
+
+
+def store_parts(function: ir.Operation, names: Collection[str]) -> None:
+    """Has what `stored_concatenations` finds under these names be made of parts, each of which a kernel stores in it."""
+    parts = list[str]()
+    for found in [c for c in stored_concatenations(function) if mlir.name_of(_join(c)) in names]:
+        (((op, d),), cut) = found.operations, _Cut(found)
+        with ir.InsertionPoint(op), op.location:
+            type_ = ir.ShapedType(op.results[0].type)
+            shape, whole = list(type_.shape), tensor.empty(list(type_.shape), type_.element_type)
+            made = [_Piece(cut, op, d, n).make()[0] for n in range(len(found.pieces))]
+            for value, (begin, end) in zip(made, found.pieces):
+                offsets = [begin if n == d else 0 for n in range(len(shape))]
+                sizes = [end - begin if n == d else size for n, size in enumerate(shape)]
+                whole = tensor.InsertSliceOp(value, whole, [], [], [], offsets, sizes, [1] * len(shape)).result
+        op.results[0].replace_all_uses_with(whole)
+        parts += [_piece_name(op, n) for n in range(len(made))]
+        op.erase()
+    _folded(function, parts)
 
 
 def _join(pieces: Concatenation) -> ir.Operation:
@@ -264,4 +300,4 @@ def _less(subscript: ir.Value, number: int) -> ir.Value:
     return affine.apply(ir.AffineMap.get(1, 0, [ir.AffineDimExpr.get(0) - number]), [subscript])
 
 
-__all__ = ["concatenations_of", "reduce_in_pieces", "split_concatenations"]
+__all__ = ["concatenations_of", "reduce_in_pieces", "split_concatenations", "store_parts"]

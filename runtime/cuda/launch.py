@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tilec.core.diagnostics import CallError
@@ -225,18 +226,18 @@ _ENCODE = ctypes.CFUNCTYPE(
 
 class TiledMap:
     """Describes row-major tensors of a type and shape to TMA (`cuTensorMapEncodeTiled`), of which boxes are loaded; what lies
-    outside the shape reads as zeros. A box has every `steps[d]`-th element along dimension d, each by default. The tensor is at the
+    outside the shape reads as zeros, and is not written. `strides`: elements between neighbours along each dimension, where the
+    tensor is a part of a larger one. A box has every `steps[d]`-th element along dimension d, each by default. The tensor is at the
     address that is a kernel's `parameter`; its rows are multiples of 16 bytes."""
 
     def __init__(
         self, parameter: int, dtype: str, shape: Sequence[int], box: Sequence[int], swizzle: int = 0, item_bytes: int = 2,
-        steps: Sequence[int] = (),
+        steps: Sequence[int] = (), strides: Sequence[int] = (),
     ):  # fmt: skip
         self.parameter, self.rank = parameter, len(shape)
         self.dtype, self.swizzle = _TENSOR_TYPES[dtype], _SWIZZLES[swizzle]
-        pitches, step = [], item_bytes
-        for extent in reversed(shape):
-            pitches.append(step := step * extent)
+        spacing = strides or [prod(shape[n + 1 :]) for n in range(self.rank)]
+        pitches = [item_bytes * n for n in (*spacing[-2::-1], shape[0] * spacing[0])]  # the last one is not read
         self.sizes, self.pitches = ((ctypes.c_uint64 * self.rank)(*row) for row in (reversed(shape), pitches))
         steps = steps or [1] * self.rank
         covered = [size * step for size, step in zip(box, steps)]  # the driver divides by steps, and rounds up

@@ -221,7 +221,7 @@ class DeviceProgram:
 
 
 def _tiled(m: TensorMap) -> TiledMap:
-    return TiledMap(m.parameter, m.dtype, m.shape, m.box, m.swizzle, m.item_bytes, m.steps)
+    return TiledMap(m.parameter, m.dtype, m.shape, m.box, m.swizzle, m.item_bytes, m.steps, m.strides)
 
 
 def _move(addresses: Sequence[int], count: int, stream: int) -> None:

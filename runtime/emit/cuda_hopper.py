@@ -31,9 +31,12 @@ def _descriptor_map(printer: MemoryPrinter, op: ir.Operation) -> None:
     name = printer.names.variable(f"{memory.base}_map")
     steps = tuple(mlir.get_integers(op, "tilec.element_steps") or ())
     sizes = extents.sizes_of(op)
-    shape = tuple(extents.amount(n, sizes) for n in extents.shape_of(mlir.definition(op.operands[0]).operands[0]))
+    (tensor,) = mlir.definition(op.operands[0]).operands
+    shape = tuple(extents.amount(n, sizes) for n in extents.shape_of(tensor))
+    part = mlir.definition(tensor) is not None and mlir.definition(tensor).name == "memref.subview"
+    strides = tuple(map(int, memory.strides)) if part else ()
     dtype = mlir.get_string(op, "tilec.rounded") or printer.dtype(memory.element)
-    printer.maps[name] = TensorMap(number, dtype, size, shape, box, steps, int(found[1]))
+    printer.maps[name] = TensorMap(number, dtype, size, shape, box, steps, int(found[1]), strides)
     printer.text[op.results[0]] = name
 
 

@@ -44,9 +44,15 @@ LOSS = """op f(x: bf16[M, D], w: bf16[V, D], t: i64[M]) -> (y: f32) {
     z[i] = logsumexp[v](s[i, v])
     y = mean[i](z[i] - s[i, t[i]])
 }"""
+JOINED = """op f(x: f32[N, 64, H, W], w: f32[96, 64], v: f32[32, 64]) -> (y: f32[N, 128, H, W]) {
+    s[n, k, h, i] = sum[c](x[n, c, h, i] * w[k, c]) using tf32
+    t[n, k, h, i] = sum[c](x[n, c, h, i] * v[k, c]) using tf32
+    y[n, k, h, i] = relu(s[n, k, h, i]) if k < 96 else t[n, k - 96, h, i] where n in 0:N, k in 0:128, h in 0:H, i in 0:W
+}"""
 PRODUCT = "op f(a: bf16[M, K], b: bf16[K, N]) -> (c: bf16[M, N]) { c[i, j] = sum[k](a[i, k] * b[k, j]) }"
 PROGRAMS = {  # a program that the compiler plans with the rewrite, with its sizes
     "concatenation": (LAST, {"H": 64, "S": 1024}),
+    "parts": (JOINED, {"N": 8, "H": 56, "W": 56}),
     "toeplitz": (DISTANCES, {"N": 4096}),
     "recompute": (LOSS, {"M": 8192, "V": 32768, "D": 4096}),
     "copies": (GRADIENTS, {"H": 64, "S": 2048, "T": 2048, "D": 64}),

@@ -212,8 +212,11 @@ class MatrixIntrinsics(Intrinsics):
         while len(groups) > count:
             for (description, pointer), source, start in groups.pop(0):
                 dtype = DTYPES[description.dtype].numpy
-                size = int(np.prod(description.shape)) * dtype.itemsize
-                whole = self.state.block.bytes_at(pointer, size).view(dtype).reshape(description.shape)
+                shape = description.shape
+                apart = description.strides or [int(np.prod(shape[n + 1 :])) for n in range(len(shape))]
+                size = (1 + sum((n - 1) * s for n, s in zip(shape, apart))) * dtype.itemsize
+                flat = self.state.block.bytes_at(pointer, size).view(dtype)
+                whole = np.lib.stride_tricks.as_strided(flat, shape, [s * dtype.itemsize for s in apart])
                 count_bytes, line = int(np.prod(description.box)) * dtype.itemsize, description.swizzle
                 assert source % max(128, 8 * line) == 0 and description.box[-1] * dtype.itemsize == line, (source, description)
                 pieces = [

@@ -11,6 +11,8 @@ norm of a dense block, whose channels another norm has read but for the last one
     c[i, j] = x[i, j] if j < 64 else y[i, j - 64]
     m[j]    = sum[i](c[i, j])                    is sum[i](x[i, j]) in 0:64, and sum[i](y[i, j]) behind
 
+Kernels may store the parts of a concatenation where they lie in it (`stored_concatenations`).
+
 A set of operations (`Concatenation`) begins at an operation that joins the result of a product with something else. It ends at
 reductions over the dimension, and at reads that lie in one piece. Where anything else reads one of its tensors, this must be in
 memory as a whole, and the set is none.
@@ -18,16 +20,19 @@ memory as a whole, and the set is none.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
+from tilec.analysis.by_key import by_key
 from tilec.analysis.index_terms import BodyTerms
 from tilec.analysis.products import combined, product_of
 from tilec.core import mlir
 from tilec.core.extents import at_most, loops_of, shape_of
+from tilec.core.hardware import SECTOR
 from tilec.core.mlir import ir
 from tilec.index.facts import NONE, Ends
 from tilec.index.questions import thresholds
@@ -89,6 +94,51 @@ def reduced_concatenations(function: ir.Operation) -> list[tuple[Concatenation, 
     return [(c, parts) for c, parts in found if any(times[t] > 1 for _, tensors in parts.values() for t in tensors)]
 
 
+def stored_concatenations(function: ir.Operation) -> Iterator[Concatenation]:
+    """Concatenations of which kernels may store the parts where they lie, each as one operation. One part is of the result of a
+    product. Parts are made of what nothing else reads, but for one, which is computed as the whole was; none is copied."""
+    ops = [o.operation for o in mlir.entry(function).operations if mlir.is_generic(o.operation)]
+    made = _made_of_products(ops, sys.maxsize)
+    for op in ops:
+        whole = [*range(len(mlir.extents_of(op)))]
+        if len(whole) < 2 or not is_elementwise(op) or mlir.map_dims(mlir.maps_of(op)[-1]) != whole or not _may_be_cut(op, 0):
+            continue
+        for d in dict.fromkeys(_joined(op, made)):
+            extent = mlir.extents_of(op)[d]
+            pieces = tuple(pairwise(sorted({0, extent, *(p for p in _points(op, d) if 0 < p < extent)})))
+            found = [] if len(pieces) > MOST else [_has_its_own(op, _value_in(op, d, piece)) for piece in pieces]
+            size = max(1, ir.ShapedType(op.results[0].type).element_type.width // 8)
+            # what is contiguous behind a part is so in the whole; else lines of parts begin where accesses do
+            aligned = d < whole[-1] or all(end * size % SECTOR == 0 for _, end in pieces)
+            long = aligned and len(found) > 1 and min(b - a for a, b in pieces) > 1
+            if long and None not in found and found.count(True) >= len(found) - 1:
+                yield Concatenation(((op, d),), pieces)
+                break
+
+
+def _has_its_own(op: ir.Operation, value: ir.Value) -> bool | None:
+    """Whether a value of an operation's body is made of a tensor that is computed for it alone; None if it is another's element."""
+    loads = [o for o in mlir.slice_of(mlir.body_of(op), value) if o.name == "tensor.extract"]
+    made = [o for o in loads if (maker := mlir.definition(o.operands[0])) is not None and _stores_anywhere(maker)]
+    own = any(all(u.name != "func.return" and around(u) == op for u in mlir.uses(o.operands[0])) for o in made)
+    return own or (None if mlir.definition(value) in loads or isinstance(value, ir.BlockArgument) else False)
+
+
+def _stores_anywhere(op: ir.Operation) -> bool:
+    """Whether its kernel, of any family, has one result, of which each block stores its part."""
+    return mlir.is_generic(op) and len(op.results) == 1 and "tilec.scan" not in op.attributes and by_key(op) is None
+
+
+def _value_in(op: ir.Operation, d: int, piece: Piece) -> ir.Value:
+    """The result of an operation's body where the index of a dimension is in a piece of it."""
+    terms = BodyTerms(op)
+    terms.dims[d] = index(f"i{d}", piece[1], piece[0])
+    (value,) = list(mlir.body_of(op).operations)[-1].operands
+    while (owner := mlir.definition(value)) is not None and owner.name == "arith.select":
+        value = owner.operands[1 if NONE.decide(terms.holds(owner.operands[0])) else 2]
+    return value
+
+
 def _parts(op: ir.Operation, d: int) -> list[tuple[Piece, ir.Value]]:
     """The pieces along a dimension of an operation that joins whole tensors, and these tensors; none of another one."""
     extents, parts = loops_of(op), list[tuple[Piece, ir.Value]]()
@@ -97,9 +147,7 @@ def _parts(op: ir.Operation, d: int) -> list[tuple[Piece, ir.Value]]:
     for begin, end in pairwise(sorted({0, length, *(p for p in _points(op, d) if 0 < p < length)})):
         terms = BodyTerms(op)
         terms.dims[d] = index(f"i{d}", end, begin)
-        (value,) = list(mlir.body_of(op).operations)[-1].operands
-        while (owner := mlir.definition(value)) is not None and owner.name == "arith.select":
-            value = owner.operands[1 if NONE.decide(terms.holds(owner.operands[0])) else 2]
+        owner = mlir.definition(_value_in(op, d, (begin, end)))
         if owner is None or owner.name != "tensor.extract":
             return []
         tensor, *subscripts = owner.operands
@@ -292,4 +340,13 @@ def _pieces(points: Sequence[int]) -> Iterator[Piece]:
         yield from ((n, n + 1) for n in range(a, b)) if b - a <= SINGLE else [(a, b)]
 
 
-__all__ = ["Concatenation", "Parts", "around", "concatenation_of", "ends_of", "is_elementwise", "reduced_concatenations"]
+__all__ = [
+    "Concatenation",
+    "Parts",
+    "around",
+    "concatenation_of",
+    "ends_of",
+    "is_elementwise",
+    "reduced_concatenations",
+    "stored_concatenations",
+]

@@ -86,7 +86,7 @@ class Node:
     @property
     def gathered(self) -> list[ir.Value]:
         """Those of `extracts` that no read shows in another shape: the others are the same memory."""
-        shown = {source for r in self.reads if (source := mlir.source_of(r.value)) != r.value}
+        shown = {source for r in self.reads for source in mlir.sources_of(r.value) if source != r.value}
         return [v for v in self.extracts if v not in shown]
 
     @property
@@ -120,7 +120,7 @@ class Contraction:
 @dataclass
 class Graph:
     """The operations of one function in order, and which of its values are results. `may_pack`: whether kernels are weighed with
-    factors that are stored for them first."""
+    factors that are stored for them first. `inserted`: its values that are parts of others, which kernels store there."""
 
     nodes: list[Node]
     producer: dict[ir.Value, Node]
@@ -130,6 +130,7 @@ class Graph:
     approximate: Mapping[ir.Operation, str] = field(default_factory=dict)
     cache: StructuralCache = field(default_factory=StructuralCache)
     may_pack: bool = True
+    inserted: Set[ir.Value] = frozenset()
 
     def __post_init__(self) -> None:
         self.position = {n: k for k, n in enumerate(self.nodes)}
@@ -247,8 +248,8 @@ class Graph:
         if (found := self._inlined.get(node)) is None:
             own, pending = {node}, [node]
             while pending:
-                for value in pending.pop().outside:
-                    maker = self.producer.get(mlir.source_of(value))
+                for value in (s for v in pending.pop().outside for s in mlir.sources_of(v)):
+                    maker = self.producer.get(value)
                     if maker is not None and maker.inlined and maker not in own:
                         own.add(maker)
                         pending.append(maker)
@@ -303,15 +304,17 @@ def build_graph(
     """`approximate` are operations that take fewer instructions than others of their name, see `tilec/analysis/precision.py`.
     `cache`: what is known from another graph of the program."""
     block, cache = function.regions[0].blocks[0], cache or StructuralCache()
-    nodes, returned = [], []
+    nodes, returned, inserted = [], [], set[ir.Value]()
     for view in block.operations:
         op = view.operation
         if mlir.is_generic(op):
             nodes.append(_node(op, approximate or {}, cache))
+        elif op.name == "tensor.insert_slice":
+            inserted.add(op.operands[0])
         elif op.name == "func.return":
-            returned = list(dict.fromkeys(v for value in op.operands for v in (value, mlir.source_of(value))))
+            returned = list(dict.fromkeys(v for value in op.operands for v in (value, *mlir.sources_of(value))))
     producer = {r.value: n for n in nodes for r in n.results}
-    return Graph(nodes, producer, returned, list(block.arguments), approximate=approximate or {}, cache=cache)
+    return Graph(nodes, producer, returned, list(block.arguments), approximate=approximate or {}, cache=cache, inserted=inserted)
 
 
 def _node(op: ir.Operation, approximate: Mapping[ir.Operation, str], cache: StructuralCache) -> Node:
@@ -322,7 +325,7 @@ def _node(op: ir.Operation, approximate: Mapping[ir.Operation, str], cache: Stru
     pattern: _Pattern = facts["node"]
     inputs = mlir.inputs_of(op)
     read = [*(inputs[n] for n, _ in pattern.reads), *(outside[n] for n in pattern.extracts)]
-    sources = [(v, mlir.source_of(v)) for v in read]
+    sources = [(v, source) for v in read for source in mlir.sources_of(v)]
     node = Node(
         name=mlir.get_string(op, "tilec.name") or "op",
         op=op,

@@ -136,11 +136,14 @@ def is_empty(value: ir.Value) -> bool:
     return owner is not None and owner.name == "tensor.empty"
 
 
-def source_of(value: ir.Value) -> ir.Value:
-    """The tensor behind a value that only shows it with another shape, or as a part of another tensor's memory."""
-    while (owner := definition(value)) is not None and owner.name in SHOWN:
-        value = owner.operands[0]
-    return value
+def sources_of(value: ir.Value) -> list[ir.Value]:
+    """The tensors behind a value that only shows them: one with another shape, or those that are parts of its memory."""
+    owner = definition(value)
+    if owner is None or owner.name not in SHOWN:
+        return [value]
+    before = definition(owner.operands[1]) if owner.name == "tensor.insert_slice" else None
+    further = sources_of(owner.operands[1]) if before is not None and before.name == owner.name else []
+    return [*sources_of(owner.operands[0]), *further]
 
 
 def constant_value(value: ir.Value) -> Any:

@@ -278,6 +278,9 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("stored", (_GENERIC,), _number(0), "plan", "fuse",
               "stores a factor of a contraction, of an aligned tensor with so many zeros behind each row"),
     # how the program becomes kernels
+    Attribute("slab", (_GENERIC,), _numbers(), "fuse", "bufferize",
+              "its result is a part of the tensor that it is inserted into, which a kernel stores there: where it begins along "
+              "each dimension, and the extents of the tensor"),
     Attribute("kernel", ("func.func",), _mark(), "fuse", "emit", "a kernel; the other function is the program, which calls them"),
     Attribute("launch", ("func.call",), _word(), "fuse", "emit",
               "the plan's name of a kernel, where the function that it calls has the name of another kernel, which is equal"),

@@ -7,7 +7,7 @@ from collections.abc import Collection, Set
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space, space_of
-from tilec.analysis.traffic import allows_look_back, intermediate_bytes, onchip_bytes
+from tilec.analysis.traffic import allows_look_back, intermediate_bytes, onchip_bytes, outputs_of
 from tilec.core.target import Target
 from tilec.passes.tensor.slice_updates import POSITION
 from tilec.plan.chain import is_contraction_chain, refuse_contraction_chain
@@ -23,6 +23,8 @@ def refuse(nodes: list[Node], graph: Graph, member: Kernels, target: Target) -> 
         return why
     if len(nodes) > 1 and any(POSITION in n.op.attributes for n in nodes):
         return "what is stored at a position that data tell is a kernel of its own"
+    if graph.inserted and any(r.value in graph.inserted for n in nodes for r in n.results) and len(outputs_of(nodes, graph)) > 1:
+        return "a kernel that stores a part of a tensor has no other result"
     if cycle := _between(nodes, graph, member):
         return f"{cycle.name}, in another kernel, must run between them"
     space = space_of(nodes, graph)

@@ -1,6 +1,7 @@
 """The rewrites that a plan may take, in the order in which the search asks for them.
 
     concatenation  a tensor that concatenates others is computed piece by piece      passes/tensor/split_concatenation.py
+    parts          parts of a concatenation are stored where they lie in it          passes/tensor/split_concatenation.py
     toeplitz       a tensor is stored as one element for each diagonal               passes/tensor/toeplitz.py
     recompute      elements of a product that are read by number are computed anew   passes/tensor/gathered.py
     copies         a product is computed for each contraction that reads it          passes/tensor/copies.py
@@ -8,7 +9,7 @@
     split          a reduction is computed in parts, which are combined              passes/tensor/split.py
     pack           a factor is stored as the kernel of its product reads it          passes/tensor/pack.py
 
-The first five replace what else is in memory: the result of a contraction may then stay on chip. Splits and packs are steps of
+The first six replace what else is in memory: the result of a contraction may then stay on chip. Splits and packs are steps of
 kernels.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tilec.analysis.concatenation import stored_concatenations
 from tilec.analysis.graph import Graph
 from tilec.analysis.toeplitz import toeplitz_tensors
 from tilec.core import mlir
@@ -24,12 +26,12 @@ from tilec.core.mlir import ir
 from tilec.passes.tensor.copies import copies_for, copy_for_readers
 from tilec.passes.tensor.gathered import compute_anew, gathered_reads, name_of_read
 from tilec.passes.tensor.split import refuse_split
-from tilec.passes.tensor.split_concatenation import concatenations_of, split_concatenations
+from tilec.passes.tensor.split_concatenation import concatenations_of, split_concatenations, store_parts
 from tilec.passes.tensor.toeplitz import compress_toeplitz
 from tilec.plan import prepack, split_reduction
 from tilec.plan.chain import WIDEST
 from tilec.plan.chain_factors import chain_factors
-from tilec.plan.groups import Group
+from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Plan
 from tilec.plan.rewrite import Compared, Found, Rewrite
 from tilec.plan.state import State
@@ -59,6 +61,28 @@ def _find_concatenations(state: State, without: Callable[[], Plan]) -> Found:
 
 def _apply_concatenations(function: ir.Operation, steps: Sequence[Step]) -> None:
     split_concatenations(function, WIDEST, [s.operation for s in steps])
+
+
+# ---- parts of concatenations -----------------------------------------------------------------------------------------
+
+
+BY_PARTS = "its parts are stored where they lie in it"
+
+
+def _stored_parts(state: State) -> tuple[Applied, ...]:
+    """On a GPU; on a CPU the whole is written by the loop that computes its parts."""
+    found = stored_concatenations(state.function) if state.target.kind == "cuda" else ()
+    return _at("parts", [op for c in found for op, _ in c.operations])
+
+
+def _find_stored_parts(state: State, without: Callable[[], Plan]) -> Found:
+    """They pay by themselves: nothing is stored that was not, and what was copied into the whole is not loaded again."""
+    steps = _stored_parts(state)
+    return Found(steps, tuple(Remark("stored", a.step.operation, BY_PARTS, a.line) for a in steps))
+
+
+def _apply_stored_parts(function: ir.Operation, steps: Sequence[Step]) -> None:
+    store_parts(function, [s.operation for s in steps])
 
 
 # ---- toeplitz --------------------------------------------------------------------------------------------------------
@@ -209,6 +233,7 @@ def _describe_pack(step: Step, index: Callable[[int], str]) -> str:
 
 REWRITES = (
     Rewrite("concatenation", _find_concatenations, _concatenations, _apply_concatenations, lambda step, index: "piece by piece"),
+    Rewrite("parts", _find_stored_parts, _stored_parts, _apply_stored_parts, lambda step, index: BY_PARTS),
     Rewrite("toeplitz", _find_toeplitz, _toeplitz, _apply_toeplitz, lambda step, index: "one element for each diagonal"),
     Rewrite("recompute", _find_reads, _reads, _apply_reads, lambda step, index: "elements read by number are computed anew"),
     Rewrite("copies", _find_copies, _copies, _apply_copies, lambda step, index: "its own copy of the products that it reads"),

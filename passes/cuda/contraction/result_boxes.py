@@ -23,7 +23,7 @@ from tilec.kernels import WarpgroupContraction
 from tilec.kernels.contraction import boxes_of
 from tilec.passes.cuda.contraction.problem import Problem, Side, Thread
 from tilec.passes.cuda.memory_spaces import SHARED, is_local, local, root
-from tilec.passes.cuda.ring import as_box, offsets_of, show_stores, tensor_map
+from tilec.passes.cuda.ring import as_box, offsets_of, part_of, show_stores, tensor_map
 from tilec.passes.loops import sum_of, when
 
 HEIGHT = 16  # rows of a box: those of a warp
@@ -70,7 +70,7 @@ def boxed_result(problems: list[Problem], after: list[ir.Operation]) -> Use | No
     if size not in (2, 4) or len(shape) > 5 or not divides(WIDE // size, shape[-1]) or use.dims[-1:] != problem.right.dims[-1:]:
         return None
     columns, _ = boxes_of(problem.right.size, size, 1)
-    lengths = dict(zip(use.dims, shape))
+    lengths = dict(zip(use.dims, shape)) | {d: end - begin for d, (begin, end) in zip(use.dims, part_of(use.value))}
     runs = ((problem.left, HEIGHT), (problem.right, columns))
     return use if all(_is_run(side, run, lengths) for side, run in runs) else None
 
@@ -106,7 +106,7 @@ class ResultBoxes:
         self.pieces = line // WIDE
         box = {problem.left.dims[-1]: HEIGHT, problem.right.dims[-1]: self.columns}
         self.box = [box.get(d, 1) for d in self.dims]
-        self.map = tensor_map(self.tensor, self.box, line)
+        self.map = tensor_map(self.tensor, self.box, line, ends=[end for _, end in part_of(use.value)])
 
     def put(self, warp: ir.Value, chunk: ir.Value, row: ir.Value, column: ir.Value) -> list[ir.Value]:
         """The subscripts of an element of a chunk: pieces of 16 bytes are exchanged as TMA reads them."""

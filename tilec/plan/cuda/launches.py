@@ -55,8 +55,8 @@ class Order:
         needs = [0 for _ in groups]
         for node, k in number.items():
             for other in (*graph.producers(node), *_given(node, graph)):
-                if other in number and number[other] != k:
-                    needs[k] |= 1 << number[other]
+                if other in number and number[other] != k:  # parts of one memory are in any order
+                    needs[max(k, number[other])] |= 1 << min(k, number[other])
         before: list[int] = []
         for bits in needs:
             before.append(bits)
@@ -86,8 +86,8 @@ class Order:
 
 
 def _given(node: Node, graph: Graph) -> Iterator[Node]:
-    """The operations that make what a kernel is given besides what it reads: operands that no element needs, and what the position
-    is computed from at which a slab is stored."""
+    """The operations that make what a kernel is given besides what it reads: operands that no element needs, what the position
+    is computed from at which a slab is stored, and the parts that are in the same memory."""
     pending = [
         v for r in node.results for o in mlir.uses(r.value) if o.name == "tensor.insert_slice" for v in o.operands
     ]

@@ -42,7 +42,8 @@ Times are predictions.
   operations  the operations of the kernel; move a name to another kernel, or to a new one (OP_...)
   inline      operations that are computed again inside each of their readers, and never stored
   rewrites    steps that change the program before its kernels are made, by their kind; `KIND = []` takes none,
-              `KIND = true` all that apply, whatever they cost (kinds: concatenation, toeplitz, recompute, copies, split, pack)
+              `KIND = true` all that apply, whatever they cost (kinds: concatenation, parts, toeplitz, recompute, copies, split,
+              pack)
   launches    kernels that share a launch, by its name (OP_...), on a GPU; an empty table forbids it
   tile        a block's part of each dimension of the grid
   loops       for each operation, the numbers of its own dimensions, outermost loop first
