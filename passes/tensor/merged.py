@@ -4,7 +4,8 @@
                                           ->      m[n, c] = mean[k](x[n, c, k]);  y[n, c, k] = x[n, c, k] - m[n, c]
 
 No data move. A row is then all that a norm reduces, which the blocks of a cluster may keep. The dimensions of all tensors and
-operations that depend on one another are merged together, or stay: an operation that reads one of the two alone keeps both.
+operations that depend on one another are merged together, or stay: an operation that reads one of the two alone keeps both. A
+convolution keeps both, and stores its result: others read it with the two in one.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ def _neighbours(value: ir.Value, at: int) -> list[Pair]:
     if owner is not None and mlir.is_generic(owner):
         number = list(owner.results).index(value)
         dims = operands_out(owner)[number].dims
-        found.append((owner, dims[at], dims[at + 1]))
+        if not _needs_both(owner, dims[at], dims[at + 1]):
+            found.append((owner, dims[at], dims[at + 1]))
     elif owner is not None and owner.name == "tensor.empty":
         return []  # each operation has one of its own
     elif owner is not None and owner.name != "tensor.expand_shape":
@@ -134,12 +136,22 @@ def _neighbours(value: ir.Value, at: int) -> list[Pair]:
     return found
 
 
+def _needs_both(op: ir.Operation, outer: int, inner: int) -> bool:
+    """Whether a reduction needs both dimensions, as a convolution does: its result is in memory, where others read them as one."""
+    if "reduction" not in mlir.iterators_of(op):
+        return False
+    try:
+        return not [*_boundaries(op, outer, inner)]
+    except _Separate:
+        return True
+
+
 def _merge(function: ir.Operation, ops: dict[ir.Operation, tuple[int, int]], values: dict[ir.Value, int]) -> None:
     shapes = [shape_of(v) for v in list(mlir.entry(function).operations)[-1].operands]
     merged = dict[ir.Value, ir.Value]()
     for value, at in values.items():
         owner = mlir.definition(value)
-        if owner is None or owner.name == "tensor.expand_shape":
+        if owner is None or owner.name == "tensor.expand_shape" or (mlir.is_generic(owner) and owner not in ops):
             merged[value] = collapsed(value, at)
     in_order = [o.operation for o in mlir.entry(function).operations if o.operation in ops]
     for op, (outer, inner) in [(op, ops[op]) for op in in_order]:

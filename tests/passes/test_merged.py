@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from conftest import assert_within
+from tools.cuda_matrix_emulator import MatrixIntrinsics
 from tools.emulation import run_printed
 from tools.lowering import lowered, planned
 
@@ -31,6 +32,11 @@ MERGED = {
         s[n, k] = softmax[k](t[n, k // 40, k // 8 % 5, k % 8]) where k in 0:120
         y[n, c, h, w] = s[n, c * 40 + h * 8 + w] * g[c, h, w] where c in 0:3, h in 0:5, w in 0:8
     }""",
+    "a convolution's result": f"""op f({X}, k: f32[4, C, 3, 3], b: f32[4]) -> (y: f32[N, 4, H, W]) {{
+        s[n, o, h, w] = sum[c, p, q](pad(x[n, c, h + p - 1, w + q - 1], 0) * k[o, c, p, q]) where h in 0:H, w in 0:W
+        t[n, o, h, w] = abs(s[n, o, h, w] + b[o])
+        y[n, o, h, w] = t[n, o, h, w] / sum[p, q](t[n, o, p, q])
+    }}""",
     "groups": """op f(x: f32[N, 6, H, W]) -> (y: f32[N, 2, 3, H, W]) {
         y[n, g, c, h, w] = x[n, g * 3 + c, h, w] / (1 + max[p, q](abs(x[n, g * 3 + c, p, q]))) where g in 0:2, c in 0:3
     }""",
@@ -51,6 +57,7 @@ SEPARATE = {
 
 def drawn(text: str, rng) -> dict[str, np.ndarray]:
     shapes = {"x": (2, 6, 5, 8) if "N, 6" in text else (2, 3, 5, 8)}
+    shapes |= {"k": (4, 3, 3, 3), "b": (4,)} if "k: f32" in text else {}
     shapes |= {"g": (8,)} if "f32[W]" in text else {"g": (3, 5, 8)} if "f32[C, H, W]" in text and "g:" in text else {}
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
@@ -69,7 +76,7 @@ def test_values(name, target, rng):
     for stage in STAGES:
         assert_within(text, inputs, list(interpret(result.texts[stage], inputs).values()), kind=kind)
     if target == "h200":
-        outputs, failed = run_printed(special, result, inputs)
+        outputs, failed = run_printed(special, result, inputs, MatrixIntrinsics)
         assert not any(failed)
         assert_within(text, inputs, outputs, kind=kind)
 
