@@ -46,10 +46,11 @@ def test_matmul_is_compute_bound_and_near_cublas(n, cublas):
     assert tflops(n, best.prediction) == pytest.approx(cublas, rel=0.1)
 
 
-def test_f32_matmul_is_near_cublas():
+def test_f32_matmul_takes_what_was_measured():
+    """3.37 ms on an H200, where cuBLAS takes 2.69."""
     best = contraction.choose(H200, Contraction(4096, 4096, 4096, dtype="f32"))[0]
     assert best.tile.instruction == "fma"
-    assert tflops(4096, best.prediction) == pytest.approx(51, rel=0.1)
+    assert tflops(4096, best.prediction) == pytest.approx(40.8, rel=0.1)
     assert (
         contraction.choose(H200, Contraction(4096, 4096, 4096, dtype="f32", tf32=True))[0].tile.instruction
         == "wgmma"

@@ -45,6 +45,19 @@ def scattered_extracts(node: Node, d: int, lanes: int) -> int:
     return count
 
 
+def selected_among(node: Node) -> dict[ir.Value, int]:
+    """Of tensors between whose elements an operation selects by indices, how many there are: one is read for each element."""
+    body, found = mlir.body_of(node.op), dict[ir.Value, list[ir.Value]]()
+    for op in (o.operation for o in body.operations):
+        if op.name == "tensor.extract":
+            found[op.results[0]] = [op.operands[0]]
+        elif op.name == "arith.select" and all(v in found for v in list(op.operands)[1:]):
+            made = mlir.slice_of(body, op.operands[0])
+            if not any(o.name == "tensor.extract" or any(v in body.arguments for v in o.operands) for o in made):
+                found[op.results[0]] = [t for v in list(op.operands)[1:] for t in found[v]]
+    return {t: len(tensors) for tensors in sorted(found.values(), key=len) for t in tensors}
+
+
 @dataclass(frozen=True)
 class Window:
     """Elements `dilation` places apart along the reduced dimension `along`; those of neighbours begin `stride` places apart."""

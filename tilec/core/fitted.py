@@ -78,6 +78,7 @@ class RowTimes(Group, name="rows", kind="cuda"):
     )
     scatter: float = number("share by which reads slow down if blocks are in the middle of their rows, for small accesses")
     scatter_bytes: float = number("bytes of a block's access at which that share is halved", least=1)
+    cut_sectors: float = number("time of a sector of memory of which a warp writes a part, over that of a whole one in L2", least=1)
     realigned: float = number(
         "instructions for an element of an operand that begins at other places than unaligned rows",
         stands="reported: times of unaligned rows with a gain",
@@ -190,8 +191,12 @@ class ContractionTimes(Group, name="contraction", kind="cuda"):
     """Times of contractions by warps."""
 
     warp_wait: float = number(
-        "share of the vector units' speed that remains each time the number of warps doubles"
+        "share of the vector units' speed for f64 and integers that remains each time the number of warps doubles"
     )
+    few_warps: float = number(
+        "how much longer vector units take where a scheduler has one warp; with two, half as much, and with more no less", without=0
+    )
+    load_clocks: float = number("issued instructions of a vector unit that a load of a factor from shared memory takes", without=0)
     convert_operations: float = number(
         "integer operations that the conversion of an element takes on its way to shared memory"
     )

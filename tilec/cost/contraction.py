@@ -9,7 +9,7 @@ from itertools import groupby, product
 from math import ceil, log2, prod
 from operator import itemgetter
 
-from tilec.core.fitted import ContractionTimes, WarpgroupTimes
+from tilec.core.fitted import Barriers, ContractionTimes, WarpgroupTimes
 from tilec.core.hardware import LINE, SECTOR
 from tilec.core.target import Target
 from tilec.cost.block_tile import BlockTile, Contraction, element_bytes
@@ -214,11 +214,27 @@ def contraction_work(target: Target, p: Contraction, tile: BlockTile) -> Work:
         registers=tile.registers,
         shared_per_block=tile.shared,
         bytes_in_flight=(tile.stages - 1) * (p.widths[0] * tile.bm + p.widths[1] * tile.bn) * tile.bk * p.bytes / tile.threads,
-        lanes=target.fit(ContractionTimes).warp_wait ** log2(tile.warps) if tile.instruction == "fma" else 1.0,
+        lanes=_busy_lanes(target, tile, tiles, unit) if tile.instruction == "fma" else 1.0,
         serial_us=serial,
         exposed_us=exposed,
         idle_us=idle,
     )
+
+
+def _busy_lanes(target: Target, tile: BlockTile, blocks: int, unit: str) -> float:
+    """The share of the vector units' speed that is left. Products of f32 take a clock each: blocks wait at a barrier in each step,
+    at two of them with two stages; schedulers wait for shared memory where they have few warps, and issue more loads for fewer
+    products of a thread."""
+    fit, sm = target.fit(ContractionTimes), target.multiprocessor
+    if unit != "fma.f32":
+        return fit.warp_wait ** log2(tile.warps)
+    resident = min(occupancy(target, tile.threads, tile.registers, tile.shared).blocks, ceil(blocks / target.units))
+    step_ns = 2e9 * resident * tile.bm * tile.bn * tile.bk * target.units / target.peak(unit)
+    barriers = target.fit(Barriers).block_ns * (1 + (tile.stages == 2)) * (1 + log2(tile.warps) / 4)
+    few = min(1.0, (1 + fit.few_warps / 2) / (1 + fit.few_warps * sm.schedulers / (resident * tile.warps)))
+    high, wide = tile.bm // (4 * tile.warp_m), tile.bn // (8 * tile.warp_n)  # of a thread
+    loads = 1 + fit.load_clocks * (high / 2 + wide / 4) / (high * wide)  # in pairs along k, and in fours
+    return few / (loads * (1 + barriers / step_ns))
 
 
 def cut_bytes(target: Target, p: Contraction) -> float:

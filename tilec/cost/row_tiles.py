@@ -8,6 +8,7 @@ from itertools import product
 from math import ceil, gcd
 
 from tilec.core.fitted import RowRegisters, RowTimes
+from tilec.core.hardware import WARP
 from tilec.core.target import Target
 from tilec.cost.model import home_level, occupancy, round_up
 
@@ -134,6 +135,16 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
                     yield RowTile(threads, vector, rows, held, 1, "memory", registers, unaligned=p.unaligned)
     yield from _shared_rows(target, p)
     yield from _waiting_rows(target, p)
+
+
+def short_rows(target: Target, p: Rows) -> Iterator[RowTile]:
+    """Rows of which a warp has a part of each of as many as it has threads, in registers."""
+    fit, vector = target.fit(RowRegisters), p.access
+    for threads in (1 << n for n in range(6)):
+        vectors = ceil(p.length / (vector * threads))
+        registers = held_registers(target, p, vectors * vector, packed=False)
+        if threads * vector < 2 * p.length and vectors * vector * max(1, p.element_bytes // 4) * 2 <= fit.elements:
+            yield RowTile(threads, vector, WARP, vectors, 1, "registers", registers)
 
 
 def held_registers(target: Target, p: Rows, elements: int, packed: bool) -> int:

@@ -213,7 +213,7 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
     best = before * (target.fit(WarpgroupTimes).stream_k if now.choices[0].tile.stream_k else SAVING)
     best, before = min(best, packed), min(before, packed)
     found, summed = None, prod(node.extents[d] for d in node.contraction.k)
-    for parts in (2, 4, 8, 16, 32):
+    for parts in (2, 4, 8, 16, 32, 64, 128):
         dim = next((d for d in sorted(node.contraction.k) if not refuse_split(node.op, d, parts)), None)
         if dim is None or summed // parts % STEP:  # a step has some of each dimension that is summed
             continue

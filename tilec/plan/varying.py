@@ -24,11 +24,13 @@ from tilec.passes.tensor.inline import inline_all
 from tilec.plan.model import Plan
 from tilec.plan.planner import make_plan
 from tilec.plan.rewrites import REWRITES, Rewrite
+from tilec.plan.search import Demands
 from tilec.plan.state import APPROXIMATE
 from tilec.plan.steps import Step
 
 WEIGHED = 12  # candidates of a chain: one of the others is not the best at several sizes
 MOST = 4  # times a block of the instance
+FIXED: Demands = {"parts": ()}  # kernels store parts of concatenations at offsets that are numbers
 UNIT = 16  # of which blocks that may not be so large have a multiple
 
 
@@ -36,7 +38,7 @@ def plan_at(function: ir.Operation, target: Target, sizes: Mapping[str, int]) ->
     """The plan of a program at some sizes; its `function` is the program, after the steps of rewrites."""
     module, copy = _instance(function, sizes)
     base = copy.clone()
-    plan = _steady(make_plan(copy, target), function, target, sizes)
+    plan = _steady(make_plan(copy, target, demands=FIXED), function, target, sizes)
     own = _carried_out(plan, function, base, target)
     kernels = tuple(_generalised(k, own, target) for k in plan.kernels)
     return replace(plan, function=own, kernels=kernels, approximations={}, replan=None, candidates=None, instance=module)
@@ -59,7 +61,7 @@ def _steady(plan: Plan, function: ir.Operation, target: Target, sizes: Mapping[s
     tables = [plan.candidates(names, WEIGHED)]
     for others in _around(function, sizes):
         module, copy = _instance(function, others)
-        there = make_plan(copy, target)
+        there = make_plan(copy, target, demands=FIXED)
         assert module is not None and there.candidates is not None
         chains = [k.name for k in there.kernels if isinstance(k.options, ContractionChain)]
         tables.append(there.candidates(chains, WEIGHED))

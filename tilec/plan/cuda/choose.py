@@ -27,7 +27,7 @@ from tilec.core.mlir import ir
 from tilec.core.quantities import by_sizes, count
 from tilec.core.target import Target
 from tilec.cost import model as cost
-from tilec.cost.rows import RowTile
+from tilec.cost.row_tiles import RowTile, short_rows
 from tilec.kernels import Columns, KernelPlan, Points, Rows, Scan, Threaded, Transpose, VectorContraction
 from tilec.kernels.threaded import laid_out
 from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
@@ -38,11 +38,13 @@ from tilec.plan.cuda.chain import choose_chain
 from tilec.plan.cuda.choose_contraction import choose_contraction
 from tilec.plan.cuda.columns import Tiled, columns
 from tilec.plan.cuda.laid_out import LaidOut, scan_work, work_laid_out
+from tilec.plan.cuda.lines import stored_across
 from tilec.plan.cuda.online import choose_online
 from tilec.plan.cuda.rows import SHOWN, RowPlan, alone, choose_rows, describe, row_tiles, ruled_out_rows
 from tilec.plan.cuda.scan import ScanPlan, refuse_look_back, ruled_out_scan, scan_intermediate_bytes, scan_tiles
 from tilec.plan.cuda.shared_memory import fit, on_chip, too_much
 from tilec.plan.cuda.view import (
+    HELD,
     THREADS,
     View,
     accesses,
@@ -209,11 +211,16 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
         return _scan_rows(view, lane)
     vector = vector_of(view, lane)
     if alone(view, lane):
-        chosen = choose_rows(view, lane, vector)
-        return *_thread_mapping(view, lane, chosen.tile), f"rows of {view.extents[lane]}: {describe(chosen.tile)}", chosen
+        chosen, across = choose_rows(view, lane, vector), ""
+        sizes, layout = _thread_mapping(view, lane, chosen.tile)
+        if view.pick == 0 and (mapped := _across_rows(view, lane, chosen, layout)) is not None:
+            chosen, sizes, layout, across = *mapped, ", threads along rows last"
+        return sizes, layout, f"rows of {view.extents[lane]}: {describe(chosen.tile)}{across}", chosen
     found = []  # loops go over several dimensions: what the kernel does then depends on the layout
     for tile in row_tiles(view, lane, vector):
         sizes, layout = _thread_mapping(view, lane, tile)
+        if choose_online(view, layout):
+            layout = _hold_less(view, lane, layout)
         kernel = replace(view.kernel, tile=tuple(sizes.get(d, 1) for d in view.kernel.grid), options=Rows(**laid_out(layout)))
         work = work_laid_out(_with(kernel, online=choose_online(view, layout)), view, layout)
         found.append((cost.predict(work, view.target).time_us, tile, sizes, layout))
@@ -226,12 +233,46 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
     return sizes, layout, f"rows of {view.extents[lane]}: {describe(tile)}", RowPlan(tile, others)
 
 
-def _thread_mapping(view: View, lane: int, tile: RowTile) -> tuple[dict[int, int], Layout]:
-    """The block's tile along grid dimensions, and the layout, for a row tile."""
+def _hold_less(view: View, lane: int, layout: Layout) -> Layout:
+    """Fewer steps along other dimensions than the rows': joined reductions hold all that they loaded until they have totals."""
+    steps, others = list(layout.steps), [d for d in view.reduced if d != lane]
+    while max(replace(layout, steps=tuple(steps)).slots(a.dims) for a in view.accesses if not a.written) > HELD:
+        d = max(others, key=steps.__getitem__)
+        if steps[d] == 1:
+            break
+        steps[d] //= 2
+    return replace(layout, steps=tuple(steps))
+
+
+def _across_rows(view: View, lane: int, chosen: RowPlan, layout: Layout) -> tuple[RowPlan, dict[int, int], Layout] | None:
+    """The rows with a warp's threads side by side in neighbouring rows, if results are contiguous so, and that takes less time."""
+    if not view.kernel.grid or all(a.dims[-1] != view.kernel.grid[-1] for a in stored_across(view, lane)):
+        return None
+
+    def time_us(tile: RowTile, sizes: dict[int, int], layout: Layout) -> float:
+        options = Rows(**laid_out(layout), registers=tile.registers)
+        tiles = tuple(sizes.get(d, 1) for d in view.kernel.grid)
+        kernel = replace(view.kernel, tile=tiles, options=options, sram=on_chip(view).bytes)
+        return cost.predict(LaidOut(view, lane, chosen.problem)(kernel), view.target).time_us
+
+    own = {d: layout.extents[d] for d in view.kernel.grid}
+    found, least = None, time_us(chosen.tile, own, layout)
+    for tile in short_rows(view.target, chosen.problem):
+        mapped = _thread_mapping(view, lane, tile, across_first=True)
+        if (us := time_us(tile, *mapped)) < least:
+            found, least = (replace(chosen, tile=tile), *mapped), us
+    return found
+
+
+def _thread_mapping(
+    view: View, lane: int, tile: RowTile, across_first: bool = False
+) -> tuple[dict[int, int], Layout]:  # fmt: skip
+    """The block's tile along grid dimensions, and the layout, for a row tile; consecutive threads lie along a row, or across."""
     across = view.kernel.grid[-1] if view.kernel.grid else None
     counts = {lane: tile.threads}
     if across is not None and tile.rows_per_block > 1:
         counts[across] = power(min(tile.rows_per_block, view.extents[across]))
+        counts = dict(reversed(counts.items())) if across_first else counts
     step = unrolled(view, set(view.reduced) - {lane}, tile.vector * tile.vectors) | {lane: tile.vectors}
     ones = dict.fromkeys(view.kernel.grid, 1)
     layout = lay_out(view, counts, {lane: tile.vector}, step, ones | counts, tile.unaligned)

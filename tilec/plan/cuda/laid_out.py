@@ -9,7 +9,7 @@ from math import ceil, gcd, prod
 from tilec.analysis.graph import Node
 from tilec.analysis.layout import Layout
 from tilec.analysis.traffic import LINE, OVERHEAD, bytes_of, element_bytes
-from tilec.core.fitted import Layouts
+from tilec.core.fitted import Layouts, RowTimes
 from tilec.core.hardware import SECTOR, SLOT, WARP, WIDE, WORD
 from tilec.core.mlir import ir
 from tilec.core.registers import compiled
@@ -30,7 +30,7 @@ from tilec.cost.rows import row_work
 from tilec.kernels import Columns, KernelPlan, Points, Rows, Scan, Threaded, Transpose, VectorContraction
 from tilec.kernels.rows import part_of
 from tilec.plan.cuda.block_order import reread_bytes
-from tilec.plan.cuda.lines import UNCOALESCED, lanes_at_work, line_bytes, slot_bytes
+from tilec.plan.cuda.lines import UNCOALESCED, cut_sectors, lanes_at_work, line_bytes, slot_bytes
 from tilec.plan.cuda.online import online_reductions
 from tilec.plan.cuda.outer_products import work_of_products
 from tilec.plan.cuda.scan import ScanTile, scan_intermediate_bytes
@@ -82,6 +82,8 @@ class LaidOut:
         if tile.residency == "memory" and not options.online:
             p = replace(p, joined=0)
         work = row_work(target, p, tile)
+        cut = target.fit(RowTimes).cut_sectors * SECTOR * cut_sectors(self.view, layout, self.lane)
+        work = replace(work, l2_bytes=max(work.l2_bytes, work.dram_read + work.dram_write) + cut if cut else work.l2_bytes)
         return replace(work, dram_write=own.dram_write, flops=own.flops, shared_bytes=own.shared_bytes)
 
 

@@ -6,14 +6,15 @@ cycles as it has lines of data. One for elements that lie apart takes up to 32, 
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import ceil, gcd, prod
 
+from tilec.analysis.directions import selected_among
 from tilec.analysis.graph import Node
 from tilec.analysis.layout import Layout
 from tilec.analysis.traffic import element_bytes
 from tilec.core.hardware import LINE, SECTOR, SLOT, WARP
 from tilec.core.mlir import ir
-from tilec.plan.cuda.view import Numbers, View, strides_of
+from tilec.plan.cuda.view import Access, Numbers, View, strides_of
 
 UNCOALESCED = 2  # times as many lines as side by side: fewer cost little
 
@@ -30,7 +31,7 @@ def line_bytes(view: View, layout: Layout, near: int) -> dict[ir.Value, float]:
         touched = _touched(layout, strides, width * element)
         different = min(WARP, prod(layout.threads[d] for d in layout.order if d in strides))
         if touched > near * ceil(different * width * element / LINE):
-            moved = LINE * touched * requests(view, layout, node, strides) / (width * lanes)
+            moved = LINE * touched * requests(view, layout, node, strides) / (width * lanes * selected_among(node).get(value, 1))
             found[value] = found.get(value, 0.0) + moved
     return found
 
@@ -48,6 +49,26 @@ def slot_bytes(view: View, layout: Layout) -> float:
         slots = {sector // (SLOT // SECTOR) for sector in sectors}
         more += access.bytes * (SLOT * len(slots) / (SECTOR * len(sectors)) - 1)
     return more
+
+
+def stored_across(view: View, lane: int) -> list[Access]:
+    """The results that have the rows' dimension, and are contiguous along another one."""
+    return [a for a in view.accesses if a.written and a.value is not None and lane in a.dims[:-1]]
+
+
+def cut_sectors(view: View, layout: Layout, lane: int) -> float:
+    """Sectors of memory of which a warp's request writes a part, where results are contiguous along another dimension than rows."""
+    cut = 0.0
+    for access in stored_across(view, lane):
+        assert access.value is not None
+        inner = access.dims[-1]
+        strides = strides_of(access.value, access.dims)
+        before = prod(layout.threads[d] for d in layout.order[: layout.order.index(inner)]) if inner in layout.order else WARP
+        run = max(1, min(layout.threads[inner], WARP // before)) * layout.vectors[inner] * access.element
+        gap = gcd(run, SECTOR, *(step for d, step in strides.items() if d != inner))
+        each = (run + SECTOR - gap - max(0, run + gap - SECTOR)) / SECTOR
+        cut += each * access.bytes / run
+    return cut
 
 
 def requests(view: View, layout: Layout, node: Node, strides: Numbers) -> float:
