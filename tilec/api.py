@@ -239,25 +239,25 @@ class Op:
 
     # ---- building ----------------------------------------------------------------------------------------------------
 
-    def _executable(self, key: tuple, device: str | int) -> Executable:
+    def _executable(self, key: tuple, device: str | int, sizes: Mapping[str, int] | None = None) -> Executable:
         full = (key, device)
         found = self._built.get(full)
         if found is None:
             with compiling(), self._lock:
                 found = self._built.get(full)
                 if found is None:
-                    found = self._build(key, device)
+                    found = self._build(key, device, sizes)
                     if self._by_class is None:
                         self._built[full] = found
         self._latest = found
         return found
 
-    def _build(self, inputs: Signature, device: str | int) -> Executable:
+    def _build(self, inputs: Signature, device: str | int, sizes: Mapping[str, int] | None = None) -> Executable:
         target = self._resolve(device)
         if target.kind == "cpu" and device != "cpu":
             raise CallError(f"target '{target.name}' runs on the CPU, the arguments are on GPU {device}")
         if self._by_class is not None:
-            return self._by_class.executable(inputs, target)
+            return self._by_class.executable(inputs, target, sizes)
         return self._built_for(self._recipe(inputs, self._sizes, target))
 
     def _built_for(self, recipe: Recipe) -> Executable:
@@ -301,10 +301,11 @@ class Op:
         """What determines the compiled op for arguments of these types and shapes. `device`: "cpu" or a GPU's number."""
         return self._recipe(tuple(inputs), self._sizes, self._resolve(device))
 
-    def build_for(self, inputs: Signature, device: str | int) -> Executable:
-        """Compiles for arguments of these types and shapes now rather than at the first call. `device`: "cpu" or a GPU's number."""
+    def build_for(self, inputs: Signature, device: str | int, sizes: Mapping[str, int] | None = None) -> Executable:
+        """Compiles for arguments of these types and shapes now rather than at the first call. `device`: "cpu" or a GPU's number.
+        `sizes`: those that the arguments do not tell, of an op whose sizes vary."""
         self._refuse_the_cpu(device)
-        executable = self._executable(tuple(inputs), device)
+        executable = self._executable(tuple(inputs), device, sizes)
         with compiling():
             executable.load()
         return executable

@@ -17,6 +17,7 @@ from tilec.runtime.program import Amount
 
 MOST = 1024
 """Executables that are kept for a call's sizes, the latest ones: some kilobytes each. Machine code is a class's."""
+MOST_COMBINED = 3  # sizes of which all combinations are tried
 Given = Sequence[tuple[object, tuple[Amount, ...]]] | None
 
 
@@ -92,8 +93,9 @@ class ByClass:
         raise AssertionError("without sizes that vary, an op compiles")
 
     def _choices(self, target: str) -> Iterator[tuple[str, ...]]:
-        """Sizes that may vary together: those that could, or all, then fewer, down to none."""
+        """Sizes that may vary together: those that could, or all, then fewer, down to none. Of many, all but one, then none."""
         if target in self._able:
             yield self._able[target]
-        for count in range(len(self._varies), -1, -1):
+        many = len(self._varies)
+        for count in range(many, -1, -1) if many <= MOST_COMBINED else (many, many - 1, 0):
             yield from (c for c in combinations(self._varies, count) if c != self._able.get(target))

@@ -33,6 +33,7 @@ from tilec.torch.outside import checking, remember
 from tilec.torch.schedules import schedule_of
 from tilec.torch.shared import program
 from tilec.torch.types import Call, Results, Value
+from tilec.torch.varied import varied
 from tilec.torch.write import Unwritten, Written, blamed, write
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
 
 Key = tuple[Hashable, ...]
 """What tells the sizes of a call: shapes and strides of its tensors, and its numbers."""
-Note = Callable[[Written | None, str | None], None]
+Note = Callable[[Written | None, str | None, str], None]
+MOST_FAILED = 3
+"""Classes of sizes for which the program of a partition may fail, before all of its sizes are numbers."""
 AT_ONCE = 4  # partitions that are compiled at a time
 MOST_SIZES = 512
 """Sizes of one partition that are kept compiled; of further ones the oldest is forgotten."""
@@ -49,8 +52,9 @@ MOST_SIZES = 512
 class Partition:
     """`partition(*values)` takes the values of the graph's placeholders, and returns its output, or several.
 
-    A partition whose sizes are symbols is compiled for each set of sizes that it is called with; for those that it was traced with,
-    at once. `note` is called with what was compiled (a program, None where PyTorch runs it) and the reason where PyTorch runs it.
+    A partition whose sizes are symbols is compiled for each class of sizes that it is called with (`tilec/torch/varied.py`), or for
+    each set of sizes where these cannot vary; for those that it was traced with, at once. `note` is called with what was compiled
+    (a program, None where PyTorch runs it), the reason where PyTorch runs it, and the reason why sizes do not vary.
     Raises Unwritten, unless `last`, where one operation is why the partition cannot be compiled. `into`: results that are written
     into values that the partition is given, by their numbers. `freed`: the numbers of values that are freed when the partition lets
     them go, in a training step; the call may then be `Segmented`."""
@@ -66,6 +70,8 @@ class Partition:
         self._exact = set[Call]()  # those that find out themselves that values are of other sizes
         self._lock = threading.Lock()
         symbolic = is_symbolic(graph)
+        self._varied = varied(graph) if symbolic and not options.measures else ""
+        self._classes = self._failed = 0
         self.call: Call = self._by_size if symbolic else self.eager
         given = _given(graph)
         self._numbers = [k for k, value in enumerate(given) if not isinstance(value, torch.Tensor)]
@@ -94,7 +100,7 @@ class Partition:
         def compiled(asked: tuple[Written, tuple[tuple[int, int], ...], Signature, str | int]) -> None:
             written, donated, inputs, device = asked
             with suppress(Exception):
-                built = _program(written, options, donated).build_for(inputs, device)
+                built = _program(written, options, donated).build_for(inputs, device, written.sizes)
                 if isinstance(built, CudaExecutable) and device != "cpu":
                     with compiling():
                         _ = built.cubins
@@ -103,7 +109,8 @@ class Partition:
         for graph, own in zip(graphs, into):
             with suppress(Exception):
                 known = _traced(graph, mode)
-                written = write(known)
+                of = varied(graph) if is_symbolic(graph) else ""
+                written = (None if isinstance(of, str) else of.at(_given(known))) or write(known)
                 donated = _donated(known, written, own, options)
                 asked[written.text, donated] = written, donated, _inputs(known, written), _device(known)
 
@@ -125,8 +132,9 @@ class Partition:
 
     def _prepare_traced(self) -> None:
         known = _traced(self.graph, self.mode)
-        key = _key(_given(known))
-        self.made[key] = self._compiled(known, key)
+        values = _given(known)
+        key = _key(values)
+        self.made[key] = self._of_class(values, key) or self._compiled(known, key)
 
     def __call__(self, *values: Value) -> Results:
         return self.call(*values)
@@ -158,7 +166,7 @@ class Partition:
             like = [_fake(v, self.mode) for v in values]
 
             def build() -> None:
-                self.made[key] = self._compiled(_sized(self.graph, like, self.mode), key)
+                self.made[key] = self._of_class(like, key) or self._compiled(_sized(self.graph, like, self.mode), key)
 
             if self.options.background:
                 self.made[key] = self.eager
@@ -166,6 +174,24 @@ class Partition:
             else:
                 build()
             return self.made[key]
+
+    def _of_class(self, values: Sequence[Value], key: Key) -> Call | None:
+        """The call of the program whose sizes vary, for the sizes of these values; None where there is none for them."""
+        if isinstance(of := self._varied, str) or (written := of.at(values)) is None:
+            return None
+        try:
+            made = self._bound(written, of.graph, key)
+        except Exception as error:  # of any kind: the partition is compiled for sizes that are numbers
+            pass_on(error)
+            self._failed += 1
+            if self._failed == MOST_FAILED:
+                self._varied = f"{type(error).__name__}: {error}"
+            return None
+        served = _program(written, self.options, _donated(of.graph, written, self.into, self.options)).classes()
+        if len(served) > self._classes:
+            self._classes = len(served)
+            self.note(written, None, next((f"{names}: {why}" for s in served for names, why in s.refused), ""))
+        return made
 
     def _compiled(self, graph: fx.Graph, key: Key | None = None) -> Call:
         """The call of a graph of known sizes; `key` says which, if there are others. Where it cannot be compiled, PyTorch's, and
@@ -183,11 +209,11 @@ class Partition:
                 raise found from error
             if self.options.strict:
                 raise
-            self.note(None, f"{type(error).__name__}: {error}")
+            self.note(None, f"{type(error).__name__}: {error}", "")
             if not isinstance(error, Unwritten) or error.failed:
                 report(_operations(graph), error)
             return self.eager
-        self.note(written, None)
+        self.note(written, None, self._varied if isinstance(self._varied, str) else "")
         return made
 
     def _bound(self, written: Written, graph: fx.Graph, key: Key | None) -> Call:
@@ -198,7 +224,7 @@ class Partition:
         inputs = _inputs(graph, written)
         if self.options.measures and not donated:
             op = _measured(op, written, self.options, inputs, device)
-        built = op.build_for(inputs, device)
+        built = op.build_for(inputs, device, written.sizes)
         slow = self.eager
         if not donated:
             types = [buffers.to_torch(dtype.name) for _, dtype, _ in built.compiled.inputs]
@@ -225,7 +251,8 @@ def _key(values: Sequence[Value]) -> Key:
 
 
 def _program(written: Written, options: Options, donated: tuple[tuple[int, int], ...] = ()) -> Op:
-    return program(written.text, options.target, schedule_of(written.text, options.schedule), donated)
+    schedule = schedule_of(written.text, options.schedule)
+    return program(written.text, options.target, schedule, donated, tuple(written.varies.items()))
 
 
 def _measured(op: Op, written: Written, options: Options, inputs: Signature, device: str | int) -> Op:

@@ -22,7 +22,9 @@ class Expression(Protocol):
     """A number that sizes are made of, as sympy has it."""
 
     is_Symbol: bool
+    is_Integer: bool
     free_symbols: set[Expression]
+    args: tuple[Expression, ...]
 
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 NUMBERS = (bool, int, float)

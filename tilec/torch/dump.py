@@ -30,11 +30,11 @@ def folder(name: str) -> Path | None:
 
 def noting(
     about: PartReport, directory: Path | None, graph: fx.Graph, reported: GraphReport
-) -> Callable[[Written | None, str | None], None]:
+) -> Callable[[Written | None, str | None, str], None]:
     """What a partition tells when it is compiled: into the report, and as a file."""
 
-    def note(written: Written | None, reason: str | None) -> None:
-        about.reason = reason
+    def note(written: Written | None, reason: str | None, fixed: str) -> None:
+        about.reason, about.fixed = reason, fixed
         if written is None:
             return
         about.sizes += 1

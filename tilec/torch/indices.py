@@ -10,8 +10,10 @@ from math import inf, prod
 
 from tilec.index import questions
 from tilec.index.facts import NONE, Ends
-from tilec.index.terms import Leaf, Term, call, index, summands, term
+from tilec.index.terms import Leaf, Term, call, index, summands, term, traverse
+from tilec.torch.extents import Extent, extent_of
 from tilec.torch.layout import row_major
+from tilec.torch.unsupported import Unsupported
 
 ANY: Ends = (-inf, inf)
 _WITHIN = "within"
@@ -26,8 +28,21 @@ class Index:
 
     @property
     def range(self) -> Ends:
-        """The smallest and the largest value."""
+        """The smallest and the largest value. Raises Unsupported where they vary."""
+        if self._varies:
+            raise Unsupported("ends of a subscript that vary")
         return NONE.bounds(self.term)
+
+    def fits(self, extent: int) -> bool:
+        """Whether it is from 0 to extent - 1."""
+        low, high = NONE.bounds(self.term)
+        if isinstance(extent, int) and not self._varies:
+            return low >= 0 and high < extent
+        return NONE.proves(self.term) and NONE.proves(_term(extent) - 1 - self.term)
+
+    @property
+    def _varies(self) -> bool:
+        return any(leaf.op == "size" for x in traverse(self.term) for leaf in (*x.leaves, *_ends(x)))
 
     @property
     def constant(self) -> int | None:
@@ -47,7 +62,7 @@ class Index:
     __radd__ = __add__
 
     def __mul__(self, factor: int) -> Index:
-        return Index(self.term * factor)
+        return Index(self.term * _term(factor))
 
     __rmul__ = __mul__
 
@@ -61,34 +76,38 @@ class Index:
         return Index(_term(other) - self.term)
 
     def __floordiv__(self, divisor: int) -> Index:
-        return Index(self.term // divisor)
+        return Index(self.term // _term(divisor))
 
     def __mod__(self, divisor: int) -> Index:
-        return Index(self.term % divisor)
+        return Index(self.term % _term(divisor))
 
 
-def _term(of: Index | int) -> Term:
-    return of.term if isinstance(of, Index) else term(of)
+def _term(of: Index | Extent | int) -> Term:
+    return of.term if isinstance(of, Index | Extent) else term(of)
 
 
 # ---- making ----------------------------------------------------------------------------------------------------------
 
 
 def number(value: int) -> Index:
-    return Index(term(value))
+    return Index(_term(value))
 
 
 def name(text: str, extent: int) -> Index:
     """An index whose values are 0 to extent - 1."""
-    return number(0) if extent == 1 and text.startswith("i") else Index(index(text, extent))
+    return number(0) if extent == 1 and text.startswith("i") else Index(index(text, _term(extent)))
 
 
 def within(position: Index, extent: int) -> Index:
     """An index that is known to be 0 to extent - 1 where it is read: a condition says so."""
-    low, high = position.range
-    if low >= 0 and high < extent:
+    if position.fits(extent):
         return position
-    return Index(call(_WITHIN, position.term, low=0, high=extent - 1))
+    return Index(call(_WITHIN, position.term, low=0, high=extent - 1 if isinstance(extent, int) else None))
+
+
+def _ends(x: Term) -> list[Leaf]:
+    """The symbols that the ends of a term's symbols depend on."""
+    return [leaf for symbol in x.free for end in symbol.ends if end is not None for leaf in end.free]
 
 
 def opaque(text: str, range: Ends = ANY) -> Index:
@@ -121,7 +140,7 @@ def unflat(position: Index, shape: Sequence[int]) -> list[Index]:
     subscripts = []
     for d, (extent, stride) in enumerate(zip(shape, strides)):
         quotient = position // stride
-        inside = d == first and position.range[0] >= 0 and position.range[1] < prod(shape)
+        inside = d == first and position.fits(prod(shape))
         subscripts.append(quotient if inside else quotient % extent)
     return subscripts
 
@@ -129,7 +148,7 @@ def unflat(position: Index, shape: Sequence[int]) -> list[Index]:
 def digits(position: Index, extent: int, read: Sequence[Term]) -> list[int]:
     """Extents of the parts of an index that terms read; of one that is read as a whole, its own."""
     found = questions.digits(position.term, *read) if position.constant is None else None
-    return [n.constant for n in found if n.constant is not None] if found else [extent]
+    return [extent_of(n) for n in found] if found else [extent]
 
 
 # ---- printing --------------------------------------------------------------------------------------------------------
@@ -160,19 +179,33 @@ def _noted(x: Term) -> Term:
 def _parts(x: Term) -> tuple[list[Part], int]:
     """The parts of a sum, and the number that is added."""
     remainders, x = summands(x)
-    parts: list[Part] = [(f"{_operand(of)} % {by}", True, c.number) for c, of, by in remainders]
+    parts: list[Part] = [_multiple(f"{_operand(of)} % {_operand(by)}", c) for c, of, by in remainders]
     known = next((m[0] for m in x.parts if m and m[0].name == _WITHIN), None)
     if known is not None:  # printed without what is known of it
         c, rest = x.collect(known)
         more, number = _parts(c * known.args[0] + rest)
         return parts + more, number
-    parts += [(_leaf(m[0]), m[0].op == "//", f) for m, f in x.parts.items() if m]
+    parts += [(_product(m), len(m) == 1 and m[0].op == "//", f) for m, f in x.parts.items() if m]
     return parts, x.number
+
+
+def _multiple(text: str, factor: Term) -> Part:
+    """A quotient or a remainder, by its text, times a term."""
+    known = factor.constant
+    return (text, True, known) if known is not None else (f"({text}) * {_operand(factor)}", False, 1)
+
+
+def _product(leaves: Sequence[Leaf]) -> str:
+    """The indices of a product first: sizes follow."""
+    if len(leaves) == 1:
+        return _leaf(leaves[0])
+    ordered = sorted(leaves, key=lambda leaf: leaf.op == "size")
+    return " * ".join(f"({_leaf(x)})" if x.op == "//" else _leaf(x) for x in ordered)
 
 
 def _leaf(leaf: Leaf) -> str:
     if leaf.op == "//":
-        return f"{_operand(leaf.args[0])} // {leaf.args[1]}"
+        return f"{_operand(leaf.args[0])} // {_operand(leaf.args[1])}"
     assert not leaf.args, "a name or another text"
     return leaf.name
 
@@ -193,5 +226,6 @@ def _sum(parts: list[Part], number: int) -> str:
 
 def _operand(x: Term) -> str:
     parts, number = _parts(x)
-    bare = (len(parts) == 1 and parts[0][2] == 1 and not number) or (not parts and number >= 0)
+    alone = len(parts) == 1 and parts[0][2] == 1 and not number and all(len(m) < 2 for m in x.parts)
+    bare = alone or (not parts and number >= 0)
     return _sum(parts, number) if bare else f"({_sum(parts, number)})"

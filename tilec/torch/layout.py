@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from tilec.torch.extents import shape as extents_of
+
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     """The strides of a new tensor, in elements, as PyTorch computes them: a size of 0 counts as 1."""
     strides, step = [], 1
     for n in reversed(shape):
         strides.append(step)
-        step *= max(int(n), 1)
+        step *= max(n, 1)
     return tuple(reversed(strides))
 
 
@@ -48,7 +50,7 @@ class Layout:
 def layout(shape: Sequence[int], strides: Sequence[int]) -> Layout | None:
     """The layout of a tensor; None where its elements have gaps between them or overlap otherwise than by expanding, so that
     only a copy is row-major. Of a row-major tensor every dimension is kept."""
-    shape, strides = tuple(map(int, shape)), tuple(map(int, strides))
+    shape, strides = extents_of(shape), extents_of(strides)
     whole = tuple(range(len(shape)))
     dense = row_major(shape)
     if prod(shape) <= 1 or all(n == 1 or s == d for n, s, d in zip(shape, strides, dense)):

@@ -14,7 +14,9 @@ import numpy as np
 from tilec.core.dtypes import DTYPES, from_numpy
 from tilec.index.questions import divisions
 from tilec.torch import indices as ix
+from tilec.torch.extents import shape as extents_of
 from tilec.torch.indices import Index
+from tilec.torch.unsupported import Unsupported
 
 Subscript = Index | str
 S = TypeVar("S", bound=Subscript)
@@ -23,10 +25,6 @@ Positions = Callable[[Sequence[Index]], list[Index]]
 _KEYWORDS = "op def return where if else and or not in using expect import true false pad rand"
 _WORD = re.compile(r"[A-Za-z_]\w*")
 WORDS = frozenset(_KEYWORDS.split())
-
-
-class Unsupported(Exception):
-    """Why the language cannot say an operation: the reason is what cases are counted by, and what a split of a graph tells."""
 
 
 def reason(error: Exception) -> str:
@@ -96,7 +94,7 @@ class Tensor:
         before = self.positions
         after: Positions = (lambda i: before(list(positions(i)))) if before else (lambda i: list(positions(i)))
         origin = (self.origin[0].seen(shape, positions), self.origin[1]) if self.origin else None
-        return replace(self, shape=tuple(int(n) for n in shape), positions=after, origin=origin)
+        return replace(self, shape=extents_of(shape), positions=after, origin=origin)
 
     def reshaped(self, shape: Sequence[int]) -> Tensor:
         """A view of the same elements in row-major order."""
@@ -282,7 +280,7 @@ class Graph:
     def argument(self, name: str, shape: Sequence[int], dtype: str) -> Tensor:
         """An input of the program."""
         name = self.fresh(name)
-        self.inputs[name] = made = Tensor(name, tuple(int(n) for n in shape), dtype)
+        self.inputs[name] = made = Tensor(name, extents_of(shape), dtype)
         return made
 
     def input(self, value: np.ndarray) -> Tensor:
@@ -308,7 +306,7 @@ class Graph:
         """A tensor by an expression of its indices i0, i1, ... An index that is only read in parts, as `i0 // 4` and `i0 % 4`,
         becomes an index for each part: the tensor is stored so, and what is returned is a view of it that has the shape. So it is
         where `orders` has another order of its dimensions."""
-        shape = tuple(int(n) for n in shape)
+        shape = extents_of(shape)
         if callable(expression) and shape in self.orders:
             order = self.orders[shape]
             dims = [order.index(d) for d in range(len(order))]

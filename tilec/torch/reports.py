@@ -18,13 +18,15 @@ FILE = "graph.json"
 @dataclass
 class PartReport:
     """One partition: `operations` that its program computes, its statements, and the `reason` if PyTorch runs it after all.
-    `sizes`: for how many sets of sizes it was compiled. `calls`: how many the program of a training step is run as, so that values
-    are freed on the way; `needed` bytes are held at a time then, by one call `whole`."""
+    `sizes`: for how many classes or sets of sizes it was compiled; `fixed`: why some sizes do not vary. `calls`: how many the
+    program of a training step is run as, so that values are freed on the way; `needed` bytes are held at a time then, by one call
+    `whole`."""
 
     name: str
     operations: int
     statements: int = 0
     sizes: int = 0
+    fixed: str = ""
     reason: str | None = None
     calls: int = 1
     needed: int = 0
@@ -75,6 +77,7 @@ class GraphReport:
             )
             lines.append(f"  {count} x {operation}: {reason}{f' (first in {where})' if where else ''}")
         lines += [f"  {p.name}: run by PyTorch: {p.reason}" for p in self.parts if p.reason is not None]
+        lines += [f"  {p.name}: compiled for {p.sizes} sizes, which do not vary: {p.fixed}" for p in self.parts if p.fixed]
         for p in (p for p in self.parts if p.calls > 1):
             lines.append(f"  {p.name}: {p.calls} calls, for {amount(p.needed)}B at a time; one would need {amount(p.whole)}B")
         if self.not_replayed:

@@ -4,7 +4,7 @@
 
 PyTorch traces a Python number that changes from call to call as a symbol: a step counter, an offset, a factor, or the size of a
 tensor that something is divided by. As a value that a kernel reads it is a tensor, which each call writes into memory, and nothing
-is compiled for one of its values. Numbers that sizes and the places of slices are made of stay symbols.
+is compiled for one of its values. Numbers that sizes and the positions of slices are made of stay symbols.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from tilec.api import Op
 from tilec.api import compile as compile_program
+from tilec.core.varying import Varying
 
 
 class _Once:
@@ -28,15 +29,18 @@ def _known(*key: object) -> _Once:
     return _Once()
 
 
-def program(text: str, target: str | None, schedule: str | None, donated: tuple[tuple[int, int], ...] = ()) -> Op:
+def program(
+    text: str, target: str | None, schedule: str | None, donated: tuple[tuple[int, int], ...] = (),
+    varies: tuple[tuple[str, Varying], ...] = (),
+) -> Op:  # fmt: skip
     """The op of a text: equal partitions have one. On a GPU, an index outside of its tensor is raised by a later call, as PyTorch's
     own checks are there. `donated`: results that lie in the memory of arguments, of which what changes is stored."""
 
     def make() -> Op:
-        made = compile_program(text, target=target, schedule=schedule, deferred_checks=True)
+        made = compile_program(text, target=target, schedule=schedule, deferred_checks=True, varies=dict(varies))
         return made.donated(donated) if donated else made
 
-    return _known(text, target, schedule, donated).get(make)
+    return _known(text, target, schedule, donated, varies).get(make)
 
 
 def compiled() -> int:

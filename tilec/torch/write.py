@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
+from tilec.core.varying import Varying
 from tilec.torch.aliases import returns
 from tilec.torch.aten import dtype_of, translate
 from tilec.torch.aten.table import Value
 from tilec.torch.constants import patterns
+from tilec.torch.extents import extent
+from tilec.torch.extents import shape as extents_of
 from tilec.torch.indices import number
 from tilec.torch.layout import Layout, layout, row_major
 from tilec.torch.origins import origin_text
@@ -67,6 +70,9 @@ class Written:
     nodes: dict[int, fx.Node]
     given: int
     """How many values the partition is given; some may be read by nothing."""
+    varies: Mapping[str, Varying] = field(default_factory=dict)
+    """The ranges of sizes that vary, and `sizes` their numbers in the shapes that this has."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def commented(self) -> str:
@@ -102,8 +108,12 @@ def write(graph: fx.Graph) -> Written:
             if node.users and isinstance(value, torch.Tensor):
                 arguments.append(_argument(count, value))
                 values[node] = _parameter(program, arguments[-1], value)
+            elif isinstance(value, torch.SymInt):
+                values[node] = extent(value)
         elif node.op == "output":
             outputs = [n for n in returns(graph) if isinstance(n, fx.Node)]
+        elif isinstance(node.meta.get("val"), torch.SymInt):
+            values[node] = extent(node.meta["val"])
         elif node in known:
             values[node] = known[node].tensor()
         else:
@@ -146,7 +156,7 @@ def line_of(text: str) -> int | None:
 
 
 def _argument(number: int, value: torch.Tensor) -> Argument:
-    shape, strides = tuple(value.shape), tuple(value.stride())
+    shape, strides = extents_of(value.shape), extents_of(value.stride())
     return Argument(number, shape, strides, layout(shape, strides))
 
 
@@ -160,13 +170,13 @@ def _parameter(program: Graph, argument: Argument, value: torch.Tensor) -> Tenso
 
 def _result_layout(value: torch.Tensor) -> Layout | None:
     found = layout(value.shape, value.stride())
-    if found is not None and any(value.shape[d] > 1 for d in range(value.dim()) if d not in found.order):
+    if found is not None and any(found.shape[d] > 1 for d in range(value.dim()) if d not in found.order):
         return None
     return found
 
 
 def _result(value: torch.Tensor, found: Layout | None, made: tuple[int, ...]) -> Result:
-    return Result(tuple(value.shape), tuple(value.stride()), value.dtype, found, made)
+    return Result(extents_of(value.shape), extents_of(value.stride()), value.dtype, found, made)
 
 
 def _in_order(tensor: Tensor, found: Layout | None) -> Tensor:

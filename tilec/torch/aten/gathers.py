@@ -64,7 +64,7 @@ def ends_are_seen(graph: Graph, x: Tensor, here: Index, at: Sequence[Index]) -> 
 def is_known(positions: Tensor, at: Sequence[Index], extent: int, node: Node | None = None) -> bool:
     """Whether a position is inside, whatever the data are."""
     known = positions.index_at(*at)
-    if known is not None and 0 <= known.range[0] <= known.range[1] < extent:
+    if known is not None and known.fits(extent):
         return True
     return node is not None and (most := bound(node)) is not None and most <= extent
 
@@ -74,7 +74,7 @@ def element(positions: Tensor, at: Sequence[Index], extent: int, wraps: bool = T
     made the positions."""
     if is_known(positions, at, extent, node):
         known = positions.index_at(*at)
-        if known is not None and 0 <= known.range[0] <= known.range[1] < extent:
+        if known is not None and known.fits(extent):
             return known
         most = bound(node) if node is not None else None
         assert most is not None

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.core.dtypes import DTYPES, OTHER_NAMES
 from tilec.torch.aliases import arguments, only_readers, readers, schema_of
+from tilec.torch.extents import current, extent
+from tilec.torch.extents import shape as extents_of
 from tilec.torch.indices import Index
 from tilec.torch.program import Graph, Tensor, Unsupported, literal
 
@@ -143,7 +145,7 @@ class Call:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(int(n) for n in self.meta.shape)
+        return extents_of(self.meta.shape)
 
     @property
     def dtype(self) -> str:
@@ -160,7 +162,7 @@ class Call:
 
     @staticmethod
     def typed(meta: torch.Tensor) -> tuple[tuple[int, ...], str]:
-        return tuple(int(n) for n in meta.shape), dtype_of(meta.dtype)
+        return extents_of(meta.shape), dtype_of(meta.dtype)
 
     def reads(self, number: int) -> bool:
         """Whether something may read one of several results."""
@@ -213,7 +215,7 @@ class Call:
         pairs = zip(made, self.meta) if isinstance(made, tuple) else [(made, self.meta)]
         for mine, theirs in pairs:
             if isinstance(mine, Tensor) and hasattr(theirs, "shape"):
-                assert mine.shape == tuple(theirs.shape), (self.node.format_node(), mine, theirs.shape)
+                assert mine.shape == extents_of(theirs.shape), (self.node.format_node(), mine, theirs.shape)
                 assert mine.torch_dtype == dtype_of(theirs.dtype), (self.node.format_node(), mine, theirs.dtype)
         return made
 
@@ -314,10 +316,12 @@ def _check(value: Any) -> None:
         dtype_of(value.dtype)
         if str(value.layout) != "torch.strided":
             raise Unsupported(f"layout {str(value.layout).removeprefix('torch.')}")
-        if not all(isinstance(n, int) for n in value.shape):
+        if current() is None and not all(isinstance(n, int) for n in value.shape):
             raise Unsupported("a size that is known when it runs")
-        if 0 in value.shape:
+        if 0 in extents_of(value.shape):
             raise Unsupported("tensors without elements")
+    elif type(value).__name__ == "SymInt":
+        extent(value)
     elif value is not None and not isinstance(value, bool | int | float):
         raise Unsupported(f"a value of type {type(value).__name__}")
 

@@ -52,7 +52,11 @@ def slice_(call: Call) -> Tensor:
 
 
 def bounds(extent: int, start: int | None, end: int | None, step: int | None) -> tuple[int, int, int]:
-    return slice(start, end, step).indices(extent)
+    """The first position, the one behind the last, and the step of a slice, whose step is positive."""
+    if all(isinstance(n, int) for n in (extent, start or 0, end or 0)):
+        return slice(start, end, step).indices(extent)
+    first, behind = (max(n + extent, 0) if n < 0 else min(n, extent) for n in (start or 0, extent if end is None else end))
+    return first, behind, step or 1
 
 
 @expresses("select select_copy")
@@ -61,7 +65,7 @@ def select(call: Call) -> Tensor:
     axis, position = call["dim"] % len(x.shape), call["index"]
     if isinstance(position, Tensor):
         raise Unsupported("a position that is known when it runs")
-    at = ix.number(position % x.shape[axis])
+    at = ix.number(position + x.shape[axis] if position < 0 else position)
     return x.seen(call.shape, lambda i: [*i[:axis], at, *i[axis:]])
 
 
