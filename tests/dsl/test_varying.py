@@ -106,7 +106,6 @@ def test_calls_are_right_at_each_size():
 
 
 def test_drawn_programs():
-    """20,000 seeds were tried once."""
     programs = [p for p in (drawn(Choices(f"varying {seed}")) for seed in range(6)) if p is not None]
     assert len(programs) > 3
     assert not [(p, why) for p in programs if (why := fault(p))]
