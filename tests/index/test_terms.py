@@ -186,6 +186,14 @@ def test_bounds_and_ends_hold(world):
                 assert ok(world.of(end), values).all(), (x, end)
 
 
+def test_ends_of_many_digits():
+    """A sum of them is asked about one digit after another: of its subsets there are too many."""
+    n = index("n", 1 << 40)
+    for bits in (range(0, 40, 2), range(1, 40, 3), [b for b in range(40) if b % 7 not in (2, 5)]):
+        x = sum((n // 2**b % 2 * 2**b for b in bits), term(0))
+        assert NONE.bounds(x) == (0, sum(2**b for b in bits)) and NONE.bounds(7 - 3 * x)[0] == 7 - 3 * sum(2**b for b in bits)
+
+
 def test_ends_of_fields_of_bits():
     """Quotients of one index by several numbers, of which each sum is a number of some of its digits."""
     t, a = index("t", 128), index("a", 5)

@@ -45,7 +45,10 @@ def _by_parts(facts: Known, x: Term) -> Iterator[Ends]:
     (i % 4 + 5) // 2 + 2 * (i // 4) is (i + 5) // 2."""
     compound = [leaf for leaf in x.leaves if leaf.args and leaf.op != "call"]
     few = len(compound) <= FEW
-    for c, z, k, other in remainders(x, few):
+    found = remainders(x, few)
+    if not few:  # one after another, since there are too many subsets: a digit begins with a smaller factor than it ends with
+        found = tuple(sorted(found, key=lambda part: (_size(part[0]), _size(part[2])))[:1])
+    for c, z, k, other in found:
         if any(leaf.op in ("min", "if") and leaf not in x.leaves for leaf in other.leaves):
             continue  # whose values bring back what is gone, with larger factors, without an end
         zs, ks = facts.bounds(z), facts.bounds(k)
@@ -68,6 +71,10 @@ def _by_parts(facts: Known, x: Term) -> Iterator[Ends]:
             lows, highs = zip(*(facts.bounds(a * factor + r) for a in leaf.args))
             least = leaf.op == "min" and factor > 0
             yield (max if leaf.op == "min" and factor < 0 else min)(lows), (min if least else max)(highs)
+
+
+def _size(x: Term) -> float:
+    return inf if (number := x.constant) is None else abs(number)
 
 
 def bounds_of_leaf(facts: Known, leaf: Leaf) -> Ends:
