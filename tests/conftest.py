@@ -54,11 +54,11 @@ def pytest_collection_modifyitems(config, items):
         from tools.crossed import thin
 
         thin(items)
-    left_out = {i for i in items if i.get_closest_marker("whole") or ("slow" in i.keywords and not slow)}
+    left_out = {i for i in items if i.get_closest_marker("whole") or (i.get_closest_marker("slow") and not slow)}
     config.hook.pytest_deselected(items=[i for i in items if i in left_out])
     items[:] = [i for i in items if i not in left_out]
     for item in items:
-        if "gpu" in item.keywords and not has_gpu():
+        if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="no NVIDIA driver with a device"))
 
 
