@@ -88,7 +88,7 @@ def _contraction(ops: list[ir.Operation], options: PanelChain, n: int) -> ir.Ope
     for op in ops:
         dims = mlir.get_integers(op, "tilec.dims")
         reduced = {d for d, kind in zip(dims, mlir.iterators_of(op)) if kind == "reduction"}
-        if reduced == {options.inner[n]} and options.columns[n] in dims and factors_of(op) is not None:
+        if options.number_of(dims, reduced) == n and factors_of(op) is not None:
             return op
     raise InternalError(f"the kernel has no contraction over dimension {options.inner[n]}", "stage")
 

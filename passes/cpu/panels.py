@@ -83,7 +83,7 @@ class Contraction:
         width, along = options.register_tile, [own[k] for k in options.along]
         self.instruction = options.instruction
         self.matrix = options.instruction != "fma"
-        factors = self._factors(rows, columns)
+        factors = self._factors()
         self.columns_outer = options.columns_outer
         self.divisor: ir.Value | None = None
         if divide_sums and (divided := self._divided(factors[0], {*inner, *columns})):
@@ -153,14 +153,11 @@ class Contraction:
 
     # ---- the body ------------------------------------------------------------------------------------------
 
-    def _factors(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> tuple[ir.Value, ir.Value]:
-        """Left and right: the left depends on rows, the right on columns. What is computed from the index of a tile's only row, or
-        column, depends on no index of the block any more."""
+    def _factors(self) -> tuple[ir.Value, ir.Value]:
+        """Left and right: the left has the rows, the right the columns."""
         if (factors := factors_of(self.op)) is None:
             raise InternalError(f"{mlir.get_string(self.op, 'tilec.name')} is no sum of products", "stage")
-        first, second = factors
-        swapped = self.dims_of(second) & set(rows) or self.dims_of(first) & set(columns)
-        return (second, first) if swapped else (first, second)
+        return factors[::-1] if mlir.get_integer(self.op, "tilec.left") else factors
 
     def _narrow(self, factor: ir.Value) -> ir.Value:
         """A factor as a bf16, which it was before it was widened, or to which `using` allows to round it."""

@@ -31,6 +31,7 @@ class Placement:
     loop_group: int
     dims: tuple[int, ...]
     loops: tuple[int, ...] | None = None
+    left: int | None = None
 
     def write(self, op: ir.Operation) -> None:
         """Each field is an attribute of its own; those of records that hold a placement among other things are not written."""
@@ -270,6 +271,8 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("dims", (_GENERIC,), _by_dim(), "plan", "map", "the kernel dimension of each of its own dimensions"),
     Attribute("loops", (_GENERIC,), _by_dim(order=True), "plan", "map",
               "its own dimensions in the order of loops, outermost first"),
+    Attribute("left", (_GENERIC,), _number(0), "plan", "map",
+              "the number of the factor of its product that has the kernel's rows; 0 where it is not written"),
     Attribute("approximate", ("scalar",), _word(), "plan", "fuse",
               "the fast approximation that takes its place, whose error a rounding hides"),
     Attribute("rewrites", ("module",), _steps(), "plan", "emit",

@@ -50,6 +50,9 @@ def option(
     return field(default=default, kw_only=True, metadata=metadata)
 
 
+Sides = tuple[tuple[int, ...], tuple[int, ...]]
+
+
 @dataclass(frozen=True)
 class Refusal:
     """The option with a wrong value (or `tile`, or None for no single option), and the reason."""
@@ -97,6 +100,10 @@ class Family:
         """The elements that a block has room for along a dimension of the grid of which it has all that there are; None where that
         may be any number."""
         return None
+
+    def sides_of(self, dims: Collection[int], inner: Collection[int]) -> Sides:
+        """The dimensions of rows, and of columns, of its contraction with these dimensions, which sums over `inner`."""
+        return (), ()
 
     @property
     def blocks_per_tile(self) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
 from tilec.core.quantities import by_sizes
 from tilec.core.target import Target
 from tilec.cost.panels import AMX_SIDE, AMX_STEP, MOST_PARTS
-from tilec.kernels.base import Family, KernelPlan, Refusal, listed, option
+from tilec.kernels.base import Family, KernelPlan, Refusal, Sides, listed, option
 
 LANES = (2, 4, 8, 16)  # of a tile that is transposed in registers: `runtime/cpu/tile.py`
 VECTORS = (16, 32, 64)  # bytes of a vector
@@ -89,6 +89,9 @@ class Panels(Family, name="panels", backend="cpu"):
         yield "depths", ", ".join(f"{n} of {names[d]}" for n, d in zip(self.depths, self.inner)) + " packed at a time"
         if self.columns_outer:
             yield "columns_outer", "true"
+
+    def sides_of(self, dims: Collection[int], inner: Collection[int]) -> Sides:
+        return self.rows, self.columns
 
     def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
         tile, lanes = self.register_tile, self.lanes
@@ -175,6 +178,15 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
             instruction=INSTRUCTIONS[self.matrix[n]], register_tile=self.register_tiles[pair],
             lanes=self.lanes, depths=self.depths[n : n + 1], columns_outer=bool(self.columns_outer[n]),
         )  # fmt: skip
+
+    def number_of(self, dims: Collection[int], inner: Collection[int]) -> int | None:
+        """Which of its contractions has these dimensions, and sums over `inner`."""
+        own = (n for n, (d, column) in enumerate(zip(self.inner, self.columns)) if {d} == {*inner} and column in dims)
+        return next(own, None)
+
+    def sides_of(self, dims: Collection[int], inner: Collection[int]) -> Sides:
+        number = self.number_of(dims, inner)
+        return ((), ()) if number is None else self.contraction(number).sides_of(dims, inner)
 
     def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
         for n in range(len(self.rows)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -11,7 +11,7 @@ from tilec.analysis import bf16_split
 from tilec.core.hardware import LINE, WARPGROUP, WIDE
 from tilec.core.quantities import count
 from tilec.core.target import Target
-from tilec.kernels.base import Family, KernelPlan, Refusal, listed, option
+from tilec.kernels.base import Family, KernelPlan, Refusal, Sides, listed, option
 
 BYTES = {
     "i8": 1, "u8": 1, "f8e4m3": 1, "f8e5m2": 1, "bf16": 2, "bf16x3": 2, "f16": 2, "i32": 4, "f32": 4, "tf32": 4, "f64": 8
@@ -74,7 +74,7 @@ class MatrixKernel(Family, backend="cuda"):
         yield from self.options_in_use(names, without=(*_SHOWN_AS_ONE, *self.not_shown))
 
     @property
-    def sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def sides(self) -> Sides:
         """The dimensions of rows, and of columns."""
         raise NotImplementedError
 
@@ -145,8 +145,11 @@ class StoredContraction(MatrixKernel, backend="cuda"):
         "columns of `block`", default=1, fixed=True, shown="{} of one left factor, side by side in a tile",
     )  # fmt: skip
 
+    def sides_of(self, dims: Collection[int], inner: Collection[int]) -> Sides:
+        return self.sides
+
     @property
-    def sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def sides(self) -> Sides:
         return self.rows, self.columns
 
     @property

@@ -10,7 +10,7 @@ from tilec.core.diagnostics import CallError
 from tilec.core.mlir import ir
 
 DIGEST = "tilec.plan_digest"
-ASSIGNED = ("kernel", "loop_group", "dims", "loops", "inline")
+ASSIGNED = ("kernel", "loop_group", "dims", "loops", "left", "inline")
 """Attributes of operations."""
 
 

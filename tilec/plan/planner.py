@@ -18,6 +18,7 @@ from tilec.analysis.copied_results import copies_of
 from tilec.analysis.graph import Graph
 from tilec.analysis.isomorphic import StructuralCache
 from tilec.analysis.lifetimes import Lifetimes
+from tilec.analysis.products import dims_of, factors_of
 from tilec.analysis.rules import NAMED
 from tilec.analysis.traffic import outputs_of
 from tilec.core import mlir, records
@@ -25,7 +26,7 @@ from tilec.core.diagnostics import CallError
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost.model import TooLarge, predict
-from tilec.kernels import KernelPlan, Planned
+from tilec.kernels import Family, KernelPlan, Planned
 from tilec.kernels.attributes import Placement
 from tilec.plan.cuda.launches import Order, choose_launches
 from tilec.plan.digest import sign
@@ -243,8 +244,9 @@ def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
     for kernel in plan.kernels:
         for name in kernel.nodes:
             placement = Placement(
-                kernel=kernel.name, loop_group=kernel.loop_groups[name], dims=kernel.dims[name], loops=kernel.loops.get(name)
-            )
+                kernel=kernel.name, loop_group=kernel.loop_groups[name], dims=kernel.dims[name], loops=kernel.loops.get(name),
+                left=_left(by_name[name], kernel.dims[name], kernel.family),
+            )  # fmt: skip
             placement.write(by_name[name])
         planned = Planned(kernel.grid, kernel.tile, kernel.options)
         table[kernel.name] = planned.to_attribute(kernel.prediction.time_us)
@@ -262,3 +264,15 @@ def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
     module.attributes["tilec.target"] = mlir.string(plan.target.name)
     module.attributes["tilec.backend"] = mlir.string(plan.target.kind)
     sign(module)
+
+
+def _left(op: ir.Operation, dims: Sequence[int], family: Family) -> int | None:
+    """1 where the second factor of an operation's product is the left one of its kernel. A pass cannot tell: in a tile of one
+    element nothing depends on an index any more."""
+    inner = [d for d, kind in zip(dims, mlir.iterators_of(op)) if kind == "reduction"]
+    rows, columns = map(set, family.sides_of(dims, inner))
+    if not rows | columns or (factors := factors_of(op)) is None:
+        return None
+    own = [mlir.map_dims(m) for m in mlir.maps_of(op)]
+    first, second = ({dims[d] for d in dims_of(mlir.body_of(op), factor, own)} for factor in factors)
+    return 1 if second & rows or first & columns else None

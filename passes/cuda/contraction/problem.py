@@ -16,7 +16,7 @@ from math import prod
 
 from tilec.analysis.access import Access, access_of
 from tilec.analysis.bf16_split import parted
-from tilec.analysis.products import Scaled, arguments_of, dims_of, factors_of, narrow, scaled, stored
+from tilec.analysis.products import Scaled, arguments_of, factors_of, narrow, scaled, stored
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.extents import Extent, divides, known_loops, value_at
@@ -90,7 +90,7 @@ class Problem:
         self.inner = [self._count(n) for n in self.inner_extents]
         staged = (self._scaled(f).core if self.is_two_level else f for f in factors_of(op) or ())
         copied = ((found.parts if self.parts > 1 and (found := parted(f)) else (f,)) for f in staged)
-        self._accesses = [[access_of(op, f) for f in several] for several in copied]  # before loads are guarded
+        self._accesses = [[access_of(op, f) for f in several] for several in copied][:: self._order]  # before loads are guarded
         guard_loads(op)
         points, self.depth = (options.block[0], options.own_columns), options.block[2]
         own = (options.rows, options.columns)
@@ -282,12 +282,12 @@ class Problem:
     def _factors(self) -> dict[str, ir.Value]:
         if (factors := factors_of(self.op)) is None:
             raise InternalError(f"{mlir.get_string(self.op, 'tilec.name')} is no sum of products", "map")
-        # both are asked: what is computed from the index of a tile's only row depends on no index of the block any more
-        rows, columns = set(self.options.rows), set(self.options.columns)
-        of_first, of_second = ({self.dims[d] for d in self.dims_of(factor)} for factor in factors)
-        if of_second & rows or of_first & columns:
-            factors, self._accesses = factors[::-1], self._accesses[::-1]
-        return dict(zip(("left", "right"), factors))
+        return dict(zip(("left", "right"), factors[:: self._order]))
+
+    @property
+    def _order(self) -> int:
+        """-1 where the second factor is the left one, which has the rows."""
+        return -1 if mlir.get_integer(self.op, "tilec.left") else 1
 
     @property
     def parts(self) -> int:
@@ -340,9 +340,6 @@ class Problem:
 
         here = Body(self.body, element, lambda d: at[self.dims[d]])
         return [here.value(v) for v in values]
-
-    def dims_of(self, value: ir.Value) -> frozenset[int]:
-        return dims_of(self.body, value, self.operand_dims)
 
     def arguments(self, value: ir.Value) -> list[int]:
         return arguments_of(self.body, value)

@@ -14,7 +14,7 @@ from tools.machines import refitted
 import tilec
 from tilec.core import host
 from tilec.core.fitted import NestTimes, PanelTimes
-from tilec.core.target import BUILT_IN
+from tilec.core.target import BUILT_IN, Target
 from tilec.core.targets import load
 from tilec.cost.panels import part_products
 from tilec.plan.cpu import panels
@@ -208,6 +208,13 @@ def test_a_window_lies_along_its_last_subscript(always):
     assert options.along[0] == options.inner[-1] == options.along[1]
 
 
+def described() -> Target:
+    """A machine on which products of parts pay."""
+    target = refitted(load(BUILT_IN / "cpu.toml"), NestTimes, vector_issue=1e-5)
+    target = refitted(target, PanelTimes, pack_along_ns=0.01, pack_across_ns=0.01, split_ns=0.01)
+    return replace(target, tensor={"bf16": {"amx": 9000.0}})
+
+
 @pytest.mark.parametrize("form", ["plain", "right along k", "bf16 weights", "f16"])
 @pytest.mark.parametrize("scale", [1.0, 1e-21])
 def test_every_stage(form, scale, rng, always):
@@ -215,12 +222,26 @@ def test_every_stage(form, scale, rng, always):
     text, _ = text_of(form)
     sizes = {"M": 5, "N": 17 if scale == 1 else 9, "K": 35}
     a, b = draw(form, sizes, rng, 1.0 if form == "f16" else scale)
-    target = load(BUILT_IN / "cpu.toml")
-    target = refitted(target, NestTimes, vector_issue=1e-5)
-    target = refitted(target, PanelTimes, pack_along_ns=0.01, pack_across_ns=0.01, split_ns=0.01)
-    target = replace(target, tensor={"bf16": {"amx": 9000.0}})
-    program, result = lowering.lowered(text, None, sizes, target=target)
+    program, result = lowering.lowered(text, None, sizes, target=described())
     assert result.plan.kernels[0].options.instruction == "amx"
     for stage in ("tile", "stage", "map"):
         (found,) = interpret_stage(program, result.texts, stage, {"a": a, "b": b}).values()
         assert_within(text, [a, b], found, kind="cpu")
+
+
+@pytest.mark.parametrize("first, second", [("bf16", "f32"), ("f32", "bf16")])
+def test_tiles_of_one_element(first, second, rng, always):
+    """What is computed from the index of a tile's only row depends on no index of the block any more."""
+    text = f"""op f(x: {first}[4, 40], w: {second}[3, 40]) -> (y: f32[2, 3]) {{
+        y[i, j] = sum[k](x[j + 1, k + 3] * w[i + 1, k + 5]) where k in 0:35
+    }}"""
+    inputs = {"x": rng.standard_normal((4, 40)).astype(TYPES[first]), "w": rng.standard_normal((3, 40)).astype(TYPES[second])}
+
+    def ones(plan):
+        (kernel,) = plan.kernels
+        return replace(plan, kernels=(replace(kernel, tile=(1,) * len(kernel.grid)),))
+
+    program, result = lowering.lowered(text, None, {}, ones, described())
+    assert result.plan.kernels[0].options.instruction == "amx"
+    (found,) = interpret_stage(program, result.texts, "map", inputs).values()
+    assert_within(text, [*inputs.values()], found, kind="cpu")

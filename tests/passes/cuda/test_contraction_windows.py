@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import assert_within
 from tools import contractions as T
 from tools import lowering
 from tools.contractions import check, lowered, mma
@@ -130,6 +131,26 @@ def test_pieces(name, monkeypatch):
     small = {d: min(n, {"C": 24, "K": 24, "H": 4}.get(d, n)) for d, n in sizes.items()}
     result = check(text, ("f16", "f32"), small, mma(), expected, monkeypatch, "a100")
     assert result.plan.kernels[-1].options.left_copy == "async"
+
+
+@pytest.mark.parametrize("offsets", [(8, 1), (1, 8)], ids=str)
+@pytest.mark.parametrize("result", ["i, j", "j, i"])
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+def test_tiles_of_one_element(kind, result, offsets):
+    """What is computed from the index of a tile's only row depends on no index of the block any more. One of the factors is copied
+    in pieces; rows of the other begin between those."""
+    text = f"""op f(x: {kind}[3, 80], w: {kind}[4, 80]) -> (y: f32[{"2, 3" if result == "i, j" else "3, 2"}]) {{
+        y[{result}] = sum[k](x[i + 1, k + {offsets[0]}] * w[j + 1, k + {offsets[1]}]) where k in 0:64
+    }}"""
+
+    def ones(plan):
+        (kernel,) = plan.kernels
+        return replace(plan, kernels=(replace(kernel, tile=(1,) * len(kernel.grid)),))
+
+    specialised, found = lowering.lowered(text, None, {}, ones, "h200")
+    assert sorted(found.plan.kernels[0].options.copies) == ["async", "registers"]
+    inputs = T.arrays(specialised)
+    assert_within(text, inputs, T.emulated(specialised, found, inputs), kind="cuda")
 
 
 @pytest.mark.parametrize("rows", WGMMA)
