@@ -58,11 +58,11 @@ def read_expanded(module: ir.Operation) -> None:
     """Has operations that read one dimension of a tensor at two of their own read the tensor with two dimensions in its place:
     `x[n, g * 8 + c]` is then an element at bare indices. Not contractions, whose tiles are boxes of the tensor."""
     for op in [o for o in mlir.traverse(module) if mlir.is_generic(o)]:
-        if "tilec.scan" not in op.attributes and not _is_contraction(op):
+        if "tilec.scan" not in op.attributes and not is_contraction(op):
             _separate(op)
 
 
-def _is_contraction(op: ir.Operation) -> bool:
+def is_contraction(op: ir.Operation) -> bool:
     """Whether an operation sums products of which either factor has dimensions that the other lacks."""
     factors, terms = factors_of(op), BodyTerms(op)
     if "reduction" not in mlir.iterators_of(op) or factors is None:
@@ -221,4 +221,4 @@ def _as_operand(op: ir.Operation, load: ir.Operation) -> ir.Operation:
         return replace(op, rebuild(op, operands=[*operands_in(op), Operand(load.operands[0], dims, load.results[0])]))
 
 
-__all__ = ["as_operands", "read_collapsed", "read_expanded"]
+__all__ = ["as_operands", "is_contraction", "read_collapsed", "read_expanded"]

@@ -17,6 +17,7 @@ from tilec.core import mlir
 from tilec.core.extents import Extent, at_least, at_most, empty, loops_of, numbers, shape_of
 from tilec.core.mlir import ir
 from tilec.passes.rebuild import Operand, collapsed, operands_in, operands_out, rebuild
+from tilec.passes.tensor.collapsed import is_contraction
 
 MOST = 1 << 20  # elements of a row: blocks of a cluster keep no longer ones, and for those that they keep one dimension is enough
 Pair = tuple[ir.Operation, int, int]
@@ -137,8 +138,9 @@ def _neighbours(value: ir.Value, at: int) -> list[Pair]:
 
 
 def _needs_both(op: ir.Operation, outer: int, inner: int) -> bool:
-    """Whether a reduction needs both dimensions, as a convolution does: its result is in memory, where others read them as one."""
-    if "reduction" not in mlir.iterators_of(op):
+    """Whether a contraction needs both dimensions, as a convolution does: its result is in memory, where others read them as one.
+    That of a window of each channel, as of a depthwise convolution, is not in memory if what reads it is computed beside it."""
+    if not is_contraction(op):
         return False
     try:
         return not [*_boundaries(op, outer, inner)]

@@ -57,7 +57,7 @@ def answer(wanted: dict[str, Any], on_part: Callable[[Any], None] = lambda part:
         recipe = Recipe(
             program, wanted["op"], inputs and tuple((DTYPES[name], tuple(shape)) for name, shape in inputs), wanted["sizes"],
             _target(wanted["target"]), Path(schedule) if schedule else None, [(k, n) for k, n in wanted["donated"]],
-            class_from(**wanted["of"]) if wanted["of"] else None,
+            class_from(**of) if (of := wanted.get("of")) else None,
         )  # fmt: skip
         return {"program": written(recipe.compiled_here(lambda *kernel: on_part(part(*kernel))))}
     except Exception as error:

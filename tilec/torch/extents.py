@@ -13,8 +13,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-import torch
-
 from tilec.core.extents import amount
 from tilec.core.varying import Varying, number
 from tilec.index.facts import NONE
@@ -22,6 +20,8 @@ from tilec.index.terms import Term, term
 from tilec.torch.unsupported import Unsupported
 
 if TYPE_CHECKING:
+    import torch
+
     from tilec.torch.concrete import Expression
 
 HIGH = 1 << 20
@@ -195,10 +195,10 @@ def extent_of(x: Term) -> int:
 
 def extent(value: int | torch.SymInt | Extent) -> int:
     """An extent as translators have it: of a symbol's, over the sizes of the program. They take it for a number."""
-    if isinstance(value, torch.SymInt):
+    if (node := getattr(value, "node", None)) is not None:  # a SymInt: this module serves programs without PyTorch, too
         if (known := _SCOPE.get()) is None:
             raise Unsupported("a size that is a symbol")
-        value = of(known.term(value.node.expr))
+        value = of(known.term(node.expr))
     return cast("int", value) if isinstance(value, Extent) else int(value)
 
 

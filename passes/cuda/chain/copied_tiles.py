@@ -12,7 +12,7 @@ from math import prod
 from tilec.analysis.factor_access import FactorAccess
 from tilec.analysis.subscripts import subscripts
 from tilec.core import locations, mlir
-from tilec.core.extents import shape_of
+from tilec.core.extents import Extent, known_shape, shape_of
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, memref, scf
 from tilec.cost.chain import chain_line, product_depth
@@ -26,6 +26,12 @@ from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.memory_spaces import SHARED, local, root
 from tilec.passes.cuda.ring import start_copy
 from tilec.passes.loops import all_of, below, delinearise, loop, sum_of, when
+
+
+def _last_extent(view: ir.Value) -> Extent:
+    """Of a view's last dimension; 0, which all vectors divide, where that is the rest of a tile: its pitch is asked about, too."""
+    last = known_shape(view)[-1]
+    return 0 if last is None else last
 
 
 class CopiedTiles:
@@ -49,7 +55,7 @@ class CopiedTiles:
         shape = shape_of(root(self.view))
         pitches = [prod(shape[d:]) for d in range(1, len(shape))]
         inner = self.across in [first.inner for first in block.chain.firsts]
-        whole = block.sizes[self.across] if inner else shape_of(self.view)[-1]
+        whole = block.sizes[self.across] if inner else _last_extent(self.view)
         starts = [multiple(term(s)) for s in (self.columns, whole, factor.offset(self.across), *pitches)]
         self.vector = next(v for v in (WIDE // self.bytes, 4, 2, 1) if all(s % v == 0 for s in starts))
 

@@ -300,7 +300,7 @@ def test_parts_printed(heads, monkeypatch):
 def test_noticed_numbers_without_parts(monkeypatch):
     """A weight that a NaN does not reach would hide them."""
     text = of_f32(PROGRAMS["no reduction"], "").replace("max(s[b, h, i, j], 0)", "s[b, h, i, j] if s[b, h, i, j] > 1 else 0")
-    plan = chain(text, LONGER, None, monkeypatch, chain_factors=True)[1].plan
+    plan = chain(text, LONGER, None, monkeypatch, chain_factors=True, pack=[])[1].plan
     assert not any(isinstance(k.options, ContractionChain) for k in plan.kernels)
     assert "by which numbers without parts are noticed" in "\n".join(map(str, plan.remarks))
 

@@ -364,11 +364,11 @@ op f(x: f32[256, 512], u: f32[512, 512], v: f32[512, 512], w: f32[512, 512]) -> 
 
 def test_shared_launches_need_no_more_memory():
     """The sums of columns could share a launch, for which `a` would have to stay until `c` is there."""
-    plan = lowered(DELAYED, None, {}, rewritten(split=[]))[1].plan
+    plan = lowered(DELAYED, None, {}, rewritten(split=[], pack=[]))[1].plan
     assert not plan.launches
     assert any("but temporaries would take 1.57 MB, and take 1.05 MB" in r.reason for r in plan.remarks)
     shared = f'[[plan]]\nprogram = "{plan.signature}"\ntarget = "h200"\n[plan.launches]\nf_l = ["f_p", "f_q"]\n'
-    schedules = rewritten(split=[]), schedule_of(f"{shared}[plan.rewrites]\nsplit = []\n")
+    schedules = rewritten(split=[], pack=[]), schedule_of(f"{shared}[plan.rewrites]\nsplit = []\npack = []\n")
     sizes = [workspace(lowered(DELAYED, None, {}, schedule)[1]) for schedule in schedules]
     assert sizes == [2 * 256 * 512 * 4, 3 * 256 * 512 * 4]
 
