@@ -74,7 +74,7 @@ def test_numbers_of_every_size(name, sizes, monkeypatch):
 def test_parts_pay_for_large_products():
     """And fit registers: no spills, no stack."""
     plan = planned(T.MATMUL.format(t="f32", o="f32"), None, {"M": 256, "N": 256, "K": 256})
-    assert plan.kernels[-1].options.multiplicand == "f32"
+    assert plan.kernels[0].options.multiplicand == "f32"  # others may add up parts of k
     _, result = T.lowered(T.MATMUL.format(t="f32", o="f32"), T.LARGE, "h200")
     assert result.plan.kernels[-1].options.multiplicand == "bf16x3"
     compiled(result.emitted, "sm_90a")

@@ -78,7 +78,7 @@ def test_tiles_have_whole_groups_of_columns_that_share_scales():
 def test_elsewhere_scales_are_multiplied_in(target):
     text = PROGRAM.format(t="f8e4m3", b="N, K", bi="n, k", s="M, K // 32", si="m, k // 32", u="N", ui="n")
     _, plan = planned(text, {"M": 512, "N": 512, "K": 256}, target)
-    assert len(plan.kernels) == 1
+    assert len(plan.kernels) == 1 + bool(plan.steps("split"))  # parts of k are added up by another
 
 
 @pytest.mark.parametrize("k", [128, 256, 336, 512, 1168])
