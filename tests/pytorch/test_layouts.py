@@ -203,7 +203,7 @@ def test_what_has_gaps_is_copied_for_machine_code(single, monkeypatch):
         made.meta["val"] = torch.empty_strided((4, 6), (10, 1))
     bound, bind = [], call.bind
     monkeypatch.setattr(call, "bind", lambda *args: bound.append(bind(*args)) or bound[-1])
-    partition = call.Partition(graph, Options(strict=True), None, lambda written, reason: None)
+    partition = call.Partition(graph, Options(strict=True), None, lambda *_: None)
     for given in (x, torch.randn(8, 6)[::2], torch.randn(4, 6)):
         results = partition(given, y)
         result = results if single else results[-1]
