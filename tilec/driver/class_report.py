@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, product
 
 from tilec.core import mlir
 from tilec.core.diagnostics import CallError, Source, TileError
 from tilec.core.quantities import duration
 from tilec.core.target import Target
-from tilec.core.varying import Varies, Varying
-from tilec.driver.classes import Class, class_of, intervals
+from tilec.core.varying import Varying
+from tilec.driver.classes import Class
+from tilec.driver.each_class import each_class
 from tilec.driver.lowering import lower
 from tilec.dsl import ast
 from tilec.dsl.build import build
@@ -24,9 +24,6 @@ from tilec.kernels import KernelPlan
 from tilec.plan.model import Plan
 from tilec.plan.schedule.read import Schedule, parse_schedule
 from tilec.plan.schedule.write import write_schedule
-
-MOST = 32
-"""Classes that are looked at: of several sizes that vary there are as many as intervals of all of them, multiplied."""
 
 
 @dataclass(frozen=True)
@@ -57,24 +54,17 @@ def rows(
     program: ast.Program, op: str | None, inputs: Sequence[Argument] | None, fixed: Mapping[str, int],
     varies: Mapping[str, Varying], target: Target,
 ) -> Iterator[Row]:  # fmt: skip
-    """The first `MOST` classes of some ranges, smallest sizes first. Raises TileError for a program that is wrong at some size."""
-    parts = product(*(intervals(v) for v in varies.values()))
-    for chosen in islice(parts, MOST):
-        of = class_of(varies, {name: part.low for name, part in zip(varies, chosen)})
-        known = {**fixed, **dict(of.fixed)}
-        try:
-            special = specialise(program, op, inputs, known, checked=True, varies=dict(of.ranges))
-            with mlir.context(), mlir.ir.Location.unknown():
-                found = lower(build(special), target, texts=False, at=of.typical if of.ranges else None)
-        except Varies as error:
-            yield Row(of, None, refused=str(error))
+    """Every class of some ranges. Raises TileError for a program that is wrong at some size."""
+    for each in each_class(program, op, inputs, fixed, varies, target):
+        of, known = each.of, {**fixed, **dict(each.of.fixed)}
+        if each.plan is None:
+            yield Row(of, None, refused=each.refused)
             continue
-        assert found.plan is not None
         ends = [dict.fromkeys(of.typical, 0)] * 2 if not of.ranges else [
             {name: v.low for name, v in of.ranges}, {name: v.high for name, v in of.ranges}
         ]  # fmt: skip
-        points = [_point(program, op, inputs, {**known, **sizes}, sizes, found.plan, target) for sizes in ends if of.ranges]
-        yield Row(of, found.plan, tuple(points))
+        points = [_point(program, op, inputs, {**known, **sizes}, sizes, each.plan, target) for sizes in ends if of.ranges]
+        yield Row(of, each.plan, tuple(points))
 
 
 def _point(
