@@ -1,4 +1,4 @@
-"""A call of a program whose sizes vary: its sizes, and its signature with those sizes left open."""
+"""A call of a program whose sizes vary: its sizes, and its signature, at them or with those sizes left open."""
 
 from __future__ import annotations
 
@@ -31,6 +31,13 @@ def sizes_at(
             message = f"the size `{size}` is {sizes[size]}, and varies in {v}"
             raise CallError(message, known[size], hint="give `varies` a wider range")
     return sizes
+
+
+def declared_inputs(program: ast.Program, name: str, sizes: Mapping[str, int]) -> tuple[tuple[DType, tuple[int, ...]], ...]:
+    """The types and shapes of an op's inputs at some sizes, as its text declares them."""
+    terms, report = {n: term(k) for n, k in sizes.items()}, Report()
+    shapes = ((t, declared_shape(t, terms, report, True)) for t in choose_op(program, name).inputs)
+    return tuple((ast.dtype_of(t), tuple(n.number for n in shape or ())) for t, shape in shapes)
 
 
 def open_inputs(

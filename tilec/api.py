@@ -12,9 +12,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections import namedtuple
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
+from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
@@ -278,16 +279,35 @@ class Op:
 
     def build(self, /, **sizes: int) -> Op:
         """Compiles for the given sizes now rather than at the first call; an op with declared types needs no arrays."""
-        sizes = arguments.sizes(sizes)
-        target = self._resolve("cpu" if self._target is None else "any")
         with compiling(), self._lock:
-            if self._by_class is not None:
-                built = self._by_class.executable(None, target, sizes)
-            else:
-                built = self._built_for(self._recipe(None, {**self._sizes, **sizes}, target))
-            key = tuple((dtype, shape) for _, dtype, shape in built.compiled.inputs)
-            self._latest = self._built[key, "cpu" if target.kind == "cpu" else 0] = built
+            self._latest = self._built_at(arguments.sizes(sizes))
         return self
+
+    def _built_at(self, sizes: Mapping[str, int]) -> Executable:
+        target = self._resolve("cpu" if self._target is None else "any")
+        if self._by_class is not None:
+            built = self._by_class.executable(None, target, sizes)
+        else:
+            built = self._built_for(self._recipe(None, {**self._sizes, **sizes}, target))
+        key = tuple((dtype, shape) for _, dtype, shape in built.compiled.inputs)
+        self._built[key, "cpu" if target.kind == "cpu" else 0] = built
+        return built
+
+    def warm(self, /, **sizes: int | Iterable[int]) -> Op:
+        """Compiles ahead of calls, for the declared types: `op.warm(M=[1, 8, 64], N=range(1, 513))`. A size has a number or
+        several; of several sizes all combinations are meant. Sizes that vary are compiled by class, each class once; `classes`
+        tells which. Others are compiled for each number. Raises CallError for a number outside of its range."""
+        several, target = arguments.several(sizes), self._resolve("cpu" if self._target is None else "any")
+        for build in self._by_class.ahead(target, several) if self._by_class is not None else self._ahead(several):
+            with compiling(), self._lock:
+                built = build()
+            with compiling():
+                built.complete()
+        return self
+
+    def _ahead(self, several: Mapping[str, Sequence[int]]) -> Iterator[Callable[[], Executable]]:
+        for chosen in product(*several.values()):
+            yield partial(self._built_at, dict(zip(several, chosen)))
 
     def donated(self, pairs: Sequence[tuple[int, int]]) -> Op:
         """The op whose calls have results in the memory of inputs, by their numbers. Of such a result only what changes is stored

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tilec
+from tilec import api
 from tilec.core.varying import Varying
 from tilec.driver.classes import class_of, intervals, typical
 
@@ -83,3 +84,45 @@ def test_a_class_depends_on_no_number_within_its_intervals():
     varies = {"M": Varying(1, 9000), "S": Varying(1, 9000)}
     assert class_of(varies, {"M": 17, "S": 600}) == class_of(varies, {"M": 128, "S": 2048})
     assert class_of(varies, {"M": 1, "S": 600}).fixed == (("M", 1),)
+
+
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Grows by each recipe that is compiled, or found in the disk cache."""
+    made, build = [], api.build_executable
+    monkeypatch.setattr(api, "build_executable", lambda recipe: made.append(recipe) or build(recipe))
+    return made
+
+
+def test_classes_are_compiled_ahead_of_calls(monkeypatch):
+    """All combinations, each class once; what is called then is there."""
+    made = compiled(monkeypatch)
+    op = tilec.compile(ROWS, varies={"M": (1, 4000), "N": (1, 300)}, target="cpu").warm(M=[1, 20, 70], N=range(17, 100))
+    assert {c.sizes for c in op.classes()} == {"M = 1, N = 17..128", "M = 17..128, N = 17..128"}
+    assert len(made) == 2 and op.warm(M=128, N=17) is op and len(made) == 2
+    for found, right in zip(op(*rows(100, 40)), expected(*rows(100, 40))):
+        np.testing.assert_allclose(found, right, rtol=2e-6, atol=2e-6)
+    assert len(made) == 2
+    op(*rows(3, 40))
+    assert len(made) == 3
+
+
+def test_exact_sizes_are_compiled_ahead_of_calls(monkeypatch):
+    made = compiled(monkeypatch)
+    op = tilec.compile(ROWS, target="cpu").warm(M=[3, 5], N=4)
+    assert len(made) == 2 and op.classes() == []
+    for m in (3, 5):
+        np.testing.assert_allclose(op(*rows(m, 4))[1], rows(m, 4)[0].mean(1) * 4 / m, rtol=1e-6, atol=1e-6)
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"M": [4, 4001], "N": 3}, "the size `M` is 4001, and varies in 1..4000"), ({"M": [], "N": 3}, "no number of the size M"),
+        ({"M": "12", "N": 3}, "the size M must be a whole number"), ({"M": [2.5], "N": 3}, "the size M must be a whole number"),
+        ({"M": 3}, "the size `N` is not known"), ({"M": range(1 << 40), "N": 3}, "more than 65,536 numbers of the size M"),
+    ],
+)  # fmt: skip
+def test_what_is_compiled_ahead_is_checked(sizes, message):
+    with pytest.raises(tilec.CallError, match=message):
+        tilec.compile(ROWS, varies={"M": (1, 4000)}, target="cpu").warm(**sizes)

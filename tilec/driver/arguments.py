@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, SupportsIndex
 
 from tilec.core.diagnostics import CallError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from tilec.core.dtypes import DType
     from tilec.runtime.buffers import Buffer, Device
 
+MOST_NUMBERS = 1 << 16  # of a size, that `Op.warm` is given
 Parameters = Sequence[tuple[str, "DType | None"]]
 Results = Sequence[tuple[str, "DType", tuple[int, ...]]]
 
@@ -173,6 +175,20 @@ def _size(name: object, value: object) -> int:
     if not 0 <= number < 1 << 63:
         raise CallError(f"the size {name} must be a whole number from 0 to 2^63 - 1, got {value!r:.40}")
     return number
+
+
+def several(given: Mapping[str, object]) -> dict[str, Sequence[int]]:
+    """One or more numbers of each size, by name: a number, a list, a range."""
+    found: dict[str, Sequence[int]] = {}
+    for name, value in given.items():
+        many = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+        numbers: Iterable[object] = value if many else [value]  # type: ignore[assignment]
+        if not (row := [_size(name, n) for n in islice(numbers, MOST_NUMBERS + 1)]):
+            raise CallError(f"no number of the size {name} is given", hint=f"{name}=[1, 8, 64]")
+        if len(row) > MOST_NUMBERS:
+            raise CallError(f"more than {MOST_NUMBERS:,} numbers of the size {name} are given")
+        found[name] = list(dict.fromkeys(row))
+    return found
 
 
 RENAMED = {"late": "deferred_checks"}  # options that had another name before

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from functools import partial
+from itertools import combinations, product
 
 from tilec.core.target import Target
 from tilec.core.varying import Varies, Varying
@@ -55,10 +56,8 @@ class ByClass:
 
     def executable(self, inputs: Signature | None, target: Target, more: Mapping[str, int] | None = None) -> Executable:
         """For a call's arguments, or for sizes alone. Raises CallError where they do not fit the op, or leave a range."""
-        from tilec.dsl.given_sizes import sizes_at
-
-        sizes = sizes_at(self._program.tree, self._op, inputs, {**self._given, **(more or {})}, self._varies)
-        key = (*sizes.items(), target.name, *(dtype.name for dtype, _ in inputs or ()))
+        inputs, sizes = self._described(inputs, more)
+        key = (*sizes.items(), target.name, *(dtype.name for dtype, _ in inputs))
         if (found := self._at.get(key)) is None:
             whole = self._whole(inputs, sizes, target)
             found = self._at[key] = whole.at(sizes)
@@ -67,7 +66,30 @@ class ByClass:
             self._at.popitem(last=False)
         return found
 
-    def _whole(self, inputs: Signature | None, sizes: Mapping[str, int], target: Target) -> Executable:
+    def ahead(self, target: Target, several: Mapping[str, Sequence[int]]) -> Iterator[Callable[[], Executable]]:
+        """For each class of all combinations of some numbers, what compiles it. Raises CallError for numbers that leave a range."""
+        numbers = {name: self._representatives(name, row) for name, row in several.items()}
+        for chosen in product(*numbers.values()):
+            yield partial(self._ahead, target, dict(zip(numbers, chosen)))
+
+    def _ahead(self, target: Target, more: Mapping[str, int]) -> Executable:
+        return self._whole(*self._described(None, more), target)
+
+    def _representatives(self, name: str, numbers: Sequence[int]) -> Sequence[int]:
+        """One of the numbers for each class, and all that are in none."""
+        if (v := self._varies.get(name)) is None:
+            return numbers
+        return list({class_of({name: v}, {name: n}) if v.has(n) else n: n for n in reversed(numbers)}.values())[::-1]
+
+    def _described(self, inputs: Signature | None, more: Mapping[str, int] | None) -> tuple[Signature, dict[str, int]]:
+        """The types and shapes of a call, as declared where none are given, and its sizes."""
+        from tilec.dsl.given_sizes import declared_inputs, sizes_at
+
+        tree = self._program.tree
+        sizes = sizes_at(tree, self._op, inputs, {**self._given, **(more or {})}, self._varies)
+        return declared_inputs(tree, self._op, sizes) if inputs is None else inputs, sizes
+
+    def _whole(self, inputs: Signature, sizes: Mapping[str, int], target: Target) -> Executable:
         """What serves all of the class of some sizes."""
         from tilec.dsl.given_sizes import open_inputs
 
@@ -75,7 +97,7 @@ class ByClass:
         for names in self._choices(target.name):
             of = class_of({name: self._varies[name] for name in names}, sizes)
             fixed = {name: n for name, n in sizes.items() if name not in dict(of.ranges)}
-            types = tuple(dtype.name for dtype, _ in inputs or ())
+            types = tuple(dtype.name for dtype, _ in inputs)
             key = of, target.name, (*sorted(fixed.items()), *types)
             if (known := self._classes.get(key)) is not None:
                 return known[0]

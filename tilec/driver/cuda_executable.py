@@ -56,6 +56,9 @@ class CudaExecutable(Executable):
                 self._cubins = program_cubins(self.emitted, self.target.chip, compiled.registers, compiled.in_flight)
             return self._cubins
 
+    def complete(self) -> None:
+        _ = self.cubins
+
     @property
     def registers(self) -> dict[str, int]:
         cubins = self._cubins or {}

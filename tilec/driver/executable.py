@@ -65,6 +65,9 @@ class Executable:
     def load(self) -> None:
         """Loads the machine code; `run` does it otherwise."""
 
+    def complete(self) -> None:
+        """Waits until all machine code is compiled; `run` does it otherwise."""
+
     def run(self, inputs: list[Buffer], outputs: list[Buffer], stream: object) -> None:
         """Runs on any buffers. Copies those that kernels cannot read or write as they are."""
         raise NotImplementedError
