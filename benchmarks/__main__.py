@@ -14,6 +14,9 @@ python -m benchmarks models [--task inference|decoding|training] [--only TEXT ..
 python -m benchmarks kernelbench FOLDER [--vary SEED] [--level N] [--dtype f32|bf16] [--only TEXT ...] [--share K/N]
                                  [--predict TARGET] [--workers N] [--limit SECONDS] [--no-compile] [--json FILE]
 python -m benchmarks threads [--json FILE] [--only TEXT ...]
+python -m benchmarks sizes [--parts loss|calls|models|serving ...] [--only TEXT ...] [--target cpu|cuda] [--drawn N]
+                           [--requests N] [--limit SECONDS] [--row-limit SECONDS] [--keep FOLDER] [--only-prepare]
+                           [--workers N] [--no-compile] [--json FILE]
 python -m benchmarks merge --json FILE
 python -m benchmarks docs
 
@@ -45,7 +48,7 @@ from benchmarks import audit_report, memory_report, report, runner
 
 SUITES = (
     "cpu", "gpu", "memory", "audit", "edits", "convolutions", "nests", "compile", "large", "models", "kernelbench", "calls",
-    "threads", "numerics", "sensitivity", "kernels", "lines", "merge", "docs",
+    "threads", "sizes", "numerics", "sensitivity", "kernels", "lines", "merge", "docs",
 )  # fmt: skip
 
 
@@ -82,12 +85,12 @@ def rows_of(options: argparse.Namespace) -> list[runner.Row]:
 
 def missing(options: argparse.Namespace) -> str:
     """What the suite needs and this machine lacks, if anything: a file of failed rows would pass for the newest figures."""
-    peers = options.suite in ("gpu", "memory", "models", "calls", "kernelbench")
+    peers = options.suite in ("gpu", "memory", "models", "calls", "kernelbench", "sizes")
     if peers and find_spec("torch") is None:
         return "needs PyTorch, which is not installed"
     targets = options.target or (["cuda"] if options.suite == "audit" else ["cpu"] if options.suite == "edits" else [])
     peers = peers and not (options.suite == "models" and targets == ["cpu"])
-    peers = peers and not (options.suite == "calls" and "cuda" not in targets)
+    peers = peers and not (options.suite in ("calls", "sizes") and "cuda" not in targets)
     peers = peers and not (options.suite == "kernelbench" and options.predict)
     if not options.only_prepare and (peers or (options.suite in ("audit", "edits", "numerics") and "cuda" in targets)):
         from tilec.runtime.cuda.driver import device_info
@@ -148,6 +151,10 @@ def main() -> int:
     parser.add_argument("--vary", type=int, metavar="SEED", help="other numbers than the problems' own (kernelbench)")
     parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="of the problems' floats (kernelbench)")
     parser.add_argument("--share", metavar="K/N", help="the K-th of N random parts of the problems (kernelbench)")
+    parser.add_argument("--parts", nargs="*", default=[], help="what is measured: loss, calls, models, serving (sizes)")
+    parser.add_argument("--drawn", type=int, help="sizes of a program (sizes; default: 40 on a CPU, 200 on a GPU)")
+    parser.add_argument("--requests", type=int, default=2000, help="that are served (sizes)")
+    parser.add_argument("--row-limit", type=float, default=300, help="seconds of a row (sizes)")
     parser.add_argument("--predict", metavar="TARGET", help="plan for a target, without a GPU (kernelbench)")
     parser.add_argument("--worker", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--ahead", nargs="*", help=argparse.SUPPRESS)
@@ -197,6 +204,10 @@ def main() -> int:
             threads.worker(*options.worker)
             return 0
         return threads.run(options)
+    if options.suite == "sizes":
+        from benchmarks.sizes import run as run_sizes
+
+        return run_sizes(options)
     if options.suite == "merge":
         print(f"written to {report.merge(options.json)}")
         return 0

@@ -21,10 +21,8 @@ from benchmarks.files import listing
 from benchmarks.report import table
 
 ROOT = Path(__file__).parents[1]
-FILES = [
-    "README.md",
-    *(f"docs/{n}.md" for n in ("language", "architecture", "cli", "numerics", "performance", "pytorch", "reliability", "targets")),
-]
+PAGES = "language architecture cli numerics performance pytorch reliability targets varying_sizes"
+FILES = ["README.md", *(f"docs/{n}.md" for n in PAGES.split())]
 SECTION = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -196,6 +194,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "models": result_tables.models,
     "models cold": result_tables.models_cold,
     "calls": result_tables.calls,
+    "sizes": result_tables.sizes,
     "stages": stages,
     "attributes": attributes,
     "functions": functions,

@@ -51,7 +51,7 @@ def machine() -> dict:
     }
 
 
-ON_GPUS = ("gpu", "memory", "models", "cuda-audit", "cuda-edits", "matrix-audit", "cuda-numerics")
+ON_GPUS = ("gpu", "memory", "models", "cuda-audit", "cuda-edits", "matrix-audit", "cuda-numerics", "cuda-sizes")
 
 
 def short_name(suite: str, facts: dict | None = None) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import audit_report, kernelbench_report, matrix_forms, memory_report, models_report, report
+from benchmarks import audit_report, kernelbench_report, matrix_forms, memory_report, models_report, report, size_report
 from benchmarks.report import table
 
 ROOT = Path(__file__).parents[1]
@@ -60,6 +60,21 @@ def calls() -> str:
     where = f"{machine['cpu']}, {machine['cores']} cores" + (f"; {machine['gpu']}" if machine["gpu"] else "")
     about = f"{where}; torch {facts['versions']['torch']}; {path.name[:10]}, commit {facts['versions']['commit']}, from "
     return f"{about}[`{path.name}`](../{path.relative_to(ROOT)}):\n\n{table(headings, lines, range(1, len(headings)))}"
+
+
+def sizes() -> str:
+    """Programs and models whose sizes vary, a part for each kind of target."""
+    parts = []
+    for target in ("cpu", "cuda"):
+        if (found := _of_run(f"{target}-sizes")) is not None:
+            run, rows = found
+            parts.append(run)
+            for title, headings, cells in size_report.tables(rows):
+                left = (5,) if headings == size_report.LOSS else ()
+                right = [n for n in range(1, len(headings)) if n not in left]
+                parts += [f"{title[0].upper()}{title[1:]}:", table(headings, cells, right)]
+            parts += ["\n".join(f"- {note}" for note in size_report.notes(rows))]
+    return "\n\n".join(filter(None, parts)) or "No results yet: `python -m benchmarks sizes` writes them."
 
 
 def kernelbench() -> str:
