@@ -14,6 +14,7 @@ import threading
 from collections import namedtuple
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from operator import itemgetter
@@ -391,7 +392,7 @@ class Op:
 
         specialised, _ = self._lowered
         registers = self._latest.registers if self._latest is not None else {}
-        return explain(self.plan, specialised, registers=registers)
+        return explain(self.plan, specialised.at(self.plan.sizes), registers=registers)
 
 
 def _restored(
@@ -418,7 +419,8 @@ def _shapes(arrays: tuple[object, ...]) -> tuple[object, ...]:
 def compile(
     source: str | Path, *, op: str | None = None, sizes: Mapping[str, int] | None = None, target: str | None = None,
     schedule: str | Path | None = None, deferred_checks: bool = False, path: str | Path | Sequence[str | Path] = (),
-    varies: Mapping[str, tuple[int, ...] | Varying] | Collection[str] | None = None, **unknown: Never,
+    varies: Mapping[str, tuple[int, ...] | Varying] | Collection[str] | None = None, invariant: Collection[str] = (),
+    **unknown: Never,
 ) -> Op:  # fmt: skip
     """Reads a program and returns its op, ready to call.
 
@@ -431,10 +433,12 @@ def compile(
     imports lie below the folder of the file that imports them, or below one of these. `varies`: sizes whose numbers calls tell,
     with the least and the greatest of each, and what they are multiples of, if that is not 1: `{"M": (1, 8192)}`. A call with any
     of these numbers then runs what was compiled for another one, of the same class (`tilec/driver/classes.py`). Names alone, or
-    "all", take the ranges that the program declares: `f32[M: 1..8192]`.
+    "all", take the ranges that the program declares: `f32[M: 1..8192]`. `invariant`: sizes, such as that of a batch, whose numbers
+    leave the bits of results as they are: an element at some place of this dimension has the same bits in a batch of 1 and of 512,
+    whatever the other rows are (docs/varying_sizes.md). They vary in the range that `varies` gives, or that the program declares.
 
     Raises TileError for mistakes in the program, all of them, each with its place; CallError for wrong options; TypeError
-    for an option that does not exist.
+    for an option that does not exist. A call, or `Op.build`, raises CallError where a size cannot be invariant.
     """
     arguments.no_unknown("compile", unknown)
     for option, value in (("op", op), ("target", target)):
@@ -451,12 +455,23 @@ def compile(
             from tilec.plan.schedule.read import read_schedule
 
             read_schedule(obeyed)  # raises its mistakes
-    given = varies or {}
-    if not isinstance(given, Mapping):
+    given = _ranges(program, op, varies or {}, invariant)
+    return Op(program, op, known, target, obeyed, deferred_checks, varies=given)
+
+
+def _ranges(
+    program: Program, op: str | None, varies: Mapping[str, tuple[int, ...] | Varying] | Collection[str], invariant: Collection[str]
+) -> dict[str, Varying]:
+    """The sizes that vary, by name. Invariant ones without a range have the one that the program declares."""
+    def declared(names: Collection[str]) -> dict[str, Varying]:
         from tilec.dsl.specialise import choose_op, ranges_of
 
-        given = ranges_of(choose_op(program.tree, op), given)
-    return Op(program, op, known, target, obeyed, deferred_checks, varies=arguments.ranges(given))
+        return ranges_of(choose_op(program.tree, op), names)
+
+    found = arguments.ranges(varies if isinstance(varies, Mapping) else declared(varies))
+    if missing := [name for name in arguments.sizes_listed("invariant", invariant) if name not in found]:
+        found |= declared(missing)
+    return {name: replace(v, invariant=name in invariant) for name, v in found.items()}
 
 
 def _load_compiler(target: str | None) -> None:

@@ -50,8 +50,9 @@ class Lanes:
     neutral: dict[int, float | None]
 
     @staticmethod
-    def of(op: ir.Operation) -> Lanes | None:
-        """None where LLVM makes SIMD code of the loop itself, or where nothing is known that combines two states."""
+    def of(op: ir.Operation, ordered: bool = False) -> Lanes | None:
+        """None where LLVM makes SIMD code of the loop itself, or where nothing is known that combines two states. `ordered`: it
+        must not choose the order of sums."""
         block, first = mlir.body_of(op), len(mlir.inputs_of(op))
         outs = list(block.arguments)[first:]
         results = list(list(block.operations)[-1].operands)
@@ -59,7 +60,8 @@ class Lanes:
             return None
         combiner = Combiner(op, list(range(first, first + len(outs))))
         groups = combiner.groups()
-        if all(len(g) == 1 for g in groups):
+        made_by = {made.name for made in map(mlir.definition, results) if made is not None}
+        if all(len(g) == 1 for g in groups) and not (ordered and made_by & {"arith.addf", "arith.mulf"}):
             return None
         neutral: dict[int, float | None] = {}
         for group in groups:

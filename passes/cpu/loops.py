@@ -6,7 +6,8 @@ The loops nest in the planned order (`tilec.loops`). A reduction in the innermos
 reduction further out adds to memory. Operands are loaded in the outermost loop that determines their subscripts. Checks
 are made there, too, since they would prevent SIMD code in the innermost loop. Several steps of a reduction just outside
 the innermost loop are computed together (`_several`), so that memory is read and written once for them. Additions and
-products that combine a reduction's state (their first operand) are marked `reassoc`. All others are computed as written.
+products that combine a reduction's state (their first operand) are marked `reassoc`. All others are computed as written. So are
+these where a size is invariant, as LLVM would choose another order for the last rows of a block: long sums have lanes of memory.
 """
 
 from __future__ import annotations
@@ -110,9 +111,10 @@ class _Nest:
         self.far = {o.operation for o in self.block.operations if self._may_be_far(o.operation)}
         self.accumulates = any(self.read[n] and n not in self.carried for n in outs)
         self.small_arguments = False
+        self.ordered = any(v.invariant for v in sizes_of(op).values())
         plain = not self.trigonometric and len(self.carried) == len(self.operands) - self.count
-        self.lanes = Lanes.of(op) if plain and self.inner else None
-        self.partial = None if self.lanes else PartialSums.of(op, self.outer, self.inner)
+        self.lanes = Lanes.of(op, self.ordered) if plain and self.inner else None
+        self.partial = None if self.lanes and not self.ordered else PartialSums.of(op, self.outer, self.inner)
         self.lane_count = 0
         self.invariance = NONE
 
@@ -384,7 +386,7 @@ class _Nest:
         Bits of floats without a sign compare as the floats do, with NaN above all: in SIMD code that is two instructions.
         Arguments that cannot be huge, such as a sine, are not looked at.
         """
-        if self.argument is None or (self.far and self.accumulates):
+        if self.argument is None or (self.far and (self.accumulates or self.ordered)):
             return build(states)
         if not self.far:
             self.small_arguments = True
@@ -407,18 +409,22 @@ class _Nest:
         self._load_ready()
         if depth == len(self.inner):
             return self._body(states)
-        d, start = self.inner[depth], None
-        if self.lane_count and depth == len(self.inner) - 1:
-            start, states = self._in_lanes(d, states)
-        sums = self.partial
+        d, sums = self.inner[depth], self.partial
         if sums is None or sums.depth != len(self.outer) + depth:
-            return self._reduce_along(depth, states, start)
+            return self._reduce_part(depth, states)
         with self._rounds(sums, d, self.extent(d), states) as (rounds, first, last):
             before, among = list(rounds.inner_iter_args), [n in sums.outs for n in self.carried]
             cleared = [mlir.constant(0.0, v.type) if part else v for v, part in zip_longest(before, among)]
-            after = self._reduce_along(depth, cleared, first, last)
+            after = self._reduce_part(depth, cleared, first, last)
             scf.YieldOp([arith.addf(a, b) if part else b for a, b, part in zip_longest(before, after, among)])
         return list(rounds.results)
+
+    def _reduce_part(
+        self, depth: int, states: list[ir.Value], start: ir.Value | None = None, end: ir.Value | None = None
+    ) -> list[ir.Value]:
+        if self.lane_count and depth == len(self.inner) - 1:
+            start, states = self._in_lanes(self.inner[depth], states, start, end)
+        return self._reduce_along(depth, states, start, end)
 
     def _reduce_along(
         self, depth: int, states: list[ir.Value], start: ir.Value | None = None, end: ir.Value | None = None
@@ -433,15 +439,17 @@ class _Nest:
         self._leave(self.inner[depth])
         return list(loop.results)
 
-    def _in_lanes(self, d: int, states: list[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
-        """As many elements as whole rounds of the lanes have; where they end, and the states there."""
-        extent, count, memory = self.extent(d), self.lane_count, self.lane_memory
+    def _in_lanes(
+        self, d: int, states: list[ir.Value], start: ir.Value | None, end: ir.Value | None
+    ) -> tuple[ir.Value, list[ir.Value]]:
+        """As many elements as whole rounds of the lanes have; where they end, and the states there. A part that starts behind the
+        first element starts at a multiple of the lanes."""
+        extent, count, memory = self.extent(d) if end is None else end, self.lane_count, self.lane_memory
         known = mlir.constant_value(extent)
-        end = whole(extent if known is None else int(known), count)
-        end = mlir.index(end)
+        end = mlir.index(whole(extent if known is None else int(known), count))
         assert self.lanes is not None
         self.lanes.begin(memory, states, count)
-        rounds = scf.ForOp(mlir.index(0), end, mlir.index(count), [])
+        rounds = scf.ForOp(mlir.index(0) if start is None else start, end, mlir.index(count), [])
         name = self.names.get(d) or "element"
         locations.named(rounds, f"{name}_round")
         with ir.InsertionPoint(rounds.body):
@@ -493,7 +501,8 @@ class _Nest:
             if combines:
                 if inner.operation.operands[1] in outs:  # the state stands first
                     copy.operands[0], copy.operands[1] = copy.operands[1], copy.operands[0]
-                copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<reassoc>")
+                if not self.ordered:
+                    copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<reassoc>")
             if self.small_arguments and inner.operation.name in TRIGONOMETRIC:
                 copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<afn>")
                 if inner.operation in self.far:

@@ -30,7 +30,9 @@ SIZES = "tilec.sizes"
 
 def set_sizes(function: ir.Operation, sizes: Mapping[str, Varying]) -> None:
     """Writes which sizes of a program, or of a kernel, vary."""
-    table: dict[str, ir.Attribute] = {name: mlir.integers([v.low, v.high, v.multiple]) for name, v in sizes.items()}
+    table: dict[str, ir.Attribute] = {
+        name: mlir.integers([v.low, v.high, v.multiple, *(1 for _ in range(v.invariant))]) for name, v in sizes.items()
+    }
     function.attributes[SIZES] = ir.DictAttr.get(table)
 
 
@@ -40,7 +42,11 @@ def sizes_of(op: ir.Operation) -> dict[str, Varying]:
         if op.parent is None:
             return {}
         op = op.parent.operation
-    return {e.name: Varying(*ir.DenseI64ArrayAttr(e.attr)) for e in ir.DictAttr(op.attributes[SIZES])}
+    return {e.name: _read(*ir.DenseI64ArrayAttr(e.attr)) for e in ir.DictAttr(op.attributes[SIZES])}
+
+
+def _read(low: int, high: int, multiple: int, invariant: int = 0) -> Varying:
+    return Varying(low, high, multiple, invariant=bool(invariant))
 
 
 def terms_of(op: ir.Operation) -> dict[str, Term]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tilec.index.facts import minimum
@@ -24,11 +24,13 @@ class Varies(Exception):
 
 @dataclass(frozen=True)
 class Varying:
-    """A size from `low` to `high`, both among its values, that is a multiple of `multiple`."""
+    """A size from `low` to `high`, both among its values, that is a multiple of `multiple`. `invariant`: an element of a result has
+    the same bits whichever of them the size is."""
 
     low: int
     high: int
     multiple: int = 1
+    invariant: bool = field(default=False, kw_only=True)
 
     def term(self, name: str) -> Term:
         """The size of that name."""
@@ -65,7 +67,8 @@ class Varying:
         return (self.low + self.high) // 2 // self.multiple * self.multiple
 
     def __str__(self) -> str:
-        return f"{self.low}..{self.high}" + (f" by {self.multiple}" if self.multiple != 1 else "")
+        each = f" by {self.multiple}" if self.multiple != 1 else ""
+        return f"{self.low}..{self.high}{each}{' invariant' * self.invariant}"
 
 
 def evaluated(text: str, sizes: Mapping[str, N]) -> N:

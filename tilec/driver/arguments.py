@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, SupportsIndex
 
@@ -39,6 +39,13 @@ def ranges(varies: Mapping[str, tuple[int, ...] | Varying]) -> dict[str, Varying
         if v.empty:
             raise CallError(f"varies[{name!r}] has no number: {v}", hint="write (least, greatest), or (least, greatest, multiple)")
     return found
+
+
+def sizes_listed(option: str, given: Collection[str]) -> Collection[str]:
+    """The names of sizes of an option that is a list of them."""
+    if isinstance(given, str):
+        raise CallError(f"`{option}` is a list of sizes, not {given!r}", hint=f"write `{option}=[{given!r}]`")
+    return given
 
 
 # ---- inputs ----------------------------------------------------------------------------------------------------------

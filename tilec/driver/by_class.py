@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, product
 
+from tilec.core.diagnostics import CallError
 from tilec.core.target import Target
 from tilec.core.varying import Varies, Varying
 from tilec.driver.classes import Class, class_of
@@ -25,16 +26,18 @@ Given = Sequence[tuple[object, tuple[Amount, ...]]] | None
 @dataclass(frozen=True)
 class Served:
     """A class of sizes that was compiled. `sizes`: which, in words. `kernels`: of how many it consists. `refused`: for each set of
-    sizes that could not vary together, why."""
+    sizes that could not vary together, why. `cost`: what it takes that sizes are invariant, in words."""
 
     sizes: str
     target: str
     kernels: int
     refused: tuple[tuple[str, str], ...]
+    cost: str = ""
 
     def __str__(self) -> str:
         kernels = f"{self.kernels} kernel{'s' * (self.kernels != 1)}"
-        return "\n".join([f"{self.sizes}: {kernels}", *(f"    {names} cannot vary here: {why}" for names, why in self.refused)])
+        refused = (f"    {names} cannot vary here: {why}" for names, why in self.refused)
+        return "\n".join([f"{self.sizes}: {kernels}", *([f"    {self.cost}"] if self.cost else []), *refused])
 
 
 class ByClass:
@@ -48,6 +51,7 @@ class ByClass:
         self._make, self._build = make, build
         self._classes: dict[tuple[Class, str, object], tuple[Executable, Served]] = {}
         self._at: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
+        self._invariant = [name for name, v in varies.items() if v.invariant]
         self._able: dict[str, tuple[str, ...]] = {}  # sizes that could vary together, by target
 
     def served(self) -> list[Served]:
@@ -110,14 +114,23 @@ class ByClass:
             self._able[target.name] = names
             rest = {name: n for name, n in fixed.items() if name in self._varies and name not in dict(of.fixed)}
             text = ", ".join([*(f"{name} = {n}" for name, n in sorted(rest.items())), *([str(of)] if names else [])])
-            self._classes[key] = found, Served(text, target.name, len(found.emitted.kernels), tuple(refused))
+            self._classes[key] = found, Served(text, target.name, len(found.emitted.kernels), tuple(refused), found.compiled.cost)
             return found
-        raise AssertionError("without sizes that vary, an op compiles")
+        if not self._invariant:
+            raise AssertionError("without sizes that vary, an op compiles")
+        named, (_, why) = ", ".join(f"`{name}`" for name in self._invariant), refused[-1]
+        hint = "leave it out of `invariant`: its numbers are then compiled one by one"
+        raise CallError(f"{named} cannot be invariant on {target.name}: {why}", hint=hint)
 
     def _choices(self, target: str) -> Iterator[tuple[str, ...]]:
-        """Sizes that may vary together: those that could, or all, then fewer, down to none. Of many, all but one, then none."""
+        """Sizes that may vary together: those that could, or all, then fewer, down to none. Of many, all but one, then none.
+        Invariant sizes always vary."""
         if target in self._able:
             yield self._able[target]
-        many = len(self._varies)
+        others = [name for name in self._varies if name not in self._invariant]
+        many = len(others)
         for count in range(many, -1, -1) if many <= MOST_COMBINED else (many, many - 1, 0):
-            yield from (c for c in combinations(self._varies, count) if c != self._able.get(target))
+            for chosen in combinations(others, count):
+                names = tuple(name for name in self._varies if name in (*self._invariant, *chosen))
+                if names != self._able.get(target):
+                    yield names

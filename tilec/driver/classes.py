@@ -38,11 +38,14 @@ class Class:
 
 def class_from(ranges: Iterable[tuple[str, Mapping[str, int]]], fixed: Iterable[tuple[str, int]]) -> Class:
     """A class of the fields that `dataclasses.asdict` gives."""
-    return Class(tuple((name, Varying(**v)) for name, v in ranges), tuple((name, n) for name, n in fixed))
+    made = ((name, Varying(v["low"], v["high"], v["multiple"], invariant=bool(v["invariant"]))) for name, v in ranges)
+    return Class(tuple(made), tuple((name, n) for name, n in fixed))
 
 
 def intervals(v: Varying) -> list[Varying]:
-    """The parts of a range, in order."""
+    """The parts of a range, in order. An invariant size has one: a sum has one order at all of its numbers."""
+    if v.invariant:
+        return [v]
     found = []
     for before, end in pairwise((-1, *ENDS, v.high)):
         low, high = max(v.low, before + 1), min(v.high, end)

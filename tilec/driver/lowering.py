@@ -21,6 +21,7 @@ from tilec.core.varying import Varies
 from tilec.kernels.verifier import Verifier
 from tilec.passes import NAMES, Stage, stages
 from tilec.plan.edited import check_edited
+from tilec.plan.invariant import refuse_dependent
 from tilec.plan.model import Plan
 from tilec.plan.planner import annotate, make_plan
 from tilec.plan.varying import plan_at
@@ -81,6 +82,8 @@ def lower(
         with deep_recursion(), strict(at is not None):
             if begin == "simplify":
                 verifier.demand(module.operation, "build", "build", ended=True)
+                for function in mlir.functions(module.operation) if at is not None else ():
+                    refuse_dependent(function)
             manager.run(module.operation)
     except TileError:
         raise

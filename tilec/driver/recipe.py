@@ -41,13 +41,14 @@ Named = tuple[str, DType, Shape]
 @dataclass(frozen=True)
 class Compiled:
     """The data of an op's run, before machine code. `predicted_us`: the cost model's times by kernel. `registers`: the
-    plan's register limits by kernel. `in_flight`: kernels that are compiled already."""
+    plan's register limits by kernel. `cost`: of invariant sizes, in words. `in_flight`: kernels that are compiled already."""
 
     inputs: tuple[Named, ...]
     outputs: tuple[Named, ...]
     emitted: Emitted
     predicted_us: dict[str, float]
     registers: dict[str, int]
+    cost: str = ""
     in_flight: CompilationsInFlight | None = field(default=None, compare=False)
 
     def at(self, sizes: Mapping[str, int]) -> Compiled:
@@ -129,7 +130,7 @@ class Recipe:
         assert lowered.plan is not None and lowered.emitted is not None, "all stages ran"
         predicted = {name: p.time_us for name, p in lowered.plan.predictions.items()}
         inputs, outputs = (_named(tensors, specialised) for tensors in (specialised.inputs, specialised.outputs))
-        return Compiled(inputs, outputs, lowered.emitted, predicted, lowered.plan.registers)
+        return Compiled(inputs, outputs, lowered.emitted, predicted, lowered.plan.registers, lowered.plan.cost_of_invariance)
 
     @cached_property
     def specialised(self) -> Specialised:
@@ -172,7 +173,7 @@ class Recipe:
             lowered = lower(module, self.target, schedule=_schedule(self.schedule), texts=texts, on_kernel=on_kernel,
                             at=self.of.typical if self.of else None)
         assert lowered.plan is not None
-        check_expectations(specialised.at(self.of.typical) if self.of else specialised, lowered.plan)
+        check_expectations(specialised.at(lowered.plan.sizes), lowered.plan)
         return specialised, lowered
 
 
@@ -258,6 +259,7 @@ def written(made: Compiled) -> dict[str, Any]:
     return {
         "inputs": tensors(made.inputs), "outputs": tensors(made.outputs), "emitted": made.emitted.to_json(),
         "predicted_us": made.predicted_us, "registers": made.registers,
+        "cost": made.cost,
     }  # fmt: skip
 
 
@@ -276,4 +278,4 @@ def _read(fields: dict[str, Any]) -> Compiled:
         for which in ("inputs", "outputs")
     )
     emitted = Emitted.from_json(fields["emitted"])
-    return Compiled(inputs, outputs, emitted, fields["predicted_us"], fields["registers"])
+    return Compiled(inputs, outputs, emitted, fields["predicted_us"], fields["registers"], fields["cost"])

@@ -150,14 +150,14 @@ def _numbers_or_words() -> Type:
     return Type("numbers, or words as of `extents`", lambda op, a: numbers.wrong(op, a) and words.wrong(op, a))
 
 
-def _numbers_by_key(keys: str, count: int) -> Type:
-    numbers = _numbers(count)
+def _numbers_by_key(keys: str, *counts: int) -> Type:
+    numbers, text = [_numbers(count) for count in counts], " or ".join(map(str, counts))
 
     def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
-        right = isinstance(attribute, ir.DictAttr) and not any(numbers.wrong(op, e.attr) for e in attribute)
-        return None if right else f"a dictionary of lists of {count} whole numbers"
+        right = isinstance(attribute, ir.DictAttr) and all(any(not n.wrong(op, e.attr) for n in numbers) for e in attribute)
+        return None if right else f"a dictionary of lists of {text} whole numbers"
 
-    return Type(f"{{{keys}: {count} numbers}}", wrong)
+    return Type(f"{{{keys}: {text} numbers}}", wrong)
 
 
 def _by_dim(order: bool = False) -> Type:
@@ -238,8 +238,9 @@ TABLE: tuple[Attribute, ...] = (
               "its name in the source; the names of several results, separated by commas"),
     Attribute("shape", ("argument",), _numbers_or_words(), "build", "emit",
               "its shape in the source, of which neighbouring dimensions are merged here, or one is two"),
-    Attribute("sizes", ("program", "kernel"), _numbers_by_key("size", 3), "build", "emit",
-              "sizes that vary: the least number and the greatest one, and the number of which each is a multiple"),
+    Attribute("sizes", ("program", "kernel"), _numbers_by_key("size", 3, 4), "build", "emit",
+              "sizes that vary: the least number and the greatest one, the number of which each is a multiple, and 1 where an "
+              "element has the same bits at all of them"),
     Attribute("extents", ("argument",), _words(), "build", "emit",
               "its extents over these sizes, where one of them varies, in Python's notation"),
     Attribute("reduce", (_GENERIC,), _word(), "build", "map",

@@ -114,6 +114,10 @@ class Family:
         """These options without those that hold at some extents of the dimensions alone that vary."""
         return self
 
+    def by_row(self) -> Family:
+        """These options without those that let the bits of an element depend on what other elements are."""
+        return self
+
     def fields(self) -> Iterator[tuple[Field, Value]]:
         """The options of this kernel, each with its value."""
         for f in fields(self):

@@ -67,6 +67,9 @@ class Threaded(Family, backend="cuda"):
         off=False,
     )
 
+    def by_row(self) -> Threaded:
+        return replace(self, trig_fast_path=False) if self.trig_fast_path else self
+
     @property
     def steps_last(self) -> bool:
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ class Plan:
     plans again with given kernels and rewrites. `candidates` lists the alternatives of each kernel, or of those of given names.
     Both read the IR that the plan was made from, so that they work only while the IR is unchanged: the driver applies a schedule
     before any later pass runs.
-    `instance` keeps the program at some sizes that a plan was made of (`tilec/plan/varying.py`).
+    `instance` keeps the program at some `sizes` that a plan was made of (`tilec/plan/varying.py`).
     """
 
     target: Target
@@ -47,6 +47,7 @@ class Plan:
     unscheduled: tuple[Applied, ...] = field(default=(), compare=False, repr=False)
     inlined_before: tuple[str, ...] = field(default=(), compare=False, repr=False)
     instance: ir.Module | None = field(default=None, compare=False, repr=False)
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def steps(self, rewrite: str) -> tuple[Any, ...]:
         """The steps of a rewrite that were applied."""
@@ -84,6 +85,11 @@ class Plan:
     @property
     def time_us(self) -> float:
         return sum(p.time_us for p in (*self.predictions.values(), *(c.prediction for c in self.copies)))
+
+    @property
+    def cost_of_invariance(self) -> str:
+        """In words, what it takes that elements keep their bits at all numbers of some sizes; empty where none is invariant."""
+        return next((r.reason for r in self.remarks if r.verb == "invariant"), "")
 
     @property
     def counted(self) -> str:

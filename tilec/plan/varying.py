@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isqrt, prod
 
 from tilec.analysis.precision import approximate_operations
@@ -21,6 +22,7 @@ from tilec.core.varying import Varies
 from tilec.index.facts import NONE
 from tilec.kernels import ContractionChain, KernelPlan
 from tilec.passes.tensor.inline import inline_all
+from tilec.plan import invariant
 from tilec.plan.model import Plan
 from tilec.plan.planner import make_plan
 from tilec.plan.rewrites import REWRITES, Rewrite
@@ -35,13 +37,31 @@ UNIT = 16  # of which blocks that may not be so large have a multiple
 
 
 def plan_at(function: ir.Operation, target: Target, sizes: Mapping[str, int]) -> Plan:
-    """The plan of a program at some sizes; its `function` is the program, after the steps of rewrites."""
+    """The plan of a program at some sizes; its `function` is the program, after the steps of rewrites. An invariant size has the
+    number at which the plan loses the least (`plan/invariant.py`)."""
+    if not (ranges := invariant.sizes_of(function)):
+        return replace(_class_plan(function, target, sizes), replan=None)
+    by_row, modules = invariant.by_row(target), list[ir.Module]()
+
+    def exact_us(plan: Plan, at: Mapping[str, int]) -> float:
+        if by_row == target:
+            return plan.time_us
+        module, copy = _instance(function, at)
+        modules.append(module)
+        return make_plan(copy, target, demands=FIXED).time_us
+
+    chosen = invariant.choose(ranges, sizes, partial(_class_plan, function, by_row), exact_us)
+    return replace(chosen.plan, remarks=(chosen.remark, *chosen.plan.remarks), replan=None)
+
+
+def _class_plan(function: ir.Operation, target: Target, sizes: Mapping[str, int]) -> Plan:
+    """What is planned at some sizes. Its `replan` is that of the program at these."""
     module, copy = _instance(function, sizes)
     base = copy.clone()
     plan = _steady(make_plan(copy, target, demands=FIXED), function, target, sizes)
     own = _carried_out(plan, function, base, target)
     kernels = tuple(_generalised(k, own, target) for k in plan.kernels)
-    return replace(plan, function=own, kernels=kernels, approximations={}, replan=None, candidates=None, instance=module)
+    return replace(plan, function=own, kernels=kernels, approximations={}, candidates=None, instance=module, sizes=dict(sizes))
 
 
 def _instance(function: ir.Operation, sizes: Mapping[str, int]) -> tuple[ir.Module, ir.Operation]:
@@ -141,6 +161,7 @@ def _generalised(kernel: KernelPlan, function: ir.Operation, target: Target) -> 
     if kernel.options is None:
         return kernel
     options = kernel.options.at_any_size(varying.keys())
+    options = options.by_row() if invariant.sizes_of(function) else options
     general = replace(kernel, options=options)
     for n, (d, t) in enumerate(zip(kernel.grid, kernel.tile)):
         if d in varying and t >= kernel.extents[d]:
