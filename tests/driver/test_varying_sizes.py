@@ -8,8 +8,12 @@ import pytest
 
 import tilec
 from tilec import api
+from tilec.core import targets
+from tilec.core.diagnostics import Source
 from tilec.core.varying import Varying
-from tilec.driver.classes import class_of, intervals, typical
+from tilec.driver.classes import Classes, intervals, typical
+from tilec.driver.find_classes import find_classes
+from tilec.dsl.parse import parse
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ROWS = """op rows(x: f32[M, N], b: f32[N]) -> (y: f32[M, N], s: f32[M]) {
@@ -81,9 +85,40 @@ def test_intervals_have_every_number_once():
 
 
 def test_a_class_depends_on_no_number_within_its_intervals():
-    varies = {"M": Varying(1, 9000), "S": Varying(1, 9000)}
-    assert class_of(varies, {"M": 17, "S": 600}) == class_of(varies, {"M": 128, "S": 2048})
-    assert class_of(varies, {"M": 1, "S": 600}).fixed == (("M", 1),)
+    classes = Classes({"M": Varying(1, 9000), "S": Varying(1, 9000)}, {})
+    assert classes.of({"M": 17, "S": 600}) == classes.of({"M": 128, "S": 2048})
+    assert classes.of({"M": 1, "S": 600}).fixed == (("M", 1),)
+
+
+@pytest.mark.parametrize("v", [Varying(0, 40), Varying(1, 3000), Varying(6, 3000, 3), Varying(16, 3008, 16)])
+def test_multiples_have_classes(v):
+    classes = Classes({"N": v}, {"N": 8})
+    all_classes = list(classes)
+    for n in filter(v.has, range(v.low, v.high + 1)):
+        of = classes.of({"N": n})
+        assert of in all_classes
+        assert of.fixed == (("N", n),) or dict(of.ranges)["N"].has(n)
+        assert of.fixed or (dict(of.ranges)["N"].multiple % 8 == 0) == (n % 8 == 0)
+
+
+def units_of(text, target="h200", inputs=None, fixed=None, by=1):
+    """What the least class of each size has multiples of."""
+    program = parse(Source("t.tile", text))
+    varies = {name: Varying(48, 480, by) for name in "MNK" if name in text and name not in (fixed or {})}
+    classes = find_classes(program, None, inputs, fixed or {}, varies, targets.load(target))
+    return {name: v.multiple for name, v in classes.of(dict.fromkeys(varies, 48)).ranges}
+
+
+def test_lengths_of_rows_have_classes_of_multiples():
+    """As many as 16 bytes have elements, or what is left to it by a factor in the length. Offsets are not undone."""
+    linear = "op f(x: bf16[M, K], w: bf16[K, N]) -> (y: f32[M, N]) { y[i, j] = sum[k](x[i, k] * w[k, j]) }"
+    assert units_of(linear) == {"M": 1, "N": 8, "K": 8}
+    assert units_of(linear, fixed={"N": 40}) == {"M": 1, "K": 8}
+    assert units_of(linear, "cpu") == {"M": 1, "N": 1, "K": 1}
+    assert units_of(linear, by=16) == {"M": 16, "N": 16, "K": 16}
+    assert units_of("op f(x: u8[M, N]) -> (y: u8[M, N]) { y[i, j] = x[i, j] }") == {"M": 1, "N": 16}
+    for length, unit in (("4 * N", 2), ("8 * N", 1), ("N + M", 8), ("N + 1", 1)):
+        assert units_of(f"op f(x: bf16[N, M], z: bf16[{length}]) -> (y: bf16[{length}]) {{ y[i] = z[i] }}")["N"] == unit
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[object]:

@@ -199,9 +199,10 @@ def prepare(args: argparse.Namespace, ranges: bool = False) -> Loaded:
     program = parse_checked(args.file, args.path)
     if not ranges or not (varies := varying(args)):
         return Loaded(specialise_given(program, args.op, defined(args)), target, find_schedule(args))
-    from tilec.driver.classes import class_of, typical
+    from tilec.driver.classes import typical
+    from tilec.driver.find_classes import find_classes
 
-    of = class_of(varies, {name: typical(v) for name, v in varies.items()})
+    of = find_classes(program, args.op, None, fixed(args), varies, target).of({name: typical(v) for name, v in varies.items()})
     known = {**fixed(args), **dict(of.fixed)}
     return Loaded(specialise_given(program, args.op, known, varies=dict(of.ranges)), target, find_schedule(args), of)
 

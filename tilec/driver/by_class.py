@@ -11,7 +11,7 @@ from itertools import combinations, product
 from tilec.core.diagnostics import CallError
 from tilec.core.target import Target
 from tilec.core.varying import Varies, Varying
-from tilec.driver.classes import Class, class_of
+from tilec.driver.classes import Class, Classes, finest
 from tilec.driver.executable import Executable
 from tilec.driver.frontend import Program
 from tilec.driver.recipe import Recipe, Signature
@@ -53,6 +53,7 @@ class ByClass:
         self._at: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
         self._invariant = [name for name, v in varies.items() if v.invariant]
         self._able: dict[str, tuple[str, ...]] = {}  # sizes that could vary together, by target
+        self._ranges: dict[tuple[object, ...], Classes] = {}
 
     def served(self) -> list[Served]:
         """The classes that were compiled so far."""
@@ -80,10 +81,10 @@ class ByClass:
         return self._whole(*self._described(None, more), target)
 
     def _representatives(self, name: str, numbers: Sequence[int]) -> Sequence[int]:
-        """One of the numbers for each class, and all that are in none."""
+        """Those of the numbers that may be of different classes, and all that are in none."""
         if (v := self._varies.get(name)) is None:
             return numbers
-        return list({class_of({name: v}, {name: n}) if v.has(n) else n: n for n in reversed(numbers)}.values())[::-1]
+        return list({finest(v, n) if v.has(n) else n: n for n in reversed(numbers)}.values())[::-1]
 
     def _described(self, inputs: Signature | None, more: Mapping[str, int] | None) -> tuple[Signature, dict[str, int]]:
         """The types and shapes of a call, as declared where none are given, and its sizes."""
@@ -99,7 +100,7 @@ class ByClass:
 
         refused: list[tuple[str, str]] = []
         for names in self._choices(target.name):
-            of = class_of({name: self._varies[name] for name in names}, sizes)
+            of = self._classes_of(names, inputs, sizes, target).of(sizes)
             fixed = {name: n for name, n in sizes.items() if name not in dict(of.ranges)}
             types = tuple(dtype.name for dtype, _ in inputs)
             key = of, target.name, (*sorted(fixed.items()), *types)
@@ -121,6 +122,19 @@ class ByClass:
         named, (_, why) = ", ".join(f"`{name}`" for name in self._invariant), refused[-1]
         hint = "leave it out of `invariant`: its numbers are then compiled one by one"
         raise CallError(f"{named} cannot be invariant on {target.name}: {why}", hint=hint)
+
+    def _classes_of(
+        self, names: Sequence[str], inputs: Signature | None, sizes: Mapping[str, int], target: Target
+    ) -> Classes:  # fmt: skip
+        """The classes where some sizes vary, and the others are numbers."""
+        from tilec.driver.find_classes import find_classes
+
+        fixed = {name: n for name, n in sizes.items() if name not in names}
+        key = target.name, *names, *sorted(fixed.items()), *(dtype.name for dtype, _ in inputs or ())
+        if (found := self._ranges.get(key)) is None:
+            varies = {name: self._varies[name] for name in names}
+            found = self._ranges[key] = find_classes(self._program.tree, self._op, inputs, fixed, varies, target)
+        return found
 
     def _choices(self, target: str) -> Iterator[tuple[str, ...]]:
         """Sizes that may vary together: those that could, or all, then fewer, down to none. Of many, all but one, then none.

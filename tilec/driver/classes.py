@@ -1,22 +1,27 @@
 """Classes of sizes: which sizes of a program one plan and one compiled program serve.
 
-A size that varies is in one of a few intervals, by its magnitude alone. Each has a typical number, at which the program is planned
-(`tilec/plan/varying.py`). What is compiled serves the whole interval. So neither a plan nor the order of a sum depends on the size
-that a program happens to be called with first. A size of one number is no size that varies: it is compiled as the number.
+A size that varies is in one of a few intervals, by its magnitude. Multiples of a number may be apart from the others of an interval
+(`tilec/driver/find_classes.py`). Each class has a typical number, at which the program is planned (`tilec/plan/varying.py`). What
+is compiled serves the whole class. So neither a plan nor the order of a sum depends on the size that a program happens to be called
+with first. A size of one number is no size that varies: it is compiled as the number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from math import isqrt, log2
+from itertools import pairwise, product
+from math import gcd, isqrt, lcm, log2
 
 from tilec.core.varying import Varying
 
 ENDS = (0, 1, 16, 128, 512, 2048, 16384)
 """The greatest number of each interval but the last. One row, a few, and each tile of rows that fills a GPU have plans of their
 own; above, the number of blocks changes and little else."""
+
+LARGEST_UNIT = 16
+"""The greatest number of whose multiples there are classes."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +53,63 @@ def intervals(v: Varying) -> list[Varying]:
         return [v]
     found = []
     for before, end in pairwise((-1, *ENDS, v.high)):
-        low, high = max(v.low, before + 1), min(v.high, end)
-        low, high = -(-low // v.multiple) * v.multiple, high // v.multiple * v.multiple
-        if low <= high:
-            found.append(Varying(low, high, v.multiple))
+        if (part := multiples(Varying(max(v.low, before + 1), min(v.high, end), v.multiple))) is not None:
+            found.append(part)
     return found
 
 
-def class_of(varies: Mapping[str, Varying], sizes: Mapping[str, int]) -> Class:
-    """The class of some sizes, each of which is in its range."""
-    found = {name: next(p for p in intervals(v) if p.has(sizes[name])) for name, v in sorted(varies.items())}
-    single = {name: p.low for name, p in found.items() if p.low == p.high}
-    return Class(tuple((name, p) for name, p in found.items() if name not in single), tuple(single.items()))
+def multiples(v: Varying, unit: int = 1) -> Varying | None:
+    """The numbers of a range that are multiples of its own and of another number; None where there are none."""
+    by = lcm(v.multiple, unit)
+    low, high = -(-v.low // by) * by, v.high // by * by
+    return Varying(low, high, by) if low <= high else None
+
+
+def finest(v: Varying, number: int) -> tuple[int, int]:
+    """What is the same only of numbers of one class, whichever classes an op has."""
+    return bisect_left(intervals(v), number, key=lambda p: p.high), gcd(number, LARGEST_UNIT)
+
+
+class Classes:
+    """Those of some sizes' ranges. `units`: numbers of whose multiples there are classes apart, by size."""
+
+    def __init__(self, varies: Mapping[str, Varying], units: Mapping[str, int]):
+        self._parts = {name: intervals(v) for name, v in sorted(varies.items())}
+        self._units = dict(units)
+        self._made: dict[tuple[tuple[int, bool], ...], Class] = {}
+
+    def of(self, sizes: Mapping[str, int]) -> Class:
+        """The class of some sizes, each of which is in its range."""
+        word = tuple(self._position(name, sizes[name]) for name in self._parts)
+        if (found := self._made.get(word)) is None:
+            chosen = zip(self._parts, word)
+            found = self._made[word] = _class({name: self._numbers(name, *position) for name, position in chosen})
+        return found
+
+    def __iter__(self) -> Iterator[Class]:
+        """All, smallest sizes first."""
+        for chosen in product(*map(self._all, self._parts)):
+            yield _class(dict(zip(self._parts, chosen)))
+
+    def _position(self, name: str, number: int) -> tuple[int, bool]:
+        """Which interval a number is in, and whether it is of those multiples."""
+        parts = self._parts[name]
+        return bisect_left(parts, number, key=lambda p: p.high), number % self._units.get(name, 1) == 0
+
+    def _numbers(self, name: str, interval: int, whole: bool) -> Varying:
+        """All numbers at such a position. Those of an interval serve its multiples, too, which have a class of their own."""
+        part = self._parts[name][interval]
+        found = multiples(part, self._units.get(name, 1)) if whole else None
+        return found or part
+
+    def _all(self, name: str) -> list[Varying]:
+        positions = [(n, whole) for n in range(len(self._parts[name])) for whole in (False, True)]
+        return list(dict.fromkeys(self._numbers(name, *position) for position in positions))
+
+
+def _class(chosen: Mapping[str, Varying]) -> Class:
+    single = {name: p.low for name, p in chosen.items() if p.low == p.high}
+    return Class(tuple((name, p) for name, p in chosen.items() if name not in single), tuple(single.items()))
 
 
 def typical(v: Varying) -> int:

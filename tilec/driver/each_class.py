@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import islice
 
 from tilec.core import mlir
 from tilec.core.target import Target
 from tilec.core.varying import Varies, Varying
-from tilec.driver.classes import Class, class_of, intervals
+from tilec.driver.classes import Class
+from tilec.driver.find_classes import find_classes
 from tilec.driver.lowering import Lowered, lower
 from tilec.dsl import ast
 from tilec.dsl.build import build
@@ -35,19 +36,13 @@ class Each:
         return self.lowered.plan if self.lowered is not None else None
 
 
-def classes(varies: Mapping[str, Varying]) -> Iterator[Class]:
-    """The first `MOST` classes of some ranges, smallest sizes first."""
-    for chosen in islice(product(*map(intervals, varies.values())), MOST):
-        yield class_of(varies, {name: part.low for name, part in zip(varies, chosen)})
-
-
 def each_class(
     program: ast.Program, op: str | None, inputs: Sequence[Argument] | None, fixed: Mapping[str, int],
     varies: Mapping[str, Varying], target: Target, schedule: Callable[[Plan], Plan] | None = None, texts: bool = False,
 ) -> Iterator[Each]:  # fmt: skip
-    """Every class of `classes`. `texts`: with the IR after every stage. Raises TileError for a program that is wrong at some size,
-    and for a schedule that cannot be obeyed."""
-    for of in classes(varies):
+    """The first `MOST` classes, smallest sizes first. `texts`: with the IR after every stage. Raises TileError for a program that
+    is wrong at some size, and for a schedule that cannot be obeyed."""
+    for of in islice(find_classes(program, op, inputs, fixed, varies, target), MOST):
         special = specialise(program, op, inputs, {**fixed, **dict(of.fixed)}, checked=True, varies=dict(of.ranges))
         try:
             with mlir.context(), mlir.ir.Location.unknown():

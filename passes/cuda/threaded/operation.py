@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilec.analysis.lane_invariance import NONE, LaneInvariance, find_lane_invariance
-from tilec.core import mlir
+from tilec.core import extents, mlir
 from tilec.core.mlir import arith, gpu, ir, memref, vector
 from tilec.passes.combiner import Combiner
 from tilec.passes.cuda.memory_spaces import is_half, is_local, root, space_of
@@ -285,11 +285,11 @@ class GenericMapper(OperationContext):
             return 1
         if is_local(value) and not self._is_buffer(value) and transpose.mark_of(root(value)) is None:
             return 1
-        whole = ir.MemRefType(root(value).type).shape[-1]
+        whole = extents.shape_of(root(value))[-1]
         if self._is_unaligned(dims) and root(value) not in self.kernel.vector_buffers:
             assert self.kernel.alignment is not None
             return self.access(value) if self.kernel.alignment.follows(value, dims) else 1
-        return self.access(value) if whole % self.layout.vectors[lane_dim] == 0 else 1
+        return self.access(value) if extents.divides(self.layout.vectors[lane_dim], whole) else 1
 
     def _is_unaligned(self, dims: tuple[int, ...]) -> bool:
         """Whether an operand's rows begin anywhere in a vector."""

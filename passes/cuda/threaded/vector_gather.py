@@ -26,7 +26,7 @@ from math import prod
 
 from tilec.analysis.index_terms import unclamped_value
 from tilec.analysis.layout import Layout
-from tilec.core import mlir
+from tilec.core import extents, mlir
 from tilec.core.mlir import arith, ir, memref, vector
 from tilec.index.questions import diagonal, is_adjacent
 from tilec.index.terms import Term
@@ -69,7 +69,7 @@ def _lanes(generic: OperationContext) -> int:
 
 def _is_wide(generic: OperationContext, load: ir.Operation, lanes: int) -> bool:
     value, *subscripts = load.operands
-    if not subscripts or is_local(value) or ir.MemRefType(root(value).type).shape[-1] % lanes:
+    if not subscripts or is_local(value) or not extents.divides(lanes, extents.shape_of(root(value))[-1]):
         return False
     *others, last = subscripts
     assert generic.layout.lane_dim is not None
