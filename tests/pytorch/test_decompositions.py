@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tools.pytorch import compiled  # noqa: E402
+from tools.pytorch import compiled, texts_of  # noqa: E402
 from torch._decomp import decomposition_table, get_decompositions  # noqa: E402
 
 import tilec.torch  # noqa: E402
@@ -116,6 +116,52 @@ def test_gradients_of_embeddings_store_no_wide_table():
     graph = make_fx(lambda g, i: theirs(op)(g, i, *given[2:]), tracing_mode="fake")(*given[:2]).graph
     values = [v for n in graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor)]
     assert any(v.dtype == torch.float32 and v.shape == (40, 8) for v in values)
+
+
+# ---- roundings that decompositions have -------------------------------------------------------------------------------
+
+
+ROUNDED_ONCE = {
+    "hardswish": lambda x, y: F.hardswish(x) * 3, "xlogy": lambda x, y: torch.xlogy(x, y.abs()) * 3,
+    "twice": lambda x, y: torch.xlogy(torch.xlogy(x, y.abs()), y.abs()) * 3,
+    "huber_loss": lambda x, y: F.huber_loss(x, y, reduction="none") * 3,
+}  # fmt: skip
+
+
+def bf16(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+
+@pytest.mark.parametrize("name", ROUNDED_ONCE)
+def test_the_cast_that_ends_a_decomposition_is_no_rounding_of_its_own(name, monkeypatch, tmp_path):
+    """Its result enters arithmetic as that of an operation does which is translated whole."""
+    forward, *_ = texts_of(monkeypatch, tmp_path, ROUNDED_ONCE[name], bf16(24, 32).requires_grad_(), bf16(24, 32).flip(0))
+    assert forward.count("bf16(") == (name == "twice"), forward
+
+
+ASKED = {
+    "to": lambda x: torch.log1p(x.float().abs()).bfloat16() * 3,
+    "a copy": lambda x: torch.empty_like(x).copy_(torch.log1p(x.float().abs())) * 3,
+    "wide by itself": lambda x: torch.log1p((x.abs() * 1.001).float()).bfloat16() * 3,
+    "integers": lambda x: x.view(torch.int16).float().bfloat16() * 3,
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_cast_that_is_asked_for_is_a_rounding(name):
+    x = bf16(24, 32)
+    torch.testing.assert_close(compiled(ASKED[name])(x), ASKED[name](x), rtol=0, atol=0)
+
+
+def test_a_difference_of_large_terms_keeps_its_digits():
+    """Terms of a divergence cancel, of which each has a rounding of 16 bits where it is one operation, or none has."""
+
+    def divergence(p, q):
+        return F.kl_div(torch.log(p), q, reduction="batchmean")
+
+    p, q = (torch.rand(16, 16384, generator=torch.Generator().manual_seed(n)).softmax(-1).bfloat16() for n in (0, 1))
+    exact = divergence(p.double(), q.double())
+    torch.testing.assert_close(compiled(divergence)(p, q).double(), exact, rtol=2.0**-8, atol=0)
 
 
 A, B, C, V = torch.randn(2, 3, 4), torch.randn(2, 4, 5), torch.randn(3, 5), torch.randn(4)

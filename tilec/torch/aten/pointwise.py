@@ -9,7 +9,17 @@ from typing import Any
 
 from tilec.core.dtypes import DTYPES
 from tilec.torch.aten.promotion import cast, computed, elementwise
-from tilec.torch.aten.table import ONE, UNROUNDED, Call, Value, expresses, operand, read_wide
+from tilec.torch.aten.table import (
+    ONE,
+    UNROUNDED,
+    Call,
+    Value,
+    expresses,
+    operand,
+    read_wide,
+    rounds_operation,
+    stays_wide,
+)
 from tilec.torch.program import Tensor, Unsupported, constant, literal
 
 TESTS = {
@@ -278,7 +288,8 @@ def rounded(call: Call) -> Tensor:
 @expresses("detach", shows="order", whole="a view, as the `alias` that PyTorch makes of it")
 def copies(call: Call) -> Value:
     """Casts and copies. A copy is the thing itself: equations do not change what they read. What is made narrower is rounded, but
-    where a kernel is to keep it on chip and the next operation is arithmetic, whose result is rounded."""
+    where a kernel is to keep it on chip and the next operation is arithmetic, whose result is rounded. Nor is it rounded where
+    the cast is part of an operation, and the operation's result may stay unrounded."""
     x = call[next(iter(call.named))]
     if call.name == "copy":
         x = call["src"].expanded(call.shape)
@@ -289,8 +300,10 @@ def copies(call: Call) -> Value:
         return x
     if x.nominal and x.dtype == dtype:
         return replace(x, nominal="")
-    if call.node.meta.get(UNROUNDED) and dtype in ("f16", "bf16") and x.dtype == "f32" and read_wide(call.node):
-        return replace(x, nominal=dtype)
+    if dtype in ("f16", "bf16") and x.dtype == "f32":
+        kept = call.node.meta.get(UNROUNDED) and read_wide(call.node)
+        if kept or (stays_wide(call.node) and rounds_operation(call.node)):
+            return replace(x, nominal=dtype)
     return cast(call.graph, x, dtype)
 
 

@@ -237,6 +237,30 @@ def stays_wide(node: Node) -> bool:
     return False
 
 
+def rounds_operation(node: Node) -> bool:
+    """Whether a cast is how PyTorch's decomposition rounds an operation of 16 bits that it computes in f32.
+
+    Its result is then rounded as that of any operation of 16 bits. A cast that the model asks for is a rounding that is meant.
+    What is cast is followed back through the decomposition: it is such an operation if all floats that enter it have the
+    cast's type.
+    """
+    whole, narrow = str(node.meta.get("original_aten")), node.meta["val"].dtype  # copies of operators are not equal
+    pending: list[Node] = [*node.all_input_nodes]
+    found: set[Node] = set()
+    if whole in ("None", str(node.target)):
+        return False
+    while pending:
+        made = pending.pop()
+        dtype = getattr(made.meta.get("val"), "dtype", None)
+        if made in found or dtype is None or not dtype.is_floating_point or dtype == narrow:
+            continue
+        if made.op != "call_function" or str(made.meta.get("original_aten")) != whole:
+            return False
+        found.add(made)
+        pending += made.all_input_nodes
+    return True
+
+
 def read_wide(node: Node) -> bool:
     """Whether all readers, by views, compute with a result's digits, or cast it to a wider type."""
     return all(row_of(n).smooth or row_of(n).casts for n in readers(node, shows))
