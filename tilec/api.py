@@ -451,11 +451,15 @@ def compile(
         if target is not None:
             load(target)
         obeyed = Path(schedule) if schedule is not None else _schedule_of(text)
+        given = _ranges(program, op, varies or {}, invariant)
         if obeyed is not None:
             from tilec.plan.schedule.read import read_schedule
 
-            read_schedule(obeyed)  # raises its mistakes
-    given = _ranges(program, op, varies or {}, invariant)
+            found = read_schedule(obeyed)  # raises its mistakes
+            if given:
+                from tilec.driver.each_class import check_classes
+
+                check_classes(found, program.op(op).name, given)
     return Op(program, op, known, target, obeyed, deferred_checks, varies=given)
 
 

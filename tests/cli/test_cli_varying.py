@@ -1,5 +1,8 @@
 """Ranges of sizes on the command line."""
 
+import re
+from pathlib import Path
+
 import pytest
 from tools.commands import examples_folder, tilec_command  # noqa: F401 - fixtures
 
@@ -10,7 +13,7 @@ def test_explain_shows_the_classes_of_a_range(tilec):
     head, _, rest = found.partition("\n\n")
     assert [line.split("  ")[1] for line in head.splitlines() if line.startswith("  M")] == ["M = 1", "M = 2..16", "M = 17..100"]
     assert head.count("loss)") == 4  # both ends of the classes of several sizes
-    assert rest.startswith("the plan at M = 7:\nsoftmax(x: f32[7, 50]) on ")
+    assert rest.startswith("the plan of M = 2..16, at M = 7:\nsoftmax(x: f32[M, 50]) on ")
 
 
 def test_dump_prints_extents_that_vary(tilec):
@@ -36,7 +39,29 @@ def test_ranges_are_checked(tilec, given, message):
     assert message in error
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "verify"])
+def test_plan_writes_every_class_which_other_commands_obey(tilec):
+    given = "-D", "M=1..100", "-D", "N=50"
+    assert tilec("plan", "softmax.tile", *given)[0::2] == (0, "wrote softmax.sched.toml: plans of 3 classes\n")
+    text = Path("softmax.sched.toml").read_text()
+    assert re.findall(r'^program = "softmax\(x: f32\[(\w+), 50\]\)"', text, re.MULTILINE) == ["1", "M", "M"]
+    assert re.findall(r'^sizes = \{M = "(.*)"\} # planned at', text, re.MULTILINE) == ["2..16", "17..100"]
+    Path("softmax.sched.toml").write_text(re.sub(r"^tile = \[16\]", "tile = [7]", text, flags=re.MULTILINE))
+    status, found, notes = tilec("dump", "softmax.tile", *given, "--after", "plan")
+    assert status == 0 and "tile = array<i64: 7>" in found
+    assert "obeyed softmax_y: softmax.sched.toml gives tile [7] instead of [16]" in notes
+    assert "obeyed" in tilec("explain", "softmax.tile", *given)[2]
+    status, _, error = tilec("plan", "softmax.tile", *given)
+    assert status == 1 and "has another plan for softmax(x: f32[M, 50]) with M = 2..16 on cpu" in error
+    assert tilec("plan", "softmax.tile", *given, "--force")[0] == 0
+    assert Path("softmax.sched.toml").read_text() == text
+
+
+def test_missing_sizes_have_the_same_message(tilec):
+    status, _, error = tilec("plan", "softmax.tile", "-D", "M=1..4")
+    assert status == 1 and error.endswith("hint: give it: -D N=…\n")
+
+
+@pytest.mark.parametrize("command", ["run", "verify", "tune"])
 def test_other_commands_want_numbers(tilec, command):
     status, _, error = tilec(command, "softmax.tile", "-D", "M=1..4,N=5")
     assert status == 1

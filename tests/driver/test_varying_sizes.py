@@ -161,3 +161,33 @@ def test_exact_sizes_are_compiled_ahead_of_calls(monkeypatch):
 def test_what_is_compiled_ahead_is_checked(sizes, message):
     with pytest.raises(tilec.CallError, match=message):
         tilec.compile(ROWS, varies={"M": (1, 4000)}, target="cpu").warm(**sizes)
+
+
+def scheduled(folder: Path, low: int, high: int) -> Path:
+    """A schedule file with a plan of one class, of small tiles."""
+    path = folder / "rows.sched.toml"
+    head = f'program = "rows(x: f32[M, 40], b: f32[40])"\nsizes = {{M = "{low}..{high}"}}\ntarget = "cpu"\n'
+    path.write_text(f'[[plan]]\n{head}\n[plan.kernels.rows_y_s]\noperations = ["s.sum", "s", "y.max", "y"]\ntile = [3]\n')
+    return path
+
+
+def test_a_schedule_of_one_class_is_obeyed(tmp_path):
+    """Other classes have the compiler's plans."""
+    op = tilec.compile(ROWS, varies={"M": (1, 4000)}, target="cpu", schedule=scheduled(tmp_path, 17, 128))
+    tiles = {}
+    for m in (5, 17, 100, 300):
+        x, b = rows(m, 40)
+        for found, right in zip(op(x, b), expected(x, b)):
+            np.testing.assert_allclose(found, right, rtol=2e-6, atol=2e-6)
+        tiles[m] = op.plan.kernels[-1].tile
+    assert tiles[17] == tiles[100] == (3,) and (3,) not in (tiles[5], tiles[300])
+
+
+@pytest.mark.parametrize("low, high, varies", [(20, 100, (1, 4000)), (17, 128, (1, 100)), (2, 16, (9, 4000))])
+def test_a_range_that_is_no_class_is_refused(tmp_path, low, high, varies):
+    with pytest.raises(tilec.CallError, match=rf"M = {low}\.\.{high} is no class of the sizes M = .*(.|\n)*the classes are M = "):
+        tilec.compile(ROWS, varies={"M": varies}, target="cpu", schedule=scheduled(tmp_path, low, high))
+
+
+def test_plans_of_sizes_that_no_call_has_are_left_alone(tmp_path):
+    tilec.compile(ROWS, varies={"M": (200, 300)}, target="cpu", schedule=scheduled(tmp_path, 17, 128))

@@ -128,7 +128,7 @@ def test_the_changelog_has_its_form():
 
 def test_options_of_the_changelog_exist():
     from tilec.kernels import FAMILIES
-    from tilec.plan.schedule.read import RENAMED
+    from tilec.plan.schedule.edit import RENAMED
 
     (table,) = re.findall(r"\| version 1 \| version 2 \|\n.*?\n((?: +\|.*\n)+)", (ROOT / "CHANGELOG.md").read_text())
     new = {re.search(r"`(\w+)", line.split("|")[2])[1] for line in table.splitlines()}

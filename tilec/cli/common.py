@@ -9,14 +9,14 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from tilec.core.diagnostics import CallError, Diagnostic, InternalError, Source, Span, TileError, printable_message
-from tilec.core.varying import Varying
+from tilec.core.varying import Varies, Varying
 from tilec.process import progress
 from tilec.process.atomic_files import replace_file
 from tilec.process.printable import is_terminal, printable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tilec.core.target import Target
     from tilec.driver.classes import Class
     from tilec.driver.lowering import Lowered
-    from tilec.dsl.ast import Program
+    from tilec.dsl.ast import Op, Program
     from tilec.dsl.specialise import Argument, Specialised
     from tilec.plan.model import Plan
     from tilec.plan.schedule.read import Schedule
@@ -204,7 +204,12 @@ def prepare(args: argparse.Namespace, ranges: bool = False) -> Loaded:
 
     of = find_classes(program, args.op, None, fixed(args), varies, target).of({name: typical(v) for name, v in varies.items()})
     known = {**fixed(args), **dict(of.fixed)}
-    return Loaded(specialise_given(program, args.op, known, varies=dict(of.ranges)), target, find_schedule(args), of)
+    special = specialise_given(program, args.op, known, varies=dict(of.ranges))
+    if (schedule := find_schedule(args)) is not None:
+        from tilec.driver.each_class import check_classes
+
+        check_classes(schedule, special.name, varies)
+    return Loaded(special, target, schedule, of)
 
 
 def specialise_given(
@@ -212,18 +217,25 @@ def specialise_given(
     varies: Mapping[str, Varying] | None = None,
 ) -> Specialised:  # fmt: skip
     """`specialise`, whose message about missing sizes is put in the command line's words."""
-    from tilec.dsl.check_sizes import size_names
-    from tilec.dsl.specialise import choose_op, not_known, specialise
+    from tilec.dsl.specialise import choose_op, specialise
 
     chosen = choose_op(program, op)
-    known = {**given, **(varies or {})}
-    missing = [n for n in size_names(chosen) if n not in known] if inputs is None else []
-    wrong = [n for n in known if n not in size_names(chosen)]
-    if missing and not wrong:
-        hint = "give " + ("them" if len(missing) > 1 else "it") + ": " + " ".join(f"-D {n}=…" for n in missing)
-        raise CallError(f"{not_known(missing)} not known", size_names(chosen)[missing[0]], hint=hint)
+    if inputs is None:
+        demand_sizes(chosen, {**given, **(varies or {})})
     progress.at(f"working out ranges and types of {chosen.name}")
     return specialise(program, op, inputs, given, varies=varies)
+
+
+def demand_sizes(op: Op, known: Collection[str]) -> None:
+    """Raises CallError if the command line does not give all sizes of an op, and gives no others."""
+    from tilec.dsl.check_sizes import size_names
+    from tilec.dsl.specialise import not_known
+
+    names = size_names(op)
+    missing = [n for n in names if n not in known]
+    if missing and all(n in names for n in known):
+        hint = "give " + ("them" if len(missing) > 1 else "it") + ": " + " ".join(f"-D {n}=…" for n in missing)
+        raise CallError(f"{not_known(missing)} not known", names[missing[0]], hint=hint)
 
 
 def find_schedule(args: argparse.Namespace) -> Schedule | None:
@@ -256,7 +268,11 @@ def lower(
         except Exception as error:
             raise InternalError(f"stage 'build' failed: {error}", "build") from error
         at = loaded.of.typical if loaded.of is not None and loaded.of.ranges else None
-        lowered = run_stages(module, loaded.target, schedule=loaded.schedule, end=end, locations=locations, emit=emit, at=at)
+        try:
+            lowered = run_stages(module, loaded.target, schedule=loaded.schedule, end=end, locations=locations, emit=emit, at=at)
+        except Varies as error:
+            hint = "give numbers with -D: such a program is compiled for each; `tilec explain` lists the classes"
+            raise CallError(f"there is no program for all of {loaded.of}: {error}", hint=hint) from None
     report_schedule(loaded, lowered.plan)
     if expect and lowered.plan is not None:
         check_expectations(loaded.specialised.at(at or {}), lowered.plan)

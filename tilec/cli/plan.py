@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,41 +11,67 @@ from typing import TYPE_CHECKING
 from tilec.cli import common
 from tilec.cli.common import Loaded, note, prepare, show, write
 from tilec.core.diagnostics import CallError
-from tilec.core.quantities import duration
+from tilec.core.quantities import count, duration
 from tilec.process.reading import read_bytes
 
 if TYPE_CHECKING:
     from tilec.driver.classes import Class
     from tilec.driver.executable import Executable
+    from tilec.dsl.specialise import Specialised
     from tilec.plan.model import Plan
 
 
 def plan(args: argparse.Namespace) -> int:
-    """Writes the compiler's decisions into the schedule file. An edited plan is kept unless `--force` is given."""
+    """Writes the compiler's decisions into the schedule file: those of each class, where sizes vary. An edited plan is kept unless
+    `--force` is given."""
     args.schedule, args.no_schedule = None, True
+    if common.varying(args):
+        return _plans(args)
     loaded = prepare(args)
     lowered = common.lower(loaded, end="plan", emit=False, expect=False)
     assert lowered.plan is not None, "the stage that was asked for"
-    path, text = schedule_text(args, loaded, lowered.plan)
+    path, text = schedule_text(args, [(lowered.plan, loaded.specialised)])
     put(path, text, lowered.plan, f"{duration(lowered.plan.time_us)} predicted")
     return 0
 
 
+def _plans(args: argparse.Namespace) -> int:
+    """The plan of each class of the command line's ranges."""
+    from tilec.cli.classes import classes
+
+    with common.working("planning classes of sizes"):
+        several = list(classes(args))
+    for each in several:
+        if each.plan is None:
+            note(f"{each.of} has no plan of its own, and is compiled for each size: {each.refused}")
+    found = [(each.plan, each.special) for each in several if each.plan is not None]
+    if not found:
+        raise CallError("no plan serves a class of these sizes", hint="give numbers with -D: the compiler plans them")
+    path, text = schedule_text(args, found)
+    write(path, text)
+    if str(path) != "-":
+        note(f"wrote {path}: plans of {count(len(found), 'class', 'classes')}", kind="")
+    return 0
+
+
 def schedule_text(
-    args: argparse.Namespace, loaded: Loaded, plan: Plan, measured: tuple[float, float] | None = None
+    args: argparse.Namespace, plans: Sequence[tuple[Plan, Specialised]], measured: tuple[float, float] | None = None
 ) -> tuple[Path, str]:
-    """The schedule file, and its text with the plan in it; `measured`: microseconds of it, and of the compiler's own.
+    """The schedule file, and its text with these plans in it; `measured`: microseconds of one, and of the compiler's own.
     Raises CallError where the file has another plan for the program, and `--force` is not given."""
     from tilec.plan.schedule.write import merge_schedule, write_schedule
 
     default = Path("-") if str(args.file) == "-" else args.file.with_suffix(".sched.toml")
     path: Path = args.output or default
-    if str(path) == "-" or not path.is_file():
-        return path, write_schedule(plan, loaded.specialised, measured)
-    text, replaced = merge_schedule(_existing(path), plan, loaded.specialised, measured)
-    if replaced and not args.force and not measured:
-        what = f"{path} has another plan for {plan.signature} on {loaded.target.name}"
-        raise CallError(what, hint="--force replaces it; -o - only prints the new one")
+    text = "" if str(path) == "-" or not path.is_file() else _existing(path)
+    for plan, specialised in plans:
+        if not text:
+            text = write_schedule(plan, specialised, measured)
+            continue
+        text, replaced = merge_schedule(text, plan, specialised, measured)
+        if replaced and not args.force and not measured:
+            what = f"{path} has another plan for {plan.named} on {plan.target.name}"
+            raise CallError(what, hint="--force replaces it; -o - only prints the new one")
     return path, text
 
 
@@ -93,20 +120,23 @@ def _counted(plan: Plan, executable: Executable) -> dict[str, dict[str, float]]:
     return {name: operations for name, operations in found.items() if operations}
 
 
-def _at_typical(args: argparse.Namespace, loaded: Loaded, of: Class) -> Loaded:
-    """Shows the classes of the command line's ranges; returns the program at the typical sizes of one."""
+def _show_classes(args: argparse.Namespace, loaded: Loaded, of: Class) -> Loaded:
+    """Shows the classes of the command line's ranges; returns the program for the class `of`, or at its typical sizes where these
+    cannot vary."""
     from tilec.driver.class_report import rows, table
 
     if args.measure:
         raise CallError("--measure takes a number for each size, not a range")
     program = common.parse_checked(args.file, args.path)
+    varies = common.varying(args)
     with common.working("planning classes of sizes"):
-        found = list(rows(program, args.op, None, common.fixed(args), common.varying(args), loaded.target))
+        found = list(rows(program, args.op, None, common.fixed(args), varies, loaded.target, loaded.schedule))
     show(table(found, loaded.target), [(r"^classes.*$", "bold"), (r"compiled for each size", "yellow")])
     sizes = {**common.fixed(args), **dict(of.fixed), **of.typical}
-    named = ", ".join(f"{name} = {sizes[name]}" for name in common.varying(args))
-    show(f"\nthe plan at {named}:", [(r"^.*$", "bold")])
-    return replace(loaded, specialised=common.specialise_given(program, args.op, sizes), of=None)
+    named = ", ".join(f"{name} = {sizes[name]}" for name in varies)
+    alone = not of.ranges or any(row.of == of and row.plan is None for row in found)
+    show(f"\nthe plan {'at' if alone else f'of {of}, at'} {named}:", [(r"^.*$", "bold")])
+    return replace(loaded, specialised=common.specialise_given(program, args.op, sizes), of=None) if alone else loaded
 
 
 def explain(args: argparse.Namespace) -> int:
@@ -114,7 +144,7 @@ def explain(args: argparse.Namespace) -> int:
 
     loaded = prepare(args, ranges=True)
     if loaded.of is not None:
-        loaded = _at_typical(args, loaded, loaded.of)
+        loaded = _show_classes(args, loaded, loaded.of)
     measured, executable = _measured(loaded) if args.measure else (None, None)
     lowered = common.lower(loaded, emit=False, end="plan", expect=False)
     rules = [
@@ -128,5 +158,5 @@ def explain(args: argparse.Namespace) -> int:
     assert lowered.plan is not None, "the stage that was asked for"
     counted = _counted(lowered.plan, executable) if executable else None
     registers = executable.registers if executable else {}
-    show(report(lowered.plan, loaded.specialised, measured, counted, registers), rules)
+    show(report(lowered.plan, loaded.specialised.at(lowered.plan.sizes), measured, counted, registers), rules)
     return 0

@@ -34,7 +34,7 @@ def tune(args: argparse.Namespace) -> int:
         need_gpu()
     with common.working("planning"):
         found = candidates(loaded.specialised, loaded.target, args.trials)
-    schedule_text(args, loaded, found[0].plan)  # refuses to replace an edited file, before anything takes time
+    schedule_text(args, [(found[0].plan, loaded.specialised)])  # refuses to replace an edited file, before anything takes time
     inputs = random_inputs(loaded.specialised, args.seed, {})
     with common.working("evaluating the program and its error bounds at f64"):
         allowed = enclose(loaded.specialised, inputs, loaded.target.backend)
@@ -44,7 +44,7 @@ def tune(args: argparse.Namespace) -> int:
     made = fastest(special, target, plans, inputs, allowed, leave_out, common.working)
     _show(made.right, made.final, made.best)
     best, own = made.best, made.right[0]
-    path, text = schedule_text(args, loaded, best.candidate.plan, (best.time_us, own.time_us))
+    path, text = schedule_text(args, [(best.candidate.plan, special)], (best.time_us, own.time_us))
     put(path, text, best.candidate.plan, f"{duration(best.time_us)} measured")
     return 0
 

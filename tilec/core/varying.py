@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import lcm
 from typing import TypeVar
 
 from tilec.index.facts import minimum
@@ -61,10 +62,23 @@ class Varying:
         """Whether all of its numbers are another range's."""
         return other.has(self.low) and other.has(self.high) and self.multiple % other.multiple == 0
 
+    def common(self, other: Varying) -> Varying | None:
+        """Its numbers that are another range's, too; None where there are none."""
+        multiple = lcm(self.multiple, other.multiple)
+        low, high = max(self.low, other.low), min(self.high, other.high)
+        found = Varying(-(-low // multiple) * multiple, high // multiple * multiple, multiple)
+        return None if found.low > found.high else found
+
     @property
     def middle(self) -> int:
         """A number of it between both ends."""
         return (self.low + self.high) // 2 // self.multiple * self.multiple
+
+    @staticmethod
+    def parse(text: str) -> Varying | None:
+        """The range of a text, as `str` writes it; None where it is none."""
+        found = re.fullmatch(r"\s*(\d{1,19})\s*\.\.\s*(\d{1,19})(?:\s+by\s+(\d{1,19}))?(\s+invariant)?\s*", text, re.ASCII)
+        return Varying(int(found[1]), int(found[2]), int(found[3] or 1), invariant=bool(found[4])) if found else None
 
     def __str__(self) -> str:
         each = f" by {self.multiple}" if self.multiple != 1 else ""
@@ -101,6 +115,11 @@ def evaluated(text: str, sizes: Mapping[str, N]) -> N:
         raise ValueError(f"`{text}` is no extent over the sizes {', '.join(sizes)}")
 
     return value(ast.parse(text, mode="eval").body)
+
+
+def ranges_text(varies: Mapping[str, Varying]) -> str:
+    """`M = 1..8192, N = 16..64 by 16`."""
+    return ", ".join(f"{name} = {v}" for name, v in varies.items())
 
 
 def names_in(text: str) -> list[str]:

@@ -52,10 +52,11 @@ class Row:
 
 def rows(
     program: ast.Program, op: str | None, inputs: Sequence[Argument] | None, fixed: Mapping[str, int],
-    varies: Mapping[str, Varying], target: Target,
+    varies: Mapping[str, Varying], target: Target, schedule: Schedule | None = None,
 ) -> Iterator[Row]:  # fmt: skip
-    """Every class of some ranges. Raises TileError for a program that is wrong at some size."""
-    for each in each_class(program, op, inputs, fixed, varies, target):
+    """Every class of some ranges. Raises TileError for a program that is wrong at some size, and for a schedule that cannot be
+    obeyed."""
+    for each in each_class(program, op, inputs, fixed, varies, target, schedule):
         of, known = each.of, {**fixed, **dict(each.of.fixed)}
         if each.plan is None:
             yield Row(of, None, refused=each.refused)
@@ -80,7 +81,7 @@ def _point(
         return found
 
     exact = planned()
-    here = replace(plan, signature=exact.signature, kernels=tuple(_fitting(k, exact) for k in plan.kernels))
+    here = replace(plan, signature=exact.signature, varies={}, kernels=tuple(_fitting(k, exact) for k in plan.kernels))
     try:
         text = write_schedule(here, special)
         return Point(sizes, planned(parse_schedule(Source("<class>", text))).time_us, exact.time_us)

@@ -8,14 +8,15 @@ from itertools import islice
 
 from tilec.core import mlir
 from tilec.core.target import Target
-from tilec.core.varying import Varies, Varying
-from tilec.driver.classes import Class
+from tilec.core.varying import Varies, Varying, ranges_text
+from tilec.driver.classes import LARGEST_UNIT, Class, intervals, multiples
 from tilec.driver.find_classes import find_classes
 from tilec.driver.lowering import Lowered, lower
 from tilec.dsl import ast
 from tilec.dsl.build import build
 from tilec.dsl.specialise import Argument, Specialised, specialise
 from tilec.plan.model import Plan
+from tilec.plan.schedule.read import Schedule, ranges_of
 
 MOST = 32
 """Classes that are looked at: of several sizes that vary there are as many as intervals of all of them, multiplied."""
@@ -34,6 +35,31 @@ class Each:
     @property
     def plan(self) -> Plan | None:
         return self.lowered.plan if self.lowered is not None else None
+
+
+def check_classes(schedule: Schedule, op: str, varies: Mapping[str, Varying]) -> None:
+    """Raises CallError if a file has a plan of an op for a range of sizes that is no class of those which vary, on any target. One
+    for other sizes, which no call of this op has, may be there for another use of the file."""
+    for number, section in enumerate(schedule.sections):
+        ranges = ranges_of(section)
+        if not ranges or not ranges.keys() <= varies.keys() or not schedule.is_of_op(section, op):
+            continue
+        near = {name: [p for p in intervals(varies[name]) if p.common(v) is not None] for name, v in ranges.items()}
+        if not all(near.values()) or all(v in _possible(near[name]) for name, v in ranges.items()):
+            continue
+        if not schedule.has_of_sizes(section, {name: part for name, (part, *_) in near.items()}):
+            what = f"{ranges_text(ranges)} is no class of the sizes {ranges_text({name: varies[name] for name in ranges})}"
+            known = "; ".join(f"{name} = {', '.join(map(_text, intervals(varies[name])))}" for name in ranges)
+            schedule.fail(what, number, "sizes", hint=f"the classes are {known}")
+
+
+def _possible(parts: Sequence[Varying]) -> list[Varying]:
+    """Intervals, and those multiples in them that may be a class apart on some target."""
+    return [m for p in parts for n in range(LARGEST_UNIT.bit_length()) if (m := multiples(p, 2**n)) is not None]
+
+
+def _text(v: Varying) -> str:
+    return str(v.low) if v.low == v.high else str(v)
 
 
 def each_class(

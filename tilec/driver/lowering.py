@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from tilec.core import mlir
-from tilec.core.diagnostics import InternalError, TileError
+from tilec.core.diagnostics import CallError, InternalError, TileError
 from tilec.core.mlir import PassManager, ir
 from tilec.core.open_extents import strict
 from tilec.core.target import Target
@@ -63,7 +63,7 @@ def lower(
         decided = make_plan(function, target) if at is None else plan_at(function, target, at)
         decided = schedule(decided) if schedule else decided
         annotate(op, function, decided)
-        lowered.plan = replace(decided, function=None, replan=None, candidates=None, instance=None)
+        lowered.plan = replace(decided, function=None, replan=None, candidates=None, instance=None, general=None)
 
     order = (*NAMES, "emit")
     if order.index(begin) > order.index("plan"):
@@ -89,7 +89,7 @@ def lower(
         raise
     except Exception as error:
         if at is not None:
-            raise _refused(state.name, error) from error
+            raise _refused(state.name, error, lowered.plan) from error
         if not isinstance(error, InternalError):
             raise InternalError(f"stage '{state.name}' failed: {error}", state.name, state.text) from error
         error.stage, error.ir = error.stage or state.name, state.text or error.ir
@@ -100,18 +100,23 @@ def lower(
                 lowered.emitted = _emit(module, lowered, clock, on_kernel)
         except InternalError as error:
             if at is not None:
-                raise _refused("emit", error) from error
+                raise _refused("emit", error, lowered.plan) from error
             raise
     return lowered
 
 
-def _refused(stage: str, error: Exception) -> Varies:
-    """Of a program whose sizes vary, which some pass cannot lower: `Varies`, or what came of what the pass did not expect."""
+def _refused(stage: str, error: Exception, plan: Plan | None) -> Varies | CallError:
+    """Of a program whose sizes vary, which some pass cannot lower: `Varies`, or what came of what the pass did not expect. If a
+    schedule file gives the plan, a mistake of the file."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
     first = str(cause).strip().splitlines() or [type(cause).__name__]
-    return Varies(f"stage '{stage}' asks for {first[0]}" if isinstance(cause, Varies) else f"stage '{stage}' failed: {first[0]}")
+    why = f"stage '{stage}' asks for {first[0]}" if isinstance(cause, Varies) else f"stage '{stage}' failed: {first[0]}"
+    if plan is None or plan.obeys is None:
+        return Varies(why)
+    hint = "change it, or leave it out: the compiler then decides; `sizes` of numbers need no range"
+    return CallError(f"this plan cannot be carried out where sizes vary: {why}", plan.obeys, hint=hint)
 
 
 @dataclass

@@ -226,7 +226,8 @@ class KernelPlan:
     None before the backend's choice. `ruled_out` has the reasons why the operations rule out some options. `sram` returns the
     bytes of shared memory that a block takes, for any tile and options of these operations (CUDA). `weigh` returns the work of
     these operations with any tile, loops and options of the family; of several isomorphic kernels it is one function,
-    which knows operations by their place in `nodes`.
+    which knows operations by their place in `nodes`. `longest`: the greatest extents of dimensions that vary; `extents` are then
+    those that the kernel is planned at, beyond which its tile may reach.
     """
 
     name: str
@@ -245,6 +246,13 @@ class KernelPlan:
     sram: Callable[[KernelPlan], int] | None = field(default=None, compare=False, repr=False)
     weigh: Callable[[KernelPlan], Work] | None = field(default=None, compare=False, repr=False)
     ruled_out: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    longest: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def planned_at(self) -> KernelPlan:
+        """The kernel at the extents that it is planned at: where these vary, its tile is no larger than they are."""
+        tile = (min(t, max(1, self.extents[d])) if d in self.longest else t for d, t in zip(self.grid, self.tile))
+        return replace(self, tile=tuple(tile))
 
     @property
     def family(self) -> Family:

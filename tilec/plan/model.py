@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilec.analysis.copied_results import Copy
+from tilec.core.diagnostics import Span
 from tilec.core.mlir import ir
 from tilec.core.quantities import count
 from tilec.core.target import Target
+from tilec.core.varying import Varying, ranges_text
 from tilec.cost.launches import launch_time
 from tilec.cost.model import Prediction
 from tilec.kernels import KernelPlan
@@ -28,7 +30,8 @@ class Plan:
     plans again with given kernels and rewrites. `candidates` lists the alternatives of each kernel, or of those of given names.
     Both read the IR that the plan was made from, so that they work only while the IR is unchanged: the driver applies a schedule
     before any later pass runs.
-    `instance` keeps the program at some `sizes` that a plan was made of (`tilec/plan/varying.py`).
+    `varies`: the sizes that vary, `sizes`: the numbers that the plan is made at (`tilec/plan/varying.py`). `instance` keeps the
+    program at these, and `general` makes of its kernels those for all sizes. `obeys`: where a schedule file has the plan.
     """
 
     target: Target
@@ -46,8 +49,16 @@ class Plan:
     order: Order = field(default_factory=Order, compare=False, repr=False)
     unscheduled: tuple[Applied, ...] = field(default=(), compare=False, repr=False)
     inlined_before: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    varies: dict[str, Varying] = field(default_factory=dict)
     instance: ir.Module | None = field(default=None, compare=False, repr=False)
     sizes: Mapping[str, int] = field(default_factory=dict)
+    general: Callable[[KernelPlan], KernelPlan] | None = field(default=None, compare=False, repr=False)
+    obeys: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def named(self) -> str:
+        """The program with its shapes, and with the sizes that vary."""
+        return f"{self.signature} with {ranges_text(self.varies)}" if self.varies else self.signature
 
     def steps(self, rewrite: str) -> tuple[Any, ...]:
         """The steps of a rewrite that were applied."""

@@ -23,6 +23,7 @@ from tilec.analysis.rules import NAMED
 from tilec.analysis.traffic import outputs_of
 from tilec.core import mlir, records
 from tilec.core.diagnostics import CallError
+from tilec.core.extents import EXTENTS
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost.model import TooLarge, predict
@@ -121,7 +122,7 @@ def _plan(state: State, fixed: Fixed | None, source: ir.Operation) -> Plan:
         tuple(kernels),
         (*before, *(n.name for n in graph.nodes if n.inlined)),
         tuple(remarks),
-        _signature(source),
+        signature(source),
         state.applied,
         state.approximations,
         state.function,
@@ -196,17 +197,27 @@ def _power(error: float) -> str:
     return f"2^{math.log2(error):.0f}"
 
 
-def _signature(function: ir.Operation) -> str:
-    """`softmax(x: f32[512, 64])`: the name of a program with its shapes, which a schedule file repeats."""
+def signature(function: ir.Operation) -> str:
+    """`softmax(x: f32[512, 64])`: the name of a program with its shapes, which a schedule file repeats. Extents that vary are texts
+    over the sizes: `f32[2 * M + 1, 64]`."""
     has_names = "arg_attrs" in function.attributes
     attributes = [ir.DictAttr(a) for a in ir.ArrayAttr(function.attributes["arg_attrs"])] if has_names else []
     names = [ir.StringAttr(a["tilec.name"]).value for a in attributes]
     types = [ir.ShapedType(a.type) for a in mlir.entry(function).arguments]
-    shapes = [
-        list(ir.DenseI64ArrayAttr(a["tilec.shape"]) if "tilec.shape" in a else t.shape) for a, t in zip(attributes, types)
-    ]
-    inputs = [f"{n}: {t.element_type}{shape or ''}" for n, t, shape in zip(names, types, shapes)]
+    shapes = [_shape(a, t) for a, t in zip(attributes, types)]
+    inputs = [f"{n}: {t.element_type}" + (f"[{', '.join(shape)}]" if shape else "") for n, t, shape in zip(names, types, shapes)]
     return f"{ir.StringAttr(function.attributes['sym_name']).value}({', '.join(inputs)})"
+
+
+def _shape(attributes: ir.DictAttr, type_: ir.ShapedType) -> list[str]:
+    """The extents of an argument in the source."""
+    for key in ("tilec.shape", EXTENTS):
+        if key in attributes:
+            found = attributes[key]
+            if isinstance(found, ir.ArrayAttr):
+                return [ir.StringAttr(w).value for w in found]
+            return list(map(str, ir.DenseI64ArrayAttr(found)))
+    return list(map(str, type_.shape))
 
 
 def _kernel_names(stem: str, groups: Sequence[Group], graph: Graph) -> list[str]:

@@ -8,7 +8,7 @@ and raise `Varies` where that holds at some sizes alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import isqrt, prod
@@ -23,16 +23,18 @@ from tilec.index.facts import NONE
 from tilec.kernels import ContractionChain, KernelPlan
 from tilec.passes.tensor.inline import inline_all
 from tilec.plan import invariant
+from tilec.plan.given_groups import Fixed
 from tilec.plan.model import Plan
-from tilec.plan.planner import make_plan
+from tilec.plan.planner import make_plan, signature
 from tilec.plan.rewrites import REWRITES, Rewrite
-from tilec.plan.search import Demands
+from tilec.plan.search import Demands, StepRefused
 from tilec.plan.state import APPROXIMATE
 from tilec.plan.steps import Step
 
 WEIGHED = 12  # candidates of a chain: one of the others is not the best at several sizes
 MOST = 4  # times a block of the instance
 FIXED: Demands = {"parts": ()}  # kernels store parts of concatenations at offsets that are numbers
+UNBOUNDED = 1 << 62  # of an extent whose greatest number is not known
 UNIT = 16  # of which blocks that may not be so large have a multiple
 
 
@@ -40,7 +42,7 @@ def plan_at(function: ir.Operation, target: Target, sizes: Mapping[str, int]) ->
     """The plan of a program at some sizes; its `function` is the program, after the steps of rewrites. An invariant size has the
     number at which the plan loses the least (`plan/invariant.py`)."""
     if not (ranges := invariant.sizes_of(function)):
-        return replace(_class_plan(function, target, sizes), replan=None)
+        return replace(_class_plan(function, target, sizes), replan=partial(_class_plan, function, target, sizes))
     by_row, modules = invariant.by_row(target), list[ir.Module]()
 
     def exact_us(plan: Plan, at: Mapping[str, int]) -> float:
@@ -51,17 +53,34 @@ def plan_at(function: ir.Operation, target: Target, sizes: Mapping[str, int]) ->
         return make_plan(copy, target, demands=FIXED).time_us
 
     chosen = invariant.choose(ranges, sizes, partial(_class_plan, function, by_row), exact_us)
-    return replace(chosen.plan, remarks=(chosen.remark, *chosen.plan.remarks), replan=None)
+    replan = partial(_class_plan, function, by_row, chosen.plan.sizes)
+    return replace(chosen.plan, remarks=(chosen.remark, *chosen.plan.remarks), replan=replan)
 
 
-def _class_plan(function: ir.Operation, target: Target, sizes: Mapping[str, int]) -> Plan:
-    """What is planned at some sizes. Its `replan` is that of the program at these."""
+def _class_plan(
+    function: ir.Operation, target: Target, sizes: Mapping[str, int], fixed: Fixed | None = None, demands: Demands | None = None
+) -> Plan:  # fmt: skip
+    """What is planned at some sizes. Its `replan` is that of the program at these. `fixed`, `demands`: as of `make_plan`. Raises
+    CallError for a step that sizes which vary rule out."""
+    for name in FIXED:
+        if demands and demands.get(name):
+            raise StepRefused(name, f"the rewrite `{name}` needs a number for each size", f"`{name} = []`, or numbers for sizes")
     module, copy = _instance(function, sizes)
     base = copy.clone()
-    plan = _steady(make_plan(copy, target, demands=FIXED), function, target, sizes)
+    plan = make_plan(copy, target, fixed, {**FIXED, **(demands or {})})
+    if fixed is None and demands is None:
+        plan = _steady(plan, function, target, sizes)
     own = _carried_out(plan, function, base, target)
-    kernels = tuple(_generalised(k, own, target) for k in plan.kernels)
-    return replace(plan, function=own, kernels=kernels, approximations={}, candidates=None, instance=module, sizes=dict(sizes))
+    general = partial(_generalised, function=own, target=target)
+
+    def candidates(names: Container[str] | None = None, most: int | None = None) -> dict[str, list[KernelPlan]]:
+        assert plan.candidates is not None
+        return {name: [*map(general, found)] for name, found in plan.candidates(names, most).items()}
+
+    return replace(
+        plan, function=own, kernels=tuple(map(general, plan.kernels)), approximations={}, signature=signature(function),
+        varies=extents.sizes_of(function), sizes=dict(sizes), candidates=candidates, general=general, instance=module,
+    )  # fmt: skip
 
 
 def _instance(function: ir.Operation, sizes: Mapping[str, int]) -> tuple[ir.Module, ir.Operation]:
@@ -162,10 +181,11 @@ def _generalised(kernel: KernelPlan, function: ir.Operation, target: Target) -> 
         return kernel
     options = kernel.options.at_any_size(varying.keys())
     options = options.by_row() if invariant.sizes_of(function) else options
-    general = replace(kernel, options=options)
+    longest = {d: int(min(NONE.bounds(e)[1], UNBOUNDED)) for d, e in varying.items()}
+    general = replace(kernel, options=options, longest=longest)
     for n, (d, t) in enumerate(zip(kernel.grid, kernel.tile)):
         if d in varying and t >= kernel.extents[d]:
-            most, room = int(min(NONE.bounds(varying[d])[1], MOST * t)), options.room(kernel, d)
+            most, room = min(longest[d], MOST * t), options.room(kernel, d)
             for size in (room,) if room else (most, *range((most - 1) // UNIT * UNIT, t, -UNIT), t):
                 larger = replace(general, tile=(*general.tile[:n], size, *general.tile[n + 1 :]))
                 if room or options.refuse(larger, kernel, target) is None:

@@ -10,37 +10,58 @@ one kernel. Where the compiler's choice differs, a remark has both times.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from tilec.core import records
 from tilec.core.diagnostics import CallError, Source, Span, TileError
 from tilec.core.quantities import duration
 from tilec.core.targets import names
 from tilec.core.toml import Toml, parse_toml, read_toml
-from tilec.kernels import FAMILIES, Family, KernelPlan, Refusal, Refused
-from tilec.plan.check import refuse
+from tilec.core.varying import Varies, Varying, names_in, ranges_text
+from tilec.kernels import FAMILIES, KernelPlan
 from tilec.plan.cuda.launches import refuse_launches
 from tilec.plan.given_groups import Fixed
 from tilec.plan.groups import Remark
 from tilec.plan.model import Plan
 from tilec.plan.rewrites import REWRITES
+from tilec.plan.schedule.edit import Edit, Fail, suggest
 from tilec.plan.search import ALL, StepRefused, written
 
-_PLAN_KEYS = {"program": str, "target": str, "inline": list, "rewrites": dict, "launches": dict, "kernels": dict}
+_PLAN_KEYS = {"program": str, "sizes": dict, "target": str, "inline": list, "rewrites": dict, "launches": dict, "kernels": dict}
 _REWRITES = {rewrite.name: rewrite for rewrite in REWRITES}
 _KERNEL_KEYS = {"operations": list, "tile": list, "loops": dict, **dict.fromkeys(FAMILIES, dict)}
-RENAMED = {"register_chunks": "hybrid_chunks", "pieces": "concatenation", "diagonals": "toeplitz"}
-"""Words of schedule files that had another name before."""
 VERSION = 2
 """Of the form of schedule files."""
+SUCH = '"17..128"'  # a range, for hints
 _PLAN_HEADER = r"^[ \t]*(\[\[[ \t]*plan[ \t]*\]\])"
 _KEY = r"""(?:^[ \t]*|[.{{,][ \t]*)(["']?{}["']?)(?=[ \t]*[=\].])"""  # in a line, header or inline table
+_SHAPE = re.compile(r"\[([^][]*)\]")  # of an input, in the text of a program with its shapes
 _WORDS = {str: "a string", list: "a list", dict: "a table"}
+
+
+Section: TypeAlias = "Mapping[str, Toml]"
+
+
+def ranges_of(section: Section) -> dict[str, Varying]:
+    """The sizes that vary in a file's plan."""
+    given = section.get("sizes")
+    found = {name: Varying.parse(str(text)) for name, text in given.items()} if isinstance(given, dict) else {}
+    return {name: v for name, v in found.items() if v is not None}
+
+
+def is_of(section: Section, signature: str, varies: Mapping[str, Varying]) -> bool:
+    """Whether a file's plan is of a program with these shapes and sizes that vary, for whatever target."""
+    return section["program"] == signature and ranges_of(section) == varies
+
+
+def named(section: Section) -> str:
+    """A file's plan by its program and its sizes, as `Plan.named`."""
+    found = ranges_of(section)
+    return f"{section['program']} with {ranges_text(found)}" if found else str(section["program"])
 
 
 def read_schedule(path: str | Path) -> Schedule:
@@ -76,7 +97,8 @@ class Schedule:
             for key in ("program", "target"):
                 if key not in plan:
                     self.fail(f"a plan needs `{key}`", number)
-            known = plan["program"], plan["target"]
+            self._sizes(plan, number)
+            known = named(plan), plan["target"]
             if known in seen:
                 what = f"there are two plans for {known[0]} on {known[1]}"
                 self.fail(what, number, "program", hint="remove one of them")
@@ -105,7 +127,30 @@ class Schedule:
                 hint="`tilec plan --force` writes a new one",
             )
 
-    def _kernel(self, kernel: Any, number: int, name: str) -> None:
+    def _sizes(self, plan: Section, number: int) -> None:
+        """The ranges of a class of sizes, one for each size that the program's shapes name."""
+        wanted = list(dict.fromkeys(n for shape in _SHAPE.findall(str(plan["program"])) for n in names_in(shape)))
+        sizes = plan.get("sizes")
+        given = sizes if isinstance(sizes, dict) else {}
+        if wanted and "sizes" not in plan:
+            hint = f"write sizes = {{{', '.join(f'{name} = {SUCH}' for name in wanted)}}}"
+            self.fail(f"`{wanted[0]}` is no number, and `sizes` must say its range", number, "program", hint=hint)
+        for name, text in given.items():
+            where = number, "sizes", name
+            if name not in wanted:
+                hint = f"these have {', '.join(wanted)}" if wanted else "write a name in place of a number: f32[M, 1000]"
+                self.fail(f"the shapes of `program` have no size `{name}`", *where, hint=hint)
+            found = Varying.parse(text) if isinstance(text, str) else None
+            if found is None:
+                self.fail(f"`{name}` must be a range", *where, hint=f'write {name} = {SUCH}, or "32..128 by 16"')
+            if (mistake := found.mistake(name)) is not None:
+                self.fail(mistake[0], *where, hint=mistake[1])
+            if found.low == found.high:
+                self.fail(f"`{name}` has one number", *where, hint=f"write {found.low} in `program`, and no range")
+        if missing := [name for name in wanted if name not in given]:
+            self.fail(f"`sizes` has no range of `{missing[0]}`", number, "sizes", hint=f"write {missing[0]} = {SUCH}")
+
+    def _kernel(self, kernel: object, number: int, name: str) -> None:
         if not isinstance(kernel, dict):
             self.fail(f"`kernels.{name}` must be a table", number, name)
         self._keys(kernel, _KERNEL_KEYS, (number, name))
@@ -121,7 +166,7 @@ class Schedule:
     def _steps(self, name: str, steps: Toml, number: int) -> None:
         where = number, "rewrites", name
         if (rewrite := _REWRITES.get(name)) is None:
-            self.fail(f"there is no rewrite `{name}`", *where, hint=_suggest(name, _REWRITES))
+            self.fail(f"there is no rewrite `{name}`", *where, hint=suggest(name, _REWRITES))
         if steps is True:
             return
         if not isinstance(steps, list):
@@ -133,7 +178,7 @@ class Schedule:
                 self.fail(f"a step of `{name}` is the name of an operation, or a table with `operation`", *where)
             for key, value in step.items():
                 if key not in (known := records.fields_of(rewrite.step)):
-                    self.fail(f"unknown key `{key}`", *where, key, hint=_suggest(key, known))
+                    self.fail(f"unknown key `{key}`", *where, key, hint=suggest(key, known))
                 kind = records.kind_of(rewrite.step, key)
                 right = isinstance(value, list) and all(type(v) is int for v in value) if kind is tuple else type(value) is kind
                 if not right:
@@ -142,7 +187,7 @@ class Schedule:
     def _keys(self, table: Any, known: dict[str, type], where: tuple) -> None:
         for key, value in table.items():
             if key not in known:
-                self.fail(f"unknown key `{key}`", *where, key, hint=_suggest(key, known))
+                self.fail(f"unknown key `{key}`", *where, key, hint=suggest(key, known))
             if not isinstance(value, known[key]):
                 self.fail(f"`{key}` must be {_WORDS[known[key]]}", *where, key)
 
@@ -150,20 +195,38 @@ class Schedule:
         if not isinstance(value, list) or any(type(v) is not kind for v in value):
             self.fail(f"`{key}` must be a list of {'names' if kind is str else 'whole numbers'}", *where, key)
 
+    @property
+    def sections(self) -> list[Section]:
+        """The file's plans."""
+        found: list[Section] = self.table.get("plan", [])
+        return found
+
+    def is_of_op(self, section: Section, op: str) -> bool:
+        """Whether a file's plan is one of an op."""
+        return str(section["program"]).partition("(")[0] == op
+
+    def has_of_sizes(self, section: Section, varies: Mapping[str, Varying]) -> bool:
+        """Whether the file has a plan of the same program and target for other sizes."""
+        found = (s for s in self.sections if s["target"] == section["target"])
+        return any(is_of(s, str(section["program"]), varies) for s in found)
+
     # ---- obeying it ---------------------------------------------------------------------------------------
 
     def __call__(self, own: Plan) -> Plan:
         for number, section in enumerate(self.table.get("plan", [])):
-            if section["program"] == own.signature and section["target"] == own.target.name:
+            if is_of(section, own.signature, own.varies) and section["target"] == own.target.name:
                 return self._obey(own, section, number)
-        what = f"no plan for {own.signature} on {own.target.name} in {self.source.name}{self._others(own)}: the compiler decided"
+        what = f"no plan for {own.named} on {own.target.name} in {self.source.name}{self._others(own)}: the compiler decided"
         return replace(own, remarks=(*own.remarks, Remark("ignored", "schedule", what)))
 
     def _others(self, own: Plan) -> str:
-        """The targets that the file has plans of this program for; that one is unknown, which may be a slip."""
-        targets = [s["target"] for s in self.table.get("plan", []) if s["program"] == own.signature]
+        """The targets that the file has plans of this program for; that one is unknown, which may be a slip. Or the other sizes
+        that it has plans for."""
+        same = [s for s in self.sections if s["program"] == own.signature]
+        targets = [str(s["target"]) for s in same if is_of(s, own.signature, own.varies)]
         if not targets:
-            return ""
+            sizes = dict.fromkeys(ranges_text(ranges_of(s)) for s in same if s["target"] == own.target.name)
+            return f" (it has plans for {'; '.join(sizes)})" if sizes else ""
         unknown = [t for t in targets if t not in names()]
         reported = f" (it has one for {', '.join(targets)}"
         return f"{reported}; tilec knows no target {', '.join(map(repr, unknown))})" if unknown else f"{reported})"
@@ -175,11 +238,13 @@ class Schedule:
         remarks = list(plan.remarks)
         for kernel in plan.kernels:
             name, table = tables.get(frozenset(kernel.nodes), (kernel.name, {}))
-            obeyed = _Edit(self, number, name, table, plan).apply(replace(kernel, name=name))
+            obeyed = Edit(self._failing(number, name), table, plan).apply(replace(kernel, name=name))
             kernels.append(obeyed)
             remarks += self._difference(kernel, obeyed)
         launches = self._launches(plan, kernels, section, number, remarks)
-        plan = replace(plan, kernels=tuple(kernels), launches=launches, remarks=(), unscheduled=own.rewrites)
+        plan = replace(
+            plan, kernels=tuple(kernels), launches=launches, remarks=(), unscheduled=own.rewrites, obeys=self.span(number)
+        )  # fmt: skip
         same = plan.rewrites == own.rewrites
         if same and Fixed(_groups(plan), plan.inlined).same_as(Fixed(_groups(own), own.inlined)):
             return replace(plan, remarks=tuple(remarks))
@@ -206,6 +271,8 @@ class Schedule:
             further = "; `rewrites` decides which further operations there are" if problem.hint and given and not refused else ""
             hint = f"{problem.hint}{further}" if problem.hint else None
             raise CallError(problem.message, where, hint=hint) from None
+        except Varies as error:
+            self.fail(f"this plan cannot be carried out where sizes vary: it asks for {error}", number)
 
     def _tables(self, plan: Plan, section: dict[str, Any], number: int) -> dict[frozenset[str], tuple[str, dict]]:
         """The file's kernels by their operations; kernels that list no operations are found by name."""
@@ -214,7 +281,7 @@ class Schedule:
         stem = plan.signature.partition("(")[0]
         for name, table in section.get("kernels", {}).items():
             if "operations" not in table and name not in named:
-                self.fail(f"there is no kernel `{name}`", number, name, hint=_suggest(name, named))
+                self.fail(f"there is no kernel `{name}`", number, name, hint=suggest(name, named))
             if not re.fullmatch(rf"{stem}_\w+", name, re.ASCII):  # nothing else in the module is called so
                 self.fail(
                     f"`{name}` cannot be the name of a kernel of this op", number, name, hint=f"write `{stem}_{name}`"
@@ -246,7 +313,7 @@ class Schedule:
                 self.fail("a launch that kernels share has two at least", *where)
             for kernel in listed:
                 if kernel not in known:
-                    self.fail(f"there is no kernel `{kernel}`", *where, hint=_suggest(kernel, known))
+                    self.fail(f"there is no kernel `{kernel}`", *where, hint=suggest(kernel, known))
                 if kernel in taken:
                     self.fail(f"the kernel `{kernel}` is listed twice", *where)
                 taken.append(kernel)
@@ -292,6 +359,12 @@ class Schedule:
     def fail(self, message: str, *where: int | str, hint: str | None = None) -> NoReturn:
         raise CallError(message, self.span(*where), hint=hint)
 
+    def _failing(self, *where: int | str) -> Fail:
+        def fail(message: str, *keys: str, hint: str | None = None) -> NoReturn:
+            self.fail(message, *where, *keys, hint=hint)
+
+        return fail
+
     def span(self, *where: int | str) -> Span:
         """Where a key stands: the number of its plan, then names, each looked for behind the one before."""
         at = end = 0
@@ -319,78 +392,6 @@ def _instead(mine: dict[str, Any], chosen: dict[str, Any], key: str) -> str:
     return f"{a} instead of {b}"
 
 
-class _Edit:
-    """One kernel's table, applied to the kernel."""
-
-    def __init__(self, schedule: Schedule, number: int, name: str, table: dict[str, Any], plan: Plan):
-        self.schedule, self.where, self.table, self.plan = schedule, (number, name), table, plan
-
-    def fail(self, message: str, *where: str, hint: str | None = None) -> NoReturn:
-        self.schedule.fail(message, *self.where, *where, hint=hint)
-
-    def apply(self, kernel: KernelPlan) -> KernelPlan:
-        """The kernel as the table has it, with a new prediction."""
-        kernel = self.family(kernel)
-        edited = replace(kernel, tile=self.tile(kernel), loops=self.loops(kernel), options=self.options(kernel))
-        if edited == kernel:
-            return kernel
-        if (refusal := refuse(edited, kernel, self.plan.target)) is not None:
-            self.fail_at(edited.options, refusal)
-        try:
-            return edited.weighed(self.plan.target)
-        except ValueError as error:
-            self.fail(str(error), "tile")
-
-    def fail_at(self, options: Family, refusal: Refusal) -> NoReturn:
-        self.fail(refusal.why, *(["tile"] if refusal.option == "tile" else [options.name, refusal.option or ""]))
-
-    def family(self, kernel: KernelPlan) -> KernelPlan:
-        """The kernel built in the way that the table has: the compiler's choice, or the best of another family."""
-        asked = next((key for key in self.table if key in FAMILIES), kernel.options.name)
-        if asked == kernel.options.name:
-            return kernel
-        assert self.plan.candidates is not None, "a schedule is read while the stage of its plan runs"
-        ranked = next(found for found in self.plan.candidates().values() if found[0].nodes == kernel.nodes)
-        others = {k.options.name: replace(k, name=kernel.name) for k in reversed(ranked)}
-        if asked not in others:
-            ways = ", ".join(f"`{name}`" for name in sorted({kernel.options.name, *others}))
-            self.fail(f"this kernel cannot be built as `{asked}`, only as {ways}", asked)
-        return others[asked]
-
-    def tile(self, kernel: KernelPlan) -> tuple[int, ...]:
-        tile = tuple(self.table.get("tile", kernel.tile))
-        extents = tuple(kernel.extents[d] for d in kernel.grid)
-        if len(tile) != len(extents):
-            what = f"`tile` must have one number for each dimension of the grid {list(extents)}, but it has {len(tile)}"
-            self.fail(what, "tile")
-        for size, extent, own in zip(tile, extents, kernel.tile):
-            if not 1 <= size <= max(1, extent, own):  # threads of the planner's own tile may reach beyond
-                self.fail(f"a tile of {size} does not fit a dimension of {extent}", "tile")
-        return tile
-
-    def loops(self, kernel: KernelPlan) -> dict[str, tuple[int, ...]]:
-        loops = dict(kernel.loops)
-        for operation, order in self.table.get("loops", {}).items():
-            if operation not in kernel.dims:
-                hint = _suggest(operation, kernel.nodes)
-                self.fail(f"`{operation}` is not an operation of this kernel", "loops", operation, hint=hint)
-            dims = range(len(kernel.dims[operation]))
-            if sorted(order) != list(dims):
-                self.fail(f"the loops of `{operation}` must be {list(dims)} in some order", "loops", operation)
-            loops[operation] = tuple(order)
-        return loops
-
-    def options(self, kernel: KernelPlan) -> Family:
-        try:
-            return kernel.options.edited(self.table.get(kernel.options.name, {}))
-        except Refused as error:
-            known = dict(kernel.options.editable())
-            option = error.refusal.option
-            hint = _suggest(option, known) if option not in known else None
-            self.fail(str(error), kernel.options.name, option, hint=hint)
-            raise
-
-
 def _demanded(steps: Any) -> Any:
     """A file's steps of a rewrite: the fields of each."""
     if steps is True:
@@ -401,13 +402,3 @@ def _demanded(steps: Any) -> Any:
 
 def _groups(plan: Plan) -> tuple[tuple[str, ...], ...]:
     return tuple(k.nodes for k in plan.kernels)
-
-
-def _suggest(name: str, known: Iterable[str]) -> str | None:
-    if name in RENAMED:
-        return f"it was renamed to `{RENAMED[name]}`"
-    known = list(known)
-    close = difflib.get_close_matches(name, known, 1)
-    if close:
-        return f"did you mean `{close[0]}`?"
-    return f"known: {', '.join(known)}" if known else None

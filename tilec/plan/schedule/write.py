@@ -30,7 +30,7 @@ from tilec.kernels import KernelPlan
 from tilec.kernels.base import listed
 from tilec.plan.model import Plan
 from tilec.plan.report.provenance import Provenance, short_location
-from tilec.plan.schedule.read import VERSION, read_schedule
+from tilec.plan.schedule.read import VERSION, is_of, read_schedule
 from tilec.plan.search import written
 
 __all__ = ["merge_schedule", "read_schedule", "write_schedule"]
@@ -39,6 +39,7 @@ HEADER = """\
 A schedule file: it says how a program is compiled, for one target and one set of shapes in each plan.
 `tilec plan` wrote it, and you may edit it: the compiler obeys each line, or says why it cannot.
 Times are predictions.
+  sizes       the range of each size that varies: the plan is for a class of sizes, as `tilec explain` lists them
   operations  the operations of the kernel; move a name to another kernel, or to a new one (OP_...)
   inline      operations that are computed again inside each of their readers, and never stored
   rewrites    steps that change the program before its kernels are made, by their kind; `KIND = []` takes none,
@@ -82,7 +83,7 @@ def merge_schedule(text: str, plan: Plan, specialised: Specialised, measured: Ti
     (wanted,) = tomllib.loads(new)["plan"]
     for number, section in enumerate(sections):
         (old,) = tomllib.loads(section)["plan"]
-        if (old["program"], old["target"]) == (wanted["program"], wanted["target"]):
+        if is_of(old, plan.signature, plan.varies) and old["target"] == wanted["target"]:
             if old == wanted:
                 return text, False
             sections[number] = new + "\n" * (number + 1 < len(sections))
@@ -95,6 +96,10 @@ def _plan(plan: Plan, specialised: Specialised, measured: Times | None) -> Table
     table = tomlkit.table()
     sizes = ", ".join(f"{name} = {value}" for name, value in specialised.sizes.items())
     _add(table, "program", plan.signature, sizes)
+    if plan.varies:
+        ranges = tomlkit.inline_table()
+        ranges.update({name: str(v) for name, v in plan.varies.items()})
+        _add(table, "sizes", ranges, f"planned at {', '.join(f'{name} = {n}' for name, n in plan.sizes.items())}")
     times = f"{plan.time_us:.1f} us predicted in all"
     if measured:
         times += f", {measured[0]:.1f} us measured, {measured[1]:.1f} us for the compiler's own plan"
