@@ -1,8 +1,14 @@
 """Plans of programs whose sizes vary: tiles that are good at several of them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+from tools.machines import CPU
+
+from tilec.core.source import read_source
 from tilec.core.varying import Varying
+from tilec.driver import class_report
+from tilec.dsl.parse import parse
 from tilec.plan import varying
 
 
@@ -31,3 +37,11 @@ def test_sizes_around_are_in_their_ranges(monkeypatch):
     found = varying._around(None, {"S": 1025, "B": 6})
     assert found == [{"S": 725, "B": 2}, {"S": 1449, "B": 10}]
     assert all(ranges[name].has(n) for at in found for name, n in at.items())
+
+
+def test_blocks_of_few_cores_are_even_at_all_sizes_of_a_class():
+    """Each core has a block at the typical size. Of two blocks of rows, one would have a single row at the least size."""
+    text = "op f(x: f32[M, 256], w: f32[256, 96]) -> (y: f32[M, 96]) { y[m, n] = sum[k](x[m, k] * w[k, n]) }"
+    (row,) = class_report.rows(parse(read_source(text)), None, None, {}, {"M": Varying(129, 512)}, replace(CPU, units=2))
+    assert [p.sizes for p in row.points] == [{"M": 129}, {"M": 512}]
+    assert all(p.loss is not None and p.loss < 0.1 for p in row.points)

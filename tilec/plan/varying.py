@@ -20,7 +20,7 @@ from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.core.varying import Varies
 from tilec.index.facts import NONE
-from tilec.kernels import ContractionChain, KernelPlan
+from tilec.kernels import ContractionChain, KernelPlan, Panels
 from tilec.passes.tensor.inline import inline_all
 from tilec.plan import invariant
 from tilec.plan.given_groups import Fixed
@@ -31,7 +31,8 @@ from tilec.plan.search import Demands, StepRefused
 from tilec.plan.state import APPROXIMATE
 from tilec.plan.steps import Step
 
-WEIGHED = 12  # candidates of a chain: one of the others is not the best at several sizes
+WEIGHED = 12  # candidates of a kernel: one of the others is not the best at several sizes
+STEADY = (ContractionChain, Panels)  # families whose tiles are weighed so
 MOST = 4  # times a block of the instance
 FIXED: Demands = {"parts": ()}  # kernels store parts of concatenations at offsets that are numbers
 UNBOUNDED = 1 << 62  # of an extent whose greatest number is not known
@@ -91,9 +92,10 @@ def _instance(function: ir.Operation, sizes: Mapping[str, int]) -> tuple[ir.Modu
 
 
 def _steady(plan: Plan, function: ir.Operation, target: Target, sizes: Mapping[str, int]) -> Plan:
-    """The plan with those tiles of contraction chains that are the best over several sizes. At one size, what fills the last tile
-    or the last wave of blocks is chance: the tile that is the best there may lose a fifth at most others."""
-    names = [k.name for k in plan.kernels if isinstance(k.options, ContractionChain)]
+    """The plan with those tiles of contraction chains and of products from panels that are the best over several sizes. At one
+    size, what fills the last tile or the last wave of blocks is chance: the tile that is the best there may lose a fifth at most
+    others. On a CPU, whose few cores have a block each, it may lose half."""
+    names = [k.name for k in plan.kernels if isinstance(k.options, STEADY)]
     if not names:
         return plan
     assert plan.candidates is not None
@@ -102,8 +104,7 @@ def _steady(plan: Plan, function: ir.Operation, target: Target, sizes: Mapping[s
         module, copy = _instance(function, others)
         there = make_plan(copy, target, demands=FIXED)
         assert module is not None and there.candidates is not None
-        chains = [k.name for k in there.kernels if isinstance(k.options, ContractionChain)]
-        tables.append(there.candidates(chains, WEIGHED))
+        tables.append(there.candidates([k.name for k in there.kernels if isinstance(k.options, STEADY)], WEIGHED))
     kernels = [_best(k, [t[k.name] for t in tables if k.name in t]) if k.name in names else k for k in plan.kernels]
     return plan.with_kernels(kernels)
 
@@ -125,9 +126,13 @@ def _best(own: KernelPlan, tables: list[list[KernelPlan]]) -> KernelPlan:
 
 
 def _weighed(kernel: KernelPlan) -> tuple[object, ...]:
-    """The options that a prediction depends on."""
+    """The options that a prediction depends on; of panels also the tile, which is no option of theirs, None where it is all of a
+    dimension."""
     assert kernel.options is not None
-    return tuple((f.name, value) for f, value in kernel.options.fields() if f.metadata["modelled"])
+    found = tuple((f.name, value) for f, value in kernel.options.fields() if f.metadata["modelled"])
+    if not isinstance(kernel.options, Panels):
+        return found
+    return *found, *(t if t < kernel.extents[d] else None for d, t in zip(kernel.grid, kernel.tile))
 
 
 def _carried_out(plan: Plan, function: ir.Operation, base: ir.Operation, target: Target) -> ir.Operation:

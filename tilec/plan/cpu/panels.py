@@ -72,7 +72,7 @@ def choose_contraction(
     if isinstance(roles, str):
         return kernel, [Remark("refused", f"panels for {node.name}", roles, node.line)]
     size = 8 if element == "f64" else 4
-    weighed = _weighed(node, roles, size, target)
+    weighed = graph.memoise(("panels", roles), [node], partial(_weighed, node, roles, size, target)).result
     plain = _plain_us(node, size, target)
     alternatives = (*((f"{b}{ACROSS * own.across}", t) for t, b, own in weighed[:4]), ("plain loops", plain))
     if not weighed or weighed[0][0] + GAIN_US > plain:
