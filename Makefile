@@ -6,7 +6,7 @@
 # make bench   times tilec beside the peers that are installed (PEERS="torch jax" installs them first)
 # make outside runs the test cases of NumPy, opt_einsum, ONNX and PyTorch, and writes their counts into docs/outside.md
 # make fuzz    draws random programs, schedules and texts for MINUTES (60), or CASES of each way, from SEED (0), JOBS processes at
-#              a time; TARGET is cpu, stages, emulator, gpu, edits, matrix, text or all; what fails goes to fuzz-found/
+#              a time; TARGET is cpu, stages, emulator, gpu, edits, matrix, sizes, text or all; what fails goes to fuzz-found/
 # make fuzz-ptxas draws kernels of PTX for MINUTES, or CASES of them, and holds what ptxas makes of them to PTX's manual; it takes a GPU
 # make sanitize runs NVIDIA's Compute Sanitizer over the kernels of every example and of FUZZ (32) drawn programs from SEED;
 #              it takes a GPU and the CUDA toolkit

@@ -14,7 +14,7 @@ from tilec.passes.map import map_kernels, share_launches
 from tilec.passes.stage import stage
 from tilec.passes.tensor.approximate import approximate
 from tilec.passes.tensor.bounds import fold_bounds
-from tilec.passes.tensor.bufferize import bufferize
+from tilec.passes.tensor.bufferize import bufferize, drop_copies
 from tilec.passes.tensor.collapsed import read_collapsed, read_expanded
 from tilec.passes.tensor.corrected import correct_squares
 from tilec.passes.tensor.elements import compute_where_read, forward_elements, read_through_copies
@@ -59,7 +59,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("tile", "cuts each kernel's grid into tiles, one for each block", (tile, "canonicalize")),
     Stage(
         "bufferize", "tensors become memory",
-        (bufferize, "one-shot-bufferize{allow-unknown-ops=1}", "canonicalize", "cse", "canonicalize"),
+        (bufferize, "one-shot-bufferize{allow-unknown-ops=1}", drop_copies, "canonicalize", "cse", "canonicalize"),
     ),
     Stage("stage", "data in shared memory and registers; panels", (stage, "canonicalize", "cse")),
     Stage(

@@ -172,7 +172,8 @@ def _function(name: str, calls: Sequence[ir.Operation], kernels: Sequence[ir.Ope
     with ir.InsertionPoint(block), mlir.fused_location(kernels):
         for f, mapping in zip(kernels, mappings):
             for op in (op for op in _operations(f) if op.name in _LOCAL):
-                mlir.clone_op(op, mapping)
+                for needed in mlir.slice_of(mlir.entry(f), op.results[0], mapping):  # what has no elements has sizes that vary
+                    mlir.clone_op(needed, mapping)
         number = gpu.BlockIdOp(gpu.Dimension.x).result
         thread = gpu.ThreadIdOp(gpu.Dimension.x).result if len(set(threads)) > 1 else None
         _branches(made.operation, number, thread, list(zip(calls, kernels, mappings)))

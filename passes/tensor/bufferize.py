@@ -29,6 +29,22 @@ def bufferize(module: ir.Operation) -> None:
     _program(program)
 
 
+def drop_copies(module: ir.Operation) -> None:
+    """Copies of memory onto itself go. Upstream makes them where a block has all of a result whose sizes vary: it does not see that
+    a slice of as many elements as there are is the whole.
+
+    %1 = memref.subview %0[0] [%dim] [1] : memref<?xf32>   →
+    memref.copy %0, %1
+    """
+    for op in [o for o in mlir.traverse(module) if o.name == "memref.copy"]:
+        source, target = op.operands
+        part = mlir.definition(target)
+        if part is None or part.name != "memref.subview" or part.operands[0] != source:
+            continue
+        if shape_of(source) == shape_of(target):
+            op.erase()
+
+
 def _insertions(program: ir.Operation) -> dict[str, tuple[ir.Operation, ir.Operation]]:
     """By kernel, a call whose result is a slab of another tensor, and the insertion there."""
     found: dict[str, tuple[ir.Operation, ir.Operation]] = {}

@@ -342,7 +342,8 @@ class Printer(Variables):
         if name in ("arith.addf", "arith.mulf") and has_flag(op, "reassoc"):
             return self.reassociable(op, "add" if name == "arith.addf" else "mul", texts)
         text = f"{texts[0]} {BINARY[name]} {texts[1]}"
-        return f"{self.use(type_)}({text})" if type_ in ("i8", "i16", "i32") or name in UNSIGNED else text
+        whole = name in UNSIGNED and type_ != "index"  # which is 64 bits wide, and no less than 0 where MLIR divides it unsigned
+        return f"{self.use(type_)}({text})" if whole or type_ in ("i8", "i16", "i32") else text
 
     def reassociable(self, op: ir.Operation, name: str, texts: list[str]) -> str:
         return f"{texts[0]} {'+' if name == 'add' else '*'} {texts[1]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +12,7 @@ from fuzz.choices import Choices
 from fuzz.edges import ORDINARY, integers
 from fuzz.values import Value, limit, worst
 from tilec.core.dtypes import BOOL, DTYPES, F32, F64, I64, DType, compute_type
+from tilec.core.varying import evaluated
 
 FLOATS = [F32, DTYPES["f16"], DTYPES["bf16"], F64, DTYPES["f8e4m3"], DTYPES["f8e5m2"]]
 INTEGERS = [DTYPES[n] for n in ("i32", "i64", "u8", "i8", "i16", "u16", "u32", "u64")]
@@ -21,10 +22,15 @@ DEEPEST = 40_000
 
 @dataclass(frozen=True)
 class Dim:
-    """A size: its text and its number."""
+    """A size: its text and its number. Of one that varies, `value` is the least number, and `most` the greatest."""
 
     text: str
     value: int
+    most: int
+
+    def at(self, sizes: Mapping[str, int]) -> int:
+        """Its number where names have these."""
+        return evaluated(self.text, sizes)
 
 
 @dataclass
@@ -41,6 +47,10 @@ class Index:
     def count(self) -> int:
         return max(0, self.dim.value - self.low)
 
+    @property
+    def most(self) -> int:
+        return max(0, self.dim.most - self.low)
+
     def reported_by(self, text: str) -> bool:
         """Whether an expression tells the range: a use may have been drawn and thrown away, and where a reduction has an
         index of this name it is another one.
@@ -51,15 +61,15 @@ class Index:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that can be read, and what is known of its elements. An input of subscripts holds 0 to `ids`, the last
-    excluded, or from -2 to `ids + 1` where it is `wide`.
+    """A tensor that can be read, and what is known of its elements. An input of subscripts of the dimension `ids` holds
+    numbers from 0 to its size, excluded, or from -2 to its size + 1 where it is `wide`.
     """
 
     name: str
     dims: tuple[Dim, ...]
     element: Value
     dtype: DType
-    ids: int | None = None
+    ids: Dim | None = None
     wide: bool = False
 
 
@@ -72,7 +82,7 @@ class Accesses:
 
     `soft` counts the `pad` and `if` around: what is read there says nothing about ranges. `opaque` are the parameters
     inside a function, where tensors and indices cannot be read. What is `plain` leaves out what names sizes, as the short
-    form does: bare indices tell all ranges.
+    form does: bare indices tell all ranges. Of sizes that vary, `sizes` are the least numbers, and `most` the greatest ones.
     """
 
     draw: Choices
@@ -87,6 +97,7 @@ class Accesses:
     names: int = 0
     plain: bool = False
     deepest: int = DEEPEST
+    most: Mapping[str, int] | None = None
 
     # ---- drawing -----------------------------------------------------------------------------------------------------
 
@@ -102,7 +113,7 @@ class Accesses:
         return f"{stem}{self.names}"
 
     def dim(self, text: str) -> Dim:
-        return Dim(text, eval(text, {"__builtins__": {}}, dict(self.sizes)))
+        return Dim(text, evaluated(text, self.sizes), evaluated(text, self.most or self.sizes))
 
     def some_dim(self) -> Dim:
         a, b = next(iter(self.sizes)), list(self.sizes)[-1]
@@ -147,9 +158,9 @@ class Accesses:
     def index_value(self, scope: Scope) -> Value:
         if self.chance(20) and not self.plain:
             name = self.pick(*self.sizes)
-            return Value(name, I64, self.sizes[name], 0, True, False)
+            return Value(name, I64, self.dim(name).most, 0, True, False)
         index = self.pick(*scope.values())
-        return Value(index.name, I64, max(1, index.dim.value), 0, True, False)
+        return Value(index.name, I64, max(1, index.dim.most), 0, True, False)
 
     def literal_like(self, value: Value) -> Value:
         """A number that takes the type of what it meets."""
@@ -236,7 +247,7 @@ class Accesses:
         with self.softly():
             kind = self.pick("ids", "remainder", "clamp") if inside else "ids"
             if kind == "ids":
-                known = [t for t in self.inputs if t.ids == dim.value and t.wide != inside]
+                known = [t for t in self.inputs if t.ids == dim and t.wide != inside]
                 if known and self.chance(50):
                     tensor = self.pick(*known)
                     plain = [[i for i in scope.values() if i.dim.text == d.text] for d in tensor.dims]
@@ -255,9 +266,9 @@ class Accesses:
 
     def new_ids(self, scope: Scope, dim: Dim, wide: bool) -> tuple[Tensor, list[str]]:
         used = [i for i in scope.values() if self.chance(60)][:2]
-        dtype = self.pick(*(d for d in INTEGERS if limit(d) > dim.value + 2 and not (wide and d.kind == "uint")))
-        element = Value("", dtype, dim.value + 1, 0, True, wide)
-        tensor = Tensor(self.fresh("n"), tuple(i.dim for i in used), element, dtype, dim.value, wide)
+        dtype = self.pick(*(d for d in INTEGERS if limit(d) > dim.most + 2 and not (wide and d.kind == "uint")))
+        element = Value("", dtype, dim.most + 1, 0, True, wide)
+        tensor = Tensor(self.fresh("n"), tuple(i.dim for i in used), element, dtype, dim, wide)
         self.add_input(tensor)
         return tensor, [i.name for i in used]
 
@@ -272,7 +283,7 @@ class Accesses:
         if self.chance(5):
             dims.append(self.dim("3"))
             subscripts.append((str(self.pick(0, 1, 2)), True, []))
-        if self.chance(5) or math.prod(d.value for d in dims) > self.deepest or len(dims) > 16:
+        if self.chance(5) or math.prod(d.most for d in dims) > self.deepest or len(dims) > 16:
             dims, subscripts = [], []
         dtype = {
             "float": lambda: self.pick(F32, F32, *FLOATS),
@@ -315,7 +326,7 @@ class Accesses:
                 parts = [(self.dim(f"({text}) // {count} + 1"), (f"{name} // {count}", True, []))]
                 return [*parts, (self.dim(str(count)), (f"{name} % {count}", True, []))]
             case "join":
-                others = [i for i in scope.values() if i.dim.value * index.dim.value <= self.deepest]
+                others = [i for i in scope.values() if i.dim.most * index.dim.most <= self.deepest]
                 if others:
                     other = self.pick(*others)
                     dim = self.dim(f"({text}) * ({other.dim.text})")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import tomlkit
 
+from fuzz import by_class
+from fuzz.by_class import check_sized
 from fuzz.choices import Choices
 from fuzz.compare import WAYS, Verdict, check, specialised
 from fuzz.counts import Counts
@@ -19,6 +21,7 @@ from fuzz.files import AGAIN, SORTS
 from fuzz.matrix import MACHINES, check_matrix, drawn_matrix_case, machine
 from fuzz.programs import Case, drawn_case
 from fuzz.schedules import TARGETS, drawn_schedule
+from fuzz.sized import Sized, drawn_sized
 from fuzz.text import limited
 from tilec.core.diagnostics import CallError
 from tilec.dsl.specialise import Specialised
@@ -27,7 +30,7 @@ from tilec.semantics.inputs import npz
 
 SMALL = [2, 3, 1, 4, 5, 0, 8]
 """Sizes for what runs in Python alone."""
-EVERY = (*WAYS, "edits", "matrix", *SORTS)
+EVERY = (*WAYS, *by_class.WAYS, "edits", "matrix", *SORTS)
 SPOILING = (KernelFault,)
 """Errors after which a process's GPU does nothing more."""
 SCHEDULED = 15
@@ -50,6 +53,8 @@ class Drawn:
     """The name of the program in `fuzz.edits` whose schedule was edited."""
     unit: str = ""
     """The matrix instruction that the program is compiled for, where its kernels are interpreted."""
+    sized: Sized | None = None
+    """A program whose sizes vary."""
 
 
 def draw(way: str, choices: Choices, counts: Counts) -> Drawn:
@@ -61,13 +66,14 @@ def draw(way: str, choices: Choices, counts: Counts) -> Drawn:
         name, schedule = drawn_edit(choices)
         counts.scheduled += 1
         return Drawn(way, own(name).case, schedule, edited=name)
+    if way in by_class.WAYS:
+        sized = drawn_sized(choices, small=way in ("sizes-stages", "sizes-emulator"))
+        return told(Drawn(way, sized.at(sized.calls[0]), sized=sized), counts)
     if choices.chance(MULTIPLIED.get(way, 0)):
         case = drawn_matrix_case(choices, large=way == "gpu")
     else:
         case = drawn_case(choices, **({} if way in ("cpu", "gpu") else {"sizes": SMALL}))
-    counts.statements += case.text.count(" = ")
-    counts.constructs.update(constructs(case.text))
-    made = Drawn(way, case, unit=choices.pick(*MACHINES) if way == "matrix" else "")
+    made = told(Drawn(way, case, unit=choices.pick(*MACHINES) if way == "matrix" else ""), counts)
     if way in TARGETS and choices.chance(SCHEDULED):
         with suppress(CallError):
             made.special = specialised(case)
@@ -77,11 +83,24 @@ def draw(way: str, choices: Choices, counts: Counts) -> Drawn:
     return made
 
 
+def told(drawn: Drawn, counts: Counts) -> Drawn:
+    """The drawn program, after its parts are counted."""
+    assert drawn.case is not None
+    counts.statements += drawn.case.text.count(" = ")
+    counts.constructs.update(constructs(drawn.case.text))
+    return drawn
+
+
 def run(drawn: Drawn, counts: Counts) -> None:
     """Raises what is wrong."""
     if drawn.case is None:
         with limited():
             counts.refused += bool(SORTS[drawn.way][1](drawn.text))
+        return
+    if drawn.sized:
+        verdict, refused = check_sized(drawn.sized, drawn.way)
+        counts.reasons.update(refused)
+        judged(verdict, counts)
         return
     if drawn.edited:
         verdict = check_edit(drawn.edited, drawn.schedule or "")
@@ -128,20 +147,25 @@ def kind_of(error: BaseException) -> str:
     return f"{type(cause).__name__} in {place}: {words.strip()[-80:]}"
 
 
-BATCHES = ("cpu",)
+BATCHES = ("cpu", "sizes-cpu")
 """Ways whose programs are compiled several at once."""
 
 
 def write(drawn: Drawn, folder: Path) -> str:
     """Writes a case to a folder, in place of what it held; returns the command that runs it again."""
-    for name in ("program.tile", "program.sched.toml", "inputs.npz"):
-        (folder / name).unlink(missing_ok=True)
+    for path in (folder / "program.tile", folder / "program.sched.toml", *folder.glob("inputs*.npz")):
+        path.unlink(missing_ok=True)
     if drawn.case is None:
         name, command = AGAIN[drawn.way]
         (folder / name).write_text(drawn.text, errors="surrogatepass")
         return command.format(folder / name)
     case, path = drawn.case, folder / "program.tile"
     path.write_text(case.text)
+    if drawn.sized is not None:
+        path.write_text("".join(f"// {line}\n" for line in drawn.sized.called) + case.text)
+        for number, chosen in enumerate(drawn.sized.calls):
+            (folder / f"inputs-{number}.npz").write_bytes(npz(drawn.sized.inputs(chosen)))
+        return f"PYTHONPATH=tests python -m fuzz --target {drawn.way} --choices {folder / 'choices.json'}"
     if case.inputs:
         (folder / "inputs.npz").write_bytes(npz(case.inputs))
     if drawn.schedule:

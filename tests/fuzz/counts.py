@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 class Counts:
     """What happened to cases: `refused` are schedules and texts; `unbounded` are compared results some of whose elements may be
     anything; `branches` are those of the passes that a program was the first of its process to take, which is then `mutated`;
-    `constructs` are programs by what they contain."""
+    `constructs` are programs by what they contain; `reasons` are compiled classes of sizes by why not all sizes vary, "" for none.
+    """
 
     tried: int = 0
     failed: int = 0
@@ -23,10 +24,11 @@ class Counts:
     mutated: int = 0
     seconds: float = 0.0
     constructs: Counter = field(default_factory=Counter)
+    reasons: Counter = field(default_factory=Counter)
 
     def add(self, other: dict) -> None:
         for name, value in other.items():
-            if name == "constructs":
-                self.constructs.update(value)
+            if isinstance(known := getattr(self, name), Counter):
+                known.update(value)
             else:
                 setattr(self, name, getattr(self, name) + value)

@@ -211,13 +211,13 @@ class Expressions(Whole):
             for _ in range(count):
                 dim = self.some_dim()
                 low = self.pick(1, 2) if not self.plain and self.chance(8) and dim.value > 2 else 0
-                if self.volume * max(1, math.prod(i.count for i in indices)) * max(1, dim.value) > self.deepest:
+                if self.volume * max(1, math.prod(i.most for i in indices)) * max(1, dim.most) > self.deepest:
                     dim, low = self.dim("1"), 0
                 shadowed = [i.name for i in scope.values() if (i.dim, i.low) == (dim, low) and self.chance(10)]
                 indices.append(Index(shadowed[0] if shadowed else self.fresh("k"), dim, low))
         names = {i.name: i for i in indices}
         before = self.volume
-        self.volume *= max(1, math.prod(i.count for i in indices))
+        self.volume *= max(1, math.prod(i.most for i in indices))
         yield {**scope, **names}, list(names.values())
         self.volume = before
 
@@ -240,16 +240,16 @@ class Expressions(Whole):
                 if kind in ("logsumexp", "prod")
                 else self.pick(self.float, self.float, self.int)(inner, fuel)
             )
-            count = math.prod(i.count for i in indices)
         body = tame(body, 1) if kind == "prod" else body
         suffix = " in f64" if body.kind == "float" and kind in ("sum", "mean", "prod") and self.chance(10) else ""
         dtype = F64 if suffix else accumulated(body.dtype)
         body = operand(body, dtype)
         text = f"{kind}[{self.brackets(indices, body.text)}]({body.text}){suffix}"
-        return self.reduced(kind, replace(body, text=text), count)
+        return self.reduced(kind, replace(body, text=text), *_counts(indices))
 
-    def reduced(self, kind: str, body: Value, count: int) -> Value:
-        finite = body.finite and (count > 0 or not body.dtype.is_float or kind in ("sum", "prod"))
+    def reduced(self, kind: str, body: Value, least: int, count: int) -> Value:
+        """A reduction of `least` to `count` values."""
+        finite = body.finite and (least > 0 or not body.dtype.is_float or kind in ("sum", "prod"))
         match kind:
             case "sum":
                 return computed(replace(body, bound=body.bound * count, finite=finite))
@@ -266,8 +266,8 @@ class Expressions(Whole):
             case "logsumexp":
                 dtype = body.dtype if body.dtype.is_float else F32
                 return replace(body, dtype=dtype, bound=body.bound + 12, grain=None, finite=finite, negative=True)
-        bound = body.bound if count or body.dtype.is_float else limit(body.dtype)
-        return replace(body, bound=bound, finite=finite, negative=body.negative or not count)
+        bound = body.bound if least or body.dtype.is_float else limit(body.dtype)
+        return replace(body, bound=bound, finite=finite, negative=body.negative or not least)
 
     def scan(self, scope: Scope, fuel: int, draw: Callable | None = None) -> Value:
         body = (draw or self.float)(scope, fuel)
@@ -276,7 +276,8 @@ class Expressions(Whole):
         index, kind = self.pick(*scope.values()), self.pick("cumsum", "cummax", "cummin", "cumprod")
         body = tame(body, 1) if kind == "cumprod" and body.kind == "float" else body
         body = operand(body, accumulated(body.dtype))
-        made = self.reduced(kind[3:], replace(body, text=f"{kind}[{index.name}]({body.text})"), max(1, index.count))
+        made = replace(body, text=f"{kind}[{index.name}]({body.text})")
+        made = self.reduced(kind[3:], made, max(1, index.count), max(1, index.most))
         return replace(made, grain=made.grain if kind != "cumprod" else None) if made.kind == "float" else made
 
     def contraction(self, scope: Scope, fuel: int) -> Value:
@@ -285,7 +286,6 @@ class Expressions(Whole):
             factors = []
             for _ in range(2):
                 factors.append(self.access(inner, "float"))
-            count = math.prod(i.count for i in indices)
         dtype = meeting(*factors)
         a, b = (operand(f, dtype) for f in factors)
         suffix = self.pick("", "", " using tf32", " using bf16") if dtype is F32 else ""
@@ -295,7 +295,7 @@ class Expressions(Whole):
         product = computed(Value("", dtype, a.bound * b.bound, grain, a.finite and b.finite))
         body = f"{a.text} * {b.text}"
         text = f"sum[{self.brackets(indices, body)}]({body}){suffix}"
-        return self.reduced("sum", replace(product, text=text), count)
+        return self.reduced("sum", replace(product, text=text), *_counts(indices))
 
     def own_function(self, scope: Scope, fuel: int) -> Value:
         """A call of a function that is made for it."""
@@ -316,3 +316,8 @@ class Expressions(Whole):
         body = "\n".join([*lines, f"    return {result.text}"])
         self.defs.append(f"def {name}{brackets}({', '.join(p.text for p in parameters)}) {{\n{body}\n}}")
         return replace(result, text=f"{name}{brackets}({', '.join(a.text for a in arguments)})")
+
+
+def _counts(indices: list[Index]) -> tuple[int, int]:
+    """How many values a reduction over these indices has: the least and the greatest number."""
+    return math.prod(i.count for i in indices), math.prod(i.most for i in indices)

@@ -21,7 +21,7 @@ from fuzz.reducer import Found, Reducer, ended_kind
 
 LATE = 5.0
 """Seconds that processes have to finish what they are at when the time is up."""
-BATCH = {"cpu": 8, "gpu": 8, "stages": 4, "emulator": 4}
+BATCH = {"cpu": 8, "gpu": 8, "stages": 4, "emulator": 4, "sizes-cpu": 8, "sizes-stages": 1, "sizes-emulator": 2, "sizes-gpu": 4}
 """Cases that a process is asked for at a time; texts come in tens."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,7 +53,7 @@ def drawn_case(
     if huge:
         values = {name: draw.pick(1, 2, 3) for name in values} | {draw.pick(*values): draw.pick(*HUGE)}
     fuel = fuel or draw.pick(1, 2, 2, 3, 3, 4)
-    maker = _Program(draw, values, fuel, special=draw.chance(15))
+    maker = Program(draw, values, fuel, special=draw.chance(15))
     if sizes is not SIZES:  # for what runs in Python alone
         maker.scope.deepest = 2000
     if huge:
@@ -61,15 +61,19 @@ def drawn_case(
     text, exact = maker.program(statements or draw.pick(1, 1, 1, 2, 2, 3, 6), short=draw.chance(20))
     seed = draw.below(1 << 16)
     return Case(
-        text, maker.sizes(text), {t.name: _data(t, seed, n, maker.special) for n, t in enumerate(maker.inputs)}, exact
+        text, maker.sizes(text), data(maker.inputs, seed, maker.special, values), exact
     )
 
 
-class _Program:
-    """One op under construction, and the ops that it calls."""
+class Program:
+    """One op under construction, and the ops that it calls. Of sizes that vary, `most` are the greatest numbers, and `told` those
+    that the shapes of inputs are to tell."""
 
-    def __init__(self, draw: Choices, sizes: dict[str, int], fuel: int, special: bool):
-        self.scope = Expressions(draw, sizes, special)
+    def __init__(
+        self, draw: Choices, sizes: dict[str, int], fuel: int, special: bool, most: Mapping[str, int] | None = None,
+        told: Collection[str] = (),
+    ):  # fmt: skip
+        self.scope, self.told = Expressions(draw, sizes, special, most=most), told
         self.draw, self.fuel, self.special = draw, fuel, special
         self.lines: list[str] = []
         self.read: set[str] = set()
@@ -124,6 +128,8 @@ class _Program:
         if alone:
             message += " ".join(d.text for t in self.inputs for d in t.dims)
         missing = [n for n in self.scope.sizes if re.search(rf"\b{n}\b", message) and not re.search(rf"\b{n}\b", reported)]
+        used = f"{message} {reported}"
+        missing += [n for n in self.told if n not in missing and re.search(rf"\b{n}\b", used) and not self._tells(self.inputs, n)]
         if missing:
             element, dtype = self.scope.fresh_element(BOOL)
             self.inputs.append(
@@ -145,9 +151,9 @@ class _Program:
         like = scope.pick(*reversed(shapes))[:count] if shapes and scope.chance(60) else ()
         for k, letter in enumerate("ijlhabcdeopqrstu"[:count]):
             dim = like[k] if k < len(like) else scope.some_dim()
-            if volume * max(1, dim.value) > scope.deepest:
+            if volume * max(1, dim.most) > scope.deepest:
                 dim = scope.dim("1")
-            volume *= max(1, dim.value)
+            volume *= max(1, dim.most)
             indices[letter] = Index(letter, dim)
         scope.volume = volume
         value = scope.expression(indices, scope.pick(*range(self.fuel), *[self.fuel] * 3))
@@ -177,11 +183,15 @@ class _Program:
     def _tells_sizes(self, inputs: list[Tensor], texts: list[str]) -> bool:
         """Whether the shapes of arguments say what each size is that an op uses."""
         used = [n for n in self.scope.sizes if any(re.search(rf"\b{n}\b", text) for text in texts)]
-        return all(any(_linear(d.text, n) for t in inputs for d in t.dims) for n in used)
+        return all(self._tells(inputs, n) for n in used)
+
+    @staticmethod
+    def _tells(inputs: list[Tensor], size: str) -> bool:
+        return any(_linear(d.text, size) for t in inputs for d in t.dims)
 
     def call(self) -> None:
         """A call of an op that is made for it, with tensors that are there or new inputs."""
-        inner = _Program(self.draw, self.scope.sizes, 1, self.special)
+        inner = Program(self.draw, self.scope.sizes, 1, self.special, self.scope.most)
         inner.scope.names = self.scope.names
         for _ in range(self.scope.pick(1, 1, 2, 3)):
             inner.equation()
@@ -245,12 +255,17 @@ def _declared(tensor: Tensor) -> str:
     return f"{tensor.name}: {tensor.dtype}" + (f"[{dims}]" if dims else "")
 
 
-def _data(tensor: Tensor, seed: int, number: int, special: bool) -> np.ndarray:
+def data(tensors: Sequence[Tensor], seed: int, special: bool, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Numbers for inputs, where sizes are these."""
+    return {t.name: _data(t, np.random.default_rng([seed, n]), special, sizes) for n, t in enumerate(tensors)}
+
+
+def _data(tensor: Tensor, rng: np.random.Generator, special: bool, sizes: Mapping[str, int]) -> np.ndarray:
     """Elements that keep what the tensor promises: multiples of a quarter, small or any integers, subscripts."""
-    rng, shape = np.random.default_rng([seed, number]), tuple(d.value for d in tensor.dims)
-    dtype = tensor.dtype
+    shape, dtype = tuple(d.at(sizes) for d in tensor.dims), tensor.dtype
     if tensor.ids is not None:
-        low, high = (-2, tensor.ids + 2) if tensor.wide else (0, max(1, tensor.ids))
+        count = tensor.ids.at(sizes)
+        low, high = (-2, count + 2) if tensor.wide else (0, max(1, count))
         return np.asarray(rng.integers(low, high, shape)).astype(dtype.numpy)
     if dtype is BOOL:
         return np.asarray(rng.integers(0, 2, shape)).astype(bool)

@@ -10,6 +10,8 @@ from typing import Any
 
 from fuzz.hunt import Hunt
 
+MOST = 12  # reasons that are told
+
 
 def summary(hunt: Hunt) -> str:
     """A line for each way, the constructs of programs, and the kinds of failure."""
@@ -26,6 +28,10 @@ def summary(hunt: Hunt) -> str:
         if c.compared:
             line += f"; {c.compared:,} results compared, {100 * c.unbounded / c.compared:.1f}% of them may be anything somewhere"
         lines.append(line)
+        if classes := c.reasons.total():
+            share = 100 * c.reasons[""] / classes
+            lines.append(f"    {classes:,} classes of sizes; in {share:.1f}% all sizes vary, in the others not because")
+            lines += [f"    {times:,} {why}" for why, times in c.reasons.most_common(MOST) if why]
     words: Counter = sum((c.constructs for c in hunt.counts.values()), Counter())
     if words:
         lines.append("contained: " + ", ".join(f"{word} {count:,}" for word, count in words.most_common()))

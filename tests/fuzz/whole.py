@@ -56,10 +56,9 @@ class Whole(Accesses):
             if not indices:
                 return self.leaf(scope, "int")
             body = self.int(inner, fuel)
-            count = indices[0].count
         body = operand(body, accumulated(body.dtype))
         made = replace(body, text=f"{kind}[{self.brackets(indices, body.text)}]({body.text})")
-        return replace(self.reduced(kind, made, count), negative=made.dtype.kind == "int")
+        return replace(self.reduced(kind, made, indices[0].count, indices[0].most), negative=made.dtype.kind == "int")
 
     def whole_scan(self, scope: Scope, fuel: int) -> Value:
         return self.scan(scope, fuel, self.int)
@@ -70,7 +69,7 @@ class Whole(Accesses):
             body = self.pick(self.float, self.int)(inner, fuel) if indices else None
         if body is None or not indices[0].count or not (body.exact or self.chance(LOOSE)):
             return self.leaf(scope, "int")
-        bound, grain = indices[0].dim.value, 0 if body.exact else None
+        bound, grain = indices[0].dim.most, 0 if body.exact else None
         return Value(f"{kind}[{self.brackets(indices, body.text)}]({body.text})", I64, bound, grain, True, False)
 
     def whole_function(self, scope: Scope, fuel: int) -> Value:

@@ -68,8 +68,8 @@ class Worker:
             named = [(n, seeded(way, asked["seed"], n)) for n in asked["cases"]]
         if "write" in asked:
             self.write(way, named[0][1], Path(asked["write"]))
-        elif way == "cpu" and hasattr(self.attempt, "BATCHES"):
-            self.batch(named, asked.get("seed", 0))
+        elif way in getattr(self.attempt, "BATCHES", ()):
+            self.batch(way, named, asked.get("seed", 0))
         else:
             for name, choices in named:
                 self.report(at=name)
@@ -79,19 +79,19 @@ class Worker:
         full = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MOST_MEMORY
         self.report(ready=True, last=full or self.spoiled)
 
-    def batch(self, named: list[tuple[str, Choices]], seed: int) -> None:
+    def batch(self, way: str, named: list[tuple[str, Choices]], seed: int) -> None:
         """Programs for the CPU, and then like ones of those that took branches of the passes for the first time."""
         from fuzz.batch import together
 
         while named:
             following = []
-            for facts in together(named, seed, self.report, self.branches):
+            for facts in together(way, named, seed, self.report, self.branches):
                 name, counts = facts["case"], facts["counts"]
                 counts["mutated"] = int("~" in name)
                 self.report(**facts)
                 if counts["branches"] and name != "given" and name.count("~") < DEEPEST:
                     following += [f"{name}~{n}" for n in range(MUTATIONS)]
-            named = [(name, seeded("cpu", seed, name)) for name in following]
+            named = [(name, seeded(way, seed, name)) for name in following]
 
     def write(self, way: str, choices: Choices, folder: Path) -> None:
         with suppress(Exception):  # what is wrong may be the drawing

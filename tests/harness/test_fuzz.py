@@ -16,10 +16,11 @@ from fuzz.compare import Wrong, check, expect, specialised
 from fuzz.corpus import NAMES, kept
 from fuzz.counts import Counts
 from fuzz.files import SORTS
-from fuzz.guards import in_a_child, run_checked
+from fuzz.guards import Overrun, in_a_child, run_checked
 from fuzz.hunt import Hunt
 from fuzz.indices import check_proof, check_term, subscript_case, trees
 from fuzz.matrix import machine
+from fuzz.planted import SIZED
 from fuzz.programs import Case, drawn_case
 from fuzz.reduce import reductions
 from fuzz.result import summary
@@ -54,8 +55,47 @@ def run(way: str, seed: int, name: str) -> Drawn:
 @pytest.mark.parametrize("first", [0, 6, 12])
 def test_programs_on_the_cpu(first):
     named = [(str(n), seeded("cpu", 0, str(n))) for n in range(first, first + 6)]
-    facts = in_a_child(lambda: [f for f in together(named, 0, lambda **_: None)])
+    facts = in_a_child(lambda: [f for f in together("cpu", named, 0, lambda **_: None)])
     assert [f.get("error", "") for f in facts] == [""] * 6
+
+
+def test_programs_whose_sizes_vary_on_the_cpu():
+    named = [(str(n), seeded("sizes-cpu", 0, str(n))) for n in range(3, 6)]
+    facts = in_a_child(lambda: [f for f in together("sizes-cpu", named, 0, lambda **_: None)])
+    assert [f.get("error", "") for f in facts] == [""] * 3
+
+
+@pytest.mark.parametrize("way, name", [("sizes-stages", "0"), ("sizes-emulator", "0")])
+def test_programs_whose_sizes_vary(way, name):
+    run(way, 0, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*map(str, range(3))])
+def test_programs_whose_sizes_vary_as_users_call_them(name):
+    run("sizes-cpu", 0, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*map(str, range(8))])
+def test_programs_whose_sizes_vary_on_the_gpu(name):
+    run("sizes-gpu", 0, name)
+
+
+SEEN = {
+    "a tail that is not masked": "4", "the extent of an earlier call": "4", "another size's extent": "78", "a wrong stride": "19",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", SIZED)
+def test_kernels_that_are_wrong_at_some_size_are_found(monkeypatch, fault):
+    named = [(SEEN[fault], seeded("sizes-cpu", 0, SEEN[fault]))]
+    SIZED[fault](monkeypatch)
+    try:
+        (facts,) = in_a_child(lambda: [*together("sizes-cpu", named, 0, lambda **_: None)])
+    except Overrun:  # a page that nothing may touch
+        return
+    assert facts["kind"].startswith(("Wrong", "Overrun")), facts["error"]
 
 
 @pytest.mark.parametrize("name", [*map(str, range(8))])
@@ -129,7 +169,7 @@ def test_a_zero_has_its_sign_where_it_is_determined():
 
 def test_an_index_is_another_one_inside_a_reduction_over_its_name():
     """What tells the range of `j` there says nothing about `j` outside."""
-    j = Index("j", Dim("M", 3), bare=True)
+    j = Index("j", Dim("M", 3, 3), bare=True)
     assert not j.reported_by("mean[j in 0:M, k1](exp((x1[i, j]) + 1)) in f64")
     assert not j.reported_by("max[k1](sum[k2, j](x1[j]) + any[j](x2[j])) - 1")
     assert j.reported_by("mean[j in 0:M](exp(x1[i, j])) * x2[j]") and j.reported_by("cumsum[j](x1[j])")

@@ -231,3 +231,11 @@ def test_what_is_done_in_order_is_transposed_by_registers():
         op(np.ones((2048, 12), np.float32))
         source = code(op.kernels[0].source)
         assert "transpose(" in source and "short_range(12)" not in source
+
+
+def test_short_rows_of_predicates():
+    """A vector of these has no bytes."""
+    random = np.random.default_rng(1)
+    for rows in (16, 20, 200):
+        x = random.integers(0, 2, (rows, 2)).astype(bool)
+        np.testing.assert_array_equal(run("op f(x: bool[M, 2]) -> (y: bool[M]) { y[i] = any[k](x[i, k]) }", x), x.any(1))

@@ -119,10 +119,10 @@ def _small_tables(g: Group, target: Target) -> tuple[int, ...]:
 
 
 def _square(g: Group, target: Target) -> int:
-    """The side of a tile in registers: a vector of the widest element that is read."""
+    """The side of a tile in registers: a vector of the widest element that is read, which has a byte at least."""
     assert target.core is not None
-    widest = max(_bits(read.value) for node in g.nodes for read in (*node.reads, *node.results)) // 8
-    return max(2, min(SQUARE, target.core.simd_bytes // widest))
+    widest = max(_bits(read.value) for node in g.nodes for read in (*node.reads, *node.results))
+    return max(2, min(SQUARE, 8 * target.core.simd_bytes // max(8, widest)))
 
 
 def _bits(value: ir.Value) -> int:
