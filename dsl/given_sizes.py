@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from tilec.core.diagnostics import CallError
+from tilec.core.diagnostics import CallError, InternalError
 from tilec.core.dtypes import DType
 from tilec.core.extents import amount
 from tilec.core.varying import Varying
@@ -31,6 +31,44 @@ def sizes_at(
             message = f"the size `{size}` is {sizes[size]}, and varies in {v}"
             raise CallError(message, known[size], hint="give `varies` a wider range")
     return sizes
+
+
+def size_solver(
+    program: ast.Program, name: str, given: Mapping[str, int]
+) -> tuple[list[str], Callable[..., tuple[int, ...] | None] | None]:
+    """The names of an op's sizes, and straight-line code that computes their numbers from the shapes of inputs: None where these do
+    not fit. It raises ValueError where they have another rank. None for code where a size stands alone in no shape."""
+    op = choose_op(program, name)
+    names = {size: f"n{n}" for n, size in enumerate(size_names(op))}
+    known, lines, checks = {size: str(n) for size, n in given.items()}, [], []
+    for k, tensor in enumerate(op.inputs):
+        extents = [f"s{k}_{d}" for d in range(len(tensor.shape or ()))]
+        lines.append(f"    [{', '.join(extents)}] = s{k}")
+        for extent, size in zip(extents, tensor.shape or ()):
+            if isinstance(size, ast.SizeName) and size.name not in known:
+                known[size.name] = extent
+            else:
+                checks.append((extent, size))
+    if any(size not in known for size in names) or any(t.shape is None for t in op.inputs):
+        return [*names], None
+    lines += [f"    {variable} = {known[size]}" for size, variable in names.items()]
+    tests = [f"{extent} == {_python(size, names)}" for extent, size in checks]
+    found = f"({''.join(f'{variable}, ' for variable in names.values())})"
+    lines.append(f"    return {found} if {' and '.join(tests)} else None" if tests else f"    return {found}")
+    made: dict[str, Callable[..., tuple[int, ...] | None]] = {}
+    exec("\n".join([f"def solve({', '.join(f's{k}' for k in range(len(op.inputs)))}):", *lines]), {}, made)
+    return [*names], made["solve"]
+
+
+def _python(size: ast.Size, names: Mapping[str, str]) -> str:
+    match size:
+        case ast.SizeNumber(value=value):
+            return str(value)
+        case ast.SizeName(name=name):
+            return names[name]
+        case ast.SizeBinary(op=op, left=left, right=right):
+            return f"({_python(left, names)} {op} {_python(right, names)})"
+    raise InternalError(f"{size} is in no declared shape")
 
 
 def declared_inputs(program: ast.Program, name: str, sizes: Mapping[str, int]) -> tuple[tuple[DType, tuple[int, ...]], ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
+from tilec.core.amounts import largest, plus
+
 Amount: TypeAlias = Any
 """A number; or, in what serves all sizes of a class, the text of an extent (`tilec/core/varying.py`)."""
 
@@ -23,13 +25,13 @@ class Temporary:
     kernels find it zero, and leave it so; the workspace is cleared there once."""
 
     bytes: Amount
-    offset: int
+    offset: Amount
     stays_clear: bool = False
     within: Slot | None = None
 
     @property
-    def end(self) -> int:
-        return self.offset + self.bytes
+    def end(self) -> Amount:
+        return plus(self.offset, self.bytes)
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,9 @@ class Emitted:
         return [site for step in self.steps if step.kernel is not None for site in step.sites(kernels[step.kernel])]
 
     @property
-    def workspace(self) -> int:
+    def workspace(self) -> Amount:
         """Bytes that hold all temporaries, but for those within arrays."""
-        return max((t.end for t in self.temporaries if t.within is None), default=0)
+        return largest(0, *(t.end for t in self.temporaries if t.within is None))
 
     def begins(self, inputs: int, outputs: int) -> list[int]:
         """What each temporary's offset counts from, by its number among inputs, outputs and temporaries: an array, or, where it is

@@ -41,16 +41,17 @@ if TYPE_CHECKING:
     from tilec.driver.by_class import ByClass, Served
     from tilec.driver.classes import Class
     from tilec.driver.lowering import Lowered
+    from tilec.driver.sized_calls import AtSizes
     from tilec.dsl.specialise import Specialised
     from tilec.plan.model import Plan
     from tilec.runtime.buffers import Buffer, Device
     from tilec.runtime.cuda.program import Graph
 
-    Known = tuple[fast_call.Call, Executable, object]
+    Known = tuple[fast_call.Call, Executable | AtSizes, object]
 
 leave_out()
 MOST_FAST = 8  # specialisations of one op that are called by the short way
-MOST_SIZED = 1024  # shapes of arguments, of an op whose sizes vary, that are found at once
+MOST_SIZED = 1024  # shapes of arguments, of an op whose sizes vary, that are found at once: some kilobytes each
 
 
 class Op:
@@ -64,9 +65,9 @@ class Op:
         self._program, self._sizes, self._deferred_checks = program, dict(sizes), deferred_checks
         self._target, self._schedule = target, schedule
         self._built: dict[tuple, Executable] = {}
-        self._latest: Executable | None = None
+        self._latest: Executable | AtSizes | None = None
         self._fast: tuple[Known, ...] = ()
-        self._sized: dict[tuple[object, ...], Known] = {}  # of an op whose sizes vary, by shapes
+        self._sized: fast_call.Recent[tuple[object, ...], Known] = fast_call.Recent(MOST_SIZED)  # by shapes, of varying sizes
         self._lock = threading.Lock()
         self._declared = program.op(name)
         self._by_class = self._made_by_class() if self._varies else None
@@ -126,11 +127,20 @@ class Op:
                 if (results := call(arrays, out, stream)) is not fast_call.NO:
                     self._latest = executable
                     return results
-            if self._sized and (known := self._sized.get(_shapes(arrays))) is not None:
-                call, executable, _ = known
-                if (results := call(arrays, out, stream)) is not fast_call.NO:
-                    self._fast, self._latest = (known,), executable
-                    return results
+            if self._by_class is not None:
+                shapes = _shapes(arrays)
+                if (known := self._sized.get(shapes)) is not None:
+                    call, executable, _ = known
+                    if (results := call(arrays, out, stream)) is not fast_call.NO:
+                        self._fast, self._latest = (known,), executable
+                        return results
+                if (made := self._by_class.fast(arrays)) is not None:
+                    call, executable = made
+                    if (results := call(arrays, out, stream)) is not fast_call.NO:
+                        known = call, executable, None
+                        self._fast, self._latest = (known,), executable
+                        self._sized.put(shapes, known)
+                        return results
             return self._call(arrays, out, stream)
         except CheckError as error:
             raise self.reported(error, arrays) from None
@@ -153,14 +163,10 @@ class Op:
                 known = call, executable, kind
                 self._fast = (known, *self._fast[: MOST_FAST - 1]) if self._by_class is None else (known,)
                 if self._by_class is not None:
-                    self._remember(_shapes(arrays), known)
+                    self._sized.put(_shapes(arrays), known)
+                    with compiling():
+                        self._by_class.learn(arrays, executable, wrap)
         return results
-
-    def _remember(self, shapes: tuple[object, ...], known: Known) -> None:
-        """The fast path of an op whose sizes vary, for later calls of these shapes."""
-        while len(self._sized) >= MOST_SIZED and shapes not in self._sized:
-            self._sized.pop(list(self._sized)[0], None)  # noqa: RUF015 - another thread may add one: a list is made at once
-        self._sized[shapes] = known
 
     def _as_jax(self, executable: Executable, arrays: tuple[object, ...], views: Sequence[Buffer], results: Any) -> Any:
         """The results of a call as JAX's arrays, on the device of the first argument, if that is one. They take over the memory."""
@@ -360,8 +366,10 @@ class Op:
     def _last(self) -> Executable:
         if self._latest is None:
             self.build()
-        assert self._latest is not None
-        return self._latest
+        if not isinstance(found := self._latest, Executable):
+            assert found is not None
+            self._latest = found = found.executable()
+        return found
 
     @property
     def _lowered(self) -> tuple[Specialised, Lowered]:
@@ -391,7 +399,7 @@ class Op:
         from tilec.plan.report.explain import explain
 
         specialised, _ = self._lowered
-        registers = self._latest.registers if self._latest is not None else {}
+        registers = self._last.registers
         return explain(self.plan, specialised.at(self.plan.sizes), registers=registers)
 
 

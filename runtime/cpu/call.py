@@ -6,17 +6,18 @@ import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from tilec.core.amounts import largest, times
 from tilec.core.dtypes import DType
 from tilec.runtime import buffers
 from tilec.runtime.cpu.launch import builtin, native
 from tilec.runtime.cuda.dlpack import CPU, TYPES
 from tilec.runtime.native import cpu as cpu_native
 from tilec.runtime.native.tables import Call, KeepAlive, Prepared, Spec
+from tilec.runtime.program import Amount
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 ALIGNED_ROWS, WRITEABLE = 0x101, 0x400  # NumPy's flags C_CONTIGUOUS and ALIGNED; WRITEABLE
 A = TypeVar("A")
 T = TypeVar("T")
-Array = tuple[DType, tuple[int, ...]]
+Array = tuple[DType, tuple[Amount, ...]]
 Strided = tuple[DType, tuple[int, ...], tuple[int, ...]]
 
 
@@ -55,35 +56,46 @@ class CallTable:
         new: Sequence[Callable[[], object]], wrap: Callable[[Any], Any], no: object,
     ):  # fmt: skip
         self._alive = alive = KeepAlive()
-        describe = 0 if kind is np.ndarray else exchange(_DESCRIBE)
-        flags = [ALIGNED_ROWS] * len(inputs) + [ALIGNED_ROWS | WRITEABLE] * len(outputs)
-        specs = [_spec(alive, *array, f, describe, runner.aligned) for array, f in zip((*inputs, *outputs), flags)]
-        attributes = {n: alive.object(sys.intern(n)) for n in ("is_neg", "requires_grad")}
-        records = alive.object(sys.modules["torch"].is_grad_enabled) if describe else 0
-        table = alive.table(
-            Call, execute=native()[runner.execute], program=runner.table, words=runner.words,
-            device=runner.device[0] | runner.device[1] << 32, current=runner.current, handle=alive.object(runner.handle),
-            kind=alive.object(kind), like=alive.object(buffers.parameter()) if describe else 0, describe=describe,
-            inputs=len(inputs), specs=alive.words(specs), outputs=len(outputs),
-            new=alive.words([alive.object(each) for each in new]), wrap=alive.object(wrap) if len(outputs) > 1 else 0,
-            no=alive.object(no), none=id(None), false=id(False), tuple=id(tuple), list=id(list), records=records, **attributes,
-        )  # fmt: skip
+        makes = alive.words([alive.object(each) for each in new])
+        table = call_table(alive, runner, kind, inputs, outputs, makes, wrap, no)
         self.function = builtin("tilec_call", table, (alive, runner.owner))
 
 
+def call_table(
+    alive: KeepAlive, runner: Runner, kind: type, inputs: Sequence[Array], outputs: Sequence[Array], new: int,
+    wrap: object, no: object,
+) -> int:  # fmt: skip
+    """The table of `tilec_call`, for a `CallTable`. `new`: the address of a row of what allocates the results."""
+    describe = 0 if kind is np.ndarray else exchange(_DESCRIBE)
+    flags = [ALIGNED_ROWS] * len(inputs) + [ALIGNED_ROWS | WRITEABLE] * len(outputs)
+    specs = [_spec(alive, *array, f, describe, runner.aligned) for array, f in zip((*inputs, *outputs), flags)]
+    attributes = {n: alive.object(sys.intern(n)) for n in ("is_neg", "requires_grad")}
+    records = alive.object(sys.modules["torch"].is_grad_enabled) if describe else 0
+    return alive.table(
+        Call, execute=native()[runner.execute], program=runner.table, words=runner.words,
+        device=runner.device[0] | runner.device[1] << 32, current=runner.current, handle=alive.object(runner.handle),
+        kind=alive.object(kind), like=alive.object(buffers.parameter()) if describe else 0, describe=describe,
+        inputs=len(inputs), specs=alive.words(specs), outputs=len(outputs),
+        new=new, wrap=alive.object(wrap) if len(outputs) > 1 else 0,
+        no=alive.object(no), none=id(None), false=id(False), tuple=id(tuple), list=id(list), records=records, **attributes,
+    )  # fmt: skip
+
+
 def _spec(
-    alive: KeepAlive, dtype: DType, shape: Sequence[int], flags: int, describe: int, aligned: int,
-    strides: Sequence[int] | None = None,
+    alive: KeepAlive, dtype: DType, shape: Sequence[Amount], flags: int, describe: int, aligned: int,
+    strides: Sequence[Amount] | None = None,
 ) -> int:  # fmt: skip
     """The table of an array that fits: row-major, or of these strides."""
+    if strides is None:
+        strides = [times(*(largest(n, 1) for n in shape[d + 1 :])) for d in range(len(shape))]
     if describe:
         code, bits = TYPES[dtype.name]
         written = {"dtype": code | bits << 8 | 1 << 16}
     else:
         written = {"dtype": dtype.numpy.num, "order": ord(dtype.numpy.byteorder)}
     return alive.table(
-        Spec, mask=max(dtype.bytes, aligned) - 1, bytes=prod(shape) * dtype.bytes, flags=flags, rank=len(shape),
-        shape=alive.words(shape), strides=alive.words(buffers.row_major(tuple(shape)) if strides is None else strides), **written,
+        Spec, mask=max(dtype.bytes, aligned) - 1, bytes=times(*shape, dtype.bytes), flags=flags, rank=len(shape),
+        shape=alive.words(shape), strides=alive.words(strides), **written,
     )  # fmt: skip
 
 
@@ -120,10 +132,12 @@ def possible(kind: type) -> bool:
     return torch is not None and kind is torch.Tensor and exchange(_DESCRIBE) != 0
 
 
-def new_array(kind: type, dtype: DType, shape: tuple[int, ...]) -> Callable[[], np.ndarray | torch.Tensor]:
+def new_array(kind: type, dtype: DType) -> Callable[[tuple[int, ...]], Callable[[], np.ndarray | torch.Tensor]]:
+    """A function from a shape to one that allocates such an array."""
     if kind is np.ndarray:
-        return partial(np.empty, shape, dtype.numpy)
-    return buffers.new_tensor(sys.modules["torch"].empty((), dtype=buffers.to_torch(dtype.name), device="cpu"), shape)
+        return lambda shape: partial(np.empty, shape, dtype.numpy)
+    element = partial(sys.modules["torch"].empty, (), dtype=buffers.to_torch(dtype.name), device="cpu")
+    return lambda shape: buffers.new_tensor(element(), shape)
 
 
 @cache

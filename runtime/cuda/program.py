@@ -6,7 +6,7 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,21 @@ class Run:
     word: int = 0  # of the space's errors, that its failed checks are left in
 
 
+@dataclass
+class Loaded:
+    """What programs with the same kernels have in common, such as what one compiled program is at several sizes: `kernels` that the
+    driver has, by name, and memory that they find `clear`, with its bytes: each program of a stream leaves it so."""
+
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    clear: dict[Arena, tuple[int, int]] = field(default_factory=dict)
+
+    def kernel(self, source: KernelSource, cubin: Cubin) -> Kernel:
+        """Is never unloaded, and therefore not to be loaded for each size."""
+        if (found := self.kernels.get(source.name)) is None:
+            found = self.kernels.setdefault(source.name, Kernel(cubin.image, cubin.entry, parameters(source)))
+        return found
+
+
 _watched: list[tuple[weakref.ref[DeviceProgram], _Space]] = []  # all spaces of programs whose checks are deferred
 
 
@@ -68,11 +83,12 @@ class DeviceProgram:
 
     def __init__(
         self, emitted: Emitted, cubins: Mapping[str, Cubin], steps: Sequence[tuple[Step, Pick]], device: int,
-        deferred_checks: bool = False, begins: Sequence[int] = (),
+        deferred_checks: bool = False, begins: Sequence[int] = (), loaded: Loaded | None = None,
     ):  # fmt: skip
         """`deferred_checks`: the host does not wait for run-time checks. The next launch on the stream, `check` or `raise_failed`
         raises the error of a check that failed; a launch may be captured, and `check` waits for the replays. `begins`: see
-        `Emitted.begins`; none where all temporaries lie in the workspace."""
+        `Emitted.begins`; none where all temporaries lie in the workspace. `loaded`: what programs loaded before."""
+        self._loaded = Loaded() if loaded is None else loaded
         self.device, self.deferred_checks, self.begins, self._text = device, deferred_checks, begins, emitted.module
         with _relaxed(device):
             launchers = {k.name: self._launcher(k, cubins[k.name]) for k in emitted.kernels}
@@ -96,7 +112,7 @@ class DeviceProgram:
         self.spaces = self._alive.words([0])  # the address of the first one's table
 
     def _launcher(self, source: KernelSource, cubin: Cubin) -> Launcher:
-        kernel = Kernel(cubin.image, cubin.entry, parameters(source))
+        kernel = self._loaded.kernel(source, cubin)
         grid, block, cluster = ((n, 1, 1) for n in (source.grid, source.threads, source.cluster))
         return Launcher(kernel, grid, block, source.shared, cluster, self.device, source.persistent, source.overlap)
 
@@ -213,11 +229,20 @@ class DeviceProgram:
             if t.stays_clear:
                 kept[number], size = size, size + -(-t.bytes // _ALIGNMENT) * _ALIGNMENT
         most = max((t.end for n, t in enumerate(self._temporaries) if n not in kept and t.within is None), default=0)
-        shared, own = memory.take(most) if most else 0, self._memory(size) if size else 0
-        if size:
-            _clear(own, size)
+        shared, own = memory.take(most) if most else 0, self._cleared(memory, size) if size else 0
         begins = (0 if t.within is not None else shared for t in self._temporaries)
         return [own + kept[n] if n in kept else begin + t.offset for n, (t, begin) in enumerate(zip(self._temporaries, begins))]
+
+    def _cleared(self, memory: Arena, size: int) -> int:
+        """The address of memory that is clear between programs of one arena. What takes more than those before has twice as much as
+        they had, since theirs is not freed."""
+        address, had = self._loaded.clear.get(memory, (0, 0))
+        if had < size:
+            size = max(size, 2 * had)
+            address = self._memory(size)
+            _clear(address, size)
+            self._loaded.clear[memory] = address, size
+        return address
 
 
 def _tiled(m: TensorMap) -> TiledMap:

@@ -80,7 +80,7 @@ def _execute(module: ir.Module, run: ir.Function) -> ir.Function:
     """
     f = Writer(module, "tilec_execute", 3)
     b, (program, memory, _) = f.builder, f.args
-    free = f.add(program, 8 * Program.free)
+    free, wanted = f.field(program, Program.free), f.field(program, Program.workspace)
     workspace = f.words(1)
 
     def give(node: ir.Value) -> None:
@@ -91,23 +91,26 @@ def _execute(module: ir.Module, run: ir.Function) -> ir.Function:
             f.demand(b.not_(f.swap(free, head, node)), given)
 
     f.store(NULL, workspace)
-    with f.when(f.is_("!=", f.field(program, Program.workspace), 0)):
+    with f.when(f.is_("!=", wanted, 0)):
         f.store(f.exchange(free, NULL), workspace)
-        with b.if_else(f.is_("==", f.load(workspace), 0)) as (make, leave):
-            with make:
-                made = f.call("PyObject_CallNoArgs", f.field(program, Program.allocate))
-                with f.when(f.is_("==", made, 0)):
-                    f.done(0)
-                f.store(f.call("PyLong_AsVoidPtr", made), workspace)
-                f.call("Py_DecRef", made)
-            with leave:
-                rest = f.words(1)
-                f.store(f.load(f.load(workspace)), rest)
-                with f.repeat() as done:
-                    node = f.load(rest)
-                    f.demand(f.is_("!=", node, 0), done)
-                    f.store(f.load(node), rest)
-                    give(node)
+        found, bytes_ = f.load(workspace), f.words(1)
+        f.store(NULL, bytes_)
+        with f.when(f.is_("!=", found, 0)):
+            f.store(f.load(found, 8), bytes_)
+            rest = f.words(1)
+            f.store(f.load(found), rest)
+            with f.repeat() as done:
+                node = f.load(rest)
+                f.demand(f.is_("!=", node, 0), done)
+                f.store(f.load(node), rest)
+                give(node)
+        with f.when(f.is_("<", f.load(bytes_), wanted)):  # of another program of the same class
+            numbers = (f.call("PyLong_FromLongLong", n) for n in (found, wanted))
+            made = f.call_object(f.field(program, Program.allocate), *numbers)
+            with f.when(f.is_("==", made, 0)):
+                f.done(0)
+            f.store(f.call("PyLong_AsVoidPtr", made), workspace)
+            f.call("Py_DecRef", made)
     node = f.load(workspace)
     thread = f.call("PyEval_SaveThread")
     failed = f.call(run, program, memory, f.add(node, NODE))
@@ -115,7 +118,7 @@ def _execute(module: ir.Module, run: ir.Function) -> ir.Function:
     with f.when(f.is_("!=", node, 0)):
         give(node)
     with f.when(f.is_("!=", failed, 0)):
-        f.call("Py_DecRef", f.call_one(f.field(program, Program.fail), f.call("PyLong_FromLongLong", failed)))
+        f.call("Py_DecRef", f.call_object(f.field(program, Program.fail), f.call("PyLong_FromLongLong", failed)))
         f.done(0)
     f.done(1)
     return f.function
@@ -230,7 +233,7 @@ def _call(module: ir.Module, fits: ir.Function) -> ir.Function:
         with named:
             demand(f.is_("!=", current, 0))
             f.call("Py_IncRef", stream)
-            handle = f.call_one(f.field(call, Call.handle), stream)
+            handle = f.call_object(f.field(call, Call.handle), stream)
             f.demand(f.is_("!=", handle, 0), failed)
             f.store(f.call("PyLong_AsVoidPtr", handle), queue)
             f.call("Py_DecRef", handle)
@@ -273,7 +276,7 @@ def _call(module: ir.Module, fits: ir.Function) -> ir.Function:
     demand(f.is_("!=", done, tensors.REFUSED))
     wrap = f.field(call, Call.wrap)
     with f.when(f.is_("!=", wrap, 0)):
-        f.done(f.call_one(wrap, made))
+        f.done(f.call_object(wrap, made))
     result = f.call("PyTuple_GetItem", made, 0)
     f.call("Py_IncRef", result)
     f.store(result, left)

@@ -88,7 +88,7 @@ def _find_space(f: Writer, program: ir.Value, stream: ir.Value, space: ir.Value)
         b.branch(head)
         b.position_at_end(done)
     with f.when(f.is_("==", f.load(space), 0)):
-        made = f.call_one(f.field(program, DeviceProgram.space), f.call("PyLong_FromVoidPtr", stream))
+        made = f.call_object(f.field(program, DeviceProgram.space), f.call("PyLong_FromVoidPtr", stream))
         with f.when(f.is_("==", made, 0)):
             f.done(0)
         f.store(f.call("PyLong_AsVoidPtr", made), space)
@@ -112,7 +112,7 @@ def _raise(f: Writer, program: ir.Value, node: ir.Value, failed: ir.Value) -> No
                 f.store(f.call("PyObject_CallNoArgs", f.field(node, DeviceSpace.report)), raised)
             with call:
                 code = f.call("PyLong_FromLongLong", failed)
-                f.store(f.call_one(f.field(program, DeviceProgram.fail), code), raised)
+                f.store(f.call_object(f.field(program, DeviceProgram.fail), code), raised)
         f.call("Py_DecRef", f.load(raised))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from tilec.runtime.native.tables import NODE, Pool, Program, Step
+from tilec.runtime.native.workspaces import Workspaces
 
 _RUN = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 6)
 """`tilec_run_blocks` of `runtime/native/pool.py`, called without Python's global lock."""
@@ -29,12 +30,12 @@ class _Step(NamedTuple):
 class PythonLaunch:
     """Called with the addresses of inputs and outputs, it runs the program of a `native_tables.Program`. Safe in many threads.
 
-    `allocate()` makes a workspace; `fail(step << 32 | number of the check)` raises the error of a run-time check.
+    `fail(step << 32 | number of the check)` raises the error of a run-time check.
     """
 
-    def __init__(self, table: int, allocate: Callable[[], int], fail: Callable[[int], NoReturn]):
+    def __init__(self, table: int, workspaces: Workspaces, fail: Callable[[int], NoReturn]):
         program = _words(table, len(Program))
-        self._allocate, self._fail = allocate, fail
+        self._workspaces, self._fail = workspaces, fail
         self._arrays, self._workspace, self._pool = (
             program[n] for n in (Program.arrays, Program.workspace, Program.pool)
         )
@@ -42,27 +43,20 @@ class PythonLaunch:
             _words(program[n], program[Program.temporaries]) for n in (Program.begins, Program.offsets)
         )
         self._steps = [_read_step(address) for address in _words(program[Program.step_list], program[Program.steps])]
-        self._free: list[int] = []  # workspaces that no call has; a list's `append` and `pop` are atomic
 
     def __call__(self, *addresses: int) -> None:
         if len(addresses) != self._arrays:
             raise TypeError(f"{self._arrays} addresses are expected, not {len(addresses)}")
-        node = self._take() if self._workspace else -NODE
+        node = self._workspaces.take(self._workspace) if self._workspace else -NODE
         try:
             memory = [*addresses, *[node + NODE] * len(self._offsets)]
             memory[self._arrays :] = [memory[k] + offset for k, offset in zip(self._begins, self._offsets)]
             failed = next((code for n, step in enumerate(self._steps) if (code := self._run(n, step, memory, node))), 0)
         finally:
             if self._workspace:
-                self._free.append(node)
+                self._workspaces.give(node)
         if failed:
             self._fail(failed)
-
-    def _take(self) -> int:
-        try:
-            return self._free.pop()
-        except IndexError:
-            return self._allocate()
 
     def _run(self, number: int, step: _Step, memory: list[int], node: int) -> int:
         """0, or the step and the number of the check that failed."""

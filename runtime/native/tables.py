@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from enum import IntEnum, auto
 from functools import cache
 
+from tilec.runtime.program import Amount
+
 VARIABLE = "TILEC_NATIVE_CALLS"
 
 
@@ -18,7 +20,7 @@ def native_calls() -> bool:
     return os.environ.get(VARIABLE, "1") != "0" and sys.implementation.name == "cpython"
 
 
-NODE = 128  # bytes of a workspace's head, whose first word links it to the next free one
+NODE = 128  # bytes of a workspace's head, whose first word links it to the next free one, and whose second has its bytes
 STEP, CALL = 14, 12  # of a failure on a GPU: bits where the numbers of its step and of the function begin
 QUEUE, ENCODE, WAIT, CAPTURING = range(4)  # functions that launch, copy or clear; and functions of `DeviceProgram`
 
@@ -31,7 +33,8 @@ class _Fields(IntEnum):
 
 class Program(_Fields):
     """`offsets` of temporaries, in the arrays of the numbers `begins`, or, where that is the temporary's own, in the workspace of
-    `workspace` bytes; `free` heads the list of workspaces, `allocate()` makes one; `fail(code)` raises a failed check's error."""
+    `workspace` bytes; the word at `free` heads the list of workspaces, `allocate(workspace, bytes)` makes one in place of one that
+    is too small, or of 0; `fail(code)` raises a failed check's error."""
 
     steps = auto()
     step_list = auto()
@@ -292,12 +295,12 @@ class KeepAlive:
         self._all.append(value)
         return id(value)
 
-    def words(self, values: Sequence[int]) -> int:
+    def words(self, values: Sequence[Amount]) -> int:
         """The address of a row of words."""
         row = (ctypes.c_int64 * max(1, len(values)))(*values)
         self._all.append(row)
         return ctypes.addressof(row)
 
-    def table(self, fields: type[_Fields], /, **values: int) -> int:
+    def table(self, fields: type[_Fields], /, **values: Amount) -> int:
         """The address of a table of this kind; fields that are not given are 0."""
         return self.words([values.get(field.name, 0) for field in fields])

@@ -80,10 +80,11 @@ class Writer:
             target = self.builder.inttoptr(target, kind.as_pointer())
         return self.builder.call(target, given)
 
-    def call_one(self, function: ir.Value, argument: ir.Value) -> ir.Value:
-        """Calls what Python can call with one new reference, which it takes. Gives a new reference, or 0 with an error set."""
-        packed = self.call("PyTuple_New", 1)
-        self.call("PyTuple_SetItem", packed, 0, argument)
+    def call_object(self, function: ir.Value, *arguments: ir.Value) -> ir.Value:
+        """Calls what Python can call with new references, which it takes. Gives a new reference, or 0 with an error set."""
+        packed = self.call("PyTuple_New", len(arguments))
+        for position, argument in enumerate(arguments):
+            self.call("PyTuple_SetItem", packed, position, argument)
         result = self.call("PyObject_Call", function, packed, 0)
         self.call("Py_DecRef", packed)
         return result

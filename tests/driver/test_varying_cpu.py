@@ -1,6 +1,9 @@
 """Kernels for the CPU that serve all sizes of a class: results at its ends and around tiles, with canaries beside them."""
 
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import combinations, product
 from math import prod
 
 import numpy as np
@@ -8,6 +11,10 @@ import pytest
 from expectations import EXAMPLES
 
 import tilec
+from tilec.core.amounts import function
+from tilec.runtime.program import Emitted, Slot, Step, Temporary
+from tilec.runtime.sized import with_offsets
+from tilec.runtime.temporaries import uses_of
 
 CANARY, MARGIN = 0xA5, 256
 SIZES = (17, 31, 32, 33, 100, 127, 128)  # of one class
@@ -75,17 +82,81 @@ def test_scratch_memory_grows_with_a_size():
     assert len(op.classes()) == 1
 
 
-def test_a_call_with_a_size_that_is_known_takes_the_short_way(monkeypatch):
+def test_calls_of_a_known_class_take_the_short_way(monkeypatch):
+    """Sizes that no call had before, too, and however many there were."""
     monkeypatch.setattr("tilec.api.MOST_SIZED", 12)
     op = tilec.compile("op f(x: f32[M]) -> (y: f32[M]) { y[i] = 2 * x[i] }", varies={"M": (1, 100)}, target="cpu")
     arrays = [np.arange(m, dtype=np.float32) for m in range(20, 40)]
-    for x in arrays:
+    np.testing.assert_array_equal(op(arrays[0]), 2 * arrays[0])
+    long_way, call = [], op._call
+    monkeypatch.setattr(op, "_call", lambda *given: long_way.append(given[0][0]) or call(*given))
+    made = []
+    monkeypatch.setattr(op._by_class, "fast", lambda given, fast=op._by_class.fast: made.append(len(given[0])) or fast(given))
+    for x in (*arrays, *arrays[::-1]):
         np.testing.assert_array_equal(op(x), 2 * x)
-    long_way = []
-    monkeypatch.setattr(op, "_call", lambda *given: long_way.append(len(given[0][0])))
-    for x in arrays[::-1]:
-        result = op(x)
-        assert result is None or (result == 2 * x).all()
-    assert long_way == list(range(27, 19, -1))  # the latest twelve are known
-    op(arrays[-1].astype(np.float64))
-    assert long_way[-1] == 39  # of another type
+        assert op.kernels[0].grid == tilec.compile(op._program.source.text, target="cpu").build(M=len(x)).kernels[0].grid
+    assert long_way == [] and len(op.classes()) == 1
+    assert made[:19] == list(range(21, 40)) and made[19:] == list(range(33, 19, -1))[-len(made[19:]) :], "six or more are known"
+    assert 8 <= len(made[19:]) <= 14
+    for other in (arrays[3].astype(np.float64), np.arange(7, dtype=np.float32)[::2], arrays[3].reshape(1, -1)):
+        with suppress(tilec.CallError):
+            np.testing.assert_array_equal(op(other), 2 * other)
+        assert long_way.pop() is other and not long_way
+
+
+MEMORY = """op f(x: f32[M, N]) -> (y: f32[N], z: f32[M, M]) {
+    s[j] = sum[i](x[i, j])
+    p[i, k] = sum[j](x[i, j] * x[k, j])
+    z[i, k] = p[i, k] / max[l](p[i, l])
+    y[j] = s[j] / max[k](s[k])
+}"""
+
+
+def test_calls_of_several_sizes_at_a_time_share_memory():
+    """Each has as much as it needs, and all of them no more than the largest needs for each thread."""
+    op = tilec.compile(MEMORY, varies={"M": (1, 512), "N": (1, 512)}, target="cpu")
+    shapes = [(17, 40), (128, 128), (64, 20), (20, 120), (100, 33)]
+    arrays = [np.random.default_rng(k).random(shape, np.float32) for k, shape in enumerate(shapes)]
+    right = [op(x) for x in arrays]
+    (whole,) = {e.whole for e in op._by_class._at.values()} | {e.whole for _, e, _ in op._fast}
+    assert whole.workspaces.bytes > 0
+
+    def calls(seed):
+        for k in np.random.default_rng(seed).integers(0, len(arrays), 300):
+            for found, expected in zip(op(arrays[k]), right[k]):
+                np.testing.assert_array_equal(found, expected)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(calls, range(4)))
+    assert whole.workspaces.bytes <= 5 * (whole.workspaces._largest + 256)
+
+
+def test_where_temporaries_lie_at_any_size():
+    """Two that are needed at one step are apart."""
+    slots = [Slot("temporary", n) for n in range(7)]
+    steps = tuple(Step("k", (a, b, c)) for a, b, c in zip(slots, slots[1:], [*slots[3:], slots[0], slots[2]]))
+    texts = ["4 * M", "4 * M * N", "4 * N", "64", "M + N", "4 * (M // 8)", "8 * N"]
+    emitted = Emitted("f", "", (), steps, tuple(Temporary(text, 0, n == 3) for n, text in enumerate(texts)))
+    placed, names = with_offsets(emitted, {"M": 60, "N": 7})
+    both = function([amount for t in placed.temporaries for amount in (t.offset, t.bytes)], ["M", "N"], names)
+    lives = uses_of(steps) | {slots[3]: (0, len(steps))}
+    for m, n in product((0, 1, 7, 60, 1000), (0, 1, 7, 500)):
+        found = list(zip(*[iter(both(m, n))] * 2))
+        assert [size for _, size in found] == [4 * m, 4 * m * n, 4 * n, 64, m + n, 4 * (m // 8), 8 * n]
+        for a, b in combinations(range(7), 2):
+            (first, last), (other_first, other_last) = lives[slots[a]], lives[slots[b]]
+            if first <= other_last and other_first <= last:
+                (low, size), (high, other) = found[a], found[b]
+                assert low % 256 == high % 256 == 0 and (low + size <= high or high + other <= low), (m, n, a, b)
+
+
+def test_a_failed_check_of_a_new_size_is_raised():
+    program = "op pick(x: f32[N], at: i32[M]) -> (y: f32[M]) { y[i] = x[at[i]] }"
+    op, x = tilec.compile(program, varies={"M": (1, 100)}, target="cpu"), np.arange(9, dtype=np.float32)
+    at = np.arange(30, dtype=np.int32) % 9
+    for m in (20, 21, 22):
+        np.testing.assert_array_equal(op(x, at[:m].copy()), x[at[:m]])
+    at[17] = 9
+    for m in (23, 20):
+        with pytest.raises(tilec.CallError, match="9"):
+            op(x, at[:m].copy())

@@ -2,7 +2,7 @@
 
 `Guarded` makes arrays and remembers what lies around them. With `pages`, an array ends where a page ends that is followed by
 one that nothing may touch, or begins where one begins: reading beyond it, too, is a SIGSEGV, which `in_a_child` turns into a
-failure. `GuardedProgram` runs a CPU program whose temporaries and scratch areas lie apart, with canaries between them.
+failure. `run_guarded` runs a CPU program whose temporaries and scratch areas lie apart, with canaries between them.
 `guards_cuda.py` does the same on a GPU, `tools/guarded_calls.py` has every test's calls made so.
 """
 
@@ -25,6 +25,7 @@ import numpy as np
 import tilec
 from tilec.runtime.cpu.launch import CACHE_LINE, CpuProgram, _stride
 from tilec.runtime.native.tables import NODE
+from tilec.runtime.native.workspaces import Workspaces
 from tilec.runtime.program import Emitted, Temporary
 
 CANARY = 0xA5
@@ -129,19 +130,17 @@ def _up(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
-class GuardedProgram(CpuProgram):
-    """A program whose workspaces are guarded."""
+class GuardedWorkspaces(Workspaces):
+    """Guarded workspaces of one program, `emitted`, which is `apart` by `gap`. `scratch`: bytes that a thread's has at most."""
 
-    def __init__(self, emitted: Emitted, loops: Mapping[str, int], inputs: int, outputs: int, guarded: Guarded):
-        self._guarded, self._gap = guarded, PAGE if guarded.pages else MARGIN
-        self._scratch = max((k.scratch for k in emitted.kernels), default=0)
-        self._emitted = apart(emitted, self._gap)
-        super().__init__(self._emitted, loops, inputs, outputs)
+    def __init__(self, guarded: Guarded, emitted: Emitted, gap: int, scratch: int):
+        super().__init__()
+        self._guarded, self._emitted, self._gap, self._scratch = guarded, emitted, gap, scratch
 
-    def _allocate(self) -> int:
+    def allocate(self, small: int, size: int) -> int:
         """One workspace: its temporaries, then the scratch areas of threads."""
         guarded, workspace = self._guarded, self._emitted.workspace
-        block = guarded.empty("the workspace", (NODE + self._gap + self._bytes,), np.uint8, ALIGN)
+        block = guarded.empty("the workspace", (NODE + self._gap + size,), np.uint8, ALIGN)
         memory = block[NODE + -(block.ctypes.data + NODE) % self._gap :]
         free = 0
         for number, t in enumerate(self._emitted.temporaries[:-1]):
@@ -154,8 +153,9 @@ class GuardedProgram(CpuProgram):
         guarded.watch("behind the temporaries", memory[free:workspace])
         if self._scratch:
             stride = max(map(_stride, self._emitted.kernels))
-            for begin in range(_up(workspace, CACHE_LINE), self._bytes, stride):
+            for begin in range(_up(workspace, CACHE_LINE), size, stride):
                 guarded.watch("behind scratch memory", memory[begin + self._scratch : begin + stride])
+        ctypes.c_int64.from_address(memory.ctypes.data - NODE + 8).value = size
         return memory.ctypes.data - NODE
 
 
@@ -170,7 +170,9 @@ def run_guarded(
     with Guarded(pages) as guarded:
         given = {n: guarded.copy(f"argument {n}", np.ascontiguousarray(a)) for n, a in inputs.items()}
         made = {n: guarded.empty(f"result {n}", shape, dtype) for n, (dtype, shape) in outputs.items()}
-        program = GuardedProgram(emitted, loops, len(given), len(made), guarded)
+        gap, scratch = PAGE if pages else MARGIN, max((k.scratch for k in emitted.kernels), default=0)
+        spaced = apart(emitted, gap)
+        program = CpuProgram(spaced, loops, len(given), len(made), GuardedWorkspaces(guarded, spaced, gap, scratch))
         try:
             program.launch([a.ctypes.data for a in (*given.values(), *made.values())])
         finally:
@@ -223,4 +225,4 @@ def run_checked(
     given = inputs if isinstance(inputs, Mapping) else dict(zip(names, inputs, strict=True))
     arrays = {n: np.asarray(given[n], d.numpy).reshape(shape) for n, d, shape in built.compiled.inputs}
     outputs = {name: (dtype.numpy, shape) for name, dtype, shape in built.outputs}
-    return run_guarded(kernels.emitted, kernels._loops, arrays, outputs, pages)
+    return run_guarded(kernels.emitted, kernels.loops, arrays, outputs, pages)

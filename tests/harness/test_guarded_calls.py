@@ -34,7 +34,7 @@ def wrong(text: str, target: str, n: int = 40, **sizes: int) -> tilec.Op:
     kernels = zip(longer.emitted.kernels, built.emitted.kernels, strict=True)
     emitted = replace(longer.emitted, temporaries=built.emitted.temporaries)
     change(built, replace(emitted, kernels=tuple(replace(k, scratch=right.scratch) for k, right in kernels)))
-    built.__dict__.update({"_loops": longer._loops} if target == "cpu" else {"_cubins": longer.cubins})
+    built.__dict__.update({"loops": longer.loops} if target == "cpu" else {"_cubins": longer.cubins})
     return op
 
 

@@ -61,7 +61,7 @@ def _wanted(executable: Executable, inputs: list[Buffer], outputs: list[Buffer])
 def _again_on_cpu(executable: CpuExecutable, inputs: list[Buffer], outputs: list[Buffer], stream: Any) -> Any:
     given = {name: wrap(b) for (name, _, _), b in zip(executable.compiled.inputs, inputs, strict=True)}
     shapes = {name: (dtype.numpy, shape) for name, dtype, shape in executable.outputs}
-    found = run_guarded(executable.emitted, executable._loops, given, shapes)
+    found = run_guarded(executable.emitted, executable.loops, given, shapes)
 
     def compare() -> None:
         for (name, array), buffer in zip(found.items(), outputs, strict=True):

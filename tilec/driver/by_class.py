@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, product
+from typing import TYPE_CHECKING
 
 from tilec.core.diagnostics import CallError
 from tilec.core.target import Target
@@ -16,6 +17,10 @@ from tilec.driver.executable import Executable
 from tilec.driver.frontend import Program
 from tilec.driver.recipe import Recipe, Signature
 from tilec.runtime.program import Amount
+
+if TYPE_CHECKING:
+    from tilec.driver.fast_call import Call, Wrap
+    from tilec.driver.sized_calls import AtSizes, SizedCalls
 
 MOST = 1024
 """Executables that are kept for a call's sizes, the latest ones: some kilobytes each. Machine code is a class's."""
@@ -52,6 +57,7 @@ class ByClass:
         self._classes: dict[tuple[Class, str, object], tuple[Executable, Served]] = {}
         self._at: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
         self._invariant = [name for name, v in varies.items() if v.invariant]
+        self._calls: SizedCalls | None = None
         self._able: dict[str, tuple[str, ...]] = {}  # sizes that could vary together, by target
         self._ranges: dict[tuple[object, ...], Classes] = {}
 
@@ -70,6 +76,22 @@ class ByClass:
         while len(self._at) > MOST:
             self._at.popitem(last=False)
         return found
+
+    def fast(self, arrays: Sequence[object]) -> tuple[Call, AtSizes] | None:
+        """A call by machine code, for arrays of sizes that are new, of a class that was called before."""
+        return None if self._calls is None else self._calls.find(arrays)
+
+    def learn(self, arrays: Sequence[object], executable: Executable, wrap: Wrap) -> None:
+        """Has `fast` know the class of a call by machine code."""
+        if executable.whole is None or executable.target.kind != "cpu" or (of := executable.recipe.of) is None:
+            return
+        if self._calls is None:
+            from tilec.driver.sized_calls import SizedCalls
+
+            self._calls = SizedCalls(self._program, self._op, self._given, self._varies)
+        names = [name for name in self._varies if name in {name for name, _ in (*of.ranges, *of.fixed)}]
+        given = [(dtype, shape) for _, dtype, shape in executable.compiled.inputs]
+        self._calls.learn(arrays, executable, names, lambda sizes: self._classes_of(names, given, sizes, executable.target), wrap)
 
     def ahead(self, target: Target, several: Mapping[str, Sequence[int]]) -> Iterator[Callable[[], Executable]]:
         """For each class of all combinations of some numbers, what compiles it. Raises CallError for numbers that leave a range."""

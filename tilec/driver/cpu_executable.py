@@ -9,6 +9,7 @@ from tilec.core.diagnostics import CallError
 from tilec.driver.executable import Executable
 from tilec.driver.recipe import Compiled, Recipe
 from tilec.runtime.buffers import Buffer
+from tilec.runtime.native.workspaces import Workspaces
 from tilec.runtime.program import Emitted
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class CpuExecutable(Executable):
         super().__init__(recipe)
         from tilec.runtime.cpu.objects import load_program
 
-        self._loops = load_program(self.emitted)
+        self.loops, self.workspaces = load_program(self.emitted), Workspaces()
 
     def _part(self, emitted: Emitted, compiled: Compiled | None = None) -> Executable:
         part = super()._part(emitted, compiled)
@@ -33,7 +34,7 @@ class CpuExecutable(Executable):
     def program(self) -> CpuProgram:
         from tilec.runtime.cpu.launch import CpuProgram
 
-        return CpuProgram(self.emitted, self._loops, len(self.compiled.inputs), len(self.outputs))
+        return CpuProgram(self.emitted, self.loops, len(self.compiled.inputs), len(self.outputs), self.workspaces)
 
     def load(self) -> None:
         _ = self.program

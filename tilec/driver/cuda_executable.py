@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from tilec.core.diagnostics import CallError
@@ -11,7 +12,7 @@ from tilec.driver.executable import Executable
 from tilec.driver.recipe import Compiled, Recipe
 from tilec.runtime.buffers import Buffer
 from tilec.runtime.cuda.launch import current_stream, stream_handle
-from tilec.runtime.cuda.program import DeviceProgram, Graph
+from tilec.runtime.cuda.program import DeviceProgram, Graph, Loaded
 from tilec.runtime.program import Cubin, Emitted
 
 
@@ -36,13 +37,20 @@ class CudaExecutable(Executable):
                 )
         self._devices: dict[int, DeviceProgram] = {}
         self._cubins: dict[str, Cubin] | None = None
-        self._lock, self._compiling, self.runs = threading.Lock(), threading.Lock(), 0
+        self._loaded = Loaded()
+        self._lock, self._compiling, self._runs = threading.Lock(), threading.Lock(), [0]
 
     def _part(self, emitted: Emitted, compiled: Compiled | None = None) -> Executable:
         _ = self.cubins
         part = super()._part(emitted, compiled)
         assert isinstance(part, CudaExecutable)
-        part._devices = {}
+        part._devices, part._loaded = {}, Loaded(self._loaded.kernels)
+        return part
+
+    def at(self, sizes: Mapping[str, int]) -> Executable:
+        part = super().at(sizes)
+        assert isinstance(part, CudaExecutable)
+        part._loaded = self._loaded
         return part
 
     @property
@@ -56,6 +64,10 @@ class CudaExecutable(Executable):
                 self._cubins = program_cubins(self.emitted, self.target.chip, compiled.registers, compiled.in_flight)
             return self._cubins
 
+    @property
+    def runs(self) -> int:
+        return self._runs[0]
+
     def complete(self) -> None:
         _ = self.cubins
 
@@ -65,7 +77,7 @@ class CudaExecutable(Executable):
         return {name: cubins[k.name].registers for name, k in self.emitted.launched.items() if k.name in cubins}
 
     def run(self, inputs: list[Buffer], outputs: list[Buffer], stream: object) -> None:
-        self.runs += 1
+        self._runs[0] += 1
         program, inputs, targets = self._ready(inputs, outputs)
         handle = self._stream(program.device, inputs) if stream is None else stream_handle(stream)
         program.launch([b.pointer for b in inputs], [b.pointer for b in targets], handle)
@@ -110,7 +122,7 @@ class CudaExecutable(Executable):
                 found = self._devices.get(device)
                 if found is None:
                     begins = self.emitted.begins(len(self.compiled.inputs), len(self.outputs))
-                    found = DeviceProgram(self.emitted, self.cubins, self.steps, device, self.deferred_checks, begins)
+                    found = DeviceProgram(self.emitted, self.cubins, self.steps, device, self.deferred_checks, begins, self._loaded)
                     self._devices[device] = found
         return found
 

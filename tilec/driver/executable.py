@@ -50,8 +50,13 @@ class Executable:
         """The registers that a thread of each kernel takes, by the plan's name of it, of those that were compiled for a GPU."""
         return {}
 
-    runs = 0
-    """Calls on a GPU so far."""
+    @property
+    def runs(self) -> int:
+        """Calls on a GPU so far, at any size."""
+        return 0
+
+    whole: Executable | None = None
+    """What serves all sizes of a class, of which this is what it is at some."""
 
     @cached_property
     def program(self) -> CpuProgram:
@@ -119,7 +124,9 @@ class Executable:
         if self.recipe.of is None:
             return self
         compiled = self.compiled.at(sizes)
-        return self._part(compiled.emitted, compiled)
+        part = self._part(compiled.emitted, compiled)
+        part.whole = self
+        return part
 
     def _memoised(self, key: Hashable, make: Callable[[], T]) -> T:
         """What was made for the key before, or is now: partitions of equal text have one executable, and load its kernels once."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tilec.runtime.native import tables
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 T = TypeVar("T")
+K = TypeVar("K")
 Wrap = Callable[[Any], Any]
 Call = Callable[[tuple[object, ...], object, object], Any]  # of the arguments, `out` and the stream; NO if they do not fit
 class No(Enum):
@@ -34,6 +35,26 @@ class No(Enum):
 
 
 NO: Final = No.NO
+
+
+class Recent(Generic[K, T]):
+    """Values by keys: at least half of the `most` latest ones, and never more than `most`. There is no lock: of two threads that
+    write at a time, one may lose its value, which is made anew then."""
+
+    def __init__(self, most: int):
+        self._half, self._new, self._old = max(1, most // 2), dict[K, T](), dict[K, T]()
+
+    def get(self, key: K) -> T | None:
+        if (found := self._new.get(key)) is None and (found := self._old.get(key)) is not None:
+            self.put(key, found)
+        return found
+
+    def put(self, key: K, value: T) -> None:
+        if len(self._new) >= self._half:
+            self._old, self._new = self._new, {}
+        self._new[key] = value
+
+
 CALLS_THRESHOLD = 16  # calls on a GPU: a process that makes no more has no use for LLVM, which takes 50 ms to load
 
 
@@ -65,7 +86,7 @@ def _on_cpu(executable: Executable, kind: type, inputs: Sequence[Array], outputs
 
     if not cpu_call.possible(kind):
         return None
-    new = [cpu_call.new_array(kind, *array) for array in outputs]
+    new = [cpu_call.new_array(kind, dtype)(shape) for dtype, shape in outputs]
     return cpu_call.CallTable(_cpu_runner(executable.program), kind, inputs, outputs, new, wrap, NO).function
 
 

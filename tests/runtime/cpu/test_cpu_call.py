@@ -15,10 +15,10 @@ from tilec.core.dtypes import DTYPES
 from tilec.driver import fast_call
 from tilec.runtime.buffers import to_torch
 from tilec.runtime.cpu import call as cpu_call
-from tilec.runtime.cpu.launch import CpuProgram
 from tilec.runtime.cpu.load import MissingSymbol, load
 from tilec.runtime.native import copy
 from tilec.runtime.native import cpu as cpu_native
+from tilec.runtime.native.workspaces import Workspaces
 
 TWICE = "op twice(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] * 2.0 }"
 TWO = "op two(x: f32[N]) -> (y: f32[N], z: f32[N]) { y[i] = x[i] * 2.0\n z[i] = x[i] + 1.0 }"
@@ -116,7 +116,7 @@ def test_an_error_in_allocating_comes_out(monkeypatch):
 
     x = np.arange(6, dtype=np.float32)
     op = tilec.compile(TWO, target="cpu")
-    monkeypatch.setattr(cpu_call, "new_array", lambda *_: fail)
+    monkeypatch.setattr(cpu_call, "new_array", lambda *_: lambda shape: fail)
     op(x)
     with pytest.raises(MemoryError, match="no room"):
         op(x)
@@ -225,8 +225,8 @@ def test_machine_code_of_another_process_is_not_loaded():
 
 def test_every_call_at_a_time_has_its_own_workspace(monkeypatch):
     made = []
-    allocate = CpuProgram._allocate
-    monkeypatch.setattr(CpuProgram, "_allocate", lambda self: made.append(self) or allocate(self))
+    allocate = Workspaces.allocate
+    monkeypatch.setattr(Workspaces, "allocate", lambda *given: made.append(given) or allocate(*given))
     rng = np.random.default_rng(0)
     op = tilec.compile(SEVERAL_STEPS, target="cpu")
     x = rng.standard_normal((96, 96)).astype(np.float32)

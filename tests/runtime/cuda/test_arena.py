@@ -12,7 +12,7 @@ from tools.cuda_driver_fake import stand_in
 
 from tilec.runtime.cuda import arena
 from tilec.runtime.cuda import driver as cuda_driver
-from tilec.runtime.cuda.program import DeviceProgram
+from tilec.runtime.cuda.program import DeviceProgram, Loaded
 from tilec.runtime.program import Cubin, Emitted, KernelSource, Step, Temporary
 
 GRANULE = 1 << 16
@@ -32,15 +32,16 @@ def reserved(monkeypatch):
     return fake
 
 
-def program(size: int, clear: int = 0) -> DeviceProgram:
+def program(size: int, clear: int = 0, loaded: Loaded | None = None) -> DeviceProgram:
     """A kernel on an input and a temporary of this size; and one that stays clear, if it has a size."""
     temporaries = [Temporary(size, 0)] + ([Temporary(clear, 256, stays_clear=True)] if clear else [])
     kernel = KernelSource("only", "", 3, 1 + len(temporaries), threads=64)
     cubin = Cubin(b"image", "", "only", "sm_90a", 32, 0, 0, 0)
     pick = itemgetter(0, *range(2, 2 + len(temporaries)))
     return DeviceProgram(
-        Emitted("p", "", (kernel,), (), tuple(temporaries)), {"only": cubin}, [(Step("only", ()), pick)], 0
-    )
+        Emitted("p", "", (kernel,), (), tuple(temporaries)), {"only": cubin}, [(Step("only", ()), pick)], 0,
+        loaded=loaded,
+    )  # fmt: skip
 
 
 def used(driver, made: DeviceProgram, stream: int = 7, capture: int = 0) -> int:
@@ -167,3 +168,14 @@ def test_each_thread_has_its_own_stream_of_one_handle(driver):
     thread.join()
     found.append(used(driver, made, 2))
     assert found[0] == found[2] != found[1]
+
+
+def test_a_program_at_several_sizes_is_loaded_once(driver):
+    """And what it finds clear is one memory of each stream, as large as the largest of them needs."""
+    loaded = Loaded()
+    one, large, small = (program(GRANULE, clear, loaded) for clear in (64, 4096, 100))
+    first = [used(driver, p) and driver.launches[-1].words[2] for p in (one, large, small, one)]
+    assert len({first[1], first[2]}) == 1 and first[0] == first[3] != first[1]
+    used(driver, large, stream=8)
+    assert driver.launches[-1].words[2] not in first
+    assert driver.names().count("cuLibraryLoadData") == 1
