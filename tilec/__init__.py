@@ -10,6 +10,7 @@ from tilec.core.later import later
 if TYPE_CHECKING:
     from tilec.api import Op, compile, interpret
     from tilec.driver.kernel import Kernel
+    from tilec.functions import einsum, op
     from tilec.plan.model import Plan
     from tilec.runtime.cpu.threads import get_threads, set_threads
     from tilec.semantics.reference import reference
@@ -22,6 +23,8 @@ else:
             "compile": "tilec.api:compile",
             "interpret": "tilec.api:interpret",
             "Op": "tilec.api:Op",
+            "einsum": "tilec.functions:einsum",
+            "op": "tilec.functions:op",
             "Kernel": "tilec.driver.kernel:Kernel",
             "Plan": "tilec.plan.model:Plan",
             "reference": "tilec.semantics.reference:reference",
@@ -41,8 +44,10 @@ __all__ = [
     "TileError",
     "__version__",
     "compile",
+    "einsum",
     "get_threads",
     "interpret",
+    "op",
     "reference",
     "set_threads",
 ]

@@ -33,6 +33,8 @@ from tilec.driver.executables import build_executable
 from tilec.driver.frontend import Program, read_program
 from tilec.driver.kernel import Kernel
 from tilec.driver.recipe import Recipe, Signature, load_compiler
+from tilec.driver.spelled import Spelled
+from tilec.dsl.einsum import is_spelling
 from tilec.process import progress
 from tilec.process.forking import compiling
 from tilec.process.untraced import leave_out
@@ -58,7 +60,7 @@ class Op:
     """A program's op, ready to be called. Made by `compile`; safe to call from several threads."""
 
     def __init__(
-        self, program: Program, name: str | None, sizes: Mapping[str, int], target: str | None, schedule: Path | None,
+        self, program: Program | Spelled, name: str | None, sizes: Mapping[str, int], target: str | None, schedule: Path | None,
         deferred_checks: bool = False, donated: tuple[tuple[int, int], ...] = (), varies: Mapping[str, Varying] | None = None,
     ):  # fmt: skip
         self._donated, self._varies = donated, dict(varies or {})
@@ -75,6 +77,7 @@ class Op:
     def _made_by_class(self) -> ByClass:
         from tilec.driver.by_class import ByClass
 
+        assert isinstance(self._program, Program), "a spelling takes no `varies`"
         return ByClass(self._program, self.name, self._sizes, self._varies, self._recipe, self._built_for)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -277,7 +280,8 @@ class Op:
     def _recipe(
         self, inputs: Signature | None, sizes: Mapping[str, int], target: Target, of: Class | None = None
     ) -> Recipe:  # fmt: skip
-        return Recipe(self._program, self.name, inputs, sizes, target, self._schedule, self._donated, of)
+        program = self._program.at(inputs) if isinstance(self._program, Spelled) else self._program
+        return Recipe(program, self.name, inputs, sizes, target, self._schedule, self._donated, of)
 
     def _resolve(self, device: str | int) -> Target:
         if self._target is not None:
@@ -409,7 +413,8 @@ def _restored(
     varies: Mapping[str, Varying] | None = None,
 ) -> Op:  # fmt: skip
     """The op that was pickled."""
-    return Op(read_program(Source(name, text, folders)), op, sizes, target, schedule, deferred_checks, donated, varies)
+    program = Spelled.read(text, {}) if is_spelling(text) else read_program(Source(name, text, folders))
+    return Op(program, op, sizes, target, schedule, deferred_checks, donated, varies)
 
 
 @cache
@@ -432,18 +437,19 @@ def compile(
 ) -> Op:  # fmt: skip
     """Reads a program and returns its op, ready to call.
 
-    `source`: path of a `.tile` file, or program text in full or short form. `op`: which op of the file, needed if it has
-    several. `sizes`: values for some or all symbolic sizes. `target`: "cpu", "cuda", a chip, a model, or the path of a
-    target file; by default the device of a call's arguments. `schedule`: a schedule file to obey; by default the one
-    beside the program, if there is one. `deferred_checks`: on a GPU, a run-time check that fails (a gather outside its table)
-    is raised by a later call or by `Op.check`, as a GPU's own faults are, and no call waits for its kernels. By default the
-    call itself waits for its kernels and raises the error. `path`: a folder, or several, in which imports are looked for, too:
-    imports lie below the folder of the file that imports them, or below one of these. `varies`: sizes whose numbers calls tell,
-    with the least and the greatest of each, and what they are multiples of, if that is not 1: `{"M": (1, 8192)}`. A call with any
-    of these numbers then runs what was compiled for another one, of the same class (`tilec/driver/classes.py`). Names alone, or
-    "all", take the ranges that the program declares: `f32[M: 1..8192]`. `invariant`: sizes, such as that of a batch, whose numbers
-    leave the bits of results as they are: an element at some place of this dimension has the same bits in a batch of 1 and of 512,
-    whatever the other rows are (docs/varying_sizes.md). They vary in the range that `varies` gives, or that the program declares.
+    `source`: path of a `.tile` file, program text in full or short form, or a spelling of einsum such as "ij,jk->ik". `op`: which
+    op of the file, needed if it has several. `sizes`: values for some or all symbolic sizes. `target`: "cpu", "cuda", a chip, a
+    model, or the path of a target file; by default the device of a call's arguments. `schedule`: a schedule file to obey; by
+    default the one beside the program, if there is one. `deferred_checks`: on a GPU, a run-time check that fails (a gather
+    outside its table) is raised by a later call or by `Op.check`, as a GPU's own faults are, and no call waits for its kernels.
+    By default the call itself waits for its kernels and raises the error. `path`: a folder, or several, in which imports are
+    looked for, too: imports lie below the folder of the file that imports them, or below one of these. `varies`: sizes whose
+    numbers calls tell, with the least and the greatest of each, and what they are multiples of, if that is not 1: `{"M": (1,
+    8192)}`. A call with any of these numbers then runs what was compiled for another one, of the same class
+    (`tilec/driver/classes.py`). Names alone, or "all", take the ranges that the program declares: `f32[M: 1..8192]`. `invariant`:
+    sizes, such as that of a batch, whose numbers leave the bits of results as they are: an element at some place of this
+    dimension has the same bits in a batch of 1 and of 512, whatever the other rows are (docs/varying_sizes.md). They vary in the
+    range that `varies` gives, or that the program declares.
 
     Raises TileError for mistakes in the program, all of them, each with its place; CallError for wrong options; TypeError
     for an option that does not exist. A call, or `Op.build`, raises CallError where a size cannot be invariant.
@@ -451,15 +457,34 @@ def compile(
     arguments.no_unknown("compile", unknown)
     for option, value in (("op", op), ("target", target)):
         arguments.text_option(option, value)
-    arguments.text_option("schedule", schedule, path=True)
     known = arguments.sizes(sizes)
+    if isinstance(source, str) and is_spelling(source):
+        only_programs = {"sizes": known, "schedule": schedule, "path": path, "varies": varies, "invariant": invariant}
+        return compiled(Spelled.read(source, only_programs), op=op, target=target, deferred_checks=deferred_checks)
+    arguments.text_option("schedule", schedule, path=True)
     text = read_source(source, arguments.folders(path))
     with compiling():
         program = read_program(text, before=lambda: _load_compiler(target))
+    return compiled(
+        program, op=op, sizes=known, target=target, schedule=schedule, deferred_checks=deferred_checks, varies=varies,
+        invariant=invariant,
+    )  # fmt: skip
+
+
+def compiled(
+    program: Program | Spelled, *, op: str | None = None, sizes: Mapping[str, int] | None = None, target: str | None = None,
+    schedule: str | Path | None = None, deferred_checks: bool = False,
+    varies: Mapping[str, tuple[int, ...] | Varying] | Collection[str] | None = None, invariant: Collection[str] = (),
+) -> Op:  # fmt: skip
+    """An op of a program that was read; options as those of `compile`."""
+    arguments.text_option("target", target)
+    arguments.text_option("schedule", schedule, path=True)
+    known = arguments.sizes(sizes)
+    with compiling():
         if target is not None:
             load(target)
-        obeyed = Path(schedule) if schedule is not None else _schedule_of(text)
-        given = _ranges(program, op, varies or {}, invariant)
+        obeyed = Path(schedule) if schedule is not None else _schedule_of(program.source)
+        given = _ranges(program, op, varies or {}, invariant) if isinstance(program, Program) else {}
         if obeyed is not None:
             from tilec.plan.schedule.read import read_schedule
 
@@ -475,6 +500,7 @@ def _ranges(
     program: Program, op: str | None, varies: Mapping[str, tuple[int, ...] | Varying] | Collection[str], invariant: Collection[str]
 ) -> dict[str, Varying]:
     """The sizes that vary, by name. Invariant ones without a range have the one that the program declares."""
+
     def declared(names: Collection[str]) -> dict[str, Varying]:
         from tilec.dsl.specialise import choose_op, ranges_of
 

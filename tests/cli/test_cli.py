@@ -19,7 +19,7 @@ from tools.commands import ROOT, SOFTMAX, examples_folder, tilec_command  # noqa
 from tilec.cli import common
 
 GOLDEN = TESTS / "golden" / "cli"
-COMMANDS = ("check", "fmt", "plan", "explain", "tune", "dump", "opt", "emit", "run", "verify", "torch", "cache", "doctor")
+COMMANDS = ("new", "check", "fmt", "plan", "explain", "tune", "dump", "opt", "emit", "run", "verify", "torch", "cache", "doctor")
 
 
 # ---- help ------------------------------------------------------------------------------------------------
@@ -52,6 +52,30 @@ def test_help_imports_nothing_heavy():
     script = "import sys, tilec.cli.command; tilec.cli.command.parser().format_help(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"numpy", "numba", "rich", "lark", "tomlkit", "numba_cuda_mlir"} & set(loaded)
+
+
+# ---- new -------------------------------------------------------------------------------------------------
+
+
+def test_programs_to_start_from(tilec, folder):
+    status, listed, _ = tilec("new")
+    assert status == 0 and {"softmax", "gelu", "pow"} <= set(listed.split())
+    for name in (*listed.split(), "bij,jk->bik", "...ij,jk", ",i->i"):
+        status, text, _ = tilec("new", name)
+        assert status == 0
+        (folder / "started.tile").write_text(text)
+        assert tilec("check", "started.tile") == (0, "", ""), name
+        assert tilec("fmt", "--check", "started.tile")[0] == 0, name
+
+
+def test_new_replaces_no_file(tilec, folder):
+    assert tilec("new", "softmax", "-o", "mine.tile")[0] == 0
+    assert "op softmax(x: f32[M, N])" in (folder / "mine.tile").read_text()
+    status, _, error = tilec("new", "gelu", "-o", "mine.tile")
+    assert status == 1 and "exists already" in error and "softmax" in (folder / "mine.tile").read_text()
+    assert tilec("new", "gelu", "-o", "mine.tile", "--force")[0] == 0
+    status, _, error = tilec("new", "sotfmax")
+    assert status == 1 and "did you mean 'softmax'?" in error
 
 
 # ---- check and fmt ---------------------------------------------------------------------------------------

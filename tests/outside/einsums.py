@@ -12,7 +12,9 @@ from math import prod
 import numpy as np
 
 from tests.outside.common import Program
+from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import from_numpy
+from tilec.dsl.einsum import fit, program, result_type, spelling
 from tilec.torch.program import Unsupported
 
 Recorded = tuple[str, tuple[np.ndarray, ...]]
@@ -106,71 +108,27 @@ def opt_einsum_calls() -> list[Recorded]:
 # ---- as a program ----------------------------------------------------------------------------------------------------
 
 
-def plan(subscripts: str, shapes: list[tuple[int, ...]]) -> tuple[list[list[str]], dict[str, int], list[str]]:
-    """The indices of each operand, the extent of each index, and the indices of the result."""
-    left, arrow, right = subscripts.replace(" ", "").partition("->")
-    terms = left.split(",")
-    rank = max((len(s) - len(t.replace("...", "")) for t, s in zip(terms, shapes) if "..." in t), default=0)
-    free = [f"e{n}" for n in range(rank)]
-    named, extents = [], {}
-    for term, shape in zip(terms, shapes):
-        before, dots, after = term.partition("...")
-        count = len(shape) - len(before) - len(after)
-        names = [*map(_index, before), *(free[rank - count :] if dots else []), *map(_index, after)]
-        named.append(names)
-        for index, extent in zip(names, shape):
-            extents[index] = extent if extents.get(index, 1) == 1 else extents[index]
-    if arrow:
-        before, dots, after = right.partition("...")
-        outer = [*map(_index, before), *(free if dots else []), *map(_index, after)]
-    else:
-        letters = left.replace(".", "").replace(",", "")
-        outer = [*free, *(_index(i) for i in sorted(set(letters)) if letters.count(i) == 1)]
-    return named, extents, outer
-
-
 def translate(subscripts: str, operands: tuple[np.ndarray, ...]) -> Program:
     if any(a.dtype.kind in "cO" for a in operands):
         raise Unsupported("complex numbers or objects")
     if any(from_numpy(a.dtype) is None for a in operands):
         raise Unsupported(f"no type like {next(a.dtype for a in operands if from_numpy(a.dtype) is None)}")
     operands = tuple(np.ascontiguousarray(a) if a.ndim else a for a in operands)
-    named, extents, outer = plan(subscripts, [a.shape for a in operands])
-    if len(set(outer)) < len(outer):
-        raise Unsupported("an index twice in the result")
+    shapes, dtypes = [a.shape for a in operands], [from_numpy(a.dtype) for a in operands]
+    try:
+        of = spelling(subscripts)
+    except CallError as error:
+        raise Unsupported(str(error)) from None
+    fitted = fit(of, shapes)
     result = np.einsum(subscripts, *operands, optimize=True)
     wide = np.einsum(subscripts, *(a.astype(np.float64) for a in operands), optimize=True)
-    accumulator = from_numpy(np.asarray(result).dtype)
-    factors = []
-    for n, (indices, array) in enumerate(zip(named, operands)):
-        subscript = [i if array.shape[d] == extents[i] else "0" for d, i in enumerate(indices)]
-        factors.append(f"{accumulator}(a{n}{_brackets(subscript)})")
-    inner = [i for i in dict.fromkeys(i for indices in named for i in indices) if i not in outer]
-    body = " * ".join(factors)
-    if inner:
-        ranges = ", ".join(f"{i} in 0:{extents[i]}" for i in inner)
-        kind = f"any[{ranges}]({body.replace('*', 'and')})" if accumulator.name == "bool" else ""
-        narrow = accumulator.is_float and accumulator.bits < 32
-        kind = kind or f"sum[{ranges}]({body}) in {'f32' if narrow else accumulator}"
-    else:
-        kind = body.replace("*", "and") if accumulator.name == "bool" else body
-    where = " where " + ", ".join(f"{i} in 0:{extents[i]}" for i in outer) if outer else ""
-    inputs = ", ".join(f"a{n}: {from_numpy(a.dtype)}{_brackets(map(str, a.shape))}" for n, a in enumerate(operands))
-    shape = _brackets(str(extents[i]) for i in outer)
-    text = f"op f({inputs}) -> (y: {accumulator}{shape}) {{\n y{_brackets(outer)} = {kind}{where}\n}}"
-    expected = wide.astype(np.asarray(result).dtype) if accumulator.is_float else np.asarray(result)
+    accumulator = result_type(dtypes)
+    inner = [i for i in fitted.extents if i not in fitted.result]
+    text = program(of, dtypes, shapes)
+    expected = (wide if accumulator.is_float else np.asarray(result)).astype(accumulator.numpy)
     unit = 2.0**-accumulator.mantissa if accumulator.is_float else 0
     sizes = np.einsum(subscripts, *(np.abs(a.astype(np.float64)) for a in operands), optimize=True)
-    steps = len(operands) + prod(extents[i] for i in inner)  # roundings of each of the two sums
+    steps = len(operands) + prod(fitted.extents[i] for i in inner)  # roundings of each of the two sums
     return Program(
         text, list(operands), [np.asarray(expected)], 4 * unit, 2 * steps * unit * float(sizes.max(initial=0))
     )
-
-
-def _index(letter: str) -> str:
-    return f"i_{letter}" if letter.islower() else f"j_{letter.lower()}"
-
-
-def _brackets(parts) -> str:
-    joined = ", ".join(parts)
-    return f"[{joined}]" if joined else ""

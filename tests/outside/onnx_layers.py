@@ -9,6 +9,7 @@ import numpy as np
 
 from tests.outside.onnx_compute import number
 from tests.outside.onnx_table import Node, expressed
+from tilec.dsl.einsum import fit, spelling
 from tilec.torch.program import Graph, Tensor, Unsupported, indices, ranges
 
 # ---- contractions ----------------------------------------------------------------------------------------------------
@@ -64,9 +65,8 @@ def gemm(g: Graph, n: Node) -> Tensor:
 
 @expressed("Einsum")
 def einsum(g: Graph, n: Node) -> Tensor:
-    from tests.outside.einsums import plan
-
-    names, extents, outer = plan(n.attribute("equation"), [t.shape for t in n.all()])
+    fitted = fit(spelling(n.attribute("equation")), [t.shape for t in n.all()])
+    names, extents, outer = fitted.operands, fitted.extents, fitted.result
     inner = [i for i in dict.fromkeys(i for term in names for i in term) if i not in outer]
 
     def expression(i: list[str]) -> str:

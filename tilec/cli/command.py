@@ -124,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     top.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = top.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for add in (_check, _fmt, _plan, _explain, _tune, _dump, _opt, _emit, _run_op, _verify, _torch, _cache, _doctor):
+    for add in (_new, _check, _fmt, _plan, _explain, _tune, _dump, _opt, _emit, _run_op, _verify, _torch, _cache, _doctor):
         add(commands)
     return top
 
@@ -162,6 +162,20 @@ def _command(
     )  # fmt: skip
     made.set_defaults(command=command)
     return made
+
+
+def _new(commands: Commands) -> None:
+    p = _command(
+        commands, "new", "new:new", "[options] [NAME]", "print a program to start from",
+        "Prints the program of a function of the standard library, or of a spelling of einsum, to be changed.\n"
+        "Without NAME, it lists the functions.",
+        """tilec new
+        tilec new softmax -o mine.tile
+        tilec new 'bij,bjk->bik'""",
+    )  # fmt: skip
+    p.add_argument("name", metavar="NAME", nargs="?", help="a function of the standard library, or a spelling of einsum")
+    add_output(p, "the file to write (default: standard output)")
+    p.add_argument("--force", action="store_true", help="replace a file that exists")
 
 
 def _check(commands: Commands) -> None:

@@ -121,7 +121,7 @@ def _elsewhere(source: Source, key: str) -> Program | None:
 
 
 def ask_compiler(
-    source: Source, wanted: Mapping[str, Any], on_part: Callable[[Any], None] = lambda part: None
+    source: Source, wanted: Mapping[str, object], on_part: Callable[[dict[str, object]], None] = lambda part: None
 ) -> dict[str, Any] | None:  # fmt: skip
     """The reply of the process that compiles programs, and `on_part` its parts; None where no such process was started, and for
     files. A program that imports files gets an error: that process may be in another folder, and may have read older ones."""

@@ -278,6 +278,8 @@ def op(
     compiled = compile_program(
         source, op=op, sizes=sizes, target=target, schedule=schedule, deferred_checks=deferred_checks, path=path
     )
+    if not isinstance(compiled._program, Program):
+        raise CallError("an operator is a program, not a spelling of einsum", hint="`torch.einsum` takes the spelling")
     program, known = compiled._program, tuple(sorted(compiled._sizes.items()))
     options = Options(compiled.name, known, target, compiled._schedule, deferred_checks)
     with _registering:
