@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tilec.plan.model import Plan
     from tilec.runtime.cpu.threads import get_threads, set_threads
     from tilec.semantics.reference import reference
+    from tilec.torch.from_torch import from_torch
     from tilec.version import VERSION as __version__
 else:
     # The compiler is loaded when it is first asked for: importing tilec costs next to nothing.
@@ -25,6 +26,7 @@ else:
             "Op": "tilec.api:Op",
             "einsum": "tilec.functions:einsum",
             "op": "tilec.functions:op",
+            "from_torch": "tilec.torch.from_torch:from_torch",
             "Kernel": "tilec.driver.kernel:Kernel",
             "Plan": "tilec.plan.model:Plan",
             "reference": "tilec.semantics.reference:reference",
@@ -45,6 +47,7 @@ __all__ = [
     "__version__",
     "compile",
     "einsum",
+    "from_torch",
     "get_threads",
     "interpret",
     "op",

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from torch import fx
@@ -18,9 +20,22 @@ from tilec.torch.write import Written
 VARIABLE = "TILEC_TORCH_DUMP"
 
 
+_chosen: ContextVar[Path | None] = ContextVar("chosen", default=None)
+
+
+@contextmanager
+def into(path: Path) -> Iterator[None]:
+    """Dumps what is compiled meanwhile into a folder, whatever the variable says."""
+    before = _chosen.set(path)
+    try:
+        yield
+    finally:
+        _chosen.reset(before)
+
+
 def folder(name: str) -> Path | None:
     """The folder of a graph, which is made; None where nothing is dumped."""
-    chosen = os.environ.get(VARIABLE)
+    chosen = _chosen.get() or os.environ.get(VARIABLE)
     if not chosen:
         return None
     made = Path(chosen) / name
