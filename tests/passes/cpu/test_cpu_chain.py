@@ -1,17 +1,24 @@
 """Chains of contractions on the CPU: attention and its relatives as one kernel, within bounds, masked elements skipped."""
 
 import re
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
 from conftest import assert_within
 from tools import lowering
+from tools.machines import CPU
 
 import tilec
-from tilec.core import host
+from tilec.core import host, mlir
+from tilec.core.source import read_source
 from tilec.core.target import BUILT_IN
 from tilec.core.targets import load
+from tilec.driver.lowering import lower
+from tilec.dsl.build import build
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
 from tilec.kernels import PanelChain
 from tilec.plan import chain_fusion
 from tilec.plan.cpu import panels
@@ -215,3 +222,14 @@ def test_what_lies_behind_a_panels_products_decides_nothing(seed, always):
         copies = [x.copy() for x in inputs]
         del left
         assert op(*copies).tobytes() == want.tobytes()
+
+
+def test_a_block_may_have_all_rows_where_these_are_no_whole_tiles_of_a_unit():
+    """Two blocks of 32 rows would each copy all keys and values, for 63 rows: a chain was dearer than three kernels."""
+    machine = replace(CPU, units=2, features=("amx_bf16", "avx2", "avx512f", "fma"), tensor={"bf16": {"amx": 9.0}})
+    program = parse(read_source(ATTENTION.format(scores="s[h, i, j]")))
+    for rows in (63, 64):
+        special = specialise(program, None, None, {"H": 2, "S": rows, "T": rows, "D": 64, "E": 64})
+        with mlir.context(), mlir.ir.Location.unknown():
+            (kernel,) = lower(build(special), machine, texts=False, end="plan", emit=False).plan.kernels
+        assert isinstance(kernel.options, PanelChain) and kernel.tile == (1, rows)

@@ -176,7 +176,8 @@ def _rows(nodes: list[Node], space: Space, graph: Graph, target: Target) -> int:
     most = max(1, min(MOST_ROWS, room, extent))
     parts = {max(ceil(extent / most), n) for n in (1, 2, 3, 4, 8, 16, 32)}
     candidates = {ceil(extent / n) for n in parts}
-    tiles = {rows // TILE * TILE for rows in (most, *candidates)}  # a matrix unit computes whole tiles
+    tiles = {rows // TILE * TILE for rows in (most, *candidates)}  # a matrix unit computes whole tiles, but of a block of all rows
+    tiles |= {extent} if most == extent else set()
     by_unit = any(register_tile(n, most, target).instruction == "amx" for n in contractions)
     found = sorted(tiles - {0} if by_unit and max(tiles) else candidates, reverse=True)
     between = space.extents[_dims(contractions[-1], space)[2]] if _bounds(nodes, space, graph) else 0
