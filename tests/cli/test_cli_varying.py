@@ -61,7 +61,28 @@ def test_missing_sizes_have_the_same_message(tilec):
     assert status == 1 and error.endswith("hint: give it: -D N=…\n")
 
 
-@pytest.mark.parametrize("command", ["run", "verify", "tune"])
+def test_opt_goes_on_with_extents_that_vary(tilec):
+    """From any stage; an edited plan is obeyed, or refused."""
+    given = "-D", "M=17..128", "-D", "N=50"
+    kernels = tilec("emit", "--as", "numba", "softmax.tile", *given)[1]
+    assert tilec("dump", "softmax.tile", *given, "-o", "ir")[0] == 0
+    for name in ("00-build", "01-simplify", "02-plan", "05-bufferize", "07-map"):
+        assert tilec("opt", f"ir/{name}.mlir")[1] == kernels, name
+    plan = Path("ir/02-plan.mlir").read_text()
+    (tile,) = re.findall(r"tile = array<i64: (\d+)>", plan)
+    for size, status in (("8", 0), ("129", 1)):
+        Path("edited.mlir").write_text(plan.replace(f"tile = array<i64: {tile}>", f"tile = array<i64: {size}>"))
+        found = tilec("opt", "edited.mlir")
+        assert found[0] == status, found
+        assert "min(i_block * -8 + M, 8)" in found[1] or "a tile of 129 does not fit a dimension of 128" in found[2]
+
+
+def test_dump_says_which_class_it_is(tilec):
+    assert "note: this is the class M = 2..16, of M = 1..100" in tilec("dump", "softmax.tile", "-D", "M=1..100,N=50")[2]
+    assert not tilec("emit", "--as", "numba", "softmax.tile", "-D", "M=2..16,N=50")[2]
+
+
+@pytest.mark.parametrize("command", ["run", "tune"])
 def test_other_commands_want_numbers(tilec, command):
     status, _, error = tilec(command, "softmax.tile", "-D", "M=1..4,N=5")
     assert status == 1

@@ -173,3 +173,33 @@ def test_refused(tilec, folder):
     assert status == 1 and "the short form does not say types" in err
     (folder / "even.tile").write_text("op f(x: f32[2 * N]) -> (y: f32[N]) { y[i] = x[2 * i] + x[2 * i + 1] }")
     assert tilec("verify", "even.tile")[0] == 0
+
+
+def test_a_class_of_sizes_is_run_at_its_ends_and_at_drawn_sizes(tilec, program):
+    status, out, _ = tilec("verify", str(program), "-D", "M=1..40,N=3", "--sizes", "5")
+    assert status == 0
+    found = re.findall(r"^  M=(\d+), N=3 +right: (.*)$", out, re.MULTILINE)
+    assert [int(m) for m, _ in found[:5]] == [1, 2, 16, 3, 15]
+    assert len(found) == 11 and [int(m) for m, _ in found[6:10]] == [17, 40, 18, 39]
+    assert [kinds for _, kinds in found[1:4]] == [", ".join(KINDS)] * 2 + ["ordinary"]
+    classes = re.findall(r"^(M = .*):$", out, re.MULTILINE)
+    assert classes == ["M = 1", "M = 2..16, planned at M = 7", "M = 17..40, planned at M = 31"]
+
+
+def test_a_pass_that_is_wrong_where_sizes_vary_is_named(tilec, program, monkeypatch):
+    """At the least size of the class that shows it, as `opt` reads the IR."""
+    broken(monkeypatch, "tile", add_for_subtract)
+    status, _, err = tilec("verify", str(program), "-D", "M=3..16,N=2..9")
+    assert status == 70 and "stage 'tile' is wrong, by its pass 'wrong_tile'" in err
+    assert "at: M=3, N=2; inputs ordinary" in err, err
+    assert tilec("opt", "tilec-verify.mlir", "--to", "tile")[0] == 0
+
+
+def test_a_class_that_no_program_serves_is_reported(tilec, folder):
+    (folder / "features.tile").write_text("""op f(q: f16[S, D], k: f16[S, D]) -> (o: f16[S, D]) {
+        s[i, j]: f32 = sum[d](q[i, d] * k[j, d])
+        p[i, j] = exp(s[i, j] - max[j](s[i, j]))
+        o[i, d] = sum[j](p[i, j] * k[j, d]) / sum[j](p[i, j])
+    }""")
+    status, out, err = tilec("verify", "features.tile", "-D", "S=64,D=33..64", "--target", "h200")
+    assert status == 1 and "compiled for each size" in out and "nothing was verified" in err

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tilec.cli.common import STAGES, add_output, add_path, add_program, add_seed, days, note, show_error, sizes
+from tilec.cli.common import STAGES, add_output, add_path, add_program, add_seed, days, note, show_error, sizes, whole
 from tilec.cli.defects import report_defect
 from tilec.cli.streams import open_streams, warnings_as
 from tilec.core.diagnostics import InternalError, TileError, printable_message
@@ -344,9 +344,11 @@ def _verify(commands: Commands) -> None:
         "Interprets the IR after every stage, at small sizes (0, 1, primes, around the plan's tiles) and on\n"
         "ordinary, huge, tiny, NaN, infinite and tied inputs, and compares with the program evaluated at f64.\n"
         "Where a stage is wrong it names the pass, and writes a small reproducer that `tilec opt` reads.\n"
+        "With a range for a size, runs the IR of each class of sizes at the ends of the class and at drawn sizes.\n"
         "Exit status 1: a mistake in the arguments, or nothing could be verified; 70: a stage is wrong.",
         """tilec verify softmax.tile
         tilec verify softmax.tile --target sm_90a
+        tilec verify softmax.tile -D M=1..100,N=20
         tilec verify softmax.tile -D M=64,N=64 --schedule mine.sched.toml
         tilec verify softmax.tile -D M=8,N=8 --ir ir/04-tile.mlir""",
     )  # fmt: skip
@@ -354,6 +356,9 @@ def _verify(commands: Commands) -> None:
     add_seed(p)
     p.add_argument("--ir", metavar="FILE", type=Path, help="begin with this dump, edited by hand, for the sizes given")
     p.add_argument("--all", action="store_true", help="also sizes that take the interpreter long")
+    p.add_argument(
+        "--sizes", metavar="N", type=whole, default=6, help="with ranges: sizes of each class, its ends first (default: 6)"
+    )  # fmt: skip
     add_output(p, "the reproducer (default: tilec-verify.mlir)")
 
 

@@ -96,7 +96,7 @@ def add_program(parser: argparse.ArgumentParser, schedule: bool = True) -> None:
         type=sizes,
         action="append",
         default=[],
-        help="the value of a size; for `explain` and `dump` also a range, such as M=1..8192 or M=8..8192 by 8",
+        help="the value of a size; mostly also a range, such as M=1..8192 or M=8..8192 by 8",
     )
     parser.add_argument(
         "--target", metavar="TARGET", default="cpu",
@@ -176,7 +176,8 @@ def defined(args: argparse.Namespace) -> dict[str, int]:
     """The sizes that the command line gives. Raises CallError for a range."""
     if ranges := varying(args):
         name = next(iter(ranges))
-        raise CallError(f"this command takes a number for `{name}`, not a range", hint="`explain` and `dump` take ranges")
+        hint = "`plan`, `explain`, `verify`, `dump` and `emit` take ranges"
+        raise CallError(f"this command takes a number for `{name}`, not a range", hint=hint)
     return fixed(args)
 
 

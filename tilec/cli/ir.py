@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilec.cli import common
-from tilec.cli.common import STAGES, coloured, prepare, show, stage_name, write, write_file
+from tilec.cli.common import STAGES, coloured, note, prepare, show, stage_name, write, write_file
 from tilec.core.diagnostics import CallError, InternalError
+from tilec.core.varying import Varies, ranges_text
 from tilec.process.printable import is_terminal
 from tilec.process.reading import MOST_IR_BYTES
 
@@ -44,7 +45,7 @@ def read_header(text: str) -> tuple[str | None, str | None]:
 
 def dump(args: argparse.Namespace) -> int:
     after = args.after and stage_name(args.after, ("emit",))
-    loaded = prepare(args, ranges=True)
+    loaded = _of_one_class(args)
     with_locations = args.locations or args.output is not None
     lowered = common.lower(loaded, locations=with_locations)
     texts = {name: header(name, args.target) + text for name, text in lowered.texts.items()}
@@ -59,6 +60,14 @@ def dump(args: argparse.Namespace) -> int:
     else:
         write(None, "// -----\n".join(texts.values()))
     return 0
+
+
+def _of_one_class(args: argparse.Namespace) -> common.Loaded:
+    """The program for the sizes that are given; where these vary, for one class of them, with a note if there are others."""
+    loaded, varies = prepare(args, ranges=True), common.varying(args)
+    if loaded.of is not None and dict(loaded.of.ranges) != varies:
+        note(f"this is the class {loaded.of}, of {ranges_text(varies)}")
+    return loaded
 
 
 def _dump_files(folder: Path, texts: dict[str, str], kernels: str) -> None:
@@ -144,8 +153,11 @@ def _carry_on(text: str, name: str, start: str, end: str, target: str, asked: bo
         if order.index(start) >= order.index("plan"):
             _demand_planned(module, start, machine, target if asked else None)
         last = "map" if end == "emit" else end
+        at = _planned_at(module)
         try:
-            lowered = lower(module, machine, begin=following, end=last, emit=end == "emit")
+            lowered = lower(module, machine, begin=following, end=last, emit=end == "emit", at=at)
+        except Varies as error:
+            raise CallError(f"there is no program for all sizes of this IR: {error}", hint="dump it with numbers: -D M=…") from None
         except InternalError as error:
             hint = (
                 f"it is a defect of tilec if stage '{start}' left the file as it is; TILEC_DEBUG=1 shows the traceback"
@@ -155,6 +167,15 @@ def _carry_on(text: str, name: str, start: str, end: str, target: str, asked: bo
         return header(end, target) + lowered.texts[end]
     assert lowered.emitted is not None, "the stage that was asked for"
     return lowered.emitted.module
+
+
+def _planned_at(module: ir.Module) -> dict[str, int] | None:
+    """The numbers at which the program of a module is planned, whose sizes vary; None where they do not."""
+    from tilec.core import extents, mlir
+    from tilec.driver.classes import typical
+
+    (function,) = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
+    return {name: typical(v) for name, v in extents.sizes_of(function).items()} or None
 
 
 def _demand_planned(module: ir.Module, start: str, machine: Target, asked: str | None) -> None:
@@ -236,7 +257,7 @@ def _upstream(text: str, passes: str, name: str) -> str:
 
 
 def emit(args: argparse.Namespace) -> int:
-    loaded = prepare(args)
+    loaded = _of_one_class(args)
     if args.form in ("ptx", "cubin") and loaded.target.kind != "cuda":
         hint = "give a GPU: --target cuda, sm_80, sm_90a, h200, …"
         raise CallError(f"the target '{loaded.target.name}' has no {args.form}", hint=hint)

@@ -67,7 +67,7 @@ def lower(
 
     order = (*NAMES, "emit")
     if order.index(begin) > order.index("plan"):
-        check_edited(module.operation if isinstance(module, ir.Module) else module, target, begin)
+        check_edited(module.operation if isinstance(module, ir.Module) else module, target, begin, at)
     chosen = [s for s in stages(plan, target) if order.index(begin) <= order.index(s.name) <= order.index(end)]
     state = _State(begin, mlir.text(module, locations) if texts else "", clock)
     if begin == "simplify" and texts:

@@ -10,7 +10,7 @@ That takes the tensors that `plan` reads. In IR after a later stage, the plan mu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilec.core import mlir
@@ -22,7 +22,7 @@ from tilec.kernels import FAMILIES
 from tilec.plan.digest import ASSIGNED, DIGEST, assigned_operations, attributes_of_plan, digests, program_of, sign
 
 
-def check_edited(module: ir.Operation, target: Target, begin: str) -> None:
+def check_edited(module: ir.Operation, target: Target, begin: str, at: Mapping[str, int] | None = None) -> None:
     """Raises CallError if the plan in a module, which continues with stage `begin`, was edited and cannot be carried out, or if it
     was edited in IR after a later stage than `plan`."""
     signed = (mlir.get_string(module, DIGEST) or "").split()
@@ -35,7 +35,7 @@ def check_edited(module: ir.Operation, target: Target, begin: str) -> None:
     if begin != "fuse":
         why = "the plan in this IR (`tilec.kernels`) is not the one that stage 'plan' wrote, which later stages have obeyed"
         raise CallError(why, hint="edit the plan in IR that was dumped after stage 'plan', or in a schedule file")
-    replanned = _replanned(module, target)
+    replanned = _replanned(module, target, at)
     for name, now, then in _differences(module, replanned):
         raise CallError(
             f"the plan in this IR cannot be carried out: {name} is {now}, and follows from the program: {then}"
@@ -43,13 +43,14 @@ def check_edited(module: ir.Operation, target: Target, begin: str) -> None:
     sign(module)
 
 
-def _replanned(module: ir.Operation, target: Target) -> ir.Operation:
+def _replanned(module: ir.Operation, target: Target, at: Mapping[str, int] | None) -> ir.Operation:
     """A copy of the module, planned again in obedience to its own attributes. Raises CallError."""
     import tomlkit
 
     from tilec.plan.planner import annotate, make_plan
     from tilec.plan.schedule.read import VERSION, parse_schedule
     from tilec.plan.search import NONE
+    from tilec.plan.varying import plan_at
 
     copy = module.clone()
     function = program_of(copy)
@@ -57,8 +58,10 @@ def _replanned(module: ir.Operation, target: Target) -> ir.Operation:
         for key in ASSIGNED:
             if f"tilec.{key}" in op.attributes:
                 del op.attributes[f"tilec.{key}"]
-    plan = make_plan(function, target, demands=NONE)  # the steps of rewrites have been applied
-    table = {"program": plan.signature, "target": target.name} | _schedule(module)
+    # the steps of rewrites have been applied
+    plan = make_plan(function, target, demands=NONE) if at is None else plan_at(function, target, at, NONE)
+    ranges = {"sizes": {name: str(v) for name, v in plan.varies.items()}} if plan.varies else {}
+    table = {"program": plan.signature, "target": target.name} | ranges | _schedule(module)
     text = tomlkit.dumps({"version": VERSION, "plan": [table]})
     try:
         obeyed = parse_schedule(Source("the plan in this IR", text))(plan)

@@ -39,11 +39,11 @@ UNBOUNDED = 1 << 62  # of an extent whose greatest number is not known
 UNIT = 16  # of which blocks that may not be so large have a multiple
 
 
-def plan_at(function: ir.Operation, target: Target, sizes: Mapping[str, int]) -> Plan:
-    """The plan of a program at some sizes; its `function` is the program, after the steps of rewrites. An invariant size has the
-    number at which the plan loses the least (`plan/invariant.py`)."""
+def plan_at(function: ir.Operation, target: Target, sizes: Mapping[str, int], demands: Demands | None = None) -> Plan:
+    """The plan of a program at some sizes; its `function` is the program, after the steps of rewrites, which are those of `demands`
+    where it is given. An invariant size has the number at which the plan loses the least (`plan/invariant.py`)."""
     if not (ranges := invariant.sizes_of(function)):
-        return replace(_class_plan(function, target, sizes), replan=partial(_class_plan, function, target, sizes))
+        return replace(_class_plan(function, target, sizes, demands=demands), replan=partial(_class_plan, function, target, sizes))
     by_row, modules = invariant.by_row(target), list[ir.Module]()
 
     def exact_us(plan: Plan, at: Mapping[str, int]) -> float:
@@ -53,7 +53,7 @@ def plan_at(function: ir.Operation, target: Target, sizes: Mapping[str, int]) ->
         modules.append(module)
         return make_plan(copy, target, demands=FIXED).time_us
 
-    chosen = invariant.choose(ranges, sizes, partial(_class_plan, function, by_row), exact_us)
+    chosen = invariant.choose(ranges, sizes, partial(_class_plan, function, by_row, demands=demands), exact_us)
     replan = partial(_class_plan, function, by_row, chosen.plan.sizes)
     return replace(chosen.plan, remarks=(chosen.remark, *chosen.plan.remarks), replan=replan)
 

@@ -15,6 +15,7 @@ import numpy as np
 from tilec.core import mlir
 from tilec.core.diagnostics import CallError, InternalError
 from tilec.core.mlir import PassManager, ir
+from tilec.core.open_extents import strict
 from tilec.core.target import Target
 from tilec.driver.lowering import lower
 from tilec.dsl import ast
@@ -53,17 +54,20 @@ class Failure:
 @dataclass
 class Verifier:
     """The common part of all checks. `edited` is IR that a person changed, with the stage that it was dumped after: earlier
-    stages are not run."""
+    stages are not run. `shared` is the IR after every stage of a class of sizes, which is run at whichever of them."""
 
     target: Target
     schedule: Callable[[Plan], Plan] | None = None
     edited: tuple[str, str] | None = None
+    shared: dict[str, str] | None = None
     unsupported: dict[str, str] = field(default_factory=dict)  # stages that could not be interpreted, and why
     plan: Plan | None = None  # of the last lowering
     _last: tuple[Specialised, dict[str, str]] | None = None
 
     def texts(self, specialised: Specialised) -> dict[str, str]:
         """The IR after every stage. Raises InternalError where a stage fails."""
+        if self.shared is not None:
+            return self.shared
         if self._last is None or self._last[0] is not specialised:
             self._last = specialised, self._lower(specialised)
         return self._last[1]
@@ -140,7 +144,7 @@ class Verifier:
         assert expected is not None, "these inputs have shown a failure"
         (stage,) = [s for s in stages(lambda op: None, self.target) if s.name == failure.stage]
         suspects: list[str] = []
-        with mlir.context(), ir.Location.unknown():
+        with mlir.context(), ir.Location.unknown(), strict(self.shared is not None):
             module = mlir.parse(failure.before)
             for step in stage.steps:
                 suspects.append(_name(step))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
 
 from tilec.core.dtypes import DType
+from tilec.core.varying import Varying
 from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
 from tilec.plan.model import Plan
@@ -37,6 +39,43 @@ def sizes_around_tiles(names: Sequence[str], given: dict[str, int], plan: Plan) 
         for first, second in zip(free, free[1:] or free):
             found.append(dict.fromkeys(free, 2) | {second: tile - 1, first: tile + 1} | given)
     return distinct(found)
+
+
+def sizes_in_class(ranges: Mapping[str, Varying], plan: Plan, count: int, seed: int) -> list[dict[str, int]]:
+    """So many sizes of a class that a plan serves: its ends and what is next to them, then those that the plan was made at, sizes
+    around its tiles, and drawn ones."""
+    tiles = sorted({t for k in plan.kernels for t in k.tile if t > 1})
+    picks: list[Callable[[Varying], int]] = [
+        lambda v: v.low, lambda v: v.high, lambda v: v.low + v.multiple, lambda v: v.high - v.multiple,
+        *(partial(_multiple_of, t, more) for t in tiles for more in (0, 1)), lambda v: v.middle,
+    ]  # fmt: skip
+    chosen = [{name: pick(v) for name, v in ranges.items()} for pick in picks]
+    chosen.insert(4, dict(plan.sizes))
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        chosen.append({n: int(rng.integers(v.low // v.multiple, v.high // v.multiple + 1)) * v.multiple for n, v in ranges.items()})
+    return distinct(c for c in chosen if all(ranges[name].has(n) for name, n in c.items()))[:count]
+
+
+def _multiple_of(tile: int, more: int, v: Varying) -> int:
+    """A few of a tile, the least that a range has, or some more than that."""
+    return (-(-v.low // tile) * tile // v.multiple + more) * v.multiple
+
+
+def steps_of(specialised: Specialised) -> int:
+    """How many steps the loops of a program take, as it is written."""
+    found = 0
+    for equation in specialised.equations:
+        nodes = list(ast.traverse(equation.value))
+        inner = [prod(map(_length, n.ranges)) for n in nodes if isinstance(n, ast.Reduce)]
+        inner += [_length(n.range) for n in nodes if isinstance(n, ast.Scan)]
+        found += prod(ast.extents_of(equation)) * max(1, sum(inner))
+    return found
+
+
+def _length(range_: ast.Range) -> int:
+    low, high = map(ast.number_of, ast.ends_of(range_))
+    return high - low
 
 
 def primes(names: Sequence[str]) -> dict[str, int]:
