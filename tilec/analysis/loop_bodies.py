@@ -6,9 +6,10 @@ from collections.abc import Collection
 from math import prod
 
 from tilec.analysis.directions import extract_directions
-from tilec.analysis.graph import Node, Read, dims_of, element_bytes
+from tilec.analysis.graph import Node, Read, element_bytes
 from tilec.analysis.isomorphic import of_structure
 from tilec.analysis.operation_costs import cost_of
+from tilec.analysis.products import dims_of_each
 from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.core.target import Target
@@ -34,7 +35,7 @@ def loop_body_of(node: Node) -> LoopBody:
         for reads, stores in ((node.reads, False), (node.results, True))
         for read in reads
     ]  # fmt: skip
-    operations = list[LoopOperation]()
+    operations, dims = list[LoopOperation](), _dims(node, block, inputs)
     for view in block.operations:
         op = view.operation
         if op.name == "tensor.extract":
@@ -42,7 +43,7 @@ def loop_body_of(node: Node) -> LoopBody:
         elif len(op.results) == 1 and (count := _count(op)):
             result = op.results[0]
             widths = [element_bytes(v.type) for v in (result, *op.operands) if not isinstance(v.type, ir.IndexType)]
-            operations.append(LoopOperation(_dims(result, node, block, inputs), count, max([1, *widths])))
+            operations.append(LoopOperation(dims[result], count, max([1, *widths])))
     states = list(block.arguments)[inputs:]
     latencies = 1.0
     if node.scan is not None:
@@ -52,11 +53,10 @@ def loop_body_of(node: Node) -> LoopBody:
     return LoopBody(node.extents, node.reduced, tuple(accesses), tuple(operations), node.scan, choices, latencies)
 
 
-def _dims(value: ir.Value, node: Node, block: ir.Block, inputs: int) -> frozenset[int]:
-    """The dimensions that a value depends on; of what depends on a state, all that the operation reduces, too."""
-    own = dims_of(value, node)
-    states = list(block.arguments)[inputs:]
-    return own | node.reduced if any(mlir.depends(block, value, s) for s in states) else own
+def _dims(node: Node, block: ir.Block, inputs: int) -> dict[ir.Value, frozenset[int]]:
+    """The dimensions that each value depends on; of what depends on a state, all that the operation reduces, too."""
+    of_operands = [frozenset(mlir.map_dims(m)) for m in mlir.maps_of(node.op)]
+    return dims_of_each(block, [dims if n < inputs else dims | node.reduced for n, dims in enumerate(of_operands)])
 
 
 def _steps(read: Read, rank: int) -> tuple[int, ...]:

@@ -99,8 +99,8 @@ def _same_in_vectors(op: ir.Operation, maps: dict[ir.Value, ir.AffineMap]) -> di
     lane = lanes.pop() if len(lanes) == 1 else None
     if lane is None:
         return {}
-    operand_dims = [mlir.map_dims(m) for m in maps.values()]
+    dims = products.dims_of_each(body, [mlir.map_dims(m) for m in maps.values()])
     extent = mlir.extents_of(op)[lane]
     shared = [o.operation for o in body.operations if len(o.results) == 1]
-    found = [o for o in shared if lane not in products.dims_of(body, o.results[0], operand_dims)]
+    found = [o for o in shared if lane not in dims[o.results[0]]]
     return dict.fromkeys(found, max(1, min(VECTOR, extent & -extent)))

@@ -111,8 +111,23 @@ def dims_of(body: ir.Block, value: ir.Value, operand_dims: Sequence[Iterable[int
     """The dimensions of the operation that a value of its body depends on; `operand_dims` are those that subscript each operand."""
     found = {d for n in arguments_of(body, value) for d in operand_dims[n]}
     for op in mlir.slice_of(body, value):
-        found |= {mlir.index_dim(o) for o in (op, *mlir.traverse(op)) if o.name == "linalg.index"}
+        found |= _own_dims(op)
     return frozenset(found)
+
+
+def dims_of_each(body: ir.Block, operand_dims: Sequence[Iterable[int]]) -> dict[ir.Value, frozenset[int]]:
+    """`dims_of` for each value of the body, in one pass over it."""
+    found = {a: frozenset(dims) for a, dims in zip(body.arguments, operand_dims, strict=True)}
+    for view in body.operations:
+        op = view.operation
+        dims = frozenset(_own_dims(op)).union(*(found.get(v, ()) for v in mlir.operands_of(op)))
+        found |= dict.fromkeys(op.results, dims)
+    return found
+
+
+def _own_dims(op: ir.Operation) -> set[int]:
+    """The dimensions whose indices an operation is, or has inside."""
+    return {mlir.index_dim(o) for o in (op, *mlir.traverse(op)) if o.name == "linalg.index"}
 
 
 def stored(factor: S) -> S:
