@@ -152,7 +152,7 @@ def interpreted(
     case: Case, program: Specialised, target: str, schedule: str | None = None
 ) -> Iterator[tuple[str, Arrays]]:
     """The results of the IR after every stage."""
-    texts = lowered(program, schedule=as_schedule(schedule), target=target, locations=True, emit=False)[1].texts
+    texts = lowered(program, schedule=as_schedule(schedule), target=target, locations=True, emit=False, texts=True)[1].texts
     for stage in [s for s in NAMES if s in texts]:
         with np.errstate(all="ignore"):
             yield stage, interpret_stage(program, texts, stage, case.inputs)

@@ -38,7 +38,7 @@ def test_a_factor_is_copied_as_one_line(tile, monkeypatch):
         return np.einsum("mk,nk->mn", (x * s[:, None]).reshape(len(x), -1), w)
 
     sizes = {"M": 20, "N": 48, "G": 3, "H": 24}
-    result = check(GROUPS.replace("{H}", "24"), ("bf16", "bf16", "bf16"), sizes, tile, expected, monkeypatch)
+    result = check(GROUPS.replace("{H}", "24"), ("bf16", "bf16", "bf16"), sizes, tile, expected, monkeypatch, texts=True)
     assert shapes_of(result) == 1
     assert set(result.plan.kernels[-1].options.copies) == {"tma" if tile[0] == "wgmma" else "async"}
 
@@ -47,7 +47,7 @@ def test_a_factor_is_copied_as_one_line(tile, monkeypatch):
 @pytest.mark.parametrize("target", ["h200", "cpu"])
 def test_all_stages_and_the_cpu_agree(text, target, rng):
     text, inputs = text.format(H=8), drawn(rng)
-    _, result = lowered(text, None, inputs, target=target)
+    _, result = lowered(text, None, inputs, target=target, texts=True)
     assert shapes_of(result) == 1
     kind = "cuda" if target == "h200" else "cpu"
     for stage in STAGES:
@@ -68,7 +68,7 @@ def test_all_stages_and_the_cpu_agree(text, target, rng):
 )
 def test_others_are_read_as_they_were(text, rng):
     text, inputs = text.replace("{G}", "3").format(H=8), drawn(rng)
-    _, result = lowered(text, None, inputs)
+    _, result = lowered(text, None, inputs, texts=True)
     assert shapes_of(result) == 0
     assert_within(text, inputs, list(interpret(result.texts["map"], inputs).values()), kind="cuda")
 
@@ -107,7 +107,7 @@ def test_a_linear_layer_sums_along_one_index(name, target, rng):
     text = LINEAR.format(k=k, left=left, right=right)
     shapes = {"x": (2, 8, 3, 5), "w": (6, 120), "b": (6,)}
     inputs = {n: rng.standard_normal(shape, dtype=np.float32) for n, shape in shapes.items()}
-    _, result = lowered(text, None, inputs, target=target)
+    _, result = lowered(text, None, inputs, target=target, texts=True)
     assert shapes_of(result) == shown
     kind = "cuda" if target == "h200" else "cpu"
     for stage in STAGES:
@@ -154,7 +154,7 @@ def test_groups_are_read_at_bare_indices(name, target, rng):
     """One dimension that is read at two is shown as two: no access is computed."""
     text = GROUPED[name]
     inputs = {"x": rng.standard_normal((2, 24, 5)).astype(np.float32), "w": rng.standard_normal(24).astype(np.float32)}
-    special, result = lowered(text, None, inputs, target=target)
+    special, result = lowered(text, None, inputs, target=target, texts=True)
     assert "tensor.expand_shape" in result.texts["simplify"] and "tensor.extract" not in result.texts["simplify"]
     kind = "cuda" if target == "h200" else "cpu"
     for stage in STAGES:

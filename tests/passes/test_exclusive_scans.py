@@ -46,7 +46,7 @@ def exclusive(text: str) -> bool:
 def test_values(name, shape, rng):
     text = program((SHIFTED | OTHERS)[name])
     inputs = {"x": rng.standard_normal(SHAPES[shape]).astype(np.float32)}
-    special, result = lowered(text, None, inputs, target="h200")
+    special, result = lowered(text, None, inputs, target="h200", texts=True)
     assert exclusive(result.texts["simplify"]) == (name in SHIFTED)
     for stage in ("simplify", "fuse", "map"):
         assert_within(text, inputs, list(interpret(result.texts[stage], inputs).values()), kind="cuda")

@@ -23,7 +23,7 @@ FILES = sorted((TESTS / "filecheck").glob("*.tile"))
 
 def stage_text(path: Path, stage: str, sizes: dict[str, int], target: str) -> str:
     emit, end = stage == "emit", {"build": "simplify", "emit": "map"}.get(stage, stage)
-    result = lowered(path, None, sizes, target=target, end=end, locations=emit, emit=emit)[1]
+    result = lowered(path, None, sizes, target=target, end=end, locations=emit, emit=emit, texts=stage == "build" or None)[1]
     return "\n".join(k.text for k in result.emitted.kernels) if emit else result.texts[stage]
 
 

@@ -71,7 +71,7 @@ def is_merged(text: str) -> bool:
 def test_values(name, target, rng):
     text = (MERGED | SEPARATE)[name]
     inputs, kind = drawn(text, rng), "cuda" if target == "h200" else "cpu"
-    special, result = lowered(text, None, inputs, target=target)
+    special, result = lowered(text, None, inputs, target=target, texts=True)
     assert is_merged(result.texts["simplify"]) == (name in MERGED)
     for stage in STAGES:
         assert_within(text, inputs, list(interpret(result.texts[stage], inputs).values()), kind=kind)

@@ -178,7 +178,7 @@ def test_every_stage_of_attention_stays_within_its_bound(case, rng):
     inputs = {
         name: (rng.normal(0, 1, shape) / (8 if name == "w" else 1)).astype(kind) for name, shape in shapes.items()
     }
-    result = lowered(source, None, inputs)[1]
+    result = lowered(source, None, inputs, texts=True)[1]
     for text in result.texts.values():
         assert_within(source, inputs, list(interpret(text, inputs).values()), kind="cuda")
 

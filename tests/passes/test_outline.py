@@ -48,7 +48,7 @@ def different(source: Source, target: str, **options) -> int:
 
 def compute(source: Source, target: str) -> None:
     """By the interpreter as kernels are made and as they are printed, and as printed kernels for a GPU."""
-    special, result = lowered(source, "f", target=target)
+    special, result = lowered(source, "f", target=target, texts=True)
     inputs = dict(zip((t.name for t in special.inputs), arrays(special)))
     for stage in ("fuse", "map"):
         assert_within(source.text, inputs, list(interpret(result.texts[stage], inputs).values()), kind=target_kind(target))
@@ -180,7 +180,7 @@ def gathered(ids: int = 0, jds: int = 0) -> dict[str, np.ndarray]:
 @TARGETS
 def test_checks_speak_of_their_own_launch(target):
     source = Source("f.tile", GATHERS)
-    result = lowered(source, "f", target=target)[1]
+    result = lowered(source, "f", target=target, texts=True)[1]
     found = result.emitted
     assert len({id(found.launched[name]) for name in ("f_y", "f_z")}) == 1
     assert [site.split(": ")[0] for site in found.sites] == ["f.tile:2:15", "f.tile:3:15", "f.tile:4:15"]

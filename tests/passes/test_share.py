@@ -32,7 +32,7 @@ def test_equal_operations_are_one(name, target, rng):
     results, body, (reduction, left) = PROGRAMS[name]
     source = f"op f(x: f32[M, N]) -> ({results}) {{ {body} }}"
     inputs = {"x": rng.normal(0, 1, (3, 16)).astype(np.float32)}
-    _, result = lowered(source, None, inputs, target=target)
+    _, result = lowered(source, None, inputs, target=target, texts=True)
     assert result.texts["simplify"].count(f'tilec.reduce = "{reduction}"') == left
     outs = interpret(result.texts["simplify"], inputs)
     assert_within(source, inputs, list(outs.values()), kind="cuda")

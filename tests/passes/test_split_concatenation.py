@@ -126,7 +126,7 @@ def test_what_is_concatenated_is_reduced_once(name, target, rng):
     program = NORMS.format(first=norms[0], second=norms[1], third=norms[2])
     arrays = {"x": (3, 16, 4, 5), "w": (16, 16), "v": (16, 32)}
     inputs = {n: rng.standard_normal(shape, dtype=np.float32) for n, shape in arrays.items()}
-    made = lowered(program, None, inputs, target=target, end="plan", emit=False)[1].texts["simplify"]
+    made = lowered(program, None, inputs, target=target, end="simplify", emit=False)[1].texts["simplify"]
     long = re.findall(r'iterator_types = \["parallel", "reduction", "reduction", "reduction"\]', made)
     assert len(long) == count
     assert_within(program, inputs, list(interpret(made, inputs).values()), kind="cuda" if target == "h200" else target)
@@ -138,7 +138,7 @@ def test_what_is_computed_in_a_concatenation_is_reduced_there(part, rng):
     program = NORMS.format(first=norms[0], second=norms[1], third=norms[2]).replace("= x[n, i, h, k] if", f"= {part} if")
     arrays = {"x": (3, 16, 4, 5), "w": (16, 16), "v": (16, 32)}
     inputs = {n: rng.standard_normal(shape, dtype=np.float32) for n, shape in arrays.items()}
-    made = lowered(program, None, inputs, end="plan", emit=False)[1].texts["simplify"]
+    made = lowered(program, None, inputs, end="simplify", emit=False)[1].texts["simplify"]
     assert ".piece" not in made
     assert_within(program, inputs, list(interpret(made, inputs).values()), kind="cuda")
 

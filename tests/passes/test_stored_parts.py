@@ -97,7 +97,7 @@ def test_parts_are_stored_where_they_lie(name, rng):
     """In every stage, and by printed kernels. Nothing copies them."""
     text, concatenations, parts = FORMS[name]
     arrays = given(text, rng)
-    special, result = lowered(text, None, arrays, target="h200")
+    special, result = lowered(text, None, arrays, target="h200", texts=True)
     assert stored(result.plan) == concatenations
     written = {name for kernel in result.plan.kernels for name in kernel.outputs}
     assert parts <= written and written.isdisjoint(concatenations)
@@ -110,7 +110,7 @@ def test_parts_are_stored_where_they_lie(name, rng):
 
 def test_sums_in_parts_are_stored_where_they_lie():
     """Parts that nothing is computed from share no launch: they are in one memory."""
-    _, result = lowered(Source("t.tile", SPLIT), None)
+    _, result = lowered(Source("t.tile", SPLIT), None, texts=True)
     assert stored(result.plan) == ["y"] and result.plan.steps("split")
     assert sorted(re.findall(r"tilec.slab = array<i64: (.*?)>", result.texts["fuse"])) == ["0, 0, 24, 64", "8, 0, 24, 64"]
 

@@ -22,7 +22,7 @@ nan, inf = np.nan, np.inf
 def texts(source, op, arrays, target, sizes=None) -> dict[str, str]:
     """The IR after every stage."""
     special = specialised(source, op, list(arrays), sizes)
-    return lowered(special, target=target, locations=True, emit=False)[1].texts
+    return lowered(special, target=target, locations=True, emit=False, texts=True)[1].texts
 
 
 def of_one_meaning(found: dict[str, str], seen: set[str]) -> dict[str, str]:

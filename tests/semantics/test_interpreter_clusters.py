@@ -103,7 +103,7 @@ def test_clusters_that_are_none():
 def mapped(name: str, sizes: dict[str, int], plan: tuple, rng, stage: str = "map") -> tuple[str, dict]:
     example = EXAMPLES[name]
     inputs = example.inputs(rng, sizes)
-    _, result = lowered(example.path, example.op, inputs, planned(*plan), locations=True)
+    _, result = lowered(example.path, example.op, inputs, planned(*plan), locations=True, texts=True)
     return result.texts[stage], inputs
 
 

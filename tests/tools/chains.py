@@ -54,14 +54,14 @@ def use_tile(tile: tuple[int, int] | ChainTile, monkeypatch) -> None:
 
 def lowered(
     text: str, sizes: dict[str, int], tile: tuple[int, int] | ChainTile | None, monkeypatch, target: str | Target = "h200",
-    **rewrites: Any,
+    texts: bool | None = None, **rewrites: Any,
 ):  # fmt: skip
-    """`rewrites` are those of a schedule file."""
+    """`texts` are as `tools.lowering.lowered` takes them, `rewrites` those of a schedule file."""
     if tile is not None:
         use_tile(tile, monkeypatch)
     chains_pay(monkeypatch)
     schedule = rewritten(**rewrites) if rewrites else None
-    specialised, result = lower_text(Source("t.tile", text), None, sizes, schedule, target, locations=True)
+    specialised, result = lower_text(Source("t.tile", text), None, sizes, schedule, target, texts, locations=True)
     assert_reads_back(result)
     return specialised, result
 

@@ -79,9 +79,11 @@ LARGE = {"M": 4096, "N": 4096, "K": 4096}
 
 
 def lowered(
-    text: str, sizes: dict[str, int], target: str | Target, tile: tuple | None = None, monkeypatch=None, **rewrites: Any
+    text: str, sizes: dict[str, int], target: str | Target, tile: tuple | None = None, monkeypatch=None,
+    texts: bool | None = None, **rewrites: Any,
 ):  # fmt: skip
-    """A program down to Python text; `tile` is (instruction, bm, bn, bk, warps). `rewrites` are those of a schedule file."""
+    """A program down to Python text; `tile` is (instruction, bm, bn, bk, warps). `texts` are as `lowering.lowered` takes them,
+    `rewrites` those of a schedule file."""
     if tile is not None:
         instruction, *block, warps = tile
 
@@ -92,7 +94,7 @@ def lowered(
 
         monkeypatch.setattr(contraction, "_is_buildable", only)
     schedule = rewritten(**rewrites) if rewrites else None
-    specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, schedule, target, locations=True)
+    specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, schedule, target, texts, locations=True)
     lowering.assert_reads_back(result)
     return specialised, result
 

@@ -42,6 +42,8 @@ def _wrapping(name: str):
     kind, bits = NUMPY[name], int(name.lstrip("uint"))
 
     def convert(value):
+        if type(value) is kind:
+            return value
         value = int(value) & ((1 << bits) - 1)
         return kind(value - (1 << bits) if name[0] == "i" and value >> (bits - 1) else value)
 
@@ -116,12 +118,12 @@ class Intrinsics(ModuleType):
         self.unrolled = lambda *bounds: map(np.int64, range(*bounds))
 
     def within_i32(self, index):
-        assert -(2**31) <= index < 2**31, f"the index {index} is not within 32 bits"
-        return np.int64(index)
+        assert -(2**31) <= int(index) < 2**31, f"the index {index} is not within 32 bits"
+        return index if type(index) is np.int64 else np.int64(index)
 
     def within_u31(self, index):
-        assert 0 <= index < 2**31, f"the index {index} is negative or not within 31 bits"
-        return np.int64(index)
+        assert 0 <= int(index) < 2**31, f"the index {index} is negative or not within 31 bits"
+        return index if type(index) is np.int64 else np.int64(index)
 
     def multiply_wide_u32(self, a, b):
         return np.uint64((int(a) & 0xFFFFFFFF) * (int(b) & 0xFFFFFFFF)).astype(np.int64)
@@ -230,7 +232,7 @@ class Intrinsics(ModuleType):
 
 def _typed(function, kind: str):
     wide = np.float64 if kind == "f64" else np.float32
-    return lambda *values: _cast(function(*(np.float64(v) for v in values)), wide)
+    return lambda *values: _cast(function(*map(np.float64, values)), wide)
 
 
 def _cast(value, kind):

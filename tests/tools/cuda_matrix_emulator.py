@@ -7,8 +7,7 @@ shows. Shared memory begins as garbage, which a product that reads too early tur
 from __future__ import annotations
 
 from collections import defaultdict
-from functools import partial
-from itertools import product
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -110,7 +109,8 @@ class MatrixIntrinsics(Intrinsics):
 
     def _ldmatrix(self, array, at, address, transposed: bool) -> None:
         def load(addresses):
-            rows = np.stack([self.state.block.access(np.dtype(np.uint16), 8, a) for a in addresses]).reshape(4, 8, 8)
+            block, words = self.state.block, np.dtype(np.uint16)
+            rows = np.stack([block.access(words, 8, a) for a in addresses]).reshape(4, 8, 8)
             return rows.transpose(0, 2, 1) if transposed else rows
 
         lane = self.state.thread % 32
@@ -137,23 +137,17 @@ class MatrixIntrinsics(Intrinsics):
         wide = np.int32 if np.dtype(dtype).kind in "iu" else np.float32
 
         def multiply(words):
-            left, right = np.zeros((16, 8 * count), wide), np.zeros((8 * count, 8), wide)
-            for lane, (x, y) in enumerate(words):
-                g, t = lane // 4, count * (lane % 4)
-                for j, part in enumerate(x.view(dtype).reshape(4, count)):
-                    k = t + 4 * count * (j // 2)
-                    left[g + 8 * (j % 2), k : k + count] = part
-                for j, part in enumerate(y.view(dtype).reshape(2, count)):
-                    k = t + 4 * count * j
-                    right[k : k + count, g] = part
+            lefts, rights = (np.stack(given).view(dtype).astype(wide) for given in zip(*words))
+            # by lane / 4 and lane % 4, then halves of k and, on the left, of rows
+            left = lefts.reshape(8, 4, 2, 2, count).transpose(3, 0, 2, 1, 4).reshape(16, 8 * count)
+            right = rights.reshape(8, 4, 2, count).transpose(2, 1, 3, 0).reshape(8 * count, 8)
             if dtype is np.float32:
                 assert not (np.concatenate([left.ravel(), right.ravel()]).view(np.int32) & 0x1FFF).any(), "not rounded"
             return left @ right
 
         result = self._fused(32, (a[a_at : a_at + 4].copy(), b[b_at : b_at + 2].copy()), multiply)
         lane = self.state.thread % 32
-        for half, column in product(range(2), range(2)):
-            sums[at + 2 * half + column] += result[lane // 4 + 8 * half, 2 * (lane % 4) + column]
+        sums[at : at + 4] += result[lane // 4 :: 8, 2 * (lane % 4) : 2 * (lane % 4) + 2].ravel()
 
     # ---- barriers and TMA ----------------------------------------------------------------------------------
 
@@ -271,14 +265,21 @@ class MatrixIntrinsics(Intrinsics):
         descriptor = int(descriptor) & ~(SHARED >> 4)
         assert descriptor >> 62 == 1
         start, leading, stride = ((descriptor >> bits & 0x3FFF) << 4 for bits in (0, 16, 32))
-        size = np.dtype(dtype).itemsize
-        line, block = 128 // size, self.state.block
-        r, k = np.indices((rows, 32 // size))
-        across, along = (k, r) if transposed else (r, k)
-        at = across // 8 * stride + across % 8 * 128 + along % line * size + along // line * leading
-        at = _swizzled(SHARED + start + at) - SHARED
-        assert at.min() >= 0 and at.max() + size <= len(block.shared), f"{at.max() + size} bytes of shared memory"
-        return block.shared[at[..., None] + np.arange(size)].view(dtype)[..., 0]
+        size, block = np.dtype(dtype).itemsize, self.state.block
+        at, end = _places(start, leading, stride, rows, size, transposed)
+        assert end <= len(block.shared), f"{end} bytes of shared memory"
+        return block.shared[: len(block.shared) // size * size].view(dtype)[at]
+
+
+@lru_cache(maxsize=1024)
+def _places(start: int, leading: int, stride: int, rows: int, size: int, transposed: bool) -> tuple[np.ndarray, int]:
+    """Where the elements of an operand lie in shared memory, in elements of `size` bytes, and the byte where the last one ends."""
+    line, (r, k) = 128 // size, np.indices((rows, 32 // size))
+    across, along = (k, r) if transposed else (r, k)
+    at = across // 8 * stride + across % 8 * 128 + along % line * size + along // line * leading
+    at = _swizzled(SHARED + start + at) - SHARED
+    assert at.min() >= 0 and not (at % size).any()
+    return at // size, int(at.max()) + size
 
 
 class _Barrier:

@@ -39,20 +39,28 @@ def specialised(
 
 def lowered(
     source: str | Path | Source | Specialised, op: str | None = None, given: Given = None, schedule: Any = None,
-    target: str | Target = "h200", **options: Any,
+    target: str | Target = "h200", texts: bool | None = None, locations: bool = False, **options: Any,
 ) -> tuple[Specialised, Lowered]:  # fmt: skip
-    """The specialised program, and its IR, plan and printed kernels; `options` are those of `tilec.driver.lowering.lower`."""
+    """The specialised program, and its IR, plan and printed kernels; `options` are those of `tilec.driver.lowering.lower`.
+
+    The IR is that after the last stage alone. With `texts` it is that after every stage, each pass of which is verified; that
+    takes a fifth longer. `texts=False` leaves all of it out.
+    """
     special = source if isinstance(source, Specialised) else specialised(source, op, given)
     machine = load(target) if isinstance(target, str) else target
     with mlir.context(), ir.Location.unknown():
-        return special, lower(build(special), machine, schedule=schedule, **{"locations": False} | options)
+        module = build(special)
+        result = lower(module, machine, schedule=schedule, texts=bool(texts), locations=locations, **options)
+        if texts is None:
+            result.texts[options.get("end", "map")] = module.operation.get_asm(enable_debug_info=locations)
+    return special, result
 
 
 def planned(
     source: str | Path | Source | Specialised, op: str | None = None, given: Given = None, target: str | Target = "h200"
 ) -> Plan:
     """The plan alone, which takes a third of the time."""
-    return lowered(source, op, given, target=target, end="plan", emit=False)[1].plan
+    return lowered(source, op, given, target=target, texts=False, end="plan", emit=False)[1].plan
 
 
 def assert_reads_back(result: Lowered, stage: str = "map") -> None:

@@ -177,7 +177,7 @@ def test_every_stage(name, rng, always):
     q, k, v = (rng.standard_normal(x, np.float32) for x in ((1, 17, 3), (1, 19, 3), (1, 19, 4)))
     program = ATTENTION.format(scores=text)
     sizes = {"H": 1, "S": 17, "T": 19, "D": 3, "E": 4}
-    special, result = lowering.lowered(program, None, sizes, target=load(BUILT_IN / "cpu.toml"))
+    special, result = lowering.lowered(program, None, sizes, target=load(BUILT_IN / "cpu.toml"), texts=True)
     assert isinstance(result.plan.kernels[0].options, PanelChain)
     for stage in ("tile", "stage", "map"):
         (found,) = interpret_stage(special, result.texts, stage, {"q": q, "k": k, "v": v}).values()

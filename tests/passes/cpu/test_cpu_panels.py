@@ -251,7 +251,7 @@ def test_every_stage_of_a_product_of_bf16(form, scale, rng, by_unit):
     target = refitted(target, NestTimes, vector_issue=1e-5)
     target = refitted(target, PanelTimes, pack_along_ns=0.01, pack_across_ns=0.01)
     target = replace(target, tensor={"bf16": {by_unit: 500.0}})
-    program, result = lowering.lowered(text, None, sizes, target=target)
+    program, result = lowering.lowered(text, None, sizes, target=target, texts=True)
     assert result.plan.kernels[0].options.instruction == by_unit
     assert re.search({"amx": "vector<16x", "dot": r"vector<\d+x1x2xbf16"}[by_unit], result.texts["map"])
     for stage in ("tile", "stage", "map"):

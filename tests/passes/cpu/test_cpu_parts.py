@@ -222,7 +222,7 @@ def test_every_stage(form, scale, rng, always):
     text, _ = text_of(form)
     sizes = {"M": 5, "N": 17 if scale == 1 else 9, "K": 35}
     a, b = draw(form, sizes, rng, 1.0 if form == "f16" else scale)
-    program, result = lowering.lowered(text, None, sizes, target=described())
+    program, result = lowering.lowered(text, None, sizes, target=described(), texts=True)
     assert result.plan.kernels[0].options.instruction == "amx"
     for stage in ("tile", "stage", "map"):
         (found,) = interpret_stage(program, result.texts, stage, {"a": a, "b": b}).values()

@@ -192,7 +192,7 @@ def test_tensors_are_stored_in_aligned_rows(text, channels, stored, monkeypatch)
     text = text.format(t="bf16", o="bf16")
     text = text.replace("f[r, s, c, k]", "f[k, r, s, c]") if "[K, R, S, C]" in text else text
     sizes = {"N": 2, "H": 4, "W": 5, "C": channels, "K": channels, "R": 3, "S": 3}
-    specialised, result = T.lowered(text, sizes, "h200", WGMMA[64], monkeypatch, pack=True)
+    specialised, result = T.lowered(text, sizes, "h200", WGMMA[64], monkeypatch, texts=True, pack=True)
     assert [p.dims for p in result.plan.steps("pack")] == [()] * stored and result.plan.kernels[-1].options.copies == (
         "tma",
         "tma",

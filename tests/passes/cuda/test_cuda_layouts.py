@@ -135,7 +135,7 @@ def test_a_failed_check_is_reported(rng):
 
 @pytest.mark.parametrize("example", ALL)
 def test_mapped_ir_is_valid_and_can_be_read_back(example, rng):
-    _, result = lowered(example.path, example.op, example.inputs(rng))
+    _, result = lowered(example.path, example.op, example.inputs(rng), texts=True)
     with mlir.context():
         for stage in ("stage", "map"):
             module = mlir.parse(result.texts[stage])

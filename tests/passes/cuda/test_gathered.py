@@ -43,7 +43,7 @@ def inputs_of(specialised, seed=5):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name, always):
     text = PROGRAMS[name]
-    specialised, result = lower_text(Source("t.tile", text), None, SIZES, ANEW, locations=True)
+    specialised, result = lower_text(Source("t.tile", text), None, SIZES, ANEW, locations=True, texts=True)
     assert_reads_back(result)
     assert result.plan.steps("recompute") and any(isinstance(k.options, ContractionChain) for k in result.plan.kernels)
     inputs = inputs_of(specialised)

@@ -269,7 +269,7 @@ def test_kernels_that_an_edit_makes_unfit_are_launched_alone():
 
 
 def test_edited_ir_is_held_to_the_same():
-    _, result = lowered(SEVERAL, None, given())
+    _, result = lowered(SEVERAL, None, given(), texts=True)
     from tilec.plan.edited import check_edited
 
     text = result.texts["plan"]

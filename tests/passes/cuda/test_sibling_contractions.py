@@ -80,7 +80,7 @@ LARGE = {"M": 4096, "K": 2048, "N": 4096}
 LARGE_SEPARATE = {"M": 512, "K": 2048, "N": 2048, "P": 512}
 
 
-def lowered(text, kinds, sizes, columns=None, **changes):
+def lowered(text, kinds, sizes, columns=None, texts=None, **changes):
     """With these options, in one kernel by warpgroups, even where warps would be faster; in blocks of so many columns."""
 
     def by_warpgroups(built) -> bool:
@@ -95,7 +95,7 @@ def lowered(text, kinds, sizes, columns=None, **changes):
     text = text.format(**dict(zip("to", kinds)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contraction, "_is_buildable", by_warpgroups)
-        specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, schedule, locations=True)
+        specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, schedule, texts=texts, locations=True)
     (kernel,) = result.plan.kernels
     assert isinstance(kernel.options, WarpgroupContraction)
     return text, specialised, result, kernel.options
@@ -179,7 +179,7 @@ def test_sums_that_leave_the_matrix_units():
 @pytest.mark.parametrize("text, sizes", [(GATED, SMALL), (QKV, SEPARATE)])
 def test_interpreted(text, sizes):
     """Every stage, by the interpreter."""
-    text, specialised, result, _ = lowered(text, ("bf16", "bf16"), sizes, persistent_blocks=2, stages=2)
+    text, specialised, result, _ = lowered(text, ("bf16", "bf16"), sizes, texts=True, persistent_blocks=2, stages=2)
     inputs = T.arrays(specialised)
     for stage in ("fuse", "tile", "bufferize", "stage", "map"):
         assert_within(text, inputs, interpret_stage(specialised, result.texts, stage, inputs), kind="cuda")
