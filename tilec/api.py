@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     Known = tuple[fast_call.Call, Executable | AtSizes, object]
 
 leave_out()
+_SHAPE = attrgetter("shape")
 MOST_FAST = 8  # specialisations of one op that are called by the short way
 MOST_SIZED = 1024  # shapes of arguments, of an op whose sizes vary, that are found at once: some kilobytes each
 
@@ -62,8 +63,9 @@ class Op:
     def __init__(
         self, program: Program | Spelled, name: str | None, sizes: Mapping[str, int], target: str | None, schedule: Path | None,
         deferred_checks: bool = False, donated: tuple[tuple[int, int], ...] = (), varies: Mapping[str, Varying] | None = None,
+        specialise_after: int = 0,
     ):  # fmt: skip
-        self._donated, self._varies = donated, dict(varies or {})
+        self._donated, self._varies, self._specialise_after = donated, dict(varies or {}), specialise_after
         self._program, self._sizes, self._deferred_checks = program, dict(sizes), deferred_checks
         self._target, self._schedule = target, schedule
         self._built: dict[tuple, Executable] = {}
@@ -78,7 +80,9 @@ class Op:
         from tilec.driver.by_class import ByClass
 
         assert isinstance(self._program, Program), "a spelling takes no `varies`"
-        return ByClass(self._program, self.name, self._sizes, self._varies, self._recipe, self._built_for)
+        return ByClass(
+            self._program, self.name, self._sizes, self._varies, self._recipe, self._built_for, self._specialise_after
+        )  # fmt: skip
 
     def __reduce__(self) -> tuple[object, ...]:
         """A pickled op is its program's text and its options. The loaded op compiles again, or finds its kernels in the disk
@@ -95,6 +99,7 @@ class Op:
             self._donated,
             source.folders,
             self._varies,
+            self._specialise_after,
         )
 
     def __copy__(self) -> Op:
@@ -132,7 +137,7 @@ class Op:
                     return results
             if self._by_class is not None:
                 shapes = _shapes(arrays)
-                if (known := self._sized.get(shapes)) is not None:
+                if (known := self._sized[shapes]) is not None:
                     call, executable, _ = known
                     if (results := call(arrays, out, stream)) is not fast_call.NO:
                         self._fast, self._latest = (known,), executable
@@ -163,6 +168,7 @@ class Op:
             with compiling():
                 call = fast_call.make(executable, arrays, views, made, wrap)
             if call is not None:
+                call = call if self._by_class is None else self._by_class.counted(call, executable)
                 known = call, executable, kind
                 self._fast = (known, *self._fast[: MOST_FAST - 1]) if self._by_class is None else (known,)
                 if self._by_class is not None:
@@ -325,7 +331,7 @@ class Op:
         (`passes/tensor/slice_updates.py`). It is not for calls by arrays: `build_for` makes what a compiled graph launches."""
         return Op(
             self._program, self._declared.name, self._sizes, self._target, self._schedule, self._deferred_checks, tuple(pairs),
-            self._varies,
+            self._varies, self._specialise_after,
         )  # fmt: skip
 
     def recipe_for(self, inputs: Signature, device: str | int) -> Recipe:
@@ -410,11 +416,11 @@ class Op:
 def _restored(
     name: str, text: str, op: str, sizes: Mapping[str, int], target: str | None, schedule: Path | None,
     deferred_checks: bool, donated: tuple[tuple[int, int], ...] = (), folders: tuple[str, ...] = (),
-    varies: Mapping[str, Varying] | None = None,
+    varies: Mapping[str, Varying] | None = None, specialise_after: int = 0,
 ) -> Op:  # fmt: skip
     """The op that was pickled."""
     program = Spelled.read(text, {}) if is_spelling(text) else read_program(Source(name, text, folders))
-    return Op(program, op, sizes, target, schedule, deferred_checks, donated, varies)
+    return Op(program, op, sizes, target, schedule, deferred_checks, donated, varies, specialise_after)
 
 
 @cache
@@ -426,14 +432,17 @@ def _result_tuple(name: str, fields: tuple[str, ...]) -> Any:
 
 def _shapes(arrays: tuple[object, ...]) -> tuple[object, ...]:
     """Those of a call's arrays, and what kind the first one is."""
-    return type(arrays[0] if arrays else None), *[getattr(a, "shape", None) for a in arrays]
+    try:
+        return type(arrays[0]), *map(_SHAPE, arrays)
+    except (AttributeError, IndexError):  # a number, or no array at all
+        return type(arrays[0] if arrays else None), *(getattr(a, "shape", None) for a in arrays)
 
 
 def compile(
     source: str | Path, *, op: str | None = None, sizes: Mapping[str, int] | None = None, target: str | None = None,
     schedule: str | Path | None = None, deferred_checks: bool = False, path: str | Path | Sequence[str | Path] = (),
     varies: Mapping[str, tuple[int, ...] | Varying] | Collection[str] | None = None, invariant: Collection[str] = (),
-    **unknown: Never,
+    specialise_after: int | None = None, **unknown: Never,
 ) -> Op:  # fmt: skip
     """Reads a program and returns its op, ready to call.
 
@@ -450,6 +459,8 @@ def compile(
     sizes, such as that of a batch, whose numbers leave the bits of results as they are: an element at some place of this
     dimension has the same bits in a batch of 1 and of 512, whatever the other rows are (docs/varying_sizes.md). They vary in the
     range that `varies` gives, or that the program declares.
+    `specialise_after`: sizes that vary are compiled for exactly their numbers, in the background, once so many calls had them.
+    Later calls run that; their results may have other bits than those before. By default this is never done.
 
     Raises TileError for mistakes in the program, all of them, each with its place; CallError for wrong options; TypeError
     for an option that does not exist. A call, or `Op.build`, raises CallError where a size cannot be invariant.
@@ -459,7 +470,10 @@ def compile(
         arguments.text_option(option, value)
     known = arguments.sizes(sizes)
     if isinstance(source, str) and is_spelling(source):
-        only_programs = {"sizes": known, "schedule": schedule, "path": path, "varies": varies, "invariant": invariant}
+        only_programs = {
+            "sizes": known, "schedule": schedule, "path": path, "varies": varies, "invariant": invariant,
+            "specialise_after": specialise_after,
+        }  # fmt: skip
         return compiled(Spelled.read(source, only_programs), op=op, target=target, deferred_checks=deferred_checks)
     arguments.text_option("schedule", schedule, path=True)
     text = read_source(source, arguments.folders(path))
@@ -467,7 +481,7 @@ def compile(
         program = read_program(text, before=lambda: _load_compiler(target))
     return compiled(
         program, op=op, sizes=known, target=target, schedule=schedule, deferred_checks=deferred_checks, varies=varies,
-        invariant=invariant,
+        invariant=invariant, specialise_after=specialise_after,
     )  # fmt: skip
 
 
@@ -475,6 +489,7 @@ def compiled(
     program: Program | Spelled, *, op: str | None = None, sizes: Mapping[str, int] | None = None, target: str | None = None,
     schedule: str | Path | None = None, deferred_checks: bool = False,
     varies: Mapping[str, tuple[int, ...] | Varying] | Collection[str] | None = None, invariant: Collection[str] = (),
+    specialise_after: int | None = None,
 ) -> Op:  # fmt: skip
     """An op of a program that was read; options as those of `compile`."""
     arguments.text_option("target", target)
@@ -493,7 +508,8 @@ def compiled(
                 from tilec.driver.each_class import check_classes
 
                 check_classes(found, program.op(op).name, given)
-    return Op(program, op, known, target, obeyed, deferred_checks, varies=given)
+    after = arguments.calls_before(specialise_after, given)
+    return Op(program, op, known, target, obeyed, deferred_checks, varies=given, specialise_after=after)
 
 
 def _ranges(

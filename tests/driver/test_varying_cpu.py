@@ -160,3 +160,15 @@ def test_a_failed_check_of_a_new_size_is_raised():
     for m in (23, 20):
         with pytest.raises(tilec.CallError, match="9"):
             op(x, at[:m].copy())
+
+
+@pytest.mark.parametrize("text", ["y[i, j] = x[i, j]", "t[i, j] = x[i, j] + 1  y[i, j] = t[i, j] - 1  z[i, j] = y[i, j]"])
+def test_copies_of_new_sizes(text):
+    outputs = "y: f32[M, N], z: f32[M, N]" if "z" in text else "y: f32[M, N]"
+    op = tilec.compile(f"op f(x: f32[M, N]) -> ({outputs}) {{ {text} }}", varies={"M": (0, 50_000)}, target="cpu")
+    for m in (20, 21, 128, 20_000, 20_001, 49_999):
+        x = np.random.default_rng(m).integers(0, 99, (m, 7)).astype(np.float32)
+        results = op(x)
+        for found in results if isinstance(results, tuple) else (results,):
+            np.testing.assert_array_equal(found, x)
+    assert len(op.classes()) == 2

@@ -48,6 +48,21 @@ def sizes_listed(option: str, given: Collection[str]) -> Collection[str]:
     return given
 
 
+def calls_before(given: object, varies: Mapping[str, Varying]) -> int:
+    """The option `specialise_after`: how many calls; 0 for None."""
+    if given is None:
+        return 0
+    number = operator.index(given) if isinstance(given, SupportsIndex) and not isinstance(given, bool) else 0
+    if number < 1:
+        raise CallError(f"`specialise_after` is a number of calls, from 1 on, not {given!r:.40}")
+    if not varies:
+        raise CallError("`specialise_after` is for sizes that vary", hint="give `varies`; other sizes are compiled as they are")
+    if invariant := [name for name, v in varies.items() if v.invariant]:
+        why = f"what is compiled for one number of `{invariant[0]}` may have other bits"
+        raise CallError(f"`specialise_after` and `invariant` exclude each other: {why}")
+    return number
+
+
 # ---- inputs ----------------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tilec.core.diagnostics import CallError
 from tilec.core.target import Target
 from tilec.core.varying import Varies, Varying
+from tilec.driver.background import Background, Report
 from tilec.driver.classes import Class, Classes, finest
 from tilec.driver.executable import Executable
 from tilec.driver.frontend import Program
@@ -31,18 +32,21 @@ Given = Sequence[tuple[object, tuple[Amount, ...]]] | None
 @dataclass(frozen=True)
 class Served:
     """A class of sizes that was compiled. `sizes`: which, in words. `kernels`: of how many it consists. `refused`: for each set of
-    sizes that could not vary together, why. `cost`: what it takes that sizes are invariant, in words."""
+    sizes that could not vary together, why. `cost`: what it takes that sizes are invariant, in words. `background`: of sizes that
+    were met often, what became of their own compilation."""
 
     sizes: str
     target: str
     kernels: int
     refused: tuple[tuple[str, str], ...]
     cost: str = ""
+    background: str = ""
 
     def __str__(self) -> str:
         kernels = f"{self.kernels} kernel{'s' * (self.kernels != 1)}"
         refused = (f"    {names} cannot vary here: {why}" for names, why in self.refused)
-        return "\n".join([f"{self.sizes}: {kernels}", *([f"    {self.cost}"] if self.cost else []), *refused])
+        notes = (f"    {note}" for note in (self.cost, self.background) if note)
+        return "\n".join([f"{self.sizes}: {kernels}", *notes, *refused])
 
 
 class ByClass:
@@ -51,19 +55,27 @@ class ByClass:
     def __init__(
         self, program: Program, op: str, given: Mapping[str, int], varies: Mapping[str, Varying],
         make: Callable[[Signature | None, Mapping[str, int], Target, Class | None], Recipe], build: Callable[[Recipe], Executable],
+        specialise_after: int = 0,
     ):  # fmt: skip
+        """`specialise_after`: see `compile`; 0 for never."""
         self._program, self._op, self._given, self._varies = program, op, given, varies
         self._make, self._build = make, build
         self._classes: dict[tuple[Class, str, object], tuple[Executable, Served]] = {}
         self._at: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
         self._invariant = [name for name, v in varies.items() if v.invariant]
         self._calls: SizedCalls | None = None
+        self._often = Background(specialise_after, make, build) if specialise_after else None
         self._able: dict[str, tuple[str, ...]] = {}  # sizes that could vary together, by target
         self._ranges: dict[tuple[object, ...], Classes] = {}
 
     def served(self) -> list[Served]:
-        """The classes that were compiled so far."""
-        return [served for _, served in self._classes.values()]
+        """The classes that were compiled so far, and the sizes that were compiled by themselves."""
+        return [*(served for _, served in self._classes.values()), *map(self._exact, self._often.reports if self._often else ())]
+
+    def _exact(self, report: Report) -> Served:
+        sizes = ", ".join(f"{name} = {n}" for name, n in sorted(report.sizes.items()) if name in self._varies)
+        kernels = len(report.exact.emitted.kernels) if report.exact is not None else 0
+        return Served(sizes, report.target, kernels, (), background=report.text)
 
     def executable(self, inputs: Signature | None, target: Target, more: Mapping[str, int] | None = None) -> Executable:
         """For a call's arguments, or for sizes alone. Raises CallError where they do not fit the op, or leave a range."""
@@ -75,11 +87,27 @@ class ByClass:
         self._at.move_to_end(key)
         while len(self._at) > MOST:
             self._at.popitem(last=False)
+        if self._often is not None and found.whole is not None:
+            counter = self._often.counter(found.whole, sizes)
+            if counter.exact is not None:
+                return counter.exact
+            counter.met()
         return found
 
     def fast(self, arrays: Sequence[object]) -> tuple[Call, AtSizes] | None:
         """A call by machine code, for arrays of sizes that are new, of a class that was called before."""
-        return None if self._calls is None else self._calls.find(arrays)
+        found = None if self._calls is None else self._calls.find(arrays)
+        if found is None or self._often is None:
+            return found
+        call, at = found
+        counter = self._often.counter(at.whole, at.sizes)
+        return (counter.counted(call), at) if counter.exact is None else None
+
+    def counted(self, call: Call, executable: Executable) -> Call:
+        """The call of an executable, which counts those of its sizes if any are to be compiled by themselves."""
+        if self._often is None or executable.whole is None or executable.sizes is None:
+            return call
+        return self._often.counter(executable.whole, executable.sizes).counted(call)
 
     def learn(self, arrays: Sequence[object], executable: Executable, wrap: Wrap) -> None:
         """Has `fast` know the class of a call by machine code."""

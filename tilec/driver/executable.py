@@ -56,7 +56,8 @@ class Executable:
         return 0
 
     whole: Executable | None = None
-    """What serves all sizes of a class, of which this is what it is at some."""
+    """What serves all sizes of a class, of which this is what it is at some `sizes`."""
+    sizes: Mapping[str, int] | None = None
 
     @cached_property
     def program(self) -> CpuProgram:
@@ -125,7 +126,7 @@ class Executable:
             return self
         compiled = self.compiled.at(sizes)
         part = self._part(compiled.emitted, compiled)
-        part.whole = self
+        part.whole, part.sizes = self, dict(sizes)
         return part
 
     def _memoised(self, key: Hashable, make: Callable[[], T]) -> T:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tilec.runtime.native import tables
 
@@ -37,22 +37,24 @@ class No(Enum):
 NO: Final = No.NO
 
 
-class Recent(Generic[K, T]):
-    """Values by keys: at least half of the `most` latest ones, and never more than `most`. There is no lock: of two threads that
-    write at a time, one may lose its value, which is made anew then."""
+class Recent(dict[K, T | None]):
+    """Values by keys: at least half of the `most` latest ones, and never more than `most`; None for others. There is no lock: of
+    two threads that write at a time, one may lose its value, which is made anew then."""
 
     def __init__(self, most: int):
-        self._half, self._new, self._old = max(1, most // 2), dict[K, T](), dict[K, T]()
+        super().__init__()
+        self._half, self._old = max(1, most // 2), dict[K, T | None]()
 
-    def get(self, key: K) -> T | None:
-        if (found := self._new.get(key)) is None and (found := self._old.get(key)) is not None:
+    def __missing__(self, key: K) -> T | None:
+        if (found := self._old.get(key)) is not None:
             self.put(key, found)
         return found
 
     def put(self, key: K, value: T) -> None:
-        if len(self._new) >= self._half:
-            self._old, self._new = self._new, {}
-        self._new[key] = value
+        if len(self) >= self._half:
+            self._old = dict(self)
+            self.clear()
+        self[key] = value
 
 
 CALLS_THRESHOLD = 16  # calls on a GPU: a process that makes no more has no use for LLVM, which takes 50 ms to load

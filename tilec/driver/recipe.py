@@ -74,6 +74,7 @@ class Recipe:
         self.donated = tuple(donated)
         self.program, self.op, self.inputs, self.sizes = program, op, inputs, dict(sizes)
         self.target, self.schedule, self.of = target, schedule, of
+        self._made: Compiled | None = None
 
     @cached_property
     def key(self) -> str:
@@ -84,6 +85,8 @@ class Recipe:
 
     def compiled(self) -> Compiled:
         """From the disk cache, or by running the compiler. Raises TileError if the program or the target does not allow it."""
+        if self._made is not None:
+            return self._made
         found = cache.load(self.key)
         if found is not None:
             if "varies" in found[0]:
@@ -104,12 +107,7 @@ class Recipe:
     def _elsewhere(self) -> Compiled | None:
         """By the process that compiles programs (`tilec/driver/program_compiler.py`), if there is one and it can."""
         progress.at(f"planning {self.op}")
-        wanted = {
-            "op": self.op, "inputs": None if self.inputs is None else [[d.name, shape] for d, shape in self.inputs],
-            "sizes": self.sizes,
-            "target": json.dumps(self.target.to_dict()), "schedule": self.schedule and str(self.schedule.resolve()),
-            "donated": self.donated, "of": self.of and asdict(self.of),
-        }  # fmt: skip
+        wanted = self._wanted()
         if self.target.kind != "cuda":
             reply = ask_compiler(self.program.source, wanted)
             return _read(reply["program"]) if reply is not None and "program" in reply else None
@@ -118,6 +116,29 @@ class Recipe:
         with CompilationsInFlight(self.target.chip) as in_flight:
             reply = ask_compiler(self.program.source, wanted, partial(_submit, in_flight))
         return replace(_read(reply["program"]), in_flight=in_flight) if reply is not None and "program" in reply else None
+
+    def _wanted(self) -> dict[str, object]:
+        """What another process is asked for."""
+        return {
+            "op": self.op, "inputs": None if self.inputs is None else [[d.name, shape] for d, shape in self.inputs],
+            "sizes": self.sizes,
+            "target": json.dumps(self.target.to_dict()), "schedule": self.schedule and str(self.schedule.resolve()),
+            "donated": self.donated, "of": self.of and asdict(self.of),
+        }  # fmt: skip
+
+    def compile_by(self, compiler: str) -> None:
+        """Has `compiled` return what a process of that module makes, or what the disk cache has. Does nothing where that cannot be
+        had, such as for a program that imports files: `compiled` then runs the compiler here."""
+        from tilec.process import compile_server
+
+        if self.program.imports or cache.load(self.key) is not None:
+            return
+        source = self.program.source
+        wanted = {"name": source.name, "text": source.text, "kind": self.target.kind, **self._wanted()}
+        reply = compile_server.ask(compiler, wanted)
+        if reply is not None and "program" in reply:
+            self._made = _read(reply["program"])
+            cache.save(self.key, {"op": self.op}, {"program": json.dumps(reply["program"]).encode()})
 
     def compiled_here(self, on_kernel: OnKernel | None = None) -> Compiled:
         """By this process, whatever is in the cache. `on_kernel`: see `lower`. Raises TileError if the program or the target does

@@ -167,6 +167,11 @@ def ask(kind: str, request: dict[str, Any], on_part: OnPart = lambda part: None)
     return reply
 
 
+def over() -> bool:
+    """Whether the interpreter ends."""
+    return _over
+
+
 def give_up() -> None:
     """Ends all processes, at work or not; who waits for one gets None, and spare workers end. Later requests
     start others."""
