@@ -26,7 +26,7 @@ from tilec.core.dtypes import DTYPES
 from tilec.core.source import read_source
 from tilec.core.target import Target
 from tilec.core.targets import kind_of, load
-from tilec.core.varying import Varying
+from tilec.core.varying import Varying, ranges_text
 from tilec.driver import arguments, fast_call
 from tilec.driver.executable import Executable
 from tilec.driver.executables import build_executable
@@ -405,12 +405,18 @@ class Op:
 
     def explain(self) -> str:
         """Every kernel's predicted time and bound, and every decision with its reason; of kernels that are compiled for a GPU, too,
-        where they take more registers than planned."""
+        where they take more registers than planned. Of an op whose sizes vary, those of each class that was compiled."""
         from tilec.plan.report.explain import explain
 
-        specialised, _ = self._lowered
-        registers = self._last.registers
-        return explain(self.plan, specialised.at(self.plan.sizes), registers=registers)
+        reports = []
+        for executable in (self._by_class.compiled() if self._by_class is not None else ()) or (self._last,):
+            with compiling():
+                specialised, lowered = executable.recipe.lowered
+            plan = lowered.plan
+            assert plan is not None, "all stages ran"
+            text = explain(plan, specialised.at(plan.sizes), registers=executable.registers)
+            reports.append(f"{ranges_text(plan.varies)}, planned at these sizes:\n{text}" if plan.varies else text)
+        return "\n".join(reports)
 
 
 def _restored(

@@ -73,6 +73,7 @@ class Outliner:
         if kernel.name != name:
             name_launch(call, name, kernel.checks, checks)
         for old, new in zip(results, call.results):
+            self._compute_extents_of(old, given)
             self.names[new] = self._name(old)
             old.replace_all_uses_with(new)
             whole = next((user for user in mlir.uses(new) if user.name == "tensor.insert_slice"), None)
@@ -82,6 +83,15 @@ class Outliner:
                 whole = next(further, None)
         for op in reversed(ops):
             op.erase()
+
+    def _compute_extents_of(self, result: ir.Value, given: list[ir.Value]) -> None:
+        """Has the program compute extents that it asks a result for: it may do so where the call, which is at the end, has yet to
+        come."""
+        for user in [u for u in mlir.uses(result) if u.name == "tensor.dim" and u.parent == self.function]:
+            with ir.InsertionPoint(user), user.location:
+                found = extents.emitted(extents.value_of(user.results[0]), given)
+            user.results[0].replace_all_uses_with(found)
+            user.erase()
 
     def _planned(self, name: str) -> Hashable:
         """What the plan says of a kernel. Its predicted time follows from the rest."""

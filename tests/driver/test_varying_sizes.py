@@ -191,3 +191,11 @@ def test_a_range_that_is_no_class_is_refused(tmp_path, low, high, varies):
 
 def test_plans_of_sizes_that_no_call_has_are_left_alone(tmp_path):
     tilec.compile(ROWS, varies={"M": (200, 300)}, target="cpu", schedule=scheduled(tmp_path, 17, 128))
+
+
+def test_explain_reports_every_class_that_was_compiled():
+    op = tilec.compile(ROWS, varies={"M": (1, 100)}, target="cpu").warm(M=[1, 9, 50], N=4)
+    heads = [line for line in op.explain().splitlines() if line.endswith(":") and " planned at " in line]
+    assert heads == ["M = 2..16, planned at these sizes:", "M = 17..100, planned at these sizes:"]
+    assert op.explain().count("rows(x: f32[M, 4], b: f32[4]) on ") == 2
+    assert "rows(x: f32[1, 4], b: f32[4]) on " in op.explain()

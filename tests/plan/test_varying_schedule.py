@@ -4,7 +4,7 @@ import re
 
 import pytest
 from tools.varying import results
-from tools.varying_kernels import lowered_for
+from tools.varying_kernels import lowered_for, wrong_kernels
 
 from tilec.core.diagnostics import CallError, InternalError, Source
 from tilec.core.varying import Varies, Varying
@@ -140,3 +140,17 @@ def test_a_plan_of_other_sizes_is_none():
     assert obeyed(ROWS, both, varies=large, N=40).plan.obeys is not None
     again, replaced = merge_schedule(both, obeyed(ROWS, both, varies=large, N=40).plan, special)
     assert again == both and not replaced
+
+
+def test_a_split_that_the_file_demands_is_right_at_every_size():
+    """The parts read a result of another kernel, whose extents the program asks for before the kernel is called."""
+    text = """op f(x: bf16[M, D], v: bf16[D, F], w: bf16[F, D]) -> (y: bf16[M, D]) {
+        h[m, f] = max(sum[d](x[m, d] * v[d, f]), 0)
+        y[m, d] = sum[f](h[m, f] * w[f, d])
+    }"""
+    head = 'program = "f(x: bf16[M, 32], v: bf16[32, 256], w: bf16[256, 32])"\nsizes = {M = "2..16"}\ntarget = "h200"\n'
+    schedule = f'[[plan]]\n{head}rewrites = {{split = [{{operation = "y.sum", dim = 2, parts = 4}}]}}\n'
+    varies, sizes = {"M": (2, 16)}, {"D": 32, "F": 256}
+    made = obeyed(text, schedule, "h200", varies, **sizes)
+    assert [a.rewrite for a in made.plan.rewrites] == ["split"]
+    assert not wrong_kernels(text, made, [{"M": 2}, {"M": 16}], interpreted=False, **sizes)

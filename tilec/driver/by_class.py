@@ -77,6 +77,10 @@ class ByClass:
         kernels = len(report.exact.emitted.kernels) if report.exact is not None else 0
         return Served(sizes, report.target, kernels, (), background=report.text)
 
+    def compiled(self) -> list[Executable]:
+        """What these were compiled to."""
+        return [executable for executable, _ in self._classes.values()]
+
     def executable(self, inputs: Signature | None, target: Target, more: Mapping[str, int] | None = None) -> Executable:
         """For a call's arguments, or for sizes alone. Raises CallError where they do not fit the op, or leave a range."""
         inputs, sizes = self._described(inputs, more)
