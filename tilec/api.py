@@ -510,6 +510,9 @@ def compiled(
             from tilec.plan.schedule.read import read_schedule
 
             found = read_schedule(obeyed)  # raises its mistakes
+            if kept := [f"`{name}`" for name, v in given.items() if v.invariant]:
+                hint = "its plans may add up in other orders: compile the program without a schedule file, or without `invariant`"
+                raise CallError(f"{', '.join(kept)} cannot be invariant by a schedule file ({obeyed})", hint=hint)
             if given:
                 from tilec.driver.each_class import check_classes
 

@@ -1,6 +1,7 @@
 """Batch invariance: an element of a result has the same bits in every batch, whatever the other rows are."""
 
 import re
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import ml_dtypes
@@ -8,10 +9,20 @@ import numpy as np
 import pytest
 
 import tilec
+from tilec.core import mlir
 from tilec.core.diagnostics import CallError
+from tilec.core.mlir import ir
+from tilec.core.source import read_source
+from tilec.core.targets import load
 from tilec.core.varying import Varying
-from tilec.driver.classes import class_of
-from tilec.plan.invariant import numbers
+from tilec.driver.classes import Classes, class_from, intervals
+from tilec.driver.lowering import lower
+from tilec.dsl.build import build
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
+from tilec.kernels import WarpgroupContraction
+from tilec.plan.invariant import numbers, steps_of
+from tilec.plan.model import Plan
 
 BATCHES = (1, 2, 3, 7, 8, 16, 17, 31, 64, 100, 128, 129, 255, 256, 512)
 SOFTMAX = """op softmax(x: f32[B, N]) -> (y: f32[B, N]) {
@@ -55,7 +66,7 @@ PROGRAMS = [
     *((NORM, {"N": n}) for n in (7, 33, 768)),
     *((LINEAR.replace("TYPE", kind), {"K": 200, "N": n}) for kind in ("f32", "bf16") for n in (5, 100)),
     ("op f(x: f32[B, N]) -> (y: f32[B]) { y[i] = sum[j](sin(x[i, j]) * x[i, j]) }", {"N": 1100}),
-    ("op f(x: f32[B, N]) -> (y: f32[N, B]) { y[j, i] = cos(x[i, j]) }", {"N": 40}),
+    ("op f(x: f32[B]) -> (y: f32[B]) { y[i] = cos(100 * x[i]) }", {}),
     (ATTENTION, {"H": 2, "S": 19, "D": 16}), (LLAMA, SMALL),
 ]  # fmt: skip
 
@@ -161,10 +172,78 @@ def test_what_cannot_vary_cannot_be_invariant(monkeypatch):
         op(np.zeros((4, 11), np.float32))
 
 
-def test_one_class_has_all_numbers_of_an_invariant_size():
+def test_a_class_of_an_invariant_size_is_of_its_whole_range():
+    """So that the program says the same of all numbers."""
     varies = {"B": Varying(1, 512, invariant=True), "N": Varying(1, 512)}
-    assert class_of(varies, {"B": 3, "N": 40}) == class_of(varies, {"B": 500, "N": 41})
-    assert str(class_of(varies, {"B": 3, "N": 40})) == "B = 1..512 invariant, N = 17..128"
+    classes = Classes(varies, {"B": 8})
+    found = [classes.of({"B": b, "N": 40}) for b in (1, 16, 17)]
+    assert found[0] == found[1] != found[2]
+    assert str(found[2]) == "B = 17..128 of 1..512, N = 17..128"
+    assert {dict(of.ranges)["B"] for of in found} == {varies["B"]}
+    assert [class_from(**asdict(of)) for of in found] == found
+
+
+ORDERED = [
+    (LINEAR.replace("TYPE", "bf16"), {"K": 4096, "N": 1024}), (LINEAR.replace("TYPE", "f32"), {"K": 512, "N": 512}),
+    (SOFTMAX, {"N": 1000}), (NORM, {"N": 768}),
+    (ATTENTION.replace("f32", "bf16"), {"H": 4, "S": 128, "D": 64}), (LLAMA, {"H": 4, "S": 64, "D": 256, "E": 64, "F": 512}),
+]  # fmt: skip
+
+
+def plans(text: str, target: str, sizes: dict[str, int]) -> list[Plan]:
+    """Of every class."""
+    v = Varying(1, 4096, invariant=True)
+    special = specialise(parse(read_source(text)), None, None, sizes, varies={"B": v})
+    found = []
+    for part in intervals(v):
+        with mlir.context(), ir.Location.unknown():
+            at = Classes({"B": v}, {}).of({"B": part.low}).typical
+            plan = lower(build(special), load(target), end="plan", emit=False, texts=False, at=at).plan
+            assert plan is not None
+            found.append(plan)
+    return found
+
+
+def check_order(text: str, target: str, sizes: dict[str, int]) -> list[Plan]:
+    first, *others = found = plans(text, target, sizes)
+    for plan in others:
+        assert [(k.nodes, k.family.order()) for k in plan.kernels] == [(k.nodes, k.family.order()) for k in first.kernels]
+        assert steps_of(plan) == steps_of(first)
+        assert plan.cost_of_invariance == first.cost_of_invariance
+    return found
+
+
+def test_classes_on_a_gpu_have_other_tiles_and_one_order():
+    found = check_order(*ORDERED[0][:1], "h200", ORDERED[0][1])
+    assert len({k.tile for plan in found for k in plan.kernels}) > 2
+    assert "slower in the mean" in found[0].cost_of_invariance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["h200", "a100"])
+@pytest.mark.parametrize(("text", "sizes"), ORDERED)
+def test_classes_on_a_gpu_have_one_order(text, sizes, target):
+    check_order(text, target, sizes)
+
+
+def test_a_schedule_file_rules_invariant_sizes_out(tmp_path):
+    """Its classes could have sums in other orders."""
+    path = tmp_path / "rows.tile"
+    path.write_text("op rows(x: f32[B: 1..9, N]) -> (s: f32[B]) { s[i] = sum[j](x[i, j]) }")
+    (tmp_path / "rows.sched.toml").write_text("version = 2\n")
+    with pytest.raises(CallError, match="`B` cannot be invariant by a schedule file"):
+        tilec.compile(path, invariant=["B"], target="cpu")
+
+
+def test_options_that_order_sums_are_those_of_another_kernel():
+    options = WarpgroupContraction(
+        multiplicand="bf16", rows=(0,), inner=(2,), left_k_major=True, right_k_major=True, block=(64, 64, 64), stages=4,
+        columns=(1,), left_copy="tma", right_copy="tma", persistent_blocks=132,
+    )  # fmt: skip
+    other = replace(options, block=(128, 256, 128), stages=3, stream_k=2)
+    assert options.order() != other.order()
+    found = options.ordered_as(other)
+    assert found == replace(options, block=(64, 64, 128), stream_k=2) and found.order() == other.order()
 
 
 def test_plans_are_made_from_one_end_of_a_range_to_the_other():

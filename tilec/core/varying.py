@@ -82,7 +82,7 @@ class Varying:
 
     def __str__(self) -> str:
         each = f" by {self.multiple}" if self.multiple != 1 else ""
-        return f"{self.low}..{self.high}{each}{' invariant' * self.invariant}"
+        return f"{self.low}..{self.high}{each}"
 
 
 def evaluated(text: str, sizes: Mapping[str, N]) -> N:

@@ -61,9 +61,7 @@ def rows(
         if each.plan is None:
             yield Row(of, None, refused=each.refused)
             continue
-        ends = [dict.fromkeys(of.typical, 0)] * 2 if not of.ranges else [
-            {name: v.low for name, v in of.ranges}, {name: v.high for name, v in of.ranges}
-        ]  # fmt: skip
+        ends = [{name: v.low for name, v in of.own.items()}, {name: v.high for name, v in of.own.items()}]
         points = [_point(program, op, inputs, {**known, **sizes}, sizes, each.plan, target) for sizes in ends if of.ranges]
         yield Row(of, each.plan, tuple(points))
 

@@ -26,33 +26,46 @@ LARGEST_UNIT = 16
 
 @dataclass(frozen=True)
 class Class:
-    """The part of each size's range, by name; `fixed` are sizes of which it has one number."""
+    """The part of each size's range, by name; `fixed` are sizes of which it has one number. `ranges` has the whole range of a size
+    that is invariant, as the program says the same of all its numbers then; `parts` has the part that tiles are chosen for."""
 
     ranges: tuple[tuple[str, Varying], ...]
     fixed: tuple[tuple[str, int], ...]
+    parts: tuple[tuple[str, Varying], ...] = ()
+
+    @property
+    def own(self) -> dict[str, Varying]:
+        """The part of each size's range that it is for."""
+        return dict(self.ranges) | dict(self.parts)
 
     @property
     def typical(self) -> dict[str, int]:
         """Numbers that stand for those of the class."""
-        return {name: typical(v) for name, v in self.ranges}
+        return {name: typical(v) for name, v in self.own.items()}
 
     def __str__(self) -> str:
-        parts = [f"{name} = {n}" for name, n in self.fixed] + [f"{name} = {v}" for name, v in self.ranges]
+        own = self.own
+        of = {name: f" of {v}" for name, v in self.ranges if v.invariant}
+        parts = [f"{name} = {n}" for name, n in self.fixed] + [f"{name} = {v}{of.get(name, '')}" for name, v in own.items()]
         return ", ".join(sorted(parts))
 
 
-def class_from(ranges: Iterable[tuple[str, Mapping[str, int]]], fixed: Iterable[tuple[str, int]]) -> Class:
+def class_from(
+    ranges: Iterable[tuple[str, Mapping[str, int]]], fixed: Iterable[tuple[str, int]],
+    parts: Iterable[tuple[str, Mapping[str, int]]] = (),
+) -> Class:  # fmt: skip
     """A class of the fields that `dataclasses.asdict` gives."""
-    made = ((name, Varying(v["low"], v["high"], v["multiple"], invariant=bool(v["invariant"]))) for name, v in ranges)
-    return Class(tuple(made), tuple((name, n) for name, n in fixed))
+    made, own = (
+        tuple((name, Varying(v["low"], v["high"], v["multiple"], invariant=bool(v["invariant"]))) for name, v in each)
+        for each in (ranges, parts)
+    )
+    return Class(made, tuple((name, n) for name, n in fixed), own)
 
 
 def intervals(v: Varying) -> list[Varying]:
-    """The parts of a range, in order. An invariant size has one: a sum has one order at all of its numbers."""
-    if v.invariant:
-        return [v]
+    """The parts of a range, in order. One element of an invariant size has no part of its own: it has the sums of others."""
     found = []
-    for before, end in pairwise((-1, *ENDS, v.high)):
+    for before, end in pairwise((-1, *(n for n in ENDS if n > 1 or not v.invariant), v.high)):
         if (part := multiples(Varying(max(v.low, before + 1), min(v.high, end), v.multiple))) is not None:
             found.append(part)
     return found
@@ -71,11 +84,12 @@ def finest(v: Varying, number: int) -> tuple[int, int]:
 
 
 class Classes:
-    """Those of some sizes' ranges. `units`: numbers of whose multiples there are classes apart, by size."""
+    """Those of some sizes' ranges. `units`: numbers of whose multiples there are classes apart, by size that is not invariant."""
 
     def __init__(self, varies: Mapping[str, Varying], units: Mapping[str, int]):
         self._parts = {name: intervals(v) for name, v in sorted(varies.items())}
-        self._units = dict(units)
+        self._varies = dict(varies)
+        self._units = {name: n for name, n in units.items() if name in varies and not varies[name].invariant}
         self._made: dict[tuple[tuple[int, bool], ...], Class] = {}
 
     def of(self, sizes: Mapping[str, int]) -> Class:
@@ -83,13 +97,13 @@ class Classes:
         word = tuple(self._position(name, sizes[name]) for name in self._parts)
         if (found := self._made.get(word)) is None:
             chosen = zip(self._parts, word)
-            found = self._made[word] = _class({name: self._numbers(name, *position) for name, position in chosen})
+            found = self._made[word] = self._class({name: self._numbers(name, *position) for name, position in chosen})
         return found
 
     def __iter__(self) -> Iterator[Class]:
         """All, smallest sizes first."""
         for chosen in product(*map(self._all, self._parts)):
-            yield _class(dict(zip(self._parts, chosen)))
+            yield self._class(dict(zip(self._parts, chosen)))
 
     def _position(self, name: str, number: int) -> tuple[int, bool]:
         """Which interval a number is in, and whether it is of those multiples."""
@@ -106,10 +120,12 @@ class Classes:
         positions = [(n, whole) for n in range(len(self._parts[name])) for whole in (False, True)]
         return list(dict.fromkeys(self._numbers(name, *position) for position in positions))
 
-
-def _class(chosen: Mapping[str, Varying]) -> Class:
-    single = {name: p.low for name, p in chosen.items() if p.low == p.high}
-    return Class(tuple((name, p) for name, p in chosen.items() if name not in single), tuple(single.items()))
+    def _class(self, chosen: Mapping[str, Varying]) -> Class:
+        whole = {name: v for name, v in self._varies.items() if v.invariant}
+        single = {name: p.low for name, p in chosen.items() if p.low == p.high and name not in whole}
+        open_ = [(name, p) for name, p in chosen.items() if name not in single]
+        parts = tuple((name, p) for name, p in open_ if name in whole)
+        return Class(tuple((name, whole.get(name, p)) for name, p in open_), tuple(single.items()), parts)
 
 
 def typical(v: Varying) -> int:

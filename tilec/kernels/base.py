@@ -34,18 +34,19 @@ from tilec.cost.model import Prediction, Work, predict
 
 def option(
     meaning: str, default: Any = MISSING, *, dims: bool = False, by_dim: bool = False, fixed: bool = False,
-    off: Any = MISSING, shown: str = "{}", modelled: bool = True,
+    off: Any = MISSING, shown: str = "{}", modelled: bool = True, orders: bool = True,
 ) -> Any:  # fmt: skip
     """A field of a family. `meaning` is its text in the documentation.
 
     `dims`: the value lists kernel dimensions. `by_dim`: the value has one number for each kernel dimension. `fixed`: the value
     follows from the program. `off`: the value of an option that is not in use, which `explain` leaves out; the default where
     there is one. `shown`: how `explain` prints the value. `modelled`: whether the predicted time depends on the value; `explain`
-    names the options whose value it does not depend on.
+    names the options whose value it does not depend on. `orders`: whether the order of sums may depend on the value.
     """
     off = default if off is MISSING else off
     metadata = {
-        "meaning": meaning, "dims": dims, "by_dim": by_dim, "fixed": fixed, "off": off, "shown": shown, "modelled": modelled
+        "meaning": meaning, "dims": dims, "by_dim": by_dim, "fixed": fixed, "off": off, "shown": shown, "modelled": modelled,
+        "orders": orders,
     }  # fmt: skip
     return field(default=default, kw_only=True, metadata=metadata)
 
@@ -73,6 +74,8 @@ class Family:
     backend: ClassVar[str]
     weighs_loops: ClassVar[bool] = False
     """Whether the predicted time depends on the orders of loops (`loops`)."""
+    orders_by_loops: ClassVar[bool] = True
+    """Whether the order of sums does."""
 
     @property
     def steps_last(self) -> bool:
@@ -117,6 +120,16 @@ class Family:
     def by_row(self) -> Family:
         """These options without those that let the bits of an element depend on what other elements are."""
         return self
+
+    def order(self) -> tuple[object, ...]:
+        """What the order of sums depends on: kernels of one program in which it is equal compute the same bits of an element,
+        whatever their tiles are."""
+        return self.name, *((f.name, value) for f, value in self.fields() if f.metadata["orders"])
+
+    def ordered_as(self, other: Family) -> Family:
+        """These options, with those that the order of sums depends on as another kernel of the family has them."""
+        kept = (f.name for f in fields(self) if f.metadata["orders"] and not f.metadata["fixed"])
+        return replace(self, **{name: getattr(other, name) for name in kept})
 
     def fields(self) -> Iterator[tuple[Field, Value]]:
         """The options of this kernel, each with its value."""

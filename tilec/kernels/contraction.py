@@ -35,7 +35,7 @@ class Contraction(StoredContraction, name="contraction"):
 
     unit: str = option("`mma.sync` or `fma`", fixed=True)
     warps: tuple[int, ...] = option(
-        "warps along the block's rows, and along its columns", shown="{} (along rows x columns)"
+        "warps along the block's rows, and along its columns", shown="{} (along rows x columns)", orders=False
     )
     inner_warps: int = option(
         "as many warps for the same rows and columns: each multiplies its part of every step, and their sums are added at the end",
@@ -52,6 +52,10 @@ class Contraction(StoredContraction, name="contraction"):
         "threads compute the subscripts of a factor's elements", default=False, fixed=True,
         shown="{}: threads compute the subscripts of a factor's elements",
     )  # fmt: skip
+
+    @property
+    def first_ordered(self) -> int:
+        return 2 if self.unit == "mma.sync" else 0  # threads without matrix units add up what their tile has
 
     @property
     def instruction(self) -> str:
@@ -122,7 +126,7 @@ class Contraction(StoredContraction, name="contraction"):
 class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
     """A contraction by `wgmma` (Hopper): persistent blocks, in which one warpgroup loads and up to three multiply."""
 
-    persistent_blocks: int = option("blocks that are launched, each of which computes tile after tile")
+    persistent_blocks: int = option("blocks that are launched, each of which computes tile after tile", orders=False)
     inner_box: tuple[int, ...] = option(
         "elements of a step along each of `inner`, of which TMA copies a box; else a step is along the last one", default=(),
         fixed=True, off=(), shown="{} of inner in a step",
@@ -133,7 +137,7 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
     )  # fmt: skip
     longest_box: tuple[int, ...] = option(
         "rows and columns of a tile along one dimension, at most, of which TMA copies a box: boxes that skip elements are shorter",
-        default=(BOX, BOX), fixed=True, shown="at most {} along one dimension",
+        default=(BOX, BOX), fixed=True, shown="at most {} along one dimension", orders=False,
     )  # fmt: skip
     two_level: int = option(
         "elements along `inner` whose sums the matrix units keep: after so many, they are added in registers, as the units have "
@@ -148,16 +152,16 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
     )  # fmt: skip
     alternate_tiles: bool = option(
         "two warpgroups multiply, each a tile of its own: the epilogue of one is under the products of the other (ping-pong)",
-        default=False, shown="{}: each warpgroup multiplies a tile of its own",
+        default=False, shown="{}: each warpgroup multiplies a tile of its own", orders=False,
     )  # fmt: skip
     cluster: tuple[int, ...] = option(
         "blocks of a cluster along rows and columns of tiles: those along columns share a tile of the left factor, those along "
         "rows one of the right factor, of which each copies a part to all of them (multicast)",
-        default=(1, 1), shown="{} (along rows x columns)",
+        default=(1, 1), shown="{} (along rows x columns)", orders=False,
     )  # fmt: skip
     kept_steps: int = option(
         "steps of the right factor, all of them, that stay in shared memory: each block copies them once; 0: they come with those "
-        "of the left factor", default=0, shown="{} steps of the right factor stay in shared memory",
+        "of the left factor", default=0, shown="{} steps of the right factor stay in shared memory", orders=False,
     )  # fmt: skip
     stream_k: int = option(
         "tiles, the first ones, whose steps along `inner` all blocks share equally (stream-k): one with a tile's first step adds "
@@ -168,7 +172,7 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
     result_boxes: int = option(
         "boxes of the result that a warp has room for in shared memory, of 16 rows of 128 bytes: TMA copies one while the warp "
         "fills the next",
-        default=2, shown="{} a warp in shared memory", modelled=False,
+        default=2, shown="{} a warp in shared memory", modelled=False, orders=False,
     )  # fmt: skip
 
     @property

@@ -48,10 +48,12 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
     block: tuple[int, ...] = option(
         "rows of a block, and elements along `between` of one step", shown="{} (rows x elements of a step)"
     )
-    warps: int = option("warps that multiply: each has 16 rows of a block, or by `mma.sync` also 32", shown="{} multiply")
+    warps: int = option(
+        "warps that multiply: each has 16 rows of a block, or by `mma.sync` also 32", shown="{} multiply", orders=False
+    )
     kept_left: bool | None = option(
         "a block's rows of the left factor stay in shared memory, so that only the right one comes in steps", default=None,
-        off=False, shown="{}: a block's rows of the left factor stay in shared memory",
+        off=False, shown="{}: a block's rows of the left factor stay in shared memory", orders=False,
     )  # fmt: skip
     blocks_per_row: int | None = option(
         "blocks that share their rows: each takes a part of the elements along `between`, and another kernel combines their states",
@@ -59,7 +61,7 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
     )  # fmt: skip
     overlap_combination: bool | None = option(
         "the kernel that combines the parts of rows is launched while the parts are computed (programmatic dependent launch)",
-        default=None, off=True, modelled=False,
+        default=None, off=True, modelled=False, orders=False,
     )  # fmt: skip
     ping_pong: bool = option(
         "two warpgroups alternate: the matrix products of one run during the exponentials of the other", default=False,
@@ -72,28 +74,33 @@ class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
     )  # fmt: skip
     longest_first: bool = option(
         "blocks of the rows to which a mask leaves the most steps start first: with a causal mask the last ones", default=False,
-        shown="{}: blocks of the rows with the most steps start first", modelled=False,
+        shown="{}: blocks of the rows with the most steps start first", modelled=False, orders=False,
     )  # fmt: skip
     growing: tuple[int, ...] = option(
         "the dimensions of rows along which a mask leaves later rows more elements", default=(), dims=True, fixed=True,
-        shown="along {} a mask leaves later rows more elements",
+        shown="along {} a mask leaves later rows more elements", orders=False,
     )  # fmt: skip
     shrinking: tuple[int, ...] = option(
         "the dimensions of rows along which a mask leaves later rows fewer elements", default=(), dims=True, fixed=True,
-        shown="along {} a mask leaves later rows fewer elements",
+        shown="along {} a mask leaves later rows fewer elements", orders=False,
     )  # fmt: skip
     group_batch: int = option(
         "problems of the batch (heads) whose blocks take turns where the longest rows start first, so that their factors share L2 "
         "and the shortest rows of all come last", default=1, shown="{} problems of the batch take turns", modelled=False,
+        orders=False,
     )  # fmt: skip
     persistent_blocks: int | None = option(
         "blocks that are launched, each of which computes tile after tile: the loads of one are under the end of the one before; "
-        "0: a block for each tile", default=None, off=0, shown="{}, each of which computes tile after tile",
+        "0: a block for each tile", default=None, off=0, shown="{}, each of which computes tile after tile", orders=False,
     )  # fmt: skip
     row_stages: int | None = option(
         "tiles of a persistent block whose rows of the left factor are in shared memory at a time", default=None, off=1,
-        shown="{} tiles' rows in shared memory", modelled=False,
+        shown="{} tiles' rows in shared memory", modelled=False, orders=False,
     )  # fmt: skip
+
+    @property
+    def first_ordered(self) -> int:
+        return 1
 
     @property
     def steps_last(self) -> bool:

@@ -55,13 +55,17 @@ class RegisterTranspose(Family, name="register_transpose", backend="cpu"):
 class Panels(Family, name="panels", backend="cpu"):
     """A contraction from packed panels of its factors (Goto's algorithm): the sums of a small tile stay in registers."""
 
-    rows: tuple[int, ...] = option("the dimensions of the result's rows, the vectorised one last", dims=True, fixed=True)
+    orders_by_loops = False
+
+    rows: tuple[int, ...] = option(
+        "the dimensions of the result's rows, the vectorised one last", dims=True, fixed=True, orders=False
+    )
     columns: tuple[int, ...] = option(
-        "the dimensions of the result's columns, the vectorised one last", dims=True, fixed=True
+        "the dimensions of the result's columns, the vectorised one last", dims=True, fixed=True, orders=False
     )
     inner: tuple[int, ...] = option("the dimensions that are summed over", dims=True, fixed=True)
     along: tuple[int, ...] = option(
-        "the dimensions along which the left and the right factor are contiguous", dims=True, fixed=True
+        "the dimensions along which the left and the right factor are contiguous", dims=True, fixed=True, orders=False
     )
     element: str = option("the type of the sums", fixed=True)
     multiplicand: str = option("the type that both factors are stored in, or rounded to", fixed=True)
@@ -73,10 +77,12 @@ class Panels(Family, name="panels", backend="cpu"):
     parts: tuple[int, ...] = option(
         "of how many bf16 a matrix unit takes each number of the left and of the right factor as the sum", (0, 0), fixed=True
     )
-    register_tile: tuple[int, ...] = option("rows and columns of the tile whose sums stay in registers")
-    lanes: int = option("columns of one vector", modelled=False)
+    register_tile: tuple[int, ...] = option("rows and columns of the tile whose sums stay in registers", orders=False)
+    lanes: int = option("columns of one vector", modelled=False, orders=False)
     depths: tuple[int, ...] = option("elements along each of the `inner` dimensions that are packed at a time")
-    columns_outer: bool = option("each panel of columns is packed and used before the next one, not each panel of rows", False)
+    columns_outer: bool = option(
+        "each panel of columns is packed and used before the next one, not each panel of rows", False, orders=False
+    )
 
     def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
         rows, columns, inner = (listed(dims, names) for dims in (self.rows, self.columns, self.inner))
@@ -158,7 +164,9 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
     bounds: tuple[int, ...] = option(
         "masks: (d, r, a, b, n) where elements of the dimension d with a * r + b * d + n < 0 add nothing to rows r", fixed=True
     )
-    register_tiles: tuple[int, ...] = option("rows and columns of the tile whose sums stay in registers, of each contraction")
+    register_tiles: tuple[int, ...] = option(
+        "rows and columns of the tile whose sums stay in registers, of each contraction", orders=False
+    )
     lanes: int = option("columns of one vector", modelled=False)
     depths: tuple[int, ...] = option("elements along each contraction's inner dimension that are packed at a time")
     matrix: tuple[int, ...] = option(

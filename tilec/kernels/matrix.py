@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
@@ -43,6 +43,7 @@ class MatrixKernel(Family, backend="cuda"):
     """
 
     result: ClassVar[str] = "C"
+    orders_by_loops = False
 
     multiplicand: str = option("the type of both factors in shared memory", fixed=True)
     rows: tuple[int, ...] = option("the dimensions of the result's rows", dims=True, fixed=True)
@@ -54,10 +55,11 @@ class MatrixKernel(Family, backend="cuda"):
     block: tuple[int, ...] = option("rows and columns that a block multiplies at a time, and how much of `inner` a stage has")
     stages: int = option(
         "pipeline stages: steps whose factors, but for one that stays there, are in shared memory at a time",
-        shown="{} in shared memory",
+        shown="{} in shared memory", orders=False,
     )  # fmt: skip
     overlap_launch: bool | None = option(
-        "the kernel is launched while the kernel before it ends (programmatic dependent launch)", default=None, off=False
+        "the kernel is launched while the kernel before it ends (programmatic dependent launch)", default=None, off=False,
+        orders=False,
     )
 
     def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
@@ -72,6 +74,20 @@ class MatrixKernel(Family, backend="cuda"):
             contiguous = "k-major" if k_major else f"contiguous along {along}"
             yield f"{side} factor", f"{self.multiplicand}, {contiguous}, {BY[copy]}"
         yield from self.options_in_use(names, without=(*_SHOWN_AS_ONE, *self.not_shown))
+
+    def order(self) -> tuple[object, ...]:
+        """An element has one sum, whatever rows and columns its block has beside it. A step along what is summed over counts."""
+        return tuple(("block", self.block[self.first_ordered :]) if o == ("block", self.block) else o for o in super().order())
+
+    def ordered_as(self, other: Family) -> Family:
+        found = super().ordered_as(other)
+        assert isinstance(found, MatrixKernel) and isinstance(other, MatrixKernel)
+        return replace(found, block=(*self.block[: self.first_ordered], *other.block[self.first_ordered :]))
+
+    @property
+    def first_ordered(self) -> int:
+        """The first number of `block` that the order of sums depends on."""
+        return 2
 
     @property
     def sides(self) -> Sides:
@@ -123,9 +139,9 @@ class StoredContraction(MatrixKernel, backend="cuda"):
     )
     left_copy: str = option(
         "how the left factor reaches shared memory: `tma` (boxes), by threads that start copies (`async`, `async8`, `async4`: "
-        "cp.async of 16, 8, 4 bytes), or through their `registers`", fixed=True,
+        "cp.async of 16, 8, 4 bytes), or through their `registers`", fixed=True, orders=False,
     )  # fmt: skip
-    right_copy: str = option("how the right factor reaches shared memory", fixed=True)
+    right_copy: str = option("how the right factor reaches shared memory", fixed=True, orders=False)
     block: tuple[int, ...] = option(
         "rows and columns of a block's tile of the result, and elements along `inner` of one pipeline stage",
         shown="{} (rows x columns x inner)",
@@ -133,11 +149,11 @@ class StoredContraction(MatrixKernel, backend="cuda"):
     group_rows: int = option(
         "rows of tiles that blocks compute together, so that blocks of the same time share factors in L2 (grouped, or "
         "swizzled, tile order)",
-        default=1, shown="{} rows of tiles at a time, for L2",
+        default=1, shown="{} rows of tiles at a time, for L2", orders=False,
     )  # fmt: skip
     across_batches: bool = option(
         "these rows go on from one batch to the next, whose right factor may be the same", default=False,
-        shown="rows of several batches", modelled=False,
+        shown="rows of several batches", modelled=False, orders=False,
     )  # fmt: skip
 
     products: int = option(

@@ -50,7 +50,7 @@ class Threaded(Family, backend="cuda"):
     steps: tuple[int, ...] = option(
         "unrolled accesses of a thread along each dimension", by_dim=True, shown="{} (unrolled accesses)"
     )
-    registers: int | None = option("the limit of registers of a thread", default=None, shown="at most {} a thread")
+    registers: int | None = option("the limit of registers of a thread", default=None, shown="at most {} a thread", orders=False)
     residency: str = residency(modelled=False)
     online: bool | None = option(
         "reductions that depend on each other share one pass over the data (online reduction)", default=None, off=False,
@@ -64,7 +64,7 @@ class Threaded(Family, backend="cuda"):
     overlap_launch: bool | None = option(
         "the kernel is launched while the kernel before it ends (programmatic dependent launch)",
         default=None,
-        off=False,
+        off=False, orders=False,
     )
 
     def by_row(self) -> Threaded:
@@ -232,6 +232,9 @@ class Windowed(Threaded, backend="cuda"):
 @dataclass(frozen=True)
 class Points(Windowed, name="points"):
     """Elementwise operations: each thread computes some elements of the results."""
+
+    def order(self) -> tuple[object, ...]:
+        return (self.name,)  # no element is a sum
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """Batch invariance: the plan of a program whose elements of results keep their bits at any number of a size.
 
-One plan serves the whole range of such a size, so that every sum has one order. It is made at one number, chosen by the cost model:
-of plans made at numbers from one end of the range to the other, the one that loses the least at all of them is taken. What lets
-the bits of a row depend on other rows is left out of it: instructions and fast paths whose results are computed again for a whole
-tile where one number of it asks for that.
+The range of such a size has several classes, each with tiles of its own, and one order of all sums: the same kernels, steps of
+rewrites, and options that sums depend on (`Family.order`). Of the orders of plans from one end of the range to the other, the one
+that loses the least at all of these is taken. So each class finds the same order, and then its own best tiles. What lets a row
+depend on other rows is left out: instructions and fast paths whose results are computed again for a whole tile where one number of
+it asks for that.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,6 +28,10 @@ from tilec.plan.model import Plan
 from tilec.plan.rewrites import REWRITES
 from tilec.plan.search import Demands
 
+WEIGHED = 24  # candidates of a kernel
+KNOWN: OrderedDict[tuple[object, ...], Order] = OrderedDict()
+"""The latest orders: each class of a program looks for the same one."""
+MOST_KNOWN = 16
 STEP = 4  # factor from one number at which a plan is made to the next
 
 
@@ -83,37 +89,133 @@ def numbers(v: Varying) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A plan for all numbers of some sizes, and the remark on its cost."""
+class Order:
+    """What the order of all sums of a program follows from: its kernels, as they are at some `sizes`, and the steps of rewrites.
+    `cost`: in words, what it takes to have it at all numbers."""
 
-    plan: Plan
-    remark: Remark
+    kernels: tuple[KernelPlan, ...]
+    inlined: tuple[str, ...]
+    steps: Demands
+    sizes: Mapping[str, int]
+    cost: str = ""
+
+    def same_as(self, other: Order) -> bool:
+        """Whether both are one order, wherever they were found."""
+        nodes = ([k.nodes for k in o.kernels] for o in (self, other))
+        same = next(nodes) == next(nodes) and all(map(_same_sums, self.kernels, other.kernels))
+        return same and (self.inlined, self.steps) == (other.inlined, other.steps)
+
+    def kept(self, plan: Plan) -> Plan | None:
+        """A plan for some sizes with the fastest kernels that keep this order; None where it has none."""
+        if (found := self._grouped(plan)) is None:
+            return None
+        assert found.candidates is not None
+        others = [k.name for k, wanted in zip(found.kernels, self.kernels) if not _same_sums(k, wanted)]
+        ranked, kernels = found.candidates(others, WEIGHED) if others else {}, list[KernelPlan]()
+        for kernel, wanted in zip(found.kernels, self.kernels):
+            able = list(_in_order([kernel, *ranked[kernel.name]], wanted, plan.target)) if kernel.name in ranked else [kernel]
+            if not able:
+                return None
+            kernels.append(min(able, key=lambda k: k.prediction.time_us))
+        return found.with_kernels(kernels)
+
+    def _grouped(self, plan: Plan) -> Plan | None:
+        """The plan of the same program with these kernels and steps; None where it cannot have them."""
+        groups = tuple(k.nodes for k in self.kernels)
+        if groups != tuple(k.nodes for k in plan.kernels) or plan.inlined != self.inlined or steps_of(plan) != self.steps:
+            assert plan.replan is not None
+            try:
+                plan = plan.replan(Fixed(groups, self.inlined), self.steps)
+            except CallError:
+                return None
+        same = [(k.nodes, k.dims) for k in plan.kernels] == [(k.nodes, k.dims) for k in self.kernels]
+        return plan if same else None
 
 
-def choose(
+def _same_sums(a: KernelPlan, b: KernelPlan) -> bool:
+    """Whether two kernels of the same operations, at other sizes, have one order of sums."""
+    loops = not a.family.orders_by_loops or a.loops == b.loops
+    return loops and (a.grid, a.dims, a.family.order()) == (b.grid, b.dims, b.family.order())
+
+
+def _in_order(candidates: Sequence[KernelPlan], wanted: KernelPlan, target: Target) -> Iterator[KernelPlan]:
+    """Those of some kernels that keep the order of sums of one that is `wanted` elsewhere, as it says what orders them."""
+    own, *_ = candidates
+    for kernel in candidates:
+        if kernel.family.name != wanted.family.name or kernel.grid != wanted.grid:
+            continue
+        options = kernel.family.ordered_as(wanted.family)
+        if options.order() != wanted.family.order():
+            continue
+        loops = wanted.loops if options.orders_by_loops else kernel.loops
+        there = tuple(min(t, max(1, kernel.extents[d])) for t, d in zip(wanted.tile, wanted.grid))
+        for tile in dict.fromkeys((kernel.tile, there)):
+            found = replace(kernel, tile=tile, loops=loops, options=options)
+            if found == kernel:
+                yield kernel
+            elif refuse(found, own, target) is None:
+                with suppress(ValueError):  # does not fit
+                    yield found.weighed(target)
+
+
+def order_of(
+    function: ir.Operation, target: Target, sizes: Mapping[str, int], demands: Demands | None,
+    plan_of: Callable[[Mapping[str, int]], Plan], exact_us: Callable[[Plan, Mapping[str, int]], float],
+) -> Order:  # fmt: skip
+    """`_order_of` of the invariant sizes of a program, or what is known of an equal one."""
+    ranges = sizes_of(function)
+    others = tuple((name, n) for name, n in sizes.items() if name not in ranges)
+    key = function.get_asm(), repr(target), repr(demands), others
+    if (found := KNOWN.get(key)) is None:
+        found = KNOWN[key] = _order_of(ranges, sizes, plan_of, exact_us)
+    while len(KNOWN) > MOST_KNOWN:
+        KNOWN.popitem(last=False)
+    return found
+
+
+def _order_of(
     ranges: Mapping[str, Varying], sizes: Mapping[str, int], plan_of: Callable[[Mapping[str, int]], Plan],
     exact_us: Callable[[Plan, Mapping[str, int]], float],
-) -> Chosen:  # fmt: skip
-    """The plan of a program, made at one of its `sizes` along `ranges`, that loses the least at all of these. `plan_of` makes plans
-    at some sizes; `exact_us` tells the microseconds of one for exactly these. Raises Varies where no plan can be made."""
-    plans, refused = list[tuple[Mapping[str, int], Plan]](), list[Varies]()
-    for at in _points(ranges, sizes):
-        try:
-            plans.append((at, plan_of(at)))
-        except Varies as error:
-            refused.append(error)
-    if not plans:
-        raise refused[0]
-    exact = [exact_us(plan, at) for at, plan in plans]
-    losses = [[time / us for time, us in zip(_times(plan, [there for _, there in plans]), exact)] for _, plan in plans]
-    number = min(range(len(plans)), key=lambda n: (sum(losses[n]), n))
-    at, plan = plans[number]
-    worst = max(range(len(plans)), key=lambda n: losses[number][n])
-    named = [", ".join(f"{name} = {here[name]}" for name in ranges) for here in (at, plans[worst][0])]
-    mean = sum(losses[number]) / len(plans)
-    text = f"planned at {named[0]} for {', '.join(f'{v.low} to {v.high}' for v in ranges.values())}: {_loss(mean)} in the mean"
-    reason = f"{text}, {_loss(losses[number][worst])} at {named[1]}, beside plans for one number each"
-    return Chosen(plan, Remark("invariant", ", ".join(ranges), reason))
+) -> Order:  # fmt: skip
+    """The order of sums that loses the least at all numbers of `ranges`, of those that plans at some of them have. `plan_of` makes
+    the plan of a program at some sizes; `exact_us` tells how long one takes that keeps no order, of a plan that `plan_of` made."""
+    points = list(_points(ranges, sizes))
+    plans = [plan_of(at) for at in points]
+    exact = [exact_us(plan, at) for at, plan in zip(points, plans)]
+    orders = list[Order]()
+    for plan, at in zip(plans, points):
+        order = Order(plan.kernels, plan.inlined, steps_of(plan), at)
+        if not any(order.same_as(other) for other in orders):
+            orders.append(order)
+    losses = [[time / us for time, us in zip(_times(order, plans), exact)] for order in orders]
+    best = min(range(len(orders)), key=lambda n: sum(losses[n]))
+    worst = max(range(len(points)), key=lambda n: losses[best][n])
+    where = ", ".join(f"{name} = {points[worst][name]}" for name in ranges)
+    numbers = ", ".join(f"{name} = {v}" for name, v in ranges.items())
+    mean = sum(losses[best]) / len(points)
+    cost = f"sums in one order for {numbers}: {_loss(mean)} in the mean than without, {_loss(losses[best][worst])} at {where}"
+    return replace(orders[best], kernels=tuple(map(_freed, orders[best].kernels)), cost=cost)
+
+
+def _freed(kernel: KernelPlan) -> KernelPlan:
+    """A kernel without the functions that hold the IR that it was planned of."""
+    found = replace(kernel)
+    for name in ("weigh", "sram"):
+        object.__setattr__(found, name, None)
+    return found
+
+
+def remark(order: Order, ranges: Mapping[str, Varying]) -> Remark:
+    return Remark("invariant", ", ".join(ranges), order.cost)
+
+
+def _times(order: Order, plans: Sequence[Plan]) -> list[float]:
+    """Microseconds with an order of sums at the sizes of `plans`, the least ones first. Where no kernels have it, being of another
+    family, those of the next larger sizes take at most as long as there."""
+    found = [inf]
+    for plan in reversed(plans):
+        found.append(found[-1] if (kept := order.kept(plan)) is None else kept.time_us)
+    return found[:0:-1]
 
 
 def _loss(factor: float) -> str:
@@ -128,47 +230,7 @@ def _points(ranges: Mapping[str, Varying], sizes: Mapping[str, int]) -> Iterator
         yield {**sizes, **{name: found[n * len(found) // most] for name, found in each.items()}}
 
 
-def _times(plan: Plan, plans: Sequence[Plan]) -> list[float]:
-    """Microseconds of a plan's decisions at the sizes of `plans`, the least ones first. Where the planner cannot weigh them, since
-    it takes a kernel of another family there, they take at most as long as at the next larger sizes."""
-    found = [inf]
-    for there in reversed(plans):
-        found.append(found[-1] if (time := _time(plan, there)) is None else time)
-    return found[:0:-1]
-
-
-def _time(plan: Plan, there: Plan) -> float | None:
-    """Microseconds of a plan's decisions where another plan of the program was made; None where they cannot be weighed there."""
-    if not _same_kernels(plan, there):
-        assert there.replan is not None
-        try:
-            there = there.replan(Fixed(tuple(k.nodes for k in plan.kernels), plan.inlined), _steps(plan))
-        except CallError:
-            return None
-    own = {k.nodes: k for k in there.kernels}
-    try:
-        kernels = [_moved(k, own[k.nodes], there.target) for k in plan.kernels]
-    except (KeyError, ValueError):
-        return None
-    return there.with_kernels(kernels).time_us
-
-
-def _moved(kernel: KernelPlan, there: KernelPlan, target: Target) -> KernelPlan:
-    """A kernel with the tile and the options that it has elsewhere. Raises ValueError where these cannot be."""
-    if kernel.grid != there.grid or kernel.dims != there.dims or kernel.family.name != there.family.name:
-        raise ValueError("another kind of kernel")
-    tile = tuple(min(t, max(1, there.extents[d])) for t, d in zip(kernel.tile, kernel.grid))
-    found = replace(there, tile=tile, loops=kernel.loops, options=kernel.family)
-    if (why := refuse(found, there, target)) is not None:
-        raise ValueError(why.why)
-    return found.weighed(target)
-
-
-def _same_kernels(a: Plan, b: Plan) -> bool:
-    return [k.nodes for k in a.kernels] == [k.nodes for k in b.kernels] and a.inlined == b.inlined and _steps(a) == _steps(b)
-
-
-def _steps(plan: Plan) -> Demands:
+def steps_of(plan: Plan) -> Demands:
     """The steps of its rewrites, as a schedule would name them at other sizes, which zeros behind rows depend on."""
     return {
         r.name: [{k: v for k, v in records.items(step) if k != "extents"} for step in plan.steps(r.name)] for r in REWRITES

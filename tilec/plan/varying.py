@@ -8,7 +8,7 @@ and raise `Varies` where that holds at some sizes alone.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import isqrt, prod
@@ -41,35 +41,50 @@ UNIT = 16  # of which blocks that may not be so large have a multiple
 
 def plan_at(function: ir.Operation, target: Target, sizes: Mapping[str, int], demands: Demands | None = None) -> Plan:
     """The plan of a program at some sizes; its `function` is the program, after the steps of rewrites, which are those of `demands`
-    where it is given. An invariant size has the number at which the plan loses the least (`plan/invariant.py`)."""
+    where it is given. Where sizes are invariant, its sums have the order that is theirs at all numbers (`plan/invariant.py`)."""
     if not (ranges := invariant.sizes_of(function)):
         return replace(_class_plan(function, target, sizes, demands=demands), replan=partial(_class_plan, function, target, sizes))
     by_row, modules = invariant.by_row(target), list[ir.Module]()
 
-    def exact_us(plan: Plan, at: Mapping[str, int]) -> float:
-        if by_row == target:
-            return plan.time_us
+    def made(at: Mapping[str, int], for_target: Target = by_row) -> Plan:
         module, copy = _instance(function, at)
         modules.append(module)
-        return make_plan(copy, target, demands=FIXED).time_us
+        return make_plan(copy, for_target, demands={**FIXED, **(demands or {})})
 
-    chosen = invariant.choose(ranges, sizes, partial(_class_plan, function, by_row, demands=demands), exact_us)
-    replan = partial(_class_plan, function, by_row, chosen.plan.sizes)
-    return replace(chosen.plan, remarks=(chosen.remark, *chosen.plan.remarks), replan=replan)
+    order = invariant.order_of(
+        function, target, sizes, demands, made, lambda plan, at: plan.time_us if by_row == target else made(at, target).time_us
+    )
+    remark = invariant.remark(order, ranges)
+    for at in (sizes, order.sizes):  # those of the order itself keep it
+        try:
+            plan = _class_plan(function, by_row, at, demands=demands, choose=order.kept)
+        except _NotKept:
+            continue
+        return replace(plan, remarks=(remark, *plan.remarks), replan=partial(_class_plan, function, by_row, at))
+    raise AssertionError("a plan keeps its own order")
+
+
+class _NotKept(Exception):
+    """No kernels keep an order of sums at some sizes."""
 
 
 def _class_plan(
-    function: ir.Operation, target: Target, sizes: Mapping[str, int], fixed: Fixed | None = None, demands: Demands | None = None
+    function: ir.Operation, target: Target, sizes: Mapping[str, int], fixed: Fixed | None = None, demands: Demands | None = None,
+    choose: Callable[[Plan], Plan | None] | None = None,
 ) -> Plan:  # fmt: skip
-    """What is planned at some sizes. Its `replan` is that of the program at these. `fixed`, `demands`: as of `make_plan`. Raises
-    CallError for a step that sizes which vary rule out."""
+    """What is planned at some sizes. Its `replan` is that of the program at these. `fixed`, `demands`: as of `make_plan`. `choose`
+    makes the class's plan of what is planned. Raises CallError for a step that sizes which vary rule out."""
     for name in FIXED:
         if demands and demands.get(name):
             raise StepRefused(name, f"the rewrite `{name}` needs a number for each size", f"`{name} = []`, or numbers for sizes")
     module, copy = _instance(function, sizes)
     base = copy.clone()
     plan = make_plan(copy, target, fixed, {**FIXED, **(demands or {})})
-    if fixed is None and demands is None:
+    if choose is not None:
+        if (chosen := choose(plan)) is None:
+            raise _NotKept
+        plan = chosen
+    elif fixed is None and demands is None:
         plan = _steady(plan, function, target, sizes)
     own = _carried_out(plan, function, base, target)
     general = partial(_generalised, function=own, target=target)
