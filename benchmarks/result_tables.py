@@ -70,7 +70,7 @@ def sizes() -> str:
             run, rows = found
             parts.append(run)
             for title, headings, cells in size_report.tables(rows):
-                left = (5,) if headings == size_report.LOSS else ()
+                left = (4,) if headings == size_report.LOSS else ()
                 right = [n for n in range(1, len(headings)) if n not in left]
                 parts += [f"{title[0].upper()}{title[1:]}:", table(headings, cells, right)]
             parts += ["\n".join(f"- {note}" for note in size_report.notes(rows))]
