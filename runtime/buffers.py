@@ -223,7 +223,7 @@ def _view_dlpack(array: dlpack.Exporter, stream: int | None) -> Buffer:
         kind, device = array.__dlpack_device__()
     except (AttributeError, TypeError, ValueError) as error:
         traced = is_jax(array) and "Tracer" in type(array).__name__
-        hint = "JAX traces here: call the op outside of jax.jit and jax.grad, or by jax.pure_callback" if traced else None
+        hint = "JAX traces here: `tilec.jax.op` makes an op that JAX can trace" if traced else None
         raise CallError(f"{_kind(array)} cannot be exported by DLPack: {error}", hint=hint) from error
     on_gpu = kind in (dlpack.CUDA, dlpack.CUDA_MANAGED)
     if not on_gpu and kind not in (dlpack.CPU, dlpack.CUDA_HOST):

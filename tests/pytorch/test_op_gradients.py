@@ -12,7 +12,7 @@ from tools.operators import TWICE, agree, by_torch, layer, parts, rows  # noqa: 
 
 import tilec  # noqa: E402
 import tilec.torch  # noqa: E402
-from tilec.torch import FallbackWarning, rewrite  # noqa: E402
+from tilec.torch import FallbackWarning, operators  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_torch")
 
@@ -151,13 +151,13 @@ def test_vmap_of_an_op_of_another_file_is_a_call_for_each(tmp_path):
 @pytest.mark.parametrize("broken", ["forward", "backward"])
 def test_vmap_reports_that_a_program_with_one_more_dimension_is_refused(broken, monkeypatch):
     """Results and gradients are those of single calls."""
-    made = rewrite.batched
+    made = operators.batched
 
     def batched(program, op, inputs):
         found = made(program, op, inputs)
         return replace(found, text=found.text + " ?") if op.name == ("d" if broken == "backward" else "f") else found
 
-    monkeypatch.setattr(rewrite, "batched", batched)
+    monkeypatch.setattr(operators, "batched", batched)
     op = tilec.torch.op(
         "op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] * x[i] }",
         backward="op d(x: f32[N], y_grad: f32[N]) -> (x_grad: f32[N]) { x_grad[i] = 2 * x[i] * y_grad[i] }",

@@ -15,12 +15,12 @@ from fuzz.programs import Case, drawn_case
 
 from tilec.core.diagnostics import Source
 from tilec.core.dtypes import from_numpy
+from tilec.dsl.batched_op import Words, batched
 from tilec.dsl.check_sizes import size_names
 from tilec.dsl.mistakes import read
 from tilec.dsl.specialise import specialise
 from tilec.semantics.reference import evaluate
 from tilec.torch.program import Graph, Tensor, Unsupported
-from tilec.torch.rewrite import Words, batched
 from tilec.torch.splice import Splice
 
 DRAWN = 30

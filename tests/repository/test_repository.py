@@ -61,7 +61,7 @@ DISTRIBUTIONS = {
     "numba_cuda_mlir": "numba-cuda-mlir",
 }  # fmt: skip
 """Of modules that are called otherwise. `cuda.core` brings `cuda.pathfinder`."""
-CALLERS = {"torch", "cupy"}
+CALLERS = {"torch", "cupy", "jax"}
 """Are never demanded: where a caller passes their arrays, they are there."""
 
 

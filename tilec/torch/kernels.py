@@ -15,10 +15,10 @@ import torch
 from torch.autograd import forward_ad
 
 from tilec.api import Op
+from tilec.dsl.batched_op import Unbatched
 from tilec.runtime import buffers
 from tilec.torch.failures import short, warn
 from tilec.torch.gradient import Gradient
-from tilec.torch.rewrite import Unbatched
 from tilec.torch.signature import Signature
 from tilec.torch.sized import SizedCalls
 from tilec.torch.types import Call, Context, Results, Size

@@ -26,11 +26,12 @@ from tilec.core.diagnostics import CallError, Source, TileError
 from tilec.core.dtypes import DType
 from tilec.core.source import read_source
 from tilec.driver.frontend import Program, read_program
+from tilec.dsl.batched_op import Unbatched, batched
 from tilec.dsl.check_sizes import size_names
 from tilec.dsl.specialise import choose_op
 from tilec.process.reading import read_bytes
 from tilec.runtime import buffers
-from tilec.torch import kernels, rewrite
+from tilec.torch import kernels
 from tilec.torch.aten.table import TABLE, Row
 from tilec.torch.failures import first_line
 from tilec.torch.gradient import Gradient, match
@@ -137,18 +138,18 @@ class Operator:
             if (found := self._batched.get(inputs)) is None:
                 try:
                     found = self._made_batched(inputs)
-                except rewrite.Unbatched as why:
+                except Unbatched as why:
                     found = str(why)
                 except TileError as error:
                     found = f"tilec failed: `{self.signature.name}` with one more dimension is refused: {first_line(str(error))}"
                 self._batched[inputs] = found
         if isinstance(found, str):
-            raise rewrite.Unbatched(found)
+            raise Unbatched(found)
         return found
 
     def _made_batched(self, inputs: tuple[bool, ...]) -> Batched:
         source = self.program.source
-        made = rewrite.batched(self.program.tree, self.signature.op, inputs)
+        made = batched(self.program.tree, self.signature.op, inputs)
         name = f"{self.name}_{''.join('01'[more] for more in inputs)}"
         program, options = (
             read_program(Source(source.name, made.text, source.folders)),
@@ -166,7 +167,7 @@ class Operator:
             )
             if any(inputs[k] and not more for k, more in zip(gradient.targets, back.results)):
                 name = backward.signature.name
-                raise rewrite.Unbatched(f"a result of the gradient `{name}` depends on nothing that has the dimension")
+                raise Unbatched(f"a result of the gradient `{name}` depends on nothing that has the dimension")
             backward, gradient = back.operator, replace(gradient, summed=summed)
         return Batched(_registered(Operator(name, program, options, backward, gradient)), made.results)
 

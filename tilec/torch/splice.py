@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.dsl import ast
+from tilec.dsl.batched_op import Edits, Words, called
 from tilec.torch.aliases import schema
 from tilec.torch.aten.table import Call, Translator, Value
 from tilec.torch.program import Graph, Tensor, Unsupported
-from tilec.torch.rewrite import Edits, Words, called
 from tilec.torch.signature import Signature
 
 
