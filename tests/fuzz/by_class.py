@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from math import gcd
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from tilec.core.dtypes import from_numpy
 from tilec.core.source import read_source
 from tilec.core.targets import load
 from tilec.driver.by_class import ByClass
+from tilec.driver.classes import LARGEST_UNIT
 from tilec.driver.executable import Executable
 from tilec.driver.executables import build_executable
 from tilec.driver.frontend import parsed
@@ -54,12 +56,13 @@ class Classes:
         return specialise(self.program.tree, "f", None, {**self.sized.sizes, **chosen}, checked=True)
 
     def at(self, chosen: Mapping[str, int], inputs: Arrays) -> Executable:
-        """For a call. Raises Wrong where a class is compiled again."""
+        """For a call. Raises Wrong where a class is compiled again: multiples of a number may have a class of their own."""
         known = [e.recipe for e in self.built if self._serves(e.recipe, chosen)]
         before = len(self.built)
         found = self.by_class.executable(signature(inputs), self.target)
-        if known and len(self.built) > before:
-            raise Wrong(f"{chosen} is compiled again, though {known[0].of} was")
+        for recipe in known if len(self.built) > before else ():
+            if not _apart(found.recipe, recipe, chosen):
+                raise Wrong(f"{chosen} is compiled again, though {recipe.of} was")
         return found
 
     def _serves(self, recipe: Recipe, chosen: Mapping[str, int]) -> bool:
@@ -82,6 +85,14 @@ class Classes:
         for served in self.by_class.served():
             found.update({reason(why) for _, why in served.refused} or {""})
         return found
+
+
+def _apart(recipe: Recipe, other: Recipe, chosen: Mapping[str, int]) -> bool:
+    """Whether a recipe that serves some sizes has only multiples, of which another one that does has the rest, too."""
+    own = dict(recipe.of.ranges) if recipe.of else {}
+    ranges = other.of.ranges if other.of else ()
+    units = {name: own[name].multiple if name in own else gcd(chosen[name], LARGEST_UNIT) for name, _ in ranges}
+    return any(units[name] > v.multiple for name, v in ranges)
 
 
 def signature(inputs: Arrays) -> Signature:

@@ -12,10 +12,12 @@ from fuzz.accesses import Dim, Tensor
 from fuzz.choices import Choices
 from fuzz.programs import SIZES, Case, Program, data
 from fuzz.values import Value
-from tilec.core.dtypes import BOOL
+from tilec.core.dtypes import BOOL, DTYPES, compute_type
 from tilec.core.varying import Varying
 
 CALLS = 5
+PRODUCTS = 15
+"""Percent of programs that are a product of matrices, or attention."""
 TRIES = 4  # at programs that depend on a size that varies
 AROUND = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1024, 2047, 2048, 2049)
 """Ends of classes of sizes, and numbers around tiles."""
@@ -92,7 +94,8 @@ def _drawn(draw: Choices, small: bool) -> Sized | None:
     most = {name: max(r.numbers) for name, r in ranges.items()} | fixed
     maker = Program(draw, least, draw.pick(1, 2, 2, 3, 3, 4), draw.chance(15), most, varying)
     maker.scope.deepest = 2000 if small else 20_000
-    text, exact = maker.program(draw.pick(1, 1, 1, 2, 2, 3, 6))
+    products = draw.chance(PRODUCTS)
+    text, exact = _products(maker) if products else maker.program(draw.pick(1, 1, 1, 2, 2, 3, 6))
     named = maker.sizes(text)
     varies = {name: r.varying for name, r in ranges.items() if name in named}
     declared, seed = draw.chance(30), draw.below(1 << 16)
@@ -106,6 +109,39 @@ def _drawn(draw: Choices, small: bool) -> Sized | None:
     beyond = tuple({**calls[-1], name: n} for name, v in varies.items() for n in (_outside(draw, v),) if n is not None)
     others = {name: n for name, n in fixed.items() if name in named}
     return Sized(text, varies, others, calls, beyond, declared, tuple(maker.inputs), seed, maker.special, exact)
+
+
+def _products(maker: Program) -> tuple[str, frozenset[str]]:
+    """A product, perhaps of batches and with what follows it, or attention, of which sizes are numbers where there are too few."""
+    draw, scope = maker.draw, maker.scope
+    rows, columns, inner = (scope.dim(name if name in scope.sizes else str(draw.pick(8, 16, 5))) for name in "MNK")
+    dtype, result = DTYPES[draw.pick("f32", "bf16", "f16")], draw.pick("f32", "bf16")
+    attention, batch = draw.chance(40), [scope.dim("2")] if draw.chance(30) else []
+
+    def read(name: str, *subscripts: tuple[str, Dim]) -> str:
+        order = draw.ordered(subscripts)
+        element = Value("", compute_type(dtype), 2, 2)
+        scope.add_input(Tensor(name, (*batch, *(dim for _, dim in order)), element, dtype))
+        return f"{name}[{', '.join([*'b' * len(batch), *(at for at, _ in order)])}]"
+
+    if attention:
+        inner = scope.dim(str(draw.pick(16, 8, 5)))
+        score = f"sum[k]({read('q', ('i', rows), ('k', inner))} * {read('c', ('j', columns), ('k', inner))}) * 0.25"
+        masked = f"{score} if j <= i else -inf" if draw.chance(40) and columns.value else score
+        at = "b, " * len(batch)
+        lines = [
+            f"s[{at}i, j]: f32 = {masked}" if masked == score else f"s[{at}i, j]: f32 = max({masked}, -1000)",
+            f"e[{at}i, j]: f32 = softmax[j](s[{at}i, j])",
+            f"y[{at}i, l] = sum[j](e[{at}i, j] * {read('v', ('j', columns), ('l', inner))})",
+        ]
+        shape = [*batch, rows, inner]
+    else:
+        value = f"sum[k]({read('a', ('i', rows), ('k', inner))} * {read('w', ('j', columns), ('k', inner))})"
+        value = draw.pick(value, f"max({value}, 0)", f"gelu({value})")
+        lines, shape = [f"y[{'b, ' * len(batch)}i, j] = {value}"], [*batch, rows, columns]
+    inputs = ", ".join(f"{t.name}: {t.dtype}[{', '.join(d.text for d in t.dims)}]" for t in maker.inputs)
+    body = "\n".join(f"    {line}" for line in lines)
+    return f"op f({inputs}) -> (y: {result}[{', '.join(d.text for d in shape)}]) {{\n{body}\n}}\n", frozenset()
 
 
 def _range(draw: Choices, tops: Sequence[int]) -> _Range:
