@@ -30,6 +30,10 @@ FOUND = {  # a program, what varies, and calls
     "one block has a reduction and all of what reads it": (
         "op f(x: u8, u: bool[M]) -> (y: i64[M]) { y[i] = min[k in 0:1](x) * 2 where i in 0:M }", {"M": (17, 40)}, [17, 33],
     ),
+    "rows of a multiple of a vector's elements at the size that is planned alone": (
+        "op f(x: bf16[3, M + 1]) -> (y: bf16[3, M + 1], s: f32[3]) { y[i, j] = x[i, j] * 2\n s[i] = sum[j](x[i, j]) }",
+        {"M": (2, 16)}, [2, 7, 9],
+    ),
 }  # fmt: skip
 
 

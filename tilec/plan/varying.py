@@ -8,7 +8,7 @@ and raise `Varies` where that holds at some sizes alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import isqrt, prod
@@ -20,7 +20,8 @@ from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.core.varying import Varies
 from tilec.index.facts import NONE
-from tilec.kernels import ContractionChain, KernelPlan, Panels
+from tilec.kernels import ContractionChain, Family, KernelPlan, Panels
+from tilec.kernels.threaded import Threaded
 from tilec.passes.tensor.inline import inline_all
 from tilec.plan import invariant
 from tilec.plan.given_groups import Fixed
@@ -189,6 +190,21 @@ def _by_name(function: ir.Operation) -> dict[str, ir.Operation]:
     return {mlir.name_of(op): op for op in mlir.traverse(function) if mlir.is_generic(op)}
 
 
+def _in_fitting_vectors(options: Family, grid: Collection[int], varying: Mapping[int, Extent]) -> Family:
+    """Options whose vectors divide dimensions at all sizes, each thread having as many elements as before. At the instance longer
+    ones may divide an extent by chance: 8 divides M + 1 where M is 7."""
+    if not isinstance(options, Threaded):
+        return options
+    vectors, steps, longest = [*options.vectors], [*options.steps], max(options.vectors, default=1)
+    if not all(extents.divides(longest, varying[d]) for d in options.transposed_dims if d in varying):
+        raise Varies(f"whether vectors of {longest} elements divide a dimension that is transposed")
+    for d, n in enumerate(vectors):
+        if d in varying and not (options.is_unaligned and d not in grid):
+            vectors[d] = next(m for m in range(n, 0, -1) if n % m == 0 and extents.divides(m, varying[d]))
+            steps[d] *= n // vectors[d]
+    return replace(options, vectors=tuple(vectors), steps=tuple(steps))
+
+
 def _generalised(kernel: KernelPlan, function: ir.Operation, target: Target) -> KernelPlan:
     """A kernel whose blocks had all of a dimension of the instance: where that varies, they have as much as it may be, or some
     times what it was, or as much as its family has code for. Its options are those that do not depend on the number of blocks."""
@@ -201,6 +217,7 @@ def _generalised(kernel: KernelPlan, function: ir.Operation, target: Target) -> 
         return kernel
     options = kernel.options.at_any_size(varying.keys())
     options = options.by_row() if invariant.sizes_of(function) else options
+    options = _in_fitting_vectors(options, kernel.grid, varying)
     longest = {d: int(min(NONE.bounds(e)[1], UNBOUNDED)) for d, e in varying.items()}
     general = replace(kernel, options=options, longest=longest)
     for n, (d, t) in enumerate(zip(kernel.grid, kernel.tile)):
