@@ -78,6 +78,17 @@ def declared_inputs(program: ast.Program, name: str, sizes: Mapping[str, int]) -
     return tuple((ast.dtype_of(t), tuple(n.number for n in shape or ())) for t, shape in shapes)
 
 
+def inputs_at(
+    program: ast.Program, name: str, inputs: Sequence[Argument] | None, sizes: Mapping[str, int], varies: Mapping[str, Varying]
+) -> tuple[Argument, ...] | None:  # fmt: skip
+    """The types of an op's inputs, with their shapes at some sizes where the op declares them."""
+    if inputs is None:
+        return None
+    terms, report = {n: term(k) for n, k in sizes.items()} | {n: v.term(n) for n, v in varies.items()}, Report()
+    shapes = (declared_shape(t, terms, report, True) if t.shape is not None else None for t in choose_op(program, name).inputs)
+    return tuple((dtype, own if shape is None else shape) for (dtype, own), shape in zip(inputs, shapes))
+
+
 def open_inputs(
     program: ast.Program, name: str, inputs: Sequence[Argument] | None, fixed: Mapping[str, int], varies: Mapping[str, Varying]
 ) -> tuple[tuple[DType, tuple[int | str, ...]], ...] | None:  # fmt: skip

@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from tilec import api
 from tilec.core import targets
 from tilec.core.diagnostics import Source
 from tilec.core.varying import Varying
+from tilec.driver import class_loss
 from tilec.driver.classes import Classes, intervals, typical
-from tilec.driver.find_classes import find_classes
+from tilec.driver.find_classes import CPU_ENDS, find_classes
 from tilec.dsl.parse import parse
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -39,7 +41,7 @@ def test_a_class_serves_all_of_its_sizes(sizes):
         x, b = rows(m, 40)
         for found, right in zip(op(x, b), expected(x, b)):
             np.testing.assert_allclose(found, right, rtol=2e-6, atol=2e-6)
-    ends = {next(v for v in intervals(Varying(1, 4000)) if v.has(m)) for m in sizes}
+    ends = {next(v for v in intervals(Varying(1, 4000), CPU_ENDS) if v.has(m)) for m in sizes}
     assert len(op.classes()) == len(ends)
     assert not any(c.refused for c in op.classes())
 
@@ -86,7 +88,7 @@ def test_intervals_have_every_number_once():
 
 def test_a_class_depends_on_no_number_within_its_intervals():
     classes = Classes({"M": Varying(1, 9000), "S": Varying(1, 9000)}, {})
-    assert classes.of({"M": 17, "S": 600}) == classes.of({"M": 128, "S": 2048})
+    assert classes.of({"M": 17, "S": 600}) == classes.of({"M": 128, "S": 1000})
     assert classes.of({"M": 1, "S": 600}).fixed == (("M", 1),)
 
 
@@ -101,12 +103,47 @@ def test_multiples_have_classes(v):
         assert of.fixed or (dict(of.ranges)["N"].multiple % 8 == 0) == (n % 8 == 0)
 
 
+@pytest.mark.parametrize(
+    ("joins", "ranges"),
+    [
+        (lambda v: True, ["0", "1", "2..20000"]), (lambda v: v.high <= 256, ["2..256", "257..512", "513..1024"]),
+        (lambda v: v.low > 128 and v.high < 16384, ["2..16", "17..128", "129..256", "257..1024", "1025..16384", "16385..20000"]),
+    ],
+)  # fmt: skip
+def test_intervals_are_joined(joins, ranges):
+    """Whichever number comes first, and what is asked is asked once."""
+    for numbers in (range(20001), range(20000, -1, -1), (300, 2, 20000, 1, 0, 1000, 16, 17, 128, 129, 256, 257, 513, 1025, 19999)):
+        asked = Mock(side_effect=lambda name, v: joins(v))
+        classes = Classes({"N": Varying(0, 20000)}, {"N": 8}, asked)
+        assert {f"N = {r}" for r in ranges} <= {str(classes.of({"N": n})) for n in numbers}
+        assert asked.call_count <= 6
+
+
+def test_classes_are_found_once(monkeypatch, tmp_path):
+    """By the losses of plans; another op of the same text asks the disk cache."""
+    text = "op f(x: f32[M, N], z: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = x[i, j] * z[i, j] + 0.375 }"
+    program, varies, target = parse(Source("t.tile", text)), {"M": Varying(1, 16384)}, targets.load("h200")
+    planned = Mock(side_effect=class_loss.planned)
+    monkeypatch.setattr(class_loss, "planned", planned)
+    for _ in range(2):
+        classes = find_classes(program, None, None, {"N": 1000}, varies, target, digest=str(tmp_path))
+        assert [str(of) for of in classes] == ["M = 1", "M = 2..16384"]
+        assert 3 <= planned.call_count <= 5
+
+
+def test_a_plan_that_loses_is_not_joined():
+    linear = "op f(x: bf16[M, K], w: bf16[K, N]) -> (y: bf16[M, N]) { y[i, j] = sum[k](x[i, k] * w[k, j]) }"
+    program, varies = parse(Source("t.tile", linear)), {"M": Varying(1, 128)}
+    classes = find_classes(program, None, None, {"N": 4096, "K": 4096}, varies, targets.load("h200"))
+    assert classes.of({"M": 7}) != classes.of({"M": 100})
+
+
 def units_of(text, target="h200", inputs=None, fixed=None, by=1):
     """What the least class of each size has multiples of."""
     program = parse(Source("t.tile", text))
-    varies = {name: Varying(48, 480, by) for name in "MNK" if name in text and name not in (fixed or {})}
+    varies = {name: Varying(144, 240, by) for name in "MNK" if name in text and name not in (fixed or {})}
     classes = find_classes(program, None, inputs, fixed or {}, varies, targets.load(target))
-    return {name: v.multiple for name, v in classes.of(dict.fromkeys(varies, 48)).ranges}
+    return {name: v.multiple for name, v in classes.of(dict.fromkeys(varies, 144)).ranges}
 
 
 def test_lengths_of_rows_have_classes_of_multiples():

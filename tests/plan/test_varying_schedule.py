@@ -55,7 +55,7 @@ def test_what_is_written_is_read_back(text, target, sizes):
 
 def test_the_section_says_which_sizes_it_is_for():
     text = written(ROWS, N=40)
-    assert 'program = "f(x: f32[M, 40], b: f32[40])" # N = 40\nsizes = {M = "17..128"} # planned at M = 63\n' in text
+    assert 'program = "f(x: f32[M, 40], b: f32[40])" # N = 40\nsizes = {M = "17..128"} # planned at M = 127\n' in text
 
 
 def test_an_edit_is_obeyed_and_right_at_every_size():

@@ -138,7 +138,7 @@ class ByClass:
         """Those of the numbers that may be of different classes, and all that are in none."""
         if (v := self._varies.get(name)) is None:
             return numbers
-        return list({finest(v, n) if v.has(n) else n: n for n in reversed(numbers)}.values())[::-1]
+        return list({finest(n) if v.has(n) else n: n for n in reversed(numbers)}.values())[::-1]
 
     def _described(self, inputs: Signature | None, more: Mapping[str, int] | None) -> tuple[Signature, dict[str, int]]:
         """The types and shapes of a call, as declared where none are given, and its sizes."""
@@ -187,7 +187,9 @@ class ByClass:
         key = target.name, *names, *sorted(fixed.items()), *(dtype.name for dtype, _ in inputs or ())
         if (found := self._ranges.get(key)) is None:
             varies = {name: self._varies[name] for name in names}
-            found = self._ranges[key] = find_classes(self._program.tree, self._op, inputs, fixed, varies, target)
+            found = self._ranges[key] = find_classes(
+                self._program.tree, self._op, inputs, fixed, varies, target, self._program.digest
+            )
         return found
 
     def _choices(self, target: str) -> Iterator[tuple[str, ...]]:

@@ -7,23 +7,18 @@ the class: the time that it takes there is compared with that of the plan which 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from tilec.core import mlir
-from tilec.core.diagnostics import CallError, Source, TileError
 from tilec.core.quantities import duration
 from tilec.core.target import Target
 from tilec.core.varying import Varying
+from tilec.driver.class_loss import planned, time_at
 from tilec.driver.classes import Class
 from tilec.driver.each_class import each_class
-from tilec.driver.lowering import lower
 from tilec.dsl import ast
-from tilec.dsl.build import build
 from tilec.dsl.specialise import Argument, specialise
-from tilec.kernels import KernelPlan
 from tilec.plan.model import Plan
-from tilec.plan.schedule.read import Schedule, parse_schedule
-from tilec.plan.schedule.write import write_schedule
+from tilec.plan.schedule.read import Schedule
 
 
 @dataclass(frozen=True)
@@ -71,28 +66,8 @@ def _point(
     plan: Plan, target: Target,
 ) -> Point:  # fmt: skip
     special = specialise(program, op, inputs, known, checked=True)
-
-    def planned(schedule: Schedule | None = None) -> Plan:
-        with mlir.context(), mlir.ir.Location.unknown():
-            found = lower(build(special), target, schedule=schedule, texts=False, end="plan", emit=False).plan
-        assert found is not None
-        return found
-
-    exact = planned()
-    here = replace(plan, signature=exact.signature, varies={}, kernels=tuple(_fitting(k, exact) for k in plan.kernels))
-    try:
-        text = write_schedule(here, special)
-        return Point(sizes, planned(parse_schedule(Source("<class>", text))).time_us, exact.time_us)
-    except (CallError, TileError):
-        return Point(sizes, None, exact.time_us)
-
-
-def _fitting(kernel: KernelPlan, exact: Plan) -> KernelPlan:
-    """A kernel whose tile is no larger than the program is at these sizes."""
-    own = next((k for k in exact.kernels if k.nodes == kernel.nodes), None)
-    if own is None:
-        return kernel
-    return replace(kernel, tile=tuple(min(t, max(1, own.extents[d])) for t, d in zip(kernel.tile, kernel.grid)))
+    exact = planned(special, target)
+    return Point(sizes, time_at(plan, special, exact, target), exact.time_us)
 
 
 def table(found: Sequence[Row], target: Target) -> str:

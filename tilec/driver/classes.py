@@ -9,16 +9,20 @@ with first. A size of one number is no size that varies: it is compiled as the n
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache as cached
 from itertools import pairwise, product
 from math import gcd, isqrt, lcm, log2
 
 from tilec.core.varying import Varying
 
-ENDS = (0, 1, 16, 128, 512, 2048, 16384)
+ENDS = (0, 1, 16, 128, 256, 512, 1024, 16384)
 """The greatest number of each interval but the last. One row, a few, and each tile of rows that fills a GPU have plans of their
 own; above, the number of blocks changes and little else."""
+
+FEW = 128
+"""Up to so many, fewer rows than a tile has leave a part of it empty, which costs little, where more need a second tile."""
 
 LARGEST_UNIT = 16
 """The greatest number of whose multiples there are classes."""
@@ -62,10 +66,11 @@ def class_from(
     return Class(made, tuple((name, n) for name, n in fixed), own)
 
 
-def intervals(v: Varying) -> list[Varying]:
-    """The parts of a range, in order. One element of an invariant size has no part of its own: it has the sums of others."""
+def intervals(v: Varying, ends: Sequence[int] = ENDS) -> list[Varying]:
+    """The parts of a range, in order, of which `ends` are the greatest numbers. One element of an invariant size has no part of its
+    own: it has the sums of others."""
     found = []
-    for before, end in pairwise((-1, *(n for n in ENDS if n > 1 or not v.invariant), v.high)):
+    for before, end in pairwise((-1, *(n for n in ends if n > 1 or not v.invariant), v.high)):
         if (part := multiples(Varying(max(v.low, before + 1), min(v.high, end), v.multiple))) is not None:
             found.append(part)
     return found
@@ -78,18 +83,24 @@ def multiples(v: Varying, unit: int = 1) -> Varying | None:
     return Varying(low, high, by) if low <= high else None
 
 
-def finest(v: Varying, number: int) -> tuple[int, int]:
-    """What is the same only of numbers of one class, whichever classes an op has."""
-    return bisect_left(intervals(v), number, key=lambda p: p.high), gcd(number, LARGEST_UNIT)
+def finest(number: int) -> tuple[int, int]:
+    """What is the same only of numbers of one class, whichever classes an op has: their ends are powers of two."""
+    return (number - 1).bit_length() + 1 if number > 1 else number, gcd(number, LARGEST_UNIT)
 
 
 class Classes:
-    """Those of some sizes' ranges. `units`: numbers of whose multiples there are classes apart, by size that is not invariant."""
+    """Those of some sizes' ranges. `units`: numbers of whose multiples there are classes apart, by size that is not invariant.
+    `joined`: whether one class has all numbers of such a size in a range, which several of the intervals make that `ends` are the
+    greatest numbers of."""
 
-    def __init__(self, varies: Mapping[str, Varying], units: Mapping[str, int]):
-        self._parts = {name: intervals(v) for name, v in sorted(varies.items())}
+    def __init__(
+        self, varies: Mapping[str, Varying], units: Mapping[str, int],
+        joined: Callable[[str, Varying], bool] = lambda name, v: False, ends: Sequence[int] = ENDS,
+    ):  # fmt: skip
+        self._parts = {name: intervals(v, ends) for name, v in sorted(varies.items())}
         self._varies = dict(varies)
         self._units = {name: n for name, n in units.items() if name in varies and not varies[name].invariant}
+        self._joined = cached(joined)
         self._made: dict[tuple[tuple[int, bool], ...], Class] = {}
 
     def of(self, sizes: Mapping[str, int]) -> Class:
@@ -112,9 +123,26 @@ class Classes:
 
     def _numbers(self, name: str, interval: int, whole: bool) -> Varying:
         """All numbers at such a position. Those of an interval serve its multiples, too, which have a class of their own."""
-        part = self._parts[name][interval]
+        part = self._over(name, *self._around(name, interval))
         found = multiples(part, self._units.get(name, 1)) if whole else None
         return found or part
+
+    def _around(self, name: str, interval: int) -> tuple[int, int]:
+        """The first and the last of the intervals of which an interval's class consists: of those that begin at 2 or more all, or
+        one half of them, or one half of that, and so on. So few plans are made, and the classes depend on no number."""
+        parts = self._parts[name]
+        first, last = next((n for n, p in enumerate(parts) if p.low > 1), len(parts)), len(parts) - 1
+        if interval < first or self._varies[name].invariant:
+            return interval, interval
+        while first < last and not self._joined(name, self._over(name, first, last)):
+            middle = (first + last - 1) // 2
+            first, last = (first, middle) if interval <= middle else (middle + 1, last)
+        return first, last
+
+    def _over(self, name: str, first: int, last: int) -> Varying:
+        """The numbers from one interval to another."""
+        parts = self._parts[name]
+        return parts[first] if first == last else replace(parts[first], high=parts[last].high)
 
     def _all(self, name: str) -> list[Varying]:
         positions = [(n, whole) for n in range(len(self._parts[name])) for whole in (False, True)]
@@ -129,9 +157,10 @@ class Classes:
 
 
 def typical(v: Varying) -> int:
-    """The number that stands for a range: one less than a power of two near its geometric mean. It is a multiple of no more than
-    all of them are. Tiles of powers of two fit it: a number that is one larger would leave a tile all but empty."""
+    """The number that stands for a range: one less than a power of two near its geometric mean, or, up to `FEW`, near its end. It
+    is a multiple of no more than all of them are. Tiles of powers of two fit it: a number that is one larger would leave a tile all
+    but empty."""
     low, high = -(-v.low // v.multiple), v.high // v.multiple
-    middle = (1 << round(log2(max(1, isqrt(max(low, 1) * high))) + 0.25)) - 1
-    middle = min(max(middle, low), high)
+    near = (high - 1).bit_length() if v.high <= FEW else round(log2(max(1, isqrt(max(low, 1) * high))) + 0.25)
+    middle = min(max((1 << near) - 1, low), high)
     return v.multiple * (middle if middle % 2 else middle + 1 if middle < high else max(low, middle - 1))

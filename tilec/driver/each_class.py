@@ -9,8 +9,8 @@ from itertools import islice
 from tilec.core import mlir
 from tilec.core.target import Target
 from tilec.core.varying import Varies, Varying, ranges_text
-from tilec.driver.classes import LARGEST_UNIT, Class, intervals, multiples
-from tilec.driver.find_classes import find_classes
+from tilec.driver.classes import Class, intervals
+from tilec.driver.find_classes import CPU_ENDS, find_classes, possible
 from tilec.driver.lowering import Lowered, lower
 from tilec.dsl import ast
 from tilec.dsl.build import build
@@ -44,18 +44,13 @@ def check_classes(schedule: Schedule, op: str, varies: Mapping[str, Varying]) ->
         ranges = ranges_of(section)
         if not ranges or not ranges.keys() <= varies.keys() or not schedule.is_of_op(section, op):
             continue
-        near = {name: [p for p in intervals(varies[name]) if p.common(v) is not None] for name, v in ranges.items()}
-        if not all(near.values()) or all(v in _possible(near[name]) for name, v in ranges.items()):
+        near = {name: [p for p in possible(varies[name]) if p.common(v) is not None] for name, v in ranges.items()}
+        if not all(near.values()) or all(v in near[name] for name, v in ranges.items()):
             continue
         if not schedule.has_of_sizes(section, {name: part for name, (part, *_) in near.items()}):
             what = f"{ranges_text(ranges)} is no class of the sizes {ranges_text({name: varies[name] for name in ranges})}"
-            known = "; ".join(f"{name} = {', '.join(map(_text, intervals(varies[name])))}" for name in ranges)
-            schedule.fail(what, number, "sizes", hint=f"the classes are {known}")
-
-
-def _possible(parts: Sequence[Varying]) -> list[Varying]:
-    """Intervals, and those multiples in them that may be a class apart on some target."""
-    return [m for p in parts for n in range(LARGEST_UNIT.bit_length()) if (m := multiples(p, 2**n)) is not None]
+            known = "; ".join(f"{name} = {', '.join(map(_text, intervals(varies[name], CPU_ENDS)))}" for name in ranges)
+            schedule.fail(what, number, "sizes", hint=f"the classes are {known}; `tilec explain` prints those of a GPU")
 
 
 def _text(v: Varying) -> str:

@@ -3,34 +3,134 @@
 A GPU moves up to 16 bytes at a time, from addresses that are multiples of that. So where the length of a tensor's rows varies,
 its multiples of 16 bytes are a class apart: their kernels have wide loads and stores and tensor maps, and no factor is copied to
 rows of other lengths first. A CPU reads from any address.
+
+Neighbouring intervals are one class where one plan loses little at both ends, by the cost model. That takes some three plans for
+each question, whose answer the disk cache has from then on. It pays where kernels take long to compile: a GPU's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import lcm
+from typing import TYPE_CHECKING
 
+from tilec.core.diagnostics import TileError
 from tilec.core.dtypes import DType
 from tilec.core.target import Target
-from tilec.core.varying import Varying
-from tilec.driver.classes import LARGEST_UNIT, Classes
+from tilec.core.varying import Varies, Varying
+from tilec.driver.classes import LARGEST_UNIT, Classes, intervals, multiples, typical
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report
 from tilec.dsl.check_sizes import declared_shape
-from tilec.dsl.specialise import Argument, choose_op
+from tilec.dsl.given_sizes import inputs_at
+from tilec.dsl.specialise import Argument, Specialised, choose_op, specialise
 from tilec.index.questions import multiple
 from tilec.index.terms import Term, size, term
+from tilec.process.collection import uncollected
+from tilec.runtime import cache
+
+if TYPE_CHECKING:
+    from tilec.plan.model import Plan
 
 WIDEST = LARGEST_UNIT
 """Bytes of an access. They are 8 elements of f32, too: its products are made of parts in bf16."""
 
 
+CPU_ENDS = (0, 1, 16, 128, 512, 2048, 16384)
+"""The intervals on a CPU, which are not joined: kernels compile in the time that a few plans take."""
+
+MOST_LOSS = 0.05
+"""The part of its time that a kernel may lose at an end of its class."""
+
+
 def find_classes(
     program: ast.Program, op: str | None, inputs: Sequence[Argument] | None, fixed: Mapping[str, int],
-    varies: Mapping[str, Varying], target: Target,
+    varies: Mapping[str, Varying], target: Target, digest: str | None = None,
 ) -> Classes:  # fmt: skip
-    """The classes of an op whose other sizes are `fixed`. `inputs`: types, and shapes where the op declares none."""
-    return Classes(varies, _units(choose_op(program, op), inputs, fixed, varies) if target.kind == "cuda" else {})
+    """The classes of an op whose other sizes are `fixed`. `inputs`: types, and shapes where the op declares none. `digest`: the
+    program's, under which the disk cache has what was found."""
+    if target.kind != "cuda":
+        return Classes(varies, {}, ends=CPU_ENDS)
+    chosen = choose_op(program, op)
+    units = _units(chosen, inputs, fixed, varies)
+    typical_sizes = {name: typical(multiples(v, units[name]) or v) for name, v in varies.items()}
+    plans = Plans(program, chosen.name, inputs, target)
+
+    def joined(name: str, v: Varying) -> bool:
+        v, others = multiples(v, units[name]) or v, {**fixed, **typical_sizes}
+        del others[name]
+        if digest is None:
+            return plans.one_serves(name, v, others)
+        described = [(dtype.name, str(shape)) for dtype, shape in inputs or ()]
+        key = cache.make_key("one plan serves", digest, chosen.name, repr(described), name, str(v), repr(others), repr(target))
+        if (known := cache.load(key)) is not None and "serves" in known[0]:
+            return bool(known[0]["serves"])
+        found = plans.one_serves(name, v, others)
+        cache.save(key, {"op": chosen.name, "serves": found}, {})
+        return found
+
+    return Classes(varies, units, joined)
+
+
+def possible(v: Varying) -> list[Varying]:
+    """The numbers of a size that may be a class on some target."""
+    found: dict[Varying, None] = {}
+    for parts in (intervals(v, CPU_ENDS), intervals(v)):
+        for n, first in enumerate(parts):
+            for last in parts[n:] if first.low > 1 else [first]:
+                whole = replace(first, high=last.high)
+                found |= dict.fromkeys(m for k in range(LARGEST_UNIT.bit_length()) if (m := multiples(whole, 2**k)) is not None)
+    return list(found)
+
+
+@dataclass
+class Plans:
+    """Plans of an op at several sizes."""
+
+    program: ast.Program
+    op: str
+    inputs: Sequence[Argument] | None
+    target: Target
+    made: dict[tuple[int, ...], tuple[Specialised, Plan]] = field(default_factory=dict)
+
+    def one_serves(self, name: str, v: Varying, others: Mapping[str, int]) -> bool:
+        """Whether the plan for a class of numbers of a size loses little at the least and the greatest. Where their own plans have
+        other kernels, it is not made; nor of contraction chains, whose plans take long, and which had no intervals that could be
+        joined. Nothing serves sizes that the program or the planner refuses."""
+        from tilec.driver.class_loss import planned, same_kernels, time_at
+        from tilec.plan.varying import steadied
+
+        try:
+            least = self._at({**others, name: v.low})
+            if steadied(least[1]):
+                return False
+            greatest = self._at({**others, name: v.high})
+            if not same_kernels(least[1], greatest[1]):
+                return False
+            with uncollected():
+                plan = planned(self._specialised(others, {name: v}), self.target, at={name: typical(v)})
+            for special, exact in (least, greatest):
+                time_us = time_at(plan, special, exact, self.target) if same_kernels(plan, exact) else None
+                if time_us is None or time_us > exact.time_us * (1 + MOST_LOSS):
+                    return False
+        except (TileError, Varies):
+            return False
+        return True
+
+    def _at(self, sizes: Mapping[str, int]) -> tuple[Specialised, Plan]:
+        from tilec.driver.class_loss import planned
+
+        key = tuple(n for _, n in sorted(sizes.items()))
+        if key not in self.made:
+            special = self._specialised(sizes, {})
+            with uncollected():
+                self.made[key] = special, planned(special, self.target)
+        return self.made[key]
+
+    def _specialised(self, sizes: Mapping[str, int], varies: Mapping[str, Varying]) -> Specialised:
+        given = inputs_at(self.program, self.op, self.inputs, sizes, varies)
+        return specialise(self.program, self.op, given, sizes, checked=True, varies=varies)
 
 
 def _units(

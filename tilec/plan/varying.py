@@ -107,12 +107,16 @@ def _instance(function: ir.Operation, sizes: Mapping[str, int]) -> tuple[ir.Modu
     return module, copy
 
 
+def steadied(plan: Plan) -> list[str]:
+    """The names of kernels whose tiles are chosen over several sizes, which takes a plan for each."""
+    return [k.name for k in plan.kernels if isinstance(k.options, STEADY)]
+
+
 def _steady(plan: Plan, function: ir.Operation, target: Target, sizes: Mapping[str, int]) -> Plan:
     """The plan with those tiles of contraction chains and of products from panels that are the best over several sizes. At one
     size, what fills the last tile or the last wave of blocks is chance: the tile that is the best there may lose a fifth at most
     others. On a CPU, whose few cores have a block each, it may lose half."""
-    names = [k.name for k in plan.kernels if isinstance(k.options, STEADY)]
-    if not names:
+    if not (names := steadied(plan)):
         return plan
     assert plan.candidates is not None
     tables = [plan.candidates(names, WEIGHED)]
@@ -120,7 +124,7 @@ def _steady(plan: Plan, function: ir.Operation, target: Target, sizes: Mapping[s
         module, copy = _instance(function, others)
         there = make_plan(copy, target, demands=FIXED)
         assert module is not None and there.candidates is not None
-        tables.append(there.candidates([k.name for k in there.kernels if isinstance(k.options, STEADY)], WEIGHED))
+        tables.append(there.candidates(steadied(there), WEIGHED))
     kernels = [_best(k, [t[k.name] for t in tables if k.name in t]) if k.name in names else k for k in plan.kernels]
     return plan.with_kernels(kernels)
 
