@@ -95,4 +95,6 @@ def test_the_ends_of_a_subscript():
         (here * 3 + other, -1, (-3, -1)), (here // 3, 12, (4, 4)), (here % 3, -1, (2, 2)), (here + 2, 12, (14, 14)),
         ((here * 3 + other) // 6, 12, (6, 6)), (other, -1, (0, 2)), ((here + other) % 3, 0, (0, 2)),
     ]:  # fmt: skip
-        assert ix.range_where(index, here, value) == ends, (str(index), value)
+        found = ix.where(index, here, value)
+        assert found.at_least(ends[0]) and found.below(ends[1] + 1), (str(index), value)
+        assert not found.at_least(ends[0] + 1) and not found.below(ends[1]), (str(index), value)

@@ -336,7 +336,7 @@ def size(name: str, low: int = 1, high: int | None = None, multiple: int = 1, re
     return leaf_of("size", name if multiple == 1 else f"{name}/{multiple}", (), ends) * multiple + rest
 
 
-def call(name: str, *args: Term | int, low: int | None = None, high: int | None = None) -> Term:
+def call(name: str, *args: Term | int, low: int | None = None, high: Term | int | None = None) -> Term:
     """A value of which no more is known than its range, and that it is the same for the same arguments: `ids[b]`."""
     return leaf_of("call", name, tuple(map(term, args)), (None if low is None else term(low), None if high is None else term(high)))
 

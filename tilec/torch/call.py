@@ -70,7 +70,8 @@ class Partition:
         self._exact = set[Call]()  # those that find out themselves that values are of other sizes
         self._lock = threading.Lock()
         symbolic = is_symbolic(graph)
-        self._varied = varied(graph) if symbolic and not options.measures else ""
+        self._varied = varied(graph) if symbolic and not options.measures else None
+        self._why = ""
         self._classes = self._failed = 0
         self.call: Call = self._by_size if symbolic else self.eager
         given = _given(graph)
@@ -109,8 +110,8 @@ class Partition:
         for graph, own in zip(graphs, into):
             with suppress(Exception):
                 known = _traced(graph, mode)
-                of = varied(graph) if is_symbolic(graph) else ""
-                written = (None if isinstance(of, str) else of.at(_given(known))) or write(known)
+                of = varied(graph).at(_given(known)) if is_symbolic(graph) else None
+                written = write(known) if of is None else of[0]
                 donated = _donated(known, written, own, options)
                 asked[written.text, donated] = written, donated, _inputs(known, written), _device(known)
 
@@ -177,17 +178,23 @@ class Partition:
 
     def _of_class(self, values: Sequence[Value], key: Key) -> Call | None:
         """The call of the program whose sizes vary, for the sizes of these values; None where there is none for them."""
-        if isinstance(of := self._varied, str) or (written := of.at(values)) is None:
+        if self._varied is None:
             return None
+        if (found := self._varied.at(values)) is None:
+            self._why = self._varied.why
+            return None
+        written, graph = found
         try:
-            made = self._bound(written, of.graph, key)
+            made = self._bound(written, graph, key)
         except Exception as error:  # of any kind: the partition is compiled for sizes that are numbers
             pass_on(error)
+            self._why = f"{type(error).__name__}: {error}"
             self._failed += 1
             if self._failed == MOST_FAILED:
-                self._varied = f"{type(error).__name__}: {error}"
+                self._varied = None
+                self._why += f" (and so for {MOST_FAILED} classes: no other is tried)"
             return None
-        served = _program(written, self.options, _donated(of.graph, written, self.into, self.options)).classes()
+        served = _program(written, self.options, _donated(graph, written, self.into, self.options)).classes()
         if len(served) > self._classes:
             self._classes = len(served)
             self.note(written, None, next((f"{names}: {why}" for s in served for names, why in s.refused), ""))
@@ -213,7 +220,7 @@ class Partition:
             if not isinstance(error, Unwritten) or error.failed:
                 report(_operations(graph), error)
             return self.eager
-        self.note(written, None, self._varied if isinstance(self._varied, str) else "")
+        self.note(written, None, self._why)
         return made
 
     def _bound(self, written: Written, graph: fx.Graph, key: Key | None) -> Call:

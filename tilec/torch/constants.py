@@ -6,24 +6,23 @@ to it is a number, or a sum of indices. So `le(arange, arange)` is a condition o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tilec.torch import indices as ix
-from tilec.torch.aliases import behind_inputs, draws, function, is_pointwise, is_view, schema, schema_of, writes
-from tilec.torch.aten import dtype_of
+from tilec.torch.aliases import behind_inputs, draws, function, is_pointwise, schema, schema_of, writes
 from tilec.torch.aten.table import FINDING
-from tilec.torch.indices import Index
-from tilec.torch.program import Tensor, constant
-from tilec.torch.types import Number, Value
+from tilec.torch.extents import current, proving
+from tilec.torch.progressions import INTEGERS, Pattern, followed, tensors_read
+from tilec.torch.types import Value
+from tilec.torch.unsupported import Unsupported
 
 MOST = 1 << 20  # elements of what is evaluated
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 CONSTANTS = {
     *(
         f"aten::{n}"
@@ -39,48 +38,6 @@ NUMBER = "aten::_to_copy"
 FILLED = {"aten::full_like", "aten::zeros_like", "aten::ones_like"}
 ELEMENTWISE = {"aten::_to_copy", "aten::clone", *FILLED}
 """Elementwise operations that PyTorch does not mark as such. The filled ones read nothing of their argument's elements."""
-
-
-Ends = tuple[Number, Number]
-
-
-def _before(a: Ends, b: Ends) -> bool | None:
-    """Whether every element of one is less than every element of another; None where some are, and some are not."""
-    return True if a[1] < b[0] else False if a[0] >= b[1] else None
-
-
-ANSWERS: dict[str, Callable[[Ends, Ends], bool | None]] = {
-    "lt": _before,
-    "gt": lambda a, b: _before(b, a),
-    "ge": lambda a, b: None if (less := _before(a, b)) is None else not less,
-    "le": lambda a, b: None if (less := _before(b, a)) is None else not less,
-}
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """A tensor whose elements are `first`, and further by `steps` along each dimension. With all steps 0 it may have any type."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    first: Number
-    steps: tuple[int, ...]
-
-    @property
-    def ends(self) -> Ends:
-        """The smallest and the largest element."""
-        reach = [step * (extent - 1) for step, extent in zip(self.steps, self.shape)]
-        return self.first + sum(r for r in reach if r < 0), self.first + sum(r for r in reach if r > 0)
-
-    def tensor(self) -> Tensor:
-        """As an expression of indices. Raises Unsupported for a type that programs do not have."""
-        dtype = dtype_of(self.dtype)
-        if not any(self.steps):
-            made = constant(self.shape, dtype, self.first)
-            return replace(made, affine=lambda i: ix.number(int(self.first))) if self.dtype in INTEGERS else made
-        affine: Callable[[Sequence[Index]], Index] = lambda i: ix.flat(i, self.steps, int(self.first))  # noqa: E731
-        text = str if dtype == "i64" else lambda index: f"{dtype}({index.sum_text()})"
-        return Tensor("", self.shape, dtype, formula=lambda i: text(affine(i)), affine=affine)
 
 
 @dataclass(frozen=True)
@@ -101,7 +58,7 @@ def patterns(nodes: Iterable[fx.Node]) -> dict[fx.Node, Pattern]:
     found, known = dict[fx.Node, Pattern](), set[fx.Node]()
     for node in asked:
         finding = node.meta[FINDING]
-        if all(n in known or n in found for n in node.all_input_nodes):  # no input of a partition
+        if all(n in known or n in found for n in tensors_read(node)):  # no input of a partition
             if finding.known:
                 known.add(node)
             if finding.pattern is not None:
@@ -114,8 +71,9 @@ def _find(nodes: Iterable[fx.Node]) -> None:
     with _disable_current_modes(), torch.no_grad():
         for node in nodes:
             known, pattern = False, None
-            if node.meta["val"].numel() > MOST:
-                pattern = _followed(node, found)
+            if not _has_numbers(node) or node.meta["val"].numel() > MOST:
+                with suppress(Unsupported), proving():
+                    pattern = followed(node, found)
             elif elements.know(node):
                 known, pattern = True, _pattern(elements, node)
             if pattern is not None:
@@ -176,62 +134,18 @@ def is_constant(node: fx.Node) -> bool:
 
 
 def _is_known(node: fx.Node) -> bool:
-    """Whether an operation's result follows from what it reads, and has a known size."""
+    """Whether an operation's result follows from what it reads, and has a known size, or one of the program that is written."""
     made = node.meta.get("val")
     if schema_of(node) is None or writes(node) or draws(node) or not isinstance(made, torch.Tensor):
         return False
-    return all(isinstance(n, int) for n in made.shape) and made.numel() > 0 and not made.is_complex()
+    if not _has_numbers(node):
+        return current() is not None and not made.is_complex()
+    return made.numel() > 0 and not made.is_complex()
 
 
-def _followed(node: fx.Node, found: Mapping[fx.Node, Pattern]) -> Pattern | None:
-    """The pattern of a large result, without its elements: where all that it is computed from are numbers, or where a comparison
-    of positions has one answer, such as that none is further back than a window."""
-    read, like, operator = node.all_input_nodes, node.meta["val"], schema(node).name
-    shape = tuple(like.shape)
-    if not read:
-        number = node.args[1] if operator == "aten::full" else None
-        known = isinstance(number, bool | int | float)
-        return Pattern(shape, like.dtype, torch.tensor(number, dtype=like.dtype).item(), (0,) * len(shape)) if known else None
-    if not all(n in found for n in read):
-        return None
-    shows = is_view(node) or operator == "aten::clone"
-    if not any(any(found[n].steps) for n in read) and (is_pointwise(node) or shows):
-        if shows:
-            return Pattern(shape, like.dtype, found[read[0]].first, (0,) * len(shape))
-        few = {n: torch.full((1,) * len(found[n].shape), found[n].first, dtype=found[n].dtype) for n in read}
-        args, kwargs = fx.map_arg((node.args, node.kwargs), few.__getitem__)
-        return Pattern(shape, like.dtype, function(node)(*args, **kwargs).to(like.dtype).item(), (0,) * len(shape))
-    name = operator.removeprefix("aten::")
-    if name in ("add", "sub") and (made := _sum(node, found)) is not None:
-        return made
-    if operator == "aten::expand" and len(shape) == len(found[read[0]].shape):
-        of = found[read[0]]
-        return Pattern(shape, like.dtype, of.first, tuple(s if n == m else 0 for s, n, m in zip(of.steps, of.shape, shape)))
-    if name in ANSWERS and all(not found[n].dtype.is_floating_point for n in read):
-        ends = [found[a].ends if isinstance(a, fx.Node) else (a, a) for a in node.args if isinstance(a, fx.Node | int | float)]
-        if (answer := ANSWERS[name](*ends)) is not None:
-            return Pattern(shape, torch.bool, answer, (0,) * len(shape))
-    return None
-
-
-def _sum(node: fx.Node, found: Mapping[fx.Node, Pattern]) -> Pattern | None:
-    """The pattern of a sum or a difference of positions, unless a number of it is beyond the type."""
-    like, alpha = node.meta["val"], node.kwargs.get("alpha", 1)
-    if like.dtype not in INTEGERS or not isinstance(alpha, int):
-        return None
-    first, steps = 0, [0] * like.dim()
-    for of, factor in zip(node.args, (1, -alpha if schema(node).name == "aten::sub" else alpha)):
-        if isinstance(of, fx.Node):
-            pattern = found[of]
-            first += factor * int(pattern.first)
-            for d, (step, n) in enumerate(zip(pattern.steps, pattern.shape), like.dim() - len(pattern.shape)):
-                steps[d] += factor * step if n > 1 else 0
-        elif isinstance(of, int):
-            first += factor * of
-        else:
-            return None
-    made, limits = Pattern(tuple(like.shape), like.dtype, first, tuple(steps)), torch.iinfo(like.dtype)
-    return made if limits.min <= made.ends[0] and made.ends[1] <= limits.max else None
+def _has_numbers(node: fx.Node) -> bool:
+    """Whether all extents of its result are numbers."""
+    return all(isinstance(n, int) for n in node.meta["val"].shape)
 
 
 def _evaluated(node: fx.Node, value_of: Callable[[fx.Node], torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor | None:

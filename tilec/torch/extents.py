@@ -7,11 +7,13 @@ for sizes that give the same answer. Where a translator needs the number of an e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from functools import reduce, wraps
+from math import isinf
+from typing import TYPE_CHECKING, ParamSpec, cast
 
 from tilec.core.extents import amount
 from tilec.core.varying import Varying, number
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from tilec.torch.concrete import Expression
 
+P = ParamSpec("P")
 HIGH = 1 << 20
 """The greatest number of a size that has no other end: what a program indexes by such sizes is mostly within 32 bits."""
 
@@ -31,12 +34,15 @@ HIGH = 1 << 20
 @dataclass
 class Scope:
     """The sizes of a program: their ranges, the numbers that they were traced with, and the terms of PyTorch's symbols.
-    `conditions`: terms, and whether each is at least 0, or is 0."""
+    `conditions`: terms, and whether each is at least 0, or is 0. `answers`: questions about numbers, those they were asked with,
+    and the answer. `proving`: what is not proved is no condition, but an error."""
 
     varies: Mapping[str, Varying]
     traced: Mapping[str, int]
     symbols: Mapping[Expression, Term]
     conditions: dict[tuple[Term, bool], bool] = field(default_factory=dict)
+    answers: list[tuple[Callable[[Mapping[str, int]], bool], bool]] = field(default_factory=list)
+    proving: bool = False
 
     def number(self, x: Term, sizes: Mapping[str, int]) -> int:
         return number(amount(x, self.varies), sizes)
@@ -49,6 +55,8 @@ class Scope:
             return False
         if not equal and NONE.proves(x):
             return True
+        if self.proving:
+            raise Unsupported("a comparison of sizes that is not proved")
         found = self.number(x, self.traced)
         return self.conditions.setdefault((x, equal), found == 0 if equal else found >= 0)
 
@@ -57,7 +65,9 @@ class Scope:
         if not all(v.has(sizes[name]) for name, v in self.varies.items()):
             return False
         found = ((self.number(x, sizes), equal, answer) for (x, equal), answer in self.conditions.items())
-        return all((n == 0 if equal else n >= 0) == answer for n, equal, answer in found)
+        if not all((n == 0 if equal else n >= 0) == answer for n, equal, answer in found):
+            return False
+        return all(question(sizes) == answer for question, answer in self.answers)
 
     def term(self, expression: Expression) -> Term:
         """The term of an expression of symbols, as sympy has it. Raises Unsupported for one that is no term."""
@@ -83,6 +93,10 @@ class Scope:
                 return args[0] // args[1]
             case "Mod" | "PythonMod":
                 return args[0] % args[1]
+            case "Max":
+                return reduce(lambda a, b: a if self.decided(a - b, False) else b, args)
+            case "Min":
+                return reduce(lambda a, b: b if self.decided(a - b, False) else a, args)
         raise Unsupported(f"a size that is {expression}")
 
 
@@ -101,6 +115,37 @@ def scope(of: Scope) -> Iterator[None]:
 
 def current() -> Scope | None:
     return _SCOPE.get()
+
+
+@contextmanager
+def proving() -> Iterator[None]:
+    """While what cannot be proved of sizes is an Unsupported, and makes no condition."""
+    if (known := _SCOPE.get()) is None or known.proving:
+        yield
+        return
+    known.proving = True
+    try:
+        yield
+    finally:
+        known.proving = False
+
+
+def of_numbers(question: Callable[P, bool]) -> Callable[P, bool]:
+    """Has a question about numbers, such as what takes less time, answered at the sizes of the call where extents vary. Sizes that
+    have another answer have a program of their own."""
+
+    @wraps(question)
+    def asked(*args: P.args, **kwargs: P.kwargs) -> bool:
+        if (known := _SCOPE.get()) is None or not any(isinstance(a, Extent) for a in args):
+            return question(*args, **kwargs)
+
+        def at(sizes: Mapping[str, int]) -> bool:
+            return question(*(a.at(sizes, known) if isinstance(a, Extent) else a for a in args), **kwargs)  # type: ignore[arg-type]
+
+        known.answers.append((at, answer := at(known.traced)))
+        return answer
+
+    return asked
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,3 +250,20 @@ def extent(value: int | torch.SymInt | Extent) -> int:
 def shape(values: Iterable[int | torch.SymInt]) -> tuple[int, ...]:
     """The same of several."""
     return tuple(map(extent, values))
+
+
+def most(value: int) -> int:
+    """The greatest number of an extent."""
+    if not isinstance(value, Extent):
+        return value
+    high = NONE.bounds(value.term)[1]
+    if isinf(high):
+        raise Unsupported("a size without a greatest number")
+    return int(high)
+
+
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape of an elementwise result, as NumPy has it, of operands whose shapes fit."""
+    rank = max(map(len, shapes), default=0)
+    aligned = [(*(1 for _ in range(rank - len(s))), *s) for s in shapes]
+    return tuple(next((n for n in extents if n != 1), 1) for extents in zip(*aligned))

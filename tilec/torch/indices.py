@@ -35,10 +35,19 @@ class Index:
 
     def fits(self, extent: int) -> bool:
         """Whether it is from 0 to extent - 1."""
-        low, high = NONE.bounds(self.term)
-        if isinstance(extent, int) and not self._varies:
-            return low >= 0 and high < extent
-        return NONE.proves(self.term) and NONE.proves(_term(extent) - 1 - self.term)
+        return self.at_least(0) and self.below(extent)
+
+    def at_least(self, least: int) -> bool:
+        """Whether it is known to be no less than a number, or an extent."""
+        if isinstance(least, int) and not self._varies:
+            return NONE.bounds(self.term)[0] >= least
+        return NONE.proves(self.term - _term(least))
+
+    def below(self, end: int) -> bool:
+        """Whether it is known to be less than a number, or an extent."""
+        if isinstance(end, int) and not self._varies:
+            return NONE.bounds(self.term)[1] < end
+        return NONE.proves(_term(end) - 1 - self.term)
 
     @property
     def _varies(self) -> bool:
@@ -102,7 +111,7 @@ def within(position: Index, extent: int) -> Index:
     """An index that is known to be 0 to extent - 1 where it is read: a condition says so."""
     if position.fits(extent):
         return position
-    return Index(call(_WITHIN, position.term, low=0, high=extent - 1 if isinstance(extent, int) else None))
+    return Index(call(_WITHIN, position.term, low=0, high=_term(extent) - 1))
 
 
 def _ends(x: Term) -> list[Leaf]:
@@ -110,20 +119,20 @@ def _ends(x: Term) -> list[Leaf]:
     return [leaf for symbol in x.free for end in symbol.ends if end is not None for leaf in end.free]
 
 
-def opaque(text: str, range: Ends = ANY) -> Index:
+def opaque(text: str, range: tuple[float, float] = ANY) -> Index:
     """A subscript of which only the text, of an expression, is known."""
     return element(text if text.isidentifier() else f"({text})", range)
 
 
-def element(text: str, range: Ends) -> Index:
-    """A subscript of which only the text, which needs no parentheses, is known."""
-    low, high = (None if end in ANY else int(end) for end in range)
+def element(text: str, range: tuple[float, float]) -> Index:
+    """A subscript of which only the text, which needs no parentheses, is known. An end of its range that varies is left out."""
+    low, high = (None if end in ANY or isinstance(end, Extent) else int(end) for end in range)
     return Index(call(text, low=low, high=high))
 
 
-def range_where(position: Index, here: Index, value: int) -> Ends:
-    """The smallest and the largest value of an index where the index `here` has this value, which may be outside of its range."""
-    return NONE.bounds(NONE.rebuilt(position.term, {here.term.symbol: term(value)}))
+def where(position: Index, here: Index, value: int) -> Index:
+    """An index where the index `here` has this value, which may be outside of its range."""
+    return Index(NONE.rebuilt(position.term, {here.term.symbol: _term(value)}))
 
 
 def flat(positions: Sequence[Index], strides: Sequence[int], offset: int = 0) -> Index:
@@ -179,8 +188,8 @@ def _noted(x: Term) -> Term:
 def _parts(x: Term) -> tuple[list[Part], int]:
     """The parts of a sum, and the number that is added."""
     remainders, x = summands(x)
-    parts: list[Part] = [_multiple(f"{_operand(of)} % {_operand(by)}", c) for c, of, by in remainders]
-    known = next((m[0] for m in x.parts if m and m[0].name == _WITHIN), None)
+    parts: list[Part] = [_multiple(f"{_operand(of)} % {_right(by)}", c) for c, of, by in remainders]
+    known = next((leaf for m in x.parts for leaf in m if leaf.name == _WITHIN), None)
     if known is not None:  # printed without what is known of it
         c, rest = x.collect(known)
         more, number = _parts(c * known.args[0] + rest)
@@ -192,7 +201,7 @@ def _parts(x: Term) -> tuple[list[Part], int]:
 def _multiple(text: str, factor: Term) -> Part:
     """A quotient or a remainder, by its text, times a term."""
     known = factor.constant
-    return (text, True, known) if known is not None else (f"({text}) * {_operand(factor)}", False, 1)
+    return (text, True, known) if known is not None else (f"({text}) * {_right(factor)}", False, 1)
 
 
 def _product(leaves: Sequence[Leaf]) -> str:
@@ -205,7 +214,7 @@ def _product(leaves: Sequence[Leaf]) -> str:
 
 def _leaf(leaf: Leaf) -> str:
     if leaf.op == "//":
-        return f"{_operand(leaf.args[0])} // {_operand(leaf.args[1])}"
+        return f"{_operand(leaf.args[0])} // {_right(leaf.args[1])}"
     assert not leaf.args, "a name or another text"
     return leaf.name
 
@@ -229,3 +238,9 @@ def _operand(x: Term) -> str:
     alone = len(parts) == 1 and parts[0][2] == 1 and not number and all(len(m) < 2 for m in x.parts)
     bare = alone or (not parts and number >= 0)
     return _sum(parts, number) if bare else f"({_sum(parts, number)})"
+
+
+def _right(x: Term) -> str:
+    """A divisor or a factor: `a // (S // 4)`, where `a // S // 4` is another number."""
+    text, whole = _operand(x), x.constant is not None or (x.leaf is not None and not x.leaf.args)
+    return text if whole or text != _sum(*_parts(x)) else f"({text})"

@@ -14,6 +14,7 @@ import numpy as np
 from tilec.core.dtypes import DTYPES, from_numpy
 from tilec.index.questions import divisions
 from tilec.torch import indices as ix
+from tilec.torch.extents import broadcast
 from tilec.torch.extents import shape as extents_of
 from tilec.torch.indices import Index
 from tilec.torch.unsupported import Unsupported
@@ -137,6 +138,11 @@ def constant(shape: Sequence[int], dtype: str, value: float | int | bool) -> Ten
     if dtype == "f64" and np.isfinite(value) and float(np.float32(value)) != float(value):
         text = f"f64({text})"  # a number alone is an f32
     return Tensor("", tuple(shape), dtype, formula=lambda i: text)
+
+
+def count(number: int, dtype: str = "f32") -> str:
+    """A count of elements as text of a type of floats."""
+    return literal(float(number)) if isinstance(number, int) else f"{dtype}({number})"
 
 
 def literal(value: float | int | bool, dtype: str = "") -> str:
@@ -326,7 +332,7 @@ class Graph:
 
     def map(self, template: str, *operands: Tensor, dtype: str | None = None) -> Tensor:
         """Elementwise, broadcast; `{0}` is the first operand."""
-        shape = np.broadcast_shapes(*(t.shape for t in operands))
+        shape = broadcast(*(t.shape for t in operands))
         return self.emit(
             shape, dtype or operands[0].dtype, lambda i: template.format(*(t.along(i, shape) for t in operands))
         )

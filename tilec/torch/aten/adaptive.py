@@ -138,7 +138,7 @@ def adaptive_average_pool_backward(call: Call) -> Tensor:
         for w, p, n, m in zip(windows, i[lead:], spatial, counts):
             begin, end, widest = _adaptive(w, n, m)
             sizes.append(f"f32({(end - begin).sum_text()})" if n % m else literal(float(widest)))
-            tests += [f"{p} >= {begin} and {p} < {end}"] if n % m or w.range[1] >= m else []
+            tests += [f"{p} >= {begin} and {p} < {end}"] if n % m or not w.below(m) else []
         text = f"pad({grad.at(*i[:lead], *windows)}, 0) / ({' * '.join(sizes)})"
         return summed(over, f"{text} if {' and '.join(tests)} else 0" if tests else text)
 

@@ -29,7 +29,7 @@ def solved(call: Call, x: Tensor, given: Mapping[int, Tensor], index_shape: Sequ
     indices, or do not tell which writes an element gets."""
     positions = [given[d].index_at(*given[d].aligned(_names(index_shape), index_shape)) for d in given]
     found = _equations(positions, index_shape)
-    if found is None or any(at.range[0] < 0 or at.range[1] >= x.shape[d] for d, at in zip(given, positions) if at is not None):
+    if found is None or any(not at.at_least(0) or not at.below(x.shape[d]) for d, at in zip(given, positions) if at is not None):
         return None
     chosen = {e.unknown: (d, e) for d, e in zip(given, found) if e.unknown is not None}
     fixed = {d: e.at for d, e in zip(given, found) if e.unknown is None}
@@ -47,8 +47,8 @@ def solved(call: Call, x: Tensor, given: Mapping[int, Tensor], index_shape: Sequ
                 (rest, by), extent = equation.solution(i[d], t), index_shape[unknown]
                 write = rest // by
                 tests += [f"{(rest % by).sum_text()} == 0"] if by > 1 else []
-                tests += [f"{rest.sum_text()} >= 0"] if rest.range[0] < 0 else []
-                tests += [f"{rest.sum_text()} < {extent * by}"] if rest.range[1] >= extent * by else []
+                tests += [f"{rest.sum_text()} >= 0"] if not rest.at_least(0) else []
+                tests += [f"{rest.sum_text()} < {extent * by}"] if not rest.below(extent * by) else []
                 t[unknown] = ix.within(write, extent)
             text = value(i, t)
             return f"({text} if {' and '.join(tests)} else 0)" if tests else text

@@ -64,7 +64,7 @@ def border(call: Call) -> Tensor:
 
 
 def _inside(kind: str, position: Index, extent: int) -> Index | str:
-    if position.range[0] >= 0 and position.range[1] < extent:
+    if position.fits(extent):
         return position
     if kind.startswith("replication"):
         return f"clamp({position.sum_text()}, 0, {extent - 1})"

@@ -14,6 +14,7 @@ from tilec.core.dtypes import DTYPES
 from tilec.core.fitted import SelectionTimes
 from tilec.core.target import Target
 from tilec.cost.by_key import sort_us
+from tilec.torch.extents import of_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -71,12 +72,14 @@ def moved_us(device: torch.device, count: float) -> float:
     return 1e6 * count / target.dram.rate(target.units)
 
 
+@of_numbers
 def scatter_pays(device: torch.device, pairs: int, moved: int) -> bool:
     """Whether so many pairs of an element and a place are looked at sooner than PyTorch's kernel writes to computed positions,
     between so many bytes that it moves."""
     return pays(time_us(device, PAIR * pairs, pairs), launches_us(device) + moved_us(device, moved))
 
 
+@of_numbers
 def sum_by_key_pays(device: torch.device, count: int, keys: int, pairs: int, moved: int) -> bool:
     """The same of sums of rows by keys, which a GPU may sort first (`tilec/analysis/by_key.py`). PyTorch's kernels sort, too."""
     target = machine(device.type)
@@ -86,6 +89,7 @@ def sum_by_key_pays(device: torch.device, count: int, keys: int, pairs: int, mov
     return scatter_pays(device, pairs, moved) or pays(sort_us(target, count, keys, 8), other + launches_us(device))
 
 
+@of_numbers
 def reads_pay(device: torch.device, reads: int) -> bool:
     """Whether so many elements are read at positions that are computed for each, or one after the other, sooner than by PyTorch's
     kernel. On the CPU that one reads vectors of them; on a GPU every thread reads its own, there as here."""
@@ -96,6 +100,7 @@ def reads_pay(device: torch.device, reads: int) -> bool:
     return pays(own, launches_us(device) + own / LANES)
 
 
+@of_numbers
 def sort_pays(device: torch.device, rows: int, length: int, dtype: str) -> bool:
     """Whether the elements of each row are compared with each other sooner than PyTorch sorts them."""
     compared = 8 if DTYPES[dtype].is_float else 3  # floats have NaN
@@ -112,6 +117,7 @@ def _sort_us(device: torch.device, rows: int, length: int, dtype: str) -> float:
     return moved_us(device, 2 * count * (bits // 8 + 8) * max(1, bits // DIGIT_BITS))
 
 
+@of_numbers
 def choice_pays(device: torch.device, rows: int, length: int, count: int, dtype: str) -> bool:
     """Whether so many elements are found one after the other sooner than PyTorch selects them: each takes two reductions of its
     row, which look at the positions of those before. PyTorch's top-k is a partial sort on the CPU; on a GPU it passes over the rows

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import prod
 
-import numpy as np
 from torch.fx import Node
 
 from tilec.torch import indices as ix
 from tilec.torch.aliases import arguments, node_at, only_readers, source
 from tilec.torch.aten.table import Call, expresses, op_name, operand, shows
+from tilec.torch.extents import broadcast, extent
 from tilec.torch.indices import Index
 from tilec.torch.program import Graph, Tensor, Unsupported
 
@@ -28,7 +29,7 @@ class Positions:
         if not re.search(r"\bhere\b", x.at(*at)):
             view = x
             x = call.graph.emit(x.shape, x.dtype, lambda i: view.at(*i), x.nominal, whole=[dim])
-        self.of, self.checked = x, ends_are_seen(call.graph, x, here, at)
+        self.of, self.checked = x, ends_are_seen(call.graph, x, here, self.extent, at)
         self.table: Tensor | None = None
 
     def __call__(self, positions: Tensor, at: Sequence[Index], node: Node | None = None) -> Index:
@@ -47,16 +48,16 @@ def table(graph: Graph, extent: int) -> Tensor:
     return graph.emit((extent,), "i32", lambda i: i[0].sum_text(), whole=[0])
 
 
-def ends_are_seen(graph: Graph, x: Tensor, here: Index, at: Sequence[Index]) -> bool:
-    """Whether positions before the first or behind the last one of a dimension, which `at` has as `here`, are outside of what is
-    stored."""
+def ends_are_seen(graph: Graph, x: Tensor, here: Index, size: int, at: Sequence[Index]) -> bool:
+    """Whether positions before the first or behind the last one of a dimension of this size, which `at` has as `here`, are outside
+    of what is stored."""
     x = x.origin[0] if x.formula is not None and x.origin is not None else x
     stored = graph.stored.get(x.name) or graph.inputs.get(x.name)
     if x.formula is not None or stored is None:
         return False
-    for subscript, extent in zip(x.positions(at) if x.positions is not None else at, stored.shape):
-        before, behind = (ix.range_where(subscript, here, value) for value in (-1, int(here.range[1]) + 1))
-        if all(high < 0 or low >= extent for low, high in (before, behind)):
+    for subscript, own in zip(x.positions(at) if x.positions is not None else at, stored.shape):
+        ends = [ix.where(subscript, here, value) for value in (-1, size)]
+        if all((-end).at_least(1) or end.at_least(own) for end in ends):
             return True
     return False
 
@@ -92,7 +93,7 @@ def bound(node: Node) -> int | None:
         node = node_at(node)
         if op_name(node) in ("sort", "topk", "max", "min", "kthvalue", "median"):
             shape, dim = node_at(node).meta["val"].shape, arguments(node)["dim"]
-            return int(shape[dim]) if len(shape) else 1
+            return extent(shape[dim]) if len(shape) else 1
     return None
 
 
@@ -137,7 +138,7 @@ def gather(call: Call) -> Tensor:
 @expresses("take")
 def take(call: Call) -> Tensor:
     x, positions = call["self"], call["index"]
-    whole = x.reshaped((int(np.prod(x.shape)),))
+    whole = x.reshaped((prod(x.shape),))
     at = Positions(call, whole, 0)
     return call.emit(call.shape, call.dtype, lambda i: at.of.at(at(positions, i)))
 
@@ -157,7 +158,7 @@ class Advanced:
         self.chosen = [d for d, t in enumerate(self.given) if t is not None]
         if any(self.given[d].dtype in ("bool", "u8") for d in self.chosen):
             raise Unsupported(f"{call.name}: {masks}")
-        self.index_shape = np.broadcast_shapes(*(self.given[d].shape for d in self.chosen))
+        self.index_shape = broadcast(*(self.given[d].shape for d in self.chosen))
         are_neighbours = self.chosen == list(range(self.chosen[0], self.chosen[-1] + 1))
         self.first = self.chosen[0] if are_neighbours else 0
 

@@ -9,7 +9,7 @@ from math import prod
 from tilec.torch import indices as ix
 from tilec.torch.aten.table import Call, Value, expresses
 from tilec.torch.indices import Index
-from tilec.torch.program import Tensor, Unsupported, literal, reducing
+from tilec.torch.program import Tensor, Unsupported, count, literal, reducing
 
 
 def wide_of(x: Tensor) -> str:
@@ -18,13 +18,18 @@ def wide_of(x: Tensor) -> str:
 
 def statistics(call: Call, x: Tensor, axes: list[int], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """The mean, the variance and the reciprocal deviation, with one element along the axes."""
-    wide, count = wide_of(x), prod(x.shape[d] for d in axes)
+    wide, number = wide_of(x), prod(x.shape[d] for d in axes)
     mean = call.graph.emit(*reducing("mean", x, axes, True, "{0}", wide))
     off = lambda k: f"({x.at(*k)} - {mean.along(k, x.shape)})"  # noqa: E731
     squares = lambda k: f"{off(k)} * {off(k)}"  # noqa: E731
-    variance = call.graph.emit(*reducing("sum", x, axes, True, squares, wide, f"{{0}} / {literal(float(count))}"))
+    variance = call.graph.emit(*reducing("sum", x, axes, True, squares, wide, f"{{0}} / {count(number, wide)}"))
     inverse = call.graph.emit(mean.shape, wide, lambda i: f"rsqrt({variance.at(*i)} + {literal(float(epsilon))})")
     return mean, variance, inverse
+
+
+def _ratio(a: int, b: int) -> str:
+    """A quotient of counts as text."""
+    return literal(a / b) if isinstance(a, int) else f"{count(a)} / {count(b)}"
 
 
 def _result(call: Call, value: Tensor, n: int) -> Tensor:
@@ -101,9 +106,9 @@ def batch_norm(call: Call) -> Value:
     if call.name == "_native_batch_norm_legit_functional":
         if old_mean is None or old_variance is None:
             raise Unsupported("a batch norm without statistics")
-        momentum, count = float(call["momentum"]), prod(x.shape[d] for d in axes)
+        momentum, number = float(call["momentum"]), prod(x.shape[d] for d in axes)
         old, enter = literal(1 - momentum), literal(momentum)
-        unbiased = literal(count / (count - 1)) if count > 1 else "inf"
+        unbiased = _ratio(number, number - 1) if number > 1 else "inf"
         (shape, dtype), (_, other) = call.results()[3:]
         text = f"{old} * {{}} + {enter} * {{}}"
         results.append(call.graph.emit(shape, dtype, lambda i: text.format(old_mean.at(i[0]), at(mean, i[0]))))

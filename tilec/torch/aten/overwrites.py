@@ -93,7 +93,7 @@ def as_strided_scatter(call: Call) -> Tensor:
 
     def expression(i: list[Index]) -> str:
         rest = ix.flat(i, ix.row_major(x.shape)) - begin
-        tests = [f"{rest.sum_text()} >= 0"] if rest.range[0] < 0 else []
+        tests = [f"{rest.sum_text()} >= 0"] if not rest.at_least(0) else []
         digits: dict[int, Index] = {}
         for d in order:
             digits[d], rest = rest // strides[d], rest % strides[d]

@@ -99,7 +99,7 @@ def _first(largest: str, element: str, count: int, dtype: str) -> str:
 
 def _inside(at: Index, step: int) -> str:
     """A position, or if that is less than 0, the first one that is not after so many steps."""
-    if at.range[0] >= 0:
+    if at.at_least(0):
         return str(at)
     return f"max({at.sum_text()}, 0)" if step == 1 else f"({at.sum_text()} if {at.sum_text()} >= 0 else {at % step})"
 
@@ -114,10 +114,10 @@ def _share(call: Call, window: Window, i: Sequence[Index], spatial: Sequence[int
     for w, s, p, k, n in zip(i, window.stride, window.padding, window.extent, spatial):
         begin = w * s - p
         most = n + p if call["count_include_pad"] else n
-        if begin.range[1] + k <= most and (call["count_include_pad"] or begin.range[0] >= 0):
+        if (begin + (k - 1)).below(most) and (call["count_include_pad"] or begin.at_least(0)):
             known *= k
             continue
-        first = begin.sum_text() if call["count_include_pad"] or begin.range[0] >= 0 else f"max({begin.sum_text()}, 0)"
+        first = begin.sum_text() if call["count_include_pad"] or begin.at_least(0) else f"max({begin.sum_text()}, 0)"
         parts.append(f"(min({(begin + k).sum_text()}, {most}) - ({first}))")
     return " * ".join([literal(float(known)), *(f"f32({p})" for p in parts)]) if parts else literal(float(known))
 
@@ -148,9 +148,9 @@ def folded(x: Tensor, window: Window, i: Sequence[Index], lead: int) -> str:
     windows, inside, over = _inverse(window, i[lead:])
     rank, counts = len(windows), x.shape[-len(windows) :]
     taps = [p // d for p, d in zip(inside, window.dilation)]
-    tests = [f"{w.sum_text()} >= 0" for w in windows if w.range[0] < 0]
-    tests += [f"{w.sum_text()} < {n}" for w, n in zip(windows, counts) if w.range[1] >= n]
-    tests += [f"{t.sum_text()} < {k}" for t, k in zip(taps, window.extent) if t.range[1] >= k]
+    tests = [f"{w.sum_text()} >= 0" for w in windows if not w.at_least(0)]
+    tests += [f"{w.sum_text()} < {n}" for w, n in zip(windows, counts) if not w.below(n)]
+    tests += [f"{t.sum_text()} < {k}" for t, k in zip(taps, window.extent) if not t.below(k)]
     tests += [f"{p % d} == 0" for p, d in zip(inside, window.dilation) if d > 1]
     known = [ix.within(p, n) for p, n in zip([*taps, *windows], x.shape[-2 * rank :])]
     text = x.at(*i[:lead], *known)
@@ -193,7 +193,7 @@ def average_pool_backward(call: Call) -> Tensor:
         windows, inside, over = _inverse(pool.window, i[pool.lead :])
         element = f"pad({grad.at(*i[: pool.lead], *windows)}, 0)"
         text = f"{element} / ({_share(call, pool.window, windows, pool.spatial)})"
-        tests = [f"{p.sum_text()} < {k}" for p, k in zip(inside, pool.window.extent) if p.range[1] >= k]
+        tests = [f"{p.sum_text()} < {k}" for p, k in zip(inside, pool.window.extent) if not p.below(k)]
         return summed(over, f"{text} if {' and '.join(tests)} else 0" if tests else text)
 
     return call.emit(call.shape, call.dtype, expression)

@@ -8,8 +8,9 @@ from math import ceil, inf, log2, prod
 from tilec.core.dtypes import DTYPES
 from tilec.torch.aten import costs
 from tilec.torch.aten.table import ONE, Call, Value, expresses, operand
+from tilec.torch.extents import most
 from tilec.torch.indices import Index
-from tilec.torch.program import Tensor, Unsupported, literal, reducing, reduction
+from tilec.torch.program import Tensor, Unsupported, count, literal, reducing, reduction
 
 SIMPLE = {  # the reduction, and of bools
     "sum": ("sum", "sum"), "mean": ("mean", "mean"), "prod": ("prod", "prod"), "amax": ("max", "any"), "amin": ("min", "all"),
@@ -84,30 +85,36 @@ def variance(call: Call) -> Value:
     """In two passes: of the differences from the mean, whose own error the compiler takes out again (`passes/tensor/corrected.py`).
 
     Squares for a deviation are added up in f64, where they neither overflow nor vanish. Other differences are scaled by a power of
-    two near 1 / sqrt(n): the sum of their squares is about as large as the variance, and does not overflow before it does."""
+    two near 1 / sqrt(n): the sum of their squares is about as large as the variance, and does not overflow before it does. Of a row
+    whose length varies, n is its greatest length."""
     x = call["self"]
     correction = call.get("correction")
     if correction is None:
         correction = 1 if call.get("unbiased") in (None, True) else 0
     axes, keepdim = call.axes(call.get("dim"), len(x.shape)), bool(call.get("keepdim"))
-    count, deviation = prod(x.shape[d] for d in axes), call.name.startswith("std")
+    number, deviation = prod(x.shape[d] for d in axes), call.name.startswith("std")
     wide = "f64" if x.dtype == "f64" else "f32"
     widest = "f64" if deviation else wide
     pair = isinstance(call.meta, tuple | list)
     shape, dtype = call.results()[0] if pair else (call.shape, call.dtype)
     mean = call.graph.emit(*reducing("mean", x, axes, True, element(x, wide), wide), "" if dtype == wide else dtype)
-    scale = 2.0 ** -ceil(log2(max(count, 1)) / 2)
+    scale = 2.0 ** -ceil(log2(max(most(number), 1)) / 2)
     if widest == wide:
         scaled = (lambda text: f"({text} * {literal(scale)})") if scale < 1 else (lambda text: text)
     else:
         scale, scaled = 1.0, lambda text: f"{widest}({text})"
     off = lambda k: f"({x.at(*k)} - {mean.along(k, x.shape)})"  # noqa: E731
     squares = call.graph.emit(*reducing("sum", x, axes, True, lambda k: f"{scaled(off(k))} * {scaled(off(k))}", widest))
-    divisor = count - correction
+    divisor = number - correction
 
     def expression(i: list[Index]) -> str:
         total = squares.at(*i)
-        text = f"{total} / {literal(float(divisor) * scale**2)}" if divisor > 0 else f"{total} * inf"
+        if not divisor > 0:
+            text = f"{total} * inf"
+        elif isinstance(divisor, int | float):
+            text = f"{total} / {literal(float(divisor) * scale**2)}"
+        else:
+            text = f"{total} / ({count(divisor, widest)} * {literal(scale**2)})"
         return f"{dtype}(sqrt({text}))" if deviation else text
 
     made = call.emit(squares.shape, dtype, expression)

@@ -82,7 +82,7 @@ def linear(call: Call) -> Tensor:
     """Between two neighbours in each dimension."""
 
     def neighbours(position: Index, share: str) -> list[tuple[int, str]]:
-        if position.range[0] < 0:  # before the first element: the first element
+        if not position.at_least(0):  # before the first element: the first element
             share = f"({share} if {position.sum_text()} > 0 else 0)"
         return [(0, f"(1 - {share})"), (1, f"({share})")]
 
@@ -118,7 +118,6 @@ def cubic(call: Call) -> Tensor:
 
 
 def inside(position: Index, extent: int) -> Index:
-    low, high = position.range
-    if low >= 0 and high < extent:
+    if position.fits(extent):
         return position
     return ix.element(f"clamp({position.sum_text()}, 0, {extent - 1})", (0, extent - 1))

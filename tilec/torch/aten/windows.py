@@ -139,7 +139,7 @@ def transposed(
         at = [b // s - t * d for b, s, t, d in zip(begins, window.stride, r, window.dilation)]
         taps = [b % s + t * s for b, s, t in zip(begins, window.stride, r)]
         weight = w.at(channel, i[1] % to_each, *taps)
-        if any(t.range[1] >= k for t, k in zip(taps, window.extent)):
+        if any(not t.below(k) for t, k in zip(taps, window.extent)):
             weight = f"pad({weight}, 0)"
         return summed(over, f"pad({x.at(i[0], channel, *at)}, 0) * {weight}", window.rounded)
 
