@@ -11,7 +11,7 @@ import tilec
 from tilec import api
 from tilec.core import targets
 from tilec.core.diagnostics import Source
-from tilec.core.varying import Varying
+from tilec.core.varying import Varies, Varying
 from tilec.driver import class_loss
 from tilec.driver.classes import Classes, intervals, typical
 from tilec.driver.find_classes import CPU_ENDS, find_classes
@@ -236,3 +236,28 @@ def test_explain_reports_every_class_that_was_compiled():
     assert heads == ["M = 2..16, planned at these sizes:", "M = 17..100, planned at these sizes:"]
     assert op.explain().count("rows(x: f32[M, 4], b: f32[4]) on ") == 2
     assert "rows(x: f32[1, 4], b: f32[4]) on " in op.explain()
+
+
+def test_classes_do_not_depend_on_earlier_calls():
+    """Where a class is refused, sizes of other classes go on to vary together."""
+    found = []
+    calls = [(3, 5), (0, 5), (4, 6), (0, 5), (0, 7)]
+    for order in (calls, calls[::-1]):
+        op = tilec.compile("op f(x: f32[M, N]) -> (y: f32[M, N]) { y[m, n] = 2 * x[m, n] }", varies={"M": (0, 16), "N": (2, 16)})
+        by_class, built = op._by_class, []
+        assert by_class is not None
+        build = by_class._build
+
+        def refusing(recipe, build=build, built=built):
+            built.append(str(recipe.of))
+            if recipe.of is not None and [name for name, _ in recipe.of.ranges] == ["N"]:
+                raise Varies("N alone")
+            return build(recipe)
+
+        by_class._build = refusing
+        for shape in order:
+            assert (op(np.ones(shape, np.float32)) == 2).all()
+        tried = [text for text in built if text != "None"]
+        assert len(set(tried)) == len(tried), "a class is refused once"
+        found.append(sorted(c.sizes for c in op.classes()))
+    assert found[0] == found[1] == ["M = 2..16, N = 2..16", "N = 5, M = 0", "N = 7, M = 0"]

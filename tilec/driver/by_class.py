@@ -65,7 +65,7 @@ class ByClass:
         self._invariant = [name for name, v in varies.items() if v.invariant]
         self._calls: SizedCalls | None = None
         self._often = Background(specialise_after, make, build) if specialise_after else None
-        self._able: dict[str, tuple[str, ...]] = {}  # sizes that could vary together, by target
+        self._unable: dict[tuple[Class, str, object], str] = {}  # classes that a pass refused, and why
         self._ranges: dict[tuple[object, ...], Classes] = {}
 
     def served(self) -> list[Served]:
@@ -149,24 +149,26 @@ class ByClass:
         return declared_inputs(tree, self._op, sizes) if inputs is None else inputs, sizes
 
     def _whole(self, inputs: Signature, sizes: Mapping[str, int], target: Target) -> Executable:
-        """What serves all of the class of some sizes."""
+        """What serves all of the class of some sizes. Which class it is depends on these sizes alone, not on earlier calls."""
         from tilec.dsl.given_sizes import open_inputs
 
         refused: list[tuple[str, str]] = []
-        for names in self._choices(target.name):
+        for names in self._choices():
             of = self._classes_of(names, inputs, sizes, target).of(sizes)
             fixed = {name: n for name, n in sizes.items() if name not in dict(of.ranges)}
             types = tuple(dtype.name for dtype, _ in inputs)
             key = of, target.name, (*sorted(fixed.items()), *types)
             if (known := self._classes.get(key)) is not None:
                 return known[0]
-            given = open_inputs(self._program.tree, self._op, inputs, fixed, dict(of.ranges))
-            try:
-                found = self._build(self._make(given, fixed, target, of if of.ranges else None))
-            except Varies as error:
-                refused.append((", ".join(names), str(error)))
+            if (why := self._unable.get(key)) is None:
+                given = open_inputs(self._program.tree, self._op, inputs, fixed, dict(of.ranges))
+                try:
+                    found = self._build(self._make(given, fixed, target, of if of.ranges else None))
+                except Varies as error:
+                    why = self._unable[key] = str(error)
+            if why is not None:
+                refused.append((", ".join(names), why))
                 continue
-            self._able[target.name] = names
             rest = {name: n for name, n in fixed.items() if name in self._varies and name not in dict(of.fixed)}
             text = ", ".join([*(f"{name} = {n}" for name, n in sorted(rest.items())), *([str(of)] if names else [])])
             self._classes[key] = found, Served(text, target.name, len(found.emitted.kernels), tuple(refused), found.compiled.cost)
@@ -192,15 +194,11 @@ class ByClass:
             )
         return found
 
-    def _choices(self, target: str) -> Iterator[tuple[str, ...]]:
-        """Sizes that may vary together: those that could, or all, then fewer, down to none. Of many, all but one, then none.
-        Invariant sizes always vary."""
-        if target in self._able:
-            yield self._able[target]
+    def _choices(self) -> Iterator[tuple[str, ...]]:
+        """Sizes that may vary together: all, then fewer, down to none. Of many, all but one, then none. Invariant sizes always
+        vary."""
         others = [name for name in self._varies if name not in self._invariant]
         many = len(others)
         for count in range(many, -1, -1) if many <= MOST_COMBINED else (many, many - 1, 0):
             for chosen in combinations(others, count):
-                names = tuple(name for name in self._varies if name in (*self._invariant, *chosen))
-                if names != self._able.get(target):
-                    yield names
+                yield tuple(name for name in self._varies if name in (*self._invariant, *chosen))
