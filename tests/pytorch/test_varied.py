@@ -59,7 +59,7 @@ STEPS = {
     "cat": lambda x: torch.cat([x, x[:, :2]], 1) * 2,
     "images": images, "positions": read_at_positions, "masks": positions_of_sequences,
     "slices": lambda x: x[:, : x.shape[1] // 2] * x[:, ::2][:, : x.shape[1] // 2].flip(1),
-    "variances": lambda x: x.var(1) + x.std((0, 1)) + torch.nn.functional.group_norm(x.transpose(1, 2), 2).sum(-1),
+    "variances": lambda x: x.var(1) + x.std((0, 1)) + torch.nn.functional.group_norm(x.transpose(1, 2), 2)[..., -1],
     "windows": lambda x: torch.nn.functional.avg_pool1d(x.transpose(1, 2), 3, 2, 1),
 }  # fmt: skip
 
