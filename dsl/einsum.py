@@ -14,8 +14,6 @@ from string import ascii_letters
 from types import EllipsisType
 from typing import TypeAlias
 
-import numpy as np
-
 from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import DType, join
 
@@ -226,6 +224,8 @@ def _path(
     if len(operands) < 3:
         yield tuple(range(len(operands)))
         return
+    import numpy as np  # while a call's program is made: programs that are no spellings need none of it
+
     letters = dict(zip(extents, ascii_letters))
     kept = [i for i in result if any(i in indices for indices in operands)]
     text = ",".join("".join(letters[i] for i in indices) for indices in operands)

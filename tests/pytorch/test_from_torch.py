@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-import tilec
-from tilec.core.diagnostics import CallError
+torch = pytest.importorskip("torch")
+
+import tilec  # noqa: E402
+from tilec.core.diagnostics import CallError  # noqa: E402
 
 
 class Block(torch.nn.Module):
@@ -14,7 +15,7 @@ class Block(torch.nn.Module):
         super().__init__()
         self.linear, self.norm = torch.nn.Linear(6, 5), torch.nn.LayerNorm(5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return torch.relu(self.norm(self.linear(x)))
 
 
@@ -29,7 +30,7 @@ def test_the_text_computes_what_the_module_does():
 
 
 def test_operations_that_pytorch_keeps_are_comments():
-    def function(x: torch.Tensor) -> torch.Tensor:
+    def function(x):
         return torch.relu(torch.linalg.inv(torch.softmax(x, -1))) @ x
 
     text = tilec.from_torch(function, torch.eye(3) + 1)

@@ -9,12 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FunctionType
 
-import torch
-
 from tilec.core.diagnostics import CallError
 from tilec.dsl.format import format_source
-from tilec.torch import dump
-from tilec.torch.backend import compile_graph
 from tilec.torch.options import Options
 from tilec.torch.reports import read
 
@@ -25,6 +21,13 @@ def from_torch(function: Callable[..., object], /, *inputs: object, **named: obj
     Each partition of the graph is an op. A comment names what its parameters are, and each line's operation of PyTorch; operations
     that PyTorch keeps are comments at the top. Sizes are the inputs' numbers. Raises CallError where tilec computes nothing of it.
     """
+    try:
+        import torch  # `tilec.from_torch` is there without it
+    except ImportError:
+        raise CallError("PyTorch is not installed", hint="pip install torch") from None
+    from tilec.torch import dump
+    from tilec.torch.backend import compile_graph
+
     if not callable(function):
         raise CallError(f"from_torch takes a module or a function, not {function!r}", hint="from_torch(model, x)")
 
