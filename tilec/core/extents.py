@@ -244,7 +244,7 @@ def text_of(extent: Extent, sizes: Mapping[str, Varying]) -> str:
             rest = sum_of({m: f for m, f in found.parts.items() if m not in whole})
             factors = sum_of({tuple(x for x in m if x is not leaf): f // v.multiple for m, f in whole.items()})
             quotient = term(leaf_of("size", f"({name} // {v.multiple})"))
-            found = factors * size(name) + NONE.rebuilt(rest, {leaf: quotient})
+            found = NONE.rebuilt(factors, {leaf: quotient}) * size(name) + NONE.rebuilt(rest, {leaf: quotient})
     return str(found)
 
 
