@@ -132,6 +132,23 @@ def test_two_threads_at_once():
     np.testing.assert_array_equal(run(same.format(BARRIER)), np.ones(64))
 
 
+@pytest.mark.parametrize("second, wrong", [("0xFFC00001", False), ("0x7F800000", True)])
+def test_nans_of_two_threads_are_one_value(second, wrong):
+    """A GPU's arithmetic makes one NaN alone; the second value is another NaN here, or infinite."""
+    body = f"""%nan1 = arith.constant 0x7FC00000 : f32
+        %nan2 = arith.constant {second} : f32
+        %low = arith.cmpi slt, %t, %c4 : index
+        %n = arith.select %low, %nan1, %nan2 : f32
+        memref.store %n, %s[%c0] : {SHARED}
+        {BARRIER}
+        %w = memref.load %s[%c0] : {SHARED}
+        {stored("w")}"""
+    if wrong:
+        fault("race", body, "two threads at once")
+    else:
+        assert np.isnan(run(body)).all()
+
+
 def test_memory_of_all_blocks():
     body = (
         f"{LOAD}\n%n = arith.addf %v, %one : f32\n{stored('v')}\n{{}}\n%w = memref.load %y[%other] : memref<64xf32>\n"

@@ -132,11 +132,13 @@ class Guard:
         self, buffer: Buffer, rows: np.ndarray, given: np.ndarray, offsets: np.ndarray, lanes: np.ndarray, op: ir.Operation,
         context: Context,
     ) -> None:  # fmt: skip
-        """Two lanes that store different values at one place, at once."""
+        """Two lanes that store different values at one place, at once. All NaNs are one value: a GPU's arithmetic makes one alone,
+        and the host's keeps the bits of an operand's, which lanes of a shuffled sum have in another order."""
         flat = offsets + (rows * buffer.data.shape[-1] if self.shared else 0)
         order = np.argsort(flat, axis=None, kind="stable")
         sorted_offsets, values = flat.reshape(-1)[order], _bits(np.ascontiguousarray(given)).reshape(-1)[order]
-        conflicts = (sorted_offsets[1:] == sorted_offsets[:-1]) & (values[1:] != values[:-1])
+        nan = (given != given).reshape(-1)[order]
+        conflicts = (sorted_offsets[1:] == sorted_offsets[:-1]) & (values[1:] != values[:-1]) & ~(nan[1:] & nan[:-1])
         if conflicts.any():
             n = first(conflicts)
             pair = np.broadcast_to(lanes[:, None], offsets.shape).reshape(-1)[order[n : n + 2]]
