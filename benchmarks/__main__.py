@@ -224,11 +224,7 @@ def main() -> int:
         known = report.measured(suite_of(options))
         rows = [r for r in rows if r.name not in known]
         print(f"{len(rows)} rows have no figures yet", flush=True)
-    if options.worker is not None:
-        runner.work(rows, options.worker)
-        return 0
-    if options.ahead is not None:
-        runner.work_ahead(rows, options.ahead)
+    if runner.works(rows, options.worker, options.ahead):
         return 0
     return timed(options, rows)
 

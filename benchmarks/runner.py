@@ -62,6 +62,15 @@ def _facts(line: str) -> dict | None:
     return json.loads(line[1:]) if line.startswith(MARK) and line.endswith("\n") else None
 
 
+def works(rows: list[Row], worker: list[str] | None, ahead: list[str] | None) -> bool:
+    """Whether this process is one of the runner's, given the names of the rows that it is to run or to prepare. Then it does."""
+    if worker is not None:
+        work(rows, worker)
+    elif ahead is not None:
+        work_ahead(rows, ahead)
+    return worker is not None or ahead is not None
+
+
 def work_ahead(rows: list[Row], names: list[str]) -> None:
     """In such a process, which gives way to what is timed. What fails will fail again when it is run, and be told then."""
     if hasattr(os, "nice"):

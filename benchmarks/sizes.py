@@ -67,11 +67,7 @@ def suite(options: argparse.Namespace) -> list[runner.Row]:
 
 def run(options: argparse.Namespace) -> int:
     rows = suite(options)
-    if options.worker is not None:
-        runner.work(rows, options.worker)
-        return 0
-    if options.ahead is not None:
-        runner.work_ahead(rows, options.ahead)
+    if runner.works(rows, options.worker, options.ahead):
         return 0
     rows = [r for r in rows if not options.only or any(o in r.name for o in options.only)]
     machine, console, facts = report.started(), Console(), list[dict]()
