@@ -12,6 +12,8 @@ The names are offsets. Addresses would each take a register through the whole ke
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilec.runtime.emit.names import Names
@@ -48,3 +50,20 @@ class SharedMemory:
         width = max(len(text) for text, _ in found)
         first = f"    shared = {start}  # {self.bytes} bytes of shared memory"
         return [first, *(f"    {text:{width}}  # {comment}" for text, comment in found)]
+
+
+_TOTAL = re.compile(r"^    shared = .*  # (\d+) bytes of shared memory$", re.MULTILINE)
+_PIECE = re.compile(r"^    (\w+) = (\d+) *  # (\d+) bytes: (.*)$", re.MULTILINE)
+
+
+def printed_map(text: str) -> tuple[int, list[Piece]]:
+    """The bytes and the pieces of the map in a printed kernel; 0 and none where it has no map."""
+    if (total := _TOTAL.search(text)) is None:
+        return 0, []
+    return int(total[1]), list(_pieces(text, total.end() + 1))
+
+
+def _pieces(text: str, at: int) -> Iterator[Piece]:
+    while found := _PIECE.match(text, at):
+        yield Piece(found[1], int(found[2]), int(found[3]), found[4])
+        at = found.end() + 1

@@ -79,11 +79,12 @@ class Work:
 @dataclass(frozen=True)
 class Occupancy:
     """The blocks that one SM holds, their limit ("threads", "registers", ...), and the share of the SM's threads that they
-    fill."""
+    fill. `limits`: the blocks that each resource has room for."""
 
     blocks: int
     limiter: str
     fraction: float
+    limits: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def occupancy(target: Target, threads: int, registers: int = 32, shared: int = 0
         "blocks": sm.blocks,
     }
     limiter = min(limits, key=lambda k: limits[k])
-    return Occupancy(limits[limiter], limiter, limits[limiter] * warps * sm.warp / sm.threads)
+    return Occupancy(limits[limiter], limiter, limits[limiter] * warps * sm.warp / sm.threads, limits)
 
 
 def balance(blocks: int, units: int) -> float:

@@ -81,36 +81,42 @@ def _summary(plan: Plan, specialised: Specialised, measured: Mapping[str, float]
 def _kernel(
     kernel: KernelPlan, plan: Plan, where: Provenance, measured: float | None, counted: Mapping[str, float], registers: int | None
 ) -> Iterator[str]:
-    p, work = kernel.prediction, kernel.work
+    p = kernel.prediction
     reported = _compared(p.time_us, measured)
-    yield f"kernel {kernel.name}: {duration(p.time_us)}{reported}, bound by {_bound(p)}"
-    yield _row("computes", ", ".join(kernel.nodes))
-    yield _row("writes", ", ".join(name if n == 1 else f"{name} ({n} tensors)" for name, n in Counter(kernel.outputs).items()))
-    yield _row("grid", _grid(kernel, where))
-    yield from _parts(kernel)
-    yield _row("kernel family", kernel.family.name)
-    for option, text in kernel.family.described(where.dimensions(kernel)):
-        if option != "residency" or len(_nests(kernel)) > 1:  # of a single pass, nothing is read again
-            yield _row(option, text)
-    if not_modelled := ", ".join(kernel.family.not_modelled(bool(kernel.loops))):
-        yield _row("not modelled", f"{not_modelled}: the predicted time does not depend on what a schedule says of it")
-    yield _row("traffic", f"{amount(work.dram_read)}B read, {amount(work.dram_write)}B written")
-    yield _row("operations", _operations(kernel))
-    yield _row("intensity", _intensity(kernel, plan.target))
-    yield _row("roofline", share_of_roofline(roofline(work, plan.target).time_us / p.time_us))
-    if plan.target.kind == "cuda":
-        yield _row("occupancy", _occupancy(kernel, plan.target))
-        if registers and registers > (most := plan.registers.get(kernel.name, registers)):
-            yield _row("registers", _given_up(kernel, plan.target, most, registers))
+    yield f"kernel {kernel.name}: {duration(p.time_us)}{reported}, bound by {bound_by(p)}"
+    yield from (_row(*fact) for fact in facts(kernel, plan, where, registers))
     yield from _terms(p)
     if measured:
         yield _row("model", _verdict(kernel, plan.target, measured, counted))
 
 
+def facts(kernel: KernelPlan, plan: Plan, where: Provenance, registers: int | None = None) -> Iterator[tuple[str, str]]:
+    """What is known of a kernel beside its times: labels and texts. `registers`: those of a thread of the compiled kernel."""
+    p, work = kernel.prediction, kernel.work
+    yield "computes", ", ".join(kernel.nodes)
+    yield "writes", ", ".join(name if n == 1 else f"{name} ({n} tensors)" for name, n in Counter(kernel.outputs).items())
+    yield "grid", _grid(kernel, where)
+    yield from _parts(kernel)
+    yield "kernel family", kernel.family.name
+    for option, text in kernel.family.described(where.dimensions(kernel)):
+        if option != "residency" or len(_nests(kernel)) > 1:  # of a single pass, nothing is read again
+            yield option, text
+    if not_modelled := ", ".join(kernel.family.not_modelled(bool(kernel.loops))):
+        yield "not modelled", f"{not_modelled}: the predicted time does not depend on what a schedule says of it"
+    yield "traffic", f"{amount(work.dram_read)}B read, {amount(work.dram_write)}B written"
+    yield "operations", _operations(kernel)
+    yield "intensity", _intensity(kernel, plan.target)
+    yield "roofline", share_of_roofline(roofline(work, plan.target).time_us / p.time_us)
+    if plan.target.kind == "cuda":
+        yield "occupancy", _occupancy(kernel, plan.target)
+        if registers and registers > (most := plan.registers.get(kernel.name, registers)):
+            yield "registers", _given_up(kernel, plan.target, most, registers)
+
+
 def _launch(name: str, plan: Plan, measured: float | None) -> Iterator[str]:
     """Of several kernels: what it takes, and what they would take one after another."""
     p, own = plan.predictions[name], [k for k in plan.kernels if k.name in plan.launches[name]]
-    yield f"launch {name}: {duration(p.time_us)}{_compared(p.time_us, measured)}, bound by {_bound(p)}"
+    yield f"launch {name}: {duration(p.time_us)}{_compared(p.time_us, measured)}, bound by {bound_by(p)}"
     yield _row("kernels", ", ".join(k.name for k in own))
     blocks, threads = sum(k.blocks for k in own), max(round_up(k.work.threads, plan.target.multiprocessor.warp) for k in own)
     yield _row("grid", f"{' + '.join(str(k.blocks) for k in own)} = {blocks} blocks of {threads} threads")
@@ -130,7 +136,7 @@ def _given_up(kernel: KernelPlan, target: Target, planned: int, taken: int) -> s
 def _copy(copy: Copy, measured: float | None) -> Iterator[str]:
     """A copy takes no kernel: the driver, or the C library, copies."""
     p = copy.prediction
-    yield f"copy of {copy.source} into {copy.name}: {duration(p.time_us)}{_compared(p.time_us, measured)}, bound by {_bound(p)}"
+    yield f"copy of {copy.source} into {copy.name}: {duration(p.time_us)}{_compared(p.time_us, measured)}, bound by {bound_by(p)}"
     yield _row("traffic", f"{amount(copy.work.dram_read)}B read, {amount(copy.work.dram_write)}B written")
     yield from _terms(p)
 
@@ -180,7 +186,8 @@ def _cause(cause: Cause, kernel: KernelPlan, target: Target) -> str:
     return f"{_resource(name)}: {rates[0]} assumed, {rates[1]} reached{times}"
 
 
-def _bound(p: Prediction) -> str:
+def bound_by(p: Prediction) -> str:
+    """`memory (DRAM)`."""
     return f"{p.bound} ({_resource(p.limiter)})"
 
 
@@ -196,7 +203,7 @@ def _resource(term: str) -> str:
     return RESOURCES.get(term, term)
 
 
-def _unit(unit: str) -> str:
+def unit_name(unit: str) -> str:
     """`bf16 wgmma`, `f32`, `special functions`: the operations of "tensor.bf16@wgmma", "fma.f32", "special"."""
     name, _, rest = unit.partition(".")
     dtype, _, instruction = rest.partition("@")
@@ -211,16 +218,16 @@ def _grid(kernel: KernelPlan, where: Provenance) -> str:
     return f"{kernel.blocks} block{'s' * (kernel.blocks != 1)}" + (f": {', '.join(cut)}" if cut else "") + inside
 
 
-def _parts(kernel: KernelPlan) -> Iterator[str]:
+def _parts(kernel: KernelPlan) -> Iterator[tuple[str, str]]:
     """How the operations share loops: a contraction and its epilogue, or passes over the data."""
     nests, options = _nests(kernel), kernel.family
     chain = options.name == "contraction_chain"
     if not chain and (inner := set(getattr(options, "inner", ()))):
         epilogue = [n for n in kernel.nodes if not inner <= set(kernel.dims[n])]
         if epilogue:
-            yield _row("epilogue", ", ".join(epilogue))
+            yield "epilogue", ", ".join(epilogue)
     elif len(nests) > 1 and not chain and not getattr(options, "online", False):
-        yield _row("passes", f"{len(nests)}: " + " | ".join(map(", ".join, nests)))
+        yield "passes", f"{len(nests)}: " + " | ".join(map(", ".join, nests))
 
 
 def _nests(kernel: KernelPlan) -> list[list[str]]:
@@ -230,7 +237,7 @@ def _nests(kernel: KernelPlan) -> list[list[str]]:
 
 
 def _operations(kernel: KernelPlan) -> str:
-    parts = [f"{amount(n).rstrip()} {_unit(unit)}" for unit, n in kernel.work.flops.items() if n]
+    parts = [f"{amount(n).rstrip()} {unit_name(unit)}" for unit, n in kernel.work.flops.items() if n]
     return ", ".join(parts) or "none"
 
 
@@ -244,7 +251,7 @@ def _intensity(kernel: KernelPlan, target: Target) -> str:
         return "no operations"
     intensity, ridge = _distinguishable(found.intensity, found.ridge)
     home = "" if found.level == "dram" else f" in the {_resource(found.level)}, where the data stay,"
-    return f"{intensity} operations ({_unit(found.unit)}) a byte, the ridge{home} is at {ridge}: {_side(kernel, found)}"
+    return f"{intensity} operations ({unit_name(found.unit)}) a byte, the ridge{home} is at {ridge}: {_side(kernel, found)}"
 
 
 def _distinguishable(a: float, b: float) -> tuple[str, str]:
