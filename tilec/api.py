@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from operator import attrgetter, itemgetter
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
@@ -417,6 +418,20 @@ class Op:
             text = explain(plan, specialised.at(plan.sizes), registers=executable.registers)
             reports.append(f"{ranges_text(plan.varies)}, planned at these sizes:\n{text}" if plan.varies else text)
         return "\n".join(reports)
+
+    def report(self, path: str | PathLike[str] | None = None) -> str:
+        """The page of `tilec report` on the latest specialisation: one HTML file, as text. `path`: where it is written, too.
+        Kernels for a GPU are compiled first. Raises CallError where Jinja2 is not installed, OSError where the file cannot be
+        written."""
+        from tilec.report.page import page
+        from tilec.report.subject import compiled_subject
+
+        with compiling():
+            specialised, lowered = self._last.recipe.lowered
+            text = page(compiled_subject(specialised, lowered))
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
 
 
 def _restored(

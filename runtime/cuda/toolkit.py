@@ -53,19 +53,24 @@ def _is_module(name: str) -> bool:
         return False
 
 
-@cache
 def ptxas_path() -> str | None:
-    """The toolkit's assembler: of the `cuda` extra, of conda, or of CUDA_HOME."""
+    """The toolkit's assembler."""
+    return tool_path("ptxas")
+
+
+@cache
+def tool_path(name: str) -> str | None:
+    """A program of the toolkit: of the `cuda` extra, of conda, or of CUDA_HOME."""
     try:
         from cuda.pathfinder import find_nvidia_binary_utility
     except ImportError:
-        return _in_toolkit()
-    return find_nvidia_binary_utility("ptxas") or _in_toolkit()
+        return _in_toolkit(name)
+    return find_nvidia_binary_utility(name) or _in_toolkit(name)
 
 
-def _in_toolkit() -> str | None:
+def _in_toolkit(name: str) -> str | None:
     """On the path, or where NVIDIA's packages put a toolkit that is not on it."""
-    return shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
+    return shutil.which(name) or shutil.which(name, path="/usr/local/cuda/bin")
 
 
 def toolkit_library(name: str) -> str | None:

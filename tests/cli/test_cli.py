@@ -19,7 +19,9 @@ from tools.commands import ROOT, SOFTMAX, examples_folder, tilec_command  # noqa
 from tilec.cli import common
 
 GOLDEN = TESTS / "golden" / "cli"
-COMMANDS = ("new", "check", "fmt", "plan", "explain", "tune", "dump", "opt", "emit", "run", "verify", "torch", "cache", "doctor")
+COMMANDS = (
+    "new", "check", "fmt", "plan", "explain", "report", "tune", "dump", "opt", "emit", "run", "verify", "torch", "cache", "doctor",
+)  # fmt: skip
 
 
 # ---- help ------------------------------------------------------------------------------------------------

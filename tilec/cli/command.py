@@ -124,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     top.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = top.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for add in (_new, _check, _fmt, _plan, _explain, _tune, _dump, _opt, _emit, _run_op, _verify, _torch, _cache, _doctor):
+    for add in (_new, _check, _fmt, _plan, _explain, _report, _tune, _dump, _opt, _emit, _run_op, _verify, _torch, _cache, _doctor):
         add(commands)
     return top
 
@@ -234,6 +234,23 @@ def _explain(commands: Commands) -> None:
     )  # fmt: skip
     add_program(p)
     p.add_argument("--measure", action="store_true", help="time every kernel on this machine, beside its prediction")
+    p.add_argument("--html", metavar="FILE", type=Path, help="write the page of `tilec report`, too")
+
+
+def _report(commands: Commands) -> None:
+    p = _command(
+        commands, "report", "report:report", "[options] FILE", "write a page about a program and its kernels",
+        "Writes one HTML file: the program with the kernel of each line, the graph of operations, decisions and\n"
+        "refusals, the roofline, each kernel's costs, and its code after every stage. It needs no network.",
+        """tilec report softmax.tile -D M=4096,N=1024
+        tilec report attention.tile --op causal_attention -D B=1,H=16,S=4096,D=128 --target h200 -o attention.html
+        tilec report softmax.tile -D M=4096,N=1024 --measure
+        tilec report softmax.tile -D M=4096,N=1024 --against mine.sched.toml""",
+    )  # fmt: skip
+    add_program(p)
+    p.add_argument("--measure", action="store_true", help="time every kernel on this machine, beside its prediction")
+    p.add_argument("--against", metavar="FILE", type=Path, help="show the plan of this schedule file beside the other one")
+    add_output(p, "the page; - prints it (default: FILE.html)")
 
 
 def _tune(commands: Commands) -> None:

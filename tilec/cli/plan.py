@@ -89,7 +89,7 @@ def _existing(path: Path) -> str:
     return read_bytes(path).decode("utf-8")
 
 
-def _measured(loaded: Loaded) -> tuple[dict[str, float], Executable]:
+def measure_kernels(loaded: Loaded) -> tuple[dict[str, float], Executable]:
     """Microseconds of every kernel on this machine, and of the op as a whole, on random inputs; and its executable."""
     from tilec.cli.run import build, need_gpu
     from tilec.driver.devices import open_device
@@ -145,7 +145,7 @@ def explain(args: argparse.Namespace) -> int:
     loaded = prepare(args, ranges=True)
     if loaded.of is not None:
         loaded = _show_classes(args, loaded, loaded.of)
-    measured, executable = _measured(loaded) if args.measure else (None, None)
+    measured, executable = measure_kernels(loaded) if args.measure else (None, None)
     lowered = common.lower(loaded, emit=False, end="plan", expect=False)
     rules = [
         (r"^kernel \S+|^rewrites|^decisions|^\S.* on .*$", "bold"),
@@ -159,4 +159,8 @@ def explain(args: argparse.Namespace) -> int:
     counted = _counted(lowered.plan, executable) if executable else None
     registers = executable.registers if executable else {}
     show(report(lowered.plan, loaded.specialised.at(lowered.plan.sizes), measured, counted, registers), rules)
+    if args.html:
+        from tilec.cli.page import write_page
+
+        write_page(args.html, loaded, measured)
     return 0
