@@ -381,14 +381,17 @@ def _verify(commands: Commands) -> None:
 
 def _torch(commands: Commands) -> None:
     p = _command(
-        commands, "torch", "torch:torch", "report FOLDER", "report what became of a compiled PyTorch model",
+        commands, "torch", "torch:torch", "report [options] FOLDER", "report what became of a compiled PyTorch model",
         "Prints for every graph that torch.compile(backend=\"tilec\") compiled: its partitions, the share of\n"
         "operations that tilec computes, and why PyTorch runs the others. FOLDER is what the variable\n"
         "TILEC_TORCH_DUMP named while the model ran; it has the partitions' .tile programs, too.",
-        """tilec torch report dump""",
+        """tilec torch report dump
+        tilec torch report dump --html model.html --target h200""",
     )  # fmt: skip
     p.add_argument("action", metavar="ACTION", choices=("report",), help="report")
     p.add_argument("folder", metavar="FOLDER", type=Path, help="the folder that TILEC_TORCH_DUMP named")
+    p.add_argument("--html", metavar="FILE", type=Path, help="write a page, too: layers, partitions, the time of every kernel")
+    p.add_argument("--target", metavar="TARGET", help="with --html: plan partitions for this target (default: where they ran)")
 
 
 def _cache(commands: Commands) -> None:

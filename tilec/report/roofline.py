@@ -17,17 +17,20 @@ from tilec.plan.report.explain import RESOURCES, unit_name
 
 Scale = Callable[[float], float]
 """From a value to a pixel."""
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 380, 66, 16, 22, 44  # pixels of the figure, and of its margins
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 660, 400, 88, 16, 22, 44  # pixels of the figure, and of its margins
 
 
 @dataclass(frozen=True)
 class Point:
-    """A kernel in the figure. `measured`: where its measured speed lies."""
+    """A kernel in the figure: operations a byte, their rate, the peak of their unit, and the memory that the bytes come from.
+    `measured`: where its measured speed lies."""
 
     number: int
     name: str
     intensity: str
     speed: str
+    peak: str
+    memory: str
     x: float
     y: float
     measured: float | None
@@ -75,9 +78,11 @@ def figure(plan: Plan, measured: Mapping[str, float]) -> Figure | None:
     if not shown:
         return None
     rates = {r.level: getattr(plan.target, r.level).rate(plan.target.units) for _, _, r in shown}
-    peaks = {r.unit: r.ridge * rates[r.level] for _, _, r in shown}
+    peaks: dict[str, float] = {}
+    for _, _, r in shown:  # the rate of a unit depends on what a kernel has it do
+        peaks[r.unit] = max(peaks.get(r.unit, 0.0), r.ridge * rates[r.level])
     speeds = [1e6 * k.work.flops[r.unit] / us for _, k, r in shown for us in (k.prediction.time_us, measured.get(k.name)) if us]
-    low_x, high_x = _decades([r.intensity for _, _, r in shown] + [r.ridge for _, _, r in shown])
+    low_x, high_x = _decades([n for _, _, r in shown for n in (r.intensity, peaks[r.unit] / rates[r.level])])
     low_y, high_y = _decades([*speeds, *peaks.values()])
 
     def x(value: float) -> float:
@@ -91,11 +96,12 @@ def figure(plan: Plan, measured: Mapping[str, float]) -> Figure | None:
         speed = 1e6 * kernel.work.flops[r.unit] / kernel.prediction.time_us
         us = measured.get(kernel.name)
         reached = y(1e6 * kernel.work.flops[r.unit] / us) if us else None
-        texts = f"{r.intensity:.3g} operations a byte", f"{amount(speed)}op/s of {unit_name(r.unit)}"
+        peak = f"{amount(r.ridge * rates[r.level])}op/s of {unit_name(r.unit)}"
+        texts = f"{r.intensity:.3g}", f"{amount(speed)}op/s", peak, RESOURCES[r.level]
         points.append(Point(number, kernel.name, *texts, x(r.intensity), y(speed), reached))
     roofs = list(_roofs(shown, rates, peaks, 10**low_x, 10**high_x, 10**low_y, x, y))
     columns = [Tick(_power(n), x(10**n)) for n in range(low_x, high_x + 1)]
-    rows = [Tick(f"{amount(10**n)}op/s", y(10**n)) for n in range(low_y, high_y + 1)]
+    rows = [Tick(f"{amount(10**n).replace('.00', '')}op/s", y(10**n)) for n in range(low_y, high_y + 1)]
     return Figure(points, roofs, columns, rows, beyond)
 
 
@@ -105,11 +111,11 @@ def _roofs(
 ) -> Iterator[Roof]:  # fmt: skip
     """A slope for each memory up to the highest ceiling that its kernels meet, and a ceiling for each unit from its first ridge."""
     for level, rate in rates.items():
-        start, end = max(low, bottom / rate), max(r.ridge for _, _, r in shown if r.level == level)
+        start, end = max(low, bottom / rate), max(peaks[r.unit] / rate for _, _, r in shown if r.level == level)
         label = f"{RESOURCES[level]} {amount(rate)}B/s"
         yield Roof(label, f"M{x(start)} {y(start * rate)}L{x(end)} {y(end * rate)}", x(start), y(start * rate), "start")
     for unit, peak in peaks.items():
-        start = min(r.ridge for _, _, r in shown if r.unit == unit)
+        start = min(peak / rates[r.level] for _, _, r in shown if r.unit == unit)
         path = f"M{x(start)} {y(peak)}L{x(high)} {y(peak)}"
         yield Roof(f"{unit_name(unit)} {amount(peak)}op/s", path, x(high), y(peak) - 5, "end")
 

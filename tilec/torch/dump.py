@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from torch import fx
+from torch import Tensor, fx
 
 from tilec.process.atomic_files import replace_file
 from tilec.torch.origins import module_path
@@ -54,10 +54,12 @@ def noting(
             return
         about.sizes += 1
         about.statements = len(written.comments)
+        about.device = next((v.device.type for n in written.nodes.values() if isinstance(v := n.meta.get("val"), Tensor)), "")
         if directory is None:
             return
         name = about.name if about.sizes == 1 else f"{about.name}-sizes{about.sizes}"
         _write(directory / f"{name}.tile", _head(graph, written) + written.commented)
+        about.programs[f"{name}.tile"] = dict(written.sizes)
         if reported.seconds:  # the graph's own file is written already
             _write(directory / FILE, json.dumps(reported.to_json(), indent=1))
 

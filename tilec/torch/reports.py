@@ -20,7 +20,7 @@ class PartReport:
     """One partition: `operations` that its program computes, its statements, and the `reason` if PyTorch runs it after all.
     `sizes`: for how many classes or sets of sizes it was compiled; `fixed`: why some sizes do not vary. `calls`: how many the
     program of a training step is run as, so that values are freed on the way; `needed` bytes are held at a time then, by one call
-    `whole`."""
+    `whole`. `device` is what it runs on; `programs` are its dumped files, each with the numbers of sizes that it was traced at."""
 
     name: str
     operations: int
@@ -31,6 +31,8 @@ class PartReport:
     calls: int = 1
     needed: int = 0
     whole: int = 0
+    device: str = ""
+    programs: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass
