@@ -15,15 +15,15 @@ from tilec.runtime.emit.cuda_shared import printed_map
 
 REGIMES = {
     "memory": (
-        "A memory moves bytes longer than anything else takes.",
+        "Moving bytes takes longest.",
         "Fewer bytes: fusion of a kernel with its reader, narrower types, larger tiles that load less often.",
     ),
     "compute": (
-        "A unit computes longer than anything else takes.",
+        "Arithmetic takes longest.",
         "Fewer or cheaper operations: a type with faster matrix units, a result that is stored and not computed again.",
     ),
     "overhead": (
-        "Launches, starts of blocks or waits take longer than memories and units.",
+        "Launches, starts of blocks or waits take longest.",
         "Fewer launches (fusion, a graph), larger problems, or longer work for each block.",
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from tilec.plan.groups import Remark
 from tilec.plan.model import Plan
 from tilec.report.layered import layered
 
+MOST_READERS = 3  # of an input that is drawn once; one with more is drawn for each
 LETTER, LAYER, HEIGHT, MARGIN = 7.3, 74, 36, 12  # pixels: of a letter, between layers, of a node, around the drawing
 
 
@@ -72,34 +74,40 @@ def _picture(graph: Graph, plan: Plan, inputs: Mapping[ir.Value, str]) -> Pictur
     number = {name: k for k, kernel in enumerate(plan.kernels, 1) for name in kernel.nodes}
     stored = {name for kernel in plan.kernels for name in kernel.outputs}
     refused = dict(_refused(plan.remarks))
-    found: dict[str, tuple[str, str]] = {}  # what and tensor
+    shown: dict[str, tuple[str, str, str]] = {}  # name, what and tensor
     edges: list[tuple[str, str]] = []
-    for node in graph.nodes:
-        for source in dict.fromkeys(_sources(graph, node, inputs)):
-            if source not in found:
-                found[source] = ("input", _tensor(next(v for v, n in inputs.items() if n == source).type))
-            edges.append((source, node.name))
+    read = {node: list(dict.fromkeys(_sources(graph, node, inputs))) for node in graph.nodes}
+    readers = Counter(source for own in read.values() for source in own)
+    types = {name: _tensor(value.type) for value, name in inputs.items()}
+    for node, own in read.items():
+        for source in own:
+            key = source
+            if source in types:
+                key = f"{source} of {node.name}" if readers[source] > MOST_READERS else f"{source} of all"
+                shown.setdefault(key, (source, "input", types[source]))
+            edges.append((key, node.name))
         what = "operation" if node.name in number else "recomputed"
-        found[node.name] = (what, _tensor(node.results[0].value.type) if node.results else "")
-    labels = {name: name if len(name) <= 28 else f"{name[:13]}…{name[-14:]}" for name in found}
-    widths = {name: 30 + LETTER * max(len(labels[name]), 0.86 * len(found[name][1])) for name in found}
+        shown[node.name] = (node.name, what, _tensor(node.results[0].value.type) if node.results else "")
+    labels = {key: name if len(name) <= 28 else f"{name[:13]}…{name[-14:]}" for key, (name, *_) in shown.items()}
+    widths = {key: 30 + LETTER * max(len(labels[key]), 0.86 * len(tensor)) for key, (_, _, tensor) in shown.items()}
     drawing = layered(widths, edges)
 
     def point(x: float, layer: int) -> tuple[float, float]:
         return round(MARGIN + x, 1), MARGIN + HEIGHT / 2 + LAYER * layer
 
     boxes = []
-    for name, (what, tensor) in found.items():
-        x, y = point(*drawing.centres[name])
-        boxes.append(Box(name, labels[name], what, number.get(name, 0), tensor, name in stored, x, y, round(widths[name], 1)))
+    for key, (name, what, tensor) in shown.items():
+        x, y = point(*drawing.centres[key])
+        kernel, is_stored = (0, False) if what == "input" else (number.get(name, 0), name in stored)
+        boxes.append(Box(name, labels[key], what, kernel, tensor, is_stored, x, y, round(widths[key], 1)))
     arrows = []
     for (a, b), passed in drawing.paths.items():
         points = [point(*p) for p in passed]
         points[0], points[-1] = (points[0][0], points[0][1] + HEIGHT / 2), (points[-1][0], points[-1][1] - HEIGHT / 2 - 2)
         same = number.get(a) is not None and number.get(a) == number.get(b)
-        how = "recomputed" if found[a][0] == "recomputed" else "on chip" if same else "memory"
+        how = "recomputed" if shown[a][1] == "recomputed" else "on chip" if same else "memory"
         x, y = points[-1]
-        arrows.append(Arrow(a, b, how, "" if same else refused.get((a, b), ""), _curve(points), x, y - 14))
+        arrows.append(Arrow(shown[a][0], b, how, "" if same else refused.get((a, b), ""), _curve(points), x, y - 14))
     return Picture(boxes, arrows, round(drawing.width + 2 * MARGIN), LAYER * max(0, drawing.layers - 1) + HEIGHT + 2 * MARGIN)
 
 

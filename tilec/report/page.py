@@ -65,7 +65,8 @@ class KernelView:
     limiter: str
     roofline: float
     lines: list[tuple[str, str]]
-    facts: list[tuple[str, str]]
+    facts: dict[str, str]
+    decisions: list[tuple[Decision, str, str]]
     terms: list[Term]
     levers: list[Lever]
     limits: list[tuple[str, int, bool]]
@@ -116,6 +117,7 @@ def page(subject: Subject, against: Comparison | None = None) -> str:
         picture=picture(subject.lowered.texts["plan"], plan),
         roofline=figure(plan, subject.measured),
         decisions=_decisions(plan, links),
+        fused=sum(r.verb == "fused" for r in plan.remarks),
         launches=[(name, list(own), duration(plan.predictions[name].time_us)) for name, own in plan.launches.items()],
         copies=[(c.source, c.name, duration(c.prediction.time_us), bound_by(c.prediction)) for c in plan.copies],
         rewrites=[(a.rewrite, a.step.operation, a.reason, *links.of(a.line)) for a in plan.rewrites],
@@ -166,11 +168,20 @@ def _kernel(
         number, kernel.name, ", ".join(kernel.nodes), duration(p.time_us), duration(measured) if measured else "",
         p.time_us / total, p.bound, bound_by(p), roofline(kernel.work, plan.target).time_us / p.time_us,
         [found for location in dict.fromkeys(kernel.lines) if (found := links.of(location))[0]],
-        list(facts(kernel, plan, where, subject.registers.get(kernel.name))), terms(p.terms), levers(kernel, plan.target),
+        dict(facts(kernel, plan, where, subject.registers.get(kernel.name))), list(_about(kernel, plan, links)),
+        terms(p.terms), levers(kernel, plan.target),
         [(name, n, name == p.occupancy.limiter) for name, n in p.occupancy.limits.items()],
         shared_memory(text, plan.target) if plan.target.kind == "cuda" else None,
         list(_forms(kernel, subject, ir, text, links)),
     )  # fmt: skip
+
+
+def _about(kernel: KernelPlan, plan: Plan, links: _Links) -> Iterator[tuple[Decision, str, str]]:
+    """The decisions about a kernel or its operations, refused ones first, each with the anchor and the label of its line."""
+    own = {kernel.name, *kernel.nodes}
+    for remark in sorted(plan.remarks, key=lambda r: r.verb != "refused"):
+        if own & {word.strip(",") for word in remark.subject.split()}:
+            yield decision(remark), *links.of(remark.line)
 
 
 def _launch(kernel: KernelPlan, plan: Plan) -> str:
