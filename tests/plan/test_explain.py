@@ -52,6 +52,14 @@ def test_measured_times_stand_next_to_the_predicted():
     assert "measured (the prediction is 50% of it)" in text and "33.0 us measured" in text
 
 
+def test_loops_that_compute_nothing_are_blamed_by_their_time():
+    specialised, plan = planned("op f(x: f32[M, N]) -> (y: f32[N, M]) { y[j, i] = x[i, j] }", {"M": 512, "N": 512})
+    (kernel,) = plan.kernels
+    assert not any(kernel.work.flops.values())
+    text = explain(plan, specialised, {kernel.name: 3 * kernel.prediction.time_us})
+    assert re.search(r"model .*innermost loops: [\d.]+ us assumed, [\d.]+ us taken", text)
+
+
 def test_bounds_are_reported_in_words():
     small = explain(*reversed(planned(SOFTMAX.replace("EXPECT", ""), {"M": 2, "N": 2})))
     assert "bound by overhead (launch)" in small

@@ -16,8 +16,9 @@ from tilec.cost.model import roofline
 from tilec.kernels import KernelPlan
 from tilec.passes import STAGES
 from tilec.plan.model import Plan
+from tilec.plan.report.compiled import arithmetic
 from tilec.plan.report.expectations import describe_expectations, minimal_traffic, traffic
-from tilec.plan.report.explain import bound_by, facts
+from tilec.plan.report.explain import bound_by, facts, verdict
 from tilec.plan.report.provenance import Provenance
 from tilec.report.costs import REGIMES, Lever, SharedMemory, Term, levers, shared_memory, terms
 from tilec.report.ir_lines import Line, Location, compared, functions, operations
@@ -60,6 +61,7 @@ class KernelView:
     computes: str
     time: str
     measured: str
+    verdict: str
     share: float
     bound: str
     limiter: str
@@ -166,7 +168,8 @@ def _kernel(
     text = printed.text if printed else ""
     return KernelView(
         number, kernel.name, ", ".join(kernel.nodes), duration(p.time_us), duration(measured) if measured else "",
-        p.time_us / total, p.bound, bound_by(p), roofline(kernel.work, plan.target).time_us / p.time_us,
+        _verdict(kernel, subject, measured), p.time_us / total, p.bound, bound_by(p),
+        roofline(kernel.work, plan.target).time_us / p.time_us,
         [found for location in dict.fromkeys(kernel.lines) if (found := links.of(location))[0]],
         dict(facts(kernel, plan, where, subject.registers.get(kernel.name))), list(_about(kernel, plan, links)),
         terms(p.terms), levers(kernel, plan.target),
@@ -174,6 +177,14 @@ def _kernel(
         shared_memory(text, plan.target) if plan.target.kind == "cuda" else None,
         list(_forms(kernel, subject, ir, text, links)),
     )  # fmt: skip
+
+
+def _verdict(kernel: KernelPlan, subject: Subject, measured: float | None) -> str:
+    """What explains the difference of the measured time from the predicted one; empty where none was measured."""
+    if not measured:
+        return ""
+    ptx = subject.code.get(kernel.name, {}).get("PTX", "")
+    return verdict(kernel, subject.plan.target, measured, (arithmetic(kernel, ptx) if ptx else None) or {})
 
 
 def _about(kernel: KernelPlan, plan: Plan, links: _Links) -> Iterator[tuple[Decision, str, str]]:

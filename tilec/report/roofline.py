@@ -113,7 +113,9 @@ def _roofs(
     for level, rate in rates.items():
         start, end = max(low, bottom / rate), max(peaks[r.unit] / rate for _, _, r in shown if r.level == level)
         label = f"{RESOURCES[level]} {amount(rate)}B/s"
-        yield Roof(label, f"M{x(start)} {y(start * rate)}L{x(end)} {y(end * rate)}", x(start), y(start * rate), "start")
+        points = x(start), y(start * rate), x(end), y(end * rate)
+        middle = (points[0] + points[2]) / 2 + 10, (points[1] + points[3]) / 2 + 10
+        yield Roof(label, "M{} {}L{} {}".format(*points), *middle, "start")
     for unit, peak in peaks.items():
         start = min(peak / rates[r.level] for _, _, r in shown if r.unit == unit)
         path = f"M{x(start)} {y(peak)}L{x(high)} {y(peak)}"

@@ -87,7 +87,7 @@ def _kernel(
     yield from (_row(*fact) for fact in facts(kernel, plan, where, registers))
     yield from _terms(p)
     if measured:
-        yield _row("model", _verdict(kernel, plan.target, measured, counted))
+        yield _row("model", verdict(kernel, plan.target, measured, counted))
 
 
 def facts(kernel: KernelPlan, plan: Plan, where: Provenance, registers: int | None = None) -> Iterator[tuple[str, str]]:
@@ -149,7 +149,7 @@ def _compared(predicted: float, measured: float | None) -> str:
 CLOSE_THRESHOLD = 0.2  # a prediction may differ by this share of the measured time
 
 
-def _verdict(kernel: KernelPlan, target: Target, measured: float, counted: Mapping[str, float]) -> str:
+def verdict(kernel: KernelPlan, target: Target, measured: float, counted: Mapping[str, float]) -> str:
     """The amount of the cost model that explains a wrong prediction the best (`tilec.cost.blame`), and the next one if it does so
     nearly as well: the rate or the time that was assumed, and that which was reached."""
     p = kernel.prediction
@@ -174,6 +174,9 @@ def _cause(cause: Cause, kernel: KernelPlan, target: Target) -> str:
         return f"waits for loads and between steps: {cause.factor:.2g} times as long as assumed"
     if name == "arithmetic":  # its part that takes longest
         name = max(ARITHMETIC, key=lambda u: p.terms.get(u, 0.0))
+        if not p.terms.get(name):  # loops that move data and compute nothing
+            assumed = p.terms.get("loops", 0.0)
+            return f"{_resource('loops')}: {duration(assumed)} assumed, {duration(cause.factor * assumed)} taken"
     elif name == "dram":
         name = home_level(target, work.working_set)
     elif name == "shared" and target.sm is None:
