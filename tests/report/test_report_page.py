@@ -5,6 +5,7 @@ import time
 
 import pytest
 from tools import ROOT
+from tools.commands import examples_folder, tilec_command  # noqa: F401 - fixtures
 from tools.pages import BROWSER, Page, opened
 
 import tilec
@@ -12,6 +13,8 @@ from tilec.core.diagnostics import CallError
 from tilec.plan.report.explain import explain
 from tilec.report.page import page
 from tilec.report.subject import Subject
+from tilec.runtime.cuda import cubins, disassemble
+from tilec.runtime.cuda.toolkit import NoCompiler, missing
 
 BLOCK = {"B": 1, "S": 256, "E": 256, "H": 4, "D": 64, "F": 512}
 
@@ -94,6 +97,44 @@ def test_without_jinja_the_error_says_what_to_install(monkeypatch, attention):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(CallError, match=r"Jinja2.*\n.*tilec\[report\]"):
         page(attention)
+
+
+def test_what_steers_a_readers_eyes_is_escaped():
+    program = "# \u202eabc\x1b\r\nop f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] + 1 }\r\n"
+    text = tilec.compile(program, target="cpu").build(N=4).report()
+    assert "# \\u202eabc\\x1b</span>" in text and not {"\u202e", "\x1b", "\r"} & set(text)
+
+
+def test_a_gpus_kernels_have_machine_code(monkeypatch, tmp_path):
+    """SASS by a stand-in for `nvdisasm`, which no package has."""
+    if missing():
+        pytest.skip("no compiler for GPUs")
+    op = tilec.compile("op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] + 1 }", target="h200").build(N=1000)
+    monkeypatch.setattr(disassemble, "tool_path", lambda name: None)
+    text = op.report(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == text
+    assert "<b>PTX</b>" in text and ".visible .entry" in text and "<b>SASS</b>" not in text and "nvdisasm" in text
+    (tool := tmp_path / "nvdisasm").write_text('#!/bin/sh\ntest -s "$2" && echo "FADD R1, R0, 1 ;"\n')
+    tool.chmod(0o755)
+    monkeypatch.setattr(disassemble, "tool_path", lambda name: str(tool))
+    text = op.report()
+    assert "<b>SASS</b>" in text and "FADD R1, R0, 1 ;" in text and "nvdisasm" not in text
+
+
+def test_a_page_says_why_it_has_no_machine_code(monkeypatch):
+    def refuse(*_: object) -> None:
+        raise NoCompiler("the compiler for GPUs is not installed")
+
+    op = tilec.compile("op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] + 2 }", target="h200").build(N=1000)
+    monkeypatch.setattr(cubins, "program_cubins", refuse)
+    text = Page(op.report()).text
+    assert "There is no machine code: " in text and "the compiler for GPUs is not installed" in text and "printed kernel" in text
+
+
+def test_explain_writes_the_page_too(tilec, folder):
+    status, out, err = tilec("explain", "softmax.tile", "-D", "M=8,N=8", "--html", "page.html")
+    assert status == 0 and out.startswith("softmax(x: f32[8, 8])") and err == "wrote page.html\n"
+    assert "M = 8, N = 8" in Page((folder / "page.html").read_text(encoding="utf-8")).text
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no headless browser")

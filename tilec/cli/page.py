@@ -36,11 +36,12 @@ def _comparison(loaded: Loaded, plan: Plan, against: Path) -> Comparison:
     from tilec.plan.schedule.read import read_schedule
     from tilec.report.against import compare
 
-    other = replace(loaded, schedule=read_schedule(against))
+    schedule = read_schedule(against)
+    other = replace(loaded, schedule=schedule)
     found = common.lower(other, end="plan", emit=False, expect=False).plan
     assert found is not None, "the stage that was asked for"
     if found.obeys is None:
         what = f"{against} has no plan for {plan.named} on {plan.target.name}"
         raise CallError(what, hint=f"`tilec plan` with `-o {against}`, these sizes and this target writes one")
-    own = loaded.schedule.source.name if loaded.schedule is not None and plan.obeys is not None else "the compiler"
-    return compare(loaded.specialised.at(plan.sizes), (plan, found), (own, str(against)))
+    own = loaded.schedule.source.shown if loaded.schedule is not None and plan.obeys is not None else "the compiler"
+    return compare(loaded.specialised.at(plan.sizes), (plan, found), (own, schedule.source.shown))

@@ -36,12 +36,14 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """From an operation to a reader. `how`: "on chip", "memory" or "recomputed". `refused`: why both are no one kernel."""
+    """From an operation to a reader. `how`: "on chip", "memory" or "recomputed". `refused`: why both are no one kernel, and
+    `remark` the number of that remark of the plan."""
 
     source: str
     reader: str
     how: str
     refused: str
+    remark: int
     path: str
     x: float
     y: float
@@ -107,7 +109,8 @@ def _picture(graph: Graph, plan: Plan, inputs: Mapping[ir.Value, str]) -> Pictur
         same = number.get(a) is not None and number.get(a) == number.get(b)
         how = "recomputed" if shown[a][1] == "recomputed" else "on chip" if same else "memory"
         x, y = points[-1]
-        arrows.append(Arrow(shown[a][0], b, how, "" if same else refused.get((a, b), ""), _curve(points), x, y - 14))
+        reason, remark = ("", -1) if same else refused.get((a, b), ("", -1))
+        arrows.append(Arrow(shown[a][0], b, how, reason, remark, _curve(points), x, y - 14))
     return Picture(boxes, arrows, round(drawing.width + 2 * MARGIN), LAYER * max(0, drawing.layers - 1) + HEIGHT + 2 * MARGIN)
 
 
@@ -127,14 +130,14 @@ def _tensor(type_: ir.Type) -> str:
     return f"{shaped.element_type} {'x'.join(sizes)}".strip()
 
 
-def _refused(remarks: tuple[Remark, ...]) -> Iterator[tuple[tuple[str, str], str]]:
-    """Of two operations, why they are not in one kernel: `refused a and b with c: reason`."""
-    for remark in remarks:
+def _refused(remarks: tuple[Remark, ...]) -> Iterator[tuple[tuple[str, str], tuple[str, int]]]:
+    """Of two operations, why they are not in one kernel (`refused a and b with c: reason`), and the number of the remark."""
+    for number, remark in enumerate(remarks):
         if remark.verb == "refused":
             first, _, second = remark.subject.partition(" with ")
             for a in re.split(r",? and |, ", first):
                 for b in re.split(r",? and |, ", second):
-                    yield (a, b), remark.reason
+                    yield (a, b), (remark.reason, number)
 
 
 def _curve(points: list[tuple[float, float]]) -> str:

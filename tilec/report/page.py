@@ -253,10 +253,10 @@ def _regimes(plan: Plan, kernels: Sequence[KernelView]) -> list[Regime]:
     return found
 
 
-def _decisions(plan: Plan, links: _Links) -> dict[str, list[tuple[Decision, str, str]]]:
-    """All decisions by kind, each with the anchor and the label of its line."""
-    found: dict[str, list[tuple[Decision, str, str]]] = {"refused": [], "taken": [], "stored": [], "other": []}
-    for remark in plan.remarks:
+def _decisions(plan: Plan, links: _Links) -> dict[str, list[tuple[Decision, str, str, int]]]:
+    """All decisions by kind, each with the anchor and the label of its line, and its number."""
+    found: dict[str, list[tuple[Decision, str, str, int]]] = {"refused": [], "taken": [], "stored": [], "other": []}
+    for number, remark in enumerate(plan.remarks):
         shown = decision(remark)
-        found[shown.kind].append((shown, *links.of(remark.line)))
+        found[shown.kind].append((shown, *links.of(remark.line), number))
     return found

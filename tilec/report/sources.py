@@ -88,7 +88,7 @@ def source_files(sources: Mapping[str, Source], plan: Plan, named: Iterable[Loca
                 continue
             if n != last + 1 or not parts:
                 parts.append([])
-            parts[-1].append(SourceLine(n, text, f"L{number}.{n}"))
+            parts[-1].append(SourceLine(n, text.rstrip("\r"), f"L{number}.{n}"))
             last = n
         found.append(SourceFile(name, Path(name).name, number, parts))
     _annotate(found, plan)

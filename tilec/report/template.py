@@ -6,14 +6,16 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from tilec.core.diagnostics import CallError
+from tilec.process.printable import printable
 
 if TYPE_CHECKING:
     import jinja2
 
 
 def fill(template: str, /, **values: object) -> str:
-    """The template of this name with these values; all texts are escaped. Raises CallError where Jinja2 is not installed."""
-    return environment().get_template(f"{template}.html").render(values)
+    """The template of this name with these values. All texts are escaped, and what would steer a
+    reader's eyes, such as marks of direction, is shown as escapes. Raises CallError where Jinja2 is not installed."""
+    return printable(environment().get_template(f"{template}.html").render(values))
 
 
 def environment() -> jinja2.Environment:

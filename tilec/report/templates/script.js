@@ -6,9 +6,13 @@ let chosen = null;
 function choose(line) {
   for (const marked of document.querySelectorAll(".on[data-l], .source > .on")) marked.classList.remove("on");
   chosen = line === chosen ? null : line;
-  if (!chosen) return;
-  chosen.classList.add("on");
-  for (const code of document.querySelectorAll(`[data-l~="${CSS.escape(chosen.id)}"]`)) code.classList.add("on");
+  const found = chosen ? [...document.querySelectorAll(`[data-l~="${CSS.escape(chosen.id)}"]`)] : [];
+  for (const code of found) code.classList.add("on");
+  const kernels = new Set(found.map(code => code.closest(".kernel")));
+  const count = (n, one) => `${n} ${one}${n === 1 ? "" : "s"}`;
+  document.getElementById("marked").textContent = !chosen ? "no line is marked"
+    : `line ${chosen.querySelector(".no").textContent}: ${count(found.length, "line")} of code in ${count(kernels.size, "kernel")}`;
+  if (chosen) chosen.classList.add("on");
 }
 
 for (const line of source) {
