@@ -18,7 +18,7 @@ CHECKS = """
 addEventListener("load", () => {
   const label = e => [e.getAttribute("aria-label"), ...(e.getAttribute("aria-labelledby") || "").split(" ").filter(Boolean)
     .map(id => document.getElementById(id)?.textContent), e.closest("label")?.textContent, e.textContent];
-  const parts = [...document.querySelectorAll("a, summary, input, button, nav, [role], [tabindex]")];
+  const parts = [...document.querySelectorAll("a, summary, input, button, nav, [role]:not([role=status]), [tabindex]")];
   const marked = [...document.querySelectorAll(".source > .used")].map(line => {
     line.click();
     const count = document.querySelectorAll(".on[data-l]").length;

@@ -108,9 +108,9 @@ def _picture(graph: Graph, plan: Plan, inputs: Mapping[ir.Value, str]) -> Pictur
         points[0], points[-1] = (points[0][0], points[0][1] + HEIGHT / 2), (points[-1][0], points[-1][1] - HEIGHT / 2 - 2)
         same = number.get(a) is not None and number.get(a) == number.get(b)
         how = "recomputed" if shown[a][1] == "recomputed" else "on chip" if same else "memory"
-        x, y = points[-1]
+        x, y = ((p + q) / 2 for p, q in zip(*points[-2:]))
         reason, remark = ("", -1) if same else refused.get((a, b), ("", -1))
-        arrows.append(Arrow(shown[a][0], b, how, reason, remark, _curve(points), x, y - 14))
+        arrows.append(Arrow(shown[a][0], b, how, reason, remark, _curve(points), x, y))
     return Picture(boxes, arrows, round(drawing.width + 2 * MARGIN), LAYER * max(0, drawing.layers - 1) + HEIGHT + 2 * MARGIN)
 
 

@@ -10,8 +10,7 @@ function choose(line) {
   for (const code of found) code.classList.add("on");
   const kernels = new Set(found.map(code => code.closest(".kernel")));
   const count = (n, one) => `${n} ${one}${n === 1 ? "" : "s"}`;
-  document.getElementById("marked").textContent = !chosen ? "no line is marked"
-    : `line ${chosen.querySelector(".no").textContent}: ${count(found.length, "line")} of code in ${count(kernels.size, "kernel")}`;
+  document.getElementById("marked").textContent = !chosen ? "" : `${chosen.parentElement.getAttribute("aria-label")}:${chosen.querySelector(".no").textContent}: ${count(found.length, "line")} of code in ${count(kernels.size, "kernel")}; Escape ends that`;
   if (chosen) chosen.classList.add("on");
 }
 
