@@ -13,18 +13,19 @@ from tilec.core.diagnostics import CallError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tilec.driver.lowering import Lowered
     from tilec.plan.model import Plan
     from tilec.report.against import Comparison
 
 
-def write_page(path: Path, loaded: Loaded, measured: Mapping[str, float] | None = None, against: Path | None = None) -> None:
-    """The page of a loaded program. `measured`: microseconds by kernel name; `against`: a schedule file with another plan."""
+def write_page(
+    path: Path, loaded: Loaded, lowered: Lowered, measured: Mapping[str, float] | None = None, against: Path | None = None
+) -> None:
+    """The page of a program after all stages. `measured`: microseconds by kernel name; `against`: a schedule file with another
+    plan."""
     from tilec.report.page import page
     from tilec.report.subject import compiled_subject
-    from tilec.report.template import environment
 
-    environment()  # raises before anything is compiled
-    lowered = common.lower(loaded, expect=False)
     with common.working(f"compiling kernels for {loaded.target}"):
         subject = compiled_subject(loaded.specialised, lowered, measured)
     write(path, page(subject, _comparison(loaded, subject.plan, against) if against else None))

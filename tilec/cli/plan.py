@@ -146,7 +146,7 @@ def explain(args: argparse.Namespace) -> int:
     if loaded.of is not None:
         loaded = _show_classes(args, loaded, loaded.of)
     measured, executable = measure_kernels(loaded) if args.measure else (None, None)
-    lowered = common.lower(loaded, emit=False, end="plan", expect=False)
+    lowered = common.lower(loaded, emit=args.html is not None, end="plan" if args.html is None else "map", expect=False)
     rules = [
         (r"^kernel \S+|^rewrites|^decisions|^\S.* on .*$", "bold"),
         (r"^    (?:fused|inlined)\b", "green"),
@@ -162,5 +162,5 @@ def explain(args: argparse.Namespace) -> int:
     if args.html:
         from tilec.cli.page import write_page
 
-        write_page(args.html, loaded, measured)
+        write_page(args.html, loaded, lowered, measured)
     return 0

@@ -66,6 +66,7 @@ class KernelView:
     bound: str
     limiter: str
     roofline: float
+    allowed: str
     lines: list[tuple[str, str]]
     facts: dict[str, str]
     decisions: list[tuple[Decision, str, str]]
@@ -166,10 +167,11 @@ def _kernel(
     emitted = subject.lowered.emitted
     printed = emitted.launched.get(kernel.name) or emitted.launched.get(_launch(kernel, plan)) if emitted else None
     text = printed.text if printed else ""
+    allowed = roofline(kernel.work, plan.target).time_us
     return KernelView(
         number, kernel.name, ", ".join(kernel.nodes), duration(p.time_us), duration(measured) if measured else "",
         _verdict(kernel, subject, measured), p.time_us / total, p.bound, bound_by(p),
-        roofline(kernel.work, plan.target).time_us / p.time_us,
+        allowed / p.time_us, duration(allowed),
         [found for location in dict.fromkeys(kernel.lines) if (found := links.of(location))[0]],
         dict(facts(kernel, plan, where, subject.registers.get(kernel.name))), list(_about(kernel, plan, links)),
         terms(p.terms), levers(kernel, plan.target),
