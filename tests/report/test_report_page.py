@@ -146,3 +146,19 @@ def test_a_browser_opens_it(tmp_path, block, width, dark):
     assert found["width"] <= found["window"]  # code scrolls in its box; the page does not scroll sideways
     assert len(found["marked"]) > 8 and min(found["marked"]) > 0
     assert (found["background"] == "rgb(255, 255, 255)") is not dark
+
+
+def test_kernels_of_one_text_show_it_once():
+    """Two layers of equal kernels, which are printed and compiled once."""
+    op = tilec.compile("""op f(x: bf16[M, M], u: bf16[M, M], v: bf16[M, M], w: bf16[M, M]) -> (z: bf16[M, M]) {
+        a[i, j]: bf16 = relu(sum[k](x[i, k] * u[k, j]))
+        b[i, j]: bf16 = relu(sum[k](a[i, k] * v[k, j]))
+        z[i, j] = relu(sum[k](b[i, k] * w[k, j]))
+    }""", target="h200").build(M=1024)
+    subject = Subject(*op._lowered)
+    emitted = subject.lowered.emitted
+    repeated = len(emitted.launched) - len(emitted.kernels)
+    assert repeated > 0
+    text = page(subject)
+    assert text.count("<b>Numba</b>") == len(emitted.kernels)
+    assert text.count("Its printed text and machine code are those of kernel") == repeated

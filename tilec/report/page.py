@@ -56,6 +56,8 @@ class Code:
 
 @dataclass(frozen=True)
 class KernelView:
+    """`same`: the number of an earlier kernel whose printed text and machine code this one shares, or 0."""
+
     number: int
     name: str
     computes: str
@@ -75,6 +77,7 @@ class KernelView:
     limits: list[tuple[str, int, bool]]
     shared: SharedMemory | None
     code: list[Code]
+    same: int
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ def page(subject: Subject, against: Comparison | None = None) -> str:
     named = {location for found in ir.values() for lines in found.values() for line in lines for location in line.locations}
     files = source_files(where.sources, plan, sorted(named))
     links = _Links(files)
-    kernels = [_kernel(number, k, subject, where, ir, links) for number, k in enumerate(plan.kernels, 1)]
+    printed: dict[str, int] = {}
+    kernels = [_kernel(number, k, subject, where, ir, links, printed) for number, k in enumerate(plan.kernels, 1)]
     moved, least = traffic(plan), minimal_traffic(specialised)
     return fill(
         "page",
@@ -159,14 +163,17 @@ class _Links:
 
 
 def _kernel(
-    number: int, kernel: KernelPlan, subject: Subject, where: Provenance, ir: Mapping[str, Mapping[str, list[Line]]], links: _Links
+    number: int, kernel: KernelPlan, subject: Subject, where: Provenance, ir: Mapping[str, Mapping[str, list[Line]]], links: _Links,
+    shown: dict[str, int],
 ) -> KernelView:  # fmt: skip
+    """`shown`: the number of the first kernel with each printed one, which is filled."""
     plan, p = subject.plan, kernel.prediction
     measured = subject.measured.get(kernel.name)
     total = sum(k.prediction.time_us for k in plan.kernels) or 1.0
     emitted = subject.lowered.emitted
     printed = emitted.launched.get(kernel.name) or emitted.launched.get(_launch(kernel, plan)) if emitted else None
     text = printed.text if printed else ""
+    first = shown.setdefault(printed.name, number) if printed else number
     allowed = roofline(kernel.work, plan.target).time_us
     return KernelView(
         number, kernel.name, ", ".join(kernel.nodes), duration(p.time_us), duration(measured) if measured else "",
@@ -177,7 +184,7 @@ def _kernel(
         terms(p.terms), levers(kernel, plan.target),
         [(name, n, name == p.occupancy.limiter) for name, n in p.occupancy.limits.items()],
         shared_memory(text, plan.target) if plan.target.kind == "cuda" else None,
-        list(_forms(kernel, subject, ir, text, links)),
+        list(_forms(kernel, subject, ir, text if first == number else "", links)), first if first != number else 0,
     )  # fmt: skip
 
 
@@ -217,8 +224,9 @@ def _forms(
         if lines:
             yield Code(stage, summaries[stage], change, links.code(shown))
         before = lines
-    if text:
-        yield Code("Numba", "the printed kernel", f"{text.count(chr(10)) + 1} lines", links.code(list(_printed(text))))
+    if not text:
+        return
+    yield Code("Numba", "the printed kernel", f"{text.count(chr(10)) + 1} lines", links.code(list(_printed(text))))
     machine = subject.code.get(kernel.name) or subject.code.get(_launch(kernel, subject.plan), {})
     for kind, code in machine.items():
         rows = code.rstrip("\n").split("\n")
