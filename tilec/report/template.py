@@ -34,5 +34,5 @@ def environment() -> jinja2.Environment:
         trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     made.globals["asis"] = asis
-    made.filters["percent"] = lambda share: f"{share:.0%}"
+    made.filters["percent"] = lambda share: f"{share:.0%}" if share >= 0.01 or not share else "<1%"
     return made
