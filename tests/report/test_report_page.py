@@ -10,6 +10,7 @@ from tools.pages import BROWSER, Page, opened
 
 import tilec
 from tilec.core.diagnostics import CallError
+from tilec.core.varying import ranges_text
 from tilec.plan.report.explain import explain
 from tilec.report.page import page
 from tilec.report.subject import Subject
@@ -74,6 +75,14 @@ def test_every_line_of_a_kernel_has_links_both_ways(block):
             assert f'data-l="{anchor}' in section or f" {anchor}" in section
         for stage in ("build", "simplify", "plan", "fuse", "tile", "bufferize", "stage", "map", "Numba"):
             assert f"<b>{stage}</b>" in section, (kernel.name, stage)
+
+
+@pytest.mark.parametrize("target", ["cpu", "h200"])
+def test_a_page_says_which_sizes_vary(target):
+    program = "op f(x: f32[M, N]) -> (y: f32[M, N]) { m[i] = max[j](x[i, j])  y[i, j] = x[i, j] - m[i] }"
+    op = tilec.compile(program, target=target, varies={"M": (1, 4096)}).build(M=77, N=512)
+    text = Page(page(Subject(*op._lowered))).text
+    assert f"{op.plan.signature} with {ranges_text(op.plan.varies)}" in text and "planned at N = 512, M = " in text
 
 
 def test_texts_of_programs_are_escaped():

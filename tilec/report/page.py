@@ -106,7 +106,8 @@ def page(subject: Subject, against: Comparison | None = None) -> str:
     return fill(
         "page",
         name=specialised.name,
-        signature=plan.signature,
+        signature=plan.named,
+        varies=bool(plan.varies),
         target=str(plan.target),
         note=plan.target.note,
         sizes=[f"{name} = {value}" for name, value in specialised.sizes.items()],
