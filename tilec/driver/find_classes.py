@@ -2,7 +2,8 @@
 
 A GPU moves up to 16 bytes at a time, from addresses that are multiples of that. So where the length of a tensor's rows varies,
 its multiples of 16 bytes are a class apart: their kernels have wide loads and stores and tensor maps, and no factor is copied to
-rows of other lengths first. A CPU reads from any address.
+rows of other lengths first. They are no class apart where the planner finds the program as fast at
+other numbers, since such rows have a small part of its time. A CPU reads from any address.
 
 Neighbouring intervals are one class where one plan loses little at both ends, by the cost model. That takes some three plans for
 each question, whose answer the disk cache has from then on. It pays where kernels take long to compile: a GPU's.
@@ -10,8 +11,9 @@ each question, whose answer the disk cache has from then on. It pays where kerne
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import lcm
 from typing import TYPE_CHECKING
 
@@ -53,23 +55,30 @@ def find_classes(
     if target.kind != "cuda":
         return Classes(varies, {}, ends=CPU_ENDS)
     chosen = choose_op(program, op)
-    units = _units(chosen, inputs, fixed, varies)
+    units = row_units(chosen, inputs, fixed, varies)
     typical_sizes = {name: typical(multiples(v, units[name]) or v) for name, v in varies.items()}
-    plans = Plans(program, chosen.name, inputs, target)
+    plans = Plans(program, chosen.name, inputs, target, {**fixed, **typical_sizes})
 
-    def joined(name: str, v: Varying) -> bool:
-        v, others = multiples(v, units[name]) or v, {**fixed, **typical_sizes}
-        del others[name]
+    def asked(question: str, answer: Callable[[str, Varying, Mapping[str, int]], bool], name: str, v: Varying) -> bool:
+        others = {n: number for n, number in {**fixed, **typical_sizes}.items() if n != name}
         if digest is None:
-            return plans.one_serves(name, v, others)
+            return answer(name, v, others)
         described = [(dtype.name, str(shape)) for dtype, shape in inputs or ()]
-        key = cache.make_key("one plan serves", digest, chosen.name, repr(described), name, str(v), repr(others), repr(target))
-        if (known := cache.load(key)) is not None and "serves" in known[0]:
-            return bool(known[0]["serves"])
-        found = plans.one_serves(name, v, others)
-        cache.save(key, {"op": chosen.name, "serves": found}, {})
+        key = cache.make_key(question, digest, chosen.name, repr(described), name, str(v), repr(others), repr(target))
+        if (known := cache.load(key)) is not None and "answer" in known[0]:
+            return bool(known[0]["answer"])
+        found = answer(name, v, others)
+        cache.save(key, {"op": chosen.name, "answer": found}, {})
         return found
 
+    def joined(name: str, v: Varying) -> bool:
+        return asked("one plan serves", plans.one_serves, name, multiples(v, units[name]) or v)
+
+    for name, unit in units.items():
+        if unit > 1 and not asked(
+            f"multiples of {unit} are faster", partial(plans.faster_in_multiples, unit), name, varies[name]
+        ):
+            units[name] = 1
     return Classes(varies, units, joined)
 
 
@@ -80,31 +89,35 @@ def possible(v: Varying) -> list[Varying]:
         for n, first in enumerate(parts):
             for last in parts[n:] if first.low > 1 else [first]:
                 whole = replace(first, high=last.high)
-                found |= dict.fromkeys(m for k in range(LARGEST_UNIT.bit_length()) if (m := multiples(whole, 2**k)) is not None)
+                found |= dict.fromkeys(
+                    m for k in range(LARGEST_UNIT.bit_length()) if (m := multiples(whole, 2**k)) is not None
+                )
     return list(found)
 
 
 @dataclass
 class Plans:
-    """Plans of an op at several sizes."""
+    """Plans of an op at several sizes; `typical` stand for all."""
 
     program: ast.Program
     op: str
     inputs: Sequence[Argument] | None
     target: Target
+    typical: Mapping[str, int]
     made: dict[tuple[int, ...], tuple[Specialised, Plan]] = field(default_factory=dict)
 
     def one_serves(self, name: str, v: Varying, others: Mapping[str, int]) -> bool:
         """Whether the plan for a class of numbers of a size loses little at the least and the greatest. Where their own plans have
         other kernels, it is not made; nor of contraction chains, whose plans take long, and which had no intervals that could be
-        joined. Nothing serves sizes that the program or the planner refuses."""
+        joined. Whether there are any is asked once, at the typical sizes. Nothing serves sizes that the program or the
+        planner refuses."""
         from tilec.driver.class_loss import planned, same_kernels, time_at
         from tilec.plan.varying import steadied
 
         try:
-            least = self._at({**others, name: v.low})
-            if steadied(least[1]):
+            if steadied(self._at(self.typical)[1]):
                 return False
+            least = self._at({**others, name: v.low})
             greatest = self._at({**others, name: v.high})
             if not same_kernels(least[1], greatest[1]):
                 return False
@@ -117,6 +130,20 @@ class Plans:
         except (TileError, Varies):
             return False
         return True
+
+    def faster_in_multiples(self, unit: int, name: str, v: Varying, others: Mapping[str, int]) -> bool:
+        """Whether the program is faster at the range's typical multiple of a number than at the next size that is none."""
+        if (whole := multiples(v, unit)) is None:
+            return False
+        number = typical(whole)
+        odd = next((n for n in (number + v.multiple, number - v.multiple) if v.has(n) and n % unit), None)
+        if odd is None:
+            return False
+        try:
+            plans = [self._at({**others, name: n})[1] for n in (number, odd)]
+        except (TileError, Varies):
+            return True
+        return plans[1].time_us > plans[0].time_us * (1 + MOST_LOSS)
 
     def _at(self, sizes: Mapping[str, int]) -> tuple[Specialised, Plan]:
         from tilec.driver.class_loss import planned
@@ -133,7 +160,7 @@ class Plans:
         return specialise(self.program, self.op, given, sizes, checked=True, varies=varies)
 
 
-def _units(
+def row_units(
     op: ast.Op, inputs: Sequence[Argument] | None, fixed: Mapping[str, int], varies: Mapping[str, Varying]
 ) -> dict[str, int]:  # fmt: skip
     """Of each size, the number whose multiples make all rows multiples of 16 bytes, where those of other sizes do their part."""
@@ -145,7 +172,9 @@ def _units(
     found = dict.fromkeys(varies, 1)
     for tensor, dtype in rows:
         elements = WIDEST // min(dtype.bytes, 2)
-        others = {name: _size(name, v, elements) for name, v in varies.items()} | {name: term(n) for name, n in fixed.items()}
+        others = {name: _size(name, v, elements) for name, v in varies.items()} | {
+            name: term(n) for name, n in fixed.items()
+        }
         for name, v in varies.items():
             for unit in (2**n for n in range(elements.bit_length())):
                 shape = declared_shape(tensor, {**others, name: _size(name, v, unit)}, Report(), False)

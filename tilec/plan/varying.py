@@ -15,6 +15,7 @@ from math import isqrt, prod
 
 from tilec.analysis.precision import approximate_operations
 from tilec.core import extents, mlir
+from tilec.core.diagnostics import CallError
 from tilec.core.extents import Extent, instance
 from tilec.core.mlir import ir
 from tilec.core.target import Target
@@ -119,10 +120,13 @@ def _steady(plan: Plan, function: ir.Operation, target: Target, sizes: Mapping[s
     if not (names := steadied(plan)):
         return plan
     assert plan.candidates is not None
-    tables = [plan.candidates(names, WEIGHED)]
+    tables, groups = [plan.candidates(names, WEIGHED)], Fixed(tuple(k.nodes for k in plan.kernels), plan.inlined)
     for others in _around(function, sizes):
         module, copy = _instance(function, others)
-        there = make_plan(copy, target, demands=FIXED)
+        try:
+            there = make_plan(copy, target, groups, {**FIXED, **invariant.steps_of(plan)})
+        except CallError:  # the same kernels cannot be there
+            continue
         assert module is not None and there.candidates is not None
         tables.append(there.candidates(steadied(there), WEIGHED))
     kernels = [_best(k, [t[k.name] for t in tables if k.name in t]) if k.name in names else k for k in plan.kernels]

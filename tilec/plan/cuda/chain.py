@@ -104,9 +104,10 @@ def _group(problem: ChainProblem, tile: ChainTile, target: Target) -> int:
     have a block each, the longest of the last problems may begin late: then these take turns with others, too."""
     shared, fit = problem.length * problem.step_bytes, target.fit(ChainTimes)
     if tile.persistent:
-        rows, all_of = problem.blocks(tile.bm), min(problem.batch, MANY)
+        rows = problem.blocks(tile.bm)
+        all_of = min(problem.batch, MANY, max(1, MOST_TILES // rows))
         weigh = partial(longest_share, rows, blocks=target.units, tile_steps=fit.tile_steps)
-        if shared <= target.l2.bytes and weigh(min(problem.batch, 16 * MANY), 1) <= EVEN:  # the others take long to weigh
+        if shared <= target.l2.bytes and weigh(min(problem.batch, 16 * all_of), 1) <= EVEN:  # the others take long to weigh
             return 1
         sizes = (n for n in range(1, all_of + 1) if n <= 32 or n % 16 == 0 or n == all_of)
         most = {n: weigh(all_of, n) for n in sizes}
@@ -128,6 +129,8 @@ def _group(problem: ChainProblem, tile: ChainTile, target: Target) -> int:
 
 MANY = 2048
 """Problems of which the order is weighed: more are no less even."""
+MOST_TILES = 1 << 15
+"""Tiles of which the order is weighed: with so many, blocks have hundreds each, and the last ones matter little."""
 EVEN = 1.005
 """How much longer than the shortest a schedule may be."""
 
