@@ -376,3 +376,18 @@ def test_shared_launches_need_no_more_memory():
 def workspace(result) -> int:
     """Bytes of temporaries."""
     return max(t.end for t in result.emitted.temporaries)
+
+
+def test_parts_of_one_memory_are_in_the_order_of_the_program():
+    """A launch was shared by a part that the program makes last, and another by one that it makes first."""
+    text = """op f(x: f32[M, 2], n: f32[N]) -> (y: f32[2 * M + 2, M], q: f32[N], z: f32[N]) {
+        w[i, j] = sum[k](x[i, j % 2] * x[k, j % 2]) where j in 0:M
+        y[i, j] = (w[j, 3 - i] if 3 - i >= 0 and 3 - i < M else 3) where i in 0:2 * M + 2
+        q[i] = n[i] * 2
+        z[i] = q[N - 1 - i]
+    }"""
+    inputs = {"x": np.ones((14, 2), np.float32), "n": np.arange(1000, dtype=np.float32)}
+    _, result = lowered(text, None, inputs)
+    assert any("f_q" in names for names in launched(result)) and len(result.emitted.steps) < 5
+    found, _ = emulate(text, None, inputs)
+    assert_within(text, inputs, found, kind="cuda")

@@ -8,7 +8,7 @@ program need more memory for its temporaries at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -19,6 +19,7 @@ from tilec.analysis.graph import Graph, Node
 from tilec.analysis.lifetimes import Lifetimes
 from tilec.core import mlir
 from tilec.core.hardware import WARP
+from tilec.core.mlir import ir
 from tilec.core.quantities import amount, duration
 from tilec.core.target import Target
 from tilec.cost.launches import launch_time
@@ -50,20 +51,30 @@ class Order:
 
     @staticmethod
     def of(groups: Sequence[Group], graph: Graph) -> Order:
-        """`groups` come after those that they are computed from."""
+        """`groups` come after those that they are computed from. Parts of one memory may be made in any order, and are made in that
+        of the program's kernels: by how many kernels, one from another, they are computed from (`passes/tensor/fuse.py`)."""
         number = {node: k for k, g in enumerate(groups) for node in g.nodes}
-        needs = [0 for _ in groups]
-        for node, k in number.items():
-            for other in (*graph.producers(node), *_given(node, graph)):
-                if other in number and number[other] != k:  # parts of one memory are in any order
-                    needs[max(k, number[other])] |= 1 << min(k, number[other])
-        before: list[int] = []
-        for bits in needs:
-            before.append(bits)
+        position = {node: n for n, node in enumerate(graph.nodes)}
+        needs, level, parts = [0 for _ in groups], [0 for _ in groups], set[tuple[int, int]]()
+        for k, group in enumerate(groups):
+            for node in group.nodes:
+                for other in {number[o] for o in (*graph.producers(node), *_given(node, graph)) if o in number} - {k}:
+                    if any(o in graph.producers(node) or o in _made(node.op.operands, graph) for o in groups[other].nodes):
+                        needs[k] |= 1 << other
+                        level[k] = max(level[k], level[other] + 1)
+                    else:
+                        parts.add((k, other))
+        rank = [(n, min(position[node] for node in g.nodes)) for n, g in zip(level, groups)]
+        for pair in parts:
+            first, second = sorted(pair, key=rank.__getitem__)
+            needs[second] |= 1 << first
+        before = [0 for _ in groups]
+        for k in sorted(range(len(groups)), key=rank.__getitem__):
+            before[k] = bits = needs[k]
             while bits:
-                k = bits.bit_length() - 1
-                before[-1] |= before[k]
-                bits &= ~(1 << k)
+                other = bits.bit_length() - 1
+                before[k] |= before[other]
+                bits &= ~(1 << other)
         return Order(before)
 
     def copy(self) -> Order:
@@ -88,16 +99,18 @@ class Order:
 def _given(node: Node, graph: Graph) -> Iterator[Node]:
     """The operations that make what a kernel is given besides what it reads: operands that no element needs, what the position
     is computed from at which a slab is stored, and the parts that are in the same memory."""
-    pending = [
-        v for r in node.results for o in mlir.uses(r.value) if o.name == "tensor.insert_slice" for v in o.operands
-    ]
-    pending += node.op.operands
-    seen = {r.value for r in node.results}
+    stored = [v for r in node.results for o in mlir.uses(r.value) if o.name == "tensor.insert_slice" for v in o.operands]
+    yield from _made([*stored, *node.op.operands], graph, {r.value for r in node.results})
+
+
+def _made(values: Iterable[ir.Value], graph: Graph, seen: Collection[ir.Value] = ()) -> Iterator[Node]:
+    """The operations that make some values, or what these are computed from outside of operations."""
+    pending, known = [*values], {*seen}
     while pending:
         value = pending.pop()
-        if value in seen:
+        if value in known:
             continue
-        seen.add(value)
+        known.add(value)
         if (maker := graph.producer.get(value)) is not None:
             yield maker
         elif (owner := mlir.definition(value)) is not None:
