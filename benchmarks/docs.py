@@ -1,4 +1,4 @@
-"""The generated parts of README.md and docs/: text that follows from code or measurements, written between markers.
+"""The generated parts of README.md and docs/: text that follows from code or measurements, written between markers; and schemas.
 
     <!-- generated: stages -->
     ...
@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 
-from benchmarks import hunts, result_tables
+from benchmarks import hunts, result_tables, schemas
 from benchmarks.files import listing
 from benchmarks.report import table
 
 ROOT = Path(__file__).parents[1]
-PAGES = "language architecture cli numerics performance pytorch reliability targets varying_sizes"
+PAGES = "language architecture cli json numerics performance pytorch reliability targets varying_sizes"
 FILES = ["README.md", *(f"docs/{n}.md" for n in PAGES.split())]
 SECTION = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -30,6 +30,7 @@ def write() -> int:
     """Rewrites every section of every file, and says which files changed."""
     for name, text, current in pages():
         if text != current:
+            (ROOT / name).parent.mkdir(exist_ok=True)
             (ROOT / name).write_text(current, encoding="utf-8")
             print(f"rewrote {name}")
     from benchmarks import plots
@@ -44,6 +45,7 @@ def pages() -> Iterable[tuple[str, str, str]]:
     for name in FILES:
         text = (ROOT / name).read_text(encoding="utf-8")
         yield name, text, SECTION.sub(lambda found: found[1] + GENERATORS[found[2]]().strip() + "\n" + found[3], text)
+    yield from schemas.stale()
 
 
 # ---- what the code says ----------------------------------------------------------------------------------------------
@@ -206,4 +208,5 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "kernels": kernel_families,
     "files": listing,
     "fitted": fitted,
+    "records": schemas.tables,
 }

@@ -404,10 +404,16 @@ class Op:
         assert plan is not None
         return plan
 
-    def explain(self) -> str:
-        """Every kernel's predicted time and bound, and every decision with its reason; of kernels that are compiled for a GPU, too,
-        where they take more registers than planned. Of an op whose sizes vary, those of each class that was compiled."""
-        from tilec.plan.report.explain import explain
+    def explain(self, kernel: str | None = None, *, full: bool = False) -> str:
+        """A table of the kernels, longest first: what each computes, its predicted time and share, what bounds it, and its speed as
+        a share of what the device's roofline allows. Of an op whose sizes vary, a table for each class that was compiled.
+
+        `kernel`: all of one kernel instead, by its own name or that of a tensor that it writes. `full`: all of every kernel, and
+        every decision with its reason. Both tell where kernels compiled for a GPU take more registers than planned. Raises
+        CallError where no kernel has the name."""
+        from tilec.plan.report.explain import Observed, explain, explain_kernel
+        from tilec.plan.report.records import explanation
+        from tilec.plan.report.short import COLUMNS, Ways, short
 
         reports = []
         for executable in (self._by_class.compiled() if self._by_class is not None else ()) or (self._last,):
@@ -415,8 +421,14 @@ class Op:
                 specialised, lowered = executable.recipe.lowered
             plan = lowered.plan
             assert plan is not None, "all stages ran"
-            text = explain(plan, specialised.at(plan.sizes), registers=executable.registers)
-            reports.append(f"{ranges_text(plan.varies)}, planned at these sizes:\n{text}" if plan.varies else text)
+            special, observed = specialised.at(plan.sizes), Observed(registers=executable.registers)
+            if kernel is not None:
+                text = explain_kernel(kernel, plan, special, observed)
+            elif full:
+                text = explain(plan, special, observed)
+            else:
+                text = short(explanation(plan, special, observed), Ways("explain(name)", "explain(full=True)"), COLUMNS)
+            reports.append(f"{ranges_text(plan.varies)}, planned at these sizes:\n{text}" if plan.varies and full else text)
         return "\n".join(reports)
 
     def report(self, path: str | PathLike[str] | None = None) -> str:

@@ -77,9 +77,9 @@ def test_a_defect_leaves_its_ir(tilec, folder, monkeypatch):
 
 
 def test_an_unexpected_exception_says_where(tilec, monkeypatch):
-    from tilec.plan.report import explain
+    from tilec.cli import explain
 
-    monkeypatch.setattr(explain, "explain", lambda *a: [][0])
+    monkeypatch.setattr(explain, "short", lambda *a: [][0])
     status, _, err = tilec("explain", *SOFTMAX)
     assert status == 70
     assert "internal error: IndexError" in err and f"where: {__file__}:" in err and "tilec explain softmax.tile" in err

@@ -218,5 +218,5 @@ def test_a_gpu_without_a_file_inherits(monkeypatch):
 @pytest.mark.parametrize(("name", "reported"), [("a100", 1), ("h200", 0)])
 def test_explain_says_whose_numbers_it_uses(name, reported):
     op = tilec.compile("op f(x: f32[64]) -> (y: f32[64]) { y[i] = 2 * x[i] }", target=name)
-    text = op.explain()
+    text = op.explain(full=True)
     assert text.count("the cost model's numbers were fitted on NVIDIA H200 SXM") == reported

@@ -11,7 +11,7 @@ from tilec.core.targets import load
 from tilec.cost.blame import causes, scaled
 from tilec.cost.model import Work, predict
 from tilec.plan import chain as plan_chain
-from tilec.plan.report.explain import explain
+from tilec.plan.report.explain import Observed, explain
 
 H200 = load("h200")
 ATTENTION = """op f(q: bf16[H, S, D], k: bf16[H, S, D], v: bf16[H, S, D]) -> (o: bf16[H, S, D]) {{
@@ -46,7 +46,7 @@ def reported(text, sizes, target, measured):
     """The verdict of `explain` on the last kernel, of which `measured` is the time by its name."""
     specialised, plan = planned(text, sizes, target)
     kernel = plan.kernels[-1]
-    report = explain(plan, specialised, {kernel.name: measured})
+    report = explain(plan, specialised, Observed({kernel.name: measured}))
     return next(line for line in report.splitlines() if line.startswith("  model")).removeprefix("  model").strip(), kernel
 
 
@@ -87,7 +87,7 @@ def test_the_compiled_kernel_distinguishes_arithmetic_from_waits():
     late = 4 * kernel.prediction.time_us
     as_many, more_of = (causes(kernel.work, H200, late, {u: f * n for u, n in assumed.items()})[0] for f in (1, 5))
     assert as_many.name == "waits" and more_of.name == "arithmetic"
-    report = explain(plan, specialised, {kernel.name: late}, {kernel.name: {u: 5 * n for u, n in assumed.items()}})
+    report = explain(plan, specialised, Observed({kernel.name: late}, {kernel.name: {u: 5 * n for u, n in assumed.items()}}))
     assert re.search(r"(special functions|float arithmetic): .*; the compiled kernel has 5 times as many", report)
 
 

@@ -163,13 +163,13 @@ def test_tuning_measures_in_turn():
 
 
 def test_explain_measures_every_kernel(tilec, monkeypatch):
-    status, out, err = tilec("explain", "mlp.tile", "-D", "M=16,D=24,F=32", "--measure")
+    status, out, err = tilec("explain", "mlp.tile", "-D", "M=16,D=24,F=32", "--measure", "--full")
     assert status == 0, err
     count = int(out.split("  kernels ")[1].split()[0])
     times = re.findall(r"predicted, \S+ [um]s measured|, \S+ [um]s measured \(", out)
     assert len(times) == count + 1 and out.count("  model ") == count > 1
     monkeypatch.setattr(measure, "kernel_times", lambda device, executable: {"softmax_y": 1e4})
-    _, out, _ = tilec("explain", *SOFTMAX, "--measure")
+    _, out, _ = tilec("explain", *SOFTMAX, "--measure", "--kernel", "y")
     assert "assumed" in out and ("reached" in out or "measured" in out)
 
 

@@ -1,6 +1,7 @@
 """Ops whose sizes vary: one compilation for each class of sizes, results at all of them."""
 
 import pickle
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -249,10 +250,12 @@ def test_plans_of_sizes_that_no_call_has_are_left_alone(tmp_path):
 
 def test_explain_reports_every_class_that_was_compiled():
     op = tilec.compile(ROWS, varies={"M": (1, 100)}, target="cpu").warm(M=[1, 9, 50], N=4)
-    heads = [line for line in op.explain().splitlines() if line.endswith(":") and " planned at " in line]
+    text = op.explain(full=True)
+    heads = [line for line in text.splitlines() if line.endswith(":") and " planned at " in line]
     assert heads == ["M = 2..16, planned at these sizes:", "M = 17..100, planned at these sizes:"]
-    assert op.explain().count("rows(x: f32[M, 4], b: f32[4]) on ") == 2
-    assert "rows(x: f32[1, 4], b: f32[4]) on " in op.explain()
+    assert text.count("rows(x: f32[M, 4], b: f32[4]) on ") == 2
+    assert "rows(x: f32[1, 4], b: f32[4]) on " in text
+    assert re.findall(r"planned at M = \d+", op.explain()) == ["planned at M = 15", "planned at M = 99"]
 
 
 def test_classes_do_not_depend_on_earlier_calls():

@@ -124,7 +124,7 @@ def test_a_linear_layer_between_views_is_one_product():
         y[b, s, n] = silu(t[b * 512 + s, n] + c[n])
         expect kernels == 1
     }"""
-    explained = tilec.compile(text, target="h200").build().explain()
+    explained = tilec.compile(text, target="h200").build().explain(full=True)
     assert re.search("left factor.*loaded by TMA", explained) and re.search("right factor.*loaded by TMA", explained)
 
 

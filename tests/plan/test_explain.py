@@ -12,7 +12,7 @@ from tools.explained import MLP, SOFTMAX, failure, planned
 import tilec
 from tilec.core.diagnostics import TileError
 from tilec.plan.report.expectations import check_expectations, minimal_traffic, traffic
-from tilec.plan.report.explain import RESOURCES, amount, explain
+from tilec.plan.report.explain import RESOURCES, Observed, amount, explain
 from tilec.plan.report.provenance import Provenance
 
 EXAMPLES = ROOT / "examples"
@@ -48,7 +48,7 @@ def test_the_summary_adds_up():
 def test_measured_times_stand_next_to_the_predicted():
     specialised, plan = planned(SOFTMAX.replace("EXPECT", ""), {"M": 64, "N": 64})
     (kernel,) = plan.kernels
-    text = explain(plan, specialised, {kernel.name: 2 * kernel.prediction.time_us, "softmax": 33.0})
+    text = explain(plan, specialised, Observed({kernel.name: 2 * kernel.prediction.time_us, "softmax": 33.0}))
     assert "measured (the prediction is 50% of it)" in text and "33.0 us measured" in text
 
 
@@ -56,7 +56,7 @@ def test_loops_that_compute_nothing_are_blamed_by_their_time():
     specialised, plan = planned("op f(x: f32[M, N]) -> (y: f32[N, M]) { y[j, i] = x[i, j] }", {"M": 512, "N": 512})
     (kernel,) = plan.kernels
     assert not any(kernel.work.flops.values())
-    text = explain(plan, specialised, {kernel.name: 3 * kernel.prediction.time_us})
+    text = explain(plan, specialised, Observed({kernel.name: 3 * kernel.prediction.time_us}))
     assert re.search(r"model .*innermost loops: [\d.]+ us assumed, [\d.]+ us taken", text)
 
 
@@ -81,7 +81,10 @@ def test_more_than_two_alternatives_are_listed():
 
 def test_an_op_explains_itself():
     op = tilec.compile(EXAMPLES / "softmax.tile", target="cpu", sizes={"M": 8, "N": 8})
-    assert "kernel softmax_y: " in op.explain()
+    assert "kernel softmax_y: " in op.explain(full=True) and op.explain("y") == op.explain("softmax_y")
+    assert re.search(r"^softmax_y  m, e, s, y .* 100%  overhead", op.explain(), re.MULTILINE)
+    with pytest.raises(tilec.CallError, match="no kernel 'softmax_z'\nhint: did you mean 'softmax_y'"):
+        op.explain("softmax_z")
 
 
 # ---- expect ----------------------------------------------------------------------------------------------

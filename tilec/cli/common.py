@@ -123,6 +123,10 @@ def add_output(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("-o", "--output", metavar="PATH", type=Path, help=what)
 
 
+def add_json(parser: argparse._ActionsContainer, note: str = "") -> None:
+    parser.add_argument("--json", action="store_true", help=f"print a record, as docs/json.md describes it{note}")
+
+
 def stage_name(text: str, extra: tuple[str, ...] = ()) -> str:
     """A stage that there is. Raises CallError."""
     from difflib import get_close_matches

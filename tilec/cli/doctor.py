@@ -8,9 +8,13 @@ import platform
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
-from typing import Any
+from typing import Any, TypeAlias
 
 from tilec.cli.common import note, show, working
+from tilec.cli.json_output import show_json
+from tilec.cli.records import Examined, facts
+
+Row: TypeAlias = tuple[str, str]  # a label, and a text
 
 _LABEL = 18
 _GPU = ("cuda-core",)
@@ -27,20 +31,24 @@ _OPTIONAL = ("torch", "cupy-cuda13x", "cupy-cuda12x", "matplotlib")
 def doctor(args: argparse.Namespace) -> int:
     if args.calibrate:
         _calibrate()
-    problems = list(_problems())
-    lines = [*(f"problem: {p}" for p in problems), *_no_compiler()]
-    lines += [*([""] if lines else []), *_python(), "", *_cpu(), "", *_gpu(), "", *_cache()]
-    lines += ["", "parts that the CPU needs are missing: see above" if problems else "nothing is missing for the CPU"]
-    show("\n".join(lines), [(r"^\w[^:\n]*$", "bold"), (r"\bmissing: .*$|^problem:", "yellow")])
+    problems, gpu_problem = list(_problems()), _no_compiler()
+    sections = {"software": list(_python()), "CPU": list(_cpu()), "GPU": list(_gpu()), "cache": list(_cache())}
+    if args.json:
+        found = map(facts, sections.values())
+        show_json(Examined(problems, gpu_problem, *found))
+        return 1 if problems else 0
+    parts = ["\n".join(f"problem: {p}" for p in (*problems, *filter(None, (gpu_problem,))))]
+    parts += ["\n".join([name, *(f"  {label:<{_LABEL}} {text}" for label, text in rows)]) for name, rows in sections.items()]
+    parts.append("parts that the CPU needs are missing: see above" if problems else "nothing is missing for the CPU")
+    show("\n\n".join(filter(None, parts)), [(r"^\w[^:\n]*$", "bold"), (r"\bmissing: .*$|^problem:", "yellow")])
     return 1 if problems else 0
 
 
-def _no_compiler() -> Iterator[str]:
-    """What GPU targets lack, in one line; nothing where they lack nothing."""
+def _no_compiler() -> str | None:
+    """What GPU targets lack; None where they lack nothing."""
     from tilec.runtime.cuda.toolkit import missing, reported
 
-    if parts := missing():
-        yield f"problem: {reported(parts)}"
+    return reported(parts) if (parts := missing()) else None
 
 
 def _calibrate() -> None:
@@ -52,23 +60,18 @@ def _calibrate() -> None:
     note(f"wrote {calibrated_path()}", kind="")
 
 
-def _row(label: str, text: str) -> str:
-    return f"  {label:<{_LABEL}} {text}"
-
-
-def _python() -> Iterator[str]:
+def _python() -> Iterator[Row]:
     from tilec.version import VERSION
 
-    yield "software"
-    yield _row("tilec", VERSION)
-    yield _row("Python", f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}")
-    yield _row("calls", _calls())
-    yield _row("system", f"{platform.platform()}, {platform.machine()}")
+    yield ("tilec", VERSION)
+    yield ("Python", f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}")
+    yield ("calls", _calls())
+    yield ("system", f"{platform.platform()}, {platform.machine()}")
     for name in _required():
-        yield _row(name, _version(name) or f"missing: pip install {name}")
+        yield (name, _version(name) or f"missing: pip install {name}")
     for name in _OPTIONAL:
         if found := _version(name):
-            yield _row(name, f"{found} (optional)")
+            yield (name, f"{found} (optional)")
 
 
 def _calls() -> str:
@@ -98,22 +101,21 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _cpu() -> Iterator[str]:
+def _cpu() -> Iterator[Row]:
     from tilec.core.targets import calibrated_path, load
 
-    yield "CPU"
     target = load("cpu")
-    yield _row("model", str(target))
-    yield _row("chip", f"{target.chip} ({', '.join(target.features)})")
+    yield ("model", str(target))
+    yield ("chip", f"{target.chip} ({', '.join(target.features)})")
     caches = ((n, getattr(target, n)) for n in ("l1", "l2", "l3"))
-    yield _row("caches", ", ".join(f"{n.upper()} {size_text(c.bytes)}" for n, c in caches if c))
-    yield _row("peak", f"{1e3 * target.fma['f32']:.0f} GFLOP/s f32, memory {target.dram.bandwidth_gbs:.0f} GB/s")
+    yield ("caches", ", ".join(f"{n.upper()} {size_text(c.bytes)}" for n, c in caches if c))
+    yield ("peak", f"{1e3 * target.fma['f32']:.0f} GFLOP/s f32, memory {target.dram.bandwidth_gbs:.0f} GB/s")
     measured = calibrated_path().is_file() and not target.note
     figures = f"measured ({calibrated_path()})" if measured else target.note or "estimated"
-    yield _row("figures", figures)
+    yield ("figures", figures)
     if target.fitted.sources:
-        yield _row("fitted", str(target.fitted))
-    yield _row("threads", _threads())
+        yield ("fitted", str(target.fitted))
+    yield ("threads", _threads())
 
 
 def _threads() -> str:
@@ -127,22 +129,21 @@ def _threads() -> str:
     return f"{get_threads()}, of {os.cpu_count()} logical processors"
 
 
-def _gpu() -> Iterator[str]:
-    yield "GPU"
+def _gpu() -> Iterator[Row]:
     info = _gpu_info()
     if isinstance(info, str):
-        yield _row("driver", f"missing: {info}")
+        yield ("driver", f"missing: {info}")
         return
     for d in info.devices:
-        yield _row(f"device {d.index}", f"{d.name}, {d.chip}, {d.multiprocessors} SMs, {size_text(d.memory)}")
-    yield _row("driver", info.driver or f"missing: {info.problem}")
+        yield (f"device {d.index}", f"{d.name}, {d.chip}, {d.multiprocessors} SMs, {size_text(d.memory)}")
+    yield ("driver", info.driver or f"missing: {info.problem}")
     for name in _GPU:
-        yield _row(name, _version(name) or "missing")
+        yield (name, _version(name) or "missing")
     for name, part in _TOOLKIT.items():
-        yield _row(name, _version(name) or _elsewhere(part) or "missing")
-    yield _row("assembler", info.assembler)
+        yield (name, _version(name) or _elsewhere(part) or "missing")
+    yield ("assembler", info.assembler)
     if info.driver and info.problem:
-        yield _row("problem", info.problem)
+        yield ("problem", info.problem)
 
 
 def _elsewhere(part: str) -> str | None:
@@ -163,22 +164,21 @@ def _gpu_info() -> Any:
         return f"{type(error).__name__}: {error}"
 
 
-def _cache() -> Iterator[str]:
+def _cache() -> Iterator[Row]:
     import warnings
 
     from tilec.runtime import cache
 
-    yield "cache"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         folder = cache.directory()
     if folder is None:
         reported = str(caught[0].message) if caught else f"off: {cache.VARIABLE} is empty, or the directory was refused"
-        yield _row("directory", reported)
+        yield ("directory", reported)
         return
     files, size = cache.usage()
-    yield _row("directory", f"{folder} ({'writable' if os.access(folder, os.W_OK) else 'read-only'})")
-    yield _row("content", f"{files} files, {size_text(size)}; {cache.VARIABLE} names another directory")
+    yield ("directory", f"{folder} ({'writable' if os.access(folder, os.W_OK) else 'read-only'})")
+    yield ("content", f"{files} files, {size_text(size)}; {cache.VARIABLE} names another directory")
 
 
 def _problems() -> Iterator[str]:

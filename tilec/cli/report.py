@@ -19,7 +19,7 @@ def report(args: argparse.Namespace) -> int:
         raise CallError("--measure takes a number for each size, not a range")
     measured = None
     if args.measure:
-        from tilec.cli.plan import measure_kernels
+        from tilec.cli.explain import measure_kernels
 
         measured, _ = measure_kernels(loaded)
     default = Path("-") if str(args.file) == "-" else args.file.with_suffix(".html")

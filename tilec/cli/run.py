@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from tilec.cli import common
 from tilec.cli.common import Loaded, note, show, working, write_file
+from tilec.cli.json_output import show_json
+from tilec.cli.records import Array, ComparedResult, Ran, Timing
 from tilec.core.diagnostics import CallError, CheckError
 from tilec.core.quantities import duration
 from tilec.semantics.inputs import Arrays, fit_types, npz, random_inputs, read_inputs, shape_of
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from tilec.driver.executable import Executable
     from tilec.dsl.ast import Op
     from tilec.plan.model import Plan
+    from tilec.semantics.comparison import Comparison
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,19 +40,37 @@ def run(args: argparse.Namespace) -> int:
         results, seconds, plan = _interpret(loaded, stage, inputs), None, None
     else:
         results, seconds, plan = _execute(loaded, inputs, args.time)
-    how = f"interpreted after {stage}, for" if stage else "on"
-    show(f"{specialised.name} {how} {loaded.target}", [(r"^\S+", "bold")])
-    for tensor in specialised.inputs:
-        origin = "given" if tensor.name in given else f"random, seed {args.seed}"
-        _row(tensor.name, f"{tensor.dtype}{_shape(shape_of(tensor))}  {origin}")
-    for tensor in specialised.outputs:
-        _row(tensor.name, f"{tensor.dtype}{_shape(shape_of(tensor))}  result")
-    within = _check(loaded, inputs, results) if args.check else True
-    if seconds is not None and plan is not None:
-        _report_time(loaded, plan, seconds)
+    arrays = [Array(t.name, str(t.dtype), list(shape_of(t)), "given" if t.name in given else "random") for t in specialised.inputs]
+    arrays += [Array(t.name, str(t.dtype), list(shape_of(t)), "result") for t in specialised.outputs]
+    if not args.json:
+        how = f"interpreted after {stage}, for" if stage else "on"
+        show(f"{specialised.name} {how} {loaded.target}", [(r"^\S+", "bold")])
+        for a in arrays:
+            _row(a.name, f"{a.type}{_shape(tuple(a.shape))}  {a.origin}" + (f", seed {args.seed}" if a.origin == "random" else ""))
+    compared = _check(loaded, inputs, results) if args.check else {}
+    time = _timing(loaded, plan, seconds) if seconds is not None and plan is not None else None
+    if args.json:
+        target, saved = loaded.target, None if args.save is None else str(args.save)
+        record = [_compared(name, c) for name, c in compared.items()]
+        if args.save is not None:
+            _save(args, results)
+        show_json(Ran(specialised.name, target.name, str(target), stage or None, args.seed, arrays, record, time, saved))
+        return _status(compared)
+    for name, comparison in compared.items():
+        _row("error", f"{name}: {comparison}")
+    if time is not None:
+        _report_time(time, loaded.target.name)
     if args.save is not None:
         _save(args, results)
-    return 0 if within else 1
+    return _status(compared)
+
+
+def _status(compared: Mapping[str, Comparison]) -> int:
+    return 0 if all(c.within for c in compared.values()) else 1
+
+
+def _compared(name: str, c: Comparison) -> ComparedResult:
+    return ComparedResult(name, c.within, c.error, c.allowed, list(c.index), c.wrong, c.unbounded)
 
 
 def _itself(array: np.ndarray) -> np.ndarray:
@@ -145,14 +167,11 @@ def build(loaded: Loaded) -> Executable:
 # ---- checking --------------------------------------------------------------------------------------------
 
 
-def _check(loaded: Loaded, inputs: Arrays, results: Arrays) -> bool:
+def _check(loaded: Loaded, inputs: Arrays, results: Arrays) -> dict[str, Comparison]:
     from tilec.semantics.comparison import compare
 
     with working("evaluating the program and its error bounds at f64"):
-        comparisons = compare(loaded.specialised, inputs, results, loaded.target.backend)
-    for name, c in comparisons.items():
-        _row("error", f"{name}: {c}")
-    return all(c.within for c in comparisons.values())
+        return compare(loaded.specialised, inputs, results, loaded.target.backend)
 
 
 # ---- timing ----------------------------------------------------------------------------------------------
@@ -167,17 +186,27 @@ def _measure(device: Host, executable: Executable, budget: float = 1.0) -> list[
         return device.time(executable, repeats)
 
 
-def _report_time(loaded: Loaded, plan: Plan, seconds: list[float]) -> None:
-    from tilec.core.quantities import amount
+def _timing(loaded: Loaded, plan: Plan, seconds: list[float]) -> Timing:
     from tilec.plan.report.expectations import minimal_traffic
-    from tilec.plan.report.explain import share_of_roofline
 
     middle, least = median(seconds), minimal_traffic(loaded.specialised)
     operations = sum(sum(k.work.flops.values()) for k in plan.kernels)
-    spread = f"best {_time(min(seconds))}, {len(seconds)} calls, {duration(plan.time_us)} predicted"
-    _row("time", f"{_time(middle)} ({spread})")
-    _row("speed", f"{amount(least / middle)}B/s of inputs and outputs, {amount(operations / middle)}FLOP/s")
-    _row("roofline", share_of_roofline(_roofline_seconds(loaded, plan) / middle, loaded.target.name))
+    limit = _roofline_seconds(loaded, plan)
+    return Timing(
+        len(seconds), 1e6 * middle, 1e6 * min(seconds), plan.time_us, least / middle, operations / middle, 1e6 * limit,
+        limit / middle,
+    )  # fmt: skip
+
+
+def _report_time(time: Timing, target: str) -> None:
+    from tilec.core.quantities import amount
+    from tilec.plan.report.explain import share_of_roofline
+
+    spread = f"best {duration(time.best_us)}, {time.calls} calls, {duration(time.predicted_us)} predicted"
+    _row("time", f"{duration(time.median_us)} ({spread})")
+    speed = f"{amount(time.bytes_per_second)}B/s of inputs and outputs"
+    _row("speed", f"{speed}, {amount(time.operations_per_second)}FLOP/s")
+    _row("roofline", share_of_roofline(time.of_limit, target))
 
 
 def _roofline_seconds(loaded: Loaded, plan: Plan) -> float:
@@ -215,7 +244,3 @@ def _row(label: str, text: str) -> None:
 
 def _shape(shape: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, shape))}]" if shape else ""
-
-
-def _time(seconds: float) -> str:
-    return duration(1e6 * seconds)

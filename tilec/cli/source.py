@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from tilec.cli.common import (
     defined,
@@ -18,32 +19,56 @@ from tilec.cli.common import (
     write,
     write_file,
 )
+from tilec.cli.json_output import show_json
+from tilec.cli.records import Checked, CheckedFile, CheckedOp, Tensor, message
 from tilec.core.diagnostics import CallError, Diagnostic, TileError
 
 if TYPE_CHECKING:
     from tilec.dsl.ast import Program
+    from tilec.dsl.check import Described
 
 
 def check(args: argparse.Namespace) -> int:
     """Every mistake of every file; exit status 1 if there is one."""
-    from tilec.dsl.short_doubts import doubts
-
-    wrong = 0
     if not args.ranges and (args.op or args.define):
         raise CallError("--op and -D only go with --ranges", hint="add --ranges, or leave them out")
+    files = []
     for path in args.files:
-        try:
-            program = parse_checked(path, args.path)
-            if args.ranges:
-                _ranges(program, args)
-            for warning in (*(d for op in program.ops for d in doubts(op)), *refused_everywhere(program)):
-                show_error(TileError(warning))
-        except TileError as error:
-            show_error(error)
-            wrong += len(error.diagnostics)
-    if wrong > 1:
+        found, ops = _checked(path, args)
+        files.append(CheckedFile(str(path), [message(d) for d in found], [_record(name, facts) for name, facts in ops]))
+        if not args.json:
+            for name, facts in ops:
+                _show_ranges(name, facts)
+            for diagnostic in found:
+                show_error(TileError(diagnostic))
+    wrong = sum(m.severity == "error" for f in files for m in f.messages)
+    if args.json:
+        show_json(Checked(wrong, files))
+    elif wrong > 1:
         note(f"{wrong} mistakes", kind="")
     return 1 if wrong else 0
+
+
+Ops: TypeAlias = "list[tuple[str, list[Described]]]"  # by name, with the facts about each of their names
+
+
+def _checked(path: Path, args: argparse.Namespace) -> tuple[list[Diagnostic], Ops]:
+    """The mistakes of a file, or else its warnings; and with `--ranges` its ops."""
+    from tilec.dsl.short_doubts import doubts
+
+    ops: Ops = []
+    try:
+        program = parse_checked(path, args.path)
+        if args.ranges:
+            ops = list(_ranges(program, args))
+        return [*(d for op in program.ops for d in doubts(op)), *refused_everywhere(program)], ops
+    except TileError as error:
+        return list(error.diagnostics), ops
+
+
+def _record(name: str, facts: list[Described]) -> CheckedOp:
+    tensors = [Tensor(d.name, d.dtype, list(d.shape), {index: (low, high) for index, low, high in d.ranges}) for d in facts]
+    return CheckedOp(name, tensors)
 
 
 _SMALL = 400  # statements up to which `check` tries sizes
@@ -81,7 +106,7 @@ def refused_everywhere(program: Program) -> list[Diagnostic]:
     return found
 
 
-def _ranges(program: Program, args: argparse.Namespace) -> None:
+def _ranges(program: Program, args: argparse.Namespace) -> Iterator[tuple[str, list[Described]]]:
     """The inferred ranges and types of every name, op by op."""
     from tilec.dsl.check_sizes import size_names
     from tilec.dsl.specialise import choose_op, describe_ranges
@@ -95,14 +120,17 @@ def _ranges(program: Program, args: argparse.Namespace) -> None:
             hint = f"the sizes are {', '.join(every)}" if every else "there are no named sizes"
             raise CallError(f"{' and '.join(names)} {'has' if len(ops) == 1 else 'have'} no size `{name}`", hint=hint)
     for op in ops:
-        lines = [f"op {op.name}"]
         known = {name: value for name, value in given.items() if name in size_names(op)}
-        found = describe_ranges(program, op.name, known or None)
-        width = max((len(d.name) for d in found), default=0)
-        for described in found:
-            name, _, rest = str(described).partition(": ")
-            lines.append(f"  {name:<{width}}  {rest}")
-        show("\n".join(lines), [(r"^op .*$", "bold"), (r"\b\w+ in ", "cyan")])
+        yield op.name, describe_ranges(program, op.name, known or None)
+
+
+def _show_ranges(op: str, facts: list[Described]) -> None:
+    width = max((len(d.name) for d in facts), default=0)
+    lines = [f"op {op}"]
+    for described in facts:
+        name, _, rest = str(described).partition(": ")
+        lines.append(f"  {name:<{width}}  {rest}")
+    show("\n".join(lines), [(r"^op .*$", "bold"), (r"\b\w+ in ", "cyan")])
 
 
 def fmt(args: argparse.Namespace) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from tilec.cli import common
 from tilec.cli.classes import classes
-from tilec.cli.common import note, show
-from tilec.cli.verify_sizes import NOTHING, RIGHT, RIGHT_OUTCOME, check_at, report, verify_sizes
+from tilec.cli.outcomes import Outcomes
+from tilec.cli.verify_sizes import check_at, report, verify_sizes
 from tilec.core.diagnostics import CallError
 from tilec.core.targets import load
 from tilec.core.varying import Varying
@@ -34,18 +34,17 @@ def _verify_classes(args: argparse.Namespace, program: ast.Program, op: ast.Op) 
     if args.ir is not None:
         raise CallError("--ir takes a number for each size, not a range", hint="it begins with the IR of one class, or of one size")
     names = list(size_names(op))
-    verifier, right = Verifier(load(args.target), common.find_schedule(args)), 0
-    show(f"{op.name} for {verifier.target}", [(r"^\S+", "bold")])
+    verifier = Verifier(load(args.target), common.find_schedule(args))
+    outcomes = Outcomes(op.name, verifier, args.json)
     for each in classes(args, texts=True):
         if each.lowered is None:
-            show(f"{each.of}: compiled for each size: {each.refused}")
+            outcomes.skip(str(each.of), each.refused)
             continue
         plan, given = each.lowered.plan, {**common.fixed(args), **dict(each.of.fixed)}
         assert plan is not None, "the stage ran"
         verifier.shared, ranges = each.lowered.texts, dict(each.of.ranges)
         several = sizes_in_class(ranges, plan, args.sizes, args.seed) or [{}]
-        at = ", ".join(f"{name} = {n}" for name, n in plan.sizes.items())
-        show(f"{each.of}" + (f", planned at {at}:" if at else ":"))
+        outcomes.begin(str(each.of), ", ".join(f"{name} = {n}" for name, n in plan.sizes.items()))
 
         def make(sizes: dict[str, int], ranges: Mapping[str, Varying] = ranges) -> Specialised:
             if wrong := [name for name, v in ranges.items() if not v.has(sizes[name])]:
@@ -55,13 +54,11 @@ def _verify_classes(args: argparse.Namespace, program: ast.Program, op: ast.Op) 
         for number, sizes in enumerate(several, 1):
             kinds = KINDS if number <= ENDS else KINDS[:1]
             known = {**given, **sizes}
-            found = check_at(verifier, make, {name: known[name] for name in names}, args, f"{number} of {len(several)}", kinds)
-            if not isinstance(found, str):
-                return report(args, verifier, make, given, *found)
-            right += found == RIGHT_OUTCOME
-    for stage, why in verifier.unsupported.items():
-        note(f"not checked: {stage}: {why}")
-    if not right:
-        hint = "give smaller numbers for the other sizes; --all runs what takes the interpreter long"
-        note(f"nothing was verified\nhint: {hint}", "error")
-    return RIGHT if right else NOTHING
+            found = check_at(outcomes, make, {name: known[name] for name in names}, args, f"{number} of {len(several)}", kinds)
+            if found is not None:
+                return report(args, outcomes, make, given, *found)
+    outcomes.note_unsupported()
+    if outcomes.sizes_that_are("right"):
+        return outcomes.right()
+    hint = "give smaller numbers for the other sizes; --all runs what takes the interpreter long"
+    return outcomes.nothing(f"nothing was verified\nhint: {hint}")

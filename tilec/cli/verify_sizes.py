@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from tilec.cli import common
-from tilec.cli.common import note, show, working, write_file
+from tilec.cli.common import note, working, write_file
 from tilec.cli.ir import demand_attributes, header, parse_text, read_header
+from tilec.cli.outcomes import Outcomes, sizes_text
+from tilec.cli.records import WrongStage
 from tilec.core import mlir
 from tilec.core.diagnostics import CallError, InternalError, TileError
 from tilec.dsl import ast
@@ -26,8 +27,7 @@ from tilec.semantics.inputs import npz, shape_of
 from tilec.semantics.verify import Failure, Verifier
 from tilec.semantics.verify_inputs import KINDS, WORK, distinct, first_sizes, inputs_of, sizes_around_tiles, steps
 
-RIGHT, EDITED, NOTHING, DEFECT = 0, 1, 1, 70
-RIGHT_OUTCOME, REFUSED, LEFT_OUT = "right", "refused", "left out"  # outcomes of one set of sizes
+EDITED, DEFECT = 1, 70
 
 
 Make: TypeAlias = "Callable[[dict[str, int]], Specialised]"  # the program with these sizes
@@ -45,42 +45,32 @@ def verify_sizes(args: argparse.Namespace, program: ast.Program, op: ast.Op) -> 
     def make(sizes: dict[str, int]) -> Specialised:
         return specialise(program, args.op, None, sizes)
 
-    show(f"{op.name} for {verifier.target}", [(r"^\S+", "bold")])
-    sys.stdout.flush()
+    outcomes = Outcomes(op.name, verifier, args.json)
     if verifier.schedule is not None or verifier.edited is not None:
         several = [_all_sizes(args, list(size_names(op)), given)]
         _dumped_at(args, make(several[0]), verifier)
     else:
         several = _sizes(verifier, make, list(size_names(op)), given, partial(accepted_sizes, program, op))
-    done: dict[str, list[dict[str, int]]] = {RIGHT_OUTCOME: [], REFUSED: [], LEFT_OUT: []}
     for number, sizes in enumerate(several, 1):
-        found = check_at(verifier, make, sizes, args, f"{number} of {len(several)}")
-        if not isinstance(found, str):
-            return report(args, verifier, make, given, *found)
-        done[found].append(sizes)
-    for stage, why in verifier.unsupported.items():
-        note(f"not checked: {stage}: {why}")
-    return _conclude(done, verifier, given)
+        found = check_at(outcomes, make, sizes, args, f"{number} of {len(several)}")
+        if found is not None:
+            return report(args, outcomes, make, given, *found)
+    outcomes.note_unsupported()
+    return _conclude(outcomes, given)
 
 
-def _conclude(done: dict[str, list[dict[str, int]]], verifier: Verifier, given: dict[str, int]) -> int:
+def _conclude(outcomes: Outcomes, given: dict[str, int]) -> int:
     """Exit status 0 only if stages were compared at sizes above 1 (except for sizes that the user gave)."""
-
-    def proper(what: str) -> list[dict[str, int]]:
-        return [s for s in done[what] if all(n > 1 for name, n in s.items() if name not in given)]
-
-    if len(verifier.unsupported) == len(NAMES):
-        note("nothing was verified: no stage could be interpreted", "error")
-        return NOTHING
-    if proper(RIGHT_OUTCOME):
-        return RIGHT
-    few = "only sizes of 0 and 1 were verified" if done[RIGHT_OUTCOME] else "nothing was verified"
-    if done[REFUSED]:
+    if len(outcomes.verifier.unsupported) == len(NAMES):
+        return outcomes.nothing("nothing was verified: no stage could be interpreted")
+    right = outcomes.sizes_that_are("right")
+    if any(all(n > 1 for name, n in sizes.items() if name not in given) for sizes in right):
+        return outcomes.right()
+    few = "only sizes of 0 and 1 were verified" if right else "nothing was verified"
+    if outcomes.sizes_that_are("refused"):
         hint = "give other sizes with -D; `tilec run` at a refused size shows the whole message"
-        note(f"{few}: the compiler refuses the program at the other sizes\nhint: {hint}", "error")
-    else:
-        note(f"{few}: the other sizes take the interpreter long\nhint: --all runs them, -D gives smaller ones", "error")
-    return NOTHING
+        return outcomes.nothing(f"{few}: the compiler refuses the program at the other sizes\nhint: {hint}")
+    return outcomes.nothing(f"{few}: the other sizes take the interpreter long\nhint: --all runs them, -D gives smaller ones")
 
 
 def _edited(args: argparse.Namespace) -> tuple[str, str] | None:
@@ -139,26 +129,25 @@ def _sizes(
 
 
 def check_at(
-    verifier: Verifier, make: Make, sizes: dict[str, int], args: argparse.Namespace, location: str, kinds: Sequence[str] = KINDS
-) -> tuple[str, Failure] | str:  # fmt: skip
-    """Checks one set of sizes with inputs of these kinds, and prints the outcome, which it returns; a failure with the kind of its
-    inputs. Sizes that the compiler refuses are reported and left out."""
-    label = ", ".join(f"{n}={v}" for n, v in sizes.items()) or "no sizes"
+    outcomes: Outcomes, make: Make, sizes: dict[str, int], args: argparse.Namespace, location: str, kinds: Sequence[str] = KINDS
+) -> tuple[str, Failure] | None:  # fmt: skip
+    """Checks one set of sizes with inputs of these kinds, and adds the outcome; returns a failure with the kind of its inputs.
+    Sizes that the compiler refuses are reported and left out."""
+    verifier = outcomes.verifier
+    label = sizes_text(sizes)
     try:
         specialised = make(sizes)
     except TileError as error:
-        row(label, f"refused by the compiler: {_first_line(error)}")
-        return REFUSED
+        outcomes.add(sizes, "refused", (), _first_line(error))
+        return None
     if not args.all and (count := _steps(verifier, specialised)) > WORK:
-        row(label, f"left out: {count:,} steps take long (--all runs them)")
-        return LEFT_OUT
+        outcomes.add(sizes, "left out", (), f"{count:,} steps take long (--all runs them)")
+        return None
     with working(f"checking {label} ({location})"):
         inputs = {kind: inputs_of(specialised, kind, args.seed) for kind in kinds}
         found = verifier.check(specialised, inputs, progress.at)
-    if found is not None:
-        return found
-    row(label, f"right: {', '.join(kinds)}")
-    return RIGHT_OUTCOME
+    outcomes.add(sizes, "right" if found is None else "wrong", kinds)
+    return found
 
 
 def _steps(verifier: Verifier, specialised: Specialised) -> int:
@@ -172,11 +161,6 @@ def _steps(verifier: Verifier, specialised: Specialised) -> int:
     return steps(verifier.plan) if verifier.plan is not None else 0
 
 
-def row(label: str, text: str) -> None:
-    show(f"  {label:<24} {text}", [(r"right:", "green")])
-    sys.stdout.flush()
-
-
 def _first_line(error: TileError) -> str:
     return error.diagnostics[0].message.split("\n")[0]
 
@@ -185,11 +169,12 @@ def _first_line(error: TileError) -> str:
 
 
 def report(
-    args: argparse.Namespace, verifier: Verifier, make: Make, given: dict[str, int], kind: str, failure: Failure
+    args: argparse.Namespace, outcomes: Outcomes, make: Make, given: dict[str, int], kind: str, failure: Failure
 ) -> int:
     """Shows which pass is wrong, and at which sizes; returns the exit status."""
     from tilec.semantics.shrink import Shrinker
 
+    verifier = outcomes.verifier
     before = failure.specialised
     if verifier.schedule is None and verifier.edited is None:
         with working("looking for a smaller program that is wrong, too"):
@@ -202,22 +187,22 @@ def report(
     where = f"{args.ir} is wrong" if edited else f"stage '{failure.stage}' is wrong"
     by = f", by its pass '{failure.step}'" if failure.step else ""
     note(f"{where}{by}: {failure.what}", "error")
-    sizes = ", ".join(f"{n}={v}" for n, v in failure.specialised.sizes.items())
-    note(f"{sizes or 'no sizes'}; inputs {kind}, seed {args.seed}", "at")
+    note(f"{sizes_text(failure.specialised.sizes)}; inputs {kind}, seed {args.seed}", "at")
     if failure.specialised != before:
         lines = [f"{e.name} ({e.span})" for e in failure.specialised.equations]
         note(f"these equations suffice: {', '.join(lines)}")
-    _save(args, failure, kind)
+    saved = _save(args, failure, kind)
+    outcomes.wrong(WrongStage(failure.stage, failure.step, failure.what, dict(failure.specialised.sizes), kind, saved))
     return EDITED if edited else DEFECT
 
 
-def _save(args: argparse.Namespace, failure: Failure, kind: str) -> None:
-    """The IR that went into the stage, as `tilec opt` reads it, and the inputs."""
+def _save(args: argparse.Namespace, failure: Failure, kind: str) -> str | None:
+    """The IR that went into the stage, as `tilec opt` reads it, and the inputs; returns the IR's file."""
     path: Path = args.output or Path("tilec-verify.mlir")
     names = common.STAGES.split()
     before = names[max(0, names.index(failure.stage) - 1)] if failure.stage in names else "map"
     if not failure.before:
-        return
+        return None
     reason = re.sub(r"\s+", " ", failure.what)
     text = f"{header(before, args.target)}// wrong after {failure.stage}"
     text += f", by {failure.step}" if failure.step else ""
@@ -227,3 +212,4 @@ def _save(args: argparse.Namespace, failure: Failure, kind: str) -> None:
     write_file(arrays, npz(failure.inputs))
     note(f"{path} holds the IR that went into the stage, {arrays} the inputs", "saved")
     note(f"tilec opt {shlex.quote(str(path))} --to {failure.stage}", "to reproduce")
+    return str(path)

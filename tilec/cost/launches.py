@@ -15,12 +15,13 @@ def launch_time(works: Sequence[Work], target: Target) -> Prediction:
     registers, shared = max(w.registers for w in works), sum(w.shared_per_block for w in works)
     overlaps = all(w.overlaps for w in works)
     equalised = [replace(w, registers=registers, shared_per_block=shared, overlaps=overlaps) for w in works]
-    whole = predict(_sum(equalised), target)
+    whole = predict(launch_work(equalised), target)
     slowest = max((whole, *(predict(w, target) for w in equalised)), key=lambda p: p.time_us)
     return replace(slowest, occupancy=whole.occupancy, waves=whole.waves, wave_efficiency=whole.wave_efficiency)
 
 
-def _sum(works: Sequence[Work]) -> Work:
+def launch_work(works: Sequence[Work]) -> Work:
+    """The work of all kernels of a launch."""
     blocks, threads = sum(w.blocks for w in works), max(w.threads for w in works)
     flops = _added(w.flops for w in works)
     busy = _added({unit: n * w.pace.get(unit, 1.0) for unit, n in w.flops.items()} for w in works)

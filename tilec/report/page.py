@@ -17,8 +17,8 @@ from tilec.kernels import KernelPlan
 from tilec.passes import STAGES
 from tilec.plan.model import Plan
 from tilec.plan.report.compiled import arithmetic
-from tilec.plan.report.expectations import describe_expectations, minimal_traffic, traffic
-from tilec.plan.report.explain import bound_by, facts, verdict
+from tilec.plan.report.expectations import expectations, minimal_traffic, traffic
+from tilec.plan.report.explain import bound_by, facts, is_about, verdict
 from tilec.plan.report.provenance import Provenance
 from tilec.report.costs import REGIMES, Lever, SharedMemory, Term, levers, shared_memory, terms
 from tilec.report.ir_lines import Line, Location, compared, functions, operations
@@ -117,7 +117,7 @@ def page(subject: Subject, against: Comparison | None = None) -> str:
         measured=duration(total) if (total := subject.measured.get(specialised.name)) else "",
         traffic=f"{amount(moved)}B",
         excess=moved / least if least else 0.0,
-        expectations=list(describe_expectations(specialised, plan)),
+        expectations=[str(e) for e in expectations(specialised, plan)],
         files=files,
         kernels=kernels,
         worst=sorted(kernels, key=lambda k: -k.share),
@@ -199,9 +199,8 @@ def _verdict(kernel: KernelPlan, subject: Subject, measured: float | None) -> st
 
 def _about(kernel: KernelPlan, plan: Plan, links: _Links) -> Iterator[tuple[Decision, str, str]]:
     """The decisions about a kernel or its operations, refused ones first, each with the anchor and the label of its line."""
-    own = {kernel.name, *kernel.nodes}
     for remark in sorted(plan.remarks, key=lambda r: r.verb != "refused"):
-        if own & {word.strip(",") for word in remark.subject.split()}:
+        if is_about(remark, kernel):
             yield decision(remark), *links.of(remark.line)
 
 

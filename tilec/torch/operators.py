@@ -176,9 +176,9 @@ class Operator:
         for each in (self.compiled, *self._by_size.values()):
             each.check()
 
-    def explain(self) -> str:
+    def explain(self, kernel: str | None = None, *, full: bool = False) -> str:
         """How the op was compiled for the latest call: `Op.explain`."""
-        return self.compiled.explain()
+        return self.compiled.explain(kernel, full=full)
 
     def __repr__(self) -> str:
         return f"<tilec operator {self.name}>"

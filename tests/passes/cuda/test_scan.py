@@ -120,7 +120,7 @@ def test_few_long_rows_are_shared():
     few, many = (
         tilec.compile(source, target="h200", sizes={"M": m, "N": 1 << 24 >> (m.bit_length() - 1)}) for m in (2, 8192)
     )
-    assert few.plan.kernels[0].options.blocks_per_row > 100 and "share a row" in few.explain()
+    assert few.plan.kernels[0].options.blocks_per_row > 100 and "share a row" in few.explain(full=True)
     assert many.plan.kernels[0].options.blocks_per_row == 1
     assert few.kernels[0].predicted_us < 2 * many.kernels[0].predicted_us
     assert "publish_i64" in few.kernels[0].source and "publish_i64" not in many.kernels[0].source

@@ -90,9 +90,9 @@ def test_explain_reports_of_registers_that_the_plan_did_not_allow():
     """Where a kernel would spill, it gets more of them, and fewer blocks fit an SM."""
     text = "op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = softmax[j](x[i, j]) }"
     op = tilec.compile(text, target="sm_90a").build(M=4096, N=4096)
-    assert "would spill" not in op.explain()
+    assert "would spill" not in op.explain(full=True)
     ((name, most),) = op._latest.compiled.registers.items()
     cubin = op._latest.cubins[name]
-    assert cubin.registers <= most and "would spill" not in op.explain()
+    assert cubin.registers <= most and "would spill" not in op.explain(full=True)
     op._latest.cubins[name] = replace(cubin, registers=2 * most)
-    assert f"compiled with {2 * most} of a thread, as {most} would spill: " in op.explain()
+    assert f"compiled with {2 * most} of a thread, as {most} would spill: " in op.explain(full=True)

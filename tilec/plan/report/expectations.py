@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import prod
 
 from tilec.analysis.copied_results import Copy
@@ -55,13 +56,25 @@ def check_expectations(specialised: Specialised, plan: Plan) -> None:
         raise TileError(failed)
 
 
-def describe_expectations(specialised: Specialised, plan: Plan) -> Iterator[str]:
-    """A line for each `expect`, with the values of its quantities."""
+@dataclass(frozen=True)
+class Expectation:
+    """An `expect` statement."""
+
+    condition: str
+    """Its text."""
+    holds: bool
+    values: str
+    """Its quantities with their values in this plan; may be empty."""
+
+    def __str__(self) -> str:
+        return f"{self.condition}: {'holds' if self.holds else 'FAILS'}" + (f" ({self.values})" if self.values else "")
+
+
+def expectations(specialised: Specialised, plan: Plan) -> Iterator[Expectation]:
+    """Each `expect` of the program, and whether the plan meets it."""
     for expect in specialised.expects:
         facts = _Plan(specialised, plan)
-        verdict = "holds" if facts.value(expect.condition) else "FAILS"
-        reported = facts.reported()
-        yield f"{_text(expect.condition)}: {verdict}" + (f" ({reported})" if reported else "")
+        yield Expectation(_text(expect.condition), bool(facts.value(expect.condition)), facts.reported())
 
 
 def _failure(expect: ast.Expect, specialised: Specialised, plan: Plan) -> Diagnostic:

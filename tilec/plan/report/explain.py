@@ -1,16 +1,19 @@
-"""The report of `tilec explain`: the predicted time of each kernel with its causes, and each decision with its alternatives.
+"""The whole report of a plan: the predicted time of each kernel with its causes, and each decision with its alternatives.
 
-The terms of the cost model (DRAM, L2, arithmetic, ...) overlap in time. The report lists them beside each other: the
-largest is the kernel's time, and says what to change.
+`tilec explain --full` prints it; `tilec/plan/report/short.py` makes the table that `tilec explain` prints. The terms of the cost
+model (DRAM, L2, arithmetic, ...) overlap in time: the largest is the kernel's time, and says what to change.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
 
 from tilec.analysis.copied_results import Copy
+from tilec.core.diagnostics import CallError
 from tilec.core.quantities import amount, count, duration
 from tilec.core.target import Target
 from tilec.cost.blame import ARITHMETIC, Cause, causes
@@ -19,7 +22,7 @@ from tilec.dsl.specialise import Specialised
 from tilec.kernels import KernelPlan
 from tilec.plan.groups import Remark
 from tilec.plan.model import Plan
-from tilec.plan.report.expectations import describe_expectations, minimal_traffic, traffic
+from tilec.plan.report.expectations import expectations, minimal_traffic, traffic
 from tilec.plan.report.provenance import Provenance, short_location
 from tilec.plan.rewrites import REWRITES
 from tilec.process.printable import printable
@@ -35,21 +38,60 @@ RESOURCES = {
 """The names of the cost model's terms in the report."""
 
 
-def explain(
-    plan: Plan, specialised: Specialised, measured: Mapping[str, float] | None = None,
-    counted: Mapping[str, Mapping[str, float]] | None = None, registers: Mapping[str, int] | None = None,
-) -> str:  # fmt: skip
-    """The whole report. `measured`: microseconds by kernel name, and those of the whole program under the op's name. `counted`: by
-    kernel name, operations of the compiled kernel by unit; `registers`: those of a thread of the compiled kernel."""
-    where, found = Provenance(specialised, plan), counted or {}
-    parts = [_summary(plan, specialised, measured or {})]
-    taken = registers or {}
-    parts += [
-        _kernel(k, plan, where, (measured or {}).get(k.name), found.get(k.name, {}), taken.get(k.name)) for k in plan.kernels
-    ]
-    parts += [_launch(name, plan, (measured or {}).get(name)) for name in plan.launches]
-    parts += [_copy(copy, (measured or {}).get("copies") if len(plan.copies) == 1 else None) for copy in plan.copies]
-    parts += [_rewrites(plan, where), _decisions(plan, where)]
+@dataclass(frozen=True)
+class Observed:
+    """What is known of compiled kernels, by their names. `measured`: microseconds, and those of the whole program under the op's
+    name. `counted`: operations by unit, where the code tells. `registers`: those of a thread."""
+
+    measured: Mapping[str, float] = field(default_factory=dict)
+    counted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    registers: Mapping[str, int] = field(default_factory=dict)
+
+
+UNOBSERVED = Observed()
+"""Of kernels that were planned alone."""
+
+
+def explain(plan: Plan, specialised: Specialised, observed: Observed = UNOBSERVED) -> str:
+    """The whole report."""
+    where = Provenance(specialised, plan)
+    parts = [part for _, part in _parts_of(plan, where, observed)]
+    return _text([_summary(plan, specialised, observed.measured), *parts, _rewrites(plan, where), _decisions(plan.remarks, where)])
+
+
+def explain_kernel(name: str, plan: Plan, specialised: Specialised, observed: Observed = UNOBSERVED) -> str:
+    """All of one kernel, launch or copy: its part of the whole report, and the decisions about it. `name`: its own, with or without
+    the op's before it, or that of a tensor that it writes. Raises CallError where nothing has the name."""
+    where = Provenance(specialised, plan)
+    parts = dict(_parts_of(plan, where, observed))
+    writers = [k.name for k in plan.kernels if name in k.outputs]
+    chosen = next((n for n in (name, f"{specialised.name}_{name}", *writers) if n in parts), None)
+    if chosen is None:
+        close = get_close_matches(name, parts, 1)
+        hint = f"did you mean '{close[0]}'?" if close else f"the kernels are {', '.join(parts)}"
+        raise CallError(f"{plan.named} has no kernel '{name}'", hint=hint)
+    kernels = [k for k in plan.kernels if k.name == chosen or k.name in plan.launches.get(chosen, ())]
+    remarks = [r for r in plan.remarks if any(is_about(r, k) for k in kernels)]
+    return _text([parts[chosen], _decisions(remarks, where)])
+
+
+def is_about(remark: Remark, kernel: KernelPlan) -> bool:
+    """Whether a decision is about a kernel, or about an operation of it."""
+    return not {kernel.name, *kernel.nodes}.isdisjoint(word.strip(",") for word in remark.subject.split())
+
+
+def _parts_of(plan: Plan, where: Provenance, observed: Observed) -> Iterator[tuple[str, Iterator[str]]]:
+    """The lines of each kernel, launch and copy, by its name."""
+    measured, counted = observed.measured, observed.counted
+    for k in plan.kernels:
+        yield k.name, _kernel(k, plan, where, measured.get(k.name), counted.get(k.name, {}), observed.registers.get(k.name))
+    for name in plan.launches:
+        yield name, _launch(name, plan, measured.get(name))
+    for copy in plan.copies:
+        yield copy.name, _copy(copy, measured.get("copies") if len(plan.copies) == 1 else None)
+
+
+def _text(parts: Iterable[Iterable[str]]) -> str:
     return printable("\n\n".join("\n".join(part) for part in map(list, parts) if part) + "\n")
 
 
@@ -71,8 +113,8 @@ def _summary(plan: Plan, specialised: Specialised, measured: Mapping[str, float]
     moved, least = traffic(plan), minimal_traffic(specialised)
     share = f", {moved / least:.2f} times the minimum (inputs read once, outputs written once)" if least else ""
     yield _row("traffic", f"{amount(moved)}B{share}")
-    for line in describe_expectations(specialised, plan):
-        yield _row("expect", line)
+    for expectation in expectations(specialised, plan):
+        yield _row("expect", str(expectation))
 
 
 # ---- a kernel --------------------------------------------------------------------------------------------
@@ -149,15 +191,19 @@ def _compared(predicted: float, measured: float | None) -> str:
 CLOSE_THRESHOLD = 0.2  # a prediction may differ by this share of the measured time
 
 
+def is_close(predicted: float, measured: float) -> bool:
+    return abs(predicted / measured - 1) <= CLOSE_THRESHOLD
+
+
 def verdict(kernel: KernelPlan, target: Target, measured: float, counted: Mapping[str, float]) -> str:
     """The amount of the cost model that explains a wrong prediction the best (`tilec.cost.blame`), and the next one if it does so
     nearly as well: the rate or the time that was assumed, and that which was reached."""
     p = kernel.prediction
-    if abs(p.time_us / measured - 1) <= CLOSE_THRESHOLD:
+    if is_close(p.time_us, measured):
         return f"within {CLOSE_THRESHOLD:.0%} of the measured time"
     found = causes(kernel.work, target, measured, counted)
     if not found:
-        return f"no amount alone explains it; {_resource(p.limiter)} takes longest"
+        return f"no amount alone explains it; {resource(p.limiter)} takes longest"
     reported = [_cause(c, kernel, target) for c in found if c.doubt <= LIKELY * found[0].doubt]
     return ", or ".join(reported[:2])
 
@@ -176,7 +222,7 @@ def _cause(cause: Cause, kernel: KernelPlan, target: Target) -> str:
         name = max(ARITHMETIC, key=lambda u: p.terms.get(u, 0.0))
         if not p.terms.get(name):  # loops that move data and compute nothing
             assumed = p.terms.get("loops", 0.0)
-            return f"{_resource('loops')}: {duration(assumed)} assumed, {duration(cause.factor * assumed)} taken"
+            return f"{resource('loops')}: {duration(assumed)} assumed, {duration(cause.factor * assumed)} taken"
     elif name == "dram":
         name = home_level(target, work.working_set)
     elif name == "shared" and target.sm is None:
@@ -186,12 +232,12 @@ def _cause(cause: Cause, kernel: KernelPlan, target: Target) -> str:
     done = moved if name in MEMORY else sum(n for unit, n in work.flops.items() if unit.partition(".")[0] == name)
     rates = [f"{amount(1e6 * done / p.terms[name] / f)}{'B' if name in MEMORY else 'op'}/s" for f in (1, cause.factor)]
     times = f"; the compiled kernel has {cause.counted:.2g} times as many" if cause.counted else ""
-    return f"{_resource(name)}: {rates[0]} assumed, {rates[1]} reached{times}"
+    return f"{resource(name)}: {rates[0]} assumed, {rates[1]} reached{times}"
 
 
 def bound_by(p: Prediction) -> str:
     """`memory (DRAM)`."""
-    return f"{p.bound} ({_resource(p.limiter)})"
+    return f"{p.bound} ({resource(p.limiter)})"
 
 
 def share_of_roofline(share: float, of: str = "the roofline") -> str:
@@ -202,7 +248,7 @@ def share_of_roofline(share: float, of: str = "the roofline") -> str:
     return f"{share:.2f} times the speed that {of} allows: the machine reaches more than its target file says"
 
 
-def _resource(term: str) -> str:
+def resource(term: str) -> str:
     return RESOURCES.get(term, term)
 
 
@@ -210,7 +256,7 @@ def unit_name(unit: str) -> str:
     """`bf16 wgmma`, `f32`, `special functions`: the operations of "tensor.bf16@wgmma", "fma.f32", "special"."""
     name, _, rest = unit.partition(".")
     dtype, _, instruction = rest.partition("@")
-    return " ".join(word for word in (dtype, instruction) if word) or _resource(name)
+    return " ".join(word for word in (dtype, instruction) if word) or resource(name)
 
 
 def _grid(kernel: KernelPlan, where: Provenance) -> str:
@@ -253,7 +299,7 @@ def _intensity(kernel: KernelPlan, target: Target) -> str:
     if not kernel.work.flops.get(found.unit):
         return "no operations"
     intensity, ridge = _distinguishable(found.intensity, found.ridge)
-    home = "" if found.level == "dram" else f" in the {_resource(found.level)}, where the data stay,"
+    home = "" if found.level == "dram" else f" in the {resource(found.level)}, where the data stay,"
     return f"{intensity} operations ({unit_name(found.unit)}) a byte, the ridge{home} is at {ridge}: {_side(kernel, found)}"
 
 
@@ -269,10 +315,10 @@ def _side(kernel: KernelPlan, found: Roofline) -> str:
     p, below = kernel.prediction, found.intensity < found.ridge
     side = "below the ridge" if below else "above the ridge"
     if p.limiter == found.level:
-        return f"{side}, so bound by memory" if below else f"{side}, but {_resource(p.limiter)} does not reach its full rate"
+        return f"{side}, so bound by memory" if below else f"{side}, but {resource(p.limiter)} does not reach its full rate"
     if p.limiter == found.unit.partition(".")[0]:
-        return f"{side}, so bound by compute" if not below else f"{side}, but {_resource(p.limiter)} does not reach its full rate"
-    longest = "the launch" if p.limiter == "launch" else _resource(p.limiter)
+        return f"{side}, so bound by compute" if not below else f"{side}, but {resource(p.limiter)} does not reach its full rate"
+    longest = "the launch" if p.limiter == "launch" else resource(p.limiter)
     return f"{side}, but {longest} take{'s' * (not longest.endswith('s'))} longest"
 
 
@@ -292,7 +338,7 @@ def _terms(p: Prediction) -> Iterator[str]:
     label = "time"
     for name, t in sorted(terms.items(), key=lambda item: -item[1]):
         bar = "#" * max(1, round(BAR * t / longest))
-        yield _row(label, f"{_resource(name):<18}{duration(t):>10}  {bar}")
+        yield _row(label, f"{resource(name):<18}{duration(t):>10}  {bar}")
         label = ""
 
 
@@ -317,25 +363,25 @@ def _rewrites(plan: Plan, where: Provenance) -> Iterator[str]:
 # ---- decisions -------------------------------------------------------------------------------------------
 
 
-def _decisions(plan: Plan, where: Provenance) -> Iterator[str]:
+def _decisions(found: Sequence[Remark], where: Provenance) -> Iterator[str]:
     """Every remark under its source line, in the program's order of first mention."""
-    if not plan.remarks:
+    if not found:
         return
     yield "decisions"
-    if any(r.verb in ("fused", "refused") and r.alternatives and not r.weighed for r in plan.remarks):
+    if any(r.verb in ("fused", "refused") and r.alternatives and not r.weighed for r in found):
         yield "  (times of `fused` and `refused` are estimates without tiles; the kernels' own times above are with tiles)"
     locations: dict[tuple[str, int] | None, list[Remark]] = {}
-    for remark in plan.remarks:
+    for remark in found:
         locations.setdefault(remark.line, []).append(remark)
-    for location, remarks in sorted(locations.items(), key=lambda item: _order(item[0], plan)):
+    files = list(dict.fromkeys(r.line[0] for r in found if r.line))
+    for location, remarks in sorted(locations.items(), key=lambda item: _order(item[0], files)):
         yield f"  {short_location(location)}  {where.line(location)}" if location else "  the whole program"
         for remark in remarks:
             yield f"    {remark.verb:<{VERB}} {remark.subject}: {remark.reason}"
             yield from _alternatives(remark)
 
 
-def _order(location: tuple[str, int] | None, plan: Plan) -> tuple:
-    files = list(dict.fromkeys(r.line[0] for r in plan.remarks if r.line))
+def _order(location: tuple[str, int] | None, files: Sequence[str]) -> tuple[int, int, int]:
     return (1, 0, 0) if location is None else (0, files.index(location[0]), location[1])
 
 
