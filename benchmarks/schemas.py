@@ -25,10 +25,11 @@ def roots() -> dict[str, type]:
     """The record of each command."""
     from tilec.cli import records
     from tilec.plan.report.records import Explanation
+    from tilec.plan.report.what_if import WhatIf
 
     return {
-        "check": records.Checked, "plan": records.Planned, "explain": Explanation, "run": records.Ran, "verify": records.Verified,
-        "doctor": records.Examined,
+        "check": records.Checked, "plan": records.Planned, "explain": Explanation, "explain --what-if": WhatIf, "run": records.Ran,
+        "verify": records.Verified, "doctor": records.Examined,
     }  # fmt: skip
 
 
@@ -106,7 +107,7 @@ def docstrings(record: type) -> dict[str, str]:
 def files() -> Iterator[tuple[str, str]]:
     """The path of every schema, and its text."""
     for command, root in roots().items():
-        yield f"{FOLDER}/{command}.json", json.dumps(schema(root), indent=2) + "\n"
+        yield f"{FOLDER}/{command.rpartition(' --')[2]}.json", json.dumps(schema(root), indent=2) + "\n"
 
 
 def stale() -> Iterator[tuple[str, str, str]]:

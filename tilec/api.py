@@ -431,6 +431,28 @@ class Op:
             reports.append(f"{ranges_text(plan.varies)}, planned at these sizes:\n{text}" if plan.varies and full else text)
         return "\n".join(reports)
 
+    def what_if(self, *statements: str) -> str:
+        """What statements such as "bandwidth*2", "M = 1", "m apart from y" and "tile y = 64x64" would change, as
+        `tilec explain --what-if` prints it: the plan of the latest specialisation beside that with all of them. Nothing is
+        compiled, and the op stays as it is. Raises CallError for a statement that is not understood or cannot hold, and for an op
+        whose sizes vary."""
+        from tilec.driver.what_if import Problem, ask
+        from tilec.plan.report.records import explanation
+        from tilec.plan.report.short import COLUMNS
+        from tilec.plan.report.what_if import what_if
+        from tilec.plan.report.what_if_table import report
+        from tilec.plan.schedule.read import read_schedule
+
+        recipe = self._last.recipe
+        if recipe.of is not None:
+            raise CallError("what_if takes an op whose sizes are numbers", hint="compile it without `varies`")
+        with compiling():
+            schedule = None if recipe.schedule is None else read_schedule(recipe.schedule)
+            problem = Problem(recipe.program.tree, recipe.op, recipe.sizes, recipe.target, recipe.inputs, schedule)
+            before, after, changes, notes = ask(problem, statements)
+            explained = explanation(before.plan, before.special), explanation(after.plan, after.special)
+            return report(what_if(changes, notes, explained, (before.plan, after.plan)), COLUMNS)
+
     def report(self, path: str | PathLike[str] | None = None) -> str:
         """The page of `tilec report` on the latest specialisation: one HTML file, as text. `path`: where it is written, too.
         Kernels for a GPU are compiled first. Raises CallError where Jinja2 is not installed, OSError where the file cannot be

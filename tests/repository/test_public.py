@@ -91,7 +91,7 @@ def test_completion_sees_it():
     names = {c.name for c in jedi.Script("import tilec\ntilec.").complete(2, 6)}
     assert set(tilec.__all__) - {"__version__"} <= names
     inside = {c.name for c in jedi.Script('import tilec\nop = tilec.compile("y[i] = x[i]")\nop.').complete(3, 3)}
-    assert {"explain", "kernels", "stages", "plan", "build", "graph", "check"} <= inside
+    assert {"explain", "what_if", "kernels", "stages", "plan", "build", "graph", "check"} <= inside
 
 
 def test_the_marker_of_types_is_installed():

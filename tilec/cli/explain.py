@@ -13,6 +13,7 @@ from tilec.cli import common
 from tilec.cli.common import Loaded, coloured, prepare, show
 from tilec.cli.json_output import show_json
 from tilec.core.diagnostics import CallError
+from tilec.core.targets import load
 from tilec.plan.report.explain import Observed, explain_kernel
 from tilec.plan.report.explain import explain as whole
 from tilec.plan.report.records import ClassOfSizes, explanation
@@ -39,6 +40,8 @@ STYLES = [
 
 def explain(args: argparse.Namespace) -> int:
     """The table of kernels; or all of one kernel, the whole report, or a record."""
+    if args.what_if:
+        return _what_if(args)
     loaded = prepare(args, ranges=True)
     classes: list[Row] = []
     if loaded.of is not None:
@@ -57,6 +60,35 @@ def explain(args: argparse.Namespace) -> int:
     return 0
 
 
+def _what_if(args: argparse.Namespace) -> int:
+    """The plan as it is beside that with the changes of all statements."""
+    from tilec.driver.what_if import Problem, ask
+    from tilec.plan.report.what_if import what_if
+    from tilec.plan.report.what_if_table import report
+
+    for option in ("kernel", "full", "measure", "html"):
+        if getattr(args, option):
+            raise CallError(f"--what-if goes without --{option}", hint="leave out one of them")
+    sizes, target = common.defined(args), load(args.target)
+    program = common.parse_checked(args.file, args.path)
+    common.specialise_given(program, args.op, sizes)
+    problem = Problem(program, args.op, sizes, target, schedule=common.find_schedule(args))
+    with common.working("planning"):
+        before, after, changes, notes = ask(problem, args.what_if)
+        explained = explanation(before.plan, before.special), explanation(after.plan, after.special)
+        found = what_if(changes, notes, explained, (before.plan, after.plan))
+    if args.json:
+        show_json(found)
+    else:
+        sys.stdout.write(report(found, *_terminal()))
+    return 0
+
+
+def _terminal() -> tuple[int, bool]:
+    """The width of the standard output, and whether it takes colours."""
+    return get_terminal_size().columns if is_terminal(sys.stdout) else UNWRAPPED, coloured(sys.stdout)
+
+
 def _report(args: argparse.Namespace, plan: Plan, special: Specialised, observed: Observed, classes: Sequence[Row]) -> None:
     if args.kernel is not None:
         show(explain_kernel(args.kernel, plan, special, observed), STYLES)
@@ -65,9 +97,7 @@ def _report(args: argparse.Namespace, plan: Plan, special: Specialised, observed
     elif args.json:
         show_json(explanation(plan, special, observed, [_class(row) for row in classes]))
     else:
-        terminal = is_terminal(sys.stdout)
-        width = get_terminal_size().columns if terminal else UNWRAPPED
-        sys.stdout.write(short(explanation(plan, special, observed), WAYS, width, coloured(sys.stdout)))
+        sys.stdout.write(short(explanation(plan, special, observed), WAYS, *_terminal()))
 
 
 def _class(row: Row) -> ClassOfSizes:

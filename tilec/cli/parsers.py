@@ -154,13 +154,19 @@ def _explain(commands: Commands) -> None:
         tilec explain softmax.tile -D M=4096,N=1024 --kernel softmax_y
         tilec explain mlp.tile -D M=512,D=1024,F=4096 --target h200 --full
         tilec explain softmax.tile -D M=4096,N=1024 --measure
-        tilec explain softmax.tile -D M=4096,N=1024 --json""",
+        tilec explain softmax.tile -D M=4096,N=1024 --json
+        tilec explain softmax.tile -D M=4096,N=1024 --target h200 --what-if "bandwidth*2"
+        tilec explain softmax.tile -D M=4096,N=1024 --what-if "m apart from y" --what-if "M = 1\"""",
     )  # fmt: skip
     add_program(p)
     form = p.add_mutually_exclusive_group()
     form.add_argument("--kernel", metavar="NAME", help="all of one kernel: its own name, or that of a tensor that it writes")
     form.add_argument("--full", action="store_true", help="all kernels, and every decision with its alternatives and their times")
     add_json(form)
+    p.add_argument(
+        "--what-if", metavar="CHANGE", action="append", default=[],
+        help="the plan with a size, a figure of the target, a kernel or an option changed; several hold at once",
+    )  # fmt: skip
     p.add_argument("--measure", action="store_true", help="time every kernel on this machine, beside its prediction")
     p.add_argument("--html", metavar="FILE", type=Path, help="write the page of `tilec report`, too")
 

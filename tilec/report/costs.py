@@ -11,6 +11,7 @@ from tilec.cost.blame import UNSURE, scaled
 from tilec.cost.model import predict
 from tilec.kernels import KernelPlan
 from tilec.plan.report.explain import RESOURCES
+from tilec.plan.report.what_if import AMOUNTS
 from tilec.runtime.emit.cuda_shared import printed_map
 
 REGIMES = {
@@ -28,13 +29,6 @@ REGIMES = {
     ),
 }
 """What each limit means, and what changes the time of a kernel with it."""
-
-LEVERS = {
-    "dram": "bytes of memory", "l2": "bytes through L2", "shared": "bytes of the nearest memory",
-    "tensor": "products of matrix units", "arithmetic": "other arithmetic", "waits": "waits", "launch": "launch time",
-}  # fmt: skip
-"""Amounts of the cost model, by their names in `tilec.cost.blame`."""
-
 
 @dataclass(frozen=True)
 class Term:
@@ -72,7 +66,7 @@ def levers(kernel: KernelPlan, target: Target) -> list[Lever]:
         if less < 0.995 * kernel.prediction.time_us:
             found.append((less, name))
     now = kernel.prediction.time_us
-    return [Lever(LEVERS[name], duration(us), duration(now - us), 1 - us / now) for us, name in sorted(found)]
+    return [Lever(AMOUNTS[name], duration(us), duration(now - us), 1 - us / now) for us, name in sorted(found)]
 
 
 # ---- a block's shared memory -----------------------------------------------------------------------------------------

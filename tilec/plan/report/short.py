@@ -5,7 +5,7 @@ The table is as wide as what it is printed to. Colours are those of a terminal's
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import StringIO
 
@@ -37,12 +37,16 @@ class Ways:
 
 def short(found: Explanation, ways: Ways, width: int = UNWRAPPED, colours: bool = False) -> str:
     """The report as text of at most `width` columns; `colours`: with a terminal's escapes for these."""
+    return rendered(_parts(found, ways), width, colours)
+
+
+def rendered(parts: Iterable[RenderableType], width: int, colours: bool) -> str:
     file = StringIO()
     console = Console(
         file=file, width=width, force_terminal=colours, color_system="standard" if colours else None, no_color=not colours,
         markup=False, emoji=False, highlight=False, legacy_windows=False,
     )  # fmt: skip
-    for part in _parts(found, ways):
+    for part in parts:
         console.print(part, soft_wrap=width == UNWRAPPED and isinstance(part, Text))
     return "\n".join(line.rstrip() for line in file.getvalue().split("\n"))
 
@@ -60,18 +64,18 @@ def _summary(found: Explanation) -> Iterator[RenderableType]:
     at = f", planned at {', '.join(f'{n} = {found.sizes[n]}' for n in found.varies)}" if found.varies else ""
     yield Text.assemble((printable(found.program), "bold"), printable(f"{at} on {found.device}"))
     if found.note:
-        yield _indented(printable(found.note), "dim")
+        yield indented(printable(found.note), "dim")
     times = f"{duration(found.time_us)} predicted"
     if found.measured_us is not None:
         times += f", {duration(found.measured_us)} measured"
     least = f", {found.traffic_bytes / found.minimal_bytes:.2f} times the minimum" if found.minimal_bytes else ""
-    named = f", called {prefix}…" if (prefix := _prefix(found)) else ""
-    yield _indented(f"{found.counted}{named}: {times}; {amount(found.traffic_bytes)}B moved{least}")
+    named = f", called {prefix}…" if (prefix := prefix_of(found)) else ""
+    yield indented(f"{found.counted}{named}: {times}; {amount(found.traffic_bytes)}B moved{least}")
     for expectation in found.expectations:
-        yield _indented(f"expect {expectation}", "" if expectation.holds else "yellow")
+        yield indented(f"expect {expectation}", "" if expectation.holds else "yellow")
 
 
-def _indented(text: str, style: str = "") -> RenderableType:
+def indented(text: str, style: str = "") -> RenderableType:
     return Padding(Text(text, style), (0, 0, 0, 2))
 
 
@@ -89,7 +93,7 @@ def _table(found: Explanation) -> Table:
     table.add_column("share", justify="right", no_wrap=True)
     table.add_column("bound by", overflow="fold")
     table.add_column("of limit", justify="right", no_wrap=True)
-    prefix = _prefix(found)
+    prefix = prefix_of(found)
     for part in found.ranked:
         cost = part.cost
         cells = [Text(printable(_name(part, prefix))), Text(printable(_computes(part))), Text(duration(cost.time_us))]
@@ -100,7 +104,7 @@ def _table(found: Explanation) -> Table:
     return table
 
 
-def _prefix(found: Explanation) -> str:
+def prefix_of(found: Explanation) -> str:
     """The op's name, where the names of several kernels and launches begin with it: it would fill the table."""
     names = [*(k.name for k in found.kernels), *(launch.name for launch in found.launches)]
     prefix = f"{found.program.partition('(')[0]}_"
@@ -117,7 +121,12 @@ def _computes(part: Kernel | Launch | Copy) -> str:
         return f"a copy of {part.source}"
     if isinstance(part, Launch):
         return f"{count(len(part.kernels), 'kernel')} at once:"
-    names = list(dict.fromkeys(name.partition(".")[0] for name in part.computes))  # `y.sum` is of `y`, `silu.x` of `silu`
+    return computed(part.computes)
+
+
+def computed(operations: Iterable[str]) -> str:
+    """The tensors and functions that operations are of: `y.sum` is of `y`, `silu.x` of `silu`."""
+    names = list(dict.fromkeys(name.partition(".")[0] for name in operations))
     if len(names) <= MOST_NAMES:
         return ", ".join(names)
     return f"{', '.join(names[: MOST_NAMES - 1])} and {len(names) - MOST_NAMES + 1} more"
@@ -138,7 +147,7 @@ def _misses(found: Explanation) -> Iterator[RenderableType]:
     if missed:
         yield Text(f"predictions that are off by more than {CLOSE_THRESHOLD:.0%}:", "bold")
         for kernel in missed:
-            yield _indented(printable(f"{kernel.name.removeprefix(_prefix(found))}: {kernel.model}"), "yellow")
+            yield indented(printable(f"{kernel.name.removeprefix(prefix_of(found))}: {kernel.model}"), "yellow")
         yield Text()
 
 

@@ -257,7 +257,7 @@ class Schedule:
         given, fixed = {name: _demanded(steps) for name, steps in section.get("rewrites", {}).items()}, None
         if lists or "inline" in section:
             fixed = Fixed(tuple(map(tuple, lists)) if lists else _groups(own), tuple(section.get("inline", own.inlined)))
-        mine = {name: [dict(records.items(step)) for step in own.steps(name)] for name in _REWRITES}
+        mine = steps_of(own)
         same_kernels = fixed is None or fixed.same_as(Fixed(_groups(own), own.inlined))
         if same_kernels and all(steps == mine[name] for name, steps in given.items()):
             return own
@@ -390,6 +390,11 @@ def _instead(mine: dict[str, Any], chosen: dict[str, Any], key: str) -> str:
     """A loop order or an option of the file, beside the compiler's."""
     a, b = (list(d[key]) if isinstance(d.get(key), tuple) else d.get(key, "none") for d in (mine, chosen))
     return f"{a} instead of {b}"
+
+
+def steps_of(plan: Plan) -> dict[str, list[dict[str, object]]]:
+    """The steps of a plan by their rewrites: the fields of each."""
+    return {name: [dict(records.items(step)) for step in plan.steps(name)] for name in _REWRITES}
 
 
 def _demanded(steps: Any) -> Any:
