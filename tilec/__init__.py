@@ -29,6 +29,8 @@ else:
             "from_torch": "tilec.torch.from_torch:from_torch",
             "Kernel": "tilec.driver.kernel:Kernel",
             "Plan": "tilec.plan.model:Plan",
+            "load_ipython_extension": "tilec.magics:load_ipython_extension",
+            "unload_ipython_extension": "tilec.magics:unload_ipython_extension",
             "reference": "tilec.semantics.reference:reference",
             "get_threads": "tilec.runtime.cpu.threads:get_threads",
             "set_threads": "tilec.runtime.cpu.threads:set_threads",

@@ -115,6 +115,14 @@ class Op:
             f"<tilec op {self.name}, compiled for {len(self._built)} set{'s' * (len(self._built) != 1)} of arguments>"
         )
 
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: the program, and the kernels of the latest specialisation."""
+        from tilec.report.notebook import op_card
+
+        latest = self._latest
+        found = latest if latest is None or isinstance(latest, Executable) else latest.executable()
+        return op_card(self.name, self._program.source.text, found)
+
     @property
     def name(self) -> str:
         return self._declared.name
@@ -414,6 +422,7 @@ class Op:
         from tilec.plan.report.explain import Observed, explain, explain_kernel
         from tilec.plan.report.records import explanation
         from tilec.plan.report.short import COLUMNS, Ways, short
+        from tilec.report.notebook import Explanation
 
         reports = []
         for executable in (self._by_class.compiled() if self._by_class is not None else ()) or (self._last,):
@@ -429,7 +438,7 @@ class Op:
             else:
                 text = short(explanation(plan, special, observed), Ways("explain(name)", "explain(full=True)"), COLUMNS)
             reports.append(f"{ranges_text(plan.varies)}, planned at these sizes:\n{text}" if plan.varies and full else text)
-        return "\n".join(reports)
+        return Explanation("\n".join(reports))
 
     def what_if(self, *statements: str) -> str:
         """What statements such as "bandwidth*2", "M = 1", "m apart from y" and "tile y = 64x64" would change, as

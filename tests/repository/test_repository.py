@@ -58,7 +58,7 @@ def test_less_is_any():
 
 DISTRIBUTIONS = {
     "cuda.bindings": "cuda-bindings", "cuda.core": "cuda-core", "cuda.pathfinder": "cuda-core",
-    "numba_cuda_mlir": "numba-cuda-mlir",
+    "numba_cuda_mlir": "numba-cuda-mlir", "IPython": "ipython",
 }  # fmt: skip
 """Of modules that are called otherwise. `cuda.core` brings `cuda.pathfinder`."""
 CALLERS = {"torch", "cupy", "jax"}
@@ -88,7 +88,7 @@ def test_dependencies_are_those_that_are_imported():
     always, extras = PROJECT["project"]["dependencies"], PROJECT["project"]["optional-dependencies"]
     assert _named(always) <= imported, "a dependency that nothing imports"
     assert _named(extras["cuda"]) <= imported
-    brought = _named([*always, *extras["cuda"], *extras["report"], *extras["outside"]])
+    brought = _named([*always, *extras["cuda"], *extras["report"], *extras["notebook"], *extras["outside"]])
     assert imported - CALLERS <= brought, "an import that nothing brings"
 
 

@@ -129,6 +129,13 @@ class TileError(Exception):
         self.diagnostics = (diagnostics,) if isinstance(diagnostics, Diagnostic) else tuple(diagnostics)
         super().__init__("\n".join(str(d) for d in self.diagnostics))
 
+    def _render_traceback_(self) -> list[str]:
+        """The lines that IPython shows of it: the user's calls, and the message with its carets. tilec's frames say nothing about
+        a mistake of the user."""
+        from tilec.process.user_frames import user_frames
+
+        return [*user_frames(self.__traceback__), *f"{type(self).__name__}: {self}".splitlines()]
+
 
 class CallError(TileError, ValueError):
     """A call's arguments do not fit the program: wrong rank, type, size, device or an overlapping `out=`."""

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class Printer(Protocol):
+    """IPython's pretty printer, as far as it is used."""
+
+    def text(self, text: str, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -16,3 +23,7 @@ class Kernel:
     block: int
     shared_bytes: int
     predicted_us: float
+
+    def _repr_pretty_(self, printer: Printer, cycle: bool) -> None:
+        """IPython shows the source as lines."""
+        printer.text(f"# {self.name}: {self.predicted_us:.1f} us predicted, grid {self.grid}, block {self.block}\n{self.source}")
