@@ -4,7 +4,8 @@
     ...
     <!-- end -->
 
-`python -m benchmarks docs` rewrites the sections; tests/repository/test_docs.py fails where one is not current.
+`python -m benchmarks docs` rewrites the sections, and the grammar of editors (`textmate.py`); tests/repository/test_docs.py fails
+where a section is not current.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ def write() -> int:
             (ROOT / name).parent.mkdir(exist_ok=True)
             (ROOT / name).write_text(current, encoding="utf-8")
             print(f"rewrote {name}")
-    from benchmarks import plots
+    from benchmarks import plots, textmate
 
+    if textmate.write():
+        print(f"rewrote {textmate.PATH.relative_to(ROOT)}")
     for path in plots.write(result_tables.newest):
         print(f"drew {path.relative_to(ROOT)}")
     return 0

@@ -10,6 +10,7 @@ from tilec.dsl import ast
 from tilec.dsl.check import check
 from tilec.dsl.modules import Loader, load_file
 from tilec.dsl.parse import MAX_DIAGNOSTICS, Partial, parse_partly
+from tilec.dsl.short_doubts import doubts
 
 
 def read(source: Source, loader: Loader = load_file) -> ast.Program:
@@ -21,6 +22,13 @@ def read(source: Source, loader: Loader = load_file) -> ast.Program:
     if found:
         raise TileError(sorted(found, key=lambda d: (d.span.source.name != source.name, d.span.start)))
     return partial.program
+
+
+def warnings(program: ast.Program, loader: Loader = load_file) -> list[Diagnostic]:
+    """What a program without mistakes was hardly meant to be: doubtful inputs of the short form, ops that no size suits."""
+    from tilec.dsl.refused_sizes import refused_everywhere
+
+    return [*(d for op in program.ops for d in doubts(op)), *refused_everywhere(program, loader)]
 
 
 def _independent(found: Iterable[Diagnostic], partial: Partial) -> Iterable[Diagnostic]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -17,6 +18,7 @@ from typing import Any
 
 import lark
 from lark import Lark, Token, Tree, UnexpectedInput
+from lark.lexer import TerminalDef
 
 from tilec.core.diagnostics import Diagnostic, Source, Span, TileError
 from tilec.dsl import ast
@@ -178,6 +180,11 @@ def tables_of(grammar: str) -> str:
 def _numbered(record: dict[str, Any]) -> dict[str | int, Any]:
     """JSON has strings for keys; those of Lark's tables are numbers where they look like it."""
     return {int(k) if k.isdigit() else k: v for k, v in record.items()}
+
+
+def terminals() -> Collection[TerminalDef]:
+    """The kinds of words of the grammar."""
+    return _lark().terminals
 
 
 def lex(text: str) -> list[Token]:

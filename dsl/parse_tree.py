@@ -25,7 +25,7 @@ _MAX_REPORTS = 200
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "mean", "argmin", "argmax", "logsumexp")
 SCANS = ("cumsum", "cumprod", "cummax", "cummin")
 _RIGHT_WORD = {"&&": "and", "||": "or", "!": "not"}
-_CONSTANTS = {"inf": math.inf, "nan": math.nan}
+CONSTANTS = {"inf": math.inf, "nan": math.nan}
 _BINDING = {
     kind: level
     for level, kinds in enumerate(
@@ -159,8 +159,8 @@ class TreeBuilder:
 
     def name(self, span: Span, children: Children) -> ast.Expr:
         (token,) = children
-        if token in _CONSTANTS:
-            return ast.Number(_CONSTANTS[token], span=span)
+        if token in CONSTANTS:
+            return ast.Number(CONSTANTS[token], span=span)
         return ast.Name(str(token), span=span)
 
     def group(self, span: Span, children: Children) -> ast.Expr:
@@ -308,7 +308,7 @@ class TreeBuilder:
         return ast.Equation(self._defined(name), indices, value, dtype, ranges, span)
 
     def _defined(self, token: Token) -> str:
-        if token in _CONSTANTS:
+        if token in CONSTANTS:
             self._report(f"`{token}` is a number, and cannot be a name", self._span(token), "choose another name")
         return str(token)
 

@@ -17,12 +17,13 @@ import pytest
 from tools import TESTS
 from tools.commands import ROOT, SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
-from tilec.cli import common
+from tilec.cli import common, programs
 from tilec.cli.parsers import parser
 
 GOLDEN = TESTS / "golden" / "cli"
 COMMANDS = (
     "new", "check", "fmt", "plan", "explain", "report", "tune", "dump", "opt", "emit", "run", "verify", "torch", "cache", "doctor",
+    "completion",
 )  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def test_examples_of_every_help_are_commands():
         examples = re.findall(r"^  (tilec .*)$", each.format_help().partition("examples:\n")[2], re.MULTILINE)
         assert examples, f"tilec {name} --help has no example"
         for example in examples:
-            words = shlex.split(example.rpartition("| ")[2].partition(" < ")[0])[1:]
+            words = shlex.split(re.split(" [<>] ", example.rpartition("| ")[2])[0])[1:]
             assert top.parse_args(words).command and (not name or words[0] == name or "|" in example), example
 
 
@@ -66,7 +67,19 @@ def test_stage_names_are_the_compilers():
 def test_help_imports_nothing_heavy():
     script = "import sys, tilec.cli.command; tilec.cli.command.parser().format_help(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"numpy", "numba", "rich", "lark", "tomlkit", "numba_cuda_mlir"} & set(loaded)
+    assert not {"numpy", "numba", "rich", "pygments", "lark", "tomlkit", "numba_cuda_mlir", "pygls"} & set(loaded)
+
+
+def test_a_terminal_shows_programs_in_colours(tilec, folder, monkeypatch):
+    plain = tilec("new", "softmax")[1]
+    monkeypatch.setattr(programs, "coloured", lambda stream: stream is sys.stdout)
+    (folder / "new.tile").write_text(plain + "# \x1b]0;title\x07\n")
+    for command in (["new", "softmax"], ["fmt", "-"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((folder / "new.tile").read_bytes())))
+        status, shown, _ = tilec(*command)
+        assert status == 0 and "\x1b[" in shown and "\x1b]" not in shown
+        assert re.sub(r"\x1b\[[0-9;]*m", "", shown).startswith(plain)
+    assert tilec("new", "softmax", "-o", "own.tile")[0] == 0 and (folder / "own.tile").read_text() == plain
 
 
 # ---- new -------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def test_section(section, folder, tmp_path, monkeypatch):
 
 
 def test_every_command_is_there():
-    from tilec.cli.command import parser
+    from tilec.cli.parsers import parser
 
     (choices,) = [a.choices for a in parser()._actions if a.choices]
     for name in choices:

@@ -88,7 +88,7 @@ def test_dependencies_are_those_that_are_imported():
     always, extras = PROJECT["project"]["dependencies"], PROJECT["project"]["optional-dependencies"]
     assert _named(always) <= imported, "a dependency that nothing imports"
     assert _named(extras["cuda"]) <= imported
-    brought = _named([*always, *extras["cuda"], *extras["report"], *extras["notebook"], *extras["outside"]])
+    brought = _named([*always, *extras["cuda"], *extras["report"], *extras["notebook"], *extras["completion"], *extras["outside"]])
     assert imported - CALLERS <= brought, "an import that nothing brings"
 
 

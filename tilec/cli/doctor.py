@@ -88,8 +88,8 @@ def _required() -> list[str]:
         found = requires("tilec") or []
     except PackageNotFoundError:
         return [
-            "lark", "numba", "llvmlite", "numba-cuda-mlir", "cuda-bindings", "numpy", "ml_dtypes", "rich", "platformdirs",
-            "tomlkit",
+            "lark", "numba", "llvmlite", "numba-cuda-mlir", "cuda-bindings", "numpy", "ml_dtypes", "rich", "pygments",
+            "platformdirs", "tomlkit",
         ]  # fmt: skip
     return [name for r in found if "extra ==" not in r for name in re.findall(r"^[\w.-]+", r)]
 

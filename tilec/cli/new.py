@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from tilec.cli.common import show, write
+from tilec.cli.common import show
+from tilec.cli.programs import write_program
 from tilec.core.diagnostics import CallError
 from tilec.dsl.starting import names, starting
 
@@ -19,5 +20,5 @@ def new(args: argparse.Namespace) -> int:
     text = starting(args.name)
     if args.output is not None and args.output.exists() and not args.force:
         raise CallError(f"'{args.output}' exists already", hint="--force replaces it")
-    write(args.output, text)
+    write_program(args.output, text)
     return 0

@@ -42,7 +42,10 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     top.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = top.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for add in (_new, _check, _fmt, _plan, _explain, _report, _tune, _dump, _opt, _emit, _run_op, _verify, _torch, _cache, _doctor):
+    for add in (
+        _new, _check, _fmt, _plan, _explain, _report, _tune, _dump, _opt, _emit, _run_op, _verify, _torch, _cache, _doctor,
+        _completion,
+    ):  # fmt: skip
         add(commands)
     return top
 
@@ -104,7 +107,8 @@ def _check(commands: Commands) -> None:
         """tilec check softmax.tile
         tilec check --ranges attention.tile --op attention
         tilec check --ranges softmax.tile -D N=1024
-        tilec check --json *.tile""",
+        tilec check --json *.tile
+        tilec check --format sarif *.tile > tilec.sarif""",
     )  # fmt: skip
     p.add_argument("files", metavar="FILE", type=Path, nargs="+", help=".tile programs; - reads the standard input")
     add_path(p)
@@ -115,6 +119,10 @@ def _check(commands: Commands) -> None:
         help="with --ranges: the value of a size; others stay names",
     )  # fmt: skip
     add_json(p)
+    p.add_argument(
+        "--format", metavar="FORM", choices=("text", "github", "sarif"), default="text",
+        help="text (default), github (annotations of a workflow) or sarif (for code scanners), on the standard output",
+    )  # fmt: skip
 
 
 def _fmt(commands: Commands) -> None:
@@ -362,3 +370,15 @@ def _doctor(commands: Commands) -> None:
     )  # fmt: skip
     p.add_argument("--calibrate", action="store_true", help="measure this CPU for the cost model first (five seconds)")
     add_json(p)
+
+
+def _completion(commands: Commands) -> None:
+    p = _command(
+        commands, "completion", "completion:completion", "SHELL", "print a script for completion in a shell",
+        "Prints a script with which a shell completes commands, options, targets, stages and files.\n"
+        "Needs shtab: pip install \"tilec[completion]\".",
+        """tilec completion bash > ~/.local/share/bash-completion/completions/tilec
+        tilec completion zsh > ~/.zfunc/_tilec
+        tilec completion fish > ~/.config/fish/completions/tilec.fish""",
+    )  # fmt: skip
+    p.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish", "tcsh"), help="bash, zsh, fish or tcsh")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,10 +15,10 @@ from tilec.cli.common import (
     read_text,
     show,
     show_error,
-    write,
     write_file,
 )
 from tilec.cli.json_output import show_json
+from tilec.cli.programs import write_program
 from tilec.cli.records import Checked, CheckedFile, CheckedOp, Tensor, message
 from tilec.core.diagnostics import CallError, Diagnostic, TileError
 
@@ -32,11 +31,16 @@ def check(args: argparse.Namespace) -> int:
     """Every mistake of every file; exit status 1 if there is one."""
     if not args.ranges and (args.op or args.define):
         raise CallError("--op and -D only go with --ranges", hint="add --ranges, or leave them out")
-    files = []
+    if args.ranges and args.format != "text":
+        raise CallError(f"--ranges does not go with --format {args.format}", hint="leave one of them out")
+    if args.json and args.format != "text":
+        raise CallError(f"--json does not go with --format {args.format}", hint="leave one of them out")
+    files, all_found = [], list[Diagnostic]()
     for path in args.files:
         found, ops = _checked(path, args)
+        all_found += found
         files.append(CheckedFile(str(path), [message(d) for d in found], [_record(name, facts) for name, facts in ops]))
-        if not args.json:
+        if not args.json and args.format == "text":
             for name, facts in ops:
                 _show_ranges(name, facts)
             for diagnostic in found:
@@ -44,7 +48,13 @@ def check(args: argparse.Namespace) -> int:
     wrong = sum(m.severity == "error" for f in files for m in f.messages)
     if args.json:
         show_json(Checked(wrong, files))
-    elif wrong > 1:
+        return 1 if wrong else 0
+    if args.format != "text":
+        from tilec.cli.annotations import FORMATS
+
+        if text := FORMATS[args.format](all_found):
+            show(text)
+    if wrong > 1:
         note(f"{wrong} mistakes", kind="")
     return 1 if wrong else 0
 
@@ -54,14 +64,14 @@ Ops: TypeAlias = "list[tuple[str, list[Described]]]"  # by name, with the facts 
 
 def _checked(path: Path, args: argparse.Namespace) -> tuple[list[Diagnostic], Ops]:
     """The mistakes of a file, or else its warnings; and with `--ranges` its ops."""
-    from tilec.dsl.short_doubts import doubts
+    from tilec.dsl.mistakes import warnings
 
     ops: Ops = []
     try:
         program = parse_checked(path, args.path)
         if args.ranges:
             ops = list(_ranges(program, args))
-        return [*(d for op in program.ops for d in doubts(op)), *refused_everywhere(program)], ops
+        return warnings(program), ops
     except TileError as error:
         return list(error.diagnostics), ops
 
@@ -69,41 +79,6 @@ def _checked(path: Path, args: argparse.Namespace) -> tuple[list[Diagnostic], Op
 def _record(name: str, facts: list[Described]) -> CheckedOp:
     tensors = [Tensor(d.name, d.dtype, list(d.shape), {index: (low, high) for index, low, high in d.ranges}) for d in facts]
     return CheckedOp(name, tensors)
-
-
-_SMALL = 400  # statements up to which `check` tries sizes
-_TRIED = (dict(zip(range(6), (5, 7, 3, 11, 2, 13))), *(dict.fromkeys(range(6), n) for n in (8, 64, 720)))
-
-
-def refused_everywhere(program: Program) -> list[Diagnostic]:
-    """A warning for every op that is refused at all of some sizes: a proof that fails with numbers is none that `check`
-    can tell with names, as other sizes may be meant."""
-    from tilec.dsl.check_sizes import size_names
-    from tilec.dsl.specialise import accepted_sizes, specialise
-
-    found: list[Diagnostic] = []
-    if sum(len(op.body) for op in program.ops) > _SMALL:
-        return found
-    for op in program.ops:
-        names = list(size_names(op))
-        if not names or any(t.shape is None for t in op.inputs):
-            continue
-        first: Diagnostic | None = None
-        for tried in _TRIED:
-            sizes = {name: tried[k % len(tried)] for k, name in enumerate(names)}
-            try:
-                specialise(program, op.name, None, sizes)
-                break
-            except TileError as error:
-                reported = ", ".join(f"{n}={v}" for n, v in sizes.items())
-                first = first or replace(error.diagnostics[0], message=f"{error.diagnostics[0].message} (at {reported})")
-        else:
-            if accepted_sizes(program, op, dict(zip(names, _TRIED[0].values())), {}) is not None:
-                continue
-            assert first is not None, "sizes were tried"
-            message = f"`{op.name}` is refused at all sizes that were tried: {first.message}"
-            found.append(replace(first, message=message, severity="warning"))
-    return found
 
 
 def _ranges(program: Program, args: argparse.Namespace) -> Iterator[tuple[str, list[Described]]]:
@@ -157,7 +132,7 @@ def _format(path: Path, check_only: bool) -> int:
             _show_difference(source.name, source.text, formatted)
         return int(formatted != source.text)
     if str(path) == "-":
-        write(None, formatted)
+        write_program(None, formatted)
     elif formatted != source.text:
         write_file(path, formatted.encode())
     return 0
