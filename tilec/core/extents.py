@@ -471,6 +471,12 @@ def instance(function: ir.Operation, at: Mapping[str, int]) -> ir.Operation:
         with ir.InsertionPoint(op), op.location:
             op.results[0].replace_all_uses_with(tensor.empty(list(shaped.shape), shaped.element_type))
         op.erase()
+    for op in [o for o in mlir.traverse(copy) if o.name == "tensor.expand_shape" and len(o.operands) > 1]:
+        type_ = ir.RankedTensorType(op.results[0].type)
+        with ir.InsertionPoint(op), op.location:
+            made = tensor.ExpandShapeOp(type_, op.operands[0], op.attributes["reassociation"], [], list(type_.shape))
+        op.results[0].replace_all_uses_with(made.result)
+        op.erase()
     block = mlir.entry(copy)
     (*_, end) = block.operations
     signature = ir.FunctionType.get([a.type for a in block.arguments], [v.type for v in end.operands])
