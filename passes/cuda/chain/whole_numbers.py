@@ -16,7 +16,7 @@ from tilec.passes.cuda.chain.fragments import Fragments
 from tilec.passes.cuda.chain.masks import number_of
 from tilec.passes.cuda.chain.states import reference_of
 from tilec.passes.cuda.chain.values import At, combine, halves, selected
-from tilec.passes.cuda.contraction.anew import add_anew, unless_finite
+from tilec.passes.cuda.contraction.anew import Unfinished, add_anew, unless_finite
 from tilec.passes.cuda.memory_spaces import registers
 from tilec.passes.cuda.ring import carried_loop
 from tilec.passes.loops import all_of, loop, sum_of
@@ -39,28 +39,29 @@ class WholeNumbers:
             column = column if result.wide == count else arith.minsi(column, mlir.index(count - 1))
             return self.values.build(values, At(self._row(zero) | {between: k, columns: column}, zero))
 
-        with unless_finite(result.sums) as met:
-            self.hidden = _zero_of(met)
+        with unless_finite(result.sums) as unfinished:
+            self.hidden = _zero_of(unfinished.met)
             with halves(own.rows) as half:
-                self._reduce([c for c in states.rows if c.rescale is None], half)
+                self._reduce([c for c in states.rows if c.rescale is None], half, unfinished)
                 for s in chain.online.rescales:
                     new = reference_of(self.values, chain.online.reference(s), At({}, half))
-                    memref.StoreOp(new, self.values.references[s.number], [half])
-                self._reduce([c for c in states.rows if c.rescale is not None], half)
-            add_anew(result.sums, self._elements, self._weight, of_column)
+                    unfinished.store(new, self.values.references[s.number], [half], half)
+                self._reduce([c for c in states.rows if c.rescale is not None], half, unfinished)
+            add_anew(unfinished, result.sums, self._elements, self._weight, of_column)
 
-    def _reduce(self, carried: list[Carried], half: ir.Value) -> None:
+    def _reduce(self, carried: list[Carried], half: ir.Value, unfinished: Unfinished) -> None:
         """States that read no others than those that are complete."""
         if not carried:
             return
         tiles = {c: self.values.states[c.total.number] for c in carried}
         for c, tile in tiles.items():
-            memref.StoreOp(mlir.constant(c.identity, ir.F32Type.get()), tile, [half])
+            unfinished.store(mlir.constant(c.identity, ir.F32Type.get()), tile, [half], half)
         with self._elements() as k:
             at, inside = self._scores(half, k)
             for c, tile in tiles.items():
                 term = selected(inside, self.values.build(c.term, at), c.identity)
-                memref.StoreOp(combine(c.total.combine, memref.LoadOp(tile, [half]).result, term), tile, [half])
+                total = combine(c.total.combine, memref.LoadOp(tile, [half]).result, term)
+                unfinished.store(total, tile, [half], half)
 
     def _weight(self, half: ir.Value, k: ir.Value) -> ir.Value:
         """Of a row and an element of j."""

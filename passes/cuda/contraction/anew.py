@@ -4,8 +4,9 @@ A number may be marked as one that has no parts (`tilec/analysis/bf16_split.py`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, memref
@@ -13,35 +14,52 @@ from tilec.passes.cuda.memory_spaces import registers
 from tilec.passes.loops import loop, when
 
 
+@dataclass(frozen=True)
+class Unfinished:
+    """`met`: a NaN. `rows`: of each half of a thread's rows, a number that is not 0 where one of its sums is not finite. Rows of finite
+    sums keep them, so that no row's bits depend on another's."""
+
+    met: ir.Value
+    rows: ir.Value
+
+    def store(self, new: ir.Value, target: ir.Value, at: Sequence[ir.Value], half: ir.Value) -> None:
+        """Stores a number of a row that is computed anew."""
+        wanted = arith.cmpf(arith.CmpFPredicate.UNE, memref.LoadOp(self.rows, [half]).result, mlir.constant(0.0, ir.F32Type.get()))
+        chosen = arith.SelectOp(wanted, new, memref.LoadOp(target, at).result)
+        chosen.attributes["tilec.both"] = ir.UnitAttr.get()
+        memref.StoreOp(chosen.result, target, at)
+
+
 @contextmanager
 def unless_finite(
     sums: ir.Value, exists: Callable[[ir.Value, ir.Value, ir.Value], ir.Value | None] = lambda *_: None
-) -> Iterator[ir.Value]:
-    """`sums` are fragments. The context's value is a NaN there.
+) -> Iterator[Unfinished]:
+    """`sums` are fragments.
     `exists(fragment, half, pair)`: whether a sum is one that copies filled; None where all are."""
-    zero, (wide, *_) = mlir.index(0), ir.MemRefType(sums.type).shape
-    check, nothing = registers([1], "%check"), mlir.constant(0.0, ir.F32Type.get())
-    memref.StoreOp(nothing, check, [zero])
-    with loop(wide, name="fragment") as j, loop(2, name="half") as half, loop(2, name="pair") as lane:
+    wide, *_ = ir.MemRefType(sums.type).shape
+    check, nothing = registers([2], "%check"), mlir.constant(0.0, ir.F32Type.get())
+    with loop(2, unroll=True, name="half") as half:
+        memref.StoreOp(nothing, check, [half])
+    with loop(wide, name="fragment") as j, loop(2, unroll=True, name="half") as half, loop(2, name="pair") as lane:
         product = arith.mulf(memref.LoadOp(sums, [j, half, lane]).result, nothing)  # NaN of what is not finite
         if (filled := exists(j, half, lane)) is not None:
             chosen = arith.SelectOp(filled, product, nothing)
             chosen.attributes["tilec.both"] = ir.UnitAttr.get()
             product = chosen.result
-        memref.StoreOp(arith.addf(memref.LoadOp(check, [zero]).result, product), check, [zero])
-    met = memref.LoadOp(check, [zero]).result
+        memref.StoreOp(arith.addf(memref.LoadOp(check, [half]).result, product), check, [half])
+    met = arith.addf(*(memref.LoadOp(check, [mlir.index(n)]).result for n in range(2)))
     with when(arith.cmpf(arith.CmpFPredicate.UNE, met, nothing)):
-        yield met
+        yield Unfinished(met, check)
 
 
 def add_anew(
-    sums: ir.Value, steps: Callable[[], AbstractContextManager[ir.Value]], left: Callable[[ir.Value, ir.Value], ir.Value],
-    right: Callable[[ir.Value, ir.Value, ir.Value], ir.Value],
+    unfinished: Unfinished, sums: ir.Value, steps: Callable[[], AbstractContextManager[ir.Value]],
+    left: Callable[[ir.Value, ir.Value], ir.Value], right: Callable[[ir.Value, ir.Value, ir.Value], ir.Value],
 ) -> None:  # fmt: skip
     """`steps` is the loop over k; `left(half, k)` a row's factor there, `right(fragment, pair, k)` a column's."""
     (wide, *_), rows = ir.MemRefType(sums.type).shape, registers([2], "%of_rows")
     with loop(wide, name="fragment") as j, loop(2, name="half") as half, loop(2, name="pair") as lane:
-        memref.StoreOp(mlir.constant(0.0, ir.F32Type.get()), sums, [j, half, lane])
+        unfinished.store(mlir.constant(0.0, ir.F32Type.get()), sums, [j, half, lane], half)
     with steps() as k:
         with loop(2, unroll=True, name="half") as half:
             memref.StoreOp(left(half, k), rows, [half])
@@ -50,4 +68,4 @@ def add_anew(
             with loop(2, unroll=True, name="half") as half:
                 added = arith.mulf(memref.LoadOp(rows, [half]).result, factor)
                 total = arith.addf(memref.LoadOp(sums, [j, half, lane]).result, added)
-                memref.StoreOp(total, sums, [j, half, lane])
+                unfinished.store(total, sums, [j, half, lane], half)

@@ -111,7 +111,7 @@ class PartialSums:
     # ---- numbers without parts -----------------------------------------------------------------------------
 
     def _recompute(self) -> None:
-        """Where a sum is not finite, a thread adds its products anew, of whole numbers."""
+        """Where a sum is not finite, a thread adds those of its row anew, of whole numbers."""
         problem, zero = self.problem, mlir.index(0)
 
         def of_row(half: ir.Value, k: ir.Value) -> ir.Value:
@@ -123,8 +123,8 @@ class PartialSums:
             return self._whole(problem.right, sum_of([(column, 1), (lane, 1)]), k)
 
         steps = partial(loop, problem.length, always=True, rolled=True, name=problem.inner_name)
-        with unless_finite(self.sums, self._exists):
-            add_anew(self.sums, steps, of_row, of_column)
+        with unless_finite(self.sums, self._exists) as unfinished:
+            add_anew(unfinished, self.sums, steps, of_row, of_column)
 
     def _exists(self, j: ir.Value, half: ir.Value, lane: ir.Value) -> ir.Value | None:
         """Whether a sum is one of rows and columns that copies fill: of others it is of what shared memory held before. None where

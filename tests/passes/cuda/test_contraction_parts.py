@@ -71,6 +71,20 @@ def test_numbers_of_every_size(name, sizes, monkeypatch):
     assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
 
 
+def test_no_row_depends_on_what_is_not_finite_in_another(monkeypatch):
+    """A thread has two rows of a fragment, and adds products anew for one of them alone."""
+    specialised, result = lowered(TEXTS["plain"].format(t="f32", o="f32"), EVEN, monkeypatch)
+    random = np.random.default_rng(0)
+    x, w = (random.standard_normal(a.shape).astype(np.float32) for a in T.arrays(specialised))
+    (own,) = T.emulated(specialised, result, [x, w])
+    for value in (np.nan, np.inf, 1e-40):
+        poisoned = x.copy()
+        poisoned[::16] = value
+        (found,) = T.emulated(specialised, result, [poisoned, w])
+        kept = np.arange(len(x)) % 16 != 0
+        assert found[kept].tobytes() == own[kept].tobytes() and found[~kept].tobytes() != own[~kept].tobytes()
+
+
 def test_parts_pay_for_large_products():
     """And fit registers: no spills, no stack."""
     plan = planned(T.MATMUL.format(t="f32", o="f32"), None, {"M": 256, "N": 256, "K": 256})
