@@ -16,8 +16,8 @@ from tilec.passes.loops import loop, when
 
 @dataclass(frozen=True)
 class Unfinished:
-    """`met`: a NaN. `rows`: of each half of a thread's rows, a number that is not 0 where one of its sums is not finite. Rows of finite
-    sums keep them, so that no row's bits depend on another's."""
+    """`met`: a NaN. `rows`: of each half of a thread's rows, a number that is not 0 where one of its sums is not finite. Rows of
+    finite sums keep them, so that no row's bits depend on another's."""
 
     met: ir.Value
     rows: ir.Value
