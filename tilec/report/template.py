@@ -24,7 +24,7 @@ def environment() -> jinja2.Environment:
         import jinja2
     except ImportError:
         raise CallError("reports take Jinja2, which is not installed", hint='pip install "tilec[report]"') from None
-    folder = resources.files("tilec.report") / "templates"
+    folder = resources.files(__package__) / "templates"
 
     def asis(file: str) -> str:
         return (folder / file).read_text(encoding="utf-8")
