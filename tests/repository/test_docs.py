@@ -17,6 +17,8 @@ from tilec.dsl.check import check
 from tilec.dsl.parse import parse
 
 PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+TUTORIAL = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs" / "tutorial").glob("*.md"))
+"""Their commands and Python run in `tests/cli/test_tutorial.py`."""
 GUIDE = "CONTRIBUTING.md"
 """Its examples change tables of the compiler: each has a process for itself."""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -76,7 +78,7 @@ def test_what_can_be_added_has_an_example():
     assert found == ["A function of the language", "A pass", "A kernel family", "A target"]
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "tile")])
+@pytest.mark.parametrize("page", [p for p in [*PAGES, *TUTORIAL] if blocks(p, "tile")])
 def test_programs_are_right(page):
     for body in blocks(page, "tile"):
         assert check(parse(Source(page, body))) == []
@@ -92,7 +94,7 @@ def test_command_succeeds(command, tmp_path):
         copy.write_bytes(path.read_bytes())
     for path in (ROOT / "examples").glob("*.tile"):  # some pages name programs without their folder
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    words = shlex.split(command, comments=True)[1:]
+    words = shlex.split(command.partition(" > ")[0], comments=True)[1:]
     done = subprocess.run(
         [sys.executable, "-c", MAIN, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
@@ -115,7 +117,7 @@ def test_generated_sections_are_current():
     assert not stale, f"run `python -m benchmarks docs`: {stale}"
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *TUTORIAL])
 def test_links_lead_somewhere(page):
     prose = re.sub(r"`[^`\n]*`", "", BLOCK.sub("", text(page)))
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
@@ -123,7 +125,7 @@ def test_links_lead_somewhere(page):
             assert (ROOT / page).parent.joinpath(target).exists(), f"{page}: {target}"
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *TUTORIAL])
 def test_anchors_exist(page):
     headings = {
         re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-")
