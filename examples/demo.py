@@ -1,4 +1,4 @@
-"""Compiles one transformer block, runs it on random weights, and checks it against a plain NumPy version at f64.
+"""Compiles one transformer block, runs it on random weights, checks it against plain NumPy at f64, and compares the times.
 
     python examples/demo.py [--target cpu|cuda] [--sizes B=2,S=128]
 
@@ -11,13 +11,22 @@ import argparse
 import importlib.util
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 import tilec
+from tilec.core.dtypes import BF16
+from tilec.core.quantities import duration
+from tilec.cost.model import roofline
+from tilec.driver import measure
+from tilec.driver.devices import open_device
+from tilec.plan.model import Plan
+from tilec.plan.report.explain import bound_by
 from tilec.runtime import cache
 from tilec.runtime.cuda import toolkit
 from tilec.runtime.cuda.driver import device_info
@@ -105,7 +114,55 @@ def check(result: np.ndarray, expected: np.ndarray, bound: Bound) -> str:
     share = float((error / (bound.rtol * np.abs(expected) + bound.atol)).max())
     if not share <= 1:
         raise SystemExit(f"WRONG: the error is {share:.1f} times what is allowed")
-    return f"right: largest error {error.max():.2g}, {100 * share:.0f}% of what is allowed"
+    return f"right: largest error {error.max():.2g} against NumPy at f64, {100 * share:.0f}% of what is allowed"
+
+
+def calls(run: Callable[[], object], device: str) -> list[float]:
+    """Seconds of single calls, shortest first: calls for a second, at most 200, and one at least."""
+    times: list[float] = []
+    while not times or (sum(times) < 1 and len(times) < 200):
+        start = time.perf_counter()
+        run()
+        synchronise(device)
+        times.append(time.perf_counter() - start)
+    return sorted(times)
+
+
+def kernel_times(op: tilec.Op, inputs: dict[str, np.ndarray], device: str) -> dict[str, float]:
+    """Microseconds of every kernel, by name."""
+    executable = op.build_for([(BF16, a.shape) for a in inputs.values()], device)
+    with open_device(device, inputs, executable.outputs) as opened:
+        return measure.kernel_times(opened, executable)
+
+
+def kernel_table(plan: Plan, measured: dict[str, float]) -> Table:
+    """A line for each kernel, and one for all."""
+    computed = {k.name: list(without_sums(k.nodes)) for k in plan.kernels}
+    tensors = len(plan.inlined) + sum(map(len, computed.values()))
+    title = f"{tensors} tensors of the program in {len(plan.predictions)} kernels"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_footer=True, padding=(0, 1, 0, 0))
+    table.add_column("kernel", "all", no_wrap=True)
+    table.add_column("computes", overflow="fold")
+    table.add_column("bound by", no_wrap=True)
+    table.add_column("predicted", duration(plan.time_us), justify="right", no_wrap=True)
+    table.add_column("measured", duration(sum(measured.values())), justify="right", no_wrap=True)
+    for name, p in plan.predictions.items():
+        nodes = [n for k in plan.launches.get(name, (name,)) for n in computed[k]]
+        kernel = name.removeprefix("transformer_block_")
+        table.add_row(kernel, ", ".join(nodes), bound_by(p).split(" (")[0], duration(p.time_us), duration(measured[name]))
+    return table
+
+
+def without_sums(nodes: Iterable[str]) -> Iterator[str]:
+    """The names of tensors that the program gives: not `q.sum`, which the compiler computes for `q`."""
+    return (n for n in nodes if n.removesuffix(".sum") == n or n.removesuffix(".sum") not in nodes)
+
+
+def first_call(seconds: float, compiled: bool) -> str:
+    folder = cache.directory()
+    if not compiled:
+        return f"{seconds:.2f} s: loaded from the cache, {folder}; `tilec cache clear` empties it"
+    return f"{seconds:.2f} s: compiled" + (f", and kept in the cache, {folder}; run this again" if folder else "; the cache is off")
 
 
 def main() -> None:
@@ -113,7 +170,7 @@ def main() -> None:
     parser.add_argument("--target", choices=("cpu", "cuda"), default=find_device())
     parser.add_argument("--sizes", default="", help="such as B=2,S=128")
     options = parser.parse_args()
-    device, console = options.target, Console()
+    device, console = options.target, Console(highlight=False)
     example = EXAMPLES["transformer_block"]
     sizes = SIZES[device] | {k: int(v) for k, v in (s.split("=") for s in options.sizes.split(",") if s)}
 
@@ -134,41 +191,42 @@ def main() -> None:
         if checked is CHECKED or device == "cpu":
             verdict = check(to_numpy(result), example.expected(inputs)[0], example.bound(checked))
 
-    times = []
-    while len(times) < 5 or (sum(times) < 1 and len(times) < 200):
-        start = time.perf_counter()
-        op(*arrays, out=result)
-        synchronise(device)
-        times.append(time.perf_counter() - start)
-    median = sorted(times)[len(times) // 2]
+    ours = calls(lambda: op(*arrays, out=result), device)
+    singles = [a.astype(np.float32) for a in inputs.values()]
+    numpys = calls(lambda: example.numpy(*singles), "cpu")
+    median, by_numpy = ours[len(ours) // 2], numpys[len(numpys) // 2]
 
-    equations = set(example_names(op))
-    table = Table(title=f"{len(equations)} tensors of the program in {len(op.kernels)} kernels", title_justify="left")
-    for heading, justify in (("kernel", "left"), ("computes", "left"), ("blocks", "right"), ("predicted", "right")):
-        table.add_column(heading, justify=justify)
-    for kernel, planned in zip(op.kernels, op.plan.kernels):
-        table.add_row(
-            kernel.name.removeprefix("transformer_block_"),
-            ", ".join(planned.nodes),
-            str(kernel.grid),
-            f"{kernel.predicted_us:.0f} us",
-        )
-    console.print(table)
+    measured = kernel_times(op, inputs, device)
+    console.print(kernel_table(op.plan, measured))
+    for line in LEGEND:
+        console.print(f"[dim]{line}[/]")
     if op.plan.inlined:
-        console.print(f"computed where they are read, never stored: {', '.join(op.plan.inlined)}")
+        console.print(f"[dim]Computed where they are read, never stored: {', '.join(op.plan.inlined)}.[/]")
     b, s, e, h, d, f = (sizes[n] for n in "BSEHDF")
     operations = 2 * b * s * (4 * e * h * d + 3 * e * f) + 2 * b * h * s * s * d  # half of the attention is masked
-    console.print(f"sizes      {' '.join(f'{n}={v}' for n, v in sizes.items())}")
-    console.print(f"result     [green]{verdict}[/]")
-    console.print(f"first call {first:.2f} s: {'compiled' if compiled else 'loaded from the cache'}")
-    console.print(
-        f"time       {1e3 * median:.2f} ms, {operations / median / 1e9:.1f} GFLOP/s (median of {len(times)} calls)"
-    )
+    roof = 1e-6 * sum(roofline(k.work, op.plan.target).time_us for k in op.plan.kernels)
+    rows = {
+        "sizes": " ".join(f"{n}={v}" for n, v in sizes.items()),
+        "result": f"[green]{verdict}[/]",
+        "prediction": f"the kernels take {sum(measured.values()) / op.plan.time_us:.2f} times the predicted time",
+        "first call": first_call(first, compiled),
+        "later calls": f"{1e3 * median:.2f} ms, {operations / median / 1e9:.1f} GFLOP/s (median of {len(ours)} calls); "
+        f"the roofline allows {operations / roof / 1e9:.1f} GFLOP/s",
+        "NumPy": f"{1e3 * by_numpy:.2f} ms, f32 on the CPU (median of {len(numpys)} calls): "
+        f"[bold]{by_numpy / median:.1f} times[/] tilec's time",
+    }
+    shown = Table.grid(padding=(0, 1))
+    for label, text in rows.items():
+        shown.add_row(label, text)
+    console.print(shown)
 
 
-def example_names(op: tilec.Op) -> list[str]:
-    """Every tensor that the plan knows of, stored or not."""
-    return [*op.plan.inlined, *(n for k in op.plan.kernels for n in k.nodes)]
+LEGEND = (
+    "A kernel has the name of what it stores. `silu.x` is the tensor `x` inside of a call of `silu`.",
+    "Bound by: what takes longest in the cost model. Measured: the fastest calls on a CPU, the median on a GPU.",
+    "Roofline: the time in which each kernel's data could move, or its operations be computed, whichever is longer.",
+)
+"""What the table's names and figures mean."""
 
 
 if __name__ == "__main__":

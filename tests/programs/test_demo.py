@@ -17,3 +17,5 @@ def test_the_demo_says_what_it_found_in_the_cache(tmp_path):
         env = os.environ | {"TILEC_CACHE_DIR": folder and str(tmp_path / folder)}
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
         assert f" s: {reported}" in done.stdout and "right: " in done.stdout
+        for figure in ("times the predicted time", "the roofline allows", "NumPy "):
+            assert figure in " ".join(done.stdout.split())
