@@ -145,7 +145,7 @@ def test_the_glossary_has_every_family_and_option():
 
 # ---- sentences -------------------------------------------------------------------------------------------------------
 
-LONGEST = 32  # words of a sentence
+LONGEST = 31  # words of a sentence
 PROSE = ["README.md", GUIDE, *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").rglob("*.md"))]
 """All but the changelog, whose entries are lists."""
 
