@@ -11,7 +11,8 @@ ROOMS = {
     "process": "tilec/process", "index": "tilec/index", "core": "tilec/core", "dsl": "dsl", "cost": "tilec/cost",
     "analysis": "tilec/analysis", "kernels": "tilec/kernels", "passes": "passes", "plan": "tilec/plan", "runtime": "runtime",
     "driver": "tilec/driver", "semantics": "tilec/semantics", "report": "tilec/report", "api": "tilec/api.py",
-    "functions": "tilec/functions.py", "jax": "tilec/jax", "torch": "tilec/torch", "cli": "tilec/cli", "magics": "tilec/magics.py",
+    "functions": "tilec/functions.py", "jax": "tilec/jax", "torch": "tilec/torch", "lsp": "tilec/lsp", "cli": "tilec/cli",
+    "magics": "tilec/magics.py",
 }  # fmt: skip
 """By the name after `tilec.`, lowest first: a module imports modules of its own room and of those before it."""
 

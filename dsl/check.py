@@ -37,7 +37,9 @@ def check(program: ast.Program, loader: Loader = load_file) -> list[Diagnostic]:
     return sorted(report.diagnostics, key=lambda d: (d.span.source.name, d.span.start))
 
 
-def check_module(module: Module, report: Report) -> None:
+def check_module(module: Module, report: Report) -> dict[str, Elaborator]:
+    """Checks what a file declares. Returns the work for each op, with the facts that were found of its names."""
+    elaborated: dict[str, Elaborator] = {}
     for function in module.program.defs:
         if not report.full:
             check_function(function, module, report)
@@ -45,8 +47,10 @@ def check_module(module: Module, report: Report) -> None:
         if not report.full:
             mistakes = report.count
             found = elaborate_open(op, module, report)
+            elaborated[op.name] = found
             if found.whole and report.count == mistakes:
                 module.program.elaborated[op.name] = found
+    return elaborated
 
 
 def check_function(function: ast.Def, module: Module, report: Report) -> None:

@@ -17,7 +17,7 @@ from pygments.token import Comment, Error, Keyword, Name, Number, Operator, Punc
 from tilec.core.dtypes import DTYPES
 from tilec.core.functions import FUNCTIONS
 from tilec.dsl import ast, std
-from tilec.dsl.parse import lex, terminals
+from tilec.dsl.parse import lex_any, terminals
 from tilec.dsl.parse_tree import CONSTANTS, REDUCTIONS, SCANS
 
 Found: TypeAlias = "tuple[int, _TokenType, str]"  # where a word begins, its kind and its text
@@ -75,7 +75,7 @@ def kinds(text: str) -> Iterator[tuple[int, str, Kind | None]]:
     characters that no word has (`ILLEGAL`)."""
     words = {t.name: KINDS.get(t.name) or KINDS.get(t.pattern.value) for t in terminals()}
     declares = False
-    for token in lex(_LEGAL.sub(lambda found: found[0] if found["illegal"] is None else " ", text)):
+    for token in lex_any(text):
         at = token.start_pos or 0
         if (kind := words[token.type]) is None:
             for gap in _GAPS.finditer(text, at, at + len(token)):
@@ -90,10 +90,6 @@ def kinds(text: str) -> Iterator[tuple[int, str, Kind | None]]:
 
 
 ILLEGAL = Kind(Error, "invalid.illegal")
-_NUMBER = next(t.pattern.value for t in terminals() if t.name == "NUMBER").replace(r"\d", "[0-9]")
-_LEGAL = re.compile(
-    rf'#[^\n]*|"[^"\n]*"|[A-Za-z_][A-Za-z0-9_]*|{_NUMBER}|\.\.|[ \t\r\n\f]+|[()\[\]{{}}:;,<>=+\-*/%^&|~!]|(?P<illegal>[\s\S])'
-)
 _GAPS = re.compile(r"(?P<space>[ \t\r\n\f]+)|[^ \t\r\n\f]+")
 
 

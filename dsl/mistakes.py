@@ -4,24 +4,46 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tilec.core.diagnostics import Diagnostic, Source, Span, TileError
 from tilec.dsl import ast
-from tilec.dsl.check import check
-from tilec.dsl.modules import Loader, load_file
+from tilec.dsl.check import Elaborator, check_module
+from tilec.dsl.check_scope import Module, Report
+from tilec.dsl.modules import Loader, load, load_file
 from tilec.dsl.parse import MAX_DIAGNOSTICS, Partial, parse_partly
 from tilec.dsl.short_doubts import doubts
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What could be read of a source, all mistakes that were found, the declarations that it sees, and the work of the check for
+    each op."""
+
+    program: ast.Program
+    mistakes: list[Diagnostic]
+    module: Module
+    elaborated: dict[str, Elaborator]
+
+
 def read(source: Source, loader: Loader = load_file) -> ast.Program:
     """The program of a source without mistakes. Raises TileError with every one that is found."""
-    partial = parse_partly(source)
-    found = [d for d in check(partial.program, loader) if d.severity == "error"]
+    found = read_partly(source, loader)
+    if found.mistakes:
+        raise TileError(found.mistakes)
+    return found.program
+
+
+def read_partly(source: Source, loader: Loader = load_file) -> Reading:
+    """The parts of a source that could be read, and every mistake. Raises TileError for a text that is not worth reading on."""
+    partial, report = parse_partly(source), Report()
+    module = load(partial.program, report, loader)
+    elaborated = check_module(module, report)
+    found = sorted(report.diagnostics, key=lambda d: (d.span.source.name, d.span.start))
     if partial.problems:
         found = [*partial.problems, *_independent(found, partial)][:MAX_DIAGNOSTICS]
-    if found:
-        raise TileError(sorted(found, key=lambda d: (d.span.source.name != source.name, d.span.start)))
-    return partial.program
+    found.sort(key=lambda d: (d.span.source.name != source.name, d.span.start))
+    return Reading(partial.program, found, module, elaborated)
 
 
 def warnings(program: ast.Program, loader: Loader = load_file) -> list[Diagnostic]:

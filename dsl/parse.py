@@ -192,6 +192,20 @@ def lex(text: str) -> list[Token]:
     return list(_lark().lex(text, dont_ignore=True))
 
 
+def lex_any(text: str) -> list[Token]:
+    """The tokens of any text, program or not, comments and white space included. Characters that no word has stand in white
+    space."""
+    return lex(_legal().sub(lambda found: found[0] if found["illegal"] is None else " ", text))
+
+
+@cache
+def _legal() -> re.Pattern[str]:
+    """A word of the language, or one character that no word has."""
+    number = next(t.pattern.value for t in terminals() if t.name == "NUMBER").replace(r"\d", "[0-9]")
+    words = rf'#[^\n]*|"[^"\n]*"|[A-Za-z_][A-Za-z0-9_]*|{number}|\.\.|[ \t\r\n\f]+|[()\[\]{{}}:;,<>=+\-*/%^&|~!]'
+    return re.compile(rf"{words}|(?P<illegal>[\s\S])")
+
+
 def _tree(source: Source, text: str, problems: list[Diagnostic], lost: set[Lost]) -> Tree:
     """Lark's tree of the parts that could be read."""
     try:

@@ -23,7 +23,7 @@ from tilec.cli.parsers import parser
 GOLDEN = TESTS / "golden" / "cli"
 COMMANDS = (
     "new", "check", "fmt", "plan", "explain", "report", "tune", "dump", "opt", "emit", "run", "verify", "torch", "cache", "doctor",
-    "completion",
+    "completion", "lsp",
 )  # fmt: skip
 
 

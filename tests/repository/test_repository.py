@@ -58,9 +58,9 @@ def test_less_is_any():
 
 DISTRIBUTIONS = {
     "cuda.bindings": "cuda-bindings", "cuda.core": "cuda-core", "cuda.pathfinder": "cuda-core",
-    "numba_cuda_mlir": "numba-cuda-mlir", "IPython": "ipython",
+    "numba_cuda_mlir": "numba-cuda-mlir", "IPython": "ipython", "lsprotocol": "pygls",
 }  # fmt: skip
-"""Of modules that are called otherwise. `cuda.core` brings `cuda.pathfinder`."""
+"""Of modules that are called otherwise. `cuda.core` brings `cuda.pathfinder`, and pygls brings lsprotocol."""
 CALLERS = {"torch", "cupy", "jax"}
 """Are never demanded: where a caller passes their arrays, they are there."""
 
@@ -88,7 +88,8 @@ def test_dependencies_are_those_that_are_imported():
     always, extras = PROJECT["project"]["dependencies"], PROJECT["project"]["optional-dependencies"]
     assert _named(always) <= imported, "a dependency that nothing imports"
     assert _named(extras["cuda"]) <= imported
-    brought = _named([*always, *extras["cuda"], *extras["report"], *extras["notebook"], *extras["completion"], *extras["outside"]])
+    used = ("cuda", "report", "notebook", "completion", "lsp", "outside")
+    brought = _named([*always, *(r for name in used for r in extras[name])])
     assert imported - CALLERS <= brought, "an import that nothing brings"
 
 

@@ -21,11 +21,6 @@ RULES = {
 """By severity: the name of a rule, and what it says."""
 
 
-def text_of(d: Diagnostic) -> str:
-    """The message, and what to do about it."""
-    return printable_message(d.message) + (f"\nhint: {printable_message(d.hint)}" if d.hint else "")
-
-
 def github(found: Sequence[Diagnostic]) -> str:
     """A workflow command for each, a line: GitHub Actions shows them beside the lines of a pull request."""
     return "\n".join(map(_command, found))
@@ -39,7 +34,7 @@ def _command(d: Diagnostic) -> str:
         at = {"file": d.span.source.shown, "line": line, "endLine": last, "col": column, "endColumn": end}
     notes = [f"{n.span}: note: {printable_message(n.message)}" for n in d.notes]
     properties = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in {**at, "title": "tilec"}.items())
-    return f"::{d.severity} {properties}::{_escaped(chr(10).join([text_of(d), *notes]))}"
+    return f"::{d.severity} {properties}::{_escaped(chr(10).join([d.text, *notes]))}"
 
 
 def _escaped(text: str, more: str = "") -> str:
@@ -64,7 +59,7 @@ def sarif(found: Sequence[Diagnostic]) -> str:
 
 def _result(d: Diagnostic) -> Json:
     name, _ = RULES[d.severity]
-    result: dict[str, Json] = {"ruleId": name, "level": d.severity, "message": {"text": text_of(d)}}
+    result: dict[str, Json] = {"ruleId": name, "level": d.severity, "message": {"text": d.text}}
     if d.span is not Span.none():
         result["locations"] = [{"physicalLocation": _location(d.span)}]
     if d.notes:

@@ -345,7 +345,7 @@ def error_text(d: Diagnostic) -> str:
     """A diagnostic as text, with its position if it has one."""
     if d.span is not Span.none():
         return str(d)
-    return f"{d.severity}: {printable_message(d.message)}" + (f"\nhint: {printable_message(d.hint)}" if d.hint else "")
+    return f"{d.severity}: {d.text}"
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(metavar="COMMAND", required=True, title="commands")
     for add in (
         _new, _check, _fmt, _plan, _explain, _report, _tune, _dump, _opt, _emit, _run_op, _verify, _torch, _cache, _doctor,
-        _completion,
+        _completion, _lsp,
     ):  # fmt: skip
         add(commands)
     return top
@@ -382,3 +382,12 @@ def _completion(commands: Commands) -> None:
         tilec completion fish > ~/.config/fish/completions/tilec.fish""",
     )  # fmt: skip
     p.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish", "tcsh"), help="bash, zsh, fish or tcsh")
+
+
+def _lsp(commands: Commands) -> None:
+    _command(
+        commands, "lsp", "lsp:lsp", "[options]", "serve editors: mistakes, types, definitions, formatting",
+        "Speaks the Language Server Protocol on the standard input and output; an editor starts it, and ends it.\n"
+        "Needs pygls: pip install \"tilec[lsp]\".",
+        """tilec lsp < session.lsp""",
+    )  # fmt: skip

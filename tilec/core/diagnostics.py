@@ -89,6 +89,11 @@ class Diagnostic:
     hint: str | None = None
     severity: str = "error"
 
+    @property
+    def text(self) -> str:
+        """The message, and what to do about it, without the place."""
+        return printable_message(self.message) + (f"\nhint: {printable_message(self.hint)}" if self.hint else "")
+
     def __str__(self) -> str:
         location = "" if self.span is _NOWHERE else f"{self.span}: "
         parts = [f"{location}{self.severity}: {printable_message(self.message)}", *_excerpt(self.span)]

@@ -1,0 +1,189 @@
+"""The server: what editors ask, answered from documents. pygls speaks the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from lsprotocol import types
+from pygls.lsp.server import LanguageServer
+from pygls.uris import from_fs_path, to_fs_path
+
+from tilec.core.diagnostics import Source, Span, TileError
+from tilec.dsl.format import format_source
+from tilec.dsl.modules import load_file
+from tilec.dsl.symbols import Symbol
+from tilec.lsp.document import Document, file_of
+from tilec.lsp.positions import Lines
+from tilec.version import VERSION
+
+DELAY = 0.15
+"""Seconds without a change before a text is checked."""
+_SEVERITIES = {"error": types.DiagnosticSeverity.Error, "warning": types.DiagnosticSeverity.Warning}
+_KINDS = {
+    "op": types.SymbolKind.Function, "function": types.SymbolKind.Function, "input": types.SymbolKind.Variable,
+    "result": types.SymbolKind.Variable, "tensor": types.SymbolKind.Variable, "size": types.SymbolKind.Constant,
+}  # fmt: skip
+
+
+class Server(LanguageServer):
+    """Keeps one document for each open text, until that text or another one changes."""
+
+    def __init__(self) -> None:
+        super().__init__("tilec", VERSION)
+        self.changes = 0
+        self.folders: tuple[str, ...] = ()
+        self._documents: dict[str, tuple[int, Document]] = {}
+
+    def document(self, uri: str) -> Document:
+        """Reads imports from open texts before files."""
+        known = self._documents.get(uri)
+        if known is not None and known[0] == self.changes:
+            return known[1]
+        changes, text = self.changes, self.workspace.get_text_document(uri).source
+        made = Document(Source(_name(uri), text, self.folders), self._load)
+        self._documents[uri] = changes, made
+        return made
+
+    def _load(self, path: str, importer: Source) -> Source:
+        found = load_file(path, importer)
+        opened = self.workspace.text_documents.get(from_fs_path(str(Path(found.name).absolute())) or "")
+        return found if opened is None else Source(found.name, opened.source, found.folders)
+
+    def forget(self, uri: str) -> None:
+        self._documents.pop(uri, None)
+        self.changes += 1
+
+    def lines(self, source: Source) -> Lines:
+        """Of an open text as the editor has it, a mark before it included."""
+        opened = self.workspace.text_documents.get(uri_of(source))
+        return Lines(source.text if opened is None else opened.source, self.workspace.position_encoding)
+
+    def location(self, span: Span) -> types.Location:
+        return types.Location(uri_of(span.source), self.lines(span.source).range(span.start, span.end))
+
+    def found(self, uri: str, position: types.Position) -> tuple[Document, int]:
+        """The document, and the offset of a place in it."""
+        document = self.document(uri)
+        return document, self.lines(document.source).offset(position)
+
+
+def _name(uri: str) -> str:
+    """The path of a text; of one that is no file, a name that no import is looked for beside."""
+    path = to_fs_path(uri) if urlsplit(uri).scheme == "file" else None
+    return f"<{uri}>" if path is None else path
+
+
+def uri_of(source: Source) -> str:
+    if source.name.startswith("<") and source.name.endswith(">"):
+        return source.name[1:-1]
+    return from_fs_path(str(file_of(source))) or ""
+
+
+def diagnostics(server: Server, document: Document) -> list[types.Diagnostic]:
+    lines = server.lines(document.source)
+    made = []
+    for d in document.messages:
+        span = document.shown_at(d)
+        notes = [types.DiagnosticRelatedInformation(server.location(n.span), n.message) for n in d.notes]
+        if span is not d.span and d.span is not Span.none():
+            notes.insert(0, types.DiagnosticRelatedInformation(server.location(d.span), d.message))
+        where = lines.range(span.start, span.end)
+        made.append(types.Diagnostic(where, d.text, severity=_SEVERITIES[d.severity], source="tilec", related_information=notes))
+    return made
+
+
+def made() -> Server:
+    """A server with every request that it answers."""
+    server = Server()
+
+    @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
+    @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
+    async def changed(params: types.DidOpenTextDocumentParams | types.DidChangeTextDocumentParams) -> None:
+        server.changes += 1
+        await _check_all(server, DELAY if isinstance(params, types.DidChangeTextDocumentParams) else 0.0)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_SAVE)
+    async def saved(_: types.DidSaveTextDocumentParams) -> None:
+        server.changes += 1
+        await _check_all(server, 0.0)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
+    def closed(params: types.DidCloseTextDocumentParams) -> None:
+        server.forget(params.text_document.uri)
+        server.text_document_publish_diagnostics(types.PublishDiagnosticsParams(params.text_document.uri, []))
+
+    @server.feature(types.TEXT_DOCUMENT_HOVER)
+    def hover(params: types.HoverParams) -> types.Hover | None:
+        document, offset = server.found(params.text_document.uri, params.position)
+        if (at := document.at(offset)) is None:
+            return None
+        symbol, span = at
+        text = f"```tile\n{document.described(symbol)}\n```\n{symbol.kind}"
+        where = server.lines(document.source).range(span.start, span.end)
+        return types.Hover(types.MarkupContent(types.MarkupKind.Markdown, text), where)
+
+    @server.feature(types.TEXT_DOCUMENT_DEFINITION)
+    def definition(params: types.DefinitionParams) -> types.Location | None:
+        document, offset = server.found(params.text_document.uri, params.position)
+        if (at := document.at(offset)) is not None:
+            return server.location(at[0].span)
+        if (path := document.import_at(offset)) is not None:
+            start = types.Position(0, 0)
+            return types.Location(from_fs_path(str(path.absolute())) or "", types.Range(start, start))
+        return None
+
+    @server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
+    def symbols(params: types.DocumentSymbolParams) -> list[types.DocumentSymbol]:
+        return outline(server, server.document(params.text_document.uri))
+
+    @server.feature(types.TEXT_DOCUMENT_FORMATTING)
+    def formatting(params: types.DocumentFormattingParams) -> list[types.TextEdit] | None:
+        source = server.document(params.text_document.uri).source
+        try:
+            text = format_source(source.text)
+        except TileError:
+            return None  # its mistakes are shown already
+        return [] if text == source.text else [types.TextEdit(server.lines(source).whole, text)]
+
+    return server
+
+
+async def _check_all(server: Server, delay: float) -> None:
+    """Checks every open text, since any may import the one that changed; stops where another change follows."""
+    changes = server.changes
+    await asyncio.sleep(delay)
+    for uri, opened in list(server.workspace.text_documents.items()):
+        if server.changes != changes:
+            return
+        found = await asyncio.get_running_loop().run_in_executor(server.thread_pool, _checked, server, uri)
+        if server.changes == changes:
+            server.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, found, opened.version))
+
+
+def _checked(server: Server, uri: str) -> list[types.Diagnostic]:
+    return diagnostics(server, server.document(uri))
+
+
+def outline(server: Server, document: Document) -> list[types.DocumentSymbol]:
+    """Ops with their tensors, and functions."""
+    if document.symbols is None:
+        return []
+    lines = server.lines(document.source)
+
+    def entry(symbol: Symbol, whole: Span) -> types.DocumentSymbol:
+        detail = document.described(symbol).removeprefix(f"{symbol.name}: ").replace("\n", "  ")
+        own = lines.range(symbol.span.start, symbol.span.end)
+        return types.DocumentSymbol(
+            symbol.name, _KINDS[symbol.kind], lines.range(whole.start, whole.end), own, "" if symbol.node else detail
+        )
+
+    made: dict[str, types.DocumentSymbol] = {}
+    for symbol in document.symbols.declared.values():
+        assert symbol.node is not None, "a declaration"
+        made[symbol.name] = entry(symbol, symbol.node.span)
+    tensors = [s for s in document.symbols.all if s.kind in ("input", "result", "tensor")]
+    for name, declared in made.items():
+        declared.children = [entry(s, s.span) for s in tensors if s.owner == name]
+    return [*made.values(), *(entry(s, s.span) for s in tensors if s.owner not in made)]  # the short form has no declaration
