@@ -36,6 +36,7 @@ from tilec.analysis.concatenation import (
 )
 from tilec.analysis.products import combined
 from tilec.core import locations, mlir
+from tilec.core.extents import empty, empty_like, loops_of
 from tilec.core.mlir import affine, arith, ir, linalg, tensor
 from tilec.core.structure import NAMES, structure_of
 from tilec.passes.rebuild import Anew, Operand, operands_in, operands_out, rebuild
@@ -70,8 +71,7 @@ def store_parts(function: ir.Operation, names: Collection[str]) -> None:
     for found in [c for c in stored_concatenations(function) if mlir.name_of(_join(c)) in names]:
         (((op, d),), cut) = found.operations, _Cut(found)
         with ir.InsertionPoint(op), op.location:
-            type_ = ir.ShapedType(op.results[0].type)
-            shape, whole = list(type_.shape), tensor.empty(list(type_.shape), type_.element_type)
+            shape, whole = list(ir.ShapedType(op.results[0].type).shape), empty_like(op.results[0])
             made = [_Piece(cut, op, d, n).make()[0] for n in range(len(found.pieces))]
             for value, (begin, end) in zip(made, found.pieces):
                 offsets = [begin if n == d else 0 for n in range(len(shape))]
@@ -195,7 +195,7 @@ class _Cut:
         assert found is not None
         update, term = found
         rank, whole = type_.rank, mlir.projection(type_.rank, range(type_.rank))
-        out = tensor.empty(list(type_.shape), type_.element_type)
+        out = empty_like(op.results[0])
         made, block = mlir.generic([type_], parts, [out], [whole] * (len(parts) + 1), ["parallel"] * rank)
         made.attributes["tilec.name"] = mlir.string(mlir.name_of(op))
         if names := locations.indices(op):
@@ -214,7 +214,7 @@ class _Cut:
     def _concatenated(self, op: ir.Operation) -> ir.Value:
         """The result of an operation from those of the pieces, beside each other along its one dimension."""
         type_ = ir.ShapedType(op.results[0].type)
-        out, own = tensor.empty(list(type_.shape), type_.element_type), mlir.projection(1, [0])
+        out, own = empty_like(op.results[0]), mlir.projection(1, [0])
         made, block = mlir.generic([type_], [], [out], [own], ["parallel"])
         for key in (key for key in NAMES if key in op.attributes):
             made.attributes[key] = op.attributes[key]
@@ -240,7 +240,7 @@ class _Piece:
         self.length = end - self.begin
         rank = mlir.maps_of(op)[0].n_dims
         self.dims = [d for d in range(rank) if d != cut or self.length > 1]
-        self.extents = [self.length if d == cut else e for d, e in enumerate(mlir.extents_of(op))]
+        self.extents = [self.length if d == cut else e for d, e in enumerate(loops_of(op))]
         self.gathered: list[Operand] = []  # that the body reads at subscripts
 
     def make(self) -> list[ir.Value]:
@@ -266,7 +266,7 @@ class _Piece:
 
     def _output(self, written: Operand) -> ir.Value:
         shape = [self.extents[d] for d in written.dims if d in self.dims]
-        out, start = tensor.empty(shape, ir.ShapedType(written.value.type).element_type), mlir.fill_value(written.value)
+        out, start = empty(shape, ir.ShapedType(written.value.type).element_type), mlir.fill_value(written.value)
         return out if start is None or not self._reduces else mlir.fill(start, out)
 
     @property

@@ -25,6 +25,14 @@ PRODUCT = """op f(x: bf16[M, K], w: bf16[K, N]) -> (y: bf16[M, N]) { y[m, n] = s
 SIZES = {"M": (17, 128)}
 
 
+JOINED = """op f(s: f32[M, 24], z: f32[M]) -> (y: f32[M]) {
+    p[i, j] = sum[k in 0:4](s[i, j] * s[i, k])
+    c[i, j] = p[i, j] if j < 24 else z[i] where j in 0:25
+    m[i]    = max[j](c[i, j])
+    y[i]    = m[i] + log(sum[j](exp(c[i, j] - m[i])))
+}"""
+
+
 def written(text: str, target: str = "cpu", varies=SIZES, **sizes: int) -> str:
     plan = lowered_for(text, varies, target, **sizes).plan
     special = specialise(parse(Source("t.tile", text)), None, None, sizes, varies={n: Varying(*v) for n, v in varies.items()})
@@ -56,6 +64,12 @@ def test_what_is_written_is_read_back(text, target, sizes):
 def test_the_section_says_which_sizes_it_is_for():
     text = written(ROWS, N=40)
     assert 'program = "f(x: f32[M, 40], b: f32[40])" # N = 40\nsizes = {M = "17..128"} # planned at M = 127\n' in text
+
+
+def test_a_concatenation_of_rows_whose_number_varies_is_computed_in_pieces():
+    made = obeyed(JOINED, written(JOINED, "h200"), "h200")
+    assert [(a.rewrite, a.step.operation) for a in made.plan.rewrites] == [("concatenation", "c")]
+    assert wrong_kernels(JOINED, made, [{"M": m} for m in (17, 20, 128)]) == []
 
 
 def test_an_edit_is_obeyed_and_right_at_every_size():
