@@ -3,7 +3,8 @@
 A GPU moves up to 16 bytes at a time, from addresses that are multiples of that. So where the length of a tensor's rows varies,
 its multiples of 16 bytes are a class apart: their kernels have wide loads and stores and tensor maps, and no factor is copied to
 rows of other lengths first. They are no class apart where the planner finds the program as fast at
-other numbers, since such rows have a small part of its time. A CPU reads from any address.
+other numbers, since such rows have a small part of its time. It is not asked where such rows have so few of the arguments' bytes
+that accesses of single bytes would not matter. A CPU reads from any address.
 
 Neighbouring intervals are one class where one plan loses little at both ends, by the cost model. That takes some three plans for
 each question, whose answer the disk cache has from then on. It pays where kernels take long to compile: a GPU's.
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import lcm
+from math import lcm, prod
 from typing import TYPE_CHECKING
 
 from tilec.core.diagnostics import TileError
@@ -74,9 +75,12 @@ def find_classes(
     def joined(name: str, v: Varying) -> bool:
         return asked("one plan serves", plans.one_serves, name, multiples(v, units[name]) or v)
 
+    typed = {**fixed, **typical_sizes}
     for name, unit in units.items():
-        if unit > 1 and not asked(
-            f"multiples of {unit} are faster", partial(plans.faster_in_multiples, unit), name, varies[name]
+        faster = partial(plans.faster_in_multiples, unit)
+        if unit > 1 and (
+            share_of_rows(chosen, inputs, name, varies, fixed, typed) * WIDEST < MOST_LOSS
+            or not asked(f"multiples of {unit} are faster", faster, name, varies[name])
         ):
             units[name] = 1
     return Classes(varies, units, joined)
@@ -164,24 +168,43 @@ def row_units(
     op: ast.Op, inputs: Sequence[Argument] | None, fixed: Mapping[str, int], varies: Mapping[str, Varying]
 ) -> dict[str, int]:  # fmt: skip
     """Of each size, the number whose multiples make all rows multiples of 16 bytes, where those of other sizes do their part."""
+    tensors = _arguments(op, inputs)
+    return {name: max([1, *(_row_unit(t, dtype, name, fixed, varies) for t, dtype in tensors)]) for name in varies}
+
+
+def share_of_rows(
+    op: ast.Op, inputs: Sequence[Argument] | None, name: str, varies: Mapping[str, Varying], fixed: Mapping[str, int],
+    sizes: Mapping[str, int],
+) -> float:  # fmt: skip
+    """How much of the bytes of an op's arguments and results, at some `sizes`, is in rows whose length depends on the size `name`."""
+    terms, mine, all_ = {n: term(k) for n, k in sizes.items()}, 0, 0
+    for tensor, dtype in _arguments(op, inputs):
+        shape = declared_shape(tensor, terms, Report(), False)
+        if shape is not None and None not in (extents := [e.constant for e in shape]):
+            size = dtype.bytes * prod(n for n in extents if n is not None)
+            all_ += size
+            mine += size if _row_unit(tensor, dtype, name, fixed, varies) > 1 else 0
+    return mine / all_ if all_ else 1.0
+
+
+def _arguments(op: ast.Op, inputs: Sequence[Argument] | None) -> list[tuple[ast.Tensor, DType]]:
+    """The inputs and outputs whose types and shapes are declared, and their types."""
     types = [dtype for dtype, _ in inputs] if inputs is not None else [t.dtype for t in op.inputs]
-    rows: list[tuple[ast.Tensor, DType]] = []
-    for tensor, dtype in zip((*op.inputs, *op.outputs), (*types, *(t.dtype for t in op.outputs))):
-        if tensor.shape and dtype is not None:
-            rows.append((tensor, dtype))
-    found = dict.fromkeys(varies, 1)
-    for tensor, dtype in rows:
-        elements = WIDEST // min(dtype.bytes, 2)
-        others = {name: _size(name, v, elements) for name, v in varies.items()} | {
-            name: term(n) for name, n in fixed.items()
-        }
-        for name, v in varies.items():
-            for unit in (2**n for n in range(elements.bit_length())):
-                shape = declared_shape(tensor, {**others, name: _size(name, v, unit)}, Report(), False)
-                if shape is not None and multiple(shape[-1]) % elements == 0:
-                    found[name] = max(found[name], unit)
-                    break
-    return found
+    named = zip((*op.inputs, *op.outputs), (*types, *(t.dtype for t in op.outputs)))
+    return [(tensor, dtype) for tensor, dtype in named if tensor.shape and dtype is not None]
+
+
+def _row_unit(
+    tensor: ast.Tensor, dtype: DType, name: str, fixed: Mapping[str, int], varies: Mapping[str, Varying]
+) -> int:  # fmt: skip
+    """The number for one tensor; 1 where it is a multiple at all numbers of the size, or at none."""
+    elements = WIDEST // min(dtype.bytes, 2)
+    others = {n: _size(n, v, elements) for n, v in varies.items()} | {n: term(k) for n, k in fixed.items()}
+    for unit in (2**n for n in range(elements.bit_length())):
+        shape = declared_shape(tensor, {**others, name: _size(name, varies[name], unit)}, Report(), False)
+        if shape is not None and multiple(shape[-1]) % elements == 0:
+            return unit
+    return 1
 
 
 def _size(name: str, v: Varying, unit: int) -> Term:

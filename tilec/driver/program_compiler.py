@@ -17,6 +17,7 @@ from tilec.core import target, targets
 from tilec.core.diagnostics import Source
 from tilec.core.dtypes import DTYPES
 from tilec.core.host import available_cores
+from tilec.core.varying import Varies
 from tilec.driver.classes import class_from
 from tilec.driver.frontend import Program, parsed
 from tilec.driver.recipe import Recipe, part, written
@@ -45,8 +46,8 @@ def may_fork() -> bool:
 
 
 def answer(wanted: dict[str, Any], on_part: Callable[[Any], None] = lambda part: None) -> dict[str, Any]:
-    """The reply of `compile_server`: what a program declares, or what compiling one of its ops makes; or the error. The caller
-    then compiles itself, for its own traceback. Of a program for a GPU, kernels are sent before, each as soon as it is printed."""
+    """The reply of `compile_server`: what a program declares, or what compiling one of its ops makes; why its sizes cannot vary,
+    or another error. The caller then compiles itself, for its own traceback. Of a program for a GPU, kernels are sent before, each as soon as it is printed."""
     try:
         program = _program(wanted["name"], wanted["text"])
         if program.imports:
@@ -60,6 +61,8 @@ def answer(wanted: dict[str, Any], on_part: Callable[[Any], None] = lambda part:
             class_from(**of) if (of := wanted.get("of")) else None,
         )  # fmt: skip
         return {"program": written(recipe.compiled_here(lambda *kernel: on_part(part(*kernel))))}
+    except Varies as error:
+        return {"varies": str(error)}
     except Exception as error:
         return {"error": str(error)}
 

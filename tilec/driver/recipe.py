@@ -105,17 +105,17 @@ class Recipe:
         return made
 
     def _elsewhere(self) -> Compiled | None:
-        """By the process that compiles programs (`tilec/driver/program_compiler.py`), if there is one and it can."""
+        """By the process that compiles programs (`tilec/driver/program_compiler.py`), if there is one and it can. Raises Varies."""
         progress.at(f"planning {self.op}")
         wanted = self._wanted()
         if self.target.kind != "cuda":
             reply = ask_compiler(self.program.source, wanted)
-            return _read(reply["program"]) if reply is not None and "program" in reply else None
+            return _read(reply["program"]) if _compiled(reply) else None
         from tilec.runtime.cuda.cubins import CompilationsInFlight
 
         with CompilationsInFlight(self.target.chip) as in_flight:
             reply = ask_compiler(self.program.source, wanted, partial(_submit, in_flight))
-        return replace(_read(reply["program"]), in_flight=in_flight) if reply is not None and "program" in reply else None
+        return replace(_read(reply["program"]), in_flight=in_flight) if _compiled(reply) else None
 
     def _wanted(self) -> dict[str, object]:
         """What another process is asked for."""
@@ -287,6 +287,13 @@ def written(made: Compiled) -> dict[str, Any]:
 def part(registers: Mapping[str, int], module: str, kernel: KernelSource) -> dict[str, Any]:
     """A kernel, as JSON can say it, that is to be compiled while others are still printed. An `OnKernel` of `lower`."""
     return {"module": module, "kernel": asdict(kernel), "registers": registers.get(kernel.name)}
+
+
+def _compiled(reply: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
+    """Whether a reply has a program. Raises Varies where it says that sizes cannot vary."""
+    if reply is not None and "varies" in reply:
+        raise Varies(reply["varies"])
+    return reply is not None and "program" in reply
 
 
 def _submit(in_flight: CompilationsInFlight, kernel: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -34,7 +35,7 @@ from tilec.plan.digest import sign
 from tilec.plan.given_groups import Fixed, group_as
 from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Plan
-from tilec.plan.search import NONE, Demands, search
+from tilec.plan.search import NONE, Demands, carried_out, search
 from tilec.plan.state import APPROXIMATE, State
 from tilec.plan.unchosen import renamed, unchosen
 
@@ -56,12 +57,35 @@ def make_plan(
     return replace(plan, replan=partial(make_plan, function, target, cache=cache))
 
 
+def ranked(
+    function: ir.Operation, target: Target, fixed: Fixed, demands: Demands, names: Container[str], most: int
+) -> dict[str, list[KernelPlan]]:  # fmt: skip
+    """The plan's `candidates` of some kernels, where `fixed` and `demands` decide all kernels and steps. No other kernel is chosen,
+    and one that fits no tile is left out. Raises CallError where the kernels or steps are not possible."""
+    state = carried_out(State(lambda: function, target, StructuralCache(), fixed), {**NONE, **demands})
+    graph, wanted = state.graph(), _given(state)
+    assert wanted is not None
+    groups, _ = group_as(graph, target, wanted)
+    starts = [unchosen(g, graph, n, target) for g, n in zip(groups, _kernel_names(mlir.symbol(function), groups, graph))]
+    found = dict[str, list[KernelPlan]]()
+    for start in starts:
+        with suppress(TooLarge):
+            if start.name in names:
+                found |= _candidates(groups, starts, graph, target, (start.name,), most)
+    return found
+
+
+def _given(state: State) -> Fixed | None:
+    """The kernels that a schedule names, without operations that the steps have computed inside others."""
+    if state.fixed is None or state.base is None:
+        return state.fixed
+    return replace(state.fixed, inlined=tuple(n for n in state.fixed.inlined if n not in state.base.names_inlined))
+
+
 def _fitting_plan(state: State, source: ir.Operation) -> Plan:
     """The plan of a program; that of `source`, if no step was applied."""
     remarks: list[Remark] = []
-    wanted = state.fixed
-    if wanted is not None and state.base is not None:
-        wanted = replace(wanted, inlined=tuple(n for n in wanted.inlined if n not in state.base.names_inlined))
+    wanted = _given(state)
     while True:
         try:
             plan = _plan(state, wanted, source)
@@ -140,8 +164,11 @@ def _candidates(
 ) -> dict[str, list[KernelPlan]]:  # fmt: skip
     from tilec.plan.candidates import candidates
 
-    chosen = [(g, start) for g, start in zip(groups, starts) if names is None or start.name in names]
-    found = {start.name: candidates(start, g, graph, target, most) for g, start in chosen}
+    found = dict[str, list[KernelPlan]]()
+    for g, start in zip(groups, starts):
+        if names is None or start.name in names:
+            own = graph.memoise(("candidates", most), g.nodes, partial(candidates, start, g, graph, target, most))
+            found[start.name] = [renamed(start, kernel, [], own)[0] for kernel in own.result]
     for start in starts[1:]:
         if start.name in found:
             found[start.name] = [_overlapped(kernel, target) for kernel in found[start.name]]

@@ -45,18 +45,27 @@ def search(
     def plan_of(program: State) -> Plan:
         return search(program, plan_of_all, demands, further)
 
-    def changed(steps: tuple[Applied, ...]) -> State:
-        return state.after(rewrite.apply, steps, rewrite.of_kernels)
-
     if rewrite.name in demands:
-        return plan_of(changed(_demanded(rewrite, state, demands[rewrite.name])))
+        return plan_of(_with(rewrite, state, _demanded(rewrite, state, demands[rewrite.name])))
     without = cache(lambda: plan_of(state))
     found = rewrite.find(state, without)
     if not found.steps:
         return _with_remarks(without(), found.remarks)
     if found.compared is None:
-        return _with_remarks(plan_of(changed(found.steps)), found.remarks)
-    return _faster(rewrite, found, found.compared, without, lambda: plan_of(changed(found.steps)), is_large(state.function))
+        return _with_remarks(plan_of(_with(rewrite, state, found.steps)), found.remarks)
+    return _faster(rewrite, found, found.compared, without, lambda: plan_of(_with(rewrite, state, found.steps)), is_large(state.function))
+
+
+def carried_out(state: State, demands: Demands) -> State:
+    """A program once the steps are applied that a schedule decides: all of them, so that there is nothing to search. Raises
+    CallError for a step that cannot be taken."""
+    for rewrite in REWRITES:
+        state = _with(rewrite, state, _demanded(rewrite, state, demands[rewrite.name]))
+    return state
+
+
+def _with(rewrite: Rewrite, state: State, steps: tuple[Applied, ...]) -> State:
+    return state.after(rewrite.apply, steps, rewrite.of_kernels)
 
 
 def _faster(

@@ -9,6 +9,7 @@ and raise `Varies` where that holds at some sizes alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import isqrt, prod
@@ -27,7 +28,7 @@ from tilec.passes.tensor.inline import inline_all
 from tilec.plan import invariant
 from tilec.plan.given_groups import Fixed
 from tilec.plan.model import Plan
-from tilec.plan.planner import make_plan, signature
+from tilec.plan.planner import make_plan, ranked, signature
 from tilec.plan.rewrites import REWRITES, Rewrite
 from tilec.plan.search import Demands, StepRefused
 from tilec.plan.state import APPROXIMATE
@@ -123,12 +124,10 @@ def _steady(plan: Plan, function: ir.Operation, target: Target, sizes: Mapping[s
     tables, groups = [plan.candidates(names, WEIGHED)], Fixed(tuple(k.nodes for k in plan.kernels), plan.inlined)
     for others in _around(function, sizes):
         module, copy = _instance(function, others)
-        try:
-            there = make_plan(copy, target, groups, {**FIXED, **invariant.steps_of(plan)})
-        except CallError:  # the same kernels cannot be there
-            continue
-        assert module is not None and there.candidates is not None
-        tables.append(there.candidates(steadied(there), WEIGHED))
+        with suppress(CallError):  # the same kernels cannot be there
+            there = ranked(copy, target, groups, {**FIXED, **invariant.steps_of(plan)}, names, WEIGHED)
+            tables.append({name: found for name, found in there.items() if isinstance(found[0].options, STEADY)})
+        assert module is not None
     kernels = [_best(k, [t[k.name] for t in tables if k.name in t]) if k.name in names else k for k in plan.kernels]
     return plan.with_kernels(kernels)
 
