@@ -44,7 +44,7 @@ def test_fewer_files_hold_back_a_check():
     assert dict(found) == HELD_BACK, "lower HELD_BACK to what is left"
 
 
-ANY = 339
+ANY = 336
 """How often product code says `Any`. The number only goes down."""
 
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from tilec.core.diagnostics import CallError
 from tilec.core.target import Target
 from tilec.core.varying import Varies, Varying
+from tilec.driver.ahead import Ahead
 from tilec.driver.background import Background, Report
 from tilec.driver.classes import Class, Classes, finest
 from tilec.driver.executable import Executable
-from tilec.driver.frontend import Program
+from tilec.driver.frontend import Program, ask_compiler
 from tilec.driver.recipe import Recipe, Signature
 from tilec.runtime.program import Amount
 
@@ -65,6 +66,7 @@ class ByClass:
         self._invariant = [name for name, v in varies.items() if v.invariant]
         self._calls: SizedCalls | None = None
         self._often = Background(specialise_after, make, build) if specialise_after else None
+        self._compiled_ahead = Ahead()
         self._unable: dict[tuple[Class, str, object], str] = {}  # classes that a pass refused, and why
         self._ranges: dict[tuple[object, ...], Classes] = {}
 
@@ -150,20 +152,17 @@ class ByClass:
 
     def _whole(self, inputs: Signature, sizes: Mapping[str, int], target: Target) -> Executable:
         """What serves all of the class of some sizes. Which class it is depends on these sizes alone, not on earlier calls."""
-        from tilec.dsl.given_sizes import open_inputs
-
         refused: list[tuple[str, str]] = []
         for names in self._choices():
-            of = self._classes_of(names, inputs, sizes, target).of(sizes)
-            fixed = {name: n for name, n in sizes.items() if name not in dict(of.ranges)}
-            types = tuple(dtype.name for dtype, _ in inputs)
-            key = of, target.name, (*sorted(fixed.items()), *types)
+            classes = self._classes_of(names, inputs, sizes, target)
+            of, fixed, key = self._named(classes, inputs, sizes, target)
             if (known := self._classes.get(key)) is not None:
                 return known[0]
             if (why := self._unable.get(key)) is None:
-                given = open_inputs(self._program.tree, self._op, inputs, fixed, dict(of.ranges))
+                if of.ranges and not refused:
+                    self._start_neighbours(classes, inputs, sizes, target)
                 try:
-                    found = self._build(self._make(given, fixed, target, of if of.ranges else None))
+                    found = self._compiled_ahead.take(key) or self._compile(of, fixed, inputs, target)
                 except Varies as error:
                     why = self._unable[key] = str(error)
             if why is not None:
@@ -179,6 +178,29 @@ class ByClass:
         hint = "leave it out of `invariant`: its numbers are then compiled one by one"
         raise CallError(f"{named} cannot be invariant on {target.name}: {why}", hint=hint)
 
+    def _named(
+        self, classes: Classes, inputs: Signature, sizes: Mapping[str, int], target: Target
+    ) -> tuple[Class, dict[str, int], tuple[Class, str, object]]:  # fmt: skip
+        """The class of some sizes, the sizes of which it has one number each, and a key of what is compiled for it."""
+        of = classes.of(sizes)
+        fixed = {name: n for name, n in sizes.items() if name not in dict(of.ranges)}
+        return of, fixed, (of, target.name, (*sorted(fixed.items()), *(dtype.name for dtype, _ in inputs)))
+
+    def _compile(self, of: Class, fixed: Mapping[str, int], inputs: Signature, target: Target) -> Executable:
+        """Raises Varies where the sizes cannot vary."""
+        from tilec.dsl.given_sizes import open_inputs
+
+        given = open_inputs(self._program.tree, self._op, inputs, fixed, dict(of.ranges))
+        return self._build(self._make(given, fixed, target, of if of.ranges else None))
+
+    def _start_neighbours(self, classes: Classes, inputs: Signature, sizes: Mapping[str, int], target: Target) -> None:
+        """Has the classes beside that of some sizes be compiled ahead, where that pays."""
+        if self._compiled_ahead.pays(target):
+            for neighbour in classes.neighbours(sizes):
+                of, fixed, key = self._named(classes, inputs, neighbour, target)
+                if key not in self._classes:
+                    self._compiled_ahead.begin(key, partial(self._compile, of, fixed, inputs, target))
+
     def _classes_of(
         self, names: Sequence[str], inputs: Signature | None, sizes: Mapping[str, int], target: Target
     ) -> Classes:  # fmt: skip
@@ -190,7 +212,8 @@ class ByClass:
         if (found := self._ranges.get(key)) is None:
             varies = {name: self._varies[name] for name in names}
             found = self._ranges[key] = find_classes(
-                self._program.tree, self._op, inputs, fixed, varies, target, self._program.digest
+                self._program.tree, self._op, inputs, fixed, varies, target, self._program.digest,
+                partial(ask_compiler, self._program.source),
             )
         return found
 

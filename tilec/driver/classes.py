@@ -59,11 +59,12 @@ def class_from(
     parts: Iterable[tuple[str, Mapping[str, int]]] = (),
 ) -> Class:  # fmt: skip
     """A class of the fields that `dataclasses.asdict` gives."""
-    made, own = (
-        tuple((name, Varying(v["low"], v["high"], v["multiple"], invariant=bool(v["invariant"]))) for name, v in each)
-        for each in (ranges, parts)
-    )
+    made, own = (tuple((name, varying_from(v)) for name, v in each) for each in (ranges, parts))
     return Class(made, tuple((name, n) for name, n in fixed), own)
+
+
+def varying_from(fields: Mapping[str, int]) -> Varying:
+    return Varying(fields["low"], fields["high"], fields["multiple"], invariant=bool(fields["invariant"]))
 
 
 def intervals(v: Varying, ends: Sequence[int] = ENDS) -> list[Varying]:
@@ -115,6 +116,16 @@ class Classes:
         """All, smallest sizes first."""
         for chosen in product(*map(self._all, self._parts)):
             yield self._class(dict(zip(self._parts, chosen)))
+
+    def neighbours(self, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+        """Sizes of each class that differs from that of some sizes in one of them, and has the next larger or the next smaller
+        numbers of it, from 2 on."""
+        for name, parts in self._parts.items():
+            interval, whole = self._position(name, sizes[name])
+            first, last = self._around(name, interval)
+            for n in (last + 1, first - 1):
+                if 0 <= n < len(parts) and min(parts[n].low, parts[first].low) > 1:
+                    yield {**sizes, name: typical(self._numbers(name, n, whole))}
 
     def _position(self, name: str, number: int) -> tuple[int, bool]:
         """Which interval a number is in, and whether it is of those multiples."""

@@ -12,17 +12,17 @@ each question, whose answer the disk cache has from then on. It pays where kerne
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
 from math import lcm, prod
 from typing import TYPE_CHECKING
 
 from tilec.core.diagnostics import TileError
-from tilec.core.dtypes import DType
-from tilec.core.target import Target
+from tilec.core.dtypes import DTYPES, DType
+from tilec.core.target import Target, from_dict
 from tilec.core.varying import Varies, Varying
-from tilec.driver.classes import LARGEST_UNIT, Classes, intervals, multiples, typical
+from tilec.driver.classes import LARGEST_UNIT, Classes, intervals, multiples, typical, varying_from
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report
 from tilec.dsl.check_sizes import declared_shape
@@ -50,37 +50,36 @@ MOST_LOSS = 0.05
 def find_classes(
     program: ast.Program, op: str | None, inputs: Sequence[Argument] | None, fixed: Mapping[str, int],
     varies: Mapping[str, Varying], target: Target, digest: str | None = None,
+    elsewhere: Callable[[dict[str, object]], Mapping[str, object] | None] = lambda wanted: None,
 ) -> Classes:  # fmt: skip
     """The classes of an op whose other sizes are `fixed`. `inputs`: types, and shapes where the op declares none. `digest`: the
-    program's, under which the disk cache has what was found."""
+    program's, under which the disk cache has what was found. `elsewhere`: asks a process that compiles programs."""
     if target.kind != "cuda":
         return Classes(varies, {}, ends=CPU_ENDS)
     chosen = choose_op(program, op)
     units = row_units(chosen, inputs, fixed, varies)
     typical_sizes = {name: typical(multiples(v, units[name]) or v) for name, v in varies.items()}
     plans = Plans(program, chosen.name, inputs, target, {**fixed, **typical_sizes})
+    fields = plans.fields()
 
-    def asked(question: str, answer: Callable[[str, Varying, Mapping[str, int]], bool], name: str, v: Varying) -> bool:
-        others = {n: number for n, number in {**fixed, **typical_sizes}.items() if n != name}
+    def asked(question: Question) -> bool:
         if digest is None:
-            return answer(name, v, others)
-        described = [(dtype.name, str(shape)) for dtype, shape in inputs or ()]
-        key = cache.make_key(question, digest, chosen.name, repr(described), name, str(v), repr(others), repr(target))
+            return plans.answer(question)
+        key = cache.make_key("classes", digest, json.dumps(question), fields)
         if (known := cache.load(key)) is not None and "answer" in known[0]:
             return bool(known[0]["answer"])
-        found = answer(name, v, others)
+        reply = elsewhere({"question": question, "plans": fields})
+        found = bool(reply["answer"]) if reply is not None and "answer" in reply else plans.answer(question)
         cache.save(key, {"op": chosen.name, "answer": found}, {})
         return found
 
     def joined(name: str, v: Varying) -> bool:
-        return asked("one plan serves", plans.one_serves, name, multiples(v, units[name]) or v)
+        return asked(("joined", name, asdict(multiples(v, units[name]) or v), 1))
 
-    typed = {**fixed, **typical_sizes}
     for name, unit in units.items():
-        faster = partial(plans.faster_in_multiples, unit)
         if unit > 1 and (
-            share_of_rows(chosen, inputs, name, varies, fixed, typed) * WIDEST < MOST_LOSS
-            or not asked(f"multiples of {unit} are faster", faster, name, varies[name])
+            share_of_rows(chosen, inputs, name, varies, fixed, plans.typical) * WIDEST < MOST_LOSS
+            or not asked(("multiples", name, asdict(varies[name]), unit))
         ):
             units[name] = 1
     return Classes(varies, units, joined)
@@ -99,6 +98,13 @@ def possible(v: Varying) -> list[Varying]:
     return list(found)
 
 
+Question = tuple[str, str, Mapping[str, int], int]
+"""What is asked: `joined` or `multiples`, of which size, of which of its numbers, and of multiples of which number."""
+
+
+Fields = tuple[str, list[tuple[str, list[int]]] | None, dict[str, object], dict[str, int]]
+
+
 @dataclass
 class Plans:
     """Plans of an op at several sizes; `typical` stand for all."""
@@ -109,6 +115,20 @@ class Plans:
     target: Target
     typical: Mapping[str, int]
     made: dict[tuple[int, ...], tuple[Specialised, Plan]] = field(default_factory=dict)
+
+    def fields(self) -> str:
+        """All but the program and the plans, for `plans_from`, as JSON."""
+        inputs = None
+        if self.inputs is not None:  # shapes that the op declares are those of its sizes
+            tensors = zip(choose_op(self.program, self.op).inputs, self.inputs)
+            inputs = [(dtype.name, list(shape) if t.shape is None else []) for t, (dtype, shape) in tensors]
+        return json.dumps([self.op, inputs, self.target.to_dict(), dict(self.typical)])
+
+    def answer(self, question: Question) -> bool:
+        """Whether one plan serves all of a size's numbers, or whether the program is faster at multiples of a number."""
+        what, name, numbers, unit = question
+        v, others = varying_from(numbers), {n: number for n, number in self.typical.items() if n != name}
+        return self.one_serves(name, v, others) if what == "joined" else self.faster_in_multiples(unit, name, v, others)
 
     def one_serves(self, name: str, v: Varying, others: Mapping[str, int]) -> bool:
         """Whether the plan for a class of numbers of a size loses little at the least and the greatest. Where their own plans have
@@ -164,6 +184,13 @@ class Plans:
         return specialise(self.program, self.op, given, sizes, checked=True, varies=varies)
 
 
+def plans_from(program: ast.Program, fields: Fields) -> Plans:
+    """The plans of a program, from what `Plans.fields` tells."""
+    op, inputs, target, typical = fields
+    given = None if inputs is None else [(DTYPES[name], tuple(shape)) for name, shape in inputs]
+    return Plans(program, op, given, from_dict(target), typical)
+
+
 def row_units(
     op: ast.Op, inputs: Sequence[Argument] | None, fixed: Mapping[str, int], varies: Mapping[str, Varying]
 ) -> dict[str, int]:  # fmt: skip
@@ -176,7 +203,7 @@ def share_of_rows(
     op: ast.Op, inputs: Sequence[Argument] | None, name: str, varies: Mapping[str, Varying], fixed: Mapping[str, int],
     sizes: Mapping[str, int],
 ) -> float:  # fmt: skip
-    """How much of the bytes of an op's arguments and results, at some `sizes`, is in rows whose length depends on the size `name`."""
+    """The part of the bytes of an op's arguments and results, at some `sizes`, in rows whose length depends on the size `name`."""
     terms, mine, all_ = {n: term(k) for n, k in sizes.items()}, 0, 0
     for tensor, dtype in _arguments(op, inputs):
         shape = declared_shape(tensor, terms, Report(), False)

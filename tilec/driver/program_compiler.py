@@ -19,6 +19,7 @@ from tilec.core.dtypes import DTYPES
 from tilec.core.host import available_cores
 from tilec.core.varying import Varies
 from tilec.driver.classes import class_from
+from tilec.driver.find_classes import Plans, plans_from
 from tilec.driver.frontend import Program, parsed
 from tilec.driver.recipe import Recipe, part, written
 
@@ -46,12 +47,15 @@ def may_fork() -> bool:
 
 
 def answer(wanted: dict[str, Any], on_part: Callable[[Any], None] = lambda part: None) -> dict[str, Any]:
-    """The reply of `compile_server`: what a program declares, or what compiling one of its ops makes; why its sizes cannot vary,
-    or another error. The caller then compiles itself, for its own traceback. Of a program for a GPU, kernels are sent before, each as soon as it is printed."""
+    """The reply of `compile_server`: what a program declares, the answer to a question about its classes, or what compiling one of
+    its ops makes, or why its sizes cannot vary. Of another error, the caller finds its own traceback, as it compiles itself. Of a
+    program for a GPU, kernels are sent before, each as soon as it is printed."""
     try:
         program = _program(wanted["name"], wanted["text"])
         if program.imports:
             return {"error": "it imports files, which the process that asks reads"}
+        if "question" in wanted:
+            return {"answer": _plans(wanted["name"], wanted["text"], wanted["plans"]).answer(wanted["question"])}
         if "op" not in wanted:
             return {"ops": program.written}
         inputs, schedule = wanted["inputs"], wanted["schedule"]
@@ -70,6 +74,11 @@ def answer(wanted: dict[str, Any], on_part: Callable[[Any], None] = lambda part:
 @lru_cache(maxsize=16)
 def _program(name: str, text: str) -> Program:
     return parsed(Source(name, text))
+
+
+@lru_cache(maxsize=4)
+def _plans(name: str, text: str, fields: str) -> Plans:
+    return plans_from(_program(name, text).tree, json.loads(fields))
 
 
 @lru_cache(maxsize=4)

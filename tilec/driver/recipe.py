@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Shape = tuple[Amount, ...]
 Signature = Sequence[tuple[DType, Shape]]
 Named = tuple[str, DType, Shape]
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -109,13 +110,12 @@ class Recipe:
         progress.at(f"planning {self.op}")
         wanted = self._wanted()
         if self.target.kind != "cuda":
-            reply = ask_compiler(self.program.source, wanted)
-            return _read(reply["program"]) if _compiled(reply) else None
+            return _program_of(ask_compiler(self.program.source, wanted) or {})
         from tilec.runtime.cuda.cubins import CompilationsInFlight
 
         with CompilationsInFlight(self.target.chip) as in_flight:
-            reply = ask_compiler(self.program.source, wanted, partial(_submit, in_flight))
-        return replace(_read(reply["program"]), in_flight=in_flight) if _compiled(reply) else None
+            made = _program_of(ask_compiler(self.program.source, wanted, partial(_submit, in_flight)) or {})
+        return made and replace(made, in_flight=in_flight)
 
     def _wanted(self) -> dict[str, object]:
         """What another process is asked for."""
@@ -271,7 +271,7 @@ def _named(tensors: Sequence[ast.Tensor], op: Specialised) -> tuple[Named, ...]:
     return tuple((t.name, ast.dtype_of(t), tuple(amount(n, op.varies) for n in shape_terms(t))) for t in tensors)
 
 
-def written(made: Compiled) -> dict[str, Any]:
+def written(made: Compiled) -> Json:
     """As JSON can say it."""
 
     def tensors(named: tuple[Named, ...]) -> list[list[Any]]:
@@ -284,23 +284,23 @@ def written(made: Compiled) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def part(registers: Mapping[str, int], module: str, kernel: KernelSource) -> dict[str, Any]:
+def part(registers: Mapping[str, int], module: str, kernel: KernelSource) -> Json:
     """A kernel, as JSON can say it, that is to be compiled while others are still printed. An `OnKernel` of `lower`."""
     return {"module": module, "kernel": asdict(kernel), "registers": registers.get(kernel.name)}
 
 
-def _compiled(reply: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
-    """Whether a reply has a program. Raises Varies where it says that sizes cannot vary."""
-    if reply is not None and "varies" in reply:
+def _program_of(reply: Json) -> Compiled | None:
+    """The program of a reply, or None. Raises Varies where the reply says that sizes cannot vary."""
+    if "varies" in reply:
         raise Varies(reply["varies"])
-    return reply is not None and "program" in reply
+    return _read(reply["program"]) if "program" in reply else None
 
 
-def _submit(in_flight: CompilationsInFlight, kernel: dict[str, Any]) -> None:
+def _submit(in_flight: CompilationsInFlight, kernel: Json) -> None:
     in_flight.submit(kernel["module"], KernelSource.from_json(kernel["kernel"]), kernel["registers"])
 
 
-def _read(fields: dict[str, Any]) -> Compiled:
+def _read(fields: Json) -> Compiled:
     inputs, outputs = (
         tuple((name, DTYPES[dtype], tuple(shape)) for name, dtype, shape in fields[which])
         for which in ("inputs", "outputs")

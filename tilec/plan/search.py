@@ -53,7 +53,8 @@ def search(
         return _with_remarks(without(), found.remarks)
     if found.compared is None:
         return _with_remarks(plan_of(_with(rewrite, state, found.steps)), found.remarks)
-    return _faster(rewrite, found, found.compared, without, lambda: plan_of(_with(rewrite, state, found.steps)), is_large(state.function))
+    taken = lambda: plan_of(_with(rewrite, state, found.steps))  # noqa: E731
+    return _faster(rewrite, found, found.compared, without, taken, is_large(state.function))
 
 
 def carried_out(state: State, demands: Demands) -> State:
