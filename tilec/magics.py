@@ -13,7 +13,7 @@ from tilec.api import Op, compiled
 from tilec.cli.common import sizes
 from tilec.core.diagnostics import Source
 from tilec.core.varying import Varying
-from tilec.driver.classes import typical
+from tilec.driver.classes import typical_sizes
 from tilec.driver.frontend import Program, read_program
 from tilec.process.forking import compiling
 from tilec.report.notebook import plan_card, plan_text
@@ -71,7 +71,7 @@ class TileMagics(Magics):
         }
         if given:
             for op in made.values():
-                op.build(**{name: typical(value) for name, value in ranges.items()})
+                op.build(**typical_sizes(ranges, numbers.values()))
         assert self.shell is not None, "the shell that runs the cell"
         self.shell.push(made)
         return next(iter(made.values())) if given else None

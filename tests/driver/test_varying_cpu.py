@@ -63,6 +63,22 @@ def test_one_program_serves_a_class(name, vary):
     assert len(op.classes()) <= 2  # the sizes behind the first one may be in the class below
 
 
+@pytest.mark.parametrize("other", ["N", "13", "127", "2 * M", "M + N"])
+def test_dimensions_of_equal_numbers_at_the_typical_sizes_have_loops_of_their_own(other):
+    """Two sizes of one class, or one and a number that it may be planned at. All elements are written, and nothing beside them."""
+    results, second = f"(a: f32[M], b: f32[{other}])", f"b[i] = x * 2 where i in 0:{other}"
+    text = f"op f(x: f32, u: bool[M, N]) -> {results} {{ a[i] = x + f32(i) where i in 0:M  {second} }}"
+    op = tilec.compile(text, varies={"M": (2, 128), "N": (2, 128)}, target="cpu")
+    for m, n in ((10, 2), (3, 9), (16, 16), (20, 100), (128, 17), (13, 11)):
+        extent = eval(other, {"M": m, "N": n})
+        memory, outs = zip(*(with_canaries(np.empty(k, np.float32)) for k in (m, extent)))
+        op(np.float32(3), np.zeros((m, n), bool), out=list(outs))
+        np.testing.assert_array_equal(outs[0], 3 + np.arange(m, dtype=np.float32))
+        np.testing.assert_array_equal(outs[1], np.full(extent, 6, np.float32))
+        assert all((b[:MARGIN] == CANARY).all() and (b[-MARGIN:] == CANARY).all() for b in memory), (m, n)
+    assert not any(c.refused for c in op.classes())
+
+
 def test_column_sums_of_a_class_have_rounds():
     """As many terms one after another as the class may have: so that a sum does not err by more than an exact program's."""
     op = tilec.compile("op f(x: f32[M, 5]) -> (s: f32[5]) { s[j] = sum[i](x[i, j]) }", varies={"M": (0, 16384)}, target="cpu")

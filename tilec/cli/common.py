@@ -204,10 +204,10 @@ def prepare(args: argparse.Namespace, ranges: bool = False) -> Loaded:
     program = parse_checked(args.file, args.path)
     if not ranges or not (varies := varying(args)):
         return Loaded(specialise_given(program, args.op, defined(args)), target, find_schedule(args))
-    from tilec.driver.classes import typical
+    from tilec.driver.classes import typical_sizes
     from tilec.driver.find_classes import find_classes
 
-    of = find_classes(program, args.op, None, fixed(args), varies, target).of({name: typical(v) for name, v in varies.items()})
+    of = find_classes(program, args.op, None, fixed(args), varies, target).of(typical_sizes(varies, fixed(args).values()))
     known = {**fixed(args), **dict(of.fixed)}
     special = specialise_given(program, args.op, known, varies=dict(of.ranges))
     if (schedule := find_schedule(args)) is not None:

@@ -172,10 +172,10 @@ def _carry_on(text: str, name: str, start: str, end: str, target: str, asked: bo
 def _planned_at(module: ir.Module) -> dict[str, int] | None:
     """The numbers at which the program of a module is planned, whose sizes vary; None where they do not."""
     from tilec.core import extents, mlir
-    from tilec.driver.classes import typical
+    from tilec.driver.classes import typical_sizes
 
     (function,) = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
-    return {name: typical(v) for name, v in extents.sizes_of(function).items()} or None
+    return typical_sizes(extents.sizes_of(function)) or None
 
 
 def _demand_planned(module: ir.Module, start: str, machine: Target, asked: str | None) -> None:

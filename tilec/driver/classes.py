@@ -9,7 +9,7 @@ with first. A size of one number is no size that varies: it is compiled as the n
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache as cached
 from itertools import pairwise, product
@@ -45,7 +45,7 @@ class Class:
     @property
     def typical(self) -> dict[str, int]:
         """Numbers that stand for those of the class."""
-        return {name: typical(v) for name, v in self.own.items()}
+        return typical_sizes(self.own, [n for _, n in self.fixed])
 
     def __str__(self) -> str:
         own = self.own
@@ -167,11 +167,31 @@ class Classes:
         return Class(tuple((name, whole.get(name, p)) for name, p in open_), tuple(single.items()), parts)
 
 
-def typical(v: Varying) -> int:
-    """The number that stands for a range: one less than a power of two near its geometric mean, or, up to `FEW`, near its end. It
-    is a multiple of no more than all of them are. Tiles of powers of two fit it: a number that is one larger would leave a tile all
-    but empty."""
+def typical_sizes(varies: Mapping[str, Varying], others: Collection[int] = ()) -> dict[str, int]:
+    """A number for each size, where it can be another one than that of every size before it, and than the `others`, those of sizes
+    that do not vary. The planner has one loop for dimensions of one number: at a size of its own each has its own."""
+    found = dict[str, int]()
+    for name, v in sorted(varies.items()):
+        found[name] = typical(v, {*found.values(), *others})
+    return found
+
+
+def typical(v: Varying, others: Collection[int] = ()) -> int:
+    """The number that stands for a range: the greatest prime below a power of two near its geometric mean, or, up to `FEW`, near
+    its end. If there is another, it is none of some `others`. It is a multiple of no more than all numbers of the range are. Tiles
+    of powers of two fit it: a number just above the power would leave a tile all but empty. No other tile does: one of 3 or 5 rows
+    would fit 15, and a third of it would be empty at half of the others."""
     low, high = -(-v.low // v.multiple), v.high // v.multiple
     near = (high - 1).bit_length() if v.high <= FEW else round(log2(max(1, isqrt(max(low, 1) * high))) + 0.25)
-    middle = min(max((1 << near) - 1, low), high)
+    end = min((1 << near) - 1, high)
+    for taken in (others, ()):
+        primes = (n for n in range(end, max(low, 2) - 1, -1) if _is_prime(n) and v.multiple * n not in taken)
+        if (found := next(primes, None)) is not None:
+            return v.multiple * found
+    middle = min(max(end, low), high)
     return v.multiple * (middle if middle % 2 else middle + 1 if middle < high else max(low, middle - 1))
+
+
+@cached
+def _is_prime(number: int) -> bool:
+    return all(number % d for d in range(2, isqrt(number) + 1))

@@ -22,7 +22,7 @@ from tilec.core.diagnostics import TileError
 from tilec.core.dtypes import DTYPES, DType
 from tilec.core.target import Target, from_dict
 from tilec.core.varying import Varies, Varying
-from tilec.driver.classes import LARGEST_UNIT, Classes, intervals, multiples, typical, varying_from
+from tilec.driver.classes import LARGEST_UNIT, Classes, intervals, multiples, typical, typical_sizes, varying_from
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report
 from tilec.dsl.check_sizes import declared_shape
@@ -58,8 +58,8 @@ def find_classes(
         return Classes(varies, {}, ends=CPU_ENDS)
     chosen = choose_op(program, op)
     units = row_units(chosen, inputs, fixed, varies)
-    typical_sizes = {name: typical(multiples(v, units[name]) or v) for name, v in varies.items()}
-    plans = Plans(program, chosen.name, inputs, target, {**fixed, **typical_sizes})
+    at = typical_sizes({name: multiples(v, units[name]) or v for name, v in varies.items()}, fixed.values())
+    plans = Plans(program, chosen.name, inputs, target, {**fixed, **at})
     fields = plans.fields()
 
     def asked(question: Question) -> bool:
@@ -146,7 +146,7 @@ class Plans:
             if not same_kernels(least[1], greatest[1]):
                 return False
             with uncollected():
-                plan = planned(self._specialised(others, {name: v}), self.target, at={name: typical(v)})
+                plan = planned(self._specialised(others, {name: v}), self.target, at=typical_sizes({name: v}, others.values()))
             for special, exact in (least, greatest):
                 time_us = time_at(plan, special, exact, self.target) if same_kernels(plan, exact) else None
                 if time_us is None or time_us > exact.time_us * (1 + MOST_LOSS):

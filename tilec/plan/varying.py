@@ -46,7 +46,12 @@ def plan_at(function: ir.Operation, target: Target, sizes: Mapping[str, int], de
     """The plan of a program at some sizes; its `function` is the program, after the steps of rewrites, which are those of `demands`
     where it is given. Where sizes are invariant, its sums have the order that is theirs at all numbers (`plan/invariant.py`)."""
     if not (ranges := invariant.sizes_of(function)):
-        return replace(_class_plan(function, target, sizes, demands=demands), replan=partial(_class_plan, function, target, sizes))
+        try:
+            plan = _class_plan(function, target, sizes, demands=demands)
+        except _Coincidence:
+            sizes = _others(function, sizes)
+            plan = _class_plan(function, target, sizes, demands=demands)
+        return replace(plan, replan=partial(_class_plan, function, target, sizes))
     by_row, modules = invariant.by_row(target), list[ir.Module]()
 
     def made(at: Mapping[str, int], for_target: Target = by_row) -> Plan:
@@ -65,6 +70,18 @@ def plan_at(function: ir.Operation, target: Target, sizes: Mapping[str, int], de
             continue
         return replace(plan, remarks=(remark, *plan.remarks), replan=partial(_class_plan, function, by_row, at))
     raise AssertionError("a plan keeps its own order")
+
+
+class _Coincidence(Varies):
+    """Dimensions of a kernel that have one loop, since they are of one number at the instance, are of several at other sizes."""
+
+
+def _others(function: ir.Operation, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Numbers near some sizes."""
+    ranges = extents.sizes_of(function)
+    steps = {name: 2 * ranges[name].multiple for name in sizes}
+    near = {name: (n - steps[name], n + steps[name]) for name, n in sizes.items()}
+    return {name: next((m for m in near[name] if ranges[name].has(m)), n) for name, n in sizes.items()}
 
 
 class _NotKept(Exception):
@@ -218,7 +235,9 @@ def _generalised(kernel: KernelPlan, function: ir.Operation, target: Target) -> 
     found: dict[int, Extent] = {}
     ops = _by_name(function)
     for name in kernel.nodes:
-        found.update(zip(kernel.dims[name], extents.loops_of(ops[name])))
+        for d, extent in zip(kernel.dims[name], extents.loops_of(ops[name])):
+            if found.setdefault(d, extent) != extent:  # equal at the instance by chance
+                raise _Coincidence(f"one number for the extents {found[d]} and {extent}")
     varying = {d: e for d, e in found.items() if not isinstance(e, int)}
     if kernel.options is None:
         return kernel
