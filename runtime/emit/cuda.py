@@ -233,11 +233,14 @@ class _CudaPrinter(MemoryPrinter):
             self.memory[value] = Memory(base, 0, strides_of(type_), element, tuple(type_.shape), space)
 
     def allocate_shared(self, op: ir.Operation) -> None:
+        """Where extents vary, as much as the most that they may be."""
         type_ = ir.MemRefType(op.results[0].type)
-        size, element = prod(type_.shape) * element_bytes(type_.element_type), str(type_.element_type)
-        what = f"{element} {'x'.join(map(str, type_.shape))}"
+        shape = tuple(map(extents.highest, extents.shape_of(op.results[0])))
+        size, element = prod(shape) * element_bytes(type_.element_type), str(type_.element_type)
+        what = f"{element} {'x'.join(map(str, shape))}"
         base = self.reserve(op, size, what, overlay="tilec.overlay" in op.attributes)
-        self.memory[op.results[0]] = Memory(base, 0, strides_of(type_), element, tuple(type_.shape), "shared")
+        strides = row_major(shape) if mlir.DYNAMIC in type_.shape else strides_of(type_)
+        self.memory[op.results[0]] = Memory(base, 0, strides, element, shape, "shared")
 
     def load_inline(self, op: ir.Operation) -> bool:
         """A register is named where it is used, if nothing writes it before the last use."""

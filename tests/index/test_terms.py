@@ -439,6 +439,20 @@ def test_open_sizes_that_divide_others():
     assert not NONE.proves(G - 1 - c // (C // G)) and C % G is not term(0)
 
 
+@pytest.mark.parametrize("more", [1, 3])
+@pytest.mark.parametrize("heads", [2, 4, 6])
+def test_quotients_by_multiples_of_an_open_sum(heads, more):
+    """A head's number from a position among all elements of its group, where a cache has some more rows than a size."""
+    N, i, k = size("N", 2, 1 << 20), index("i", 24), index("k", 64)
+    rows = N + more
+    j = index("j", rows)
+    position = (i * rows + j) * 64 + k
+    assert position // (rows * 64 * heads) is i // heads
+    assert position // (rows * 64) is i
+    assert position % (rows * 64 * heads) // (rows * 64) is i % heads
+    assert (position + 1) // (rows * 64 * heads) is not i // heads  # the last of a row is in the next one then
+
+
 @pytest.mark.parametrize("most", [None, 4096])
 @pytest.mark.parametrize("k", [3, 8, 16])
 def test_blocks_of_open_sizes_whose_elements_change_places(k, most):

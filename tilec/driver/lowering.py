@@ -6,6 +6,7 @@ failed and its input IR.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -102,7 +103,15 @@ def lower(
             if at is not None:
                 raise _refused("emit", error, lowered.plan) from error
             raise
+        if at is not None and (large := _too_large(lowered.emitted, target)):
+            raise _refused("emit", Varies(large), lowered.plan)
     return lowered
+
+
+def _too_large(emitted: Emitted, target: Target) -> str | None:
+    """What a kernel takes of shared memory at the greatest sizes, where that is more than a block has."""
+    most = target.sm.shared_per_block if target.sm is not None else math.inf
+    return next((f"{k.shared:,} bytes of shared memory for {k.name}" for k in emitted.kernels if k.shared > most), None)
 
 
 def _refused(stage: str, error: Exception, plan: Plan | None) -> Varies | CallError:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from math import gcd
 
-from tilec.index.terms import Monomial, Term, remainders, split, sum_of, term
+from tilec.index.terms import Monomial, Term, rank, remainders, split, sum_of, term, without
 
 
 def as_multiples(x: Term, n: Term) -> Iterator[tuple[Term, Term, Term, Term]]:
@@ -19,9 +19,9 @@ def as_multiples(x: Term, n: Term) -> Iterator[tuple[Term, Term, Term, Term]]:
 
 
 def _common_factors(x: Term, n: Term) -> list[Term]:
-    """What divides n and some part of x, the largest first."""
+    """What divides n and some part of x, the largest first; where n is a sum, such as 4 * N + 4, that sum over a number."""
     if len(n.parts) != 1:
-        return []
+        return _common_sums(x, n)
     ((mono, b),) = n.parts.items()
     found: dict[tuple[Monomial, int], None] = {}
     for m, f in x.parts.items():
@@ -30,6 +30,14 @@ def _common_factors(x: Term, n: Term) -> list[Term]:
             found[both, gcd(f, b)] = None
     keys = sorted((k for k in found if k != ((), 1) and k != (mono, b)), key=lambda k: (-len(k[0]), -k[1]))
     return [sum_of({m: g}) for m, g in keys]
+
+
+def _common_sums(x: Term, n: Term) -> list[Term]:
+    number = gcd(*n.parts.values())
+    least = sum_of({m: f // number for m, f in n.parts.items()}, ordered=True)
+    lead, b = max(least.parts.items(), key=rank)
+    found = {gcd(f // b, number) for m, f in x.parts.items() if f % b == 0 and without(m, lead) is not None}
+    return [least * g for g in sorted(found - {number}, reverse=True)]
 
 
 def _of_remainders(x: Term, n: Term) -> Iterator[tuple[Term, Term, Term]]:

@@ -93,7 +93,7 @@ def _operand(x: Term) -> str:
     return str(x) if (x.constant or 0) > 0 or (x.leaf is not None and x.leaf.op != "//") else f"({x})"
 
 
-def _rank(part: tuple[Monomial, int]) -> tuple[int, list[Order]]:
+def rank(part: tuple[Monomial, int]) -> tuple[int, list[Order]]:
     return len(part[0]), [leaf.order for leaf in part[0]]
 
 
@@ -267,7 +267,7 @@ def sum_of(parts: Mapping[Monomial, int], ordered: bool = False) -> Term:
     """The term of these parts, none of which is 0. `ordered`: they come as in another term."""
     key = frozenset(parts.items())
     if (found := _TERMS.get(key)) is None:
-        made = Term(parts if ordered or len(parts) < 2 else dict(sorted(parts.items(), key=_rank)))
+        made = Term(parts if ordered or len(parts) < 2 else dict(sorted(parts.items(), key=rank)))
         with _LOCK:
             if (found := _TERMS.get(key)) is None:
                 found = _TERMS[key] = made
@@ -348,11 +348,11 @@ def split(x: Term, n: Term) -> tuple[Term, Term]:
     """(q, r), where x == q * n + r: the parts of which n is a factor are taken out; of numbers, rounded down."""
     if (number := x.constant) is not None and (by := n.constant) is not None:
         return term(number // by), term(number % by)
-    lead, b = max(n.parts.items(), key=_rank)
+    lead, b = max(n.parts.items(), key=rank)
     q: dict[Monomial, int] = {}
     r: dict[Monomial, int] = {}
     for m, f in x.parts.items():
-        rest = None if lead and not m else _without(m, lead) if lead else m
+        rest = None if lead and not m else without(m, lead) if lead else m
         if rest is None or (m and f % b):
             r[m] = f
             continue
@@ -371,7 +371,7 @@ def split(x: Term, n: Term) -> tuple[Term, Term]:
     return found + more, left
 
 
-def _without(m: Monomial, less: Monomial) -> Monomial | None:
+def without(m: Monomial, less: Monomial) -> Monomial | None:
     left = list(m)
     for leaf in less:
         if leaf not in left:

@@ -23,6 +23,8 @@ def _allocate(code: Code, op: ir.Operation) -> Step:
     shape, dtype, name = shape_of(type_), dtype_of(type_), mlir.get_string(op, "tilec.name") or _name(op)
     sizes = code.operands(op)
     if is_mapped(code.function):
+        if "workgroup" in str(type_.memory_space or "") and sizes:
+            return workgroup_memory(code, op, dtype, name, sizes)
         if sizes:
             raise Unsupported(op, "a size that is not static")
         if is_clusters(type_):
@@ -30,7 +32,7 @@ def _allocate(code: Code, op: ir.Operation) -> Step:
         if is_mbarrier(op.results[0]):
             return mbarriers(code, op)
         if "workgroup" in str(type_.memory_space or ""):
-            return workgroup_memory(code, op, shape, dtype, name)
+            return workgroup_memory(code, op, dtype, name, sizes)
 
     def step(values: Values, mask: Mask) -> None:
         context = values[0]

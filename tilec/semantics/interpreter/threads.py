@@ -5,17 +5,18 @@ A barrier that only some threads reach is a fault, as it is on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from tilec.core import extents
 from tilec.core.mlir import ir
-from tilec.semantics.interpreter.code import Code, Mask, Step, Values, Waiting, operation
+from tilec.semantics.interpreter.code import Code, Mask, Step, Values, Waiting, operation, shape_of
 from tilec.semantics.interpreter.faults import Unsupported
 from tilec.semantics.interpreter.flight import Kernel, Threads
-from tilec.semantics.interpreter.memory import View
+from tilec.semantics.interpreter.memory import View, filled
 
 # ---- who am I --------------------------------------------------------------------------------------------------------
 
@@ -172,13 +173,15 @@ def reserve(code: Code, size: int, cell: int = 8, overlay: bool = False) -> int:
     return start
 
 
-def workgroup_memory(code: Code, op: ir.Operation, shape: tuple[int, ...], dtype: np.dtype, name: str) -> Step:
-    (r,) = code.results(op)
-    start = reserve(code, prod(shape) * dtype.itemsize, dtype.itemsize, "tilec.overlay" in op.attributes)
+def workgroup_memory(code: Code, op: ir.Operation, dtype: np.dtype, name: str, sizes: Sequence[int]) -> Step:
+    """`sizes`: the slots of the operands that stand for `?`. As much is reserved as they may be."""
+    (r,), shape = code.results(op), shape_of(ir.MemRefType(op.results[0].type))
+    most = prod(map(extents.highest, extents.shape_of(op.results[0]))) if sizes else prod(shape)
+    start = reserve(code, most * dtype.itemsize, dtype.itemsize, "tilec.overlay" in op.attributes)
 
     def step(values: Values, mask: Mask) -> None:
-        context = values[0]
-        buffer = context.common(r, lambda: context.workgroup(start, prod(shape), dtype, name))
-        values[r] = View.whole(buffer, shape)
+        context, whole = values[0], filled(shape, [values[s] for s in sizes])
+        buffer = context.common(r, lambda: context.workgroup(start, prod(whole), dtype, name))
+        values[r] = View.whole(buffer, whole)
 
     return step
