@@ -63,3 +63,24 @@ def test_a_size_that_is_a_value():
         x = torch.randn(n, 4)
         torch.testing.assert_close(function(x), x.sum(0) / n + n - 1)
     assert tilec.torch.report().graphs[-1].kind == "inference"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_number_is_where_the_tensors_are_that_it_is_computed_with(device):
+    """On a GPU, too, where the machine code of a call reads nothing of the CPU's."""
+    from torch import fx
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from tilec.torch.scalars import as_tensors
+
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        graph, aten = fx.Graph(), torch.ops.aten
+        x, k = graph.placeholder("x"), graph.placeholder("k")
+        x.meta["val"], k.meta["val"] = torch.empty(8, device=device), mode.shape_env.create_unbacked_symint()
+        made = graph.call_function(aten.mul.Scalar, (x, k))
+        made.meta["val"] = torch.empty(8, device=device)
+        graph.output((made,))
+        as_tensors(graph)
+        (scalar,) = graph.find_nodes(op="call_function", target=aten.scalar_tensor.default)
+        assert scalar.meta["val"].device.type == scalar.kwargs["device"].type == device

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from functools import partial
 from typing import TypeGuard
 
 import torch
@@ -46,8 +47,10 @@ def _is_number(value: object) -> TypeGuard[fx.Node]:
 
 
 class _Scalars:
+    """Each is where the tensors are that it is computed with: a kernel on a GPU would wait for one of the CPU's."""
+
     def __init__(self) -> None:
-        self.made: dict[fx.Node, fx.Node] = {}
+        self.made: dict[tuple[fx.Node, torch.device], fx.Node] = {}
 
     def replace(self, node: fx.Node, target: OpOverload) -> None:
         """Has an operation read numbers as tensors; it stays where it would then have another type, or cannot be done."""
@@ -67,33 +70,34 @@ class _Scalars:
 
     def _read(self, build: Builder, node: fx.Node, target: OpOverload) -> fx.Node | None:
         given, name, like = arguments(node), target._schema.name, node.meta["val"]
+        tensor = partial(self._tensor, build, device=like.device)
         if name in FILLED and _is_number(filled := given["fill_value"]):
             zeros = build(target, *(0 if a is filled else a for a in node.args), **node.kwargs)
-            return build(aten.fill.Tensor, zeros, self._tensor(build, filled))
+            return build(aten.fill.Tensor, zeros, tensor(filled))
         if name == "aten::arange" and _is_number(start := given.get("start")) and given.get("step") in (None, 1):
             if like.dtype not in INTEGERS:
                 return None
             count = like.shape[0] if isinstance(like.shape[0], int) else build(operator.sub, given["end"], start)
-            return build(aten.add.Tensor, build(aten.arange.start_step, 0, count, **node.kwargs), self._tensor(build, start))
+            return build(aten.add.Tensor, build(aten.arange.start_step, 0, count, **node.kwargs), tensor(start))
         if (overload := _of_tensors(target, given)) is None:
             return None
         wanted = overload._schema.arguments
         args = {
-            a.name: self._tensor(build, given[a.name]) if _takes_tensor(a) and _is_scalar(given[a.name]) else given[a.name]
+            a.name: tensor(given[a.name]) if _takes_tensor(a) and _is_scalar(given[a.name]) else given[a.name]
             for a in wanted
         }
         named = {a.name: args.pop(a.name) for a in wanted if a.kwarg_only}
         return build(overload, *args.values(), **named)
 
-    def _tensor(self, build: Builder, number: fx.Node | float) -> fx.Node:
-        """A tensor of a number: of one that a call gives, the same for all that reads it."""
+    def _tensor(self, build: Builder, number: fx.Node | float, device: torch.device) -> fx.Node:
+        """A tensor of a number: of one that a call gives, the same for all that reads it on a device."""
         if not isinstance(number, fx.Node):
             return build(aten.scalar_tensor.default, number, dtype=torch.tensor(number).dtype, device=CPU)
-        if number not in self.made:
-            made = build(aten.scalar_tensor.default, number, dtype=KINDS[type(number.meta["val"])], device=CPU)
+        if (number, device) not in self.made:
+            made = build(aten.scalar_tensor.default, number, dtype=KINDS[type(number.meta["val"])], device=device)
             made.meta[SCALAR] = True
-            self.made[number] = made
-        return self.made[number]
+            self.made[number, device] = made
+        return self.made[number, device]
 
 
 def _of_tensors(target: OpOverload, given: Mapping[str, object]) -> OpOverload | None:
