@@ -17,6 +17,7 @@ from llvmlite import ir
 from tilec.core.host import available_threads
 from tilec.process import progress
 from tilec.process.interrupts import uninterrupted
+from tilec.process.logs import log
 from tilec.process.workers import workers
 from tilec.runtime import cache
 from tilec.runtime.cpu.load import MissingSymbol, load, machine
@@ -31,11 +32,15 @@ PRINTED = "tilec.runtime.cpu.support"
 def load_program(emitted: Emitted) -> dict[str, int]:
     """The address of every kernel's loop over blocks."""
     key = cache.make_key("objects", emitted.module, cache.code_digest(COMPILER, PRINTED), *_versions())
+    names = ", ".join(k.name for k in emitted.kernels)
     if (found := cache.load(key)) is not None:
         try:
-            return load_kernels(_from_cache(*found))
+            loaded = load_kernels(_from_cache(*found))
+            log("cache", f"machine code for the CPU of {names} is in the disk cache")
+            return loaded
         except (KeyError, TypeError, AttributeError, MissingSymbol):
             pass
+    log("cache", f"machine code for the CPU of {names} is compiled")
     made = _compiled(emitted)
     objects = {o.symbol: o for o in made.values()}
     properties = {

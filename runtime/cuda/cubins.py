@@ -12,6 +12,7 @@ from tilec.core.host import available_cores
 from tilec.process import progress
 from tilec.process.collection import uncollected
 from tilec.process.interrupts import uninterrupted
+from tilec.process.logs import log
 from tilec.process.workers import Abandoned, Workers, workers
 from tilec.runtime import cache, generated
 from tilec.runtime.cpu.load import MissingSymbol
@@ -61,8 +62,11 @@ def program_cubins(
     asked = [(k.name, k.threads, parameters(k), registers.get(k.name)) for k in emitted.kernels]
     code = cache.code_digest(COMPILER, PRINTED, generated.__name__)
     key = cache.make_key("cubins", emitted.module, repr((asked, RELAX, ALLOW)), chip, code, *versions())
+    names = ", ".join(k.name for k in emitted.kernels)
     if (found := cache.load(key)) is not None and (cubins := _from_cache(*found)) is not None:
+        log("cache", f"machine code for {chip} of {names} is in the disk cache")
         return cubins
+    log("cache", f"machine code for {chip} of {names} is compiled")
     cubins = _compiled(emitted, chip, registers, in_flight)
     different = list({id(c): c for c in cubins.values()}.values())
     properties = {

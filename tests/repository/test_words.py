@@ -33,7 +33,8 @@ RETIRED = {  # word: the nouns used instead, and where the word is another's (a 
         ["*chain*", "tilec/kernels/*", "tilec/plan/*", "tilec/*fitted.py", "passes/cuda/kernel.py", "passes/cpu/stage.py"],
     ),
     "stream": (  # CUDA's streams, and standard ones
-        "chain, prefetch, between", ["runtime/*", "tilec/driver/*", "tilec/api.py", "tilec/cli/*", "tilec/jax/*", "dsl/parse.py"],
+        "chain, prefetch, between",
+        ["runtime/*", "tilec/driver/*", "tilec/api.py", "tilec/cli/*", "tilec/jax/*", "tilec/process/logs.py", "dsl/parse.py"],
     ),
     "quick": ("approximate, fast path", []),
     "early": ("hoist", []),

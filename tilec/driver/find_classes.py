@@ -151,7 +151,7 @@ class Plans:
                 time_us = time_at(plan, special, exact, self.target) if same_kernels(plan, exact) else None
                 if time_us is None or time_us > exact.time_us * (1 + MOST_LOSS):
                     return False
-        except (TileError, Varies):
+        except (TileError, Varies, OverflowError):  # of bytes of tensors that no machine holds
             return False
         return True
 
@@ -165,7 +165,7 @@ class Plans:
             return False
         try:
             plans = [self._at({**others, name: n})[1] for n in (number, odd)]
-        except (TileError, Varies):
+        except (TileError, Varies, OverflowError):  # of bytes of tensors that no machine holds
             return True
         return plans[1].time_us > plans[0].time_us * (1 + MOST_LOSS)
 

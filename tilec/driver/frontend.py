@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.core.diagnostics import Source
 from tilec.core.dtypes import DTYPES, DType
-from tilec.process import progress
+from tilec.process import logs, progress
 from tilec.process.collection import uncollected
 from tilec.process.reading import read_bytes
 from tilec.runtime import cache
@@ -127,7 +127,8 @@ def ask_compiler(
     files. A program that imports files gets an error: that process may be in another folder, and may have read older ones."""
     from tilec.process import compile_server, workers
 
-    if not source.name.startswith("<") or source.folders or not compile_server.running(PROGRAMS):
+    logged = "op" in wanted and (logs.wants("plan") or logs.wants("fusion"))  # by the process that decides
+    if logged or not source.name.startswith("<") or source.folders or not compile_server.running(PROGRAMS):
         workers.check()
         return None
     return compile_server.ask(PROGRAMS, {"name": source.name, "text": source.text, **wanted}, on_part)

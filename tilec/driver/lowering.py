@@ -23,6 +23,7 @@ from tilec.kernels.verifier import Verifier
 from tilec.passes import NAMES, Stage, stages
 from tilec.plan.edited import check_edited
 from tilec.plan.invariant import refuse_dependent
+from tilec.plan.logged import log_decisions
 from tilec.plan.model import Plan
 from tilec.plan.planner import annotate, make_plan
 from tilec.plan.varying import plan_at
@@ -64,6 +65,7 @@ def lower(
         decided = make_plan(function, target) if at is None else plan_at(function, target, at)
         decided = schedule(decided) if schedule else decided
         annotate(op, function, decided)
+        log_decisions(decided)
         lowered.plan = replace(decided, function=None, replan=None, candidates=None, instance=None, general=None)
 
     order = (*NAMES, "emit")

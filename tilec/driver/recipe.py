@@ -21,6 +21,7 @@ from tilec.core.varying import Varies, evaluated, number
 from tilec.driver.frontend import PROGRAMS, Program, ask_compiler
 from tilec.process import progress
 from tilec.process.collection import uncollected
+from tilec.process.logs import log
 from tilec.process.reading import read_bytes
 from tilec.runtime import cache
 from tilec.runtime.program import Amount, Emitted, KernelSource
@@ -84,11 +85,18 @@ class Recipe:
         written = json.dumps([self.op, shapes, self.sizes, *self.donated, *([str(self.of)] if self.of else [])], sort_keys=True)
         return cache.make_key("op", self.program.digest, written, repr(self.target), schedule)
 
+    def __str__(self) -> str:
+        found = [str(self.of)] if self.of is not None else [f"{name} = {n}" for name, n in self.sizes.items()]
+        if not found and self.inputs is not None:
+            found = [f"{dtype.name}[{', '.join(map(str, shape))}]" for dtype, shape in self.inputs]
+        return f"{self.op} for {self.target.name} with {', '.join(found)}" if found else f"{self.op} for {self.target.name}"
+
     def compiled(self) -> Compiled:
         """From the disk cache, or by running the compiler. Raises TileError if the program or the target does not allow it."""
         if self._made is not None:
             return self._made
         found = cache.load(self.key)
+        log("cache", f"{self} {'is in the disk cache' if found is not None else 'is compiled'}")
         if found is not None:
             if "varies" in found[0]:
                 raise Varies(found[0]["varies"])

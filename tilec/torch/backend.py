@@ -25,6 +25,7 @@ from tilec.core.targets import kind_of
 from tilec.driver.recipe import end_unused_compilers, load_compilers
 from tilec.process import progress
 from tilec.process.collection import frozen
+from tilec.process.logs import log
 from tilec.process.untraced import leave_out
 from tilec.runtime.cpu import threads
 from tilec.torch import (
@@ -305,6 +306,8 @@ def compile_aten(
         whole = join(graph, decision, pieces, calls, attribute)
     reported.seconds = time.perf_counter() - begin
     reports.add(reported)
+    for line in str(reported).splitlines():
+        log("torch", line)
     dump.whole(folder, reported, whole.text)
     run = whole.run
     run._boxed_call = True  # type: ignore[attr-defined]

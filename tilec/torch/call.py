@@ -19,6 +19,7 @@ from tilec.driver.cuda_executable import CudaExecutable
 from tilec.driver.recipe import Signature
 from tilec.process.forking import compiling
 from tilec.process.interrupts import pass_on
+from tilec.process.logs import log
 from tilec.process.workers import workers
 from tilec.runtime import buffers
 from tilec.torch.aliases import returns
@@ -166,6 +167,8 @@ class Partition:
                 self._exact.discard(self.made.pop(next(iter(self.made))))
             like = [_fake(v, self.mode) for v in values]
 
+            log("torch", f"a partition meets new sizes: {', '.join(map(_described, values))}")
+
             def build() -> None:
                 self.made[key] = self._of_class(like, key) or self._compiled(_sized(self.graph, like, self.mode), key)
 
@@ -247,6 +250,10 @@ class Partition:
         if fast is not None and key is not None:
             self._exact.add(fast)
         return fast or slow
+
+
+def _described(value: Value) -> str:
+    return f"{list(value.shape)}" if isinstance(value, torch.Tensor) else str(value)
 
 
 def _raise(error: Exception, *values: Value) -> NoReturn:
