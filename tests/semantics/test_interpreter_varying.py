@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tools.varying import all_sizes, results, varying
+from tools.varying_kernels import lowered_for, wrong_kernels
 
 from tilec.core import mlir
 from tilec.core.diagnostics import CallError
@@ -130,3 +131,10 @@ def test_every_stage_at_every_size(name, target):
             inputs = random_inputs(exact, 1, {})
             found = results(run, exact, inputs)
             assert all(c.within for c in compare(exact, inputs, found).values()), (stage, chosen)
+
+
+def test_a_kernels_blocks_follow_from_the_programs_sizes():
+    """No argument of the kernel says M, only M * M."""
+    text = "op f(x: f32, u: bool[M]) -> (y: f32[M * M]) { y[i] = x where i in 0:M * M }"
+    made = lowered_for(text, {"M": (17, 128)})
+    assert not wrong_kernels(text, made, [{"M": m} for m in (17, 33)])

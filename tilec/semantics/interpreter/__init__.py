@@ -75,6 +75,7 @@ class _Program:
         operations = [o.operation for o in module.operation.regions[0].blocks[0].operations]
         self.functions = {mlir.symbol(o): o for o in operations if o.name == "func.func"}
         self.codes: dict[str, Code] = {}
+        self.sizes: dict[str, int] = {}  # of the latest run, which arguments of a kernel may not say
         entries = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
         if len(entries) != 1:
             raise CallError(f"the module has {len(entries)} functions besides kernels; it must have one, the program")
@@ -92,7 +93,7 @@ class _Program:
     def call(self, name: str, context: Context, arguments: list) -> list:
         code = self.code(name)
         if is_mapped(code.function):
-            launch(code, arguments)
+            launch(code, arguments, self.sizes)
             return []
         if (blocks := ranks.cluster_of(code.function)) > 1:
             ranks.call(code, context, arguments, blocks)
@@ -111,7 +112,7 @@ class _Program:
             _fitting(n, a, p, shape)
             for n, a, p, shape in zip(names, _in_order(arrays, names[:count]), parameters, shapes)
         ]
-        sizes = sizes_at(self.entry, [a.shape for a in given], shapes)
+        sizes = self.sizes = sizes_at(self.entry, [a.shape for a in given], shapes)
         views = [_input(n, a, _extents(p, sizes)) for n, a, p in zip(names, given, parameters)]
         made = [_output(n, p, _extents(p, sizes)) for n, p in zip(names[count:], parameters[count:])]
         name = mlir.symbol(self.entry)

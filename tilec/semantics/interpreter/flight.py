@@ -5,7 +5,7 @@ The threads of a block run in lockstep, as lanes; so do several blocks if no blo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,11 @@ def is_mapped(function: ir.Operation) -> bool:
     return "tilec.threads" in function.attributes
 
 
-def launch(code: Code, arguments: list[View]) -> None:
-    """Runs a mapped kernel."""
+def launch(code: Code, arguments: list[View], sizes: Mapping[str, int]) -> None:
+    """Runs a mapped kernel of a program at some sizes."""
     threads = mlir.get_integer(code.function, "tilec.threads")
-    blocks = number(extents.blocks(code.function), sizes_at(code.function, [v.static_shape() for v in arguments]))
+    own = sizes_at(code.function, [v.static_shape() for v in arguments])
+    blocks = number(extents.blocks(code.function), {**sizes, **own})
     kernel = Kernel(code, blocks, threads)
     guards = []
     for n in kernel.stored:
