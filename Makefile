@@ -11,6 +11,7 @@
 # make sanitize runs NVIDIA's Compute Sanitizer over the kernels of every example and of FUZZ (32) drawn programs from SEED;
 #              it takes a GPU and the CUDA toolkit
 # make lint    ruff, and mypy over the package
+# make site    builds the documentation as pages in site/, with a gallery of the examples (python -m http.server -d site)
 # make docs    rewrites the figures and tables of README.md and docs/ from the code and benchmarks/results/
 #
 # Everything happens in $(VENV); PYTHON is what makes it. The tests install the GPU compiler, which needs no GPU; the demo and
@@ -37,7 +38,7 @@ TARGET ?= all
 FUZZ   ?= 32
 CASES  ?=
 
-.PHONY: demo test test-all test-whole torch bench fuzz fuzz-ptxas sanitize outside lint docs clean
+.PHONY: demo test test-all test-whole torch bench fuzz fuzz-ptxas sanitize outside lint docs site clean
 .DEFAULT_GOAL := demo
 
 demo: $(BASE)
@@ -82,8 +83,11 @@ docs: $(TEST)
 	$(RUN) docs/make_pipeline.py
 	$(RUN) -m benchmarks docs
 
+site: $(TEST)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build -q
+
 clean:
-	rm -rf $(VENV) *.egg-info build
+	rm -rf $(VENV) *.egg-info build site
 
 # Editable: changed sources need no second install.
 $(BASE): pyproject.toml | $(RUN)

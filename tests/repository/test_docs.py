@@ -16,7 +16,8 @@ from tilec.core.diagnostics import Source
 from tilec.dsl.check import check
 from tilec.dsl.parse import parse
 
-PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+FOLDERS = (ROOT, ROOT / "docs", ROOT / "docs" / "guides")
+PAGES = sorted(p.relative_to(ROOT).as_posix() for folder in FOLDERS for p in folder.glob("*.md"))
 TUTORIAL = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs" / "tutorial").glob("*.md"))
 """Their commands and Python run in `tests/cli/test_tutorial.py`."""
 GUIDE = "CONTRIBUTING.md"
