@@ -15,6 +15,7 @@ from torch import fx
 from tilec.torch.aliases import ancestors, behind_inputs, is_view, returns
 from tilec.torch.concrete import Known
 from tilec.torch.partition import Decision, Part
+from tilec.torch.profiles import ENABLED, label_of, profiled
 from tilec.torch.segments import Segmented
 from tilec.torch.types import Attribute, Call, Run
 
@@ -183,7 +184,7 @@ def join(
     for n in output.all_input_nodes:
         want(n)
 
-    w = _Writer()
+    w, ranges = _Writer(), dict[str, object]()
     arguments = graph.find_nodes(op="placeholder")
     if arguments:
         w.lines.append(f"{', '.join(f'{n.name}_' for n in arguments)}, = args")
@@ -207,6 +208,7 @@ def join(
             read, made = piece.inputs, list(piece.outputs)
             left = ", ".join(f"{n.name}_" for n in made)
             function, given = w.constant(calls[step], f"part{step}"), ", ".join(f"{n.name}_" for n in read)
+            ranges[function] = profiled(calls[step], label_of(f"part{step}", piece.part.nodes))
             if isinstance(calls[step], Segmented):  # nothing else may have what it lets go
                 w.lines.append(f"given = [{given}]")
                 w.release([n for n in dict.fromkeys(read) if n in held and n not in kept and last[n] <= k], held)
@@ -219,10 +221,17 @@ def join(
         held.update(made)
         w.release([n for n in dict.fromkeys((*read, *made)) if n in held and n not in kept and last.get(n, -1) <= k], held)
     w.lines.append(f"return {w.argument(returns(graph))}")
-    text = "def run(args):\n" + "".join(f"    {line}\n" for line in w.lines)
-    names: dict[str, Any] = dict(w.names)
-    exec(compile(text, "<tilec: a graph's partitions>", "exec"), names)
-    return Whole(names["run"], text)
+    body = "".join(f"    {line}\n" for line in w.lines)
+    observed = _function(body, {**w.names, **ranges})
+    checked = f"    if enabled():\n        return observed(args)\n{body}"
+    run = _function(checked, {**w.names, "enabled": ENABLED, "observed": observed})
+    return Whole(run, f"def run(args):\n{body}")
+
+
+def _function(body: str, names: dict[str, Any]) -> Run:
+    exec(compile(f"def run(args):\n{body}", "<tilec: a graph's partitions>", "exec"), names)
+    run: Run = names["run"]
+    return run
 
 
 def _called(w: _Writer, node: fx.Node) -> str:
