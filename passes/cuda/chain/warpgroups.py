@@ -230,7 +230,7 @@ class Warpgroups(Engine):
         self.fragments.clear()
         self.q.wait_full(row, row_phase)
         self.fragments.traverse(self._loop_over_tiles, now, self.persistent)
-        if any(x.further for x in self.chain.factors):
+        if any(x.further for x in self.chain.factors) or self.block.options.weight_terms > 1:
             WholeNumbers(self.fragments).compute_anew()
         if self.persistent:
             self.q.release(row, self.thread)

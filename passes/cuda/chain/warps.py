@@ -22,6 +22,7 @@ from tilec.passes.cuda.chain.copied_tiles import CopiedTiles
 from tilec.passes.cuda.chain.fragments import Fragments, Sums, Terms, clear
 from tilec.passes.cuda.chain.split import PartialStates
 from tilec.passes.cuda.chain.values import statements
+from tilec.passes.cuda.chain.whole_numbers import WholeNumbers
 from tilec.passes.cuda.contraction.fragments import load_fragment, multiply_fragments, word_registers
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.ring import CopyRing, carried_loop
@@ -95,6 +96,8 @@ class Warps(WarpProducts):
         with statements(p.total for p in self.chain.products):
             self.fragments.clear()
             self.fragments.traverse(lambda _: self._loop_over_tiles(), [], False)
+            if self.block.options.weight_terms > 1:
+                WholeNumbers(self.fragments).compute_anew()
         self.parts.store()
 
     def _loop_over_tiles(self) -> None:

@@ -1,18 +1,20 @@
 """States and sums of a contraction chain of numbers that have no parts (`tilec/analysis/bf16_split.py`): of the numbers themselves.
 
-Such numbers are marked, so that scores of them are NaN, and with these the weights and all sums of a row. A thread whose sums are
-not finite computes its rows anew at the end: the states, by a pass over the elements for those that read others, and the sums.
-Looking at each tile's scores would keep them in registers for longer."""
+Such numbers are marked, so that scores of them are NaN, and with these the weights and all sums of a row. So are sums of an
+infinite value and a weight that is a sum of several numbers, of which some are 0. A thread whose sums are not finite computes its
+rows anew at the end: the states, by a pass over the elements for those that read others, and the sums. A look at each tile's scores
+would keep them in registers for longer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from tilec.analysis.carried import Carried
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, memref
-from tilec.passes.cuda.chain.fragments import Fragments
+from tilec.passes.cuda.chain.fragments import Fragments, Sums
 from tilec.passes.cuda.chain.masks import number_of
 from tilec.passes.cuda.chain.states import reference_of
 from tilec.passes.cuda.chain.values import At, combine, halves, selected
@@ -29,25 +31,37 @@ class WholeNumbers:
         self.own, self.chain, self.values = own, own.chain, own.values
 
     def compute_anew(self) -> None:
-        """The complete states, and the sums, of rows of numbers that have no parts."""
-        chain, own, zero, (result,) = self.chain, self.own, mlir.index(0), self.own.results
-        columns, values, between, states = result.product.columns, result.product.whole_values, chain.between, own.states
-        count = own.block.sizes[columns]
+        """The complete states, and the sums, of rows whose sums are not finite."""
+        for result in self.own.results:
+            with unless_finite(result.sums) as unfinished:
+                self.hidden = _zero_of(unfinished.met)
+                with halves(self.own.rows) as half:
+                    self._complete(half, unfinished)
+                weight, value = partial(self._weight, result), partial(self._value, result)
+                add_anew(unfinished, result.sums, self._elements, weight, value)
 
-        def of_column(j: ir.Value, lane: ir.Value, k: ir.Value) -> ir.Value:
-            column = sum_of([(lane, 1), (j, 8), (own.column, 1), (self.hidden, 1)])
-            column = column if result.wide == count else arith.minsi(column, mlir.index(count - 1))
-            return self.values.build(values, At(self._row(zero) | {between: k, columns: column}, zero))
+    def _complete(self, half: ir.Value, unfinished: Unfinished) -> None:
+        """All states of a row."""
+        states = self.own.states
+        self._reduce([c for c in states.rows if c.rescale is None], half, unfinished)
+        for s in self.chain.online.rescales:
+            new = reference_of(self.values, self.chain.online.reference(s), At({}, half))
+            unfinished.store(new, self.values.references[s.number], [half], half)
+        self._reduce([c for c in states.rows if c.rescale is not None], half, unfinished)
 
-        with unless_finite(result.sums) as unfinished:
-            self.hidden = _zero_of(unfinished.met)
-            with halves(own.rows) as half:
-                self._reduce([c for c in states.rows if c.rescale is None], half, unfinished)
-                for s in chain.online.rescales:
-                    new = reference_of(self.values, chain.online.reference(s), At({}, half))
-                    unfinished.store(new, self.values.references[s.number], [half], half)
-                self._reduce([c for c in states.rows if c.rescale is not None], half, unfinished)
-            add_anew(unfinished, result.sums, self._elements, self._weight, of_column)
+    def _value(self, result: Sums, j: ir.Value, lane: ir.Value, k: ir.Value) -> ir.Value:
+        """Of a column and an element of j."""
+        zero, columns, f32 = mlir.index(0), result.product.columns, ir.F32Type.get()
+        count = self.own.block.sizes[columns]
+        column = sum_of([(lane, 1), (j, 8), (self.own.column, 1), (self.hidden, 1)])
+        column = column if result.wide == count else arith.minsi(column, mlir.index(count - 1))
+        at = At(self._row(zero) | {self.chain.between: k, columns: column}, zero)
+        value = self.values.build(result.product.whole_values, at)
+        value = value if value.type == f32 else arith.extf(f32, value)
+        if self.own.tiles.even:
+            return value
+        exists = arith.cmpi(arith.CmpIPredicate.slt, k, mlir.index(self.own.block.length))  # others are read at the last one
+        return selected(exists, value, 0.0)
 
     def _reduce(self, carried: list[Carried], half: ir.Value, unfinished: Unfinished) -> None:
         """States that read no others than those that are complete."""
@@ -63,10 +77,10 @@ class WholeNumbers:
                 total = combine(c.total.combine, memref.LoadOp(tile, [half]).result, term)
                 unfinished.store(total, tile, [half], half)
 
-    def _weight(self, half: ir.Value, k: ir.Value) -> ir.Value:
+    def _weight(self, result: Sums, half: ir.Value, k: ir.Value) -> ir.Value:
         """Of a row and an element of j."""
         at, inside = self._scores(half, k)
-        return selected(inside, self.values.build(self.chain.products[0].weights, at), 0.0)
+        return selected(inside, self.values.build(result.product.weights, at), 0.0)
 
     def _row(self, half: ir.Value) -> dict[int, ir.Value]:
         return self.own.block.rows_at(sum_of([(half, 8), (self.own.row, 1), (self.hidden, 1)]))

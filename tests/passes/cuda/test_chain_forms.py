@@ -409,3 +409,15 @@ def test_on_a_gpu(name, monkeypatch):
     got = got if isinstance(got, tuple) else (got,)
     assert any(isinstance(k.options, ContractionChain) for k in op.plan.kernels)
     assert_within(text, inputs, [from_torch(g) for g in got], kind="cuda")
+
+
+@pytest.mark.parametrize("target, tile", [("h200", (64, 32)), ("h200", (128, 64)), ("sm_80", (64, 32)), ("sm_80", (128, 32))])
+def test_infinite_values_of_weights_that_are_sums(target, tile, monkeypatch):
+    """A weight's lower part may be 0, which an infinite value makes NaN: such rows are computed of whole weights."""
+    text = attention(product=PRODUCT.replace(" using bf16", "")).replace("(o: bf16", "(o: f32")
+    special, _ = lowered(text, SIZES, tile if target == "h200" else None, monkeypatch, target)
+    inputs = arrays(special)
+    inputs[2][0, 0, 3, 5], inputs[2][0, 0, 5, 5], inputs[2][1, 0, 71, 7] = np.inf, np.inf, -np.inf  # the last of 72, too
+    tile = tile if target == "h200" else None
+    result = check(text, SIZES, tile, monkeypatch, inputs=inputs, target=target)
+    assert result.plan.kernels[0].options.weight_terms > 1
