@@ -128,6 +128,48 @@ def test_a_text_while_it_is_typed(session):
     session(steps)
 
 
+def test_names_and_hints(session):
+    async def steps(editor: Editor) -> None:
+        editor.open(PROGRAM)
+        await editor.messages()
+
+        async def asked(request: str, kind: type, text: str, within: int = 0, **more: object) -> object:
+            place = {"text_document": editor.document, "position": editor.place(text, within)}
+            return await getattr(editor.client, request)(kind(**place, **more))
+
+        def texts(found) -> list[tuple[int, str]]:
+            spans = [(Lines(editor.text).offset(r.range.start), Lines(editor.text).offset(r.range.end)) for r in found]
+            return [(start, editor.text[start:end]) for start, end in spans]
+
+        places = [k for k in range(len(PROGRAM)) if PROGRAM.startswith("m[i]", k)]
+        for declared in (True, False):
+            context = types.ReferenceContext(declared)
+            found = await asked("text_document_references_async", types.ReferenceParams, "- m[i]", 2, context=context)
+            assert texts(found) == [(k, "m") for k in places][0 if declared else 1 :]
+        edit = await asked("text_document_rename_async", types.RenameParams, "- m[i]", 2, new_name="most")
+        assert texts(edit.changes[editor.uri]) == [(k, "m") for k in places]
+        edit = await asked("text_document_rename_async", types.RenameParams, "y[i, j] =", 2, new_name="row")
+        assert len(edit.changes[editor.uri]) == 3, "the index of one statement"
+        for name, why in (("x", "`x` is an input here already"), ("op", "cannot be the name"), ("3", "cannot be the name")):
+            with pytest.raises(Exception, match=why):
+                await asked("text_document_rename_async", types.RenameParams, "- m[i]", 2, new_name=name)
+        with pytest.raises(Exception, match="declared in another file"):
+            await asked("text_document_rename_async", types.RenameParams, "twice(g", 2, new_name="double")
+        assert await asked("text_document_prepare_rename_async", types.PrepareRenameParams, "twice(g", 2) is None
+
+        whole = types.Range(types.Position(0, 0), types.Position(99, 0))
+        hints = await editor.client.text_document_inlay_hint_async(types.InlayHintParams(editor.document, whole))
+        assert [h.label for h in hints] == ["f32[M], i in 0:M, j in 0:N", "f32[M, N], i in 0:M, j in 0:N"]
+        assert [h.position.line for h in hints] == [4, 5]
+
+        items = await asked("text_document_completion_async", types.CompletionParams, "m[i]    =")
+        found = {item.label: item.detail for item in items}
+        assert found["x"] == "x: f32[M, N]" and found["twice"].startswith("def twice") and found["gelu"].startswith("def gelu")
+        assert "bf16" in found
+
+    session(steps)
+
+
 @pytest.mark.parametrize("encoding", [None, "utf-8", "utf-16", "utf-32"])
 def test_places_of_a_text(encoding):
     """Every place between two characters, with a mark before the text or without, and the places that are none."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from lsprotocol import types
+from pygls.exceptions import JsonRpcException
 from pygls.lsp.server import LanguageServer
 from pygls.uris import from_fs_path, to_fs_path
 
@@ -14,6 +15,7 @@ from tilec.core.diagnostics import Source, Span, TileError
 from tilec.dsl.format import format_source
 from tilec.dsl.modules import load_file
 from tilec.dsl.symbols import Symbol
+from tilec.lsp import edits
 from tilec.lsp.document import Document, file_of
 from tilec.lsp.positions import Lines
 from tilec.version import VERSION
@@ -25,6 +27,12 @@ _KINDS = {
     "op": types.SymbolKind.Function, "function": types.SymbolKind.Function, "input": types.SymbolKind.Variable,
     "result": types.SymbolKind.Variable, "tensor": types.SymbolKind.Variable, "size": types.SymbolKind.Constant,
 }  # fmt: skip
+
+_COMPLETIONS = {
+    "op": types.CompletionItemKind.Function, "function": types.CompletionItemKind.Function,
+    "size": types.CompletionItemKind.Constant, "type": types.CompletionItemKind.Keyword,
+}  # fmt: skip
+REQUEST_FAILED = -32803  # of the protocol: a request that is right, and cannot be done
 
 
 class Server(LanguageServer):
@@ -133,6 +141,55 @@ def made() -> Server:
             start = types.Position(0, 0)
             return types.Location(from_fs_path(str(path.absolute())) or "", types.Range(start, start))
         return None
+
+    @server.feature(types.TEXT_DOCUMENT_REFERENCES)
+    def references(params: types.ReferenceParams) -> list[types.Location]:
+        document, offset = server.found(params.text_document.uri, params.position)
+        if (at := document.at(offset)) is None:
+            return []
+        declared = at[0].span
+        kept = [s for s in at[0].spans if params.context.include_declaration or s.start != declared.start]
+        return [server.location(span) for span in kept]
+
+    @server.feature(types.TEXT_DOCUMENT_PREPARE_RENAME)
+    def prepare_rename(params: types.PrepareRenameParams) -> types.Range | None:
+        document, offset = server.found(params.text_document.uri, params.position)
+        at = document.at(offset)
+        if at is None or at[0].span.source is not document.source:
+            return None
+        return server.lines(document.source).range(at[1].start, at[1].end)
+
+    @server.feature(types.TEXT_DOCUMENT_RENAME, types.RenameOptions(prepare_provider=True))
+    def rename(params: types.RenameParams) -> types.WorkspaceEdit | None:
+        document, offset = server.found(params.text_document.uri, params.position)
+        if (at := document.at(offset)) is None:
+            return None
+        try:
+            spans = edits.renamed(document, at[0], params.new_name)
+        except edits.Refused as error:
+            raise JsonRpcException(str(error), REQUEST_FAILED) from None
+        lines = server.lines(document.source)
+        changes = [types.TextEdit(lines.range(s.start, s.end), params.new_name) for s in spans]
+        return types.WorkspaceEdit({params.text_document.uri: changes})
+
+    @server.feature(types.TEXT_DOCUMENT_INLAY_HINT)
+    def inlay_hint(params: types.InlayHintParams) -> list[types.InlayHint]:
+        document = server.document(params.text_document.uri)
+        lines, first, last = server.lines(document.source), params.range.start, params.range.end
+        made = [(lines.position(offset), text) for offset, text in edits.hints(document)]
+        return [
+            types.InlayHint(position, text, types.InlayHintKind.Type, padding_left=True)
+            for position, text in made
+            if first.line <= position.line <= last.line
+        ]
+
+    @server.feature(types.TEXT_DOCUMENT_COMPLETION)
+    def completion(params: types.CompletionParams) -> list[types.CompletionItem]:
+        document, offset = server.found(params.text_document.uri, params.position)
+        return [
+            types.CompletionItem(name, kind=_COMPLETIONS.get(kind, types.CompletionItemKind.Variable), detail=detail)
+            for name, kind, detail in edits.names_at(document, offset)
+        ]
 
     @server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
     def symbols(params: types.DocumentSymbolParams) -> list[types.DocumentSymbol]:
