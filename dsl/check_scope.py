@@ -65,10 +65,21 @@ class TensorInfo:
     hoisted: bool = False  # made by inlining: accessed with its own indices only
 
 
-def suggestion(name: str, known: Iterable[str]) -> str | None:
+class Suggestion(str):
+    """A hint that names what may have been meant: `meant` in place of `written`. Editors replace one with the other."""
+
+    written: str
+    meant: str
+
+
+def suggestion(name: str, known: Iterable[str]) -> Suggestion | None:
     """`did you mean …?` for a name that nothing is called by."""
     close = difflib.get_close_matches(name, list(known)[:500], n=1, cutoff=0.76)
-    return f"did you mean `{close[0]}`?" if close else None
+    if not close:
+        return None
+    found = Suggestion(f"did you mean `{close[0]}`?")
+    found.written, found.meant = name, close[0]
+    return found
 
 
 def calls_itself(circle: list[str]) -> str:

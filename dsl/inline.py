@@ -223,7 +223,7 @@ class Inliner(Calls):
         named = [n for bound in (range_.high, range_.low) if bound is not None for n in ast.names_of(bound)]
         for name, span in ((n.name, n.span) for n in named if n.name not in self.sizes):
             what = "an index" if name in indices else "a tensor" if name in self.tensors else "not a size"
-            hint = suggestion(name, self.sizes)
+            hint: str | None = suggestion(name, self.sizes)
             if what == "an index":
                 hint = f"a triangle is written with `if`: `sum[k](x[k] if k < {name} else 0)`"
             self.report.error(f"a bound is made of numbers and sizes, and `{name}` is {what}", span, hint=hint)

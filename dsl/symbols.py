@@ -41,7 +41,7 @@ class Symbols:
 
     def __init__(self, program: ast.Program, module: Module | None = None):
         self.source = program.span.source
-        self.names = _names_of(self.source)
+        self.names = _Names(self.source)  # its own: spans are of this source, not of another one with the same text
         self.all: list[Symbol] = []
         self._at: dict[int, Symbol] = {}
         self.declared: dict[str, Symbol] = {}
@@ -151,7 +151,7 @@ class _Names:
         return Span(self.source, self.starts[k], self.tokens[k].end_pos or 0)
 
 
-@lru_cache(16)
+@lru_cache(16)  # for what is imported
 def _names_of(source: Source) -> _Names:
     return _Names(source)
 

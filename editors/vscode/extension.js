@@ -10,7 +10,11 @@ async function start() {
   const settings = workspace.getConfiguration("tilec");
   if (!settings.get("server.enabled")) return;
   const server = { command: settings.get("server.path"), args: ["lsp"] };
-  client = new LanguageClient("tilec", "tilec", server, { documentSelector: [{ language: "tile" }] });
+  client = new LanguageClient("tilec", "tilec", server, {
+    documentSelector: [{ language: "tile" }],
+    initializationOptions: { target: settings.get("target"), sizes: settings.get("sizes") },
+    synchronize: { configurationSection: "tilec" },
+  });
   try {
     await client.start();
   } catch (error) {

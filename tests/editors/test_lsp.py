@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 from pygls.uris import from_fs_path, to_fs_path
 
+from tilec.core.diagnostics import Source
+from tilec.lsp import edits
+from tilec.lsp.costs import Question, Settings, planned, read_settings
+from tilec.lsp.document import Document, with_open
 from tilec.lsp.positions import Lines
 
 LIBRARY = "def twice(v) { return 2 * v }\n"
@@ -80,21 +85,23 @@ class Editor:
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Callable[[Callable[[Editor], Awaitable[None]]], None]:
+def session(tmp_path: Path) -> Callable[..., None]:
     (tmp_path / "library.tile").write_text(LIBRARY)
 
-    async def run(steps: Callable[[Editor], Awaitable[None]]) -> None:
+    async def run(steps: Callable[[Editor], Awaitable[None]], settings: object) -> None:
         client = LanguageClient("test", "1")
         editor = Editor(client, tmp_path)
         await client.start_io(sys.executable, "-m", "tilec", "lsp", cwd=ROOT)
-        await client.initialize_async(types.InitializeParams(types.ClientCapabilities(), root_uri=from_fs_path(str(tmp_path))))
+        await client.initialize_async(types.InitializeParams(
+            types.ClientCapabilities(), root_uri=from_fs_path(str(tmp_path)), initialization_options=settings,
+        ))  # fmt: skip
         client.initialized(types.InitializedParams())
         await steps(editor)
         await client.shutdown_async(None)
         client.exit(None)
         await client.stop()
 
-    return lambda steps: asyncio.run(run(steps))
+    return lambda steps, settings=None: asyncio.run(run(steps, settings))
 
 
 def test_a_text_while_it_is_typed(session):
@@ -165,9 +172,109 @@ def test_names_and_hints(session):
         items = await asked("text_document_completion_async", types.CompletionParams, "m[i]    =")
         found = {item.label: item.detail for item in items}
         assert found["x"] == "x: f32[M, N]" and found["twice"].startswith("def twice") and found["gelu"].startswith("def gelu")
-        assert "bf16" in found
+        assert {"bf16", "exp", "sum", "inf"} <= set(found)
+
+        def calls(text: str, within: int):
+            return asked("text_document_signature_help_async", types.SignatureHelpParams, text, within)
+
+        help_ = await calls("gelu(x[i, j])", 9)
+        (signature,) = help_.signatures
+        assert signature.label.startswith("def gelu(") and (help_.active_parameter, len(signature.parameters)) == (0, 1)
+        assert (await calls("twice(gelu", 6)).signatures[0].label.startswith("def twice(")
+        assert await calls("m[i]    =", 2) is None
+
+        editor.change(PROGRAM.replace("gelu(x", "glu(x").replace("- m[i]", "+ pow(m[i], 2)"))
+        assert "did you mean `gelu`" in (await editor.messages())[0].message
+        assert (await calls("pow(m", 11)).active_parameter == 1, "a text with mistakes has calls, too"
+        at = types.Range(editor.place("glu", 1), editor.place("glu", 1))
+        asking = types.CodeActionParams(editor.document, at, types.CodeActionContext([]))
+        (action,) = await editor.client.text_document_code_action_async(asking)
+        (edit,) = action.edit.changes[editor.uri]
+        assert (action.title, texts([edit])[0][1], edit.new_text) == ("Write `gelu`", "glu", "gelu")
 
     session(steps)
+
+
+def test_a_text_that_is_read_twice_has_its_names_both_times():
+    """An editor has the same text again after a change was undone."""
+    text = "op f(x: f32[N]) -> (y: f32[N]) { y[i] = exp(x[i]) }\n"
+    for _ in range(2):
+        document = Document(Source("f.tile", text), with_open({}))
+        (symbol, _) = document.at(text.index("x:"))
+        assert len(symbol.spans) == 2 and len(edits.renamed(document, symbol, "z")) == 2
+
+
+@pytest.mark.slow
+def test_costs_of_statements(session):
+    """Each is that of the plan, for the settings and the text as they are."""
+
+    async def steps(editor: Editor) -> None:
+        def configure(settings: object) -> None:
+            editor.client.workspace_did_change_configuration(types.DidChangeConfigurationParams(settings))
+
+        async def cost(text: str, within: int = 0) -> str:
+            while "not ready yet" in (found := await editor.hover(text, within)):
+                pass
+            return found
+
+        editor.open(PROGRAM)
+        found = await cost("m[i]    =")
+        assert "kernel `f" in found and "(on h200, M = 4096, N = 1024): " in found and " us predicted, bound by memory" in found
+        assert "kernel" not in await cost("x: f32"), "no statement is there"
+
+        editor.change(PROGRAM.replace("max[j](x[i, j])", "max[j](x[i, j]"))
+        assert "kernel" not in await cost("m[i]    ="), "a text with mistakes has no plan"
+        (editor.folder / "library.tile").write_text("def twice(v) { return x }\n")
+        editor.change(PROGRAM)
+        assert "kernel" not in await cost("m[i]    ="), "nor has one whose import is wrong"
+        (editor.folder / "library.tile").write_text(LIBRARY)
+        editor.change(PROGRAM + "# changed\n")
+        assert await cost("m[i]    =") == found
+
+        configure({"tilec": {"target": "cpu", "sizes": {"M": 8, "N": 8}}})
+        assert "(on cpu, M = 8, N = 8): " in await cost("m[i]    =")
+        configure({"tilec": {"target": "h20", "sizes": {"M": 8, "N": 8}}})
+        assert "no cost on h20: unknown target 'h20'" in await cost("m[i]    =")
+        configure({"tilec": {"sizes": {"M": 8}}})
+        assert "no cost on cpu: the size `N` is not in the setting `tilec.sizes`" in await cost("m[i]    =")
+
+        slow = "op f(x: f32[N, N]) -> (y: f32[N, N]) {\n" + "".join(
+            f"    t{k}[i, j] = sum[n](x[i, n] * {f't{k - 1}' if k else 'x'}[n, j])\n" for k in range(60)
+        ) + "    y[i, j] = t59[i, j]\n}\n"  # fmt: skip
+        configure({"tilec": {"target": "h200", "sizes": {"M": 512, "N": 512}}})
+        editor.change(slow)
+        assert await editor.messages() == []
+        late = asyncio.ensure_future(editor.hover("t3[i, j]"))
+        await asyncio.sleep(0)  # it is sent
+        editor.change(PROGRAM)
+        assert "not ready yet" in await late, "the plan of a text that is gone has ended"
+        assert "kernel `f" in await cost("m[i]    =")
+
+    session(steps, {"target": "h200", "sizes": {"M": 4096, "N": 1024, "K": 7}})
+
+
+@pytest.mark.parametrize("given, wrong", [
+    ({"target": 3}, "`tilec.target` must be a name"), ({"sizes": [1]}, "`tilec.sizes` must be a table"),
+    ({"tilec": {"sizes": {"M": "8"}}}, "M must be a whole number"), ({"sizes": {"M": True}}, "M must be a whole number"),
+    (3, "must be a table"),
+])  # fmt: skip
+def test_wrong_settings(given, wrong):
+    with pytest.raises(ValueError, match=wrong):
+        read_settings(given)
+    assert read_settings(None) == read_settings({}) == read_settings({"tilec": None}) == Settings()
+
+
+def test_every_way_to_a_plan_has_its_answer(tmp_path):
+    """The process that plans, without a process: a schedule file is obeyed, and imports come from open texts first."""
+    text = 'import "library.tile"\nop f(x: f32[N]) -> (y: f32[N]) { y[i] = twice(x[i]) }\n'
+    (tmp_path / "library.tile").write_text("def thrice(v) { return 3 * v }\n")
+    asked = Question(str(tmp_path / "f.tile"), text, (), {}, "f", "cpu", {"N": 64})
+    assert "unknown function `twice`" in planned(asked).refused
+    asked = replace(asked, opened={str(tmp_path / "library.tile"): LIBRARY})
+    (kernel,) = planned(asked).kernels
+    assert kernel.tensors == ["y"] and kernel.lines == [f"{tmp_path / 'f.tile'}:2"] and "100% of the op's time" in kernel.cost
+    (tmp_path / "f.sched.toml").write_text("wrong = 1\n")
+    assert planned(asked).refused
 
 
 @pytest.mark.parametrize("encoding", [None, "utf-8", "utf-16", "utf-32"])

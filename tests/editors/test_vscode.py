@@ -9,6 +9,8 @@ import tomllib
 import pytest
 from tools import ROOT
 
+from tilec.lsp.costs import Settings, read_settings
+
 FOLDER = ROOT / "editors" / "vscode"
 MANIFEST = json.loads((FOLDER / "package.json").read_text(encoding="utf-8"))
 
@@ -25,7 +27,7 @@ def test_the_manifest_names_files_that_exist():
 
 STUBS = """
 const registered = [], started = [];
-const settings = { "server.enabled": true, "server.path": "tilec" };
+const settings = { "server.enabled": true, "server.path": "tilec", target: "h200", sizes: { M: 4 } };
 const modules = {
   vscode: {
     commands: { registerCommand: (name, run) => (registered.push(name), { name, run }) },
@@ -36,6 +38,7 @@ const modules = {
     LanguageClient: class {
       constructor(id, name, server, options) { Object.assign(this, { server, options }); }
       async start() {
+        registered.push([this.options.initializationOptions, this.options.synchronize.configurationSection]);
         started.push([this.server.command, ...this.server.args, this.options.documentSelector[0].language].join(" "));
         if (this.server.command === "missing") throw new Error("ENOENT");
       }
@@ -71,7 +74,8 @@ def test_the_extension_starts_the_server():
     done = subprocess.run([node, "-e", STUBS, str(main)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["registered"] == commands
+    assert found["registered"] == [*commands, *[[{"target": "h200", "sizes": {"M": 4}}, "tilec"]] * 2]
+    assert read_settings(found["registered"][1][0]) == Settings("h200", {"M": 4})
     first, stopped, second, message = found["started"]
     assert (first, stopped, second) == ("tilec lsp tile", "stop", "missing lsp tile")
     assert "ENOENT" in message and 'pip install "tilec[lsp]"' in message

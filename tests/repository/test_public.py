@@ -31,6 +31,28 @@ reveal_type(op.build(N=3))
 reveal_type(tilec.reference("y[i] = x[i]"))
 reveal_type(tilec.__version__)
 reveal_type(report())
+reveal_type(op.classes())
+reveal_type(op.what_if("bandwidth*2"))
+reveal_type(op.report())
+reveal_type(op.warm(N=[1, 2]))
+reveal_type(tilec.compile("ij,jk->ik"))
+reveal_type(tilec.from_torch(abs, 1.0))
+
+
+@tilec.op
+def plain(x: "f32[N]") -> "y: f32[N]":  # type: ignore # pyright: ignore
+    "y[i] = x[i]"
+
+
+@tilec.op(target="cpu", varies=["N"])
+def optioned(x: "f32[N]") -> "y: f32[N]":  # type: ignore # pyright: ignore
+    "y[i] = x[i]"
+
+
+reveal_type(plain)
+reveal_type(optioned)
+product = tilec.einsum("ij,jk->ik", 1, 2, target="cpu")
+both = tilec.einsum(1, [0], 2, [0], [])
 
 
 def use(op: Op, kernel: Kernel, plan: Plan) -> str:
@@ -45,6 +67,11 @@ tilec.compile("y[i] = x[i]", tagret="cpu")  # WRONG
 tilec.compile(3)  # WRONG
 tilec.compiel("y[i] = x[i]")  # WRONG
 op.kernel  # WRONG
+tilec.einsum("i->", 1, tagret="cpu")  # WRONG
+tilec.op(tagret="cpu")  # WRONG
+op.build(N="3")  # WRONG
+op.classes(1)  # WRONG
+tilec.from_torch()  # WRONG
 '''
 KNOWN = ["Op", "Kernel", "Plan", "str", "Report", "Diagnostic"]
 WRONG = [n for n, line in enumerate(SCRIPT.splitlines(), 1) if line.endswith("# WRONG")]
@@ -74,6 +101,7 @@ def test_type_checkers_see_it(tmp_path, checker, error):
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-m", checker, "script.py"]
     if checker == "mypy":
+        command += ["--strict"]
         command += ["--cache-dir", str(ROOT / ".mypy_cache"), "--python-executable", sys.executable, "--config-file", os.devnull]
     else:
         command += ["--pythonpath", sys.executable]

@@ -36,7 +36,7 @@ RETIRED = {  # word: the nouns used instead, and where the word is another's (a 
         "chain, prefetch, between",
         ["runtime/*", "tilec/driver/*", "tilec/api.py", "tilec/cli/*", "tilec/jax/*", "tilec/process/logs.py", "dsl/parse.py"],
     ),
-    "quick": ("approximate, fast path", []),
+    "quick": ("approximate, fast path", ["tilec/lsp/server.py"]),  # the protocol's `QuickFix`
     "early": ("hoist", []),
     "late": ("deferred", []),
     "twice": ("fallback, reread", []),

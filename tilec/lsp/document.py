@@ -10,7 +10,7 @@ from tilec.core.diagnostics import Diagnostic, Source, Span, TileError
 from tilec.dsl import ast, std
 from tilec.dsl.check import Described
 from tilec.dsl.mistakes import Reading, read_partly, warnings
-from tilec.dsl.modules import Loader, locations, standard_library
+from tilec.dsl.modules import Loader, load_file, locations, standard_library
 from tilec.dsl.symbols import Symbol, Symbols
 
 
@@ -47,7 +47,7 @@ class Document:
     def described(self, symbol: Symbol) -> str:
         """The declaration of a symbol, as a program would write it."""
         if symbol.node is not None:
-            return _head(symbol.node)
+            return head_of(symbol.node)
         facts = self.facts.get(symbol.owner, {})
         if symbol.kind == "index":
             ranges = facts[symbol.equation].ranges if symbol.equation in facts else ()
@@ -83,6 +83,25 @@ class Document:
                 if isinstance(statement, ast.Equation) and statement.name in facts:
                     yield statement, facts[statement.name]
 
+    def equation_at(self, offset: int) -> tuple[ast.Op, ast.Equation] | None:
+        """The op and the statement that a place is in."""
+        for op in () if self.reading is None else self.reading.program.ops:
+            for statement in op.body:
+                if isinstance(statement, ast.Equation) and statement.span.start <= offset <= statement.span.end:
+                    return op, statement
+        return None
+
+
+def with_open(texts: Mapping[str, str]) -> Loader:
+    """Reads an import from the texts that an editor has open, by their paths, before its file."""
+
+    def loader(path: str, importer: Source) -> Source:
+        found = load_file(path, importer)
+        opened = texts.get(str(Path(found.name).absolute()))
+        return found if opened is None else Source(found.name, opened, found.folders)
+
+    return loader
+
 
 def file_of(source: Source) -> Path:
     """The file that a source was read from."""
@@ -91,6 +110,6 @@ def file_of(source: Source) -> Path:
     return Path(source.name).absolute()
 
 
-def _head(node: ast.Op | ast.Def) -> str:
+def head_of(node: ast.Op | ast.Def) -> str:
     """A declaration without its body."""
     return node.span.source.text[node.span.start : node.span.end].partition("{")[0].strip()

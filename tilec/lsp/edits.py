@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tilec.core.diagnostics import Source, Span
-from tilec.core.dtypes import DTYPES
+from lark import Token
+
+from tilec.core.diagnostics import Diagnostic, Source, Span
 from tilec.dsl import ast
+from tilec.dsl.check_scope import Suggestion
+from tilec.dsl.highlight import NAMES
 from tilec.dsl.modules import standard_library
+from tilec.dsl.parse import lex_any
 from tilec.dsl.symbols import Symbol
-from tilec.lsp.document import Document
+from tilec.lsp.document import Document, head_of
+
+_BUILT_IN = {"support.type": "type", "support.function": "function"}  # by scope
 
 
 class Refused(Exception):
@@ -56,14 +62,59 @@ def names_at(document: Document, offset: int) -> Iterator[tuple[str, str, str]]:
         if symbol.name not in seen:
             seen.add(symbol.name)
             yield symbol.name, symbol.kind, document.described(symbol)
-    module = document.reading.module
-    known: dict[str, ast.Op | ast.Def] = {d.name: d for d in standard_library().program.defs}
-    if module is not None:
-        known |= {name: found[0] for name, found in module.defs.items()}
-        known |= {name: found[0] for name, found in module.ops.items()}
-    for name, node in known.items():
+    for name, node in _declared(document).items():
         if name not in seen:
-            head = node.span.source.text[node.span.start : node.span.end].partition("{")[0].strip()
-            yield name, "op" if isinstance(node, ast.Op) else "function", head
-    for name in DTYPES:
-        yield name, "type", name
+            seen.add(name)
+            yield name, "op" if isinstance(node, ast.Op) else "function", head_of(node)
+    for name, kind in NAMES.items():
+        if name not in seen:
+            yield name, _BUILT_IN.get(kind.scope, "value"), name
+
+
+def _declared(document: Document) -> dict[str, ast.Op | ast.Def]:
+    """The ops and functions that a text sees: its own, those of its imports and of the standard library."""
+    module = standard_library() if document.reading is None else document.reading.module
+    return {name: found[0] for table in (standard_library().defs, module.defs, module.ops) for name, found in table.items()}
+
+
+def call_at(document: Document, offset: int) -> tuple[str, list[str], int] | None:
+    """The head of the innermost call around a place, its parameters, and the number of the argument there, from 0."""
+    tokens = [t for t in lex_any(document.source.text[:offset]) if t.type != "COMMENT" and not t.isspace()]
+    depth, number = 0, 0
+    for k in range(len(tokens) - 1, 0, -1):
+        if tokens[k] in (")", "]", "}"):
+            depth += 1
+        elif depth and tokens[k] in ("(", "[", "{"):
+            depth -= 1
+        elif tokens[k] == "{":
+            return None
+        elif tokens[k] == "," and not depth:
+            number += 1
+        elif tokens[k] in ("(", "["):
+            name = _before_indices(tokens[:k])
+            node = _declared(document).get(name) if tokens[k] == "(" else None
+            if node is not None:
+                parameters = [t.name for t in node.inputs] if isinstance(node, ast.Op) else list(node.parameters)
+                return head_of(node), parameters, number
+            number = 0
+    return None
+
+
+def _before_indices(tokens: Sequence[Token]) -> str:
+    """The name that a bracket behind some words belongs to: `softmax` of `softmax[j]`."""
+    k = len(tokens) - 1
+    if k >= 0 and tokens[k] == "]":
+        while k >= 0 and tokens[k] != "[":
+            k -= 1
+        k -= 1
+    return str(tokens[k]) if k >= 0 else ""
+
+
+def corrections(document: Document) -> Iterator[tuple[Span, str, Diagnostic]]:
+    """Where a message says what may have been meant: the name, the other one, and the message."""
+    names = [t for t in lex_any(document.source.text) if t.type == "NAME"]
+    for d in document.messages:
+        if isinstance(d.hint, Suggestion) and d.span.source is document.source:
+            written = (t for t in names if t == d.hint.written and d.span.start <= (t.start_pos or 0) < d.span.end)
+            if (token := next(written, None)) is not None:
+                yield Span(document.source, token.start_pos or 0, token.end_pos or 0), d.hint.meant, d

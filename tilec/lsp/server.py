@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from lsprotocol import types
@@ -13,15 +12,17 @@ from pygls.uris import from_fs_path, to_fs_path
 
 from tilec.core.diagnostics import Source, Span, TileError
 from tilec.dsl.format import format_source
-from tilec.dsl.modules import load_file
 from tilec.dsl.symbols import Symbol
 from tilec.lsp import edits
-from tilec.lsp.document import Document, file_of
+from tilec.lsp.costs import Answer, Costs, Settings, described, question, read_settings
+from tilec.lsp.document import Document, file_of, with_open
 from tilec.lsp.positions import Lines
 from tilec.version import VERSION
 
 DELAY = 0.15
 """Seconds without a change before a text is checked."""
+PATIENCE = 5.0
+"""Seconds that a hover waits for a plan. The server answers everything else meanwhile."""
 _SEVERITIES = {"error": types.DiagnosticSeverity.Error, "warning": types.DiagnosticSeverity.Warning}
 _KINDS = {
     "op": types.SymbolKind.Function, "function": types.SymbolKind.Function, "input": types.SymbolKind.Variable,
@@ -42,6 +43,7 @@ class Server(LanguageServer):
         super().__init__("tilec", VERSION)
         self.changes = 0
         self.folders: tuple[str, ...] = ()
+        self.settings, self.costs = Settings(), Costs()
         self._documents: dict[str, tuple[int, Document]] = {}
 
     def document(self, uri: str) -> Document:
@@ -50,18 +52,31 @@ class Server(LanguageServer):
         if known is not None and known[0] == self.changes:
             return known[1]
         changes, text = self.changes, self.workspace.get_text_document(uri).source
-        made = Document(Source(_name(uri), text, self.folders), self._load)
+        made = Document(Source(_name(uri), text, self.folders), with_open(self.opened))
         self._documents[uri] = changes, made
         return made
 
-    def _load(self, path: str, importer: Source) -> Source:
-        found = load_file(path, importer)
-        opened = self.workspace.text_documents.get(from_fs_path(str(Path(found.name).absolute())) or "")
-        return found if opened is None else Source(found.name, opened.source, found.folders)
+    @property
+    def opened(self) -> dict[str, str]:
+        """The texts of open files by their paths."""
+        return {_name(uri): text.source for uri, text in self.workspace.text_documents.items()}
+
+    def change(self) -> None:
+        """What was found of any text may be wrong now, since it may import another one."""
+        self.changes += 1
+        self.costs.forget()
 
     def forget(self, uri: str) -> None:
         self._documents.pop(uri, None)
-        self.changes += 1
+        self.change()
+
+    def configure(self, given: object) -> None:
+        """Takes an editor's settings. Wrong ones change nothing, and a message says what is wrong."""
+        try:
+            self.settings = read_settings(given)
+        except ValueError as error:
+            self.window_show_message(types.ShowMessageParams(types.MessageType.Error, f"tilec: {error}"))
+        self.costs.forget()
 
     def lines(self, source: Source) -> Lines:
         """Of an open text as the editor has it, a mark before it included."""
@@ -106,15 +121,27 @@ def made() -> Server:
     """A server with every request that it answers."""
     server = Server()
 
+    @server.feature(types.INITIALIZE)
+    def initialize(params: types.InitializeParams) -> None:
+        server.configure(params.initialization_options)
+
+    @server.feature(types.SHUTDOWN)
+    def shutdown(_: None) -> None:
+        server.costs.forget()
+
+    @server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)
+    def configured(params: types.DidChangeConfigurationParams) -> None:
+        server.configure(params.settings)
+
     @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
     @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
     async def changed(params: types.DidOpenTextDocumentParams | types.DidChangeTextDocumentParams) -> None:
-        server.changes += 1
+        server.change()
         await _check_all(server, DELAY if isinstance(params, types.DidChangeTextDocumentParams) else 0.0)
 
     @server.feature(types.TEXT_DOCUMENT_DID_SAVE)
     async def saved(_: types.DidSaveTextDocumentParams) -> None:
-        server.changes += 1
+        server.change()
         await _check_all(server, 0.0)
 
     @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
@@ -123,12 +150,12 @@ def made() -> Server:
         server.text_document_publish_diagnostics(types.PublishDiagnosticsParams(params.text_document.uri, []))
 
     @server.feature(types.TEXT_DOCUMENT_HOVER)
-    def hover(params: types.HoverParams) -> types.Hover | None:
+    async def hover(params: types.HoverParams) -> types.Hover | None:
         document, offset = server.found(params.text_document.uri, params.position)
         if (at := document.at(offset)) is None:
             return None
         symbol, span = at
-        text = f"```tile\n{document.described(symbol)}\n```\n{symbol.kind}"
+        text = "\n\n".join([f"```tile\n{document.described(symbol)}\n```\n{symbol.kind}", *await _costs(server, document, offset)])
         where = server.lines(document.source).range(span.start, span.end)
         return types.Hover(types.MarkupContent(types.MarkupKind.Markdown, text), where)
 
@@ -191,6 +218,28 @@ def made() -> Server:
             for name, kind, detail in edits.names_at(document, offset)
         ]
 
+    @server.feature(types.TEXT_DOCUMENT_SIGNATURE_HELP, types.SignatureHelpOptions(["(", ","]))
+    def signature_help(params: types.SignatureHelpParams) -> types.SignatureHelp | None:
+        document, offset = server.found(params.text_document.uri, params.position)
+        if (found := edits.call_at(document, offset)) is None:
+            return None
+        head, parameters, number = found
+        named = [types.ParameterInformation(name) for name in parameters]
+        return types.SignatureHelp([types.SignatureInformation(head, parameters=named)], 0, number)
+
+    @server.feature(types.TEXT_DOCUMENT_CODE_ACTION, types.CodeActionOptions([types.CodeActionKind.QuickFix]))
+    def code_action(params: types.CodeActionParams) -> list[types.CodeAction]:
+        uri = params.text_document.uri
+        document, first = server.found(uri, params.range.start)
+        lines, last = server.lines(document.source), server.found(uri, params.range.end)[1]
+        found = []
+        for span, meant, about in edits.corrections(document):
+            if span.start <= last and first <= span.end:
+                edit = types.WorkspaceEdit({uri: [types.TextEdit(lines.range(span.start, span.end), meant)]})
+                made = [d for d in params.context.diagnostics if d.message == about.text]
+                found.append(types.CodeAction(f"Write `{meant}`", types.CodeActionKind.QuickFix, made, True, edit=edit))
+        return found
+
     @server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
     def symbols(params: types.DocumentSymbolParams) -> list[types.DocumentSymbol]:
         return outline(server, server.document(params.text_document.uri))
@@ -205,6 +254,20 @@ def made() -> Server:
         return [] if text == source.text else [types.TextEdit(server.lines(source).whole, text)]
 
     return server
+
+
+async def _costs(server: Server, document: Document, offset: int) -> list[str]:
+    """What a hover says of the kernels of the statement at a place. A text with mistakes has none."""
+    found = None if document.mistakes else document.equation_at(offset)
+    if found is None:
+        return []
+    op, equation = found
+    settings = server.settings
+    asked = question(document.source, op, settings, server.opened)
+    answer = asked if isinstance(asked, Answer) else await server.costs.answer(asked, PATIENCE)
+    if answer is None:
+        return [f"the plan for {settings.target} is not ready yet"]
+    return list(described(answer, settings, op, equation))
 
 
 async def _check_all(server: Server, delay: float) -> None:

@@ -124,9 +124,14 @@ def _computes(part: Kernel | Launch | Copy) -> str:
     return computed(part.computes)
 
 
-def computed(operations: Iterable[str]) -> str:
+def computed_names(operations: Iterable[str]) -> list[str]:
     """The tensors and functions that operations are of: `y.sum` is of `y`, `silu.x` of `silu`."""
-    names = list(dict.fromkeys(name.partition(".")[0] for name in operations))
+    return list(dict.fromkeys(name.partition(".")[0] for name in operations))
+
+
+def computed(operations: Iterable[str]) -> str:
+    """Their names for a table, not too many."""
+    names = computed_names(operations)
     if len(names) <= MOST_NAMES:
         return ", ".join(names)
     return f"{', '.join(names[: MOST_NAMES - 1])} and {len(names) - MOST_NAMES + 1} more"
